@@ -1,0 +1,31 @@
+"""Planning for RL post-training: what depends on what (flow graph), where it may run (cluster), how it runs (plan).
+
+Needs neither torch nor Ray nor a GPU: a plan can be made, read and checked on any machine.
+"""
+
+from rlinf_sched.cluster import Cluster, Device
+from rlinf_sched.describe import describe_plan, diagram
+from rlinf_sched.errors import ClusterError, FlowError, PlanError, SchedError
+from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
+from rlinf_sched.modes import plan_for_mode
+from rlinf_sched.plan import Mode, Plan, StagePlan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Stage",
+    "WeightEdge",
+    "FlowGraph",
+    "Device",
+    "Cluster",
+    "Mode",
+    "StagePlan",
+    "Plan",
+    "plan_for_mode",
+    "describe_plan",
+    "diagram",
+    "SchedError",
+    "FlowError",
+    "ClusterError",
+    "PlanError",
+]

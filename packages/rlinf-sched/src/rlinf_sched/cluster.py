@@ -1,0 +1,125 @@
+"""The devices a plan may use: GPUs, or CPU slots on a machine without one."""
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from rlinf_sched.errors import ClusterError
+
+DeviceKind = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One place where a rank of a worker group can compute: a GPU, or a slot of a host's CPU.
+
+    Example: Device(index=3, kind="cuda", node=0, name="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984)
+    """
+
+    index: int
+    """Counts over the whole cluster from 0; what a plan's `devices` name."""
+    kind: DeviceKind
+    node: int = 0
+    """Machine the device is in, counted from 0."""
+    name: str
+    """For people: the GPU's product name, or "cpu:0" for a slot."""
+    memory_bytes: int
+    """Capacity a worker may count on; for a CPU slot its share of the host's memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """All devices of a run, in the order of their indices. Kinds, products and memory sizes may differ.
+
+    Example: a laptop with two CPU slots is `Cluster.cpu_slots(2)`; two nodes of eight GPUs for planning on a laptop are
+    `Cluster.cuda_nodes(2, 8, name="NVIDIA H100", memory_bytes=80 << 30)`.
+    """
+
+    devices: tuple[Device, ...]
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise ClusterError("a cluster has no devices; give it at least one, for example Cluster.cpu_slots(1)")
+        for i, device in enumerate(self.devices):
+            if device.index != i:
+                raise ClusterError(
+                    f"cluster.devices[{i}].index={device.index}; devices are listed in order 0, 1, 2, ..."
+                )
+            if device.kind not in get_args(DeviceKind):
+                raise ClusterError(
+                    f"cluster.devices[{i}].kind={device.kind!r}; use one of {', '.join(get_args(DeviceKind))}"
+                )
+            if device.memory_bytes <= 0:
+                raise ClusterError(f"cluster.devices[{i}].memory_bytes={device.memory_bytes} must be positive")
+            if device.node < 0:
+                raise ClusterError(f"cluster.devices[{i}].node={device.node} must not be negative")
+
+    @classmethod
+    def cpu_slots(cls, num_slots: int, memory_bytes: int | None = None) -> "Cluster":
+        """`num_slots` equal CPU slots "cpu:0", "cpu:1", ... of this machine.
+
+        Args:
+            num_slots: at least 1.
+            memory_bytes: of each slot; None shares this machine's physical memory out evenly.
+        """
+        if num_slots < 1:
+            raise ClusterError(f"cpu_slots={num_slots}: a cluster needs at least 1 slot")
+        if memory_bytes is None:
+            memory_bytes = _physical_memory_bytes() // num_slots
+        return cls(
+            devices=tuple(
+                Device(index=i, kind="cpu", name=f"cpu:{i}", memory_bytes=memory_bytes) for i in range(num_slots)
+            )
+        )
+
+    @classmethod
+    def cuda_nodes(cls, num_nodes: int, num_devices_per_node: int, *, name: str, memory_bytes: int) -> "Cluster":
+        """`num_nodes` machines with `num_devices_per_node` equal GPUs each; for planning without owning them."""
+        if num_nodes < 1 or num_devices_per_node < 1:
+            raise ClusterError(f"num_nodes={num_nodes}, num_devices_per_node={num_devices_per_node}: use at least 1")
+        return cls(
+            devices=tuple(
+                Device(index=i, kind="cuda", node=i // num_devices_per_node, name=name, memory_bytes=memory_bytes)
+                for i in range(num_nodes * num_devices_per_node)
+            )
+        )
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.devices)
+
+    @property
+    def num_nodes(self) -> int:
+        return len({device.node for device in self.devices})
+
+    def indices_of_kind(self, kind: DeviceKind) -> tuple[int, ...]:
+        """Indices of the devices of that kind, ascending."""
+        return tuple(device.index for device in self.devices if device.kind == kind)
+
+    @property
+    def compute_devices(self) -> tuple[int, ...]:
+        """Indices of the devices the modes place stages on: the GPUs, or the CPU slots where there is no GPU.
+
+        CPU slots beside GPUs are used only where a plan names them.
+        """
+        return self.indices_of_kind("cuda") or self.indices_of_kind("cpu")
+
+    def describe(self) -> str:
+        """One line for people: `2 nodes, 16 devices: 16 x NVIDIA H100 (cuda, 80.0 GiB)`."""
+        counts = Counter((device.name, device.kind, device.memory_bytes) for device in self.devices)
+        if all(device.kind == "cpu" for device in self.devices):  # each slot has a name of its own
+            counts = Counter(("CPU slot", "cpu", device.memory_bytes) for device in self.devices)
+        parts = [f"{n} x {name} ({kind}, {size / (1 << 30):.1f} GiB)" for (name, kind, size), n in counts.items()]
+        return f"{_plural(self.num_nodes, 'node')}, {_plural(self.num_devices, 'device')}: {', '.join(parts)}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _physical_memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError) as e:
+        raise ClusterError("this system does not tell its memory; pass memory_bytes to Cluster.cpu_slots") from e

@@ -1,0 +1,101 @@
+"""Plans and flows for people: a text table of a plan, a Mermaid flowchart of a flow."""
+
+from collections.abc import Sequence
+
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.flow_graph import FlowGraph
+from rlinf_sched.plan import Plan
+
+
+def describe_plan(plan: Plan, graph: FlowGraph, cluster: Cluster) -> str:
+    """The plan as a small text table, one line a stage in plan order, under the mode, the cluster and the reason.
+
+    Raises:
+        PlanError: the plan does not fit the graph or the cluster.
+    """
+    plan.validate(graph, cluster)
+    header = ("stage", "worker", "devices", "ranks", "granularity", "offload", "turn")
+    rows = [
+        (
+            stage_plan.stage,
+            graph.stage(stage_plan.stage).worker,
+            _ranges(stage_plan.devices) or "host",
+            str(stage_plan.num_ranks),
+            str(stage_plan.granularity or "whole batch"),
+            "yes" if stage_plan.offload else "no",
+            str(stage_plan.turn),
+        )
+        for stage_plan in plan.stages
+    ]
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    title = "  ".join(cell.ljust(width) for cell, width in zip(header, widths, strict=True)).rstrip()
+    return "\n".join(
+        [
+            f"flow {plan.flow}, mode {plan.mode}",
+            f"cluster: {cluster.describe()}",
+            f"reason: {plan.reason}",
+            "",
+            title,
+            "-" * len(title),
+            *lines,
+            "",
+        ]
+    )
+
+
+def diagram(graph: FlowGraph) -> str:
+    """The flow as a Mermaid flowchart: stages as boxes, channels as labelled arrows, weights as dotted ones.
+
+    A worker group with several stages is drawn round them. Stages of a cycle and those that train say so.
+    """
+    graph.validate()
+    ids = {stage.name: f"s{i}" for i, stage in enumerate(graph.stages)}
+    group_ids = {}
+    in_cycle = {name for cycle in graph.cycles() for name in cycle}
+    lines = ["flowchart LR"]
+    if graph.feeds:
+        lines.append('  feed(["driver"])')
+    for i, (worker, names) in enumerate(graph.workers.items()):
+        boxes = [f'{ids[name]}["{_label(graph, name, name in in_cycle)}"]' for name in names]
+        group_ids[worker] = ids[names[0]] if len(names) == 1 else f"g{i}"
+        if len(names) == 1:
+            lines.append(f"  {boxes[0]}")
+        else:
+            lines += [f'  subgraph g{i}["{_escape(worker)}"]', *(f"    {box}" for box in boxes), "  end"]
+    if graph.collects:
+        lines.append('  collect(["driver"])')
+    for channel in graph.channels:
+        sources = ["feed"] * (channel in graph.feeds) + [ids[name] for name in graph.writers(channel)]
+        targets = [ids[name] for name in graph.readers(channel)] + ["collect"] * (channel in graph.collects)
+        lines += [f'  {source} -->|"{_escape(channel)}"| {target}' for source in sources for target in targets]
+    for edge in graph.weight_edges:
+        lines.append(f'  {group_ids[edge.source]} -. "weights" .-> {group_ids[edge.target]}')
+    return "\n".join(lines) + "\n"
+
+
+def _label(graph: FlowGraph, name: str, in_cycle: bool) -> str:
+    stage = graph.stage(name)
+    notes = ["trains"] * stage.trains + ["cycle"] * in_cycle + ["host"] * (not stage.needs_device)
+    parts = [_escape(name)]
+    if stage.role != name:
+        parts.append(_escape(stage.role))
+    if notes:
+        parts.append(", ".join(notes))
+    return "<br/>".join(parts)
+
+
+def _escape(text: str) -> str:
+    """Mermaid's own entity codes, so that a name cannot end its label or pass for markup."""
+    return text.replace("#", "#35;").replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")
+
+
+def _ranges(indices: Sequence[int]) -> str:
+    """(0, 1, 2, 5) -> "0-2, 5"; the order given is kept."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -1,0 +1,38 @@
+"""The package's errors. All are `ValueError` too: each is something a user can put right in a flow, plan or config."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class SchedError(ValueError):
+    """Anything rlinf-sched refuses."""
+
+
+class FlowError(SchedError):
+    """A flow graph that cannot run: duplicate names, a channel without a writer or reader, an impossible cycle."""
+
+
+class ClusterError(SchedError):
+    """A device list that contradicts itself."""
+
+
+class PlanError(SchedError):
+    """A plan that does not fit its flow or its cluster, or plan JSON that cannot be read."""
+
+
+def did_you_mean(word: str, allowed: Iterable[str]) -> str:
+    """Returns `; did you mean 'x'?`, or the list of what was allowed where nothing is close (`; allowed: a, b`)."""
+    choices = list(allowed)
+    close = difflib.get_close_matches(word, choices, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; allowed: {', '.join(choices) or 'nothing'}"
+
+
+def raise_problems(error: type[SchedError], subject: str, problems: Iterable[str]) -> None:
+    """Raises `error` with every problem, so that a user mends them in one go; returns where there is none."""
+    texts = list(problems)
+    if len(texts) == 1:
+        raise error(f"{subject}: {texts[0]}")
+    if texts:
+        raise error(f"{subject} has {len(texts)} mistakes:\n  - " + "\n  - ".join(texts))

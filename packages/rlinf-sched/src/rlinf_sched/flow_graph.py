@@ -1,0 +1,291 @@
+"""The macro flow as plain data: stages joined by named channels, and who trains what whom serves.
+
+A flow graph says what depends on what; it holds no device, no mode and no batch size. Those are a plan's business.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from rlinf_sched import strict_json
+from rlinf_sched.components import strongly_connected_components
+from rlinf_sched.errors import FlowError, did_you_mean, raise_problems
+
+Dispatch = Literal["any", "key"]
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One worker method in the flow.
+
+    Example: the stage that samples completions in GRPO:
+        Stage(name="rollout", worker="rollout", role="rollout", reads=("prompts",), writes=("samples",))
+    """
+
+    name: str
+    """Unique in the flow."""
+    worker: str
+    """The worker group whose method this is. Stages of one group run in the same processes, on the same devices."""
+    role: str
+    """actor, rollout, reference, critic, reward, env, or a word of the user's own. "critic" counts as training."""
+    reads: tuple[str, ...] = ()
+    """Channels the method takes from."""
+    writes: tuple[str, ...] = ()
+    """Channels the method puts into. A stage may read what it writes (unfinished items go round again)."""
+    dispatch: Dispatch = "any"
+    """How the items of the channels it reads spread over the group's ranks.
+
+    "any": the next rank that asks gets the next items (load balance; which rank serves an item may vary between runs).
+    "key": items carry an integer key, and the rank is `key % num_ranks`. So all items of one key meet the same rank,
+    in the order they were put: what a stage with state per key needs (an environment slot, a conversation).
+    """
+    needs_device: bool = True
+    """False: the stage runs on the host only (a rule-checked reward), holds no device and never waits for one."""
+    trains: bool = False
+    """True: the stage changes the weights its worker group holds."""
+    whole_batch: bool = False
+    """True: the method must see every item of a step in one hand-over, so every plan gives it granularity 0."""
+    item_multiple: int = 1
+    """A hand-over holds a multiple of this many items (a micro-batch size, a data-parallel degree); at least 1."""
+
+    def __post_init__(self) -> None:
+        for field, channels in (("reads", self.reads), ("writes", self.writes)):
+            if isinstance(channels, str):  # would be taken apart into letters
+                raise FlowError(f"stage {self.name!r}: {field}={channels!r} is a string; write {field}=({channels!r},)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightEdge:
+    """After `source` has trained, `target` serves its weights; both are worker groups."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlowGraph:
+    """Stages, the channels between them, and the weights that flow back.
+
+    Example: prompts -> rollout -> samples -> actor, and the actor's weights back to rollout:
+        FlowGraph(
+            name="grpo",
+            stages=(
+                Stage(name="rollout", worker="rollout", role="rollout", reads=("prompts",), writes=("samples",)),
+                Stage(name="actor", worker="actor", role="actor", reads=("samples",), trains=True),
+            ),
+            weight_edges=(WeightEdge(source="actor", target="rollout"),),
+            feeds=("prompts",),
+        )
+    """
+
+    name: str
+    stages: tuple[Stage, ...]
+    """In the order of declaration, which decides wherever the channels leave the order open."""
+    weight_edges: tuple[WeightEdge, ...] = ()
+    feeds: tuple[str, ...] = ()
+    """Channels the driver writes. A stage may write to them too (work that comes back)."""
+    collects: tuple[str, ...] = ()
+    """Channels the driver reads. No stage may read them: the driver and the stage would take each other's items."""
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Every channel name, in order of first mention: feeds, then each stage's reads and writes, then collects."""
+        names = list(self.feeds)
+        for stage in self.stages:
+            names += [*stage.reads, *stage.writes]
+        return tuple(dict.fromkeys([*names, *self.collects]))
+
+    @property
+    def workers(self) -> dict[str, tuple[str, ...]]:
+        """Worker group -> names of its stages, groups in order of first appearance."""
+        groups: dict[str, tuple[str, ...]] = {}
+        for stage in self.stages:
+            groups[stage.worker] = (*groups.get(stage.worker, ()), stage.name)
+        return groups
+
+    @property
+    def training_groups(self) -> tuple[str, ...]:
+        """Worker groups with a device and a stage that trains or plays the role "critic": the training side."""
+        training = {stage.worker for stage in self.stages if stage.trains or stage.role == "critic"}
+        return tuple(group for group in self._device_groups() if group in training)
+
+    @property
+    def generation_groups(self) -> tuple[str, ...]:
+        """The other worker groups with a device (rollout, reference, env, ...): the generation side."""
+        training = self.training_groups
+        return tuple(group for group in self._device_groups() if group not in training)
+
+    def _device_groups(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(stage.worker for stage in self.stages if stage.needs_device))
+
+    def stage(self, name: str) -> Stage:
+        """The stage of that name.
+
+        Raises:
+            FlowError: there is none; says which there are.
+        """
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise FlowError(f"flow {self.name!r} has no stage {name!r}{did_you_mean(name, [s.name for s in self.stages])}")
+
+    def writers(self, channel: str) -> tuple[str, ...]:
+        """Names of the stages that put into the channel (the driver, for a feed, is not among them)."""
+        return tuple(stage.name for stage in self.stages if channel in stage.writes)
+
+    def readers(self, channel: str) -> tuple[str, ...]:
+        """Names of the stages that take from the channel (the driver, for a collect, is not among them)."""
+        return tuple(stage.name for stage in self.stages if channel in stage.reads)
+
+    def successors(self) -> dict[str, tuple[str, ...]]:
+        """Stage -> the stages that read a channel it writes, in order of declaration; itself where it reads its own."""
+        return {
+            stage.name: tuple(other.name for other in self.stages if set(stage.writes) & set(other.reads))
+            for stage in self.stages
+        }
+
+    def turns(self) -> tuple[tuple[str, ...], ...]:
+        """The strongly connected components of the stages, in topological order.
+
+        Stages of one cycle feed each other and must run at the same time, so they share a turn; otherwise a turn holds
+        one stage. Where channels leave the order open it follows the order of declaration.
+        """
+        index = {stage.name: i for i, stage in enumerate(self.stages)}
+        edges = [[index[other] for other in others] for others in self.successors().values()]
+        components = strongly_connected_components(edges)
+        return tuple(tuple(self.stages[i].name for i in component) for component in components)
+
+    def cycles(self) -> tuple[tuple[str, ...], ...]:
+        """The turns that are cycles: several stages, or one that reads a channel it writes."""
+        successors = self.successors()
+        return tuple(turn for turn in self.turns() if len(turn) > 1 or any(name in successors[name] for name in turn))
+
+    def validate(self) -> None:
+        """Checks that the flow can run.
+
+        Raises:
+            FlowError: with every mistake found, one a line where there are several.
+        """
+        raise_problems(FlowError, f"flow {self.name!r}", _problems(self))
+
+    def to_json(self) -> str:
+        """The graph as JSON text: keys sorted, versioned, equal graphs give equal text."""
+        return strict_json.dump(self, format_version=FORMAT_VERSION)
+
+    @classmethod
+    def from_json(cls, text: str) -> "FlowGraph":
+        """Reads what `to_json` wrote; does not call `validate`.
+
+        Raises:
+            FlowError: malformed JSON, unknown or missing keys, wrong types; names the place (`flow.stages[1].reads`).
+        """
+        return strict_json.load(text, cls, root="flow", format_version=FORMAT_VERSION, error=FlowError)
+
+
+def _problems(graph: FlowGraph) -> Iterator[str]:
+    if not graph.stages:
+        yield "it has no stages; add at least one"
+        return
+    names = [stage.name for stage in graph.stages]
+    for name in _repeated(names):
+        yield f"stage {name!r} is declared {names.count(name)} times; give each stage its own name"
+    if _repeated(names):
+        return  # with ambiguous names every further message would mislead
+    for stage in graph.stages:
+        yield from _stage_problems(stage)
+    yield from _channel_problems(graph)
+    yield from _group_problems(graph)
+    yield from _weight_problems(graph)
+    for cycle in graph.cycles():
+        for name in cycle:
+            if graph.stage(name).whole_batch:
+                yield (
+                    f"stage {name!r} has whole_batch=True but is part of the cycle {' <-> '.join(cycle)}: it would "
+                    "wait for the end of a channel that only ends after it; set whole_batch=False or break the cycle"
+                )
+
+
+def _stage_problems(stage: Stage) -> Iterator[str]:
+    for field, word in (("name", stage.name), ("worker", stage.worker), ("role", stage.role)):
+        if not word or word != word.strip():
+            yield f"stage {stage.name!r}: {field}={word!r} is empty or has blanks around it; give it a plain name"
+    for field, channels in (("reads", stage.reads), ("writes", stage.writes)):
+        for channel in _repeated(channels):
+            yield f"stage {stage.name!r}: {field} names channel {channel!r} twice; name it once"
+    if not stage.reads and not stage.writes:
+        yield f"stage {stage.name!r} reads and writes no channel, so nothing joins it to the flow; give it a channel"
+    if stage.dispatch not in get_args(Dispatch):
+        yield f"stage {stage.name!r}: dispatch={stage.dispatch!r}{did_you_mean(stage.dispatch, get_args(Dispatch))}"
+    if stage.item_multiple < 1:
+        yield f"stage {stage.name!r}: item_multiple={stage.item_multiple} must be at least 1"
+
+
+def _channel_problems(graph: FlowGraph) -> Iterator[str]:
+    for field, channels in (("feeds", graph.feeds), ("collects", graph.collects)):
+        for channel in _repeated(channels):
+            yield f"{field} names channel {channel!r} twice; name it once"
+    for channel in graph.channels:
+        writers, readers = graph.writers(channel), graph.readers(channel)
+        if not channel or channel != channel.strip():
+            yield f"a channel is called {channel!r}, empty or with blanks around it; give it a plain name"
+        if not writers and channel not in graph.feeds:
+            by = " and ".join([*map(repr, readers), *(["the driver (collects)"] if channel in graph.collects else [])])
+            yield (
+                f"channel {channel!r} has no writer but is read by {by}; let a stage write it or add it to feeds"
+                + _close_channel(channel, graph)
+            )
+        if not readers and channel not in graph.collects:
+            by = " and ".join([*map(repr, writers), *(["the driver (feeds)"] if channel in graph.feeds else [])])
+            yield (
+                f"channel {channel!r} has no reader but is written by {by}; let a stage read it or add it to collects"
+                + _close_channel(channel, graph)
+            )
+        if readers and channel in graph.collects:
+            yield (
+                f"channel {channel!r} is read by {' and '.join(map(repr, readers))} and collected by the driver, which "
+                "would take each other's items; write the results to a channel of their own"
+            )
+
+
+def _close_channel(channel: str, graph: FlowGraph) -> str:
+    """A hint at another channel of nearly the same name: most channels with one end are misspelt."""
+    hint = did_you_mean(channel, [other for other in graph.channels if other != channel])
+    return hint if "did you mean" in hint else ""
+
+
+def _group_problems(graph: FlowGraph) -> Iterator[str]:
+    for worker, names in graph.workers.items():
+        on_device = [name for name in names if graph.stage(name).needs_device]
+        if on_device and len(on_device) < len(names):
+            on_host = [name for name in names if name not in on_device]
+            yield (
+                f"worker group {worker!r} mixes stages with a device ({', '.join(on_device)}) and without one "
+                f"({', '.join(on_host)}); give all the same needs_device, or move some to another group"
+            )
+
+
+def _weight_problems(graph: FlowGraph) -> Iterator[str]:
+    workers = graph.workers
+    seen = set()
+    for edge in graph.weight_edges:
+        text = f"weights {edge.source!r} -> {edge.target!r}"
+        unknown = [group for group in (edge.source, edge.target) if group not in workers]
+        for group in unknown:
+            yield f"{text}: there is no worker group {group!r}{did_you_mean(group, workers)}"
+        if unknown:
+            continue
+        if edge in seen:
+            yield f"{text} is declared twice; declare it once"
+        seen.add(edge)
+        if edge.source == edge.target:
+            yield f"{text} leads from a worker group to itself; remove it"
+        elif not any(graph.stage(name).trains for name in workers[edge.source]):
+            swapped = any(graph.stage(name).trains for name in workers[edge.target])
+            advice = "the two ends look swapped" if swapped else "set trains=True on the stage that trains it"
+            yield f"{text}: no stage of {edge.source!r} trains, so it has no new weights to send; {advice}"
+
+
+def _repeated(names: list[str] | tuple[str, ...]) -> list[str]:
+    return [name for name in dict.fromkeys(names) if names.count(name) > 1]

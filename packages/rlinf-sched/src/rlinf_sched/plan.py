@@ -1,0 +1,263 @@
+"""The execution plan: for every stage of a flow its devices, ranks, granularity, offload and turn. Plain data, JSON.
+
+A valid plan cannot deadlock on devices. Turns never decrease along the flow, and two stages on one device have
+different turns unless they form a cycle. So whatever a stage waits for (an item, or a device that another stage holds)
+belongs to an earlier turn, or lies before it in the flow within the same turn, and a chain of waiting can never close.
+That holds as long as no writer waits for *room* behind a reader whose turn has not come: an executor gives the channels
+into a stage that shares its devices room for a whole step.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal, get_args
+
+from rlinf_sched import strict_json
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.errors import PlanError, did_you_mean, raise_problems
+from rlinf_sched.flow_graph import FlowGraph
+
+Mode = Literal["collocated", "disaggregated", "hybrid"]
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagePlan:
+    """Where and how one stage runs.
+
+    Example: the trainer of a collocated plan on four devices, in the flow's third turn:
+        StagePlan(stage="actor", devices=(0, 1, 2, 3), num_ranks=4, granularity=0, offload=True, turn=2)
+    """
+
+    stage: str
+    devices: tuple[int, ...]
+    """Indices into the cluster, all of one kind; empty for a stage that needs no device. The same for every stage of a
+    worker group."""
+    num_ranks: int
+    """Processes of the worker group, at least 1. With devices: a multiple of their number (ranks share a device: rank r
+    is on `devices[r // (num_ranks // len(devices))]`) or a divisor of it (a rank spans the next several devices)."""
+    granularity: int
+    """Items per hand-over; 0 = the whole batch in one."""
+    offload: bool
+    """True: the stage's state leaves the devices when its turn ends and returns when the next one begins."""
+    turn: int
+    """Order in which stages that share a device hold it, from 0; equal for the stages of one cycle."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How a flow runs on a cluster. Made by `plan_for_mode`, by the planner, or by hand; checked by `validate`."""
+
+    flow: str
+    """Name of the flow graph it belongs to."""
+    mode: Mode
+    """collocated: all worker groups share the same devices. disaggregated: training and generation share none.
+    hybrid: any mix."""
+    stages: tuple[StagePlan, ...]
+    reason: str
+    """Why this plan, for people."""
+
+    def stage(self, name: str) -> StagePlan:
+        """The plan of the stage of that name.
+
+        Raises:
+            PlanError: there is none; says which there are.
+        """
+        for stage_plan in self.stages:
+            if stage_plan.stage == name:
+                return stage_plan
+        raise PlanError(f"plan has no stage {name!r}{did_you_mean(name, [s.stage for s in self.stages])}")
+
+    def shared_devices(self) -> dict[int, tuple[str, ...]]:
+        """Device index -> names of the stages on it by turn, for the devices that carry more than one stage."""
+        by_turn = sorted(self.stages, key=lambda s: s.turn)  # stable: plan order within a turn
+        devices = sorted({device for stage_plan in self.stages for device in stage_plan.devices})
+        stages_on = {device: tuple(s.stage for s in by_turn if device in s.devices) for device in devices}
+        return {device: names for device, names in stages_on.items() if len(names) > 1}
+
+    def validate(self, graph: FlowGraph, cluster: Cluster) -> None:
+        """Checks that the plan fits the flow and the cluster.
+
+        Raises:
+            PlanError: with every mistake found, one a line where there are several, each naming `plan.<stage>.<field>`.
+            FlowError: the graph itself is invalid.
+        """
+        graph.validate()
+        if self.flow != graph.name:
+            raise PlanError(f"plan.flow={self.flow!r}, but the flow is {graph.name!r}; make a plan for this flow")
+        if self.mode not in get_args(Mode):
+            raise PlanError(f"plan.mode={self.mode!r}{did_you_mean(self.mode, get_args(Mode))}")
+        subject = f"plan for flow {self.flow!r}"
+        raise_problems(PlanError, subject, _coverage_problems(self, graph))
+        raise_problems(PlanError, subject, _placement_problems(self, graph, cluster))
+        raise_problems(PlanError, subject, _turn_problems(self, graph))
+
+    def to_json(self) -> str:
+        """The plan as JSON text: keys sorted, versioned ("format": 1), equal plans give equal text."""
+        return strict_json.dump(self, format_version=FORMAT_VERSION)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Reads what `to_json` wrote, or a person; does not call `validate`.
+
+        Raises:
+            PlanError: malformed JSON, unknown or missing keys, wrong types; names the place
+                (`plan.stages[2].granularity`).
+        """
+        return strict_json.load(text, cls, root="plan", format_version=FORMAT_VERSION, error=PlanError)
+
+
+def _coverage_problems(plan: Plan, graph: FlowGraph) -> Iterator[str]:
+    planned = [stage_plan.stage for stage_plan in plan.stages]
+    known = [stage.name for stage in graph.stages]
+    for name in dict.fromkeys(planned):
+        if name not in known:
+            yield f"plan.{name}: the flow has no such stage{did_you_mean(name, known)}"
+        if planned.count(name) > 1:
+            yield f"plan.{name} is there {planned.count(name)} times; plan each stage once"
+    for name in known:
+        if name not in planned:
+            yield f"plan.{name} is missing; every stage of the flow must be planned"
+
+
+def _placement_problems(plan: Plan, graph: FlowGraph, cluster: Cluster) -> Iterator[str]:
+    for stage_plan in plan.stages:
+        yield from _device_problems(stage_plan, graph, cluster)
+        yield from _rank_problems(stage_plan)
+        yield from _granularity_problems(stage_plan, graph)
+    for worker, names in graph.workers.items():
+        first = plan.stage(names[0])
+        for name in names[1:]:
+            other = plan.stage(name)
+            for field in ("devices", "num_ranks"):
+                mine, theirs = getattr(other, field), getattr(first, field)
+                if mine != theirs:
+                    yield (
+                        f"plan.{name}.{field}={_show(mine)} differs from plan.{first.stage}.{field}={_show(theirs)}; "
+                        f"both run in the processes of worker group {worker!r}, so use one value"
+                    )
+    yield from _mode_problems(plan, graph)
+
+
+def _device_problems(stage_plan: StagePlan, graph: FlowGraph, cluster: Cluster) -> Iterator[str]:
+    devices = stage_plan.devices
+    where = f"plan.{stage_plan.stage}.devices={_show(devices)}"
+    needs_device = graph.stage(stage_plan.stage).needs_device
+    if needs_device and not devices:
+        yield f"{where}: the stage needs a device; give it at least one, or set needs_device=False on the stage"
+    if not needs_device and devices:
+        yield f"{where}: the stage has needs_device=False and runs on the host; use []"
+    for device in dict.fromkeys(devices):
+        if devices.count(device) > 1:
+            yield f"{where}: device {device} is named {devices.count(device)} times; name it once"
+    unknown = [device for device in dict.fromkeys(devices) if not 0 <= device < cluster.num_devices]
+    for device in unknown:
+        yield f"{where}: device {device} does not exist; this cluster has {_device_list(cluster)}"
+    if not unknown:
+        kinds = sorted({cluster.devices[device].kind for device in devices})
+        if len(kinds) > 1:
+            yield f"{where} mixes {' and '.join(kinds)} devices; a worker group computes on one kind"
+
+
+def _device_list(cluster: Cluster) -> str:
+    n = cluster.num_devices
+    indices = ", ".join(map(str, range(n))) if n <= 8 else f"0 to {n - 1}"
+    return f"{n} device{'s' if n > 1 else ''} ({indices})"
+
+
+def _rank_problems(stage_plan: StagePlan) -> Iterator[str]:
+    num_ranks, num_devices = stage_plan.num_ranks, len(stage_plan.devices)
+    where = f"plan.{stage_plan.stage}.num_ranks={num_ranks}"
+    if num_ranks < 1:
+        yield f"{where} must be at least 1"
+    elif num_devices and num_ranks % num_devices and num_devices % num_ranks:
+        yield (
+            f"{where} is neither a multiple nor a divisor of its {num_devices} devices; "
+            f"use {num_devices} (one rank per device) or {_neighbours(num_ranks, num_devices)}"
+        )
+
+
+def _neighbours(num_ranks: int, num_devices: int) -> str:
+    """The allowed numbers of ranks nearest below and above."""
+    allowed = [n for n in range(1, num_devices) if num_devices % n == 0]
+    allowed += [num_devices * k for k in range(2, num_ranks // num_devices + 2)]
+    return " or ".join(str(n) for n in sorted(allowed, key=lambda n: (abs(n - num_ranks), n))[:2])
+
+
+def _granularity_problems(stage_plan: StagePlan, graph: FlowGraph) -> Iterator[str]:
+    stage, granularity = graph.stage(stage_plan.stage), stage_plan.granularity
+    where = f"plan.{stage.name}.granularity={granularity}"
+    multiple = stage.item_multiple
+    cycle = next((cycle for cycle in graph.cycles() if stage.name in cycle), None)
+    if granularity < 0:
+        yield f"{where} must not be negative; use 0 for the whole batch"
+    elif granularity % multiple:
+        near = sorted({max(multiple, granularity // multiple * multiple), (granularity // multiple + 1) * multiple})
+        yield (
+            f"{where} is not a multiple of the stage's item_multiple={multiple}; "
+            f"use {' or '.join(map(str, near))}, or 0 for the whole batch"
+        )
+    elif granularity == 0 and cycle:
+        yield (
+            f"{where}: the stage is part of the cycle {' <-> '.join(cycle)} and cannot wait for the whole batch, which "
+            f"only ends after it; use {multiple} or a multiple of it"
+        )
+    elif granularity and stage.whole_batch:
+        yield f"{where}: the stage has whole_batch=True; use 0"
+
+
+def _mode_problems(plan: Plan, graph: FlowGraph) -> Iterator[str]:
+    """A plan is called what it is: people and reports reason by the mode's name."""
+    devices_of = {worker: plan.stage(names[0]).devices for worker, names in graph.workers.items()}
+    training, generation = graph.training_groups, graph.generation_groups
+    if plan.mode == "disaggregated":
+        for worker in training:
+            for other in generation:
+                shared = sorted(set(devices_of[worker]) & set(devices_of[other]))
+                if shared:
+                    yield (
+                        f"plan.mode='disaggregated', but worker groups {worker!r} (training) and {other!r} (generation) share "
+                        f"{'devices' if len(shared) > 1 else 'device'} {', '.join(map(str, shared))}; use "
+                        "mode 'hybrid' or give them devices of their own"
+                    )
+    if plan.mode == "collocated":
+        first, *others = [*generation, *training] or [""]
+        for worker in others:
+            if set(devices_of[worker]) != set(devices_of[first]):
+                yield (
+                    f"plan.mode='collocated', but worker group {worker!r} has devices {_show(devices_of[worker])} and "
+                    f"{first!r} has {_show(devices_of[first])}; use mode 'hybrid' or give all groups the same devices"
+                )
+
+
+def _turn_problems(plan: Plan, graph: FlowGraph) -> Iterator[str]:
+    for stage_plan in plan.stages:
+        if stage_plan.turn < 0:
+            yield f"plan.{stage_plan.stage}.turn={stage_plan.turn} must not be negative"
+    together = {name: i for i, turn in enumerate(graph.turns()) for name in turn}
+    for a, b in combinations(plan.stages, 2):
+        if together[a.stage] == together[b.stage]:
+            if a.turn != b.turn:
+                yield (
+                    f"plan.{b.stage}.turn={b.turn} differs from plan.{a.stage}.turn={a.turn}; "
+                    "they feed each other in a cycle and must hold their devices at the same time, so use one turn"
+                )
+        elif a.turn == b.turn and set(a.devices) & set(b.devices):
+            device = min(set(a.devices) & set(b.devices))
+            yield (
+                f"plan.{b.stage}.turn={b.turn} equals plan.{a.stage}.turn, but both use device {device} and are not in "
+                "one cycle; give them different turns"
+            )
+    for source, targets in graph.successors().items():
+        for target in targets:
+            before, after = plan.stage(source), plan.stage(target)
+            if together[source] != together[target] and before.turn > after.turn:
+                yield (
+                    f"plan.{target}.turn={after.turn} comes before plan.{source}.turn={before.turn}, but {target!r} "
+                    f"reads what {source!r} writes; turns must not decrease along the flow"
+                )
+
+
+def _show(value: object) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)
