@@ -29,10 +29,13 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     return f"; allowed: {', '.join(choices) or 'nothing'}"
 
 
-def raise_problems(error: type[SchedError], subject: str, problems: Iterable[str]) -> None:
-    """Raises `error` with every problem, so that a user mends them in one go; returns where there is none."""
+def raise_problems(error: type[SchedError], subject: str, problems: Iterable[str], *, prefix: str = "") -> None:
+    """Raises `error` with every problem, so that a user mends them in one go; returns where there is none.
+
+    One problem is told as `prefix` and its text, several as a list under `subject`.
+    """
     texts = list(problems)
     if len(texts) == 1:
-        raise error(f"{subject}: {texts[0]}")
+        raise error(prefix + texts[0])
     if texts:
         raise error(f"{subject} has {len(texts)} mistakes:\n  - " + "\n  - ".join(texts))

@@ -168,7 +168,8 @@ class FlowGraph:
         Raises:
             FlowError: with every mistake found, one a line where there are several.
         """
-        raise_problems(FlowError, f"flow {self.name!r}", _problems(self))
+        subject = f"flow {self.name!r}"
+        raise_problems(FlowError, subject, _problems(self), prefix=f"{subject}: ")
 
     def to_json(self) -> str:
         """The graph as JSON text: keys sorted, versioned, equal graphs give equal text."""

@@ -217,9 +217,9 @@ def _mode_problems(plan: Plan, graph: FlowGraph) -> Iterator[str]:
                 shared = sorted(set(devices_of[worker]) & set(devices_of[other]))
                 if shared:
                     yield (
-                        f"plan.mode='disaggregated', but worker groups {worker!r} (training) and {other!r} (generation) share "
-                        f"{'devices' if len(shared) > 1 else 'device'} {', '.join(map(str, shared))}; use "
-                        "mode 'hybrid' or give them devices of their own"
+                        f"plan.mode='disaggregated', but worker groups {worker!r} (training) and {other!r} "
+                        f"(generation) share device {' and '.join(map(str, shared))}; use mode 'hybrid' or give them "
+                        "devices of their own"
                     )
     if plan.mode == "collocated":
         first, *others = [*generation, *training] or [""]
