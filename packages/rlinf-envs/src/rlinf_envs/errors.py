@@ -1,0 +1,19 @@
+"""The errors of this package: one tree, so that a caller can catch `EnvError` and be done."""
+
+from __future__ import annotations
+
+
+class EnvError(ValueError):
+    """What a user can get wrong: an unknown id, an option, a seed, an action of the wrong shape."""
+
+
+class RenderingUnavailableError(EnvError):
+    """Images were asked for on a machine on which this environment cannot draw."""
+
+
+class EnvCrashedError(EnvError):
+    """An environment raised, or its process died; the text names the environments and carries the cause."""
+
+
+class ConformanceError(EnvError):
+    """An environment breaks the rules of `rlinf_envs.protocol.BatchedEnv`; raised by `rlinf_envs.testing.check_env`."""

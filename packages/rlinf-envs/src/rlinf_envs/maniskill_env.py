@@ -1,0 +1,316 @@
+"""ManiSkill3 tasks on the CPU: one PhysX scene per environment, N of them in a process.
+
+ManiSkill's own batching (`num_envs > 1`) exists on CUDA only; on the CPU it advises one process per environment.
+Several environments in one process are as fast per core and start in a fraction of the time; so that is done here.
+
+Departs from ManiSkill in three things:
+* **Exact reset.** PhysX keeps contacts, friction anchors and the order of its pairs from before a reset, so that the
+  same seed and actions give slightly other numbers in an environment that has lived than in a new one, as soon as
+  something touches. Rebuilding everything (`reconfigure`) cures that for about 100 ms a reset; here the bodies are
+  moved into a new, empty physics scene instead, with the same effect for 0.2 ms (`exact_reset=False` turns it off).
+* **No Vulkan needed** for state observations (`maniskill_novulkan`).
+* **No questions.** A task whose assets are missing is an error that says how to get them, not a prompt on stdin.
+
+Trajectories are a function of seed and actions on one machine and build; other processors may round differently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlinf_envs import maniskill_novulkan
+from rlinf_envs.errors import EnvError, RenderingUnavailableError
+from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_envs.vector import InProcessVector, SingleObservation, SingleStep
+
+_ASSETS_VARIABLE = "MS_SKIP_ASSET_DOWNLOAD_PROMPT"  # ManiSkill's own: 1 means "download without asking"
+
+
+def make_maniskill(
+    task: str,
+    num_envs: int,
+    *,
+    max_episode_steps: int | None = None,
+    ignore_terminations: bool = False,
+    first_env_index: int = 0,
+    **options: Any,
+) -> InProcessVector:
+    """`num_envs` environments of a ManiSkill task (for example "PushCube-v1").
+
+    `max_episode_steps=None` takes the task's own limit. Options (all scalars):
+        obs_mode="state"         the full state as one vector; "rgb": camera images and the robot's own state;
+                                 "rgb+state": camera images and the full state
+        reward_mode="normalized_dense"   or "dense", "sparse", "none", where the task has them
+        control_mode="pd_joint_delta_pos"
+        image_size=None          side of the observation images in pixels; None: the task's own
+        render=False             whether `render()` works (it needs a Vulkan device, as images do)
+        render_backend="auto"    where to draw: "gpu", "cpu", "auto" (CUDA if torch has it, else the CPU)
+        sim_freq, control_freq   Hz; None: the task's own
+        instruction=None         a text handed out as observation "instruction"
+        exact_reset=True         see the module's text
+    Every other option goes to the task's constructor (for example robot_uids="fetch").
+    Raises EnvError for an unknown task (with close matches), for missing assets and for what the task does not accept;
+    RenderingUnavailableError where images are wanted and nothing can draw.
+    """
+    registered = _registered_task(task)
+    limit = max_episode_steps if max_episode_steps is not None else registered.max_episode_steps
+    return InProcessVector(
+        lambda: ManiSkillEnv(task, **options),
+        num_envs,
+        max_episode_steps=limit,
+        ignore_terminations=ignore_terminations,
+        first_env_index=first_env_index,
+    )
+
+
+class ManiSkillEnv:
+    """One ManiSkill environment on the CPU (`rlinf_envs.vector.SingleEnv`); options as for `make_maniskill`."""
+
+    def __init__(
+        self,
+        task: str,
+        *,
+        obs_mode: str = "state",
+        reward_mode: str = "normalized_dense",
+        control_mode: str = "pd_joint_delta_pos",
+        image_size: int | None = None,
+        render: bool = False,
+        render_backend: str = "auto",
+        sim_freq: int | None = None,
+        control_freq: int | None = None,
+        instruction: str | None = None,
+        exact_reset: bool = True,
+        **task_options: Any,
+    ) -> None:
+        registered = _registered_task(task)
+        self._instruction = instruction
+        self._exact_reset = exact_reset
+        self._can_render = render
+        draws = render or "rgb" in obs_mode
+        if draws:
+            wanted_by = "render=True" if render else f"obs_mode={obs_mode!r}"
+            maniskill_novulkan.require_vulkan_device(f"{task}: {wanted_by}")
+        elif obs_mode != "state":
+            raise EnvError(f'{task}: obs_mode={obs_mode!r} is unknown; use "state", "rgb" or "rgb+state"')
+        self.notes: tuple[str, ...] = ()
+        if not draws and not maniskill_novulkan.has_vulkan_device():
+            maniskill_novulkan.disable_visuals()
+            self.notes += (maniskill_novulkan.NOTE,)
+        if not exact_reset:
+            self.notes += ("exact_reset=False: an episode also depends on what its environment ran before",)
+        arguments: dict[str, Any] = dict(registered.default_kwargs)
+        arguments |= {
+            "obs_mode": obs_mode,
+            "reward_mode": reward_mode,
+            "control_mode": control_mode,
+            "sim_backend": "physx_cpu",
+            "render_backend": _render_backend(render_backend) if draws else "none",
+            "render_mode": "rgb_array" if render else None,
+        }
+        sim_config = {"sim_freq": sim_freq, "control_freq": control_freq}
+        if given := {name: value for name, value in sim_config.items() if value is not None}:
+            arguments["sim_config"] = given
+        if image_size is not None:
+            arguments["sensor_configs"] = {"width": image_size, "height": image_size}
+        self._env = _built(task, registered, arguments | task_options)
+        self._cameras: tuple[str, ...] = ()
+        self.action_spec = _action_spec(task, self._env.single_action_space)
+        self.observation_spec = self._spec_of(self.reset(0))
+
+    def reset(self, seed: int) -> SingleObservation:
+        options: dict[str, bool] = {}
+        if self._exact_reset and self._env.reconfiguration_freq:
+            options["reconfigure"] = True  # else the objects would be those of an earlier seed
+        elif self._exact_reset:
+            _move_to_new_physics_scene(self._env)
+        observation, _ = self._env.reset(seed=seed, options=options)
+        return self._row(observation)
+
+    def step(self, action: np.ndarray) -> SingleStep:
+        observation, reward, terminated, _, outcome = self._env.step(action)
+        success = outcome.get("success")
+        return SingleStep(
+            observation=self._row(observation),
+            reward=float(reward),
+            terminated=bool(terminated),
+            truncated=False,  # the time limit is the vector's
+            success=None if success is None else bool(success),
+        )
+
+    def render(self) -> np.ndarray:
+        if not self._can_render:
+            raise RenderingUnavailableError("this environment was made without render=True; pass it as an option")
+        return self._env.render()[0].cpu().numpy()
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _row(self, observation: Any) -> SingleObservation:
+        """ManiSkill's batch of one as a row."""
+        if isinstance(observation, torch.Tensor):
+            row: dict[str, np.ndarray | str] = {"state": observation[0].float().numpy()}
+        else:
+            row = {"state": _flat_state(observation)}
+            for camera, textures in observation["sensor_data"].items():
+                row[f"image.{camera}"] = textures["rgb"][0].cpu().numpy()
+        if self._instruction is not None:
+            row["instruction"] = self._instruction
+        return row
+
+    def _spec_of(self, row: SingleObservation) -> Mapping[str, FieldSpec]:
+        spec: dict[str, FieldSpec] = {}
+        for name, value in row.items():
+            if isinstance(value, str):
+                spec[name] = FieldSpec(shape=(), dtype="text")
+            else:
+                spec[name] = FieldSpec(shape=value.shape, dtype="uint8" if name.startswith("image.") else "float32")
+        return spec
+
+
+def _move_to_new_physics_scene(env: Any) -> None:
+    """Leave PhysX's memory of the past behind: take every body out of its scene and add it to a new, empty one.
+
+    Added in their first order, so that PhysX numbers and pairs them as in a newly built environment. Poses, velocities
+    and targets are set by the reset that follows. A render system, where there is one, moves along.
+    """
+    import sapien
+    from sapien import physx
+
+    env._set_scene_config()  # a physics scene takes process-wide settings, which another task may have changed
+    wrapper = env.scene
+    old = wrapper.sub_scenes[0]
+    system = physx.PhysxCpuSystem()
+    system.timestep = wrapper.px.timestep
+    systems: list[Any] = [system]
+    if wrapper.can_render():
+        systems.append(old.render_system)
+    entities = list(old.entities)
+    for entity in reversed(entities):
+        old.remove_entity(entity)
+    new = sapien.Scene(systems)
+    for entity in entities:
+        new.add_entity(entity)
+    wrapper.sub_scenes[0] = new
+    wrapper.px = system
+
+
+def _flat_state(observation: Mapping[str, Any]) -> np.ndarray:
+    from mani_skill.utils import common
+
+    state = observation.get("state")
+    if state is None:
+        own = {"agent": observation["agent"], "extra": observation["extra"]}
+        state = common.flatten_state_dict(own, use_torch=True, device=torch.device("cpu"))
+    return state[0].float().cpu().numpy()
+
+
+def _action_spec(task: str, space: Any) -> ActionSpec:
+    import gymnasium
+
+    if not isinstance(space, gymnasium.spaces.Box):
+        raise EnvError(f"{task}: its action space is {space}; only one vector of numbers (Box) is supported")
+    return ActionSpec(
+        kind="continuous",
+        shape=space.shape,
+        low=torch.from_numpy(space.low.astype(np.float32)),
+        high=torch.from_numpy(space.high.astype(np.float32)),
+    )
+
+
+def _render_backend(wanted: str) -> str:
+    if wanted == "auto":
+        return "gpu" if torch.cuda.is_available() else "cpu"
+    return wanted
+
+
+def _registered_task(task: str) -> Any:
+    """ManiSkill's registration of `task`; EnvError with close matches if there is none."""
+    registered = _registered_tasks()
+    if task not in registered:
+        close = difflib.get_close_matches(task, registered, n=4, cutoff=0.5)
+        hint = f"did you mean {', '.join(close)}?" if close else f"it has {len(registered)}, such as PushCube-v1"
+        raise EnvError(f"ManiSkill has no task {task!r}; {hint}")
+    return registered[task]
+
+
+def _registered_tasks() -> Mapping[str, Any]:
+    try:
+        with _quiet_import():
+            import mani_skill.envs  # noqa: F401  registers the tasks
+            from mani_skill.utils.registration import REGISTERED_ENVS
+    except ImportError as error:
+        raise EnvError(f"ManiSkill cannot be imported ({error}); pip install 'rlinf-envs[maniskill]'") from error
+    logging.getLogger("mani_skill ").setLevel(logging.ERROR)  # the trailing space is theirs
+    return REGISTERED_ENVS
+
+
+@contextlib.contextmanager
+def _quiet_import() -> Iterator[None]:
+    """SAPIEN warns about Vulkan libraries as it is imported; whether that matters is told by `notes` and our errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _built(task: str, registered: Any, arguments: Mapping[str, Any]) -> Any:
+    """The environment itself, with everything a user may have got wrong told as EnvError."""
+    with _no_asset_prompt(task):
+        _require_assets(task, registered.asset_download_ids or [])
+        try:
+            return registered.cls(**arguments)
+        except NotImplementedError as error:  # ManiSkill's answer to modes that a task lacks
+            cls = registered.cls
+            raise EnvError(
+                f"{task}: {error}; reward modes: {', '.join(cls.SUPPORTED_REWARD_MODES)}; "
+                f"obs modes: {', '.join(cls.SUPPORTED_OBS_MODES)}"
+            ) from error
+        except (TypeError, KeyError, AssertionError, RuntimeError, AttributeError) as error:
+            raise EnvError(f"{task} could not be built with {_told(arguments)}: {error}") from error
+
+
+def _told(arguments: Mapping[str, Any]) -> str:
+    internal = ("sim_backend", "render_backend", "render_mode")
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items() if name not in internal)
+
+
+def _require_assets(task: str, asset_ids: list[str]) -> None:
+    from mani_skill.utils import assets
+
+    missing = []
+    for asset_id in asset_ids:
+        is_group = asset_id in assets.DATA_GROUPS
+        sources = assets.expand_data_group_into_individual_data_source_ids(asset_id) if is_group else [asset_id]
+        missing += [source for source in sources if not assets.is_data_source_downloaded(source)]
+    if missing and os.environ.get(_ASSETS_VARIABLE) != "1":
+        raise EnvError(
+            f"{task} needs assets that are not on this machine ({', '.join(missing[:5])}); get them with "
+            f"`python -m mani_skill.utils.download_asset {task}`, or set {_ASSETS_VARIABLE}=1 to have them fetched now"
+        )
+
+
+@contextlib.contextmanager
+def _no_asset_prompt(task: str) -> Iterator[None]:
+    """Turn ManiSkill's yes/no question about a robot's assets into an error (its own variable still answers yes)."""
+    from mani_skill.utils import download_asset
+
+    original = download_asset.prompt_yes_no
+
+    def refuse(message: str) -> bool:
+        if os.environ.get(_ASSETS_VARIABLE) == "1":
+            return True
+        raise EnvError(f"{task}: {message} Set {_ASSETS_VARIABLE}=1 to have them fetched without being asked")
+
+    download_asset.prompt_yes_no = refuse
+    try:
+        yield
+    finally:
+        download_asset.prompt_yes_no = original

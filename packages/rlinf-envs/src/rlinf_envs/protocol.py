@@ -1,0 +1,221 @@
+"""What a batched environment is: the records it exchanges and the protocol it keeps.
+
+A batched environment is N independent rows. `reset` begins the first episode of every row; `step` moves every row by
+one action and, where an episode ends, begins the row's next episode by itself (auto-reset), so that the caller always
+holds observations it can act on. Nothing a row does depends on another row: the same seeds and actions give the same
+numbers whether the rows live in one process or in many.
+
+Letters in shapes: N rows, C actions in a chunk, A action numbers, D state numbers, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Observation = dict[str, Tensor | list[str]]
+"""One entry per observation field:
+"state" [N, D] float32; "image.<camera>" [N, H, W, C] uint8; "instruction" a list of N strings. Treat as read-only."""
+
+
+def tensor_field(observation: Observation, name: str) -> Tensor:
+    """Field `name` of an observation as the tensor it is; KeyError naming what there is, TypeError for a text."""
+    if name not in observation:
+        raise KeyError(f"observation has no field {name!r}; it has {', '.join(sorted(observation))}")
+    value = observation[name]
+    if not isinstance(value, Tensor):
+        raise TypeError(f"observation field {name!r} is text, not a tensor")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldSpec:
+    """One field of an observation, without the row dimension.
+
+    Example: the state of PushCube is FieldSpec(shape=(35,), dtype="float32").
+    """
+
+    shape: tuple[int, ...]
+    """Shape of one row; () for "text"."""
+    dtype: Literal["float32", "uint8", "text"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionSpec:
+    """What one row takes as an action.
+
+    Example: ActionSpec(kind="discrete", shape=(), low=tensor(0), high=tensor(1)) is a choice between 0 and 1.
+    """
+
+    kind: Literal["continuous", "discrete"]
+    """continuous: float32, clipped to low..high by the environment; discrete: int64, out of range is an error."""
+    shape: tuple[int, ...]
+    """Shape of one row's action: (A,) for continuous, () or (A,) for discrete."""
+    low: Tensor
+    """[*shape] smallest allowed value, inclusive; float32 (may be -inf) or int64."""
+    high: Tensor
+    """[*shape] largest allowed value, inclusive."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.kind == "continuous" else torch.int64
+
+    def checked(self, actions: Tensor | np.ndarray, num_envs: int, *, chunk: bool = False) -> np.ndarray:
+        """`actions` [N, *shape] (with `chunk` [N, C, *shape]) as an array of this spec, continuous ones clipped.
+
+        Raises ValueError naming the row for a wrong shape, a number that is not finite, or a choice out of range.
+        """
+        array = actions.detach().cpu().numpy() if isinstance(actions, Tensor) else np.asarray(actions)
+        lead = 2 if chunk else 1
+        shape_wanted = f"[{num_envs}{', C' if chunk else ''}{''.join(f', {n}' for n in self.shape)}]"
+        if (
+            array.ndim < lead
+            or array.shape[0] != num_envs
+            or array.shape[lead:] != self.shape
+            or 0 in array.shape[:lead]
+        ):
+            raise ValueError(f"actions have shape {list(array.shape)}; this environment takes {shape_wanted}")
+        low, high = self.low.numpy(), self.high.numpy()
+        if self.kind == "continuous":
+            array = array.astype(np.float32)
+            self._raise_at_first(~np.isfinite(array), array, "is not finite")
+            return np.clip(array, low, high)
+        if not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(f"actions are {array.dtype}; a discrete action is an integer (torch.int64)")
+        array = array.astype(np.int64)
+        self._raise_at_first((array < low) | (array > high), array, f"is not in {low.tolist()}..{high.tolist()}")
+        return array
+
+    @staticmethod
+    def _raise_at_first(bad: np.ndarray, array: np.ndarray, reason: str) -> None:
+        if bad.any():
+            where = tuple(int(i) for i in np.argwhere(bad)[0])
+            raise ValueError(f"actions{list(where)}={array[where]} {reason} (the first index is the environment)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeEnd:
+    """One finished episode."""
+
+    env_index: int
+    """Row, 0..N-1."""
+    episode_index: int
+    """How many episodes this row had finished before it since the last `reset`."""
+    seed: int
+    """The seed the episode began with: episode_seed(seed of the row's reset, episode_index)."""
+    return_: float
+    """Sum of the episode's rewards, undiscounted, accumulated in float64."""
+    length: int
+    """Number of actions of the episode."""
+    success_once: bool | None
+    """Whether the task counted as solved after any step; None where the environment knows no success."""
+    success_at_end: bool | None
+    """Whether it counted as solved after the last step; None as above."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What `step` or `step_chunk` did.
+
+    Example: N = 2, the episode of row 1 ran into its time limit:
+        terminated = [False, False], truncated = [False, True]; observation row 1 is the first of its next episode,
+        final_observation row 1 the last of the finished one, final_observation row 0 equals observation row 0.
+    """
+
+    observation: Observation
+    """What to act on next."""
+    rewards: Tensor
+    """[N] float32 from `step`, [N, C] from `step_chunk` (0.0 for actions that were not executed)."""
+    terminated: Tensor
+    """[N] bool: the task itself ended the episode (solved or failed); there is no value beyond it."""
+    truncated: Tensor
+    """[N] bool: only the time limit ended it; never together with terminated."""
+    final_observation: Observation
+    """Same shapes as `observation`: the true last observation where an episode ended, else the same row again."""
+    num_steps: Tensor
+    """[N] int64: actions executed; 1 from `step`, 1..C from `step_chunk`."""
+    episodes: tuple[EpisodeEnd, ...]
+    """The episodes that ended, by env_index."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowSnapshot:
+    """Where one row is: its current episode and what was done in it. Enough to get there again (see `Replayable`)."""
+
+    seed: int
+    """The seed of the row's last `reset`."""
+    episode_index: int
+    """The current episode, from 0."""
+    actions: Tensor
+    """[t, *action shape] float32 or int64: the actions of the current episode so far, as executed (clipped)."""
+
+
+@runtime_checkable
+class BatchedEnv(Protocol):
+    """N environments that move together. `rlinf_envs.testing.check_env` checks an implementation."""
+
+    @property
+    def num_envs(self) -> int: ...
+
+    @property
+    def action_spec(self) -> ActionSpec: ...
+
+    @property
+    def observation_spec(self) -> Mapping[str, FieldSpec]: ...
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """The time limit of an episode in actions, None if there is none."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Every fall-back in effect, a sentence each; for the run's manifest."""
+        ...
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """Begin the first episode of every row with its seed (0 <= seed < 2**32). Whatever ran before is forgotten:
+        the same seeds and actions give the same numbers as in a new object."""
+        ...
+
+    def step(self, actions: Tensor) -> StepResult:
+        """Execute actions [N, *action shape]; rows whose episode ends begin the next one, whose seed is
+        `episode_seed(seed of the row's reset, how many episodes the row has finished)`."""
+        ...
+
+    def step_chunk(self, actions: Tensor) -> StepResult:
+        """Execute actions [N, C, *action shape] in order. In a row whose episode ends inside the chunk the remaining
+        actions are *not* executed (they were chosen for the old episode): its rewards are 0.0 from there, `num_steps`
+        says how many were executed, and its observation is the first one of the next episode."""
+        ...
+
+    def render(self) -> Tensor:
+        """[N, H, W, 3] uint8, a picture of every row; RenderingUnavailableError where there is none."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back. May be called again."""
+        ...
+
+
+@runtime_checkable
+class Replayable(BatchedEnv, Protocol):
+    """A batched environment that can tell where it is and return there, in this process or in a later one.
+
+    It costs no simulator state: an episode is a pure function of its seed and actions, so that a snapshot is those, and
+    `restore` runs the current episode again. What `make_env` returns is replayable unless it is a user's own BatchedEnv
+    that is not.
+    """
+
+    def snapshot(self) -> tuple[RowSnapshot, ...]:
+        """Where each row is. Small: the actions of the current episodes."""
+        ...
+
+    def restore(self, rows: Sequence[RowSnapshot]) -> Observation:
+        """Go there. Returns the current observation; what follows is the same as if nothing had happened in between."""
+        ...

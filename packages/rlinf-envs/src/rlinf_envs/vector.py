@@ -1,0 +1,307 @@
+"""N single environments in this process behind `BatchedEnv`: auto-reset, episode records, chunks, snapshots.
+
+The adapters (Gymnasium, ManiSkill) only say what one environment does; everything that must be the same for all of them
+is here. Differs from Gymnasium's vector environments in that an ended episode is followed by the next one *in the same
+step*, with the true last observation kept, and with seeds that are a function of the first ones (`seeding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_envs.errors import EnvCrashedError, EnvError
+from rlinf_envs.protocol import ActionSpec, EpisodeEnd, FieldSpec, Observation, RowSnapshot, StepResult
+from rlinf_envs.seeding import checked_seeds, episode_seed
+
+SingleObservation = Mapping[str, "np.ndarray | str"]
+"""One row of an observation: arrays of exactly the spec's shape and dtype, text as str."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SingleStep:
+    """What one environment did with one action."""
+
+    observation: SingleObservation
+    reward: float
+    terminated: bool
+    truncated: bool
+    success: bool | None
+    """Whether the task counts as solved right now; None where the environment knows no success."""
+
+
+class SingleEnv(Protocol):
+    """One environment that does not reset itself. `reset(seed)` must forget everything that ran before."""
+
+    @property
+    def action_spec(self) -> ActionSpec: ...
+
+    @property
+    def observation_spec(self) -> Mapping[str, FieldSpec]: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    def reset(self, seed: int) -> SingleObservation: ...
+
+    def step(self, action: np.ndarray) -> SingleStep: ...
+
+    def render(self) -> np.ndarray: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Row:
+    """The bookkeeping of one environment between its reset and now."""
+
+    seed: int
+    observation: SingleObservation
+    episode_index: int
+    actions: list[np.ndarray]
+    return_: float = 0.0
+    success_once: bool | None = None
+    success: bool | None = None
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What one row did in one call."""
+
+    rewards: np.ndarray
+    """[C] float32"""
+    num_steps: int
+    terminated: bool
+    truncated: bool
+    final_observation: SingleObservation
+    end: EpisodeEnd | None
+
+
+class InProcessVector:
+    """`num_envs` environments of one maker, stepped one after the other in this process.
+
+    `max_episode_steps` truncates an episode after that many actions (None: the environment's own limit alone);
+    `ignore_terminations` goes on after the task has ended until the limit, as evaluations of `success_at_end` want it.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], SingleEnv],
+        num_envs: int,
+        *,
+        max_episode_steps: int | None = None,
+        ignore_terminations: bool = False,
+        first_env_index: int = 0,
+    ) -> None:
+        if num_envs < 1:
+            raise EnvError(f"num_envs={num_envs}; at least one environment is needed")
+        if max_episode_steps is not None and max_episode_steps < 1:
+            raise EnvError(f"max_episode_steps={max_episode_steps}; it must be at least 1, or None for no limit")
+        if ignore_terminations and max_episode_steps is None:
+            raise EnvError(
+                "ignore_terminations=True needs a time limit, or episodes never end; set max_episode_steps "
+                "(this environment has none of its own)"
+            )
+        self._max_episode_steps = max_episode_steps
+        self._ignore_terminations = ignore_terminations
+        self._first_env_index = first_env_index  # in messages and records, when this is one part of a larger vector
+        self._rows: list[_Row] | None = None
+        self._envs: list[SingleEnv] = []
+        try:
+            for _ in range(num_envs):
+                self._envs.append(make())
+        except BaseException:
+            self.close()
+            raise
+        self._num_envs = num_envs
+        self._action_spec = self._envs[0].action_spec
+        self._observation_spec = dict(self._envs[0].observation_spec)
+        self._notes = tuple(dict.fromkeys(note for env in self._envs for note in env.notes))
+
+    @property
+    def num_envs(self) -> int:
+        return self._num_envs
+
+    @property
+    def action_spec(self) -> ActionSpec:
+        return self._action_spec
+
+    @property
+    def observation_spec(self) -> Mapping[str, FieldSpec]:
+        return self._observation_spec
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        return self._max_episode_steps
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._notes
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        self._require_open()
+        values = checked_seeds(seeds, self.num_envs)
+        self._rows = None  # a reset that fails half-way leaves nothing to step
+        self._rows = [self._begin(index, seed, 0) for index, seed in enumerate(values)]
+        return self._batched([row.observation for row in self._rows])
+
+    def step(self, actions: Tensor) -> StepResult:
+        rows = self._require_rows("step")
+        checked = self._action_spec.checked(actions, self.num_envs)
+        outcomes = [self._advance(index, row, checked[index : index + 1]) for index, row in enumerate(rows)]
+        return self._result(outcomes, chunk=False)
+
+    def step_chunk(self, actions: Tensor) -> StepResult:
+        rows = self._require_rows("step_chunk")
+        checked = self._action_spec.checked(actions, self.num_envs, chunk=True)
+        return self._result([self._advance(index, row, checked[index]) for index, row in enumerate(rows)], chunk=True)
+
+    def snapshot(self) -> tuple[RowSnapshot, ...]:
+        return tuple(
+            RowSnapshot(seed=row.seed, episode_index=row.episode_index, actions=self._actions_tensor(row.actions))
+            for row in self._require_rows("snapshot")
+        )
+
+    def restore(self, rows: Sequence[RowSnapshot]) -> Observation:
+        self._require_open()
+        if len(rows) != self.num_envs:
+            raise EnvError(f"restore got {len(rows)} rows for {self.num_envs} environments")
+        checked_seeds([snapshot.seed for snapshot in rows], self.num_envs)
+        self._rows = None
+        self._rows = [self._replayed(index, snapshot) for index, snapshot in enumerate(rows)]
+        return self._batched([row.observation for row in self._rows])
+
+    def render(self) -> Tensor:
+        self._require_rows("render")
+        return torch.from_numpy(np.stack([env.render() for env in self._envs]))
+
+    def close(self) -> None:
+        envs, self._envs = self._envs, []
+        self._rows = None
+        for env in envs:
+            env.close()
+
+    def _begin(self, index: int, seed: int, episode_index: int) -> _Row:
+        actual_seed = episode_seed(seed, episode_index)
+        try:
+            observation = self._envs[index].reset(actual_seed)
+        except Exception as error:
+            raise self._crash(index, f"reset(seed={actual_seed})", error) from error
+        return _Row(seed=seed, observation=observation, episode_index=episode_index, actions=[])
+
+    def _move(self, index: int, row: _Row, action: np.ndarray) -> tuple[float, bool, bool]:
+        """One action of one row, without the auto-reset: reward, terminated, truncated."""
+        try:
+            step = self._envs[index].step(action)
+        except Exception as error:
+            raise self._crash(index, f"step {len(row.actions)} of its episode", error) from error
+        if not np.isfinite(step.reward):
+            error = EnvError(f"the reward is {step.reward}; a reward must be a finite number")
+            raise self._crash(index, f"step {len(row.actions)} of its episode", error) from error
+        row.actions.append(action)
+        row.observation = step.observation
+        row.return_ += float(step.reward)
+        row.success = step.success
+        if step.success is not None:
+            row.success_once = bool(row.success_once) or step.success
+        terminated = step.terminated and not self._ignore_terminations
+        at_limit = self._max_episode_steps is not None and len(row.actions) >= self._max_episode_steps
+        return float(step.reward), terminated, (step.truncated or at_limit) and not terminated
+
+    def _advance(self, index: int, row: _Row, actions: np.ndarray) -> _Outcome:
+        """Up to C actions of one row [C, *shape], and the next episode's begin where this one ends."""
+        rewards = np.zeros(len(actions), dtype=np.float32)
+        num_steps, terminated, truncated = 0, False, False
+        while num_steps < len(actions) and not (terminated or truncated):
+            rewards[num_steps], terminated, truncated = self._move(index, row, actions[num_steps])
+            num_steps += 1
+        outcome = _Outcome(
+            rewards=rewards,
+            num_steps=num_steps,
+            terminated=terminated,
+            truncated=truncated,
+            final_observation=row.observation,
+            end=None,
+        )
+        if terminated or truncated:
+            outcome.end = self._end_of(index, row)
+            assert self._rows is not None, "a row moved before the reset"
+            self._rows[index] = self._begin(index, row.seed, row.episode_index + 1)
+        return outcome
+
+    def _end_of(self, index: int, row: _Row) -> EpisodeEnd:
+        return EpisodeEnd(
+            env_index=self._first_env_index + index,
+            episode_index=row.episode_index,
+            seed=episode_seed(row.seed, row.episode_index),
+            return_=row.return_,
+            length=len(row.actions),
+            success_once=row.success_once,
+            success_at_end=row.success,
+        )
+
+    def _replayed(self, index: int, snapshot: RowSnapshot) -> _Row:
+        row = self._begin(index, snapshot.seed, snapshot.episode_index)
+        for position, action in enumerate(self._checked_history(index, snapshot.actions)):
+            _, terminated, truncated = self._move(index, row, action)
+            if terminated or truncated:
+                raise EnvError(
+                    f"restore: the episode of env {self._first_env_index + index} ended at action {position} of "
+                    f"{len(snapshot.actions)}; the snapshot was taken from another environment or with other options"
+                )
+        return row
+
+    def _checked_history(self, index: int, actions: Tensor) -> np.ndarray:
+        if len(actions) == 0:
+            return np.zeros((0, *self._action_spec.shape), dtype=np.float32)
+        try:
+            return self._action_spec.checked(actions[None], 1, chunk=True)[0]
+        except ValueError as error:
+            raise EnvError(f"restore: snapshot of env {self._first_env_index + index}: {error}") from error
+
+    def _actions_tensor(self, actions: list[np.ndarray]) -> Tensor:
+        if not actions:
+            return torch.zeros((0, *self._action_spec.shape), dtype=self._action_spec.dtype)
+        return torch.from_numpy(np.stack(actions))
+
+    def _result(self, outcomes: list[_Outcome], *, chunk: bool) -> StepResult:
+        rows = self._require_rows("step")
+        observation = self._batched([row.observation for row in rows])
+        ends = tuple(outcome.end for outcome in outcomes if outcome.end is not None)
+        rewards = np.stack([outcome.rewards for outcome in outcomes])
+        return StepResult(
+            observation=observation,
+            rewards=torch.from_numpy(rewards if chunk else rewards[:, 0].copy()),
+            terminated=torch.tensor([outcome.terminated for outcome in outcomes]),
+            truncated=torch.tensor([outcome.truncated for outcome in outcomes]),
+            final_observation=self._batched([o.final_observation for o in outcomes]) if ends else observation,
+            num_steps=torch.tensor([outcome.num_steps for outcome in outcomes]),
+            episodes=ends,
+        )
+
+    def _batched(self, rows: Sequence[SingleObservation]) -> Observation:
+        batch: Observation = {}
+        for name, spec in self._observation_spec.items():
+            if spec.dtype == "text":
+                batch[name] = [str(row[name]) for row in rows]
+            else:
+                batch[name] = torch.from_numpy(np.stack([np.asarray(row[name]) for row in rows]))
+        return batch
+
+    def _crash(self, index: int, doing: str, error: Exception) -> EnvError:
+        return EnvCrashedError(f"env {self._first_env_index + index}: {doing} failed: {type(error).__name__}: {error}")
+
+    def _require_open(self) -> None:
+        if not self._envs:
+            raise EnvError("this environment is closed; make a new one")
+
+    def _require_rows(self, doing: str) -> list[_Row]:
+        self._require_open()
+        if self._rows is None:
+            raise EnvError(f"{doing} before reset (or after a failure); call reset(seeds) first")
+        return self._rows

@@ -1,0 +1,205 @@
+"""ManiSkill: what a reset promises, what is told to the user. Small numbers of steps: a push is 40."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("mani_skill")
+
+from rlinf_envs import (
+    BatchedEnv,
+    EnvError,
+    EnvSpec,
+    RenderingUnavailableError,
+    StepResult,
+    episode_seed,
+    make_env,
+    tensor_field,
+)
+from rlinf_envs.maniskill_novulkan import has_vulkan_device
+
+pytestmark = pytest.mark.maniskill
+
+NUM_PUSH_STEPS = 40
+TCP, CUBE = slice(18, 21), slice(28, 31)  # positions in PushCube's state: 9 qpos, 9 qvel, tcp pose, goal, cube pose
+
+
+def push_cube(num_envs: int, **options: bool | str | int) -> BatchedEnv:
+    return make_env(
+        EnvSpec(
+            kind="maniskill",
+            id="PushCube-v1",
+            num_envs=num_envs,
+            options={"control_mode": "pd_ee_delta_pos", **options},
+            ignore_terminations=True,
+        )
+    )
+
+
+def state_of(result: StepResult) -> Tensor:
+    return tensor_field(result.observation, "state")
+
+
+def push_actions(seed: int) -> Tensor:
+    """[NUM_PUSH_STEPS, 4]: actions that drive the gripper behind the cube and through it. Contact is what makes PhysX
+    remember; without it, an inexact reset goes unnoticed."""
+    env = push_cube(1)
+    noise = torch.Generator().manual_seed(seed)
+    state = tensor_field(env.reset([seed]), "state")
+    actions = []
+    start = state[0, CUBE].clone()
+    for step in range(NUM_PUSH_STEPS):
+        tcp, cube = state[0, TCP], state[0, CUBE]
+        if step < 12:
+            way = cube + torch.tensor([-0.06, 0.0, 0.0]) - tcp
+        else:
+            way = torch.tensor([0.05, 0.0, 0.0]) + (cube - tcp) * torch.tensor([0.0, 1.0, 1.0])
+        move = (30 * way + 0.1 * torch.randn(3, generator=noise)).clamp(-1, 1)
+        actions.append(torch.cat([move, torch.tensor([-1.0])]))
+        state = state_of(env.step(actions[-1][None]))
+    moved_m = float((state[0, CUBE] - start).norm())
+    env.close()
+    assert moved_m > 0.02, f"the script of seed {seed} did not touch the cube (moved {moved_m:.3f} m)"
+    return torch.stack(actions)
+
+
+def digests(env: BatchedEnv, seeds: Sequence[int], actions: Tensor) -> list[str]:
+    """One digest per row over all observations and rewards, bit for bit."""
+    hashes = [hashlib.sha256() for _ in seeds]
+    state = tensor_field(env.reset(seeds), "state")
+    for index, row_hash in enumerate(hashes):
+        row_hash.update(state[index].numpy().tobytes())
+    for step in range(actions.shape[1]):
+        result = env.step(actions[:, step])
+        for index, row_hash in enumerate(hashes):
+            row_hash.update(state_of(result)[index].numpy().tobytes())
+            row_hash.update(result.rewards[index].numpy().tobytes())
+    return [row_hash.hexdigest() for row_hash in hashes]
+
+
+def _digests_in_new_process(connection, seeds: list[int], actions: Tensor) -> None:
+    connection.send([digests(push_cube(1), [seed], actions[i : i + 1])[0] for i, seed in enumerate(seeds)])
+
+
+def test_episode_is_a_function_of_seed_and_actions() -> None:
+    """A new environment in a new process, and three in one process that have lived, give the same bits."""
+    seeds = [4, 7, 9, 10, 11, 12]  # of 0..15, those whose push differs after a plain ManiSkill reset
+    actions = torch.stack([push_actions(seed) for seed in seeds])
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    child = context.Process(target=_digests_in_new_process, args=(there, seeds, actions))
+    child.start()
+    env = push_cube(3)
+    digests(env, seeds[3:], actions[:3])  # a past: other seeds' pushes in other rows
+    aged = digests(env, seeds[:3], actions[:3]) + digests(env, seeds[3:], actions[3:])
+    again = digests(env, seeds[2::-1], actions[:3].flip(0))  # and in other rows
+    assert here.poll(120), "the child process did not answer"
+    fresh = here.recv()
+    child.join()
+    assert aged == fresh
+    assert again == fresh[2::-1]
+
+
+def test_reset_without_exactness_is_told() -> None:
+    env = push_cube(1, exact_reset=False)
+    assert any("exact_reset=False" in note for note in env.notes)
+
+
+@pytest.mark.parametrize("task", ["MS-HopperHop-v1", "PegInsertionSide-v1"])
+def test_other_tasks_replay_exactly(task: str) -> None:
+    """A robot without a fixed base, whose every step is contact; a task that rebuilds its scene for every seed."""
+    control_mode = "pd_joint_delta_pos"
+    env = make_env(
+        EnvSpec(kind="maniskill", id=task, num_envs=1, ignore_terminations=True, options={"control_mode": control_mode})
+    )
+    (size,) = env.action_spec.shape
+    actions = torch.rand((1, 15, size), generator=torch.Generator().manual_seed(1)) * 2 - 1
+    first = digests(env, [5], actions)
+    digests(env, [6], actions)
+    assert digests(env, [5], actions) == first
+
+
+def test_next_episode_has_the_documented_seed() -> None:
+    env = make_env(EnvSpec(kind="maniskill", id="PushCube-v1", num_envs=1, max_episode_steps=3))
+    env.reset([21])
+    action = torch.zeros(1, 8)
+    for _ in range(2):
+        assert env.step(action).episodes == ()
+    result = env.step(action)
+    (end,) = result.episodes
+    assert (end.seed, end.episode_index, end.length, end.success_once, end.success_at_end) == (21, 0, 3, False, False)
+    assert result.truncated.tolist() == [True]
+    assert result.terminated.tolist() == [False]
+    other = make_env(EnvSpec(kind="maniskill", id="PushCube-v1", num_envs=1))
+    assert torch.equal(state_of(result), tensor_field(other.reset([episode_seed(21, 1)]), "state"))
+
+
+def test_success_ends_an_episode_unless_ignored() -> None:
+    actions = push_actions(9)
+    spec = {"kind": "maniskill", "id": "PushCube-v1", "num_envs": 1, "options": {"control_mode": "pd_ee_delta_pos"}}
+    env, patient = make_env(EnvSpec(**spec)), make_env(EnvSpec(**spec, ignore_terminations=True, max_episode_steps=40))
+    env.reset([9])
+    patient.reset([9])
+    results = [env.step(action[None]) for action in actions]
+    patient_results = [patient.step(action[None]) for action in actions]
+    (end, *_) = [end for result in results for end in result.episodes]
+    assert end.success_once
+    assert end.success_at_end
+    assert end.length < NUM_PUSH_STEPS
+    assert bool(results[end.length - 1].terminated)
+    (patient_end,) = [end for result in patient_results for end in result.episodes]
+    assert patient_end.success_once
+    assert patient_end.length == 40
+    assert not any(bool(result.terminated) for result in patient_results)
+
+
+def test_unknown_task_names_close_ones() -> None:
+    with pytest.raises(EnvError, match=r"no task 'PushCub-v1'; did you mean PushCube-v1"):
+        make_env(EnvSpec(kind="maniskill", id="PushCub-v1", num_envs=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"control_mode": "pd_wishful"}, "pd_joint_delta_pos"),
+        ({"reward_mode": "lavish"}, "normalized_dense, dense, sparse, none"),
+        ({"obs_mode": "smell"}, 'use "state", "rgb" or'),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_wrong_option_names_the_right_ones(options: dict[str, str], text: str) -> None:
+    with pytest.raises(EnvError, match=text):
+        make_env(EnvSpec(kind="maniskill", id="PushCube-v1", num_envs=1, options=options))
+
+
+def test_missing_assets_are_an_error_not_a_question(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    from mani_skill.utils.assets import DATA_SOURCES
+
+    monkeypatch.delenv("MS_SKIP_ASSET_DOWNLOAD_PROMPT", raising=False)
+    monkeypatch.setattr(DATA_SOURCES["ycb"], "output_dir", tmp_path)
+    with pytest.raises(EnvError, match=r"needs assets .*ycb.*download_asset PickSingleYCB-v1"):
+        make_env(EnvSpec(kind="maniskill", id="PickSingleYCB-v1", num_envs=1))
+
+
+@pytest.mark.skipif(has_vulkan_device(), reason="this machine can draw")
+def test_without_a_driver_states_work_and_are_noted_and_images_say_what_to_install() -> None:
+    assert any("no Vulkan driver" in note for note in push_cube(1).notes)
+    with pytest.raises(RenderingUnavailableError, match="mesa-vulkan-drivers"):
+        push_cube(1, obs_mode="rgb")
+    with pytest.raises(RenderingUnavailableError, match="render=True"):
+        push_cube(1, render=True)
+    env = push_cube(1)
+    env.reset([0])
+    with pytest.raises(RenderingUnavailableError, match="render=True"):
+        env.render()
+
+
+def test_instruction_is_an_observation() -> None:
+    env = push_cube(2, instruction="push the cube to the target")
+    assert env.reset([0, 1])["instruction"] == ["push the cube to the target"] * 2
