@@ -1,0 +1,86 @@
+"""Checks of inputs: finite numbers, equal shapes, masks of zeros and ones.
+
+A NaN in one advantage turns a whole model into NaN, and a [N, 1] that broadcasts against an [N] trains on the wrong
+numbers without a word. Both stop here, with the tensor's name and the place.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlinf_algos.errors import AlgosError, NonFiniteError, ShapeError
+
+
+def check_finite(name: str, tensor: Tensor, mask: Tensor | None = None) -> None:
+    """Raises if an element is NaN or infinite.
+
+    Args:
+        name: what the caller calls the tensor.
+        tensor: any shape, any floating dtype; integers and bools always pass.
+        mask: bool, the tensor's shape; elements where it is False are not looked at.
+
+    Raises:
+        NonFiniteError: `advantages[3, 17]=nan is not finite (2 of 512 elements are not); ...`
+    """
+    if not tensor.is_floating_point():
+        return
+    bad = ~torch.isfinite(tensor.detach())
+    if mask is not None:
+        bad &= mask
+    if not bool(bad.any()):
+        return
+    indices = bad.nonzero()
+    index = tuple(indices[0].tolist())
+    place = f"{name}[{', '.join(map(str, index))}]" if index else name
+    count = f"{len(indices)} of {tensor.numel()} elements"
+    raise NonFiniteError(
+        f"{place}={tensor.detach()[index].item()} is not finite ({count} are not); look at what produced {name}: "
+        "nothing is computed from it"
+    )
+
+
+def check_shape(name: str, tensor: Tensor, shape: Sequence[int], like: str) -> None:
+    """Raises `ShapeError` unless `tensor` has exactly the shape of the tensor called `like`."""
+    if tuple(tensor.shape) != tuple(shape):
+        raise ShapeError(f"{name} has shape {list(tensor.shape)}, {like} has {list(shape)}; they must be equal")
+
+
+def as_mask(name: str, mask: Tensor | None, like: str, tensor: Tensor) -> Tensor:
+    """The mask as bool, or all True for None.
+
+    Raises:
+        ShapeError: its shape differs from that of `tensor`, which the caller calls `like`.
+        AlgosError: it holds something other than 0 and 1 (a weight is not a mask).
+    """
+    if mask is None:
+        return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
+    check_shape(name, mask, tensor.shape, like)
+    if mask.dtype == torch.bool:
+        return mask
+    bad = ((mask != 0) & (mask != 1)).nonzero()
+    if len(bad):
+        index = tuple(bad[0].tolist())
+        raise AlgosError(f"{name}[{', '.join(map(str, index))}]={mask[index].item()}; a mask holds 0 and 1 only")
+    return mask != 0
+
+
+def masked(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
+    """`tensor` in at least float32 with 0 where the mask is False, after a finite check where it is True.
+
+    What lies outside the mask, NaN included, reaches neither the value nor the gradient.
+    """
+    check_finite(name, tensor, mask)
+    return at_least_float32(tensor).masked_fill(~mask, 0.0)
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """bfloat16, float16, integers and bools become float32; float32 and float64 stay."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def check_range(name: str, value: float, *, low: float, high: float = float("inf"), why: str) -> None:
+    """Raises `AlgosError` unless `low <= value <= high`."""
+    if not low <= value <= high:
+        allowed = f"at least {low}" if high == float("inf") else f"between {low} and {high}"
+        raise AlgosError(f"{name}={value} must be {allowed}: {why}")
