@@ -1,0 +1,70 @@
+#include "rlinf/comm/process_id.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace rlinf::comm {
+
+namespace {
+
+struct ProcessStat {
+  bool found = false;
+  char state = '?';
+  uint64_t start_ticks = 0;
+};
+
+// Fields 3 (state) and 22 (start time) of /proc/<pid>/stat. The name in field 2 may hold anything, also spaces and
+// brackets, so fields are counted from its last closing bracket.
+ProcessStat read_stat(int32_t pid) {
+  ProcessStat result;
+  char path[64];
+  std::snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+  const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) {
+    return result;
+  }
+  char text[1024];
+  const ssize_t length = ::read(fd, text, sizeof(text) - 1);
+  ::close(fd);
+  if (length <= 0) {
+    return result;
+  }
+  text[length] = '\0';
+  const char* cursor = std::strrchr(text, ')');
+  if (cursor == nullptr || cursor[1] == '\0') {
+    return result;
+  }
+  result.state = cursor[2];
+  constexpr int kFieldsFromNameToStart = 20;
+  for (int i = 0; i < kFieldsFromNameToStart && cursor != nullptr; ++i) {
+    cursor = std::strchr(cursor + 1, ' ');
+  }
+  if (cursor == nullptr) {
+    return result;
+  }
+  result.start_ticks = std::strtoull(cursor + 1, nullptr, 10);
+  result.found = true;
+  return result;
+}
+
+}  // namespace
+
+ProcessId current_process() {
+  static thread_local ProcessId cached;
+  const int32_t pid = ::getpid();
+  if (cached.pid != pid) {  // first call, or a forked child
+    cached = ProcessId{pid, read_stat(pid).start_ticks};
+  }
+  return cached;
+}
+
+bool is_alive(const ProcessId& process) {
+  const ProcessStat stat = read_stat(process.pid);
+  return stat.found && stat.state != 'Z' && stat.state != 'X' && stat.start_ticks == process.start_ticks;
+}
+
+}  // namespace rlinf::comm

@@ -1,0 +1,151 @@
+// A bounded queue of items in shared memory, for any number of producers and consumers in any number of processes.
+//
+// An item is one block of the arena: lengths, head (its structure), and buffers (its tensors), each aligned to 64 bytes.
+// put = reserve (blocks while full) -> copy, outside of the lock -> commit (gives the sequence number). take hands blocks
+// out without copying; the consumer frees each with release() when it no longer looks at it.
+//
+// capacity_bytes bounds the queue. Taken blocks do not count against it, or a consumer that keeps what it takes would wait
+// for ever for a producer that waits for its room. Instead, a take says of each item whether it may stay in place: once
+// taken blocks hold capacity_bytes, the consumer is to copy the item out and to release the block at once.
+//
+// Nothing here waits longer than kWaitSliceNs: a call that could not finish returns Outcome::kPending and is repeated by
+// the caller with the same WaitState.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "rlinf/comm/arena.h"
+#include "rlinf/comm/segment.h"
+#include "rlinf/comm/sync.h"
+
+namespace rlinf::comm {
+
+// Copying a smaller item out is cheaper than keeping track of its block.
+constexpr uint64_t kMinStayBytes = 4096;
+
+enum class Outcome : int {
+  kDone = 0,
+  kPending = 1,   // not yet; look at signals and call again
+  kClosed = 2,    // put on a closed channel
+  kAborted = 3,   // see abort_reason()
+  kTimedOut = 4,  // WaitState::deadline_ns passed
+  kStalled = 5,   // take waits for more items than the channel can hold while producers wait for room
+};
+
+struct ByteView {
+  const void* pointer;
+  uint64_t num_bytes;
+};
+
+struct ItemLabels {
+  int64_t key = 0;
+  double weight = 1.0;
+  int64_t policy_version = -1;
+};
+
+struct TakeRequest {
+  uint64_t max_items = 1;
+  uint64_t min_items = 1;
+  double max_weight;             // infinity: no limit
+  bool any_key = true;
+  std::vector<int64_t> keys;     // sorted; looked at when any_key is false
+};
+
+// A block that this process took or reserved. Plain value; whoever holds it calls release() or commit() once.
+struct BlockRef {
+  uint64_t offset = kNil;
+  uint64_t generation = 0;
+};
+
+struct TakenItem {
+  BlockRef block;
+  bool may_stay;  // else copy what is needed and release() soon
+  ItemLabels labels;
+  uint64_t sequence;
+  uint64_t num_bytes;  // head and buffers, without padding
+  std::byte* head;
+  uint64_t head_bytes;
+  std::vector<ByteView> buffers;
+};
+
+// Carries one waiting call over its slices.
+struct WaitState {
+  int64_t deadline_ns = kNever;
+  bool counted = false;
+  int64_t stalled_since_ns = 0;
+  uint64_t num_slices = 0;
+};
+
+struct ChannelCounts {
+  uint64_t num_items;       // wait to be taken
+  uint64_t num_bytes;       // that those occupy
+  uint64_t num_held_items;  // taken and still looked at, or being copied in
+  uint64_t num_held_bytes;
+  uint64_t capacity_items;
+  uint64_t capacity_bytes;
+  uint64_t num_put;
+  uint64_t num_taken;
+  uint64_t num_blocked_puts;
+  int64_t blocked_put_ns;
+  int64_t blocked_take_ns;
+  uint64_t num_producers;
+  uint64_t num_closed;
+  bool aborted;
+};
+
+struct ChannelHeader;
+
+class Channel {
+ public:
+  static std::shared_ptr<Channel> create(const std::string& name, uint64_t capacity_items, uint64_t capacity_bytes,
+                                         uint64_t num_producers);
+  static std::shared_ptr<Channel> open(const SegmentAddress& address);
+
+  const SegmentAddress& address() const { return segment_->address(); }
+
+  // Bytes that an item occupies of capacity_bytes.
+  static uint64_t item_bytes(uint64_t head_bytes, const std::vector<ByteView>& buffers);
+
+  Outcome reserve(uint64_t num_bytes, WaitState& wait, BlockRef* block);
+  // Copies the item into a reserved block. No lock is held.
+  void fill(const BlockRef& block, const ByteView& head, const std::vector<ByteView>& buffers);
+  void commit(const BlockRef& block, const ItemLabels& labels);
+  Outcome take(const TakeRequest& request, WaitState& wait, std::vector<TakenItem>* items);
+  // Gives a block back: taken and read, or reserved and not used. Twice is harmless.
+  void release(const BlockRef& block);
+
+  // One producer is done. UserError when more close than there are.
+  void close_producer();
+  // UserError unless closed by all producers (or never used), with nothing left in the queue.
+  void reopen(uint64_t num_producers);
+  void abort(const std::string& reason);
+  std::string abort_reason();
+  ChannelCounts counts();
+
+  // For tests: takes the lock and never gives it back.
+  void lock_and_leave();
+
+ private:
+  class Lock;
+
+  explicit Channel(std::shared_ptr<Segment> segment);
+
+  bool is_closed() const;
+  void repair();
+  void append_ready(uint64_t offset);
+  void unlink_ready(uint64_t offset);
+  void free_block(uint64_t offset);
+  void reclaim_from_dead();
+  bool is_stalled(uint64_t num_matching, WaitState& wait, int64_t now_ns) const;
+  bool collect(const TakeRequest& request, std::vector<uint64_t>* offsets) const;
+  TakenItem hand_out(uint64_t offset, const ProcessId& holder);
+
+  std::shared_ptr<Segment> segment_;
+  ChannelHeader* header_;
+  Arena arena_;
+};
+
+}  // namespace rlinf::comm

@@ -1,0 +1,24 @@
+// Names a process for as long as it lives. A bare pid may be given to another process later; together with the start
+// time it is unique until the next boot.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+
+namespace rlinf::comm {
+
+struct ProcessId {
+  int32_t pid = 0;
+  uint64_t start_ticks = 0;  // field 22 of /proc/<pid>/stat, clock ticks since boot
+
+  bool operator==(const ProcessId& other) const { return pid == other.pid && start_ticks == other.start_ticks; }
+};
+
+// The calling process. Right in a forked child, too.
+ProcessId current_process();
+
+// False when the process is gone, is a zombie, or its pid belongs to a younger process.
+bool is_alive(const ProcessId& process);
+
+}  // namespace rlinf::comm

@@ -1,0 +1,55 @@
+"""Moving values and weights between the processes of one machine.
+
+rlinf_comm.channel   bounded shared-memory queues
+rlinf_comm.codec     values to bytes and back, without pickle
+rlinf_comm.weights   layouts, reshard plans, and attested weight hand-over (imports torch)
+rlinf_comm.testing   bitwise comparison, conformance checks
+rlinf_comm.errors    the error tree
+"""
+
+from __future__ import annotations
+
+from rlinf_comm._C import __version__, has_cuda_kernels, num_cuda_devices
+from rlinf_comm.channel import Channel, ChannelAddress, ChannelStats, Item
+from rlinf_comm.codec import Encoded, decode, encode, pack, unpack
+from rlinf_comm.errors import (
+    ChannelAborted,
+    ChannelClosed,
+    ChannelError,
+    ChannelStalled,
+    ChannelTimeout,
+    CommError,
+    DecodeError,
+    LayoutError,
+    PeerLost,
+    UnsupportedValueError,
+    WeightMismatchError,
+    WeightTimeout,
+)
+
+__all__ = [
+    "Channel",
+    "ChannelAddress",
+    "ChannelStats",
+    "Item",
+    "Encoded",
+    "encode",
+    "decode",
+    "pack",
+    "unpack",
+    "CommError",
+    "ChannelError",
+    "ChannelClosed",
+    "ChannelAborted",
+    "ChannelTimeout",
+    "ChannelStalled",
+    "PeerLost",
+    "UnsupportedValueError",
+    "DecodeError",
+    "LayoutError",
+    "WeightMismatchError",
+    "WeightTimeout",
+    "has_cuda_kernels",
+    "num_cuda_devices",
+    "__version__",
+]

@@ -1,0 +1,307 @@
+"""Bounded queues of items between threads and processes of one machine, in shared memory.
+
+An item is copied once, into the channel; the consumer's tensors are views of that memory, which is freed when the last of
+them is collected. The native part (csrc/comm/channel.cc) knows bytes, keys and weights; this file adds values and errors.
+
+    channel = Channel.create("samples", num_producers=2)      # the owner
+    channel = Channel.open(address)                           # a peer; `address` travels as any value
+
+    channel.put(value, key=3)                                 # blocks while the channel is full, in items or in bytes
+    for value in channel: ...                                 # until every producer has called close()
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from rlinf_comm import _C
+from rlinf_comm.codec import decode, encode
+from rlinf_comm.errors import (
+    ChannelAborted,
+    ChannelClosed,
+    ChannelStalled,
+    ChannelTimeout,
+    DecodeError,
+    PeerLost,
+)
+
+_MAX_COUNT = (1 << 63) - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelAddress:
+    """How a process of the same machine and user opens a channel. Valid while the creating Channel object lives."""
+
+    name: str
+    creator_pid: int
+    creator_start_ticks: int
+    """Start time of that process, which tells it from a later one with its pid."""
+    fd: int
+    """The channel's memory, as a file descriptor of the creator."""
+    nonce: int
+    """Tells the memory from another that was given the same descriptor later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One taken item."""
+
+    value: Any
+    key: int
+    weight: float
+    policy_version: int
+    """As the producer gave it; -1 when it gave none."""
+    sequence: int
+    """Position in the order of all puts on this channel, from 0; also across reopen()."""
+    nbytes: int
+    """Structure and tensors, without padding."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelStats:
+    """A channel at one instant, with totals since it was created."""
+
+    num_items: int
+    """Waiting to be taken."""
+    num_bytes: int
+    """That those occupy, with padding to 64 bytes for each tensor."""
+    num_held_items: int
+    """Taken, with tensors that are still alive and in place; or just being copied in."""
+    num_held_bytes: int
+    capacity_items: int
+    capacity_bytes: int
+    num_put: int
+    num_taken: int
+    num_blocked_puts: int
+    """Puts that found the channel full."""
+    blocked_put_s: float
+    """Summed over producers, up to the last slice of 0.1 s of those that wait now."""
+    blocked_take_s: float
+    num_producers: int
+    num_closed: int
+    """Producers that have called close() since the channel was created or reopened."""
+    aborted: bool
+
+
+class Channel:
+    """A bounded FIFO queue for any number of producers and consumers, threads and processes alike.
+
+    Items are taken in put order; with `keys`, in put order among those keys. A full channel blocks its producers. It is
+    closed when `close` was called once for each of `num_producers`; what is left can still be taken.
+
+    The channel lives as long as somebody uses it, and vanishes without a trace when all its processes are gone, however they
+    ended. A process that dies while it puts or takes leaves the channel in order; its memory is taken back.
+    """
+
+    def __init__(self, native: _C.Channel, address: ChannelAddress, *, owner_pid: int | None) -> None:
+        """Private: use Channel.create or Channel.open."""
+        self._native = native
+        self._address = address
+        self._owner_pid = owner_pid
+
+    @classmethod
+    def create(
+        cls, name: str, *, capacity_items: int = 4096, capacity_bytes: int = 64 << 20, num_producers: int = 1
+    ) -> Channel:
+        """A new channel, owned by this process.
+
+        Args:
+            name: For messages, and for /proc/<pid>/maps.
+            capacity_items: Items that may wait in the queue.
+            capacity_bytes: Bytes of waiting items. Taken items whose tensors are still alive may occupy as much again;
+                beyond that, take copies them out. Memory is only used as far as items reach.
+            num_producers: Calls of close() that close the channel.
+        """
+        for label, count in (
+            ("capacity_items", capacity_items),
+            ("capacity_bytes", capacity_bytes),
+            ("num_producers", num_producers),
+        ):
+            if count < 1:
+                raise ValueError(f"channel {name!r}: {label}={count}; at least 1")
+        native = _C.Channel.create(name, capacity_items, capacity_bytes, num_producers)
+        pid, start_ticks, fd, nonce = native.address()
+        address = ChannelAddress(name=name, creator_pid=pid, creator_start_ticks=start_ticks, fd=fd, nonce=nonce)
+        return cls(native, address, owner_pid=pid)
+
+    @classmethod
+    def open(cls, address: ChannelAddress) -> Channel:
+        """The channel at `address`, from any process of this machine and user.
+
+        Raises:
+            PeerLost: the creating process is gone or has dropped its Channel object.
+        """
+        fields = (address.creator_pid, address.creator_start_ticks, address.fd, address.nonce)
+        try:
+            native = _C.Channel.open(fields)
+        except ValueError as error:
+            raise PeerLost(f"channel {address.name!r}: {error}") from error
+        return cls(native, address, owner_pid=None)
+
+    @property
+    def name(self) -> str:
+        return self._address.name
+
+    @property
+    def address(self) -> ChannelAddress:
+        return self._address
+
+    def __repr__(self) -> str:
+        return f"<Channel {self.name!r} of process {self._address.creator_pid}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"channel {self.name!r} is not picklable; send channel.address, and Channel.open it over there")
+
+    def put(
+        self,
+        value: Any,
+        *,
+        key: int = 0,
+        weight: float = 1.0,
+        policy_version: int = -1,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Appends one item; blocks while the channel is full. The value may be changed as soon as this returns.
+
+        Args:
+            value: Anything that rlinf_comm.codec encodes.
+            key: Consumers may ask for certain keys.
+            weight: Consumers may ask for a bounded sum of weights. Finite, not negative.
+            policy_version: Of the weights that made the value; handed on.
+            timeout_s: Seconds to wait at most; None waits for as long as it takes.
+
+        Raises:
+            ValueError: the item alone is larger than the channel.
+            UnsupportedValueError: the value cannot cross; names the part of it.
+            ChannelClosed, ChannelAborted, ChannelTimeout: the item was not put.
+        """
+        if not (weight >= 0.0 and math.isfinite(weight)):
+            raise ValueError(f"channel {self.name!r}: weight={weight}; finite and not negative")
+        encoded = encode(value)
+        try:
+            outcome = self._native.put(encoded.header, encoded.buffers, key, weight, policy_version, timeout_s)
+        except ValueError as error:
+            raise ValueError(f"channel {self.name!r}: {error}") from None
+        if outcome is not _DONE:
+            self._raise(outcome, f"put of {encoded.num_bytes} bytes with key {key}", timeout_s)
+
+    def take(
+        self,
+        *,
+        max_items: int = 1,
+        min_items: int = 1,
+        max_weight: float | None = None,
+        keys: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Item]:
+        """Removes items from the front; blocks until there are `min_items` of them, or the channel is closed.
+
+        Args:
+            max_items: At most so many items.
+            min_items: Wait for so many, capped to max_items. A closed channel gives what is left, perhaps nothing.
+            max_weight: Stop before the sum of weights exceeds this, even below min_items; at least one item.
+            keys: Only items with one of these keys; None takes any.
+            timeout_s: Seconds to wait at most; None waits for as long as it takes.
+
+        Returns:
+            Items in put order; [] when the channel is closed and no matching item is left.
+
+        Raises:
+            ChannelAborted, ChannelTimeout: nothing was taken.
+            ChannelStalled: min_items do not fit the channel's capacity, and the next producer waits for room.
+        """
+        if max_items < 1 or min_items < 1:
+            raise ValueError(f"channel {self.name!r}: max_items={max_items}, min_items={min_items}; at least 1 each")
+        if max_weight is not None and not max_weight >= 0.0:
+            raise ValueError(f"channel {self.name!r}: max_weight={max_weight}; must not be negative")
+        if keys is not None and len(keys) == 0:
+            raise ValueError(f"channel {self.name!r}: keys=[] matches nothing; None takes any key")
+        outcome, raw_items = self._native.take(
+            min(max_items, _MAX_COUNT), min(min_items, _MAX_COUNT), max_weight, keys, timeout_s
+        )
+        if outcome is not _DONE:
+            wanted = f"take of {min(min_items, max_items)} items" + (f" with keys {list(keys)}" if keys else "")
+            self._raise(outcome, wanted, timeout_s)
+        items = []
+        for header, buffers, key, weight, policy_version, sequence, nbytes in raw_items:
+            try:
+                value = decode(header, buffers)
+            except DecodeError as error:
+                raise DecodeError(f"channel {self.name!r}, item {sequence}: {error}") from error
+            items.append(Item(value, key, weight, policy_version, sequence, nbytes))
+        return items
+
+    def __iter__(self) -> Iterator[Any]:
+        """Values one by one, until the channel is closed and empty."""
+        while items := self.take():
+            yield items.pop().value
+
+    def close(self) -> None:
+        """One producer is done. Counted: the channel is closed after num_producers calls, from wherever they come.
+
+        Raises:
+            ValueError: one call too many.
+        """
+        try:
+            self._native.close_producer()
+        except ValueError as error:
+            raise ValueError(f"channel {self.name!r}: {error}") from None
+
+    def reopen(self, num_producers: int) -> None:
+        """Makes a closed and drained channel ready for the next step. Only the process that created it may.
+
+        Raises:
+            ValueError: another process calls it, items are left, or producers have not closed; says how many.
+        """
+        if self._owner_pid != os.getpid():
+            raise ValueError(
+                f"channel {self.name!r}: only its owner, process {self._address.creator_pid}, may reopen it; "
+                f"this is process {os.getpid()}, or a Channel from Channel.open"
+            )
+        if num_producers < 1:
+            raise ValueError(f"channel {self.name!r}: num_producers={num_producers}; at least 1")
+        try:
+            self._native.reopen(num_producers)
+        except ValueError as error:
+            raise ValueError(f"channel {self.name!r}: {error}") from None
+
+    def abort(self, reason: str) -> None:
+        """Ends the channel for everybody: each waiting and each later put or take raises ChannelAborted(reason).
+
+        The first reason stays.
+        """
+        self._native.abort(reason)
+
+    def stats(self) -> ChannelStats:
+        return ChannelStats(**self._native.counts())
+
+    def _raise(self, outcome: _C.Outcome, what: str, timeout_s: float | None) -> NoReturn:
+        if outcome is _C.Outcome.ABORTED:
+            raise ChannelAborted(f"channel {self.name!r}: {self._native.abort_reason().decode(errors='replace')}")
+        stats = self.stats()
+        fill = (
+            f"{stats.num_items} items are waiting (capacity_items={stats.capacity_items}), "
+            f"{stats.num_bytes} bytes (capacity_bytes={stats.capacity_bytes})"
+        )
+        if outcome is _C.Outcome.CLOSED:
+            raise ChannelClosed(
+                f"channel {self.name!r}: {what}, but all {stats.num_producers} producers have closed it; "
+                "create it with the right num_producers, or reopen it"
+            )
+        if outcome is _C.Outcome.STALLED:
+            raise ChannelStalled(
+                f"channel {self.name!r}: {what}, but {fill} and a producer waits for room; "
+                "raise capacity_items or capacity_bytes, or ask for fewer items"
+            )
+        assert outcome is _C.Outcome.TIMED_OUT, f"unexpected {outcome}"
+        raise ChannelTimeout(
+            f"channel {self.name!r}: {what} not done within timeout_s={timeout_s}; {fill}; "
+            f"{stats.num_closed} of {stats.num_producers} producers have closed"
+        )
+
+
+_DONE = _C.Outcome.DONE
