@@ -2,7 +2,7 @@
 divergence", 2020, joschu.net/blog/kl-approx.html).
 
 With `d = policy_logprobs - ref_logprobs`:
-    k1 = d                 unbiased, may be negative, noisy; a penalty in the reward (as a loss its gradient averages to 0)
+    k1 = d                 unbiased, may be negative, noisy; for rewards (as a loss, its gradient averages to 0)
     k2 = d^2 / 2           biased, low variance; its gradient is that of the KL
     k3 = exp(-d) - 1 + d   unbiased, never negative, low variance; GRPO's term in the loss (arXiv:2402.03300, eq. 4)
 

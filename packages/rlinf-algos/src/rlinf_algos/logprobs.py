@@ -103,7 +103,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for rows, scaled in _scaled_chunks(logits, ctx.temperature):
             chunk = (scaled - logsumexp[rows, None]).exp_().mul_(-grad[rows, None])
             at_token = chunk.gather(1, ids[rows, None]) + grad[rows, None]
-            chunk.scatter_(1, ids[rows, None], at_token)  # not scatter_add_: that has no deterministic CUDA kernel
+            chunk.scatter_(1, ids[rows, None], at_token)  # one target a row, so no atomic additions as in scatter_add_
             flat[rows] = chunk.masked_fill_(~mask[rows, None], 0.0).to(flat.dtype)
         return grad_logits, None, None, None
 

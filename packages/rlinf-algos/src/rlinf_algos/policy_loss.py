@@ -95,10 +95,11 @@ def ppo_clip_loss(
         bound = -advantages * dual_clip
         is_bounded = mask & (advantages < 0) & (terms > bound)
         terms = torch.where(is_bounded, bound, terms)
+    terms = terms.masked_fill(~mask, 0.0)
     with torch.no_grad():
         is_clipped = mask & (clipped > unclipped)
         return PolicyLoss(
-            loss_terms=terms.masked_fill(~mask, 0.0),
+            loss_terms=terms,
             num_terms=mask.sum(),
             clip_fraction=masked_mean(is_clipped.to(ratio.dtype), mask),
             dual_clip_fraction=masked_mean(is_bounded.to(ratio.dtype), mask),

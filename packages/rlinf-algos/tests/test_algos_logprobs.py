@@ -1,0 +1,189 @@
+"""Log-probabilities and entropies against float64 numpy, gradients by finite differences, memory by counting."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlinf_algos import AlgosError, NonFiniteError, ShapeError, entropy_of_logits, logprobs, token_logprobs
+
+quick = settings(deadline=None, max_examples=60)
+NAN, INF = float("nan"), float("inf")
+
+
+def reference(logits, ids, temperature):
+    """(log-probabilities, entropies), row by row."""
+    z = logits / temperature
+    z = z - z.max(-1, keepdims=True)
+    p = np.exp(z) / np.exp(z).sum(-1, keepdims=True)
+    logp = np.log(np.take_along_axis(p, ids[..., None], -1))[..., 0]
+    return logp, -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)
+
+
+@pytest.fixture(params=[1, 7, 1 << 20], ids=lambda n: f"chunk={n}")
+def chunk_elements(request, monkeypatch):
+    monkeypatch.setattr(logprobs, "_CPU_CHUNK_ELEMENTS", request.param)
+
+
+@quick
+@given(
+    st.integers(0, 3), st.integers(0, 5), st.integers(1, 9), st.sampled_from([1.0, 0.6, 2.5]), st.integers(0, 2**32 - 1)
+)
+def test_values(B, T, V, temperature, seed):
+    rng = np.random.default_rng(seed)
+    logits, ids = rng.normal(0.0, 3.0, (B, T, V)), rng.integers(0, V, (B, T))
+    mask = rng.random((B, T)) < 0.7
+    logp, entropy = (np.where(mask, x, 0.0) for x in reference(logits, ids, temperature))
+    logits[~mask], ids[~mask] = np.nan, -100
+    logits, ids, mask = map(torch.tensor, (logits, ids, mask))
+    found = token_logprobs(logits, ids, temperature, loss_mask=mask)
+    np.testing.assert_allclose(found.numpy(), logp, rtol=1e-6, atol=1e-9)
+    found = entropy_of_logits(logits, temperature, loss_mask=mask)
+    np.testing.assert_allclose(found.numpy(), entropy, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.usefixtures("chunk_elements")
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_gradients_by_finite_differences(temperature):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, 5, dtype=torch.float64, generator=generator).requires_grad_()
+    ids = torch.randint(0, 5, (2, 3), generator=generator)
+    mask = torch.tensor([[1, 1, 0], [1, 0, 1]])
+    for loss_mask in (None, mask):
+        for function in (
+            partial(token_logprobs, token_ids=ids, temperature=temperature, loss_mask=loss_mask),
+            partial(entropy_of_logits, temperature=temperature, loss_mask=loss_mask),
+        ):
+            assert torch.autograd.gradcheck(function, logits)
+
+
+@pytest.mark.usefixtures("chunk_elements")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_lower_precision_logits_lose_nothing_more(dtype):
+    """Against torch's own log-softmax of the same numbers in float64."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(3, 4, 50, generator=generator)).to(dtype).requires_grad_()
+    ids = torch.randint(0, 50, (3, 4), generator=generator)
+    exact = logits.detach().double().requires_grad_()
+    logp = exact.log_softmax(-1)
+    for found, expected in [
+        (token_logprobs(logits, ids), logp.gather(2, ids[..., None])[..., 0]),
+        (entropy_of_logits(logits), -(logp.exp() * logp).sum(-1)),
+    ]:
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+        (gradient,) = torch.autograd.grad(found.sum(), logits)
+        (of_exact,) = torch.autograd.grad(expected.sum(), exact, retain_graph=True)
+        assert gradient.dtype == dtype
+        tolerance = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+        torch.testing.assert_close(gradient.double(), of_exact, rtol=tolerance, atol=1e-6)
+
+
+def test_the_chunk_size_changes_no_bit(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 6, 33, generator=generator).requires_grad_()
+    ids = torch.randint(0, 33, (4, 6), generator=generator)
+    results = []
+    for elements in (1, 100, 1 << 20):
+        monkeypatch.setattr(logprobs, "_CPU_CHUNK_ELEMENTS", elements)
+        out = token_logprobs(logits, ids, 0.9)
+        results.append((out.detach(), *torch.autograd.grad(out.sum(), logits)))
+    for result in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most elements any operator put into a tensor of its own (views do not count)."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        pointers = {a.untyped_storage().data_ptr() for a in args if isinstance(a, torch.Tensor)}
+        if isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() not in pointers:
+            self.num_elements = max(self.num_elements, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("function", ["token_logprobs", "entropy_of_logits"])
+def test_nothing_larger_than_a_chunk_is_made_but_the_gradient(monkeypatch, function):
+    monkeypatch.setattr(logprobs, "_CPU_CHUNK_ELEMENTS", 200)
+    base = torch.randn(6, 9, 100).bfloat16().requires_grad_()
+    ids = torch.randint(0, 100, (6, 8))
+    with Largest() as seen:
+        logits = base[:, :-1]  # not contiguous: flattening it would copy it
+        out = token_logprobs(logits, ids) if function == "token_logprobs" else entropy_of_logits(logits)
+    assert seen.num_elements <= 200
+    gradient_elements = 6 * 9 * 100
+    with Largest() as seen:
+        out.sum().backward()
+    assert seen.num_elements <= gradient_elements
+    assert base.grad is not None
+    assert (base.grad[:, -1] == 0).all()
+
+
+def test_any_leading_shape():
+    logits, ids = torch.randn(5, 4), torch.randint(0, 4, (5,))
+    expected = logits.log_softmax(-1)[torch.arange(5), ids]
+    torch.testing.assert_close(token_logprobs(logits, ids), expected)
+    torch.testing.assert_close(token_logprobs(logits[0], ids[0]), expected[0])
+    deep = logits.view(5, 1, 1, 4).transpose(0, 2)
+    torch.testing.assert_close(token_logprobs(deep, ids.view(1, 1, 5)), expected.view(1, 1, 5))
+
+
+def test_a_banned_token_is_fine_unless_it_is_the_chosen_one():
+    logits = torch.tensor([[[0.0, 1.0, -INF]]], requires_grad=True)
+    two = torch.tensor([0.0, 1.0])
+    out = token_logprobs(logits, torch.tensor([[1]])) + entropy_of_logits(logits)
+    p = two.softmax(0)
+    assert out.item() == pytest.approx((p[1].log() - (p * p.log()).sum()).item())
+    out.sum().backward()
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()
+    assert logits.grad[0, 0, 2] == 0
+    with pytest.raises(NonFiniteError, match=r"logits\[0, 0, 2\]=-inf gives the chosen token probability 0"):
+        token_logprobs(logits, torch.tensor([[2]]))
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ([0.0, NAN], r"logits\[1, 0, 1\]=nan is not finite \(1 of 2 rows are affected\)"),
+        ([INF, 0.0], r"logits\[1, 0, 0\]=inf is not finite"),
+        ([-INF, -INF], r"logits\[1, 0, 0\]=-inf and so is every other token of the row"),
+    ],
+)
+def test_non_finite_logits(row, text):
+    logits = torch.tensor([[[0.0, 0.0]], [row]])
+    with pytest.raises(NonFiniteError, match=text):
+        token_logprobs(logits, torch.zeros(2, 1, dtype=torch.int64))
+    with pytest.raises(NonFiniteError, match=text):
+        entropy_of_logits(logits)
+
+
+def test_refusals():
+    logits, ids = torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(ShapeError, match=r"token_ids has shape \[2, 4\], logits \[2, 3, 4\]"):
+        token_logprobs(logits, torch.zeros(2, 4, dtype=torch.int64))
+    with pytest.raises(AlgosError, match=r"token_ids\[0, 0\]=4 is not in the vocabulary 0 ... 3"):
+        token_logprobs(logits, ids + 4)
+    with pytest.raises(AlgosError, match=r"token_ids\[0, 0\]=-100 .* pass loss_mask where it is padding"):
+        token_logprobs(logits, ids - 100)
+    for wrong in (ids.float(), ids.bool()):
+        with pytest.raises(AlgosError, match="token_ids has dtype"):
+            token_logprobs(logits, wrong)
+    for temperature in (0.0, -1.0, INF, NAN):
+        with pytest.raises(AlgosError, match="temperature="):
+            entropy_of_logits(logits, temperature)
+    with pytest.raises(AlgosError, match="logits has dtype"):
+        entropy_of_logits(ids)
+    with pytest.raises(ShapeError, match="at least one token"):
+        entropy_of_logits(torch.zeros(2, 0))
+    with pytest.raises(ShapeError, match="loss_mask has shape"):
+        entropy_of_logits(logits, loss_mask=torch.ones(2))
