@@ -23,6 +23,7 @@ from rlinf_envs import (
     tensor_field,
 )
 from rlinf_envs.maniskill_novulkan import has_vulkan_device
+from rlinf_envs.testing import check_env
 
 pytestmark = pytest.mark.maniskill
 
@@ -123,6 +124,11 @@ def test_other_tasks_replay_exactly(task: str) -> None:
     first = digests(env, [5], actions)
     digests(env, [6], actions)
     assert digests(env, [5], actions) == first
+
+
+def test_conformance() -> None:
+    spec = EnvSpec(kind="maniskill", id="PushCube-v1", num_envs=2, max_episode_steps=8)
+    check_env(lambda: make_env(spec), num_steps=20)
 
 
 def test_next_episode_has_the_documented_seed() -> None:

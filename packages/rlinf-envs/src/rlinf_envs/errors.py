@@ -12,7 +12,13 @@ class RenderingUnavailableError(EnvError):
 
 
 class EnvCrashedError(EnvError):
-    """An environment raised, or its process died; the text names the environments and carries the cause."""
+    """An environment raised, or its process died, while it ran."""
+
+    def __init__(self, env_index: int, problem: str) -> None:
+        super().__init__(f"env {env_index}: {problem}")
+        self.env_index = env_index
+        """The row, 0..N-1 (the first one, if the process of several died)."""
+        self.problem = problem
 
 
 class ConformanceError(EnvError):

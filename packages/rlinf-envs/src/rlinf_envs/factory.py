@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,16 +38,32 @@ def make_env(spec: EnvSpec) -> BatchedEnv:
     """The environment `spec` describes. EnvError says what is wrong with a description and what was allowed."""
     if spec.kind not in KINDS:
         raise EnvError(f"EnvSpec.kind={spec.kind!r}; allowed: {', '.join(KINDS)}")
-    return make_part(spec, first_env_index=0)
+    if not 1 <= spec.num_processes <= spec.num_envs:
+        raise EnvError(
+            f"EnvSpec.num_processes={spec.num_processes} with num_envs={spec.num_envs}; "
+            f"allowed: 1..num_envs, as every process holds at least one environment"
+        )
+    return make_in_process(spec)
 
 
-def make_part(spec: EnvSpec, *, first_env_index: int) -> BatchedEnv:
-    """`spec` in this process; `first_env_index` is where its rows begin in the whole, for messages and records."""
-    arguments: dict[str, Any] = {
-        "max_episode_steps": spec.max_episode_steps,
-        "ignore_terminations": spec.ignore_terminations,
-        "first_env_index": first_env_index,
-    }
-    from rlinf_envs.maniskill_env import make_maniskill
-
-    return make_maniskill(spec.id, spec.num_envs, **arguments, **dict(spec.options))
+def make_in_process(spec: EnvSpec) -> BatchedEnv:
+    """All of `spec` in this process, whatever its num_processes says."""
+    # Imported here, so that one kind's packages are not needed for another.
+    make: Callable[..., BatchedEnv]
+    if spec.kind == "maniskill":
+        from rlinf_envs.maniskill_env import make_maniskill as make
+    elif spec.kind == "gymnasium":
+        from rlinf_envs.gymnasium_env import make_gymnasium as make
+    else:
+        from rlinf_envs.imported_env import make_imported as make
+    options: dict[str, Any] = dict(spec.options)
+    reserved = {"max_episode_steps", "ignore_terminations", "num_envs"} & set(options)
+    if reserved:
+        raise EnvError(f"EnvSpec.options holds {', '.join(sorted(reserved))}; set the field of EnvSpec instead")
+    return make(
+        spec.id,
+        spec.num_envs,
+        max_episode_steps=spec.max_episode_steps,
+        ignore_terminations=spec.ignore_terminations,
+        **options,
+    )

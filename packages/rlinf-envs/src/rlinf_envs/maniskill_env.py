@@ -41,7 +41,6 @@ def make_maniskill(
     *,
     max_episode_steps: int | None = None,
     ignore_terminations: bool = False,
-    first_env_index: int = 0,
     **options: Any,
 ) -> InProcessVector:
     """`num_envs` environments of a ManiSkill task (for example "PushCube-v1").
@@ -68,7 +67,6 @@ def make_maniskill(
         num_envs,
         max_episode_steps=limit,
         ignore_terminations=ignore_terminations,
-        first_env_index=first_env_index,
     )
 
 

@@ -96,7 +96,6 @@ class InProcessVector:
         *,
         max_episode_steps: int | None = None,
         ignore_terminations: bool = False,
-        first_env_index: int = 0,
     ) -> None:
         if num_envs < 1:
             raise EnvError(f"num_envs={num_envs}; at least one environment is needed")
@@ -109,7 +108,6 @@ class InProcessVector:
             )
         self._max_episode_steps = max_episode_steps
         self._ignore_terminations = ignore_terminations
-        self._first_env_index = first_env_index  # in messages and records, when this is one part of a larger vector
         self._rows: list[_Row] | None = None
         self._envs: list[SingleEnv] = []
         try:
@@ -147,8 +145,10 @@ class InProcessVector:
         self._require_open()
         values = checked_seeds(seeds, self.num_envs)
         self._rows = None  # a reset that fails half-way leaves nothing to step
-        self._rows = [self._begin(index, seed, 0) for index, seed in enumerate(values)]
-        return self._batched([row.observation for row in self._rows])
+        rows = [self._begin(index, seed, 0) for index, seed in enumerate(values)]
+        observation = self._batched([row.observation for row in rows])
+        self._rows = rows
+        return observation
 
     def step(self, actions: Tensor) -> StepResult:
         rows = self._require_rows("step")
@@ -173,8 +173,10 @@ class InProcessVector:
             raise EnvError(f"restore got {len(rows)} rows for {self.num_envs} environments")
         checked_seeds([snapshot.seed for snapshot in rows], self.num_envs)
         self._rows = None
-        self._rows = [self._replayed(index, snapshot) for index, snapshot in enumerate(rows)]
-        return self._batched([row.observation for row in self._rows])
+        replayed = [self._replayed(index, snapshot) for index, snapshot in enumerate(rows)]
+        observation = self._batched([row.observation for row in replayed])
+        self._rows = replayed
+        return observation
 
     def render(self) -> Tensor:
         self._require_rows("render")
@@ -236,7 +238,7 @@ class InProcessVector:
 
     def _end_of(self, index: int, row: _Row) -> EpisodeEnd:
         return EpisodeEnd(
-            env_index=self._first_env_index + index,
+            env_index=index,
             episode_index=row.episode_index,
             seed=episode_seed(row.seed, row.episode_index),
             return_=row.return_,
@@ -251,7 +253,7 @@ class InProcessVector:
             _, terminated, truncated = self._move(index, row, action)
             if terminated or truncated:
                 raise EnvError(
-                    f"restore: the episode of env {self._first_env_index + index} ended at action {position} of "
+                    f"restore: the episode of env {index} ended at action {position} of "
                     f"{len(snapshot.actions)}; the snapshot was taken from another environment or with other options"
                 )
         return row
@@ -262,7 +264,7 @@ class InProcessVector:
         try:
             return self._action_spec.checked(actions[None], 1, chunk=True)[0]
         except ValueError as error:
-            raise EnvError(f"restore: snapshot of env {self._first_env_index + index}: {error}") from error
+            raise EnvError(f"restore: snapshot of env {index}: {error}") from error
 
     def _actions_tensor(self, actions: list[np.ndarray]) -> Tensor:
         if not actions:
@@ -289,12 +291,18 @@ class InProcessVector:
         for name, spec in self._observation_spec.items():
             if spec.dtype == "text":
                 batch[name] = [str(row[name]) for row in rows]
-            else:
-                batch[name] = torch.from_numpy(np.stack([np.asarray(row[name]) for row in rows]))
+                continue
+            array = np.stack([np.asarray(row[name]) for row in rows])
+            if spec.dtype == "float32" and not np.isfinite(array).all():
+                self._rows = None
+                index = int(np.argwhere(~np.isfinite(array))[0][0])
+                raise EnvCrashedError(index, f"its observation {name!r} holds a number that is not finite")
+            batch[name] = torch.from_numpy(array)
         return batch
 
-    def _crash(self, index: int, doing: str, error: Exception) -> EnvError:
-        return EnvCrashedError(f"env {self._first_env_index + index}: {doing} failed: {type(error).__name__}: {error}")
+    def _crash(self, index: int, doing: str, error: Exception) -> EnvCrashedError:
+        self._rows = None  # some rows have moved, some have not: only a reset leads on
+        return EnvCrashedError(index, f"{doing} failed: {type(error).__name__}: {error}")
 
     def _require_open(self) -> None:
         if not self._envs:

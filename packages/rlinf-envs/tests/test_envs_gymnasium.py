@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlinf_envs import EnvError, EnvSpec, RenderingUnavailableError, make_env, tensor_field
+from rlinf_envs.gymnasium_env import GymnasiumEnv, vector_of_callable
+from rlinf_envs.testing import check_env
+
+
+class Spaces(gymnasium.Env):
+    """Any spaces; observes the first sample of its own seed, remembers the actions it got."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+        self.got: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.got.append(action)
+        return self.observation_space.sample(), 0.0, False, False, {"is_success": len(self.got) == 2}
+
+
+BOX = spaces.Box(-1.0, 1.0, (2,), np.float64)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options"),
+    [
+        ("CartPole-v1", {"num_envs": 3}),
+        ("Pendulum-v1", {"num_envs": 2, "max_episode_steps": 20}),
+        ("FrozenLake-v1", {"num_envs": 2}),
+    ],
+)
+def test_conformance(env_id: str, options: dict[str, int]) -> None:
+    check_env(lambda: make_env(EnvSpec(kind="gymnasium", id=env_id, **options)))  # type: ignore[arg-type]
+
+
+def test_same_numbers_as_gymnasium_itself() -> None:
+    ours = make_env(EnvSpec(kind="gymnasium", id="CartPole-v1", num_envs=1))
+    theirs = gymnasium.make("CartPole-v1")
+    observation = ours.reset([3])
+    expected, _ = theirs.reset(seed=3)
+    for action in (0, 1, 1, 0):
+        assert tensor_field(observation, "state")[0].tolist() == expected.tolist()
+        observation = ours.step(torch.tensor([action])).observation
+        expected, *_ = theirs.step(action)
+
+
+def test_registered_limit_is_the_default_and_can_be_raised() -> None:
+    assert make_env(EnvSpec(kind="gymnasium", id="Pendulum-v1", num_envs=1)).max_episode_steps == 200
+    env = make_env(EnvSpec(kind="gymnasium", id="Pendulum-v1", num_envs=1, max_episode_steps=210))
+    env.reset([0])
+    ends = [end for _ in range(210) for end in env.step(torch.zeros(1, 1)).episodes]
+    assert [end.length for end in ends] == [210]
+
+
+def test_dict_observations_become_fields() -> None:
+    space = spaces.Dict(
+        {
+            "arm": BOX,
+            "front": spaces.Box(0, 255, (4, 6, 3), np.uint8),
+            "mode": spaces.Discrete(3),
+            "task": spaces.Text(5, min_length=5),
+            "wrist": spaces.Dict({"camera": spaces.Box(0, 255, (2, 2, 1), np.uint8)}),
+        }
+    )
+    env = GymnasiumEnv(Spaces(space, BOX))
+    spec = {name: (field.shape, field.dtype) for name, field in env.observation_spec.items()}
+    assert spec == {
+        "state": ((5,), "float32"),
+        "image.front": ((4, 6, 3), "uint8"),
+        "image.wrist.camera": ((2, 2, 1), "uint8"),
+        "instruction": ((), "text"),
+    }
+    row = env.reset(4)
+    space.seed(4)
+    sample: Any = space.sample()
+    one_hot = np.eye(3)[sample["mode"]]
+    np.testing.assert_array_equal(row["state"], np.concatenate([sample["arm"], one_hot]).astype(np.float32))
+    np.testing.assert_array_equal(row["image.front"], sample["front"])
+    assert row["instruction"] == sample["task"]
+
+
+def test_a_picture_alone_is_the_main_image() -> None:
+    env = GymnasiumEnv(Spaces(spaces.Box(0, 255, (4, 6, 3), np.uint8), BOX))
+    assert list(env.observation_spec) == ["image.main"]
+
+
+@pytest.mark.parametrize(
+    ("space", "text"),
+    [
+        (spaces.Sequence(BOX), "of no fixed size"),
+        (spaces.Dict({"a": spaces.Text(3), "b": spaces.Text(3)}), r"a second Text .*\(b\)"),
+    ],
+)
+def test_observations_that_cannot_be_read(space: spaces.Space, text: str) -> None:
+    with pytest.raises(EnvError, match=text):
+        GymnasiumEnv(Spaces(space, BOX))
+
+
+@pytest.mark.parametrize(
+    ("space", "low", "high", "action", "native"),
+    [
+        (spaces.Discrete(3, start=2), 2, 4, 3, 3),
+        (spaces.MultiDiscrete([2, 3]), [0, 0], [1, 2], [1, 2], [1, 2]),
+        (spaces.MultiBinary(2), [0, 0], [1, 1], [1, 0], [1, 0]),
+    ],
+)
+def test_discrete_actions(space: spaces.Space, low: object, high: object, action: object, native: object) -> None:
+    raw = Spaces(BOX, space)
+    env = vector_of_callable(lambda: raw, 1)
+    assert env.action_spec.kind == "discrete"
+    assert env.action_spec.low.tolist() == low
+    assert env.action_spec.high.tolist() == high
+    env.reset([0])
+    env.step(torch.tensor([action]))
+    assert np.asarray(raw.got[0]).tolist() == native
+    assert space.contains(raw.got[0])
+
+
+def test_continuous_actions_arrive_in_the_dtype_of_the_space() -> None:
+    raw = Spaces(BOX, BOX)
+    env = vector_of_callable(lambda: raw, 1)
+    env.reset([0])
+    env.step(torch.tensor([[0.5, 7.0]]))
+    assert raw.got[0].dtype == np.float64
+    assert raw.got[0].tolist() == [0.5, 1.0]
+
+
+def test_unusable_action_space() -> None:
+    with pytest.raises(EnvError, match="the action space is Text"):
+        GymnasiumEnv(Spaces(BOX, spaces.Text(3)))
+
+
+def test_success_is_read_from_is_success() -> None:
+    env = vector_of_callable(lambda: Spaces(BOX, BOX), 1, max_episode_steps=3)
+    env.reset([0])
+    (end,) = [end for _ in range(3) for end in env.step(torch.zeros(1, 2)).episodes]
+    assert end.success_once is True
+    assert end.success_at_end is False
+
+
+def test_unknown_id_names_close_ones() -> None:
+    with pytest.raises(EnvError, match=r"no environment 'CartPol-v1'.*did you mean CartPole-v1"):
+        make_env(EnvSpec(kind="gymnasium", id="CartPol-v1", num_envs=1))
+
+
+def test_unknown_option_is_told() -> None:
+    with pytest.raises(EnvError, match="colour"):
+        make_env(EnvSpec(kind="gymnasium", id="CartPole-v1", num_envs=1, options={"colour": "red"}))
+
+
+def test_render_must_be_asked_for() -> None:
+    env = make_env(EnvSpec(kind="gymnasium", id="CartPole-v1", num_envs=1))
+    env.reset([0])
+    with pytest.raises(RenderingUnavailableError, match="render=True"):
+        env.render()
+
+
+def test_something_else_is_no_environment() -> None:
+    with pytest.raises(EnvError, match=r"a gymnasium.Env was expected, got str"):
+        vector_of_callable(lambda: "env", 1)  # type: ignore[arg-type, return-value]
