@@ -1,0 +1,28 @@
+"""Worker processes and the execution of flows: the same program under any plan."""
+
+from rlinf_workers.errors import FlowDefinitionError, RemoteError, StepTimeout, WorkerLost, WorkersError
+from rlinf_workers.execution.executor import Executor, FlowRun
+from rlinf_workers.execution.ports import Reader, Writer
+from rlinf_workers.flow import Flow
+from rlinf_workers.group import WorkerGroup
+from rlinf_workers.launcher import LocalLauncher
+from rlinf_workers.worker import StepContext, Worker
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Flow",
+    "Worker",
+    "WorkerGroup",
+    "Reader",
+    "Writer",
+    "StepContext",
+    "Executor",
+    "FlowRun",
+    "LocalLauncher",
+    "WorkersError",
+    "FlowDefinitionError",
+    "RemoteError",
+    "WorkerLost",
+    "StepTimeout",
+]

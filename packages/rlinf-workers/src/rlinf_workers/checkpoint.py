@@ -1,0 +1,70 @@
+"""Files of a checkpoint: safetensors and JSON, never pickles. The folder's atomic rename is its owner's business."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+
+def write_json(path: str, values: Mapping[str, Any]) -> None:
+    with open(path, "w") as file:
+        json.dump(values, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_json(path: str) -> dict[str, Any]:
+    return json.loads(Path(path).read_text())
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: str) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def load_tensors(into: Mapping[str, Tensor], path: str) -> None:
+    """Fills tensors in place.
+
+    Raises: ValueError naming tensors that are missing, too many or of another shape.
+    """
+    found = load_file(path)
+    missing, unknown = sorted(set(into) - set(found)), sorted(set(found) - set(into))
+    if missing or unknown:
+        raise ValueError(f"{path}: tensors missing: {missing or 'none'}; tensors the model does not have: {unknown or 'none'}")
+    for name, tensor in into.items():
+        if found[name].shape != tensor.shape:
+            raise ValueError(f"{path}: {name} has shape {list(found[name].shape)}, the model's is {list(tensor.shape)}")
+        with torch.no_grad():
+            tensor.copy_(found[name])
+
+
+def load_model_weights(model: nn.Module, folder: str) -> None:
+    """Weights of a Hugging Face folder into a model of the same architecture, through transformers' own loader."""
+    loaded: Any = type(model).from_pretrained(folder, dtype=next(model.parameters()).dtype)  # type: ignore[attr-defined]
+    model.load_state_dict(loaded.state_dict())
+
+
+def save_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, path: str) -> None:
+    """The state of every parameter as `<parameter>:<state>`."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    save_tensors(
+        {f"{names[p]}:{key}": value for p, state in optimizer.state.items() for key, value in state.items()}, path
+    )
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, path: str) -> None:
+    """The inverse of `save_optimizer`; the parameters must have the same names."""
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for key, value in load_file(path).items():
+        name, _, field = key.rpartition(":")
+        if name not in parameters:
+            raise ValueError(f"{path}: holds state for {name!r}, which the model does not have")
+        on = value if field == "step" else value.to(parameters[name].device)
+        optimizer.state[parameters[name]][field] = on

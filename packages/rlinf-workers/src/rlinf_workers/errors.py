@@ -1,0 +1,48 @@
+"""The errors of this package, as one tree."""
+
+from __future__ import annotations
+
+
+class WorkersError(Exception):
+    """Anything that goes wrong between a flow and its processes."""
+
+
+class FlowDefinitionError(WorkersError, ValueError):
+    """A flow, a worker class or a call that cannot be right; says what and what was allowed."""
+
+
+class RemoteError(WorkersError):
+    """An exception raised inside a worker process, with the traceback from there.
+
+    Attributes:
+        worker: `role/rank` of the process.
+        error_type: name of the exception's class over there.
+        remote_traceback: its formatted traceback.
+    """
+
+    def __init__(self, worker: str, error_type: str, message: str, remote_traceback: str) -> None:
+        super().__init__(f"{worker}: {error_type}: {message}")
+        self.worker = worker
+        self.error_type = error_type
+        self.remote_traceback = remote_traceback
+
+
+class WorkerLost(WorkersError):
+    """A worker process died, went silent or could not start.
+
+    Attributes:
+        worker: `role/rank` of the process.
+        cause: what ended it, for example `killed by SIGKILL`.
+        log_tail: the last lines of its log.
+    """
+
+    def __init__(self, worker: str, host: str, cause: str, log_path: str, log_tail: str) -> None:
+        tail = log_tail.strip() or "(empty)"
+        super().__init__(f"worker {worker} on {host} was lost: {cause}\nlog: {log_path}, last lines:\n{tail}")
+        self.worker = worker
+        self.cause = cause
+        self.log_tail = log_tail
+
+
+class StepTimeout(WorkersError):
+    """A run of a flow passed its deadline; the message holds the wait-for graph."""

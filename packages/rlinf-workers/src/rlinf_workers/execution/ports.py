@@ -1,0 +1,161 @@
+"""Ports: what a worker's method sees of a channel.
+
+Logic and granularity part ways here. A stage puts items one by one or in lists; its readers get chunks of the size that the plan says,
+in whatever pieces the items came. While a port has to wait it pauses its stage, which may give its devices to another turn.
+
+    producer: put([a, b, c]) put([d])      granularity 2      consumer: for chunk in port: [a, b] then [c, d]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, Protocol, TypeVar
+
+from rlinf_comm.channel import Channel
+from rlinf_comm.errors import ChannelTimeout
+
+from rlinf_workers.errors import WorkersError
+from rlinf_workers.execution.stage_call import WHOLE_BATCH, ReadPort, WritePort
+
+T = TypeVar("T")
+
+
+class Pauses(Protocol):
+    """What a port tells its stage."""
+
+    def waiting(self, target: str, *, keeps_lease: bool) -> AbstractContextManager[None]:
+        """The port waits inside this block; the stage does not compute."""
+        ...
+
+    def begin_chunk(self, num_items: int) -> None:
+        """The stage computes from here on: takes the lease and brings its state onto the devices."""
+        ...
+
+    def end_chunk(self) -> None:
+        """The stage has asked for more, so it has stopped computing on the chunk before."""
+        ...
+
+
+class DriverPauses:
+    """The driver shares no devices: it just waits."""
+
+    def waiting(self, target: str, *, keeps_lease: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def begin_chunk(self, num_items: int) -> None:
+        return
+
+    def end_chunk(self) -> None:
+        return
+
+
+class Reader(Generic[T]):
+    """The reading end of a channel in a stage. Iterating gives chunks (non-empty lists) until all writers are done."""
+
+    def __init__(self, port: ReadPort, channel: Channel, stage: Pauses) -> None:
+        self._port = port
+        self._channel = channel
+        self._stage = stage
+        self._ready: list[T] = []
+        self._early: dict[int, T] = {}
+        self._next_key = port.partition
+        self._closed = False
+        self._keys = [port.partition] if port.num_partitions > 1 else None
+
+    def __iter__(self) -> Iterator[list[T]]:
+        while chunk := self._next_chunk():
+            self._stage.begin_chunk(len(chunk))
+            yield chunk
+        self._stage.begin_chunk(0)  # what stands behind the loop computes too
+
+    def next_chunk(self, *, at_most: int) -> list[T]:
+        """The next chunk, of at most `at_most` items; for a stage that knows how many are still to come before the channel closes.
+
+        Empty at the end.
+        """
+        chunk = self._next_chunk(at_most)
+        self._stage.begin_chunk(len(chunk))
+        return chunk
+
+    def _next_chunk(self, at_most: int | None = None) -> list[T]:
+        self._stage.end_chunk()
+        wanted = self._port.granularity
+        if at_most is not None:
+            wanted = min(wanted, at_most) if wanted != WHOLE_BATCH else at_most
+        self._wait_for(wanted)
+        return self._pop(len(self._ready) if wanted == WHOLE_BATCH else wanted)
+
+    def _pop(self, num_items: int) -> list[T]:
+        chunk, self._ready = self._ready[:num_items], self._ready[num_items:]
+        return chunk
+
+    def _wait_for(self, wanted: int) -> None:
+        if not self._gather(wanted, timeout_s=0.0):
+            with self._stage.waiting(f"channel {self._port.channel}", keeps_lease=self._port.of_own_turn):
+                self._gather(wanted, timeout_s=None)
+
+    def _gather(self, wanted: int, timeout_s: float | None) -> bool:
+        """Takes entries until a chunk is there or the channel is closed; False when that did not come in time."""
+        while not self._closed and (wanted == WHOLE_BATCH or len(self._ready) < wanted):
+            try:
+                entries = self._channel.take(keys=self._keys, timeout_s=timeout_s)
+            except ChannelTimeout:
+                return False
+            if not entries:
+                self._close()
+            for entry in entries:
+                self._accept(entry.value)
+        return True
+
+    def _accept(self, entry: Sequence[tuple[int, T]]) -> None:
+        for key, item in entry:
+            if self._port.ordered:
+                self._early[key] = item
+            else:
+                self._ready.append(item)
+        while self._next_key in self._early:
+            self._ready.append(self._early.pop(self._next_key))
+            self._next_key += self._port.num_partitions
+
+    def _close(self) -> None:
+        self._closed = True
+        if self._early:
+            raise WorkersError(
+                f"channel {self._port.channel} was closed, but item {self._next_key} never came; "
+                f"later ones did: {sorted(self._early)[:8]}; an ordered stage needs keys 0, 1, 2, ... once each"
+            )
+
+
+class Writer(Generic[T]):
+    """The writing end of a channel in a stage."""
+
+    def __init__(self, port: WritePort, channel: Channel, stage: Pauses) -> None:
+        self._port = port
+        self._channel = channel
+        self._stage = stage
+
+    def put(self, item: T, *, key: int = 0, policy_version: int = -1) -> None:
+        """Hands one item on. Blocks while the channel is full.
+
+        Args:
+            key: number of the item in this run where a reader wants them in order, or the lane that it belongs to (an environment
+                group) where readers are bound to lanes.
+        """
+        self.put_many([(key, item)], policy_version=policy_version)
+
+    def put_many(self, items: Sequence[tuple[int, T]], *, policy_version: int = -1) -> None:
+        """Hands (key, item) pairs on, several in one piece where the readers' granularity allows it."""
+        for partition in range(self._port.num_partitions):
+            mine = [pair for pair in items if pair[0] % self._port.num_partitions == partition]
+            size = self._port.max_items_per_entry or max(1, len(mine))
+            for start in range(0, len(mine), size):
+                self._put_entry(mine[start : start + size], partition, policy_version)
+
+    def _put_entry(self, entry: list[tuple[int, T]], partition: int, policy_version: int) -> None:
+        arguments: dict[str, Any] = {"key": partition, "weight": float(len(entry)), "policy_version": policy_version}
+        try:
+            self._channel.put(entry, timeout_s=0.0, **arguments)
+        except ChannelTimeout:
+            with self._stage.waiting(f"room in channel {self._port.channel}", keeps_lease=self._port.of_own_turn):
+                self._channel.put(entry, **arguments)

@@ -1,0 +1,158 @@
+"""Runs one stage on one rank: connects its ports, takes and gives back the lease, syncs weights, keeps the time."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rlinf_comm.channel import Channel, ChannelAddress
+
+from rlinf_workers.execution.lease import LeaseRequest
+from rlinf_workers.execution.ports import Reader, Writer
+from rlinf_workers.execution.stage_call import StageCall, StageOutcome
+from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, SpanRecorder
+
+if TYPE_CHECKING:
+    from rlinf_workers.worker import Worker
+
+SHORTEST_WAIT_SPAN_S = 0.0005
+"""Shorter waits are left out of the trace; they would be most of its lines and none of its time."""
+
+
+@functools.lru_cache(maxsize=256)
+def _open_channel(address: ChannelAddress) -> Channel:
+    """One mapping for each channel and process, kept for the process's life."""
+    return Channel.open(address)
+
+
+class StageRunner:
+    """One stage call in progress. It is the `Pauses` of its ports.
+
+    The states and who changes them:
+        outside    no lease, state maybe offloaded    at the start; after `_leave`
+        inside     lease held, state on the devices   after `_enter`
+        computing  inside, and the clock of the chunk runs   between `begin_chunk` and `end_chunk`
+    """
+
+    def __init__(self, worker: Worker, call: StageCall) -> None:
+        self._worker = worker
+        self._call = call
+        self._spans = SpanRecorder(worker.name, worker.devices)
+        self._inside = False
+        self._holds_lock = False
+        self._chunk: tuple[float, float, int] | None = None
+
+    def run(self) -> StageOutcome:
+        call = self._call
+        self._worker._local.step = call.context
+        readers = [Reader(port, _open_channel(port.address), self) for port in call.reads]
+        writers = [Writer(port, _open_channel(port.address), self) for port in call.writes]
+        if call.starts_leased:
+            self.begin_chunk(0)
+        getattr(self._worker, call.method)(*readers, *writers)
+        self.end_chunk()
+        if call.publishes:
+            self._enter()
+            self._publish()
+        self._leave()
+        for port in call.writes:
+            _open_channel(port.address).close()
+        shown, self._worker._shown = self._worker._shown, []
+        return StageOutcome(
+            metrics=self._worker._metrics.drain(),
+            spans=self._spans.spans,
+            shown=shown,
+            policy_version=self._worker.policy_version,
+        )
+
+    # -- Pauses ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def waiting(self, target: str, *, keeps_lease: bool) -> Iterator[None]:
+        was_computing = self._chunk is not None
+        self.end_chunk()
+        if not keeps_lease:
+            self._leave()
+        self._unlock()
+        start_s, clock = time.time(), time.perf_counter()
+        with self._waits(target):
+            yield
+        waited_s = time.perf_counter() - clock
+        if waited_s >= SHORTEST_WAIT_SPAN_S:
+            self._spans.add(f"wait for {target}", CHANNEL, start_s, waited_s)
+        if was_computing:
+            self.begin_chunk(0)
+
+    def begin_chunk(self, num_items: int) -> None:
+        self._enter()
+        self._chunk = (time.time(), time.perf_counter(), num_items)
+
+    def end_chunk(self) -> None:
+        if self._chunk is not None:
+            start_s, clock, num_items = self._chunk
+            self._chunk = None
+            self._spans.add(self._call.stage, COMPUTE, start_s, time.perf_counter() - clock, num_items)
+
+    # -- lease, state, weights -------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        if not self._inside:
+            if self._call.lease_turn is not None:
+                with self._spans.span("wait for lease", LEASE), self._waits(f"lease of turn {self._call.lease_turn}"):
+                    self._ask("acquire")
+            self._inside = True
+            self._lock()
+            if not self._worker._loaded:
+                with self._spans.span("onload", LEASE):
+                    self._worker.onload()
+                self._worker._loaded = True
+            self._receive()
+        self._lock()
+
+    def _leave(self) -> None:
+        if not self._inside:
+            return
+        self._lock()
+        if self._call.offloads and self._worker._loaded:
+            with self._spans.span("offload", LEASE):
+                self._worker.offload()
+            self._worker._loaded = False
+        self._unlock()
+        self._inside = False
+        if self._call.lease_turn is not None:
+            self._ask("release")
+
+    def _ask(self, action: Any) -> None:
+        request = LeaseRequest(action=action, turn=self._call.lease_turn or 0, stage=self._call.stage)
+        self._worker._request("lease", request).result()
+
+    def _receive(self) -> None:
+        for edge, version in self._call.receives.items():
+            port = self._worker._weight_ports[edge]
+            if port.policy_version != version:
+                with self._spans.span("receive weights", SYNC), self._waits(f"weights {edge} version {version}"):
+                    port.receive(self._worker.weights(), version)
+                self._worker.weights_received(version)
+
+    def _publish(self) -> None:
+        for edge in self._call.publishes:
+            with self._spans.span("publish weights", SYNC), self._waits(f"room for weights {edge}"):
+                self._worker.publish_weights(edge)
+
+    def _waits(self, target: str) -> Any:
+        return self._worker._waits.waiting(f"{self._worker.name} {self._call.stage}", target)
+
+    # -- two stages of one worker never compute at once --------------------------------------------------------------
+
+    def _lock(self) -> None:
+        if not self._holds_lock:
+            self._worker._body_lock.acquire()
+            self._holds_lock = True
+
+    def _unlock(self) -> None:
+        if self._holds_lock:
+            self._worker._body_lock.release()
+            self._holds_lock = False

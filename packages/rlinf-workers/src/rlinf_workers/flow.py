@@ -1,0 +1,166 @@
+"""Flow: the macro flow as a user writes it. Workers, stages with explicit reads and writes, and who trains what whom serves.
+
+It names no device, mode or batch size. `Flow.graph()` is the plain-data view that is drawn, checked and planned (rlinf_sched); the
+executor runs the flow under any plan of that graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_sched.flow_graph import Dispatch, FlowGraph, Stage, WeightEdge
+
+from rlinf_workers.errors import FlowDefinitionError
+from rlinf_workers.worker import Worker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerDefinition:
+    """A worker group of the flow: the class and the arguments of its constructor."""
+
+    worker_class: type[Worker]
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageDefinition:
+    """A stage and the method that does its work."""
+
+    stage: Stage
+    method: str
+    ordered: bool
+
+
+class Flow:
+    """A workflow of workers joined by channels.
+
+    Example:
+        flow = Flow("grpo")
+        flow.worker("rollout", Rollout, rollout_settings)
+        flow.worker("actor", Actor, actor_settings)
+        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
+        flow.stage("actor", Actor.train, reads="samples", trains=True, ordered=True)
+        flow.weights("actor", to="rollout")
+
+    Channels that no stage writes are fed by the driver; channels that no stage reads are collected by it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.workers: dict[str, WorkerDefinition] = {}
+        self.stages: dict[str, StageDefinition] = {}
+        self._weight_edges: list[WeightEdge] = []
+
+    def worker(self, name: str, worker_class: type[Worker], *arguments: Any) -> Flow:
+        """Declares a worker group."""
+        if name in self.workers:
+            raise FlowDefinitionError(f"flow {self.name!r}: worker {name!r} is declared twice")
+        if not (inspect.isclass(worker_class) and issubclass(worker_class, Worker)):
+            raise FlowDefinitionError(f"flow {self.name!r}: worker {name!r} is {worker_class!r}; give a subclass of Worker")
+        self.workers[name] = WorkerDefinition(worker_class=worker_class, arguments=arguments)
+        return self
+
+    def workers_of(self, other: Flow, *names: str) -> Flow:
+        """Declares worker groups of another flow again, to be used by both; they are started once."""
+        for name in names:
+            self.worker(name, other.workers[name].worker_class, *other.workers[name].arguments)
+        return self
+
+    def stage(
+        self,
+        name: str,
+        method: Callable[..., Any],
+        *,
+        reads: str | tuple[str, ...] = (),
+        writes: str | tuple[str, ...] = (),
+        worker: str | None = None,
+        dispatch: Dispatch = "any",
+        ordered: bool = False,
+        trains: bool = False,
+        needs_device: bool = True,
+        whole_batch: bool = False,
+        item_multiple: int = 1,
+    ) -> Flow:
+        """Declares a stage: one method of one worker group.
+
+        Args:
+            method: called as `method(worker, *readers, *writers)` once a run on every rank, with ports in the order of `reads`, then
+                `writes`.
+            worker: the group; by default the one with the stage's name.
+            dispatch: "any": the next free rank takes the next items. "key": an item goes to rank `key % num_ranks`.
+            ordered: chunks come in the order of the items' keys 0, 1, 2, ..., in whatever order they were put. With `dispatch="key"`
+                a rank gets every num_ranks-th.
+            trains: the stage changes the weights of its group.
+            needs_device: False for work on the host that shares no device.
+            whole_batch: the stage makes no sense on less than all items of a run.
+            item_multiple: chunks hold a multiple of that many items (but for the last).
+        """
+        group = worker or name
+        reads, writes = _names(reads), _names(writes)
+        if name in self.stages:
+            raise FlowDefinitionError(f"flow {self.name!r}: stage {name!r} is declared twice")
+        if group not in self.workers:
+            raise FlowDefinitionError(
+                f"flow {self.name!r}: stage {name!r} runs on worker {group!r}, which is not declared; there are {sorted(self.workers)}"
+            )
+        _check_method(self, name, self.workers[group].worker_class, method, len(reads) + len(writes))
+        self.stages[name] = StageDefinition(
+            stage=Stage(
+                name=name,
+                worker=group,
+                role=group,
+                reads=reads,
+                writes=writes,
+                dispatch=dispatch,
+                needs_device=needs_device,
+                trains=trains,
+                whole_batch=whole_batch,
+                item_multiple=item_multiple,
+            ),
+            method=method.__name__,
+            ordered=ordered,
+        )
+        return self
+
+    def weights(self, source: str, *, to: str) -> Flow:
+        """After a stage of worker group `source` has trained, group `to` serves its weights from the next run on."""
+        self._weight_edges.append(WeightEdge(source=source, target=to))
+        return self
+
+    def graph(self) -> FlowGraph:
+        """The flow as plain data, validated.
+
+        Raises: rlinf_sched.FlowError with every mistake found.
+        """
+        stages = tuple(definition.stage for definition in self.stages.values())
+        written = {channel for stage in stages for channel in stage.writes}
+        read = {channel for stage in stages for channel in stage.reads}
+        channels = list(dict.fromkeys(channel for stage in stages for channel in (*stage.reads, *stage.writes)))
+        graph = FlowGraph(
+            name=self.name,
+            stages=stages,
+            weight_edges=tuple(self._weight_edges),
+            feeds=tuple(channel for channel in channels if channel not in written),
+            collects=tuple(channel for channel in channels if channel not in read),
+        )
+        graph.validate()
+        return graph
+
+
+def _names(channels: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (channels,) if isinstance(channels, str) else tuple(channels)
+
+
+def _check_method(flow: Flow, stage: str, worker_class: type, method: Callable[..., Any], num_ports: int) -> None:
+    found = getattr(worker_class, getattr(method, "__name__", ""), None)
+    if found is not method:
+        raise FlowDefinitionError(f"flow {flow.name!r}: stage {stage!r}: {method!r} is not a method of {worker_class.__name__}")
+    num_parameters = len(inspect.signature(method).parameters) - 1
+    if num_parameters != num_ports:
+        raise FlowDefinitionError(
+            f"flow {flow.name!r}: stage {stage!r}: {worker_class.__name__}.{method.__name__} takes {num_parameters} ports, "
+            f"but the stage reads and writes {num_ports} channels"
+        )

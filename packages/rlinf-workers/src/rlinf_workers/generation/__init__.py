@@ -1,0 +1,1 @@
+"""Generation engines: prompts in, completions with log-probabilities out."""

@@ -1,0 +1,152 @@
+"""Generation with a Hugging Face model and its KV cache: simple, exact, on any device torch has.
+
+Departs from `model.generate` in three ways, each for a reason: the prompt is prefilled once for all its completions; noise belongs to the prompt
+(sampling.py); and a batch never has fewer than `MIN_ROWS` rows, because below four rows a CPU matrix product takes another path with another
+rounding (measured: rows are bit-equal from 4 to 512, not for 1 to 3), and numbers must not depend on how a plan cuts the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_tokens
+from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, stop_token_ids
+from rlinf_workers.records import Prompt, SampleGroup
+
+MIN_ROWS = 8
+
+
+class HuggingFaceEngine:
+    """A GenerationEngine on a `transformers` model.
+
+    Args:
+        model: the model to serve.
+        max_prompt_tokens: prompts are padded to that length on the left, all to the same, so that the shape of a batch does not depend on who
+            is in it.
+        same_length: every prompt has exactly max_prompt_tokens; no mask is needed then, and attention takes its fast path.
+        max_batch_sequences: sequences decoded at once.
+    """
+
+    def __init__(
+        self,
+        model: ModelSettings,
+        device: torch.device,
+        *,
+        max_prompt_tokens: int,
+        same_length: bool,
+        max_batch_sequences: int = 512,
+    ) -> None:
+        self._model = build_model(model, device)
+        tokenizer = load_tokenizer(model.folder)
+        self._stop_ids = torch.tensor(stop_token_ids(self._model, tokenizer), device=device)
+        self._pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else int(self._stop_ids[0])
+        self._device = device
+        self._max_prompt_tokens = max_prompt_tokens
+        self._same_length = same_length
+        self._max_batch_sequences = max_batch_sequences
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return dict(self._model.named_parameters())
+
+    def onload(self) -> None:
+        self._model.to(self._device)
+
+    def offload(self) -> None:
+        self._model.to("cpu")
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[Prompt], settings: SamplingSettings, *, seed: int, step: int, policy_version: int
+    ) -> list[SampleGroup]:
+        size = max(1, self._max_batch_sequences // settings.group_size)
+        groups: list[SampleGroup] = []
+        for start in range(0, len(prompts), size):
+            batch = prompts[start : start + size]
+            noise = prompt_noise(seed, step, [prompt.index for prompt in batch], settings).to(self._device)
+            tokens, logprobs, mask = self._generate_batch(batch, settings, noise)
+            groups.extend(self._group(batch, settings, tokens.cpu(), logprobs.cpu(), mask.cpu(), policy_version))
+        return groups
+
+    def _generate_batch(
+        self, prompts: Sequence[Prompt], settings: SamplingSettings, noise: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids, log-probabilities and mask, each [P * G, T]."""
+        from transformers import DynamicCache
+
+        num_prompts, group_size, num_tokens = len(prompts), settings.group_size, settings.max_new_tokens
+        padded_prompts = max(num_prompts, -(-MIN_ROWS // group_size))
+        prompt_ids, mask = self._pad(prompts, max(padded_prompts, MIN_ROWS))
+        cache = DynamicCache(config=self._model.config)
+        logits = self._forward(prompt_ids, mask, cache)[:padded_prompts].repeat_interleave(group_size, 0)
+        cache.batch_select_indices(torch.arange(padded_prompts, device=self._device).repeat_interleave(group_size))
+        mask = mask[:padded_prompts].repeat_interleave(group_size, 0)
+        noise = torch.cat([noise, noise.new_zeros(len(logits) - len(noise), num_tokens)])
+
+        token_ids = torch.full((len(logits), num_tokens), self._pad_id, device=self._device)
+        logprobs = torch.zeros(len(logits), num_tokens, device=self._device)
+        loss_mask = torch.zeros(len(logits), num_tokens, device=self._device)
+        running = torch.ones(len(logits), dtype=torch.bool, device=self._device)
+        for t in range(num_tokens):
+            tokens, token_logprobs = sample_tokens(logits, noise[:, t], settings)
+            token_ids[:, t] = torch.where(running, tokens, self._pad_id)
+            logprobs[:, t] = torch.where(running, token_logprobs, 0.0)
+            loss_mask[:, t] = running
+            running = running & ~torch.isin(tokens, self._stop_ids)
+            if t + 1 == num_tokens or not running.any():
+                break
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+            logits = self._forward(token_ids[:, t : t + 1], mask, cache)
+        kept = num_prompts * group_size
+        return token_ids[:kept], logprobs[:kept], loss_mask[:kept]
+
+    def _forward(self, token_ids: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        """Logits of the last position, [B, V]; fills the cache."""
+        arguments: dict[str, Any] = {}
+        if not self._same_length:
+            positions = (mask.cumsum(-1) - 1).clamp_(min=0)
+            arguments = {"attention_mask": mask, "position_ids": positions[:, -token_ids.shape[1] :]}
+        output = self._model(
+            input_ids=token_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments
+        )
+        return output.logits[:, -1]
+
+    def _pad(self, prompts: Sequence[Prompt], num_rows: int) -> tuple[Tensor, Tensor]:
+        """Prompt ids [num_rows, max_prompt_tokens] padded on the left, and their mask; rows past the prompts repeat the last one."""
+        width = self._max_prompt_tokens
+        token_ids = torch.full((num_rows, width), self._pad_id)
+        mask = torch.zeros(num_rows, width, dtype=torch.int64)
+        for row in range(num_rows):
+            prompt = prompts[min(row, len(prompts) - 1)]
+            length = len(prompt.token_ids)
+            if length > width or (self._same_length and length != width):
+                raise ValueError(f"prompt {prompt.index} has {length} tokens; rollout.max_prompt_tokens allows {width}")
+            token_ids[row, width - length :] = prompt.token_ids
+            mask[row, width - length :] = 1
+        return token_ids.to(self._device), mask.to(self._device)
+
+    def _group(
+        self,
+        prompts: Sequence[Prompt],
+        settings: SamplingSettings,
+        tokens: Tensor,
+        logprobs: Tensor,
+        mask: Tensor,
+        policy_version: int,
+    ) -> list[SampleGroup]:
+        size = settings.group_size
+        return [
+            SampleGroup(
+                index=prompt.index,
+                prompt_ids=prompt.token_ids,
+                completion_ids=tokens[i * size : (i + 1) * size],
+                loss_mask=mask[i * size : (i + 1) * size],
+                rollout_logprobs=logprobs[i * size : (i + 1) * size],
+                reference_answer=prompt.reference_answer,
+                policy_version=policy_version,
+            )
+            for i, prompt in enumerate(prompts)
+        ]

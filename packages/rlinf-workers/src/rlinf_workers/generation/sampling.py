@@ -1,0 +1,68 @@
+"""Sampling one token a row, from noise that belongs to the prompt and not to the batch.
+
+Each prompt has a generator of its own, seeded by (run seed, step, prompt index); a token is drawn by inverting the cumulative distribution at one
+uniform number. So a completion does not depend on which prompts share its batch, on the rank or on the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingSettings:
+    """How to sample."""
+
+    group_size: int
+    """Completions of each prompt (G)."""
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0: greedy."""
+    top_p: float = 1.0
+    """Tokens outside the smallest set with this probability are never drawn. The log-probability reported is that of the full distribution."""
+
+
+def prompt_noise(seed: int, step: int, prompt_indices: Sequence[int], settings: SamplingSettings) -> Tensor:
+    """Uniform numbers in [0, 1), [P * G, T] float32: row p * G + g belongs to completion g of prompt p."""
+    rows = [
+        np.random.Generator(np.random.Philox(key=[seed, (step << 32) | index])).random(
+            (settings.group_size, settings.max_new_tokens), dtype=np.float32
+        )
+        for index in prompt_indices
+    ]
+    return torch.from_numpy(np.concatenate(rows))
+
+
+def sample_tokens(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
+    """Draws a token a row.
+
+    Args:
+        logits: [B, V]
+        uniform: [B] in [0, 1)
+    Returns:
+        token ids [B] int64 and their log-probabilities [B] float32 in nats, at the sampling temperature (at 1 for greedy).
+    """
+    if settings.temperature == 0:
+        logprobs = logits.float().log_softmax(-1)
+        tokens = logprobs.argmax(-1)
+        return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
+    logprobs = (logits.float() / settings.temperature).log_softmax(-1)
+    probabilities = logprobs.exp()
+    if settings.top_p < 1:
+        probabilities = _keep_top_p(probabilities, settings.top_p)
+    cumulative = probabilities.cumsum(-1)
+    target = (uniform * cumulative[:, -1])[:, None]
+    tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
+    return tokens[:, 0], logprobs.gather(-1, tokens)[:, 0]
+
+
+def _keep_top_p(probabilities: Tensor, top_p: float) -> Tensor:
+    ordered, order = probabilities.sort(-1, descending=True)
+    before = ordered.cumsum(-1) - ordered
+    ordered = ordered.masked_fill(before >= top_p, 0.0)
+    return torch.zeros_like(probabilities).scatter(-1, order, ordered)

@@ -1,0 +1,114 @@
+"""What any launcher offers: start a worker, call it, serve its requests, notice its death.
+
+Everything above this file speaks only these protocols, so that processes on this machine (`local.py`) and actors of a
+cluster framework are interchangeable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """Who a worker is."""
+
+    role: str
+    rank: int
+    num_ranks: int
+    devices: tuple[str, ...]
+    """Names such as `cpu:0` or `cuda:1`; empty for a host-only worker."""
+    rendezvous: str
+    """File through which the ranks of the group find each other for collectives; unused with one rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSpec:
+    """One process to start.
+
+    Example: `WorkerSpec(role="actor", rank=1, num_ranks=2, worker_class=Actor, arguments=(settings,), devices=("cpu:1",),
+    log_path=Path("logs/actor/1.log"))`
+    """
+
+    role: str
+    """Name of the worker group, for example `actor`."""
+    rank: int
+    num_ranks: int
+    worker_class: type
+    """A subclass of Worker that the child process can import by module and name."""
+    arguments: tuple[Any, ...] = ()
+    """Arguments of its constructor; anything that can cross a channel."""
+    devices: tuple[str, ...] = ()
+    """Names of the devices it may use, for example `("cpu:0",)`; empty for a host-only worker."""
+    log_path: Path
+    """stdout and stderr of the process go here."""
+    rendezvous: str = ""
+    """File through which the ranks of the group find each other for collectives; unused with one rank."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables on top of the driver's."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}/{self.rank}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """Something a worker is waiting for at this moment; an edge of the wait-for graph."""
+
+    waiter: str
+    """`role/rank stage`."""
+    target: str
+    """For example `channel prompts` or `lease of turn 1`."""
+    since_s: float
+    """Unix time."""
+
+
+ServiceHandler = Callable[[str, Any, Callable[[Any], None]], None]
+"""Called with the worker's name, its request and a function that sends the reply (at any later time, from any thread)."""
+
+
+class WorkerHandle(Protocol):
+    """The driver's end of one worker."""
+
+    @property
+    def name(self) -> str: ...
+
+    def call(self, method: str, /, *args: Any, lane: int = 0) -> Future[Any]:
+        """Calls `method` of the worker object.
+
+        Calls of one lane run in order. Lane 0 is the process's main thread; any other lane is a thread of its own, so that two
+        stages of one worker can run at once.
+
+        Raises (through the future): RemoteError when the method raised, WorkerLost when the process is gone.
+        """
+        ...
+
+
+class Launcher(Protocol):
+    """Starts workers, watches them and ends them."""
+
+    def start(self, spec: WorkerSpec) -> WorkerHandle:
+        """Starts a process and returns at once; a failed construction shows in the first call's future and in `lost`."""
+        ...
+
+    def serve(self, service: str, handler: ServiceHandler) -> None:
+        """Answers requests of that name, which workers send with `Worker.request`. Replaces an earlier handler."""
+        ...
+
+    @property
+    def lost(self) -> Future[None]:
+        """Fails with WorkerLost as soon as any worker dies, goes silent or cannot start; never succeeds."""
+        ...
+
+    def waits(self) -> list[Wait]:
+        """What the workers last said they were waiting for."""
+        ...
+
+    def shutdown(self) -> None:
+        """Ends every process and its children; safe to call twice. After it returns nothing is left behind."""
+        ...

@@ -1,0 +1,174 @@
+"""What runs in a local worker process: receive calls, run them on their lanes, send results and heartbeats."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import itertools
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rlinf_comm import codec
+
+from rlinf_workers.launcher import messages
+from rlinf_workers.launcher.base import Identity
+
+BEAT_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Birth:
+    """Everything a process needs to become a worker."""
+
+    role: str
+    rank: int
+    num_ranks: int
+    worker_class: str
+    """`module:qualified name`"""
+    arguments: bytes
+    """packed by rlinf_comm.codec"""
+    devices: tuple[str, ...]
+    log_path: str
+    rendezvous: str
+    driver_pid: int
+
+
+def main(connection: Connection, birth: Birth) -> None:
+    """Entry point of the spawned process; leaves only through os._exit or the interpreter's normal end."""
+    _die_with_driver(birth.driver_pid)
+    _redirect_output(birth.log_path)
+    Process(connection, birth).run()
+
+
+class Process:
+    """The worker process: one receiving thread, one heartbeat thread, one thread for each lane; lane 0 is the main thread."""
+
+    def __init__(self, connection: Connection, birth: Birth) -> None:
+        self._connection = connection
+        self._birth = birth
+        self._send_lock = threading.Lock()
+        self._lanes: dict[int, queue.SimpleQueue[messages.Call | None]] = {0: queue.SimpleQueue()}
+        self._requests: dict[int, Future[Any]] = {}
+        self._request_ids = itertools.count()
+        self._worker: Any = None
+
+    def run(self) -> None:
+        try:
+            self._worker = self._build_worker()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the driver has to hear of it
+            self._send(_raised(-1, error))
+            raise SystemExit(1) from error
+        self._send(messages.Ready())
+        threading.Thread(target=self._receive, name="receive", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        self._serve_lane(0)
+        self._worker.close()
+
+    # -- the worker's side of requests -----------------------------------------------------------------------------
+
+    def request(self, service: str, value: Any) -> Future[Any]:
+        """Asks a service of the driver; used through Worker.request."""
+        future: Future[Any] = Future()
+        request_id = next(self._request_ids)
+        self._requests[request_id] = future
+        self._send(messages.Request(request_id, service, codec.pack(value)))
+        return future
+
+    # -- threads ---------------------------------------------------------------------------------------------------
+
+    def _build_worker(self) -> Any:
+        birth = self._birth
+        module_name, _, qualified_name = birth.worker_class.partition(":")
+        found: Any = sys.modules.get(module_name) or importlib.import_module(module_name)
+        for part in qualified_name.split("."):
+            found = getattr(found, part)
+        identity = Identity(
+            role=birth.role,
+            rank=birth.rank,
+            num_ranks=birth.num_ranks,
+            devices=birth.devices,
+            rendezvous=birth.rendezvous,
+        )
+        worker = found.__new__(found)
+        worker.attach(identity, self.request)
+        worker.__init__(*codec.unpack(birth.arguments))
+        return worker
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                message = messages.decode_to_worker(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(1)  # the driver is gone; nothing here is worth saving
+            if isinstance(message, messages.Call):
+                self._lane(message.lane).put(message)
+            elif isinstance(message, messages.Reply):
+                self._requests.pop(message.request_id).set_result(codec.unpack(message.payload))
+            else:
+                self._lanes[0].put(None)
+
+    def _lane(self, lane: int) -> queue.SimpleQueue[messages.Call | None]:
+        if lane not in self._lanes:
+            self._lanes[lane] = queue.SimpleQueue()
+            threading.Thread(target=self._serve_lane, args=(lane,), name=f"lane {lane}", daemon=True).start()
+        return self._lanes[lane]
+
+    def _serve_lane(self, lane: int) -> None:
+        calls = self._lanes[lane]
+        while (call := calls.get()) is not None:
+            self._send(self._run(call))
+
+    def _run(self, call: messages.Call) -> messages.Returned | messages.Raised:
+        try:
+            result = getattr(self._worker, call.method)(*codec.unpack(call.payload))
+            return messages.Returned(call.call_id, codec.pack(result))
+        except BaseException as error:  # noqa: BLE001 - it belongs to the caller, in the driver
+            return _raised(call.call_id, error)
+
+    def _beat(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(BEAT_S):
+            self._send(messages.Beat(self._worker.current_waits()))
+
+    def _send(self, message: messages.ToDriver) -> None:
+        with self._send_lock:
+            try:
+                self._connection.send_bytes(messages.encode(message))
+            except OSError:
+                os._exit(1)
+
+
+def _raised(call_id: int, error: BaseException) -> messages.Raised:
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    print(text, file=sys.stderr, flush=True)
+    return messages.Raised(call_id, type(error).__name__, str(error), text)
+
+
+def _die_with_driver(driver_pid: int) -> None:
+    """A session of our own (the terminal's Ctrl-C is the driver's), and SIGKILL from the kernel when the driver dies."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != driver_pid:  # it died before the line above
+        os._exit(1)
+
+
+def _redirect_output(log_path: str) -> None:
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)

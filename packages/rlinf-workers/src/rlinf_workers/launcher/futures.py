@@ -1,0 +1,34 @@
+"""Waiting for several futures at once, where any failure and any lost worker ends the wait."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+LOST_GRACE_S = 0.5
+"""When a call fails because its peer died (a broken collective, say), the death is the cause worth reporting; wait that long for it."""
+
+
+def gather(futures: Sequence[Future[T]], lost: Future[None], timeout_s: float | None = None) -> list[T]:
+    """The results of all, in order.
+
+    Raises: the first failure; WorkerLost rather than a failure that it caused; TimeoutError.
+    """
+    pending: set[Future[Any]] = set(futures)
+    while pending:
+        done, _ = concurrent.futures.wait({*pending, lost}, timeout_s, return_when=concurrent.futures.FIRST_COMPLETED)
+        if not done:
+            raise TimeoutError(f"{len(pending)} of {len(futures)} calls had not returned after {timeout_s} s")
+        failed = lost in done or any(future.exception() is not None for future in done)
+        if failed:
+            concurrent.futures.wait({lost}, LOST_GRACE_S)
+            if lost.done():
+                lost.result()
+            for future in done:
+                future.result()
+        pending -= done
+    return [future.result() for future in futures]

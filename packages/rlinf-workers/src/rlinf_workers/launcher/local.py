@@ -1,0 +1,294 @@
+"""The local launcher: spawned processes on this machine, watched by one thread. No server, nothing to install.
+
+A worker is a process in a session of its own, so that a Ctrl-C at the terminal reaches the driver alone, and killing its
+process group takes its children too. The kernel kills it when the driver dies (see child.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import Future
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for_any
+from pathlib import Path
+from typing import Any
+
+from rlinf_comm import codec
+
+from rlinf_workers.errors import FlowDefinitionError, RemoteError, WorkerLost, WorkersError
+from rlinf_workers.launcher import child, messages
+from rlinf_workers.launcher.base import ServiceHandler, Wait, WorkerSpec
+
+LOG_TAIL_LINES = 20
+STOP_GRACE_S = 3.0
+POLL_S = 0.5
+
+
+class LocalWorkerHandle:
+    """The driver's end of one spawned process."""
+
+    def __init__(self, spec: WorkerSpec, process: Any, connection: Connection) -> None:
+        self.spec = spec
+        self.process = process
+        self.connection = connection
+        self.last_beat_s = time.monotonic()
+        self.waits: list[Wait] = []
+        self.is_ready = False
+        self.end: BaseException | None = None
+        self._send_lock = threading.Lock()
+        self._pending: dict[int, Future[Any]] = {}
+        self._pending_lock = threading.Lock()
+        self._call_ids = itertools.count()
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def call(self, method: str, /, *args: Any, lane: int = 0) -> Future[Any]:
+        future: Future[Any] = Future()
+        call_id = next(self._call_ids)
+        with self._pending_lock:
+            if self.end is not None:
+                future.set_exception(self.end)
+                return future
+            self._pending[call_id] = future
+        self.send(messages.Call(call_id, lane, method, codec.pack(args)))
+        return future
+
+    def send(self, message: messages.ToWorker) -> None:
+        """Sends; a broken pipe is left to the watcher, which sees the process end and fails what is pending."""
+        with self._send_lock:
+            try:
+                self.connection.send_bytes(messages.encode(message))
+            except OSError:
+                pass
+
+    def finish_call(self, message: messages.Returned | messages.Raised) -> None:
+        with self._pending_lock:
+            future = self._pending.pop(message.call_id)
+        if isinstance(message, messages.Returned):
+            future.set_result(codec.unpack(message.payload))
+        else:
+            future.set_exception(RemoteError(self.name, message.error_type, message.message, message.traceback))
+
+    def fail(self, error: BaseException) -> None:
+        """Every present and future call fails with `error`."""
+        with self._pending_lock:
+            self.end = error
+            pending, self._pending = self._pending, {}
+        for future in pending.values():
+            future.set_exception(error)
+
+    def log_tail(self) -> str:
+        try:
+            lines = Path(self.spec.log_path).read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return ""
+        return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+class LocalLauncher:
+    """Starts workers as spawned processes of this machine.
+
+    Args:
+        heartbeat_timeout_s: a worker that sends nothing for that long counts as lost. Workers beat once a second from a thread of
+            their own, so only a frozen process (stopped, swapped out, stuck in native code that keeps the interpreter) goes silent.
+    """
+
+    def __init__(self, *, heartbeat_timeout_s: float = 60.0) -> None:
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._context = multiprocessing.get_context("spawn")
+        self._handles: list[LocalWorkerHandle] = []
+        self._services: dict[str, ServiceHandler] = {}
+        self._lost: Future[None] = Future()
+        self._closing = False
+        self._wake_read, self._wake_write = self._context.Pipe(duplex=False)
+        self._watcher = threading.Thread(target=self._watch, name="rlinf-watcher", daemon=True)
+        self._watcher.start()
+
+    # -- what the executor uses ------------------------------------------------------------------------------------
+
+    @property
+    def lost(self) -> Future[None]:
+        return self._lost
+
+    def serve(self, service: str, handler: ServiceHandler) -> None:
+        self._services[service] = handler
+
+    def waits(self) -> list[Wait]:
+        return [wait for handle in self._handles for wait in handle.waits]
+
+    def start(self, spec: WorkerSpec) -> LocalWorkerHandle:
+        if self._closing:
+            raise WorkersError("this launcher was shut down; make a new one")
+        if "<locals>" in spec.worker_class.__qualname__:
+            raise FlowDefinitionError(
+                f"worker class {spec.worker_class.__qualname__} is defined inside a function; a spawned process cannot import it; "
+                "define it at the top of a module"
+            )
+        spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        ours, theirs = self._context.Pipe(duplex=True)
+        birth = child.Birth(
+            role=spec.role,
+            rank=spec.rank,
+            num_ranks=spec.num_ranks,
+            worker_class=f"{spec.worker_class.__module__}:{spec.worker_class.__qualname__}",
+            arguments=codec.pack(spec.arguments),
+            devices=spec.devices,
+            log_path=str(spec.log_path),
+            rendezvous=spec.rendezvous,
+            driver_pid=os.getpid(),
+        )
+        process = self._context.Process(target=child.main, args=(theirs, birth), name=f"rlinf {spec.name}", daemon=False)
+        with _environment(spec.environment):
+            process.start()
+        theirs.close()
+        handle = LocalWorkerHandle(spec, process, ours)
+        self._handles.append(handle)
+        self._wake()
+        return handle
+
+    def shutdown(self) -> None:
+        self._closing = True
+        running = [handle for handle in self._handles if handle.process.is_alive()]
+        for handle in running:
+            handle.send(messages.Stop())
+        deadline = time.monotonic() + STOP_GRACE_S
+        for handle in running:
+            handle.process.join(max(0.0, deadline - time.monotonic()))
+        for handle in self._handles:
+            _kill_group(handle.process.pid)  # also the children of a worker that is already gone
+            handle.process.join()
+            handle.fail(WorkersError(f"worker {handle.name} was shut down"))
+        self._wake()
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join(timeout=5.0)
+
+    # -- the watcher thread ----------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._wake_write.send_bytes(b"x")
+
+    def _watch(self) -> None:
+        while True:
+            alive = [handle for handle in self._handles if handle.end is None]
+            if self._closing and not alive:
+                return
+            sources: dict[Any, LocalWorkerHandle] = {handle.connection: handle for handle in alive}
+            sources |= {handle.process.sentinel: handle for handle in alive}
+            ready = wait_for_any([self._wake_read, *sources], timeout=POLL_S)
+            if self._wake_read in ready:
+                self._wake_read.recv_bytes()
+            # Messages first: a process that failed says why before it ends.
+            for source in sorted((s for s in ready if s is not self._wake_read), key=lambda s: isinstance(s, int)):
+                handle = sources[source]
+                if handle.end is not None:
+                    continue
+                if isinstance(source, int):
+                    self._drain(handle)
+                    self._process_ended(handle)
+                else:
+                    self._receive(handle)
+            self._check_heartbeats(alive)
+
+    def _receive(self, handle: LocalWorkerHandle) -> None:
+        try:
+            self._dispatch(handle, messages.decode_to_driver(handle.connection.recv_bytes()))
+        except (EOFError, OSError):
+            self._process_ended(handle)
+
+    def _drain(self, handle: LocalWorkerHandle) -> None:
+        """Reads what a dead process had still sent."""
+        try:
+            while handle.end is None and handle.connection.poll():
+                self._dispatch(handle, messages.decode_to_driver(handle.connection.recv_bytes()))
+        except (EOFError, OSError):
+            return
+
+    def _dispatch(self, handle: LocalWorkerHandle, message: messages.ToDriver) -> None:
+        handle.last_beat_s = time.monotonic()
+        if isinstance(message, messages.Beat):
+            handle.waits = message.waits
+        elif isinstance(message, messages.Ready):
+            handle.is_ready = True
+        elif isinstance(message, messages.Request):
+            self._serve_request(handle, message)
+        elif message.call_id < 0 and isinstance(message, messages.Raised):
+            self._declare_lost(handle, f"could not start: {message.error_type}: {message.message}\n{message.traceback}")
+        else:
+            handle.finish_call(message)
+
+    def _serve_request(self, handle: LocalWorkerHandle, request: messages.Request) -> None:
+        handler = self._services.get(request.service)
+        if handler is None:
+            self._declare_lost(handle, f"asked for an unknown service {request.service!r}; there are {sorted(self._services)}")
+            return
+
+        def reply(value: Any) -> None:
+            handle.send(messages.Reply(request.request_id, codec.pack(value)))
+
+        handler(handle.name, codec.unpack(request.payload), reply)
+
+    def _process_ended(self, handle: LocalWorkerHandle) -> None:
+        handle.process.join(timeout=1.0)
+        self._declare_lost(handle, _describe_exit(handle.process.exitcode))
+
+    def _check_heartbeats(self, alive: list[LocalWorkerHandle]) -> None:
+        now = time.monotonic()
+        for handle in alive:
+            silent_s = now - handle.last_beat_s
+            if handle.end is None and silent_s > self._heartbeat_timeout_s:
+                _kill_group(handle.process.pid)
+                self._declare_lost(handle, f"silent for {silent_s:.0f} s (limit {self._heartbeat_timeout_s:.0f} s); killed")
+
+    def _declare_lost(self, handle: LocalWorkerHandle, cause: str) -> None:
+        if self._closing:
+            handle.fail(WorkersError(f"worker {handle.name} was shut down"))
+            return
+        error = WorkerLost(handle.name, socket.gethostname(), cause, str(handle.spec.log_path), handle.log_tail())
+        handle.fail(error)
+        if not self._lost.done():
+            self._lost.set_exception(error)
+
+
+class _environment:  # noqa: N801 - reads as a statement: `with _environment({...}):`
+    """Sets variables for the processes started inside the block."""
+
+    def __init__(self, values: dict[str, str]) -> None:
+        self._values = values
+        self._before: dict[str, str | None] = {}
+
+    def __enter__(self) -> None:
+        self._before = {name: os.environ.get(name) for name in self._values}
+        os.environ.update(self._values)
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _describe_exit(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "closed its connection without exiting"
+    if exit_code < 0:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    return f"exited with code {exit_code}"
+
+
+def _kill_group(pid: int | None) -> None:
+    """Kills a worker's whole process group (it leads one); does nothing when none is left."""
+    if pid is None:
+        return
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

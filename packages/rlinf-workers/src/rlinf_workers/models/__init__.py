@@ -1,0 +1,1 @@
+"""Models: Hugging Face language models and small actor-critics."""

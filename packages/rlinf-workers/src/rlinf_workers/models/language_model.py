@@ -1,0 +1,61 @@
+"""Hugging Face causal language models and their tokenizers: build from a config, load from a folder, save.
+
+Trap (measured with transformers 5.23): `AutoTokenizer` ignores `tokenizer_class` beside a Qwen2 config and builds a byte-level tokenizer, which
+silently drops the spaces of a character tokenizer; so a folder that names PreTrainedTokenizerFast is loaded with exactly that class.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSettings:
+    """Which model to make; the same settings give the same weights in every process."""
+
+    folder: str
+    """A Hugging Face folder: config.json and tokenizer; weights where `has_weights`."""
+    has_weights: bool
+    """False: initialise from the config with `seed`."""
+    dtype: str = "float32"
+    seed: int = 0
+
+
+def build_model(settings: ModelSettings, device: torch.device) -> Any:
+    """A causal language model (`transformers.PreTrainedModel`) with SDPA attention, in eval mode."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    dtype = getattr(torch, settings.dtype)
+    if settings.has_weights:
+        model = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=dtype, attn_implementation="sdpa")
+    else:
+        with torch.random.fork_rng():
+            torch.manual_seed(settings.seed)
+            config = AutoConfig.from_pretrained(settings.folder)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    return model.to(device).eval()
+
+
+def load_tokenizer(folder: str) -> Any:
+    """The tokenizer of a Hugging Face folder."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    config_path = Path(folder) / "tokenizer_config.json"
+    config = json.loads(config_path.read_text()) if config_path.exists() else {}
+    if config.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Tokens that end a completion: those of the generation config, else the tokenizer's."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ids = configured if configured is not None else tokenizer.eos_token_id
+    if ids is None:
+        raise ValueError("neither the model's generation config nor its tokenizer names an end token (eos_token_id)")
+    return tuple(ids) if isinstance(ids, (list, tuple)) else (ids,)

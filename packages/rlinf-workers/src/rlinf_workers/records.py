@@ -1,0 +1,122 @@
+"""The items that travel through the shipped flows. Legend: G completions of a prompt, L prompt tokens, T completion tokens;
+n environments of a group, D observation size, A action size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One problem on its way to the rollout. Fed by the driver."""
+
+    index: int
+    """Number of the prompt in this run, from 0; its key on every channel."""
+    token_ids: Tensor
+    """[L] int64, no padding."""
+    reference_answer: str
+    """What a right completion says; read by the reward alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleGroup:
+    """The completions sampled for one prompt.
+
+    Example: G = 2 completions, T = 3 tokens, the second one ended after 2:
+        completion_ids = [[5, 9, 2], [5, 2, 0]], loss_mask = [[1, 1, 1], [1, 1, 0]]
+    """
+
+    index: int
+    prompt_ids: Tensor
+    """[L] int64"""
+    completion_ids: Tensor
+    """[G, T] int64, right-padded with the pad id."""
+    loss_mask: Tensor
+    """[G, T] float32; 1 on sampled tokens, the end token included."""
+    rollout_logprobs: Tensor
+    """[G, T] float32, nats, by the engine that sampled, at its temperature; 0 where loss_mask is 0."""
+    ref_logprobs: Tensor | None = None
+    """[G, T] float32, by the frozen reference; set by the reference stage where the flow has one."""
+    reference_answer: str
+    policy_version: int
+    """Of the weights that sampled the first token; counts optimizer steps from 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredGroup:
+    """A group with its rewards. Made by the reward stage."""
+
+    samples: SampleGroup
+    rewards: Tensor
+    """[G] float32"""
+    completions: tuple[str, ...]
+    """The completions as text, end token removed; for people."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExampleBatch:
+    """One shard of a batch for supervised training. Fed by the driver."""
+
+    shard: int
+    token_ids: Tensor
+    """[B, L + T] int64, prompt and answer, right-padded."""
+    loss_mask: Tensor
+    """[B, L + T] float32; 1 on the tokens to learn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """What one environment group shows after a step (or a reset). Sent by env to policy."""
+
+    group: int
+    """Key of all items of this group; its environments always sit in the same process."""
+    time: int
+    """Steps taken since the segment began; 0 right after the reset."""
+    state: Tensor
+    """[n, D] float32, what to act on next."""
+    final_state: Tensor
+    """[n, D] float32; where an episode has just ended its true last observation, elsewhere equal to `state`."""
+    rewards: Tensor
+    """[n] float32, of the action before; zeros at time 0."""
+    terminated: Tensor
+    """[n] bool"""
+    truncated: Tensor
+    """[n] bool"""
+    is_last: bool
+    """The segment ends here: nobody waits for an action."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Action:
+    """What the policy answers to an Observation."""
+
+    group: int
+    time: int
+    actions: Tensor
+    """[n, A] float32, unclipped; the environment clips to its bounds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """One segment of one environment group, T steps. Sent by policy to actor."""
+
+    group: int
+    states: Tensor
+    """[T, n, D] float32, raw"""
+    actions: Tensor
+    """[T, n, A] float32"""
+    rollout_logprobs: Tensor
+    """[T, n] float32, nats"""
+    values: Tensor
+    """[T, n] float32"""
+    next_values: Tensor
+    """[T, n] float32, value of the true successor (the final observation where an episode ended)."""
+    rewards: Tensor
+    """[T, n] float32"""
+    terminated: Tensor
+    """[T, n] bool"""
+    truncated: Tensor
+    """[T, n] bool"""
+    policy_version: int

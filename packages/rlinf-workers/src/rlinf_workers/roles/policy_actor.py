@@ -1,0 +1,251 @@
+"""Policy actor: trains an actor-critic by PPO on whole segments.
+
+    trajectories -> GAE -> advantages normalised over the batch -> epochs of minibatches -> clipped loss + value loss -> one Adam step each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from rlinf_algos.advantages import gae
+from rlinf_algos.policy_loss import ppo_clip_loss
+from torch import Tensor, nn
+
+from rlinf_workers.checkpoint import (
+    load_optimizer,
+    load_tensors,
+    read_json,
+    save_optimizer,
+    save_tensors,
+    write_json,
+)
+from rlinf_workers.execution.ports import Reader
+from rlinf_workers.models.actor_critic import ActorCritic, ActorCriticSettings
+from rlinf_workers.records import Trajectory
+from rlinf_workers.roles.gradients import ShardedGradients
+from rlinf_workers.worker import Worker
+
+ADAM_EPSILON = 1e-5
+"""As in the reference implementations of PPO (arXiv:2005.12729, appendix); torch's default is 1e-8."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyActorSettings:
+    """PPO and its optimizer."""
+
+    model: ActorCriticSettings
+    num_shards: int
+    learning_rate: float
+    max_grad_norm: float
+    gamma: float
+    gae_lambda: float
+    clip: float
+    num_epochs: int
+    minibatch_size: int
+    value_coef: float
+    entropy_coef: float
+    target_kl: float | None
+    """An epoch loop ends when the approximate KL of a minibatch exceeds it."""
+    bootstrap_at_termination: bool
+
+
+@dataclass
+class _Batch:
+    """The samples of one shard, flat over time and environments; N samples."""
+
+    states: Tensor
+    """[N, D]"""
+    actions: Tensor
+    """[N, A]"""
+    logprobs: Tensor
+    advantages: Tensor
+    returns: Tensor
+    """[N] each"""
+
+
+class PolicyActor(Worker):
+    """Trains the actor-critic, data-parallel over its ranks; shard = group % num_shards."""
+
+    def __init__(self, settings: PolicyActorSettings) -> None:
+        self._settings = settings
+        self._model = ActorCritic(settings.model).to(self.device)
+        self._gradients = ShardedGradients(self._model.parameters(), settings.num_shards, self.ranks, num_statistics=6)
+        self._optimizer = torch.optim.Adam(self._model.parameters(), settings.learning_rate, eps=ADAM_EPSILON)
+        self._version = 0
+
+    def train(self, trajectories: Reader[Trajectory]) -> None:
+        """Stage: all segments of a step, in the order of their groups; then the epochs."""
+        received = [trajectory for chunk in trajectories for trajectory in chunk]
+        batches = {
+            shard: self._prepare([t for t in received if t.group % self._settings.num_shards == shard])
+            for shard in self._gradients.shards
+        }
+        self._normalize_advantages(batches)
+        self._optimize(batches)
+        self._absorb_observations(batches)
+
+    def _prepare(self, trajectories: list[Trajectory]) -> _Batch:
+        settings = self._settings
+        parts: list[tuple[Tensor, Tensor]] = []
+        for t in trajectories:
+            parts.append(
+                gae(
+                    t.rewards,
+                    t.values,
+                    t.next_values,
+                    t.terminated,
+                    t.truncated,
+                    gamma=settings.gamma,
+                    lam=settings.gae_lambda,
+                    bootstrap_at_termination=settings.bootstrap_at_termination,
+                )
+            )
+        advantages = torch.cat([advantage.flatten() for advantage, _ in parts])
+        return _Batch(
+            states=torch.cat([t.states.flatten(0, 1) for t in trajectories]).to(self.device),
+            actions=torch.cat([t.actions.flatten(0, 1) for t in trajectories]).to(self.device),
+            logprobs=torch.cat([t.rollout_logprobs.flatten() for t in trajectories]).to(self.device),
+            advantages=advantages.to(self.device),
+            returns=torch.cat([returns.flatten() for _, returns in parts]).to(self.device),
+        )
+
+    def _normalize_advantages(self, batches: Mapping[int, _Batch]) -> None:
+        """To zero mean and unit variance over the whole batch, whatever its shards."""
+        count, total, squares = self._sum_over_shards(
+            {
+                shard: torch.stack(
+                    [
+                        torch.tensor(float(len(batch.advantages)), dtype=torch.float64),
+                        batch.advantages.double().sum().cpu(),
+                        batch.advantages.double().square().sum().cpu(),
+                    ]
+                )
+                for shard, batch in batches.items()
+            }
+        ).tolist()
+        mean = total / count
+        std = max(0.0, (squares - count * mean * mean) / max(count - 1, 1.0)) ** 0.5
+        for batch in batches.values():
+            batch.advantages = (batch.advantages - mean) / (std + 1e-8)
+
+    def _optimize(self, batches: Mapping[int, _Batch]) -> None:
+        size = self._settings.minibatch_size // self._settings.num_shards
+        num_samples = min(len(batch.advantages) for batch in batches.values())
+        first = self._version
+        kl = 0.0
+        for epoch in range(self._settings.num_epochs):
+            orders = {shard: self._order(epoch, shard, len(batch.advantages)) for shard, batch in batches.items()}
+            for start in range(0, num_samples, size):
+                minibatch = {shard: orders[shard][start : start + size] for shard in batches}
+                statistics = self._accumulate(batches, minibatch)
+                kl = statistics[3] / statistics[0]
+                if self._settings.target_kl is not None and kl > self._settings.target_kl:
+                    self._report(first, kl)
+                    return
+                self._apply(statistics)
+        self._report(first, kl)
+
+    def _order(self, epoch: int, shard: int, num_samples: int) -> Tensor:
+        generator = torch.Generator().manual_seed(
+            (self.step.seed << 40) + (self.step.step << 16) + epoch * self._settings.num_shards + shard
+        )
+        return torch.randperm(num_samples, generator=generator).to(self.device)
+
+    def _accumulate(self, batches: Mapping[int, _Batch], minibatch: Mapping[int, Tensor]) -> list[float]:
+        """Summed gradient of a minibatch over all shards; [samples, policy loss, value loss, KL, clipped, entropy], sums too."""
+        settings = self._settings
+        self._gradients.zero()
+        for shard, rows in minibatch.items():
+            batch = batches[shard]
+            output = self._model(batch.states[rows], actions=batch.actions[rows])
+            policy = ppo_clip_loss(
+                output.logprobs,
+                batch.logprobs[rows],
+                batch.advantages[rows],
+                None,
+                clip_low=settings.clip,
+                clip_high=settings.clip,
+            )
+            value_terms = 0.5 * (output.values - batch.returns[rows]).square()
+            policy_sum, value_sum, entropy_sum = policy.loss_terms.sum(), value_terms.sum(), output.entropy.sum()
+            loss = policy_sum + settings.value_coef * value_sum - settings.entropy_coef * entropy_sum
+            count = float(len(rows))
+            kl_sum, clipped = float(policy.approx_kl) * count, float(policy.clip_fraction) * count
+            self._gradients.backward(
+                shard, loss, [count, *(float(part.detach()) for part in (policy_sum, value_sum)), kl_sum, clipped, float(entropy_sum.detach())]
+            )
+        return self._gradients.reduce().tolist()
+
+    def _apply(self, statistics: list[float]) -> None:
+        count, policy_loss, value_loss, _, clipped, entropy = statistics
+        self._gradients.scale_(1.0 / count)
+        grad_norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.max_grad_norm))
+        if not torch.isfinite(torch.tensor(grad_norm)):
+            raise FloatingPointError(f"{self.name}: gradient norm is {grad_norm} at optimizer step {self._version}")
+        self._optimizer.step()
+        self._version += 1
+        if self.rank == 0:
+            self.record("actor/policy_loss", policy_loss / count)
+            self.record("actor/value_loss", value_loss / count)
+            self.record("actor/clip_fraction", clipped / count)
+            self.record("actor/entropy", entropy / count)
+            self.record("actor/grad_norm", grad_norm)
+
+    def _report(self, first_version: int, kl: float) -> None:
+        if self.rank == 0:
+            self.record("actor/kl", kl)
+            self.record("actor/optimizer_steps", self._version - first_version)
+
+    def _absorb_observations(self, batches: Mapping[int, _Batch]) -> None:
+        sums = self._sum_over_shards(
+            {
+                shard: torch.cat(
+                    [
+                        torch.tensor([float(len(batch.states))], dtype=torch.float64),
+                        batch.states.double().sum(0).cpu(),
+                        batch.states.double().square().sum(0).cpu(),
+                    ]
+                )
+                for shard, batch in batches.items()
+            }
+        ).to(self.device)
+        size = (len(sums) - 1) // 2
+        self._model.absorb_observations(sums[0], sums[1 : 1 + size], sums[1 + size :])
+
+    def _sum_over_shards(self, by_shard: Mapping[int, Tensor]) -> Tensor:
+        """In the order of the shards, as ShardedGradients does."""
+        first, *others = [by_shard[shard] for shard in self._gradients.shards]
+        total = first.clone()
+        for tensor in others:
+            total += tensor
+        return self.ranks.sum_(total)
+
+    # -- weights, state, checkpoints -------------------------------------------------------------------------------
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return dict(self._model.state_dict(keep_vars=True))
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    def onload(self) -> None:
+        self._model.to(self.device)
+
+    def offload(self) -> None:
+        self._model.to("cpu")
+
+    def save_checkpoint(self, folder: str) -> None:
+        """Weights, statistics, optimizer and version. Rank 0 writes."""
+        if self.rank == 0:
+            save_tensors(self.weights(), f"{folder}/policy.safetensors")
+            save_optimizer(self._optimizer, self._model, f"{folder}/optimizer.safetensors")
+            write_json(f"{folder}/actor.json", {"policy_version": self._version})
+
+    def load_checkpoint(self, folder: str) -> None:
+        """The inverse, on every rank."""
+        load_tensors(self.weights(), f"{folder}/policy.safetensors")
+        load_optimizer(self._optimizer, self._model, f"{folder}/optimizer.safetensors")
+        self._version = int(read_json(f"{folder}/actor.json")["policy_version"])

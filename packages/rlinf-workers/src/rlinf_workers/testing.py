@@ -1,0 +1,135 @@
+"""A flow small enough to check by hand, for tests of executors, launchers and plans.
+
+    numbers -> scale (x * weight) -> scaled -> shift (+ 1, on the host) -> shifted -> learn (weight += mean of what came)
+
+`learn` trains the one weight that `scale` serves, so a stale or garbled sync shows in the numbers; `reference_run` computes them without any of it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlinf_workers.execution.ports import Reader, Writer
+from rlinf_workers.flow import Flow
+from rlinf_workers.worker import Worker
+
+LEARNING_RATE = 0.125
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Number:
+    """The item of the toy flow."""
+
+    index: int
+    value: float
+
+
+class Scale(Worker):
+    """Multiplies by the weight it serves."""
+
+    def __init__(self) -> None:
+        self._weight = torch.zeros(1)
+        self._on_device = True
+        self._version = -1
+
+    def scale(self, numbers: Reader[Number], scaled: Writer[Number]) -> None:
+        for chunk in numbers:
+            assert self._on_device, "computes while its state is offloaded"
+            for item in chunk:
+                product = Number(index=item.index, value=item.value * float(self._weight))
+                scaled.put(product, key=item.index, policy_version=self._version)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return {"weight": self._weight}
+
+    def weights_received(self, policy_version: int) -> None:
+        self._version = policy_version
+
+    def onload(self) -> None:
+        self._on_device = True
+
+    def offload(self) -> None:
+        self._on_device = False
+
+
+class Shift(Worker):
+    """Adds one; needs no device."""
+
+    def shift(self, scaled: Reader[Number], shifted: Writer[Number]) -> None:
+        for chunk in scaled:
+            shifted.put_many([(item.index, Number(index=item.index, value=item.value + 1.0)) for item in chunk])
+
+
+class Learn(Worker):
+    """Moves the weight by the mean of the items of a run."""
+
+    def __init__(self) -> None:
+        self._weight = torch.ones(1)
+        self._version = 0
+
+    def learn(self, shifted: Reader[Number]) -> None:
+        total = torch.zeros(2, dtype=torch.float64)
+        for chunk in shifted:
+            for item in chunk:
+                total += torch.tensor([item.value, 1.0], dtype=torch.float64)
+        total = self.ranks.sum_(total)
+        self._weight += LEARNING_RATE * float(total[0] / total[1])
+        self._version += 1
+        if self.rank == 0:
+            self.record("learn/weight", float(self._weight))
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return {"weight": self._weight}
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+
+class Fault(Worker):
+    """Breaks in the ways that processes break; one method for each."""
+
+    def raise_error(self) -> None:
+        raise ValueError("broken on purpose")
+
+    def die(self) -> None:
+        print("about to die", flush=True)
+        os._exit(7)
+
+    def sleep(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+    def process_id(self) -> int:
+        return os.getpid()
+
+    def sum_of_ranks(self) -> float:
+        return float(self.ranks.sum_(torch.tensor(float(self.rank + 1))))
+
+
+def toy_flow() -> Flow:
+    """The flow of the module's docstring."""
+    flow = Flow("toy")
+    flow.worker("scale", Scale)
+    flow.worker("shift", Shift)
+    flow.worker("learn", Learn)
+    flow.stage("scale", Scale.scale, reads="numbers", writes="scaled")
+    flow.stage("shift", Shift.shift, reads="scaled", writes="shifted", needs_device=False)
+    flow.stage("learn", Learn.learn, reads="shifted", dispatch="key", trains=True)
+    flow.weights("learn", to="scale")
+    return flow
+
+
+def reference_run(numbers: Sequence[float], num_steps: int) -> list[float]:
+    """The weight after each step, by plain arithmetic."""
+    weight, weights = 1.0, []
+    for _ in range(num_steps):
+        weight += LEARNING_RATE * sum(number * weight + 1.0 for number in numbers) / len(numbers)
+        weights.append(weight)
+    return weights

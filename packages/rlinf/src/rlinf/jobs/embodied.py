@@ -1,0 +1,161 @@
+"""The embodied job: a robot learns a task in simulation by PPO.
+
+    env -> observations -> policy -> actions -> env (a cycle, pipelined by environment groups);  policy -> trajectories -> actor -> weights -> policy
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlinf_envs import EnvError, EnvSpec, make_env
+from rlinf_workers import Flow, FlowRun
+from rlinf_workers.models.actor_critic import ActorCriticSettings
+from rlinf_workers.roles.environment import Environment, EnvironmentSettings
+from rlinf_workers.roles.policy import Policy
+from rlinf_workers.roles.policy_actor import PolicyActor, PolicyActorSettings
+
+from rlinf.config.schema import EmbodiedConfig
+from rlinf.errors import UserError
+from rlinf.jobs.loop import Flows, Score, TrainingLoop
+from rlinf.run_folder import RunFolder
+
+
+class EmbodiedJob:
+    """Flows and evaluation of an embodied recipe; the loop does the rest."""
+
+    score = Score(name="success_once", text="success rate over held-out reset seeds")
+    trainer = "actor"
+
+    def __init__(self, config: EmbodiedConfig) -> None:
+        self.config = config
+        self._spec = self._env_spec(config)
+        self._shape, self._notes = self._probe(self._spec)
+
+    # -- flows -----------------------------------------------------------------------------------------------------
+
+    def build(self, folder: RunFolder) -> Flows:
+        for note in self._notes:
+            folder.note(note)
+        train = self._train_flow()
+        evaluate = Flow("evaluate").workers_of(train, "env", "policy")
+        self._join_env_and_policy(evaluate)
+        return Flows(train=train, evaluate=evaluate)
+
+    def _train_flow(self) -> Flow:
+        config = self.config
+        flow = Flow("ppo")
+        flow.worker("env", Environment, self._environment_settings())
+        flow.worker("policy", Policy, self._model_settings())
+        flow.worker("actor", PolicyActor, self._actor_settings())
+        self._join_env_and_policy(flow)
+        flow.stage(
+            "actor",
+            PolicyActor.train,
+            reads="trajectories",
+            dispatch="key",
+            ordered=True,
+            trains=True,
+            whole_batch=True,
+        )
+        flow.weights("actor", to="policy")
+        assert config.env.num_groups % config.actor.num_shards == 0, "checked by the config"
+        return flow
+
+    @staticmethod
+    def _join_env_and_policy(flow: Flow) -> None:
+        flow.stage("env", Environment.interact, reads="actions", writes="observations", dispatch="key")
+        flow.stage("policy", Policy.act, reads="observations", writes=("actions", "trajectories"), dispatch="key")
+
+    # -- settings --------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _env_spec(config: EmbodiedConfig) -> EnvSpec:
+        env = config.env
+        options: dict[str, Any] = dict(env.options)
+        for name in ("control_mode", "reward_mode"):
+            if (value := getattr(env, name)) is not None:
+                options[name] = value
+        return EnvSpec(
+            kind=env.kind,
+            id=env.id,
+            num_envs=env.num_envs // env.num_groups,
+            max_episode_steps=env.max_episode_steps,
+            options=options,
+        )
+
+    @staticmethod
+    def _probe(spec: EnvSpec) -> tuple[tuple[int, int], tuple[str, ...]]:
+        """Observation and action sizes, from one environment made and closed here, so that mistakes show before any process starts."""
+        try:
+            env = make_env(spec)
+        except EnvError as error:
+            raise UserError(f"env.id={spec.id!r}: {error}") from error
+        try:
+            fields = env.observation_spec
+            if "state" not in fields:
+                raise UserError(
+                    f"env.id={spec.id!r} gives the observations {sorted(fields)}; this job's policy reads 'state'",
+                    hint="choose options with state observations",
+                )
+            if env.action_spec.kind != "continuous":
+                raise UserError(f"env.id={spec.id!r} takes {env.action_spec.kind} actions; this job's policy gives continuous ones")
+            return (fields["state"].shape[0], env.action_spec.shape[0]), env.notes
+        finally:
+            env.close()
+
+    def _environment_settings(self) -> EnvironmentSettings:
+        env = self.config.env
+        return EnvironmentSettings(
+            spec=self._spec,
+            num_groups=env.num_groups,
+            num_steps=self.config.algorithm.num_steps,
+            num_eval_episodes=env.num_eval_episodes,
+            eval_seed=env.eval_seed,
+        )
+
+    def _model_settings(self) -> ActorCriticSettings:
+        policy, (observation_size, action_size) = self.config.policy, self._shape
+        return ActorCriticSettings(
+            observation_size=observation_size,
+            action_size=action_size,
+            hidden_sizes=tuple(policy.hidden_sizes),
+            initial_log_std=policy.initial_log_std,
+            normalize_observations=policy.normalize_observations,
+            seed=self.config.seed,
+        )
+
+    def _actor_settings(self) -> PolicyActorSettings:
+        actor, algorithm = self.config.actor, self.config.algorithm
+        return PolicyActorSettings(
+            model=self._model_settings(),
+            num_shards=actor.num_shards,
+            learning_rate=actor.learning_rate,
+            max_grad_norm=actor.max_grad_norm,
+            gamma=algorithm.gamma,
+            gae_lambda=algorithm.gae_lambda,
+            clip=algorithm.clip,
+            num_epochs=algorithm.num_epochs,
+            minibatch_size=algorithm.minibatch_size,
+            value_coef=algorithm.value_coef,
+            entropy_coef=algorithm.entropy_coef,
+            target_kl=algorithm.target_kl,
+            bootstrap_at_termination=algorithm.bootstrap_at_termination,
+        )
+
+    # -- what is fed, what is scored ---------------------------------------------------------------------------------
+
+    def prepare(self, loop: TrainingLoop) -> None:
+        return
+
+    def feeds(self, step: int) -> dict[str, list[Any]]:
+        return {}
+
+    def evaluation_feeds(self) -> dict[str, list[Any]]:
+        return {}
+
+    def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
+        names = ("success_once", "success_at_end", "return", "episode_length")
+        found = {name: run.metrics[f"env/{name}"] for name in names if f"env/{name}" in run.metrics}
+        if self.score.name not in found:
+            raise UserError(f"env.id={self._spec.id!r} never says whether an episode succeeded, so there is nothing to score")
+        return found

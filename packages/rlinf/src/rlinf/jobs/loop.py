@@ -1,0 +1,309 @@
+"""The training loop that every job shares: start, warm start or resume, step, evaluate, checkpoint, report.
+
+A job brings its flows and what is fed to them; nothing here knows whether a language model or a robot learns, or in which mode.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.describe import diagram
+from rlinf_sched.errors import SchedError
+from rlinf_sched.modes import plan_for_mode
+from rlinf_sched.plan import Plan
+from rlinf_workers import Executor, Flow, FlowRun, LocalLauncher, StepContext, WorkersError
+from rlinf_workers.spans import COMPUTE, SYNC, Span
+
+from rlinf.cli.progress import Progress
+from rlinf.config.schema import Config
+from rlinf.errors import RunFailed, UserError
+from rlinf.jobs.devices import make_cluster, worker_environment
+from rlinf.report import write_report
+from rlinf.run_folder import RunFolder, TraceEvent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """The number that a job's evaluation is about."""
+
+    name: str
+    """Key in the evaluation's metrics."""
+    text: str
+    """What it is, for people."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flows:
+    """The flows of a job; all use worker groups that `train` declares."""
+
+    train: Flow
+    evaluate: Flow
+    others: Sequence[Flow] = ()
+
+    def __iter__(self) -> Any:
+        return iter((self.train, self.evaluate, *self.others))
+
+
+class Job(Protocol):
+    """What a job brings."""
+
+    config: Config
+    score: Score
+    trainer: str
+    """Worker group that holds the training state."""
+
+    def build(self, folder: RunFolder) -> Flows: ...
+
+    def prepare(self, loop: TrainingLoop) -> None:
+        """Runs once in a run's life, before the first step: a warm start, say."""
+        ...
+
+    def feeds(self, step: int) -> dict[str, list[Any]]: ...
+
+    def evaluation_feeds(self) -> dict[str, list[Any]]: ...
+
+    def evaluation_metrics(self, run: FlowRun) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobResult:
+    """What `rlinf train` prints at the end."""
+
+    table: str
+    report_path: str
+    before: float
+    after: float
+
+
+@dataclass
+class _Clock:
+    """How far the run is."""
+
+    step: int = 0
+    elapsed_s: float = 0.0
+    """Training time of earlier sessions of this run, for a resumed one."""
+    before: float = float("nan")
+    stage_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class TrainingLoop:
+    """One run of a job in its folder."""
+
+    def __init__(self, job: Job, folder: RunFolder) -> None:
+        self._job = job
+        self._config = job.config
+        self._folder = folder
+        self._clock = _Clock()
+        self._started_s = 0.0
+        self.progress = Progress(total=job.config.run.num_steps)
+
+    def run(self) -> JobResult:
+        """Raises: UserError (before any process starts), RunFailed (with role, rank, cause and log tail)."""
+        self._flows = self._job.build(self._folder)
+        self._cluster = make_cluster(self._config.cluster)
+        plans = self._plans()
+        launcher = LocalLauncher(heartbeat_timeout_s=self._config.run.worker_timeout_s)
+        self._executor = Executor(
+            cluster=self._cluster,
+            launcher=launcher,
+            log_folder=self._folder.path / "logs",
+            environment=worker_environment(self._config.cluster),
+        )
+        with self._executor:
+            try:
+                for flow in self._flows:
+                    self._executor.start(flow, plans[flow.name])
+                return self._train()
+            except WorkersError as error:
+                raise RunFailed(f"step {self._clock.step}: {error}") from error
+
+    # -- plans -----------------------------------------------------------------------------------------------------
+
+    def _plans(self) -> dict[str, Plan]:
+        """The training flow by the mode's rule and the user's choices; the other flows on the same devices."""
+        config, train = self._config, self._flows.train
+        try:
+            plan = plan_for_mode(
+                train.graph(),
+                self._cluster,
+                config.mode,
+                granularity=config.plan.granularity,
+                devices=config.plan.devices,
+                num_ranks=config.plan.num_ranks,
+            )
+            plans = {flow.name: self._plan_like(flow, plan) for flow in self._flows if flow is not train}
+        except SchedError as error:
+            raise UserError(str(error)) from error
+        self._folder.write_plan(plan.to_json())
+        self._folder.write_flow(train.graph().to_json(), diagram(train.graph()))
+        return {train.name: plan, **plans}
+
+    def _plan_like(self, flow: Flow, plan: Plan) -> Plan:
+        """A plan for a flow that uses worker groups of the training flow: where they are, with the chunks they have."""
+        graph, train = flow.graph(), self._flows.train.graph()
+        placed = {group: plan.stage(train.workers[group][0]) for group in graph.workers}
+        known = {stage: plan.stage(stage).granularity for stage in graph_stages(graph) if stage in graph_stages(train)}
+        return plan_for_mode(
+            graph,
+            self._cluster,
+            "collocated" if len({stage.devices for stage in placed.values() if stage.devices}) == 1 else "hybrid",
+            granularity=known,
+            devices={group: stage.devices for group, stage in placed.items()},
+            num_ranks={group: stage.num_ranks for group, stage in placed.items()},
+        )
+
+    # -- the program -----------------------------------------------------------------------------------------------
+
+    def _train(self) -> JobResult:
+        run, score = self._config.run, self._job.score.name
+        self.progress.message(f"{self._config.name}: {self._config.mode} on {self._cluster.describe()}")
+        accuracy = self._resume_or_prepare()
+        self._started_s = time.monotonic()
+        for step in range(self._clock.step, run.num_steps):
+            self._clock.step = step
+            train_run = self.run_flow(self._flows.train, step=step, feeds=self._job.feeds(step))
+            done = step + 1
+            self._record_step(step, train_run)
+            is_last = done == run.num_steps or self._time_is_up()
+            if is_last or done % run.evaluate_every == 0:
+                accuracy = self.evaluate(done)[score]
+                is_last = is_last or (run.stop_at_score is not None and accuracy >= run.stop_at_score)
+            if is_last or done % run.checkpoint_every == 0:
+                self._save_checkpoint(done)
+            if is_last:
+                break
+        return self._finish(accuracy)
+
+    def _resume_or_prepare(self) -> float:
+        self._executor.sync_weights()
+        checkpoint = self._folder.latest_checkpoint()
+        if checkpoint is not None:
+            state = self._folder.read_state(checkpoint)
+            self._clock = _Clock(step=state["step"], elapsed_s=state["elapsed_s"], before=state["before"])
+            self._clock.stage_s.update(state["stage_s"])
+            self._executor.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
+            self._executor.sync_weights()
+            self.progress.message(f"resumed from {checkpoint.name}")
+            return state["score"]
+        self._job.prepare(self)
+        self._clock.before = self.evaluate(0)[self._job.score.name]
+        self._clock.stage_s.clear()
+        self._save_checkpoint(0)
+        return self._clock.before
+
+    def _finish(self, score: float) -> JobResult:
+        clock = self._clock
+        self._folder.result(
+            {
+                "score": self._job.score.name,
+                "before": clock.before,
+                "after": score,
+                "num_steps": clock.step + 1,
+                "training_s": self._training_s(),
+                "stage_seconds": dict(clock.stage_s),
+            }
+        )
+        report_path = write_report(self._folder.path)
+        table = final_table(self._job.score, clock.before, score, clock.stage_s, self._training_s())
+        return JobResult(table=table, report_path=str(report_path), before=clock.before, after=score)
+
+    # -- used by jobs ----------------------------------------------------------------------------------------------
+
+    def run_flow(self, flow: Flow, *, step: int, feeds: Mapping[str, Sequence[Any]], phase: Any = "train") -> FlowRun:
+        """One run of a flow, with its spans in the trace."""
+        context = StepContext(
+            step=step, phase=phase, seed=self._config.seed, num_items=max(map(len, feeds.values()), default=0)
+        )
+        run = self._executor.run(flow, context=context, feeds=feeds, timeout_s=self._config.run.step_timeout_s)
+        self._folder.trace([_event(span, step) for span in run.spans])
+        for span in run.spans:
+            if span.category == COMPUTE:
+                self._clock.stage_s[span.name] += span.duration_s
+        return run
+
+    def evaluate(self, step: int, *, record: bool = True) -> dict[str, float]:
+        """Scores the present weights on held-out problems or seeds; `step` counts the training steps done."""
+        flow = self._flows.evaluate
+        run = self.run_flow(flow, step=step, feeds=self._job.evaluation_feeds(), phase="evaluate")
+        metrics = self._job.evaluation_metrics(run)
+        if record:
+            self._folder.evaluation(step, metrics, time_s=self._training_s())
+            self.progress.evaluation(step, self._job.score.name, metrics[self._job.score.name])
+        return metrics
+
+    def group(self, name: str) -> Any:
+        """A running worker group."""
+        return self._executor.group(name)
+
+    # -- records ---------------------------------------------------------------------------------------------------
+
+    def _record_step(self, step: int, run: FlowRun) -> None:
+        by_stage: dict[str, float] = defaultdict(float)
+        for span in run.spans:
+            if span.category in (COMPUTE, SYNC):
+                by_stage[span.name if span.category == COMPUTE else "sync"] += span.duration_s
+        metrics = dict(run.metrics)
+        metrics["time/step_s"] = run.duration_s
+        metrics |= {f"time/{stage}_s": seconds for stage, seconds in by_stage.items()}
+        self._folder.metrics(step, metrics, time_s=self._training_s())
+        self._folder.samples(step, run.shown)
+        self.progress.step(step, metrics)
+
+    def _save_checkpoint(self, step: int) -> None:
+        state = {
+            "step": step,
+            "elapsed_s": self._training_s(),
+            "before": self._clock.before,
+            "score": self._last_score(),
+            "stage_s": dict(self._clock.stage_s),
+            "seed": self._config.seed,
+        }
+        with self._folder.new_checkpoint(step, state) as folder:
+            self._executor.group(self._job.trainer).call("save_checkpoint", str(folder))
+
+    def _last_score(self) -> float:
+        return self._folder.last_evaluation().get(self._job.score.name, self._clock.before)
+
+    def _training_s(self) -> float:
+        running_s = time.monotonic() - self._started_s if self._started_s else 0.0
+        return self._clock.elapsed_s + running_s
+
+    def _time_is_up(self) -> bool:
+        limit = self._config.run.max_minutes
+        return limit is not None and self._training_s() >= limit * 60
+
+
+def graph_stages(graph: Any) -> set[str]:
+    return {stage.name for stage in graph.stages}
+
+
+def final_table(score: Score, before: float, after: float, stage_s: Mapping[str, float], training_s: float) -> str:
+    """The last thing a run prints."""
+    rows = [
+        (score.text, ""),
+        ("  before", f"{before:.1%}"),
+        ("  after", f"{after:.1%}"),
+        ("training time", f"{training_s:.0f} s"),
+        ("compute by stage, all ranks", ""),
+        *((f"  {stage}", f"{seconds:.0f} s") for stage, seconds in sorted(stage_s.items(), key=lambda kv: -kv[1])),
+    ]
+    width = max(len(left) for left, _ in rows) + 2
+    return "\n".join(f"{left:<{width}}{right:>8}".rstrip() for left, right in itertools.chain(rows))
+
+
+def _event(span: Span, step: int) -> TraceEvent:
+    lane = f"device {'+'.join(span.devices)}" if span.devices else span.worker
+    return TraceEvent(
+        name=span.name,
+        category=span.category,
+        lane=lane,
+        start_s=span.start_s,
+        duration_s=span.duration_s,
+        args={"worker": span.worker, "num_items": span.num_items, "step": step},
+    )

@@ -1,0 +1,227 @@
+"""The reasoning job: a language model learns to answer, from rewards alone.
+
+    prompts -> rollout -> samples -> [reference ->] reward -> scored -> actor;  the actor's weights go back to the rollout
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from rlinf_workers import Flow, FlowRun
+from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.models.language_model import ModelSettings, load_tokenizer
+from rlinf_workers.records import ExampleBatch, Prompt, ScoredGroup
+from rlinf_workers.roles.actor import Actor, ActorSettings, OptimizerSettings
+from rlinf_workers.roles.reference import Reference, ReferenceSettings
+from rlinf_workers.roles.reward import Reward, RewardSettings
+from rlinf_workers.roles.rollout import Rollout, RolloutSettings
+
+from rlinf.config.inputs import check_model_folder
+from rlinf.config.schema import ReasoningConfig, WarmStartConfig
+from rlinf.errors import UserError
+from rlinf.jobs.loop import Flows, Score, TrainingLoop
+from rlinf.run_folder import RunFolder
+from rlinf.tasks import Problem, make_task
+
+WARM_START_OFFSET = 1 << 40
+"""Where the warm start's problems begin in the training stream: farther than any run trains."""
+WARMUP_STEPS = 30
+"""Of the warm start's learning rate."""
+
+REWARD_RULES = {"exact": "exact_match", "numeric": "numeric_match", "random": "exact_match"}
+
+
+class ReasoningJob:
+    """Flows, feeds and evaluation of a reasoning recipe; the loop does the rest."""
+
+    score = Score(name="accuracy", text="greedy accuracy on held-out problems")
+    trainer = "actor"
+
+    def __init__(self, config: ReasoningConfig) -> None:
+        self.config = config
+        if config.model.path is not None:
+            check_model_folder(config.model.path)
+        self._task = make_task(config.task, config.seed)
+        if config.model.path is None and self._task.alphabet is None:
+            raise UserError(
+                "model.architecture makes a model with a tokenizer of single characters, but this task is natural language",
+                hint="give a Hugging Face folder with model.path",
+            )
+        self._held_out = self._task.held_out()
+        self._tokenizer: Any = None
+        self._warm_start: Flow | None = None
+
+    # -- flows -----------------------------------------------------------------------------------------------------
+
+    def build(self, folder: RunFolder) -> Flows:
+        config = self.config
+        model = self._model_settings(folder)
+        self._tokenizer = load_tokenizer(model.folder)
+        train = self._train_flow(model)
+        self._warm_start = self._warm_start_flow(train) if config.warm_start else None
+        others = [self._warm_start] if self._warm_start else []
+        return Flows(train=train, evaluate=self._evaluate_flow(train), others=others)
+
+    def _train_flow(self, model: ModelSettings) -> Flow:
+        config = self.config
+        flow = Flow("grpo")
+        flow.worker("rollout", Rollout, self._rollout_settings(model))
+        if config.algorithm.kl_coef:
+            settings = ReferenceSettings(model=model, temperature=config.rollout.temperature)
+            flow.worker("reference", Reference, settings)
+        flow.worker("reward", Reward, self._reward_settings(model))
+        flow.worker("actor", Actor, self._actor_settings(model))
+
+        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
+        samples = "samples"
+        if config.algorithm.kl_coef:
+            flow.stage("reference", Reference.logprobs, reads="samples", writes="referenced")
+            samples = "referenced"
+        flow.stage("reward", Reward.score, reads=samples, writes="scored", needs_device=False)
+        flow.stage("actor", Actor.train, reads="scored", dispatch="key", ordered=True, trains=True)
+        flow.weights("actor", to="rollout")
+        return flow
+
+    def _evaluate_flow(self, train: Flow) -> Flow:
+        flow = Flow("evaluate").workers_of(train, "rollout", "reward")
+        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
+        flow.stage("reward", Reward.score, reads="samples", writes="scored", needs_device=False)
+        return flow
+
+    def _warm_start_flow(self, train: Flow) -> Flow:
+        flow = Flow("warm-start").workers_of(train, "actor")
+        flow.stage("actor", Actor.imitate, reads="examples", dispatch="key", ordered=True, trains=True)
+        return flow
+
+    # -- settings --------------------------------------------------------------------------------------------------
+
+    def _model_settings(self, folder: RunFolder) -> ModelSettings:
+        config = self.config
+        if config.model.path is not None:
+            return ModelSettings(folder=str(config.model.path), has_weights=True, dtype=config.model.dtype, seed=config.seed)
+        from rlinf.tasks.language import write_model_folder
+
+        made = folder.path / "initial_model"
+        assert config.model.architecture is not None and self._task.alphabet is not None, "checked by the config and __init__"
+        write_model_folder(made, config.model.architecture, self._task.alphabet, config.model.dtype)
+        return ModelSettings(folder=str(made), has_weights=False, dtype=config.model.dtype, seed=config.seed)
+
+    def _rollout_settings(self, model: ModelSettings) -> RolloutSettings:
+        rollout, same_length = self.config.rollout, self._task.same_length
+        max_prompt_tokens = rollout.max_prompt_tokens
+        if same_length:
+            max_prompt_tokens = len(self._encode(self._held_out[0].prompt))
+        return RolloutSettings(
+            model=model,
+            train=SamplingSettings(
+                group_size=self.config.algorithm.group_size,
+                max_new_tokens=rollout.max_new_tokens,
+                temperature=rollout.temperature,
+                top_p=rollout.top_p,
+            ),
+            evaluate=SamplingSettings(group_size=1, max_new_tokens=rollout.max_new_tokens, temperature=0.0),
+            max_prompt_tokens=max_prompt_tokens,
+            same_length=same_length,
+        )
+
+    def _reward_settings(self, model: ModelSettings) -> RewardSettings:
+        kind = self.config.reward.kind
+        return RewardSettings(
+            rule=REWARD_RULES[kind],
+            random_in_training=kind == "random",
+            tokenizer_folder=model.folder,
+            seed=self.config.seed,
+            num_shown=self.config.run.num_samples_logged,
+        )
+
+    def _actor_settings(self, model: ModelSettings) -> ActorSettings:
+        actor, algorithm, warm_start = self.config.actor, self.config.algorithm, self.config.warm_start
+        return ActorSettings(
+            model=model,
+            optimizer=OptimizerSettings(
+                learning_rate=actor.learning_rate,
+                betas=tuple(actor.betas),
+                weight_decay=actor.weight_decay,
+                max_grad_norm=actor.max_grad_norm,
+                decay_steps=actor.lr_decay_steps,
+                min_lr_ratio=actor.min_lr_ratio,
+            ),
+            warm_start=warm_start and OptimizerSettings(learning_rate=warm_start.learning_rate, warmup_steps=WARMUP_STEPS),
+            num_shards=actor.num_shards,
+            micro_batch_groups=actor.micro_batch_groups,
+            num_minibatches=algorithm.num_minibatches,
+            temperature=self.config.rollout.temperature,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            normalize_std=algorithm.normalize_std,
+            kl_coef=algorithm.kl_coef,
+        )
+
+    # -- what is fed -----------------------------------------------------------------------------------------------
+
+    def feeds(self, step: int) -> dict[str, list[Any]]:
+        """The prompts of a training step."""
+        count = self.config.rollout.num_prompts
+        problems = [self._task.train_problem(step * count + i) for i in range(count)]
+        return {"prompts": [self._prompt(i, problem) for i, problem in enumerate(problems)]}
+
+    def evaluation_feeds(self) -> dict[str, list[Any]]:
+        return {"prompts": [self._prompt(i, problem) for i, problem in enumerate(self._held_out)]}
+
+    def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
+        scored: list[ScoredGroup] = run.collected["scored"]
+        right = sum(float(group.rewards[0]) for group in scored)
+        return {"accuracy": right / len(scored), "num_problems": float(len(scored))}
+
+    def _prompt(self, index: int, problem: Problem) -> Prompt:
+        token_ids = torch.tensor(self._encode(problem.prompt))
+        limit = self.config.rollout.max_prompt_tokens
+        if not self._task.same_length and len(token_ids) > limit:
+            token_ids = token_ids[-limit:]  # the end of a prompt asks the question
+        return Prompt(index=index, token_ids=token_ids, reference_answer=problem.answer)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    # -- before the first step -------------------------------------------------------------------------------------
+
+    def prepare(self, loop: TrainingLoop) -> None:
+        """The warm start: supervised training until the model answers some problems right."""
+        settings, flow = self.config.warm_start, self._warm_start
+        if settings is None or flow is None:
+            return
+        accuracy, step = 0.0, 0
+        while step < settings.max_steps and accuracy < settings.target_accuracy:
+            steps = range(step, min(step + settings.check_every, settings.max_steps))
+            feeds = {"examples": [batch for s in steps for batch in self._examples(settings, s)]}
+            run = loop.run_flow(flow, step=0, feeds=feeds)
+            step = steps.stop
+            accuracy = loop.evaluate(0, record=False)["accuracy"]
+            loop.progress.message(
+                f"warm start {step}: loss {run.metrics['warm_start/loss']:.3f}, accuracy {accuracy:.3f}"
+            )
+        if self.config.algorithm.kl_coef:
+            loop.copy_weights("actor", "reference")
+
+    def _examples(self, settings: WarmStartConfig, step: int) -> list[ExampleBatch]:
+        """One batch as one item a shard, from a stretch of the problem stream that the training steps do not reach."""
+        first = WARM_START_OFFSET + step * settings.batch_size
+        rows, prompt_lengths = [], []
+        for index in range(first, first + settings.batch_size):
+            problem = self._task.train_problem(index)
+            prompt = self._encode(problem.prompt)
+            rows.append([*prompt, *self._encode(problem.answer), self._tokenizer.eos_token_id])
+            prompt_lengths.append(len(prompt))
+        width = max(map(len, rows))
+        token_ids = torch.full((len(rows), width), self._tokenizer.pad_token_id)
+        loss_mask = torch.zeros(len(rows), width)
+        for i, (row, length) in enumerate(zip(rows, prompt_lengths, strict=True)):
+            token_ids[i, : len(row)] = torch.tensor(row)
+            loss_mask[i, length : len(row)] = 1
+        num_shards = self.config.actor.num_shards
+        return [
+            ExampleBatch(shard=shard, token_ids=token_ids[shard::num_shards], loss_mask=loss_mask[shard::num_shards])
+            for shard in range(num_shards)
+        ]

@@ -1,0 +1,52 @@
+"""Problems from JSON-lines files, GSM8K for example."""
+
+from __future__ import annotations
+
+import random
+
+from rlinf.config.inputs import iter_jsonl
+from rlinf.config.schema import JsonlTask
+from rlinf.errors import UserError
+from rlinf.tasks.base import Problem
+
+
+class JsonlProblems:
+    """Every epoch goes through the training rows in a new order, which depends on the seed and the epoch alone."""
+
+    alphabet = None
+    same_length = False
+
+    def __init__(self, config: JsonlTask, seed: int) -> None:
+        self._seed = seed
+        self._train = _read(config, "train_files")
+        self._eval = _read(config, "eval_files")[: config.num_held_out]
+        both = {problem.prompt for problem in self._train} & {problem.prompt for problem in self._eval}
+        if both:
+            raise UserError(
+                f"{len(both)} evaluation problems are in the training files too, for example {next(iter(both))[:80]!r}",
+                hint="use separate files for task.train_files and task.eval_files",
+            )
+        self._epoch = -1
+        self._order: list[int] = []
+
+    def train_problem(self, index: int) -> Problem:
+        epoch, position = divmod(index, len(self._train))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, list(range(len(self._train)))
+            random.Random(f"epoch {self._seed} {epoch}").shuffle(self._order)
+        return self._train[self._order[position]]
+
+    def held_out(self) -> list[Problem]:
+        return self._eval
+
+
+def _read(config: JsonlTask, files: str) -> list[Problem]:
+    fields = (config.prompt_field, config.answer_field)
+    problems = [
+        Problem(prompt=config.prompt_template.format(**{config.prompt_field: row[fields[0]]}), answer=str(row[fields[1]]))
+        for path in getattr(config, files)
+        for row in iter_jsonl(path, fields)
+    ]
+    if not problems:
+        raise UserError(f"task.{files} holds no problem: {[str(path) for path in getattr(config, files)]}")
+    return problems

@@ -1,0 +1,47 @@
+"""The model folder of a run: a user's own, or a small one made from the config with a tokenizer of single characters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlinf.config.schema import ArchitectureConfig
+
+PAD, END, UNKNOWN = "<pad>", "<end>", "<unk>"
+
+
+def character_tokenizer(alphabet: str) -> Any:
+    """A `PreTrainedTokenizerFast` with one token for each character; what it encodes it decodes to the letter."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: index for index, token in enumerate([PAD, END, UNKNOWN, *alphabet])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN, padding_side="left"
+    )
+
+
+def write_model_folder(folder: Path, architecture: ArchitectureConfig, alphabet: str, dtype: str) -> None:
+    """config.json and tokenizer of a small model; its weights are drawn by each worker from the run's seed."""
+    from transformers import Qwen2Config
+
+    tokenizer = character_tokenizer(alphabet)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=architecture.hidden_size,
+        intermediate_size=architecture.intermediate_size,
+        num_hidden_layers=architecture.num_layers,
+        num_attention_heads=architecture.num_heads,
+        num_key_value_heads=architecture.num_kv_heads,
+        max_position_embeddings=architecture.max_positions,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype=dtype,
+    )
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

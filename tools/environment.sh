@@ -1,0 +1,60 @@
+# Sourced by the scripts of this folder: makes the virtual environment .venv in the checkout and installs everything into it.
+# After the first time it takes a second: a stamp remembers what was installed.
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+cd "$root"
+
+fail() {
+  echo "$1" >&2
+  exit 2
+}
+
+# The first Python from 3.10 to 3.12 that can make a virtual environment; PYTHON overrides the choice.
+find_python() {
+  local candidate
+  for candidate in "${PYTHON:-}" python3.11 python3.12 python3.10 python3; do
+    [ -n "$candidate" ] && command -v "$candidate" >/dev/null || continue
+    "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null || continue
+    "$candidate" -c 'import ensurepip, venv' 2>/dev/null ||
+      fail "$candidate cannot make virtual environments; install them: apt-get install python3-venv"
+    echo "$candidate"
+    return
+  done
+  fail "needs Python 3.10, 3.11 or 3.12 (found: $(python3 --version 2>&1)); for example: apt-get install python3 python3-venv"
+}
+
+check_compiler() {
+  command -v c++ >/dev/null || command -v g++ >/dev/null ||
+    fail "needs a C++ compiler for the native code of rlinf-comm; for example: apt-get install g++"
+}
+
+# Everything that decides what is installed: the packages' metadata, the native sources and this file.
+fingerprint() {
+  cat tools/constraints.txt tools/environment.sh CMakeLists.txt packages/*/pyproject.toml \
+    $(find csrc -type f \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name 'CMakeLists.txt' \) | sort) | sha256sum
+}
+
+install_everything() {
+  local python
+  check_compiler
+  python="$(find_python)" || exit 2
+  [ -x .venv/bin/python ] || { echo "making .venv with $("$python" --version)"; "$python" -m venv .venv; }
+  local pip=(.venv/bin/python -m pip --quiet --disable-pip-version-check)
+  echo "installing torch"
+  "${pip[@]}" install -c tools/constraints.txt torch numpy
+  echo "building the native code and installing the packages"
+  "${pip[@]}" install -c tools/constraints.txt hatchling editables "scikit-build-core>=1.1" "pybind11>=3.0" ninja cmake
+  "${pip[@]}" install -c tools/constraints.txt --no-build-isolation \
+    -e packages/rlinf-comm -e packages/rlinf-sched -e packages/rlinf-algos -e "packages/rlinf-envs[maniskill,video]" \
+    -e packages/rlinf-workers -e packages/rlinf
+}
+
+ensure_environment() {
+  local stamp=.venv/installed
+  if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$(fingerprint)" ]; then
+    install_everything
+    fingerprint >"$stamp"
+  fi
+  # Several processes with as many threads as there are cores slow each other down many times.
+  export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" TOKENIZERS_PARALLELISM=false
+}

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# From a fresh checkout to two trained policies: a language model that sorts digits and a robot arm that pushes a cube.
+#   tools/quickstart.sh            both jobs
+#   tools/quickstart.sh --short    a few steps of each: does everything work here?
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+short=()
+case "${1:-}" in
+  "") ;;
+  --short) short=(--run.num_steps 2 --run.evaluate_every 2 --run.checkpoint_every 2) ;;
+  *) fail "usage: tools/quickstart.sh [--short]" ;;
+esac
+
+ensure_environment
+runs="runs/quickstart-$(date +%Y%m%d-%H%M%S)"
+for recipe in sort-grpo pushcube-ppo; do
+  echo
+  .venv/bin/rlinf train "$recipe" --output "$runs/$recipe" "${short[@]}"
+done
+echo
+.venv/bin/rlinf summary "$runs/sort-grpo" "$runs/pushcube-ppo"
