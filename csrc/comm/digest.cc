@@ -4,20 +4,23 @@
 
 #include "rlinf/comm/check.h"
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "digest_run reads words as little-endian"
+#endif
+
 namespace rlinf::comm {
 
 namespace {
 
 using Wide = unsigned __int128;
 
-// 64-bit odd constants without structure: the fractional parts of the golden ratio, and of square roots of primes.
-constexpr uint64_t kIndexStep = 0x9e3779b97f4a7c15;  // golden ratio
-constexpr uint64_t kSpread = 0xbb67ae8584caa73b;     // sqrt(3)
-constexpr uint64_t kValueOffset = 0x3c6ef372fe94f82b;  // sqrt(5): an element of zero bits counts, too
+// 64-bit odd constants without structure: the fractional parts of the golden ratio and of the square root of 3.
+constexpr uint64_t kIndexStep = 0x9e3779b97f4a7c15;
+constexpr uint64_t kSpread = 0xbb67ae8584caa73b;
 
-// Pseudo-random odd number of the flat index.
-inline Wide position_factor(uint64_t index) {
-  uint64_t state = (index + 1) * kIndexStep;
+// K(j): a pseudo-random odd number.
+inline Wide position_factor(uint64_t word_index) {
+  uint64_t state = (word_index + 1) * kIndexStep;
   state ^= state >> 32;
   state *= kSpread;
   state ^= state >> 29;
@@ -27,15 +30,46 @@ inline Wide position_factor(uint64_t index) {
   return (static_cast<Wide>(high) << 64) | (low | 1);
 }
 
-template <typename Word>
-Wide digest_row(const std::byte* elements, uint64_t first_index, const DigestAxis& axis) {
+// The terms of one element.
+template <typename Element>
+Wide element_term(const std::byte* pointer, uint64_t index) {
+  constexpr uint64_t kNumPerWord = 8 / sizeof(Element);
+  Element element;
+  std::memcpy(&element, pointer, sizeof(Element));
+  const Wide in_place = (static_cast<Wide>(element) + 1) << (8 * sizeof(Element) * (index % kNumPerWord));
+  return position_factor(index / kNumPerWord) * in_place;
+}
+
+template <typename Element>
+Wide digest_run(const std::byte* elements, uint64_t index, uint64_t length) {
+  constexpr uint64_t kNumPerWord = 8 / sizeof(Element);
+  // 1 in the lowest bit of each element: 0x0001000100010001 for elements of two bytes.
+  constexpr uint64_t kOnes = sizeof(Element) == 8 ? 1 : ~uint64_t{0} / ((uint64_t{1} << (8 * sizeof(Element) % 64)) - 1);
   Wide sum = 0;
-  uint64_t index = first_index;
+  for (; length > 0 && index % kNumPerWord != 0; ++index, --length, elements += sizeof(Element)) {
+    sum += element_term<Element>(elements, index);
+  }
+  uint64_t word_index = index / kNumPerWord;
+  for (; length >= kNumPerWord; ++word_index, length -= kNumPerWord, elements += 8) {
+    uint64_t word;  // little-endian: the first element in the lowest bits
+    std::memcpy(&word, elements, sizeof(word));
+    sum += position_factor(word_index) * (static_cast<Wide>(word) + kOnes);
+  }
+  for (index = word_index * kNumPerWord; length > 0; ++index, --length, elements += sizeof(Element)) {
+    sum += element_term<Element>(elements, index);
+  }
+  return sum;
+}
+
+template <typename Element>
+Wide digest_row(const std::byte* elements, uint64_t first_index, const DigestAxis& axis) {
+  if (axis.memory_stride == sizeof(Element) && axis.index_stride == 1) {
+    return digest_run<Element>(elements, first_index, static_cast<uint64_t>(axis.length));
+  }
+  Wide sum = 0;
   for (int64_t i = 0; i < axis.length; ++i) {
-    Word word;
-    std::memcpy(&word, elements + i * axis.memory_stride, sizeof(Word));
-    sum += position_factor(index) * (static_cast<Wide>(word) + kValueOffset);
-    index += static_cast<uint64_t>(axis.index_stride);
+    sum += element_term<Element>(elements + i * axis.memory_stride,
+                                 first_index + static_cast<uint64_t>(i * axis.index_stride));
   }
   return sum;
 }

@@ -1,10 +1,13 @@
 // A 128-bit digest of a part of a tensor, which adds up: digests of disjoint parts sum to the digest of the whole, in
 // whatever order and by whomever they were computed.
 //
-// digest = sum over elements of (bits + c) * K(flat index), modulo 2^128, where K is a pseudo-random odd 128-bit number.
-// This is multilinear hashing (Carter and Wegman 1979; Lemire and Kaser 2014): two tensors that differ in one element
-// always differ in their digest, since K is odd and invertible; otherwise they agree with a probability below 2^-64. It is made
-// against accidents, not against an adversary. Elements of 16 bytes count as two words of 8.
+// The tensor's bytes are seen as 8-byte words, each holding 8 / element_bytes elements, and
+//     digest = sum over words j of K(j) * (word j + one in each element's lowest bit),  modulo 2^128,
+// where K is a pseudo-random odd 128-bit number. A part that holds only some of a word's elements adds only their terms of
+// that product, so any two disjoint parts add up. This is multilinear hashing (Carter and Wegman 1979; Lemire and Kaser
+// 2014): tensors that differ within one word always differ in their digest, since K is odd and so invertible; others agree
+// with a probability below 2^-64. Elements that change places change it, and zeros count. It is made against accidents,
+// not against an adversary.
 #pragma once
 
 #include <cstddef>

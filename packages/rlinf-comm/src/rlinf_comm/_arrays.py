@@ -6,6 +6,7 @@ torch is not imported before a tensor is met, so that a process which only passe
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,18 @@ _NUMPY_KINDS = frozenset("biufcMmSU")  # bool, integers, floats, complex, dates,
 
 class Refused(Exception):  # noqa: N818 - private; codec.py turns it into UnsupportedValueError with the path
     """Why a value cannot be encoded."""
+
+
+def describe_type(cls: type) -> str:
+    """What to call a value of a type that cannot cross."""
+    if issubclass(cls, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
+        return "a function"
+    if issubclass(cls, type):
+        return "a class"
+    if issubclass(cls, types.ModuleType):
+        return "a module"
+    name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def borrowed_bytes(owner: object, pointer: int, num_bytes: int) -> memoryview:
@@ -68,7 +81,7 @@ def tensor_bytes(tensor: torch.Tensor) -> tuple[str, memoryview]:
     """The dtype's name and the row-major bytes of a CPU tensor; no copy when it is contiguous.
 
     Raises:
-        Refused: not on the CPU, not strided, of a dtype without plain bytes, or the result of a differentiated operation.
+        Refused: not on the CPU, of a dtype without plain bytes, or the result of a differentiated operation.
     """
     if not tensor.is_cpu:
         raise Refused(f"a tensor on {tensor.device}; move it to the CPU first, tensor.cpu()")
@@ -119,7 +132,7 @@ def ndarray_bytes(array: np.ndarray) -> tuple[str, memoryview]:
         raise Refused(f"an array of dtype {dtype}")
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    return dtype.str, memoryview(array.reshape(-1).view(np.uint8))
+    return dtype.str, array.reshape(-1).view(np.uint8).data
 
 
 def build_ndarray(buffer: Any, dtype: str, shape: list[int]) -> np.ndarray:

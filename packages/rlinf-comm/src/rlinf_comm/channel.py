@@ -1,7 +1,8 @@
 """Bounded queues of items between threads and processes of one machine, in shared memory.
 
-An item is copied once, into the channel; the consumer's tensors are views of that memory, which is freed when the last of
-them is collected. The native part (csrc/comm/channel.cc) knows bytes, keys and weights; this file adds values and errors.
+An item is copied once, into the channel; the consumer's tensors are views of that memory, which is freed when the last
+of them is collected. The native part (csrc/comm/channel.cc) knows bytes, keys and weights; this file adds values and
+errors.
 
     channel = Channel.create("samples", num_producers=2)      # the owner
     channel = Channel.open(address)                           # a peer; `address` travels as any value
@@ -93,8 +94,8 @@ class Channel:
     Items are taken in put order; with `keys`, in put order among those keys. A full channel blocks its producers. It is
     closed when `close` was called once for each of `num_producers`; what is left can still be taken.
 
-    The channel lives as long as somebody uses it, and vanishes without a trace when all its processes are gone, however they
-    ended. A process that dies while it puts or takes leaves the channel in order; its memory is taken back.
+    The channel lives as long as somebody uses it, and vanishes without a trace when all its processes are gone, however
+    they ended. A process that dies while it puts or takes leaves the channel in order; its memory is taken back.
     """
 
     def __init__(self, native: _C.Channel, address: ChannelAddress, *, owner_pid: int | None) -> None:

@@ -1,6 +1,7 @@
 """All errors of this package. One tree: `except CommError` catches everything that rlinf_comm raises on purpose.
 
-Plain mistakes in a call (a negative timeout, an item larger than the channel) are `ValueError`, as everywhere in Python.
+Plain mistakes in a call (a negative timeout, an item larger than the channel) are `ValueError`, as everywhere in
+Python. Names without "Error" say what happened to the channel or peer, not that somebody erred.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ class ChannelError(CommError):
     """Base of the errors of one channel."""
 
 
-class ChannelClosed(ChannelError):
+class ChannelClosed(ChannelError):  # noqa: N818
     """A put on a channel that all its producers have closed."""
 
 
-class ChannelAborted(ChannelError):
+class ChannelAborted(ChannelError):  # noqa: N818
     """Somebody gave up on the channel; the text is the reason they gave."""
 
 
-class ChannelTimeout(ChannelError):
+class ChannelTimeout(ChannelError):  # noqa: N818
     """A put or take did not finish within its `timeout_s`."""
 
 
-class ChannelStalled(ChannelError):
+class ChannelStalled(ChannelError):  # noqa: N818
     """A take waits for more items than the channel has room for, while a producer waits for that room."""
 
 
-class PeerLost(CommError):
+class PeerLost(CommError):  # noqa: N818
     """The process on the other side is gone, or the shared memory that it created."""
 
 
@@ -66,5 +67,5 @@ class WeightMismatchError(CommError):
         self.found_version = found_version
 
 
-class WeightTimeout(WeightMismatchError):
+class WeightTimeout(WeightMismatchError):  # noqa: N818
     """The version asked for did not arrive, or the peers did not take the one before, within `timeout_s`."""

@@ -1,0 +1,57 @@
+"""Finds the part of a value that does not encode, for the message. Slow, and only used after a failure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rlinf_comm._arrays import Refused
+from rlinf_comm._lowering import Encoding, lower, widen
+from rlinf_comm.errors import UnsupportedValueError
+
+_ALLOWED = (
+    "None, bool, int, float, str, bytes, list, tuple, dict with str or int keys, Enum, pathlib.Path, "
+    "importable dataclasses and msgspec.Struct, numpy arrays, CPU torch tensors"
+)
+
+
+def located(value: Any) -> UnsupportedValueError:
+    """The error for the first part of `value` that does not encode. Slow; only walked after a failure."""
+    path, reason = _first_refusal(value, "") or ("", "a value that changed while it was encoded")
+    cause = reason.split(";")[0]
+    advice = reason[len(cause) :]
+    return UnsupportedValueError(f"{path or 'value'}: {cause} cannot cross a channel{advice}; allowed: {_ALLOWED}")
+
+
+def _children(value: Any, path: str) -> list[tuple[str, Any]] | None:
+    """(path, child) of a container, None for a leaf."""
+    if type(value) in (list, tuple):
+        return [(f"{path or 'value'}[{index}]", child) for index, child in enumerate(value)]
+    if type(value) is dict:
+        if not path:
+            return [(str(key), child) for key, child in value.items()]
+        return [(f"{path}[{key!r}]", child) for key, child in value.items()]
+    names: Sequence[str] = ()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+    elif isinstance(value, msgspec.Struct):
+        names = value.__struct_fields__
+    prefix = f"{path}." if path else ""
+    return [(prefix + name, getattr(value, name)) for name in names if hasattr(value, name)] or None
+
+
+def _first_refusal(value: Any, path: str) -> tuple[str, str] | None:
+    for child_path, child in _children(value, path) or ():
+        found = _first_refusal(child, child_path)
+        if found:
+            return found
+    try:
+        msgspec.msgpack.encode(widen(lower(value, Encoding())))
+    except Refused as error:
+        return path, str(error)
+    except UnicodeEncodeError as error:
+        return path, f"text that is no valid Unicode ({error.reason})"
+    return None

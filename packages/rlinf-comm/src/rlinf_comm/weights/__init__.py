@@ -1,0 +1,43 @@
+"""Weights from one sharding to another, between processes, with proof that they arrived.
+
+    layout.py   canonical tensors, boxes, layouts
+    plan.py     the intersection of two layouts: which box goes where
+    digest.py   additive digests of shards
+    store.py    the shared-memory executor, with sender.py and receiver.py
+
+A sync in six lines, the two halves in different processes:
+
+    reshard = plan(Layout.sharded(specs, 2), Layout.replicated(specs, 3))
+    store = WeightStore.create(reshard, name="actor-to-rollout")            # anywhere; send store.address to the others
+    WeightSender(store, reshard, src_rank=0).publish(shard, policy_version=7)
+    ...
+    WeightReceiver(WeightStore.open(address), reshard, dst_rank=2).receive(parameters, policy_version=7)
+"""
+
+from __future__ import annotations
+
+from rlinf_comm.weights.digest import DIGEST_MODULUS, tensor_digest
+from rlinf_comm.weights.layout import Block, Box, Layout, TensorSpec, specs_of
+from rlinf_comm.weights.plan import Move, Piece, ReshardPlan, plan
+from rlinf_comm.weights.receiver import WeightReceiver
+from rlinf_comm.weights.sender import WeightSender
+from rlinf_comm.weights.store import SyncReport, WeightStore, WeightStoreAddress
+
+__all__ = [
+    "TensorSpec",
+    "Box",
+    "Block",
+    "Layout",
+    "specs_of",
+    "Move",
+    "Piece",
+    "ReshardPlan",
+    "plan",
+    "tensor_digest",
+    "DIGEST_MODULUS",
+    "WeightStore",
+    "WeightStoreAddress",
+    "WeightSender",
+    "WeightReceiver",
+    "SyncReport",
+]

@@ -1,0 +1,136 @@
+"""The fetching and checking end of a weight store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rlinf_comm.errors import PeerLost, WeightMismatchError, WeightTimeout
+from rlinf_comm.weights.digest import region_digest
+from rlinf_comm.weights.plan import Piece, ReshardPlan
+from rlinf_comm.weights.region import Region
+from rlinf_comm.weights.store import NO_VERSION, NUM_SLOTS, WORD_MODULUS, StoreSide, SyncReport, WeightStore, listed
+
+if TYPE_CHECKING:
+    import torch
+
+
+class WeightReceiver(StoreSide):
+    """Fetches what one destination rank serves."""
+
+    def __init__(self, store: WeightStore, plan: ReshardPlan, dst_rank: int) -> None:
+        super().__init__(store, plan, plan.dst, dst_rank, role="receiver")
+        self._register(self._control.receiver(dst_rank))
+        self._own = [
+            self._placed[Piece(move.name, move.box, move.src_rank)] for move in plan.moves if move.dst_rank == dst_rank
+        ]
+        self._src_ranks = sorted({placed.piece.src_rank for placed in self._own})
+
+    def receive(self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0) -> SyncReport:
+        """Copies a version into `tensors` in place, and checks that they now hold what the senders published.
+
+        Until this returns, and after it raised, the tensors must not be served. It may be called again.
+
+        Args:
+            tensors: This rank's tensors by canonical name, exactly those of its layout; any strides.
+            policy_version: Exactly this version.
+            timeout_s: How long to wait for the senders.
+
+        Raises:
+            WeightMismatchError: tensors are missing or differ from what was published (named in the text and in
+                `tensors`), or the version can no longer come; found and expected versions are in the text.
+            WeightTimeout: the senders did not publish the version in time.
+            LayoutError: a tensor is of another shape or dtype, is not of this layout, or not on the CPU; names it.
+            PeerLost: a sender died.
+        """
+        regions = self._regions(tensors)
+        control, words = self._control, self._words
+        if words.load(control.served(self._rank)) >= policy_version:
+            words.store(
+                control.served(self._rank), policy_version - 1
+            )  # it must not be overwritten while it is read again
+        words.store(control.wanted(self._rank), policy_version)
+        words.notify_all()
+        wait_s, slots = self._wait_for_version(policy_version, timeout_s)
+
+        start_s = time.monotonic()
+        for placed in self._own:
+            destination = regions[placed.piece.name].inside(self._boxes[placed.piece.name], placed.piece.box)
+            self._copy(placed, destination=destination, source=self._dense_region(placed, slots[placed.piece.src_rank]))
+        copied_s = time.monotonic()
+        self._verify(regions, slots, policy_version)
+        digested_s = time.monotonic()
+        words.store(control.served(self._rank), policy_version)
+        words.notify_all()
+        return SyncReport(
+            policy_version=policy_version,
+            num_bytes=sum(placed.num_bytes for placed in self._own),
+            num_tensors=len({placed.piece.name for placed in self._own}),
+            wait_s=wait_s,
+            copy_s=copied_s - start_s,
+            digest_s=digested_s - copied_s,
+        )
+
+    def _wait_for_version(self, policy_version: int, timeout_s: float) -> tuple[float, dict[int, int]]:
+        """(seconds waited, slot of each sender)."""
+        slots: dict[int, int] = {}
+
+        def is_complete() -> bool:
+            for src_rank in self._src_ranks:
+                versions = self._versions(src_rank)
+                if policy_version in versions:
+                    slots[src_rank] = versions.index(policy_version)
+                elif max(versions) > policy_version:
+                    raise WeightMismatchError(
+                        f"weight store {self._store.name!r}: expected version {policy_version}, but sender {src_rank} "
+                        f"has published {max(versions)} since; it does not come back",
+                        expected_version=policy_version,
+                        found_version=max(versions),
+                    )
+                elif self._is_lost(self._control.sender(src_rank)):
+                    raise PeerLost(
+                        f"weight store {self._store.name!r}: the process of sender {src_rank} died before it published "
+                        f"version {policy_version}; its last is {max(versions)}"
+                    )
+            return len(slots) == len(self._src_ranks)
+
+        wait_s = self._wait_until(is_complete, timeout_s)
+        if wait_s is None:
+            late = next(rank for rank in self._src_ranks if rank not in slots)
+            found = max(self._versions(late))
+            raise WeightTimeout(
+                f"weight store {self._store.name!r}: expected version {policy_version}, but sender {late} has "
+                f"published {'nothing' if found == NO_VERSION else f'version {found}'} within timeout_s={timeout_s}",
+                expected_version=policy_version,
+                found_version=None if found == NO_VERSION else found,
+            )
+        return wait_s, slots
+
+    def _versions(self, src_rank: int) -> list[int]:
+        return [self._words.load(self._control.slot_version(src_rank, slot)) for slot in range(NUM_SLOTS)]
+
+    def _verify(self, regions: dict[str, Region], slots: dict[int, int], policy_version: int) -> None:
+        """Compares the digests of the destination tensors with the published ones."""
+        missing, differing = [], []
+        for placed in self._own:
+            name, box = placed.piece.name, placed.piece.box
+            first_word = self._control.piece(slots[placed.piece.src_rank], placed.index)
+            low, high = self._words.load(first_word + 1), self._words.load(first_word + 2)
+            served = region_digest(regions[name].inside(self._boxes[name], box), box, self._plan.dst.specs[name])
+            if self._words.load(first_word) != policy_version:
+                missing.append(name)
+            elif (low % WORD_MODULUS, high % WORD_MODULUS) != (served % WORD_MODULUS, served // WORD_MODULUS):
+                differing.append(name)
+        if missing or differing:
+            found: list[str] = []
+            if missing:
+                found.append(f"{listed(missing)} is not in the store in version {policy_version}")
+            if differing:
+                found.append(f"{listed(differing)} differs from what its sender published")
+            raise WeightMismatchError(
+                f"weight store {self._store.name!r}: receiver {self._rank} must not serve version {policy_version}: "
+                + "; ".join(found),
+                tensors=tuple(sorted({*missing, *differing})),
+                expected_version=policy_version,
+            )

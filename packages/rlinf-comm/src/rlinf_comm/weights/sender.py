@@ -1,0 +1,118 @@
+"""The publishing end of a weight store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rlinf_comm.errors import PeerLost, WeightTimeout
+from rlinf_comm.weights.digest import region_digest
+from rlinf_comm.weights.plan import ReshardPlan
+from rlinf_comm.weights.store import (
+    NO_VERSION,
+    NUM_SLOTS,
+    WORD_MODULUS,
+    StoreSide,
+    SyncReport,
+    WeightStore,
+    signed_word,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+class WeightSender(StoreSide):
+    """Publishes what one source rank stores."""
+
+    def __init__(self, store: WeightStore, plan: ReshardPlan, src_rank: int) -> None:
+        super().__init__(store, plan, plan.src, src_rank, role="sender")
+        self._register(self._control.sender(src_rank))
+        self._own = [placed for piece, placed in self._placed.items() if piece.src_rank == src_rank]
+        self._dst_ranks = sorted({move.dst_rank for move in plan.moves if move.src_rank == src_rank})
+
+    def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0) -> SyncReport:
+        """Writes this rank's share of a version into the store. The tensors may change as soon as it returns.
+
+        Args:
+            tensors: This rank's tensors by canonical name, exactly those of its layout; of the shape of its blocks.
+            policy_version: Larger than any published before.
+            timeout_s: How long to wait for receivers that have not taken the version before the last.
+
+        Raises:
+            WeightMismatchError: a tensor is missing; names it.
+            LayoutError: a tensor is of another shape or dtype, is not of this layout, or not on the CPU; names it.
+            WeightTimeout, PeerLost: a receiver did not come, or died; nothing was published.
+        """
+        regions = self._regions(tensors)
+        control, words, rank = self._control, self._words, self._rank
+        last = max(words.load(control.slot_version(rank, slot)) for slot in range(NUM_SLOTS))
+        if policy_version <= last or policy_version < 0:
+            raise ValueError(
+                f"weight store {self._store.name!r}: policy_version={policy_version} is not newer than {last}, "
+                "which is published already; versions count up from 0"
+            )
+        slot = words.load(control.num_published(rank)) % NUM_SLOTS
+        wait_s = self._wait_for_slot(slot, policy_version, timeout_s)
+        words.store(control.slot_version(rank, slot), NO_VERSION)
+        copy_s = digest_s = 0.0
+        for placed in self._own:
+            box, spec = placed.piece.box, self._plan.src.specs[placed.piece.name]
+            source = regions[placed.piece.name].inside(self._boxes[placed.piece.name], box)
+            first_word = control.piece(slot, placed.index)
+            words.store(first_word, NO_VERSION)
+            start_s = time.monotonic()
+            digest = region_digest(source, box, spec)
+            digested_s = time.monotonic()
+            self._copy(placed, destination=self._dense_region(placed, slot), source=source)
+            copy_s += time.monotonic() - digested_s
+            digest_s += digested_s - start_s
+            words.store(first_word + 1, signed_word(digest % WORD_MODULUS))
+            words.store(first_word + 2, signed_word(digest // WORD_MODULUS))
+            words.store(first_word, policy_version)
+        words.store(control.slot_version(rank, slot), policy_version)
+        words.store(control.num_published(rank), words.load(control.num_published(rank)) + 1)
+        words.notify_all()
+        return SyncReport(
+            policy_version=policy_version,
+            num_bytes=sum(placed.num_bytes for placed in self._own),
+            num_tensors=len({placed.piece.name for placed in self._own}),
+            wait_s=wait_s,
+            copy_s=copy_s,
+            digest_s=digest_s,
+        )
+
+    def _wait_for_slot(self, slot: int, policy_version: int, timeout_s: float) -> float:
+        """Until no receiver needs what is in the slot."""
+        old = self._words.load(self._control.slot_version(self._rank, slot))
+
+        def is_free() -> bool:
+            waiting_for = self._receivers_before(old)
+            lost = [rank for rank in waiting_for if self._is_lost(self._control.receiver(rank))]
+            if lost:
+                raise PeerLost(
+                    f"weight store {self._store.name!r}: the process of receiver {lost[0]} died before it took version "
+                    f"{old}; version {policy_version} was not published"
+                )
+            return not waiting_for
+
+        wait_s = self._wait_until(is_free, timeout_s)
+        if wait_s is None:
+            raise WeightTimeout(
+                f"weight store {self._store.name!r}: receivers {self._receivers_before(old)} have not taken "
+                f"version {old} within timeout_s={timeout_s}, and version {policy_version} needs its place",
+                expected_version=policy_version,
+                found_version=old,
+            )
+        return wait_s
+
+    def _receivers_before(self, version: int) -> list[int]:
+        if version == NO_VERSION:
+            return []
+        words, control = self._words, self._control
+        return [
+            rank
+            for rank in self._dst_ranks
+            if words.load(control.served(rank)) < version and words.load(control.wanted(rank)) <= version
+        ]
