@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ class Walk:
     """A number that starts by the seed and moves by the action; the episode ends beyond 3."""
 
     action_spec = ActionSpec(kind="continuous", shape=(1,), low=torch.tensor([-1.0]), high=torch.tensor([2.0]))
-    observation_spec: ClassVar = {"state": FieldSpec(shape=(2,), dtype="float32")}
+    observation_spec: Mapping[str, FieldSpec] = {"state": FieldSpec(shape=(2,), dtype="float32")}
     notes: tuple[str, ...] = ()
 
     def __init__(self) -> None:
@@ -87,11 +87,11 @@ class BadPicture(Walk):
 
 
 class WideState(Walk):
-    observation_spec: ClassVar = {"state": FieldSpec(shape=(3,), dtype="float32")}
+    observation_spec: Mapping[str, FieldSpec] = {"state": FieldSpec(shape=(3,), dtype="float32")}
 
 
 class OddField(Walk):
-    observation_spec: ClassVar = {"smell": FieldSpec(shape=(2,), dtype="float32")}
+    observation_spec: Mapping[str, FieldSpec] = {"smell": FieldSpec(shape=(2,), dtype="float32")}
 
 
 class Lying(InProcessVector):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ class Counter:
     """Counts from its seed by the action (1, 2 or 3); solved at every multiple of 10, ends there."""
 
     action_spec = ActionSpec(kind="discrete", shape=(), low=torch.tensor(1), high=torch.tensor(3))
-    observation_spec: ClassVar = {
+    observation_spec: Mapping[str, FieldSpec] = {
         "state": FieldSpec(shape=(1,), dtype="float32"),
         "instruction": FieldSpec(shape=(), dtype="text"),
     }

@@ -43,6 +43,10 @@ def make_env(spec: EnvSpec) -> BatchedEnv:
             f"EnvSpec.num_processes={spec.num_processes} with num_envs={spec.num_envs}; "
             f"allowed: 1..num_envs, as every process holds at least one environment"
         )
+    if spec.num_processes > 1:
+        from rlinf_envs.subprocess_env import SubprocessVector
+
+        return SubprocessVector(spec)
     return make_in_process(spec)
 
 

@@ -1,0 +1,167 @@
+"""The child of a `SubprocessVector`: holds some rows, answers one command at a time until its parent is gone."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import fcntl
+import os
+import select
+import signal
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_envs.errors import EnvCrashedError, EnvError
+from rlinf_envs.factory import EnvSpec, make_in_process
+from rlinf_envs.protocol import BatchedEnv, Observation, Replayable, RowSnapshot, StepResult
+from rlinf_envs.shared_block import BlockShape, SharedBlock
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def serve(commands_fd: int, lifeline_fd: int, memory_fd: int, *, dies_with_thread: bool) -> None:
+    """The child's whole life. `lifeline_fd` is the reading end of a pipe into which the parent never writes."""
+    _die_with_parent(lifeline_fd, dies_with_thread=dies_with_thread)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    faulthandler.enable()
+    torch.set_num_threads(1)  # one core is what a child is for; rows are too small to gain from more
+    connection = Connection(commands_fd)
+    child = _Child(memory_fd)
+    while True:
+        try:
+            command, arguments = connection.recv()
+        except EOFError:
+            return
+        connection.send(_answered(child, command, arguments))
+        if command == "close":
+            return
+
+
+def _die_with_parent(lifeline_fd: int, *, dies_with_thread: bool) -> None:
+    """Have the kernel end this process when the parent's end of the lifeline closes, even inside a simulator's loop.
+
+    The kernel signals a hang-up on a file with an owner by SIGIO, whose default is to terminate. PR_SET_PDEATHSIG does
+    the same for a parent whose forked children keep the pipe open, but it follows the *thread* that started us; so it
+    is used only if that was the main thread.
+    """
+    if dies_with_thread:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(lifeline_fd, select.POLLIN)
+    if poll.poll(0):  # it was gone before we asked to be told
+        os._exit(1)
+
+
+def _answered(child: _Child, command: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """("done", result), or what `subprocess_env` needs to raise the same error over there."""
+    try:
+        return ("done", getattr(child, command)(*arguments))
+    except EnvCrashedError as error:
+        return ("crashed", error.env_index, error.problem, traceback.format_exc())
+    except EnvError as error:
+        return ("refused", type(error).__name__, str(error))
+    except Exception as error:  # noqa: BLE001  whatever it is, it is told to the parent, which raises it
+        return ("crashed", 0, f"{command} failed: {type(error).__name__}: {error}", traceback.format_exc())
+
+
+class _Child:
+    """One method for each command. Arguments and results are plain values; tensors go through the shared block."""
+
+    def __init__(self, memory_fd: int) -> None:
+        self._memory_fd = memory_fd
+        self._env: BatchedEnv | None = None
+        self._block: SharedBlock | None = None
+
+    @property
+    def env(self) -> BatchedEnv:
+        assert self._env is not None, "a command came before make"
+        return self._env
+
+    @property
+    def block(self) -> SharedBlock:
+        assert self._block is not None, "a command came before share"
+        return self._block
+
+    def make(self, spec: EnvSpec) -> dict[str, Any]:
+        self._env = make_in_process(spec)
+        bounds = self._env.action_spec
+        return {
+            "kind": bounds.kind,
+            "low": bounds.low.numpy(),
+            "high": bounds.high.numpy(),
+            "observation_spec": {
+                name: (field.shape, field.dtype) for name, field in self._env.observation_spec.items()
+            },
+            "max_episode_steps": self._env.max_episode_steps,
+            "notes": self._env.notes,
+        }
+
+    def share(self, num_actions: int) -> None:
+        """Map the block anew, with room for chunks of `num_actions`."""
+        shape = BlockShape(
+            num_rows=self.env.num_envs,
+            num_actions=num_actions,
+            action_spec=self.env.action_spec,
+            observation_spec=self.env.observation_spec,
+        )
+        self._block = SharedBlock(self._memory_fd, shape)
+
+    def reset(self, seeds: list[int]) -> dict[str, list[str]]:
+        return self._shared(self.env.reset(seeds), "observation")
+
+    def step(self) -> tuple[Any, ...]:
+        return self._told(self.env.step(torch.from_numpy(self.block["actions"][:, 0].copy())))
+
+    def step_chunk(self, num_actions: int) -> tuple[Any, ...]:
+        return self._told(self.env.step_chunk(torch.from_numpy(self.block["actions"][:, :num_actions].copy())))
+
+    def snapshot(self) -> list[tuple[Any, ...]]:
+        rows = self._replayable().snapshot()
+        return [(row.seed, row.episode_index, row.actions.numpy()) for row in rows]
+
+    def restore(self, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[str]]:
+        snapshots = [
+            RowSnapshot(seed=seed, episode_index=index, actions=torch.from_numpy(actions))
+            for seed, index, actions in rows
+        ]
+        return self._shared(self._replayable().restore(snapshots), "observation")
+
+    def render(self) -> Any:
+        return self.env.render().numpy()
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+
+    def _replayable(self) -> Replayable:
+        if not isinstance(self.env, Replayable):
+            raise EnvError(f"a {type(self.env).__name__} offers no snapshots (rlinf_envs.protocol.Replayable)")
+        return self.env
+
+    def _shared(self, observation: Observation, part: str) -> dict[str, list[str]]:
+        """Write the tensors of an observation into the block; its texts are returned."""
+        texts: dict[str, list[str]] = {}
+        arrays = self.block.fields(part)
+        for name, value in observation.items():
+            if isinstance(value, Tensor):
+                arrays[name][...] = value.numpy()
+            else:
+                texts[name] = value
+        return texts
+
+    def _told(self, result: StepResult) -> tuple[Any, ...]:
+        """Write a result into the block; what does not go there is returned: texts, final texts, episodes."""
+        rewards = result.rewards.numpy().reshape(self.env.num_envs, -1)
+        self.block["rewards"][:, : rewards.shape[1]] = rewards
+        for name in ("terminated", "truncated", "num_steps"):
+            self.block[name][...] = getattr(result, name).numpy()
+        texts = self._shared(result.observation, "observation")
+        final_texts = self._shared(result.final_observation, "final_observation") if result.episodes else texts
+        return texts, final_texts, result.episodes

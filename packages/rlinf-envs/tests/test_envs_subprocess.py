@@ -1,0 +1,295 @@
+"""Rows in several processes: the same numbers, no remains, and a cause when something breaks.
+
+Children are new interpreters that import torch (a second or so each), so the tests share them where they can.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_envs import ActionSpec, EnvCrashedError, EnvError, EnvSpec, FieldSpec, make_env, tensor_field
+from rlinf_envs.shared_block import BlockShape, SharedBlock
+from rlinf_envs.subprocess_env import SubprocessVector
+from rlinf_envs.testing import check_env, sample_actions
+
+MODULE = '''
+import os, signal, time
+import gymnasium as gym
+import numpy as np
+
+class Quirky(gym.Env):
+    """Sees a picture, a text and a number; does what its action says."""
+    observation_space = gym.spaces.Dict({
+        "front": gym.spaces.Box(0, 255, (2, 3, 3), np.uint8),
+        "task": gym.spaces.Text(9),
+        "place": gym.spaces.Box(-9, 9, (2,), np.float32),
+    })
+    action_space = gym.spaces.Discrete(6)
+    render_mode = "rgb_array"
+    def __init__(self, broken=False):
+        if broken:
+            raise OSError("the simulator's licence has expired")
+    def _observation(self):
+        pixels = np.full((2, 3, 3), int(abs(self.place[0] * 100)) % 256, np.uint8)
+        return {"front": pixels, "task": f"go {self.place[1]:.2f}", "place": self.place.astype(np.float32)}
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.uniform(-1, 1, 2)
+        return self._observation(), {}
+    def step(self, action):
+        if action == 3:
+            raise LookupError("no such joint")
+        if action == 4:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if action == 5:
+            time.sleep(60)
+        self.place = self.place + 0.3 * (action - 1)
+        return self._observation(), float(self.place[0]), abs(self.place[0]) > 1, False, {}
+    def render(self):
+        return self._observation()["front"]
+'''
+
+GOOD_ACTIONS = ActionSpec(kind="discrete", shape=(), low=torch.tensor(0), high=torch.tensor(2))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("quirky")
+    (path / "rlinf_envs_quirky.py").write_text(MODULE)
+    sys.path.insert(0, str(path))
+    yield path
+    sys.path.remove(str(path))
+
+
+def quirky(num_processes: int, *, num_envs: int = 5, **options: bool) -> EnvSpec:
+    return EnvSpec(
+        kind="import",
+        id="rlinf_envs_quirky:Quirky",
+        num_envs=num_envs,
+        num_processes=num_processes,
+        max_episode_steps=6,
+        options=options,
+    )
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Iterator[SubprocessVector]:
+    env = SubprocessVector(quirky(2), timeout_s=60)
+    yield env
+    env.close()
+
+
+def good_actions(num_steps: int, num_envs: int = 5) -> torch.Tensor:
+    return sample_actions(GOOD_ACTIONS, (num_steps, num_envs), torch.Generator().manual_seed(0))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids: list[int], patience_s: float = 10.0) -> list[int]:
+    deadline = time.monotonic() + patience_s
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [pid for pid in pids if is_running(pid)]
+
+
+def test_the_same_numbers_as_in_one_process(pair: SubprocessVector) -> None:
+    alone = make_env(quirky(1))
+    assert pair.num_envs == alone.num_envs
+    assert pair.observation_spec == alone.observation_spec
+    assert pair.max_episode_steps == alone.max_episode_steps
+    assert torch.equal(pair.action_spec.high, alone.action_spec.high)
+    seeds = [3, 1, 4, 1, 5]
+    got, expected = pair.reset(seeds), alone.reset(seeds)
+    num_ends = 0
+    for step, actions in enumerate(good_actions(30)):
+        for name in expected:
+            same = got[name] == expected[name]
+            assert same if isinstance(same, bool) else bool(same.all()), f"{name} differs before step {step}"
+        result, reference = pair.step(actions), alone.step(actions)
+        assert torch.equal(result.rewards, reference.rewards)
+        assert torch.equal(result.terminated, reference.terminated)
+        assert torch.equal(result.truncated, reference.truncated)
+        assert result.episodes == reference.episodes
+        assert result.final_observation["instruction"] == reference.final_observation["instruction"]
+        finals = [tensor_field(r.final_observation, "image.front") for r in (result, reference)]
+        assert torch.equal(*finals)
+        num_ends += len(result.episodes)
+        got, expected = result.observation, reference.observation
+    assert num_ends > 10
+    assert torch.equal(pair.render(), alone.render())
+
+
+def test_results_are_copies(pair: SubprocessVector) -> None:
+    first = pair.reset([0] * 5)
+    kept = tensor_field(first, "state").clone()
+    result = pair.step(torch.zeros(5, dtype=torch.int64))
+    rewards = result.rewards.clone()
+    pair.step(torch.full((5,), 2))
+    assert torch.equal(tensor_field(first, "state"), kept)
+    assert torch.equal(result.rewards, rewards)
+
+
+def test_a_raising_environment_is_named_with_its_traceback(pair: SubprocessVector) -> None:
+    pair.reset([0] * 5)
+    with pytest.raises(EnvCrashedError) as caught:
+        pair.step(torch.tensor([1, 1, 1, 1, 3]))
+    text = str(caught.value)
+    assert text.startswith("env 4: step 0 of its episode failed: LookupError: no such joint")
+    assert f"the process of envs 3..4 (pid {pair._parts[1].process.pid})" in text
+    assert 'raise LookupError("no such joint")' in text
+    with pytest.raises(EnvError, match="after a failure"):
+        pair.step(torch.ones(5, dtype=torch.int64))
+    pair.reset([0] * 5)  # the processes live on
+
+
+def test_mistakes_are_told_before_anything_is_sent(pair: SubprocessVector) -> None:
+    pair.reset([0] * 5)
+    with pytest.raises(ValueError, match=r"actions\[4\]=9 is not in 0..5"):
+        pair.step(torch.tensor([1, 1, 1, 1, 9]))
+    with pytest.raises(EnvError, match=r"seeds\[2\]=-1"):
+        pair.reset([0, 0, -1, 0, 0])
+    with pytest.raises(EnvError, match="got 1 rows for 5"):
+        pair.restore(pair.snapshot()[:1])
+
+
+@pytest.mark.slow
+def test_conformance_in_two_processes() -> None:
+    spec = EnvSpec(kind="gymnasium", id="CartPole-v1", num_envs=3, num_processes=2)
+    check_env(lambda: make_env(spec), num_steps=30)
+
+
+def test_snapshot_and_long_chunks_cross_over(pair: SubprocessVector) -> None:
+    alone = make_env(quirky(1))
+    actions = good_actions(12)
+    for env in (pair, alone):
+        env.reset(range(5))
+    for count in (2, 12, 3):  # longer than the block holds, then shorter
+        chunk = actions[:count].transpose(0, 1)
+        result, reference = pair.step_chunk(chunk), alone.step_chunk(chunk)
+        assert torch.equal(result.rewards, reference.rewards)
+        assert torch.equal(result.num_steps, reference.num_steps)
+        assert result.episodes == reference.episodes
+    rows = pair.snapshot()
+    expected = pair.step(actions[0])
+    pair.restore(rows)
+    again = pair.step(actions[0])
+    assert torch.equal(again.rewards, expected.rewards)
+
+
+def test_a_dying_process_is_reported_with_its_signal(folder: Path) -> None:
+    env = SubprocessVector(quirky(2, num_envs=2), timeout_s=60)
+    pids = [part.process.pid for part in env._parts]
+    env.reset([0, 0])
+    with pytest.raises(EnvCrashedError, match=rf"env 1: the process of env 1 \(pid {pids[1]}\) was killed by SIGSEGV"):
+        env.step(torch.tensor([1, 4]))
+    assert wait_until_gone(pids) == []
+    with pytest.raises(EnvError, match="make a new one"):
+        env.reset([0, 0])
+
+
+def test_a_hanging_process_is_reported_and_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_envs.subprocess_env._CLOSE_PATIENCE_S", 0.2)
+    env = SubprocessVector(quirky(1, num_envs=1), timeout_s=60)
+    (pid,) = [part.process.pid for part in env._parts]
+    env.reset([0])
+    env._timeout_s = 0.3
+    with pytest.raises(EnvCrashedError, match=r"process of env 0 .* gave no answer to step in 0.3 s"):
+        env.step(torch.tensor([5]))
+    assert wait_until_gone([pid]) == []
+
+
+def test_what_cannot_be_made_is_told_as_in_one_process(folder: Path) -> None:
+    with pytest.raises(EnvError, match="no environment 'CartPol-v1'"):
+        SubprocessVector(EnvSpec(kind="gymnasium", id="CartPol-v1", num_envs=1))
+    with pytest.raises(EnvCrashedError, match="make failed: OSError: the simulator's licence"):
+        SubprocessVector(quirky(1, broken=True))
+
+
+def test_nothing_is_left_when_it_is_collected(folder: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    env = SubprocessVector(quirky(1, num_envs=1), timeout_s=60)
+    (pid,) = [part.process.pid for part in env._parts]
+    del env
+    gc.collect()
+    assert wait_until_gone([pid]) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_children_die_with_a_killed_parent_even_while_busy(folder: Path, in_thread: bool) -> None:
+    program = f"""
+import sys, threading, torch
+sys.path.insert(0, {str(folder)!r})
+from rlinf_envs import EnvSpec
+from rlinf_envs.subprocess_env import SubprocessVector
+def use():
+    env = SubprocessVector({quirky(1, num_envs=1)!r})
+    env.reset([0])
+    print("pids", *[part.process.pid for part in env._parts], flush=True)
+    env.step(torch.tensor([5]))  # sleeps for a minute
+if {in_thread}:
+    threading.Thread(target=use).start()
+else:
+    use()
+"""
+    shared_before = set(os.listdir("/dev/shm"))
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        pids = [int(pid) for pid in re.findall(r"\d+", parent.stdout.readline())]
+    assert len(pids) == 1
+    time.sleep(0.2)  # let the child go to sleep in its step
+    assert is_running(pids[0])
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert wait_until_gone(pids) == []
+    assert set(os.listdir("/dev/shm")) <= shared_before
+
+
+def test_a_finished_thread_does_not_take_its_children_along(folder: Path) -> None:
+    import threading
+
+    made: list[SubprocessVector] = []
+    maker = threading.Thread(target=lambda: made.append(SubprocessVector(quirky(1, num_envs=1), timeout_s=60)))
+    maker.start()
+    maker.join()
+    time.sleep(0.1)
+    assert tensor_field(made[0].reset([0]), "state").shape == (1, 2)
+    made[0].close()
+
+
+def test_shared_block_is_seen_by_both_sides_and_grows() -> None:
+    fd = os.memfd_create("test")
+    spec = ActionSpec(kind="continuous", shape=(3,), low=-torch.ones(3), high=torch.ones(3))
+    fields = {"image.a": FieldSpec(shape=(5, 5, 3), dtype="uint8"), "instruction": FieldSpec(shape=(), dtype="text")}
+
+    def shape(num_actions: int) -> BlockShape:
+        return BlockShape(num_rows=2, num_actions=num_actions, action_spec=spec, observation_spec=fields)
+
+    ours, theirs = SharedBlock(fd, shape(1)), SharedBlock(fd, shape(1))
+    for number, name in enumerate(ours.shape.arrays()):
+        ours[name][...] = number % 2 if ours[name].dtype == np.bool_ else number
+    for number, name in enumerate(ours.shape.arrays()):  # all written before any is read: none may overlap another
+        assert (theirs[name] == (number % 2 if ours[name].dtype == np.bool_ else number)).all(), name
+    assert list(ours.fields("observation")) == ["image.a"]
+    size = os.fstat(fd).st_size
+    SharedBlock(fd, shape(50))["actions"][:] = 1.0
+    assert os.fstat(fd).st_size > size
+    os.close(fd)
