@@ -56,6 +56,18 @@ class SingleEnv(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """One row right after its reset or after an action; what a watcher is told."""
+
+    env_index: int
+    episode_index: int
+    seed: int
+    """The episode's own seed."""
+    num_actions: int
+    """Actions of the episode so far; 0: it has just begun."""
+
+
 @dataclass(slots=True)
 class _Row:
     """The bookkeeping of one environment between its reset and now."""
@@ -108,6 +120,7 @@ class InProcessVector:
             )
         self._max_episode_steps = max_episode_steps
         self._ignore_terminations = ignore_terminations
+        self._watcher: Callable[[Moment], None] | None = None
         self._rows: list[_Row] | None = None
         self._envs: list[SingleEnv] = []
         try:
@@ -182,6 +195,16 @@ class InProcessVector:
         self._require_rows("render")
         return torch.from_numpy(np.stack([env.render() for env in self._envs]))
 
+    def watch(self, watcher: Callable[[Moment], None] | None) -> None:
+        """Have `watcher` called after every reset and every action of a row, within `step_chunk` too, while
+        `render_row` still shows that moment: the last one of an episode included. None ends it."""
+        self._watcher = watcher
+
+    def render_row(self, env_index: int) -> np.ndarray:
+        """[H, W, 3] uint8, a picture of one row."""
+        self._require_open()
+        return self._envs[env_index].render()
+
     def close(self) -> None:
         envs, self._envs = self._envs, []
         self._rows = None
@@ -194,7 +217,9 @@ class InProcessVector:
             observation = self._envs[index].reset(actual_seed)
         except Exception as error:
             raise self._crash(index, f"reset(seed={actual_seed})", error) from error
-        return _Row(seed=seed, observation=observation, episode_index=episode_index, actions=[])
+        row = _Row(seed=seed, observation=observation, episode_index=episode_index, actions=[])
+        self._tell_watcher(index, row)
+        return row
 
     def _move(self, index: int, row: _Row, action: np.ndarray) -> tuple[float, bool, bool]:
         """One action of one row, without the auto-reset: reward, terminated, truncated."""
@@ -211,6 +236,7 @@ class InProcessVector:
         row.success = step.success
         if step.success is not None:
             row.success_once = bool(row.success_once) or step.success
+        self._tell_watcher(index, row)
         terminated = step.terminated and not self._ignore_terminations
         at_limit = self._max_episode_steps is not None and len(row.actions) >= self._max_episode_steps
         return float(step.reward), terminated, (step.truncated or at_limit) and not terminated
@@ -235,6 +261,13 @@ class InProcessVector:
             assert self._rows is not None, "a row moved before the reset"
             self._rows[index] = self._begin(index, row.seed, row.episode_index + 1)
         return outcome
+
+    def _tell_watcher(self, index: int, row: _Row) -> None:
+        if self._watcher is not None:
+            seed = episode_seed(row.seed, row.episode_index)
+            self._watcher(
+                Moment(env_index=index, episode_index=row.episode_index, seed=seed, num_actions=len(row.actions))
+            )
 
     def _end_of(self, index: int, row: _Row) -> EpisodeEnd:
         return EpisodeEnd(
