@@ -48,7 +48,9 @@ class _Clip:
 class VideoRecorder:
     """`env`, with the episodes of some rows written to `folder` as they end.
 
-    A file of the same name is replaced. Files are called env-000-episode-0002-seed-7-success.mp4; the last part is "success", "failure" (no success at any
+    A file of the same name is replaced.
+
+    Files are called env-000-episode-0002-seed-7-success.mp4; the last part is "success", "failure" (no success at any
     step), "end" where the environment knows no success, or "unfinished" for an episode cut off by reset or close.
     `rows` are the rows to record, `fps` pictures a second of the films, `max_videos` stops recording after that many.
     RenderingUnavailableError at the first reset where `env` cannot draw; EnvError if imageio is missing.
