@@ -1,0 +1,91 @@
+"""The executor on a flow that can be checked by hand: every mode, granularity and number of ranks gives the reference's numbers."""
+
+import pytest
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.modes import plan_for_mode
+from rlinf_workers import Executor, Flow, FlowDefinitionError, LocalLauncher, RemoteError, StepContext, StepTimeout
+from rlinf_workers.testing import FaultyStage, Number, Scale, reference_run, toy_flow
+
+NUMBERS = [Number(index=i, value=float(i)) for i in range(10)]
+NUM_STEPS = 3
+CLUSTER = Cluster.cpu_slots(2)
+
+
+def context(step: int) -> StepContext:
+    return StepContext(step=step, phase="train", seed=0, num_items=len(NUMBERS))
+
+
+def execute(tmp_path, mode, **choices):
+    flow = toy_flow()
+    plan = plan_for_mode(flow.graph(), CLUSTER, mode, **choices)
+    with Executor(
+        cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}
+    ) as executor:
+        executor.start(flow, plan)
+        executor.sync_weights()
+        runs = [executor.run(flow, context=context(step), feeds={"numbers": NUMBERS}, timeout_s=60) for step in range(NUM_STEPS)]
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("mode", "choices"),
+    [
+        ("collocated", {}),
+        ("collocated", {"granularity": {"scale": 3, "shift": 2, "learn": 4}}),
+        ("disaggregated", {"granularity": {"scale": 5}}),
+        ("hybrid", {"num_ranks": {"learn": 2}}),
+    ],
+)
+def test_every_plan_gives_the_reference_numbers(tmp_path, mode, choices):
+    runs = execute(tmp_path, mode, **choices)
+    expected = reference_run([number.value for number in NUMBERS], NUM_STEPS)
+    assert [run.metrics["learn/weight"] for run in runs] == expected
+
+
+def test_collocated_stages_take_turns_and_pipelined_ones_do_not(tmp_path):
+    spans = execute(tmp_path, "collocated")[-1].spans
+    assert {"wait for lease", "onload", "offload", "receive weights", "publish weights"} <= {span.name for span in spans}
+    computing = {name: [s for s in spans if s.name == name and s.category == "stage"] for name in ("scale", "learn")}
+    assert max(s.start_s + s.duration_s for s in computing["scale"]) <= min(s.start_s for s in computing["learn"] if s.num_items)
+    assert not [s for s in execute(tmp_path, "disaggregated")[-1].spans if s.category == "lease"]
+
+
+def test_an_error_in_a_stage_reaches_the_driver_with_its_traceback(tmp_path):
+    flow = Flow("faulty").worker("fault", FaultyStage)
+    flow.stage("fault", FaultyStage.fail, reads="numbers", writes="out", needs_device=False)
+    with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
+        with pytest.raises(RemoteError, match="fault/0: ValueError: bad item") as caught:
+            executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=30)
+        assert "testing.py" in caught.value.remote_traceback
+
+
+def test_a_deadline_names_who_waits_for_what(tmp_path):
+    flow = Flow("faulty").worker("fault", FaultyStage)
+    flow.stage("starve", FaultyStage.starve, worker="fault", reads=("numbers", "loop"), writes="loop", needs_device=False)
+    with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
+        with pytest.raises(StepTimeout, match="fault/0 starve waits for channel loop since"):
+            executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=3)
+
+
+def test_feeds_have_to_fit_the_flow(tmp_path):
+    flow = toy_flow()
+    with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
+        with pytest.raises(FlowDefinitionError, match="fed through \\['numbers'\\], but got \\['prompts'\\]"):
+            executor.run(flow, context=context(0), feeds={"prompts": []})
+
+
+def test_an_evaluation_flow_uses_the_workers_of_the_training_flow(tmp_path):
+    train = toy_flow()
+    evaluate = Flow("evaluate").workers_of(train, "scale")
+    evaluate.stage("scale", Scale.scale, reads="numbers", writes="scaled")
+    with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
+        executor.start(train, plan_for_mode(train.graph(), CLUSTER, "disaggregated"))
+        executor.start(evaluate, plan_for_mode(evaluate.graph(), CLUSTER, "hybrid", devices={"scale": [0]}))
+        executor.sync_weights()
+        executor.run(train, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=30)
+        run = executor.run(evaluate, context=context(1), feeds={"numbers": NUMBERS}, timeout_s=30)
+    weight = reference_run([number.value for number in NUMBERS], 1)[0]
+    assert run.collected["scaled"] == [Number(index=i, value=i * weight) for i in range(10)]
