@@ -162,6 +162,16 @@ def test_json_round_trip_is_exact_and_stable(grpo, embodied):
         assert json.loads(text)["format"] == 1
 
 
+def test_with_ambiguous_names_nothing_else_is_reported():
+    twice = flow(stage("a", reads=("x",)), stage("a", reads=("y",)))
+    assert mistake(twice) == "flow 'f': stage 'a' is declared 2 times; give each stage its own name"
+
+
+def test_json_keeps_names_readable():
+    text = flow(stage("stufe", reads=("größe",)), feeds=("größe",)).to_json()
+    assert "größe" in text
+
+
 def test_json_leaves_may_be_omitted_where_they_have_defaults():
     text = '{"format": 1, "name": "f", "stages": [{"name": "a", "worker": "a", "role": "actor", "reads": ["x"]}]}'
     assert FlowGraph.from_json(text).stages[0] == stage("a", reads=("x",), role="actor")

@@ -30,6 +30,8 @@ def test_a_device_that_does_not_exist(grpo, collocated):
     hybrid = replace(change(collocated, "actor", devices=(0, 4), num_ranks=2), mode="hybrid")
     text = "plan.actor.devices=[0, 4]: device 4 does not exist; this cluster has 2 devices (0, 1)"
     assert text == mistake(hybrid, grpo, TWO)
+    one = Cluster.cpu_slots(1, memory_bytes=1)
+    assert "this cluster has 1 device (0)" in mistake(hybrid, grpo, one)
     many = Cluster.cpu_slots(64, memory_bytes=1)
     assert "64 devices (0 to 63)" in mistake(change(hybrid, "actor", devices=(0, 64)), grpo, many)
     assert "device -1 does not exist" in mistake(change(hybrid, "actor", devices=(0, -1)), grpo, TWO)
@@ -87,9 +89,10 @@ def test_ranks_may_share_devices_or_span_them(grpo):
     plan = plan_for_mode(grpo, FOUR, "collocated")
     for num_ranks in (1, 2, 4, 8, 12):
         change(plan, "rollout", num_ranks=num_ranks).validate(grpo, FOUR)
-    for num_ranks in (3, 5, 6):
-        assert f"plan.rollout.num_ranks={num_ranks} is neither" in mistake(
-            change(plan, "rollout", num_ranks=num_ranks), grpo, FOUR
+    for num_ranks, near in [(3, "2 or 1"), (5, "2 or 8"), (6, "8 or 2"), (11, "12 or 8")]:
+        assert mistake(change(plan, "rollout", num_ranks=num_ranks), grpo, FOUR) == (
+            f"plan.rollout.num_ranks={num_ranks} is neither a multiple nor a divisor of its 4 devices; "
+            f"use 4 (one rank per device) or {near}"
         )
 
 
