@@ -120,6 +120,8 @@ def make_tensor_builder() -> Callable[[Any, str, list[int]], torch.Tensor]:
         dtype = _DTYPES[name]
         if len(buffer) == 0:
             return empty(shape, dtype=dtype)
+        if type(buffer) is not memoryview:
+            buffer = memoryview(buffer)  # frombuffer itself does not lock, say, a bytearray against resizing
         return frombuffer(buffer, dtype=dtype).view(shape)
 
     return build

@@ -173,7 +173,7 @@ def _class_name(cls: type) -> str:
         found = None
     if found is not cls:
         raise Refused(
-            f"a {module_name}.{qualname}, which the receiver could not import; define the class at the top of a module"
+            f"a {module_name}.{qualname}; the receiver could not import it, so define the class at the top of a module"
         )
     # A spawned child knows its parent's main module as __mp_main__. To every process "__main__" is its own main module.
     return f"{'__main__' if module_name == '__mp_main__' else module_name}:{qualname}"
