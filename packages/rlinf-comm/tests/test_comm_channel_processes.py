@@ -2,7 +2,6 @@
 
 import gc
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -13,40 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_comm import Channel, ChannelTimeout, PeerLost, pack
+from rlinf_comm import Channel, ChannelTimeout, PeerLost
 from rlinf_comm.testing import assert_bitwise_equal
 
-PEERS = pathlib.Path(__file__).with_name("comm_peers.py")
 HANG_S = 60.0
 
 
-class Peer:
-    """comm_peers.py in a role, killed at the end of the block."""
-
-    def __init__(self, role, *arguments, wait=True):
-        command = [sys.executable, str(PEERS), role, pack(arguments).hex()]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        if wait:
-            assert self.process.stdout.readline() == "ready\n", self.process.stderr.read()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait(HANG_S)
-        self.process.stdout.close()
-        self.process.stderr.close()
-
-    def join(self):
-        _, text = self.process.communicate(timeout=HANG_S)
-        assert self.process.returncode == 0, text
-
-
-def test_values_go_there_and_back():
+def test_values_go_there_and_back(start_peer):
     there, back = Channel.create("there"), Channel.create("back")
     values = [1, "two", (3.0, None), {"t": torch.arange(100_000), "a": np.zeros((0, 3))}, [torch.ones(3).bfloat16()]]
-    with Peer("echo", there.address, back.address) as peer:
+    with start_peer("echo", there.address, back.address) as peer:
         for value in values:
             there.put(value)
         there.close()
@@ -56,12 +31,12 @@ def test_values_go_there_and_back():
         peer.join()
 
 
-def test_several_producers_and_consumers():
+def test_several_producers_and_consumers(start_peer):
     num_producers, num_items = 3, 60
     work = Channel.create("work", capacity_items=8, capacity_bytes=100_000, num_producers=num_producers)
     found = Channel.create("found", num_producers=2)
-    producers = [Peer("produce", work.address, index, num_items, wait=False) for index in range(num_producers)]
-    consumers = [Peer("consume", work.address, found.address, wait=False) for _ in range(2)]
+    producers = [start_peer("produce", work.address, index, num_items, wait=False) for index in range(num_producers)]
+    consumers = [start_peer("consume", work.address, found.address, wait=False) for _ in range(2)]
     seen = []
     while items := found.take(timeout_s=HANG_S):
         seen += [item.value for item in items]
@@ -77,10 +52,10 @@ def test_several_producers_and_consumers():
     assert (stats.num_items, stats.num_held_items, stats.num_bytes) == (0, 0, 0)
 
 
-def test_classes_of_another_main_script_are_refused():
+def test_classes_of_another_main_script_are_refused(start_peer):
     """`__main__` means each process's own main script: here pytest's, which has no Tag."""
     channel = Channel.create("main")
-    with Peer("send_main_class", channel.address, wait=False) as peer:
+    with start_peer("send_main_class", channel.address, wait=False) as peer:
         with pytest.raises(Exception, match=r"'main', item 0: '__main__' has no 'Tag' in this process"):
             channel.take(timeout_s=HANG_S)
         peer.join()
@@ -116,11 +91,11 @@ def test_main_classes_cross_between_a_script_and_its_spawned_child(tmp_path):
 # --- death ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_process_killed_with_the_mutex_hangs_nobody():
+def test_a_process_killed_with_the_mutex_hangs_nobody(start_peer):
     channel = Channel.create("mutex")
     for index in range(3):
         channel.put(np.full(1000, index), key=index)
-    with Peer("hold_mutex", channel.address) as peer:
+    with start_peer("hold_mutex", channel.address) as peer:
         waiting = threading.Thread(target=channel.put, args=("from a thread",))
         waiting.start()
         waiting.join(0.05)
@@ -134,9 +109,9 @@ def test_a_process_killed_with_the_mutex_hangs_nobody():
     assert (items[2].value == 2).all()
 
 
-def test_memory_of_a_producer_killed_inside_put_comes_back():
+def test_memory_of_a_producer_killed_inside_put_comes_back(start_peer):
     channel = Channel.create("reserved", capacity_bytes=100_000)
-    with Peer("hold_reservation", channel.address, 90_000):
+    with start_peer("hold_reservation", channel.address, 90_000):
         assert channel.stats().num_held_items == 1
         with pytest.raises(ChannelTimeout):
             channel.put(np.zeros(50_000, dtype=np.uint8), timeout_s=0.25)
@@ -144,19 +119,19 @@ def test_memory_of_a_producer_killed_inside_put_comes_back():
     assert channel.stats().num_held_items == 0
 
 
-def test_a_close_does_not_wait_for_a_dead_producers_item():
+def test_a_close_does_not_wait_for_a_dead_producers_item(start_peer):
     channel = Channel.create("closed", num_producers=1)
-    with Peer("hold_reservation", channel.address, 1000):
+    with start_peer("hold_reservation", channel.address, 1000):
         channel.close()
         with pytest.raises(ChannelTimeout):  # the item may still come
             channel.take(timeout_s=0.01)
     assert channel.take(timeout_s=HANG_S) == []
 
 
-def test_memory_of_a_killed_consumer_comes_back():
+def test_memory_of_a_killed_consumer_comes_back(start_peer):
     channel = Channel.create("taken", capacity_bytes=100_000)
     channel.put(np.zeros(90_000, dtype=np.uint8))
-    with Peer("hold_taken", channel.address):
+    with start_peer("hold_taken", channel.address):
         assert channel.stats().num_held_bytes > 90_000
     channel.put(np.zeros(90_000, dtype=np.uint8))
     with pytest.raises(ChannelTimeout):
@@ -164,13 +139,13 @@ def test_memory_of_a_killed_consumer_comes_back():
     assert channel.stats().num_held_bytes == 0
 
 
-def test_processes_killed_at_random_leave_the_channel_in_order():
+def test_processes_killed_at_random_leave_the_channel_in_order(start_peer):
     channel = Channel.create("churn", capacity_items=16, capacity_bytes=200_000)
     complaints = Channel.create("complaints")
     random = np.random.default_rng(1)
-    survivors = [Peer("churn", channel.address, complaints.address, seed) for seed in range(2)]
+    survivors = [start_peer("churn", channel.address, complaints.address, seed) for seed in range(2)]
     for seed in range(2, 6):
-        with Peer("churn", channel.address, complaints.address, seed) as victim:
+        with start_peer("churn", channel.address, complaints.address, seed) as victim:
             time.sleep(float(random.uniform(0.0, 0.03)))
             victim.process.send_signal(signal.SIGKILL)
     for peer in survivors:
@@ -198,9 +173,9 @@ def test_processes_killed_at_random_leave_the_channel_in_order():
     assert channel.stats().num_held_items == 0
 
 
-def test_nothing_is_left_of_a_channel_whose_processes_died():
+def test_nothing_is_left_of_a_channel_whose_processes_died(start_peer):
     report = Channel.create("report")
-    with Peer("create_and_die", report.address, wait=False) as peer:
+    with start_peer("create_and_die", report.address, wait=False) as peer:
         (item,) = report.take(timeout_s=HANG_S)
         peer.process.wait(HANG_S)
         with pytest.raises(PeerLost, match=f"process {item.value.creator_pid} that created"):
@@ -208,9 +183,9 @@ def test_nothing_is_left_of_a_channel_whose_processes_died():
     assert not [name for name in os.listdir("/dev/shm") if "rlinf" in name]
 
 
-def test_a_zombie_counts_as_dead():
+def test_a_zombie_counts_as_dead(start_peer):
     report = Channel.create("report")
-    with Peer("create_and_die", report.address, wait=False):
+    with start_peer("create_and_die", report.address, wait=False):
         (item,) = report.take(timeout_s=HANG_S)
         deadline = time.monotonic() + HANG_S
         while time.monotonic() < deadline:  # killed, but not yet waited for
@@ -226,11 +201,11 @@ def test_a_zombie_counts_as_dead():
 
 
 @pytest.mark.parametrize("role", ["wait_for_item", "wait_for_room"])
-def test_ctrl_c_ends_a_wait(role):
+def test_ctrl_c_ends_a_wait(role, start_peer):
     channel = Channel.create("interrupted", capacity_items=1)
     if role == "wait_for_room":
         channel.put(0)
-    with Peer(role, channel.address) as peer:
+    with start_peer(role, channel.address) as peer:
         time.sleep(0.1)
         peer.process.send_signal(signal.SIGINT)
         _, text = peer.process.communicate(timeout=HANG_S)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NUMPY_KINDS = frozenset("biufcMmSU")  # bool, integers, floats, complex, dates, fixed-width bytes and text
 
 
-class Refused(Exception):  # noqa: N818 - private; codec.py turns it into UnsupportedValueError with the path
+class Refused(Exception):
     """Why a value cannot be encoded."""
 
 

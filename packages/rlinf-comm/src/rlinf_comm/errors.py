@@ -15,23 +15,23 @@ class ChannelError(CommError):
     """Base of the errors of one channel."""
 
 
-class ChannelClosed(ChannelError):  # noqa: N818
+class ChannelClosed(ChannelError):
     """A put on a channel that all its producers have closed."""
 
 
-class ChannelAborted(ChannelError):  # noqa: N818
+class ChannelAborted(ChannelError):
     """Somebody gave up on the channel; the text is the reason they gave."""
 
 
-class ChannelTimeout(ChannelError):  # noqa: N818
+class ChannelTimeout(ChannelError):
     """A put or take did not finish within its `timeout_s`."""
 
 
-class ChannelStalled(ChannelError):  # noqa: N818
+class ChannelStalled(ChannelError):
     """A take waits for more items than the channel has room for, while a producer waits for that room."""
 
 
-class PeerLost(CommError):  # noqa: N818
+class PeerLost(CommError):
     """The process on the other side is gone, or the shared memory that it created."""
 
 
@@ -67,5 +67,5 @@ class WeightMismatchError(CommError):
         self.found_version = found_version
 
 
-class WeightTimeout(WeightMismatchError):  # noqa: N818
+class WeightTimeout(WeightMismatchError):
     """The version asked for did not arrive, or the peers did not take the one before, within `timeout_s`."""
