@@ -31,13 +31,14 @@ NUM_PUSH_STEPS = 40
 TCP, CUBE = slice(18, 21), slice(28, 31)  # positions in PushCube's state: 9 qpos, 9 qvel, tcp pose, goal, cube pose
 
 
-def push_cube(num_envs: int, **options: bool | str | int) -> BatchedEnv:
+def push_cube(num_envs: int, *, max_steps: int | None = None, **options: bool | str | int) -> BatchedEnv:
     return make_env(
         EnvSpec(
             kind="maniskill",
             id="PushCube-v1",
             num_envs=num_envs,
             options={"control_mode": "pd_ee_delta_pos", **options},
+            max_episode_steps=max_steps,
             ignore_terminations=True,
         )
     )
@@ -112,12 +113,24 @@ def test_reset_without_exactness_is_told() -> None:
     assert any("exact_reset=False" in note for note in env.notes)
 
 
-@pytest.mark.parametrize("task", ["MS-HopperHop-v1", "PegInsertionSide-v1"])
-def test_other_tasks_replay_exactly(task: str) -> None:
-    """A robot without a fixed base, whose every step is contact; a task that rebuilds its scene for every seed."""
-    control_mode = "pd_joint_delta_pos"
+@pytest.mark.parametrize(
+    ("task", "reward_mode"),
+    [
+        ("MS-HopperHop-v1", "normalized_dense"),  # no fixed base: every step is contact
+        ("PegInsertionSide-v1", "normalized_dense"),  # rebuilds its scene for every seed
+        ("Empty-v1", "none"),  # its own reset leaves the robot where it is
+    ],
+)
+def test_other_tasks_replay_exactly(task: str, reward_mode: str) -> None:
     env = make_env(
-        EnvSpec(kind="maniskill", id=task, num_envs=1, ignore_terminations=True, options={"control_mode": control_mode})
+        EnvSpec(
+            kind="maniskill",
+            id=task,
+            num_envs=1,
+            max_episode_steps=50,
+            ignore_terminations=True,
+            options={"reward_mode": reward_mode},
+        )
     )
     (size,) = env.action_spec.shape
     actions = torch.rand((1, 15, size), generator=torch.Generator().manual_seed(1)) * 2 - 1
@@ -193,6 +206,23 @@ def test_missing_assets_are_an_error_not_a_question(monkeypatch: pytest.MonkeyPa
         make_env(EnvSpec(kind="maniskill", id="PickSingleYCB-v1", num_envs=1))
 
 
+def test_a_robot_without_its_assets_is_an_error_not_a_question(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    from mani_skill.agents.robots.anymal.anymal_c import ANYmalC
+
+    monkeypatch.delenv("MS_SKIP_ASSET_DOWNLOAD_PROMPT", raising=False)
+    monkeypatch.setattr(ANYmalC, "urdf_path", str(tmp_path / "anymal.urdf"))
+    with pytest.raises(
+        EnvError, match=r"anymal_c has assets available for download; set MS_SKIP_ASSET_DOWNLOAD_PROMPT"
+    ):
+        make_env(EnvSpec(kind="maniskill", id="AnymalC-Reach-v1", num_envs=1))
+
+
+@pytest.mark.skipif(has_vulkan_device(), reason="this machine can draw")
+def test_a_task_that_reads_its_visuals_says_what_to_install() -> None:
+    with pytest.raises(EnvError, match=r"PushT-v1 could not be built .* needs its visuals: install a Vulkan driver"):
+        make_env(EnvSpec(kind="maniskill", id="PushT-v1", num_envs=1))
+
+
 @pytest.mark.skipif(has_vulkan_device(), reason="this machine can draw")
 def test_without_a_driver_states_work_and_are_noted_and_images_say_what_to_install() -> None:
     assert any("no Vulkan driver" in note for note in push_cube(1).notes)
@@ -209,3 +239,21 @@ def test_without_a_driver_states_work_and_are_noted_and_images_say_what_to_insta
 def test_instruction_is_an_observation() -> None:
     env = push_cube(2, instruction="push the cube to the target")
     assert env.reset([0, 1])["instruction"] == ["push the cube to the target"] * 2
+
+
+@pytest.mark.skipif(not has_vulkan_device(), reason="this machine cannot draw")
+def test_images_are_the_same_after_an_exact_reset() -> None:
+    """The render system moves to the new scene with its cameras and lights."""
+    plain = push_cube(1, obs_mode="rgb+state", image_size=48, render=True, exact_reset=False)
+    exact = push_cube(1, obs_mode="rgb+state", image_size=48, render=True)
+    for seed in (1, 2):
+        expected, got = plain.reset([seed]), exact.reset([seed])
+        image = tensor_field(got, "image.base_camera")
+        assert image.shape == (1, 48, 48, 3)
+        assert image.float().std() > 10  # a scene, not a blank
+        assert torch.equal(image, tensor_field(expected, "image.base_camera"))
+        assert torch.equal(tensor_field(got, "state"), tensor_field(expected, "state"))
+        assert torch.equal(exact.render(), plain.render())
+    robot_only = push_cube(1, obs_mode="rgb", image_size=48)
+    assert robot_only.observation_spec["state"].shape == (25,)
+    check_env(lambda: push_cube(1, obs_mode="rgb", image_size=48, max_steps=5), num_steps=8)

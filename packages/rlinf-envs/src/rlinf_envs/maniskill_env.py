@@ -120,6 +120,7 @@ class ManiSkillEnv:
         if image_size is not None:
             arguments["sensor_configs"] = {"width": image_size, "height": image_size}
         self._env = _built(task, registered, arguments | task_options)
+        self._first_state = _cloned(self._env.get_state_dict())
         self._cameras: tuple[str, ...] = ()
         self.action_spec = _action_spec(task, self._env.single_action_space)
         self.observation_spec = self._spec_of(self.reset(0))
@@ -130,6 +131,7 @@ class ManiSkillEnv:
             options["reconfigure"] = True  # else the objects would be those of an earlier seed
         elif self._exact_reset:
             _move_to_new_physics_scene(self._env)
+            self._env.set_state_dict(self._first_state)  # some tasks leave parts as they find them (Empty: the robot)
         observation, _ = self._env.reset(seed=seed, options=options)
         return self._row(observation)
 
@@ -199,6 +201,10 @@ def _move_to_new_physics_scene(env: Any) -> None:
         new.add_entity(entity)
     wrapper.sub_scenes[0] = new
     wrapper.px = system
+
+
+def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _cloned(part) if isinstance(part, Mapping) else part.clone() for name, part in state.items()}
 
 
 def _flat_state(observation: Mapping[str, Any]) -> np.ndarray:
@@ -271,8 +277,11 @@ def _built(task: str, registered: Any, arguments: Mapping[str, Any]) -> Any:
                 f"{task}: {error}; reward modes: {', '.join(cls.SUPPORTED_REWARD_MODES)}; "
                 f"obs modes: {', '.join(cls.SUPPORTED_OBS_MODES)}"
             ) from error
-        except (TypeError, KeyError, AssertionError, RuntimeError, AttributeError) as error:
-            raise EnvError(f"{task} could not be built with {_told(arguments)}: {error}") from error
+        except (TypeError, KeyError, AssertionError, RuntimeError, AttributeError, OSError, ImportError) as error:
+            told = f"{task} could not be built with {_told(arguments)}: {error}"
+            if isinstance(error, AttributeError) and not maniskill_novulkan.has_vulkan_device():
+                told += f"; it may be a task that needs its visuals: {maniskill_novulkan.DRIVER_HINT}"
+            raise EnvError(told) from error
 
 
 def _told(arguments: Mapping[str, Any]) -> str:
@@ -290,7 +299,7 @@ def _require_assets(task: str, asset_ids: list[str]) -> None:
         missing += [source for source in sources if not assets.is_data_source_downloaded(source)]
     if missing and os.environ.get(_ASSETS_VARIABLE) != "1":
         raise EnvError(
-            f"{task} needs assets that are not on this machine ({', '.join(missing[:5])}); get them with "
+            f"{task} needs assets that are not on this machine ({', '.join(sorted(missing)[:5])}); get them with "
             f"`python -m mani_skill.utils.download_asset {task}`, or set {_ASSETS_VARIABLE}=1 to have them fetched now"
         )
 
@@ -305,7 +314,8 @@ def _no_asset_prompt(task: str) -> Iterator[None]:
     def refuse(message: str) -> bool:
         if os.environ.get(_ASSETS_VARIABLE) == "1":
             return True
-        raise EnvError(f"{task}: {message} Set {_ASSETS_VARIABLE}=1 to have them fetched without being asked")
+        statement = message.partition(" Would you like")[0].rstrip(".")
+        raise EnvError(f"{task}: {statement}; set {_ASSETS_VARIABLE}=1 to have them fetched now")
 
     download_asset.prompt_yes_no = refuse
     try:
