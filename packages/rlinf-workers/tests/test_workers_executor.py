@@ -1,6 +1,8 @@
-"""The executor on a flow that can be checked by hand: every mode, granularity and number of ranks gives the reference's numbers."""
+"""The executor on a flow that can be checked by hand: every mode, granularity and number of ranks gives the
+reference's numbers."""
 
 import pytest
+
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, FlowDefinitionError, LocalLauncher, RemoteError, StepContext, StepTimeout
@@ -23,7 +25,10 @@ def execute(tmp_path, mode, **choices):
     ) as executor:
         executor.start(flow, plan)
         executor.sync_weights()
-        runs = [executor.run(flow, context=context(step), feeds={"numbers": NUMBERS}, timeout_s=60) for step in range(NUM_STEPS)]
+        runs = [
+            executor.run(flow, context=context(step), feeds={"numbers": NUMBERS}, timeout_s=60)
+            for step in range(NUM_STEPS)
+        ]
     return runs
 
 
@@ -44,9 +49,13 @@ def test_every_plan_gives_the_reference_numbers(tmp_path, mode, choices):
 
 def test_collocated_stages_take_turns_and_pipelined_ones_do_not(tmp_path):
     spans = execute(tmp_path, "collocated")[-1].spans
-    assert {"wait for lease", "onload", "offload", "receive weights", "publish weights"} <= {span.name for span in spans}
+    assert {"wait for lease", "onload", "offload", "receive weights", "publish weights"} <= {
+        span.name for span in spans
+    }
     computing = {name: [s for s in spans if s.name == name and s.category == "stage"] for name in ("scale", "learn")}
-    assert max(s.start_s + s.duration_s for s in computing["scale"]) <= min(s.start_s for s in computing["learn"] if s.num_items)
+    assert max(s.start_s + s.duration_s for s in computing["scale"]) <= min(
+        s.start_s for s in computing["learn"] if s.num_items
+    )
     assert not [s for s in execute(tmp_path, "disaggregated")[-1].spans if s.category == "lease"]
 
 
@@ -62,7 +71,9 @@ def test_an_error_in_a_stage_reaches_the_driver_with_its_traceback(tmp_path):
 
 def test_a_deadline_names_who_waits_for_what(tmp_path):
     flow = Flow("faulty").worker("fault", FaultyStage)
-    flow.stage("starve", FaultyStage.starve, worker="fault", reads=("numbers", "loop"), writes="loop", needs_device=False)
+    flow.stage(
+        "starve", FaultyStage.starve, worker="fault", reads=("numbers", "loop"), writes="loop", needs_device=False
+    )
     with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
         with pytest.raises(StepTimeout, match="fault/0 starve waits for channel loop since"):

@@ -1,6 +1,9 @@
 """Flow: what is declared is what the graph says, and mistakes are named."""
 
+from concurrent.futures import Future
+
 import pytest
+
 from rlinf_workers import Flow, FlowDefinitionError, Worker
 from rlinf_workers.testing import Learn, Scale, toy_flow
 
@@ -33,7 +36,10 @@ def test_workers_of_another_flow():
         (lambda f: f.worker("x", dict), "give a subclass of Worker"),
         (lambda f: f.stage("y", Scale.scale, reads="a", writes="b"), "not declared; there are \\['scale'\\]"),
         (lambda f: f.stage("scale", Learn.learn, reads="a"), "is not a method of Scale"),
-        (lambda f: f.stage("scale", Scale.scale, reads="a"), "takes 2 ports, but the stage reads and writes 1 channels"),
+        (
+            lambda f: f.stage("scale", Scale.scale, reads="a"),
+            "takes 2 ports, but the stage reads and writes 1 channels",
+        ),
     ],
 )
 def test_mistakes_are_named(declare, message):
@@ -57,6 +63,8 @@ def test_worker_attributes_are_there_before_init():
             self.seen = (self.name, self.num_ranks, self.devices)
 
     worker = Curious.__new__(Curious)
-    worker.attach(Identity(role="w", rank=1, num_ranks=2, devices=("cpu:1",), rendezvous=""), lambda *_: None)
+    worker.attach(
+        Identity(role="w", rank=1, num_ranks=2, devices=("cpu:1",), rendezvous=""), lambda service, value: Future()
+    )
     worker.__init__()
     assert worker.seen == ("w/1", 2, ("cpu:1",))

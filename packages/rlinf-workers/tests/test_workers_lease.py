@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rlinf_workers.execution.lease import LeaseRequest, LeaseService, LeaseTable
 
 

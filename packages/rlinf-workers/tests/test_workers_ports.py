@@ -1,10 +1,12 @@
-"""Ports: any cut of items into entries gives the chunks the plan asks for, in order where asked, and waits are announced."""
+"""Ports: any cut of items into entries gives the chunks the plan asks for, in order where asked, and waits are
+announced."""
 
 from contextlib import contextmanager
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rlinf_comm.channel import Channel
 from rlinf_workers import WorkersError
 from rlinf_workers.execution.ports import DriverPauses, Reader, Writer
@@ -25,7 +27,13 @@ def read_port(channel, **changes):
 
 
 def write_port(channel, **changes):
-    port = {"channel": "c", "address": channel.address, "num_partitions": 1, "max_items_per_entry": 0, "of_own_turn": False}
+    port = {
+        "channel": "c",
+        "address": channel.address,
+        "num_partitions": 1,
+        "max_items_per_entry": 0,
+        "of_own_turn": False,
+    }
     return WritePort(**(port | changes))
 
 

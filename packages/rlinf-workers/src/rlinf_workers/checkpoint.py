@@ -36,7 +36,9 @@ def load_tensors(into: Mapping[str, Tensor], path: str) -> None:
     found = load_file(path)
     missing, unknown = sorted(set(into) - set(found)), sorted(set(found) - set(into))
     if missing or unknown:
-        raise ValueError(f"{path}: tensors missing: {missing or 'none'}; tensors the model does not have: {unknown or 'none'}")
+        raise ValueError(
+            f"{path}: tensors missing: {missing or 'none'}; tensors the model does not have: {unknown or 'none'}"
+        )
     for name, tensor in into.items():
         if found[name].shape != tensor.shape:
             raise ValueError(f"{path}: {name} has shape {list(found[name].shape)}, the model's is {list(tensor.shape)}")
@@ -52,7 +54,7 @@ def load_model_weights(model: nn.Module, folder: str) -> None:
 
 def save_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, path: str) -> None:
     """The state of every parameter as `<parameter>:<state>`."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     save_tensors(
         {f"{names[p]}:{key}": value for p, state in optimizer.state.items() for key, value in state.items()}, path
     )

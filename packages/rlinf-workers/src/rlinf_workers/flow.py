@@ -1,7 +1,8 @@
-"""Flow: the macro flow as a user writes it. Workers, stages with explicit reads and writes, and who trains what whom serves.
+"""Flow: the macro flow as a user writes it. Workers, stages with explicit reads and writes, and who trains what whom
+serves.
 
-It names no device, mode or batch size. `Flow.graph()` is the plain-data view that is drawn, checked and planned (rlinf_sched); the
-executor runs the flow under any plan of that graph.
+It names no device, mode or batch size. `Flow.graph()` is the plain-data view that is drawn, checked and planned
+(rlinf_sched); the executor runs the flow under any plan of that graph.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_sched.flow_graph import Dispatch, FlowGraph, Stage, WeightEdge
-
 from rlinf_workers.errors import FlowDefinitionError
 from rlinf_workers.worker import Worker
 
@@ -59,7 +59,9 @@ class Flow:
         if name in self.workers:
             raise FlowDefinitionError(f"flow {self.name!r}: worker {name!r} is declared twice")
         if not (inspect.isclass(worker_class) and issubclass(worker_class, Worker)):
-            raise FlowDefinitionError(f"flow {self.name!r}: worker {name!r} is {worker_class!r}; give a subclass of Worker")
+            raise FlowDefinitionError(
+                f"flow {self.name!r}: worker {name!r} is {worker_class!r}; give a subclass of Worker"
+            )
         self.workers[name] = WorkerDefinition(worker_class=worker_class, arguments=arguments)
         return self
 
@@ -87,11 +89,13 @@ class Flow:
         """Declares a stage: one method of one worker group.
 
         Args:
-            method: called as `method(worker, *readers, *writers)` once a run on every rank, with ports in the order of `reads`, then
+            method: called as `method(worker, *readers, *writers)` once a run on every rank, with ports in the order
+                of `reads`, then
                 `writes`.
             worker: the group; by default the one with the stage's name.
             dispatch: "any": the next free rank takes the next items. "key": an item goes to rank `key % num_ranks`.
-            ordered: chunks come in the order of the items' keys 0, 1, 2, ..., in whatever order they were put. With `dispatch="key"`
+            ordered: chunks come in the order of the items' keys 0, 1, 2, ..., in whatever order they were put. With
+                `dispatch="key"`
                 a rank gets every num_ranks-th.
             trains: the stage changes the weights of its group.
             needs_device: False for work on the host that shares no device.
@@ -104,7 +108,8 @@ class Flow:
             raise FlowDefinitionError(f"flow {self.name!r}: stage {name!r} is declared twice")
         if group not in self.workers:
             raise FlowDefinitionError(
-                f"flow {self.name!r}: stage {name!r} runs on worker {group!r}, which is not declared; there are {sorted(self.workers)}"
+                f"flow {self.name!r}: stage {name!r} runs on worker {group!r}, which is not declared; "
+                f"there are {sorted(self.workers)}"
             )
         _check_method(self, name, self.workers[group].worker_class, method, len(reads) + len(writes))
         self.stages[name] = StageDefinition(
@@ -157,10 +162,12 @@ def _names(channels: str | tuple[str, ...]) -> tuple[str, ...]:
 def _check_method(flow: Flow, stage: str, worker_class: type, method: Callable[..., Any], num_ports: int) -> None:
     found = getattr(worker_class, getattr(method, "__name__", ""), None)
     if found is not method:
-        raise FlowDefinitionError(f"flow {flow.name!r}: stage {stage!r}: {method!r} is not a method of {worker_class.__name__}")
+        raise FlowDefinitionError(
+            f"flow {flow.name!r}: stage {stage!r}: {method!r} is not a method of {worker_class.__name__}"
+        )
     num_parameters = len(inspect.signature(method).parameters) - 1
     if num_parameters != num_ports:
         raise FlowDefinitionError(
-            f"flow {flow.name!r}: stage {stage!r}: {worker_class.__name__}.{method.__name__} takes {num_parameters} ports, "
-            f"but the stage reads and writes {num_ports} channels"
+            f"flow {flow.name!r}: stage {stage!r}: {worker_class.__name__}.{method.__name__} takes "
+            f"{num_parameters} ports, but the stage reads and writes {num_ports} channels"
         )

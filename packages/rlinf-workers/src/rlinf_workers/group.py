@@ -15,7 +15,8 @@ class WorkerGroup:
     """All processes of one role.
 
     Example: `group.call("save", folder)` runs `save(folder)` on every rank and returns their results by rank;
-    `group.scatter("load", parts)` gives each rank its own argument; `group.call("save", folder, ranks=[0])` asks only the first.
+    `group.scatter("load", parts)` gives each rank its own argument; `group.call("save", folder, ranks=[0])` asks only
+    the first.
     """
 
     def __init__(self, name: str, handles: Sequence[WorkerHandle], launcher: Launcher) -> None:
@@ -27,12 +28,16 @@ class WorkerGroup:
     def num_ranks(self) -> int:
         return len(self.handles)
 
-    def start_call(self, method: str, *args: Any, ranks: Sequence[int] | None = None, lane: int = 0) -> list[Future[Any]]:
+    def start_call(
+        self, method: str, *args: Any, ranks: Sequence[int] | None = None, lane: int = 0
+    ) -> list[Future[Any]]:
         """Calls without waiting; one future for each rank."""
         chosen = range(self.num_ranks) if ranks is None else ranks
         return [self.handles[rank].call(method, *args, lane=lane) for rank in chosen]
 
-    def call(self, method: str, *args: Any, ranks: Sequence[int] | None = None, timeout_s: float | None = None) -> list[Any]:
+    def call(
+        self, method: str, *args: Any, ranks: Sequence[int] | None = None, timeout_s: float | None = None
+    ) -> list[Any]:
         """Calls all ranks (or some) with the same arguments and waits.
 
         Raises: RemoteError, WorkerLost, TimeoutError.
@@ -42,6 +47,8 @@ class WorkerGroup:
     def scatter(self, method: str, parts: Sequence[Any], *, timeout_s: float | None = None) -> list[Any]:
         """Calls rank i with parts[i] and waits."""
         if len(parts) != self.num_ranks:
-            raise FlowDefinitionError(f"scatter to {self.name}: {len(parts)} parts for {self.num_ranks} ranks; give one for each")
+            raise FlowDefinitionError(
+                f"scatter to {self.name}: {len(parts)} parts for {self.num_ranks} ranks; give one for each"
+            )
         futures = [handle.call(method, part) for handle, part in zip(self.handles, parts, strict=True)]
         return gather(futures, self._launcher.lost, timeout_s)

@@ -1,6 +1,7 @@
 """Metrics of one run of a flow: weighted means over stages and ranks, exact and so independent of who computed what.
 
-Terms are kept and summed with `math.fsum`, which rounds once: the same items give the same mean in any order and under any plan.
+Terms are kept and summed with `math.fsum`, which rounds once: the same items give the same mean in any order and
+under any plan.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The items that travel through the shipped flows. Legend: G completions of a prompt, L prompt tokens, T completion tokens;
-n environments of a group, D observation size, A action size."""
+"""The items that travel through the shipped flows. Legend: G completions of a prompt, L prompt tokens, T completion
+tokens; n environments of a group, D observation size, A action size."""
 
 from __future__ import annotations
 

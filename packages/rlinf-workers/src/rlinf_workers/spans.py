@@ -21,7 +21,8 @@ class Span:
     name: str
     """For example `rollout` (compute), `wait for lease`, `receive weights`, `wait for prompts`."""
     category: str
-    """`stage` (computing), `lease` (waiting for, onload, offload), `sync` (weights), `channel` (waiting for items or room)."""
+    """`stage` (computing), `lease` (waiting for, onload, offload), `sync` (weights), `channel` (waiting for items or
+    room)."""
     worker: str
     devices: tuple[str, ...]
     start_s: float

@@ -1,7 +1,7 @@
 """Worker: the base class of everything that runs in a process of its own.
 
-A worker's methods are ordinary loops over ports; which devices it has, whether it shares them, how many items come in a chunk and
-how many ranks work beside it is decided by the plan and never shows in the class.
+A worker's methods are ordinary loops over ports; which devices it has, whether it shares them, how many items come in
+a chunk and how many ranks work beside it is decided by the plan and never shows in the class.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class RequestSender(Protocol):
 class Worker:
     """Base of all workers.
 
-    The process makes the object, attaches its identity and only then calls `__init__`, so that `rank`, `num_ranks` and `device` are
-    there from the first line. A subclass takes its settings as constructor arguments (anything that can cross a channel).
+    The process makes the object, attaches its identity and only then calls `__init__`, so that `rank`, `num_ranks`
+    and `device` are there from the first line. A subclass takes its settings as constructor arguments (anything that
+    can cross a channel).
     """
 
     _identity: Identity
@@ -92,7 +93,8 @@ class Worker:
 
     @property
     def device(self) -> torch.device:
-        """Where tensors of this worker live. The launcher shows a worker only its own GPUs, so the first is `cuda:0`."""
+        """Where tensors of this worker live. The launcher shows a worker only its own GPUs, so the first is
+        `cuda:0`."""
         return torch.device("cuda", 0) if any(name.startswith("cuda") for name in self.devices) else torch.device("cpu")
 
     @property
@@ -117,19 +119,22 @@ class Worker:
         self._metrics.add(name, value, weight)
 
     def show(self, row: Mapping[str, str | float]) -> None:
-        """Hands a few words to people: the row goes to the run's samples file. For a handful of rows a run, not for data."""
+        """Hands a few words to people: the row goes to the run's samples file. For a handful of rows a run, not for
+        data."""
         self._shown.append(dict(row))
 
     # -- what a subclass may override ------------------------------------------------------------------------------
 
     def onload(self) -> None:
-        """Brings the state that computing needs back onto the devices. Called with the lease held, before the first chunk."""
+        """Brings the state that computing needs back onto the devices. Called with the lease held, before the first
+        chunk."""
 
     def offload(self) -> None:
         """Takes the state off the devices for whoever shares them. Called just before the lease is given back."""
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The canonical tensors (Hugging Face names) that this worker trains or serves; a receiver's are filled in place."""
+        """The canonical tensors (Hugging Face names) that this worker trains or serves; a receiver's are filled in
+        place."""
         raise NotImplementedError(f"{type(self).__name__} takes part in a weight sync and has to define weights()")
 
     def weights_received(self, policy_version: int) -> None:

@@ -17,17 +17,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlinf_comm.channel import Channel
 from rlinf_comm.weights import WeightStore
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import FlowGraph
 from rlinf_sched.plan import Plan, StagePlan
-
 from rlinf_workers.errors import FlowDefinitionError, StepTimeout
 from rlinf_workers.execution.lease import LeaseService
-from rlinf_workers.execution.ports import DriverPauses, Reader, Writer
+from rlinf_workers.execution.ports import DriverPauses, Writer
 from rlinf_workers.execution.stage_call import WHOLE_BATCH, ReadPort, StageCall, StageOutcome, WritePort
 from rlinf_workers.execution.waits import describe_waits
 from rlinf_workers.execution.weight_sync import WeightPort, edge_plan
@@ -35,6 +34,7 @@ from rlinf_workers.flow import Flow
 from rlinf_workers.group import WorkerGroup
 from rlinf_workers.launcher.base import Launcher, WorkerSpec
 from rlinf_workers.launcher.futures import gather
+from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.metrics import merge
 from rlinf_workers.spans import Span
 from rlinf_workers.worker import StepContext
@@ -77,8 +77,8 @@ class Executor:
 
     Args:
         cluster: the devices that plans refer to.
-        launcher: where processes come from.
-        log_folder: `<log_folder>/<role>/<rank>.log` for each worker.
+        launcher: where processes come from; local processes by default.
+        log_folder: `<log_folder>/<role>/<rank>.log` for each worker; a temporary folder by default.
         environment: variables for every worker, for example the number of threads.
     """
 
@@ -86,14 +86,15 @@ class Executor:
         self,
         *,
         cluster: Cluster,
-        launcher: Launcher,
-        log_folder: Path,
+        launcher: Launcher | None = None,
+        log_folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
         channel_bytes: int = CHANNEL_BYTES,
     ) -> None:
         self._cluster = cluster
-        self._launcher = launcher
-        self._log_folder = log_folder
+        self._scratch = tempfile.TemporaryDirectory(prefix="rlinf-")
+        self._launcher: Launcher = launcher or LocalLauncher()
+        self._log_folder = log_folder or Path(self._scratch.name) / "logs"
         self._environment = dict(environment or {})
         self._channel_bytes = channel_bytes
         self._groups: dict[str, WorkerGroup] = {}
@@ -102,7 +103,6 @@ class Executor:
         self._stores: dict[str, WeightStore] = {}
         self._versions: dict[str, int] = {}
         self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="rlinf-driver-port")
-        self._scratch = tempfile.TemporaryDirectory(prefix="rlinf-")
 
     def __enter__(self) -> Executor:
         return self
@@ -113,7 +113,8 @@ class Executor:
     # -- starting --------------------------------------------------------------------------------------------------
 
     def start(self, flow: Flow, plan: Plan) -> None:
-        """Opens a flow: starts the workers that do not run yet. A later flow may use the groups of an earlier one, on their devices."""
+        """Opens a flow: starts the workers that do not run yet. A later flow may use the groups of an earlier one, on
+        their devices."""
         graph = flow.graph()
         plan.validate(graph, self._cluster)
         if flow.name in self._open:
@@ -176,7 +177,8 @@ class Executor:
     def sync_weights(self) -> None:
         """Publishes the trainers' present weights on every edge; the serving workers take them before their next chunk.
 
-        Needed once before the first run and after anything that changes weights outside a run (a warm start, a loaded checkpoint).
+        Needed once before the first run and after anything that changes weights outside a run (a warm start, a loaded
+        checkpoint).
         """
         for edge in self._weight_edges:
             if edge not in self._stores:
@@ -190,7 +192,8 @@ class Executor:
         served = target.call("weight_specs", ranks=[0])[0]
         reshard = edge_plan(specs, source.num_ranks, target.num_ranks, served)
         store = self._stores[edge] = WeightStore.create(reshard, name=edge)
-        for group, side in ((source, "send"), (target, "receive")):
+        sides: list[tuple[WorkerGroup, Literal["send", "receive"]]] = [(source, "send"), (target, "receive")]
+        for group, side in sides:
             ports = [
                 WeightPort(
                     edge=edge,
@@ -235,27 +238,31 @@ class Executor:
         self._reopen_channels(opened)
         start_s, clock = time.time(), time.perf_counter()
         calls = self._start_stages(opened, context)
-        driver_ports = [
+        driver_ports: list[Future[Any]] = [
             *(self._threads.submit(self._feed, opened, channel, items) for channel, items in feeds.items()),
             *(self._threads.submit(self._collect, opened, channel) for channel in opened.graph.collects),
         ]
         try:
-            results = gather([*(future for _, future in calls), *driver_ports], self._launcher.lost, timeout_s)
+            results: list[Any] = gather(
+                [*(future for _, future in calls), *driver_ports], self._launcher.lost, timeout_s
+            )
         except TimeoutError as error:
             text = describe_waits(self._launcher.waits(), leases, opened.channels)
             self._abort(opened, "the run passed its deadline")
             raise StepTimeout(
-                f"flow {flow.name!r}, step {context.step}: not done after {timeout_s:.0f} s; who waits for whom:\n{text}"
+                f"flow {flow.name!r}, step {context.step}: not done after {timeout_s:.0f} s; who waits for what:\n"
+                + text
             ) from error
         except BaseException:
             self._abort(opened, "the run was given up")
             raise
         duration_s = time.perf_counter() - clock
         outcomes: list[StageOutcome] = results[: len(calls)]
+        collected: list[list[Any]] = results[len(calls) + len(feeds) :]
         self._note_versions([stage_call for stage_call, _ in calls], outcomes)
         return FlowRun(
             metrics=merge(outcome.metrics for outcome in outcomes),
-            collected=dict(zip(opened.graph.collects, results[len(calls) + len(feeds) :], strict=True)),
+            collected=dict(zip(opened.graph.collects, collected, strict=True)),
             shown=[row for outcome in outcomes for row in outcome.shown],
             spans=[span for outcome in outcomes for span in outcome.spans],
             start_s=start_s,
@@ -319,7 +326,8 @@ class Executor:
         )
 
     def _num_partitions(self, opened: _OpenFlow, channel: str) -> int:
-        """Ranks that items are bound to: by dispatch, or because whole batches cannot be handed out to whoever comes first."""
+        """Ranks that items are bound to: by dispatch, or because whole batches cannot be handed out to whoever comes
+        first."""
         bound = [
             opened.plan.stage(reader).num_ranks
             for reader in opened.graph.readers(channel)

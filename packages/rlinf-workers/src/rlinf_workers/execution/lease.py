@@ -1,9 +1,10 @@
 """Device leases: stages that share devices take turns.
 
-A lease belongs to a *turn* (one stage, or the stages of one cycle, which cannot go on without each other) and covers all devices of the
-turn at once. Taking them together means that two worker groups whose ranks meet in collectives cannot hold half of the devices each:
-there is no partial hold, so there is no deadlock. Ranks of the turn that holds the devices may join it once; the turn ends when none of
-them is inside. Among waiting turns the one earlier in the flow goes first.
+A lease belongs to a *turn* (one stage, or the stages of one cycle, which cannot go on without each other) and covers
+all devices of the turn at once. Taking them together means that two worker groups whose ranks meet in collectives
+cannot hold half of the devices each: there is no partial hold, so there is no deadlock. Ranks of the turn that holds
+the devices may join it once; the turn ends when none of them is inside. Among waiting turns the one earlier in the
+flow goes first.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class LeaseTable:
     """Who holds which devices. Pure bookkeeping: no threads, no clocks.
 
     Args:
-        devices_of_turn: the devices that each turn shares with another turn. Turns are numbered in the order of the flow.
+        devices_of_turn: the devices that each turn shares with another turn. Turns are numbered in the order of the
+            flow.
     """
 
     def __init__(self, devices_of_turn: Mapping[int, frozenset[int]]) -> None:

@@ -1,7 +1,8 @@
 """Ports: what a worker's method sees of a channel.
 
-Logic and granularity part ways here. A stage puts items one by one or in lists; its readers get chunks of the size that the plan says,
-in whatever pieces the items came. While a port has to wait it pauses its stage, which may give its devices to another turn.
+Logic and granularity part ways here. A stage puts items one by one or in lists; its readers get chunks of the size
+that the plan says, in whatever pieces the items came. While a port has to wait it pauses its stage, which may give
+its devices to another turn.
 
     producer: put([a, b, c]) put([d])      granularity 2      consumer: for chunk in port: [a, b] then [c, d]
 """
@@ -14,7 +15,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rlinf_comm.channel import Channel
 from rlinf_comm.errors import ChannelTimeout
-
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.stage_call import WHOLE_BATCH, ReadPort, WritePort
 
@@ -70,7 +70,8 @@ class Reader(Generic[T]):
         self._stage.begin_chunk(0)  # what stands behind the loop computes too
 
     def next_chunk(self, *, at_most: int) -> list[T]:
-        """The next chunk, of at most `at_most` items; for a stage that knows how many are still to come before the channel closes.
+        """The next chunk, of at most `at_most` items; for a stage that knows how many are still to come before the
+        channel closes.
 
         Empty at the end.
         """
@@ -139,7 +140,8 @@ class Writer(Generic[T]):
         """Hands one item on. Blocks while the channel is full.
 
         Args:
-            key: number of the item in this run where a reader wants them in order, or the lane that it belongs to (an environment
+            key: number of the item in this run where a reader wants them in order, or the lane that it belongs to (an
+                environment
                 group) where readers are bound to lanes.
         """
         self.put_many([(key, item)], policy_version=policy_version)

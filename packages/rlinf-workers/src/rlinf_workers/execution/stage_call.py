@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlinf_comm.channel import ChannelAddress
-
 from rlinf_workers.metrics import Metric
 from rlinf_workers.spans import Span
 from rlinf_workers.worker import StepContext
@@ -18,8 +17,9 @@ WHOLE_BATCH = 0
 class ReadPort:
     """One channel that a rank reads.
 
-    Items carry a key. With `num_partitions` = R > 1 a rank gets those with key % R == its partition; otherwise any rank may take any
-    item. With `ordered` they come in the order of their keys, without gaps, whatever order they were put in.
+    Items carry a key. With `num_partitions` = R > 1 a rank gets those with key % R == its partition; otherwise any
+    rank may take any item. With `ordered` they come in the order of their keys, without gaps, whatever order they
+    were put in.
     """
 
     channel: str
@@ -41,7 +41,8 @@ class WritePort:
     address: ChannelAddress
     num_partitions: int
     max_items_per_entry: int
-    """The readers' granularity: more items are never put in one piece, so that several readers share the work. 0: no limit."""
+    """The readers' granularity: more items are never put in one piece, so that several readers share the work. 0: no
+    limit."""
     of_own_turn: bool
 
 

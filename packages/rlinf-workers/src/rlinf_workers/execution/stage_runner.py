@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rlinf_comm.channel import Channel, ChannelAddress
-
 from rlinf_workers.execution.lease import LeaseRequest
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.execution.stage_call import StageCall, StageOutcome

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 
 from rlinf_comm.channel import Channel
-
 from rlinf_workers.execution.lease import LeaseService
 from rlinf_workers.launcher.base import Wait
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlinf_comm.weights import Layout, ReshardPlan, TensorSpec, WeightReceiver, WeightSender, WeightStore, plan
 from torch import Tensor
+
+from rlinf_comm.weights import Layout, ReshardPlan, TensorSpec, WeightReceiver, WeightSender, WeightStore, plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,9 +35,11 @@ def edge_plan(
     num_target_ranks: int,
     served: Mapping[str, TensorSpec] | None = None,
 ) -> ReshardPlan:
-    """The reshard plan of an edge between replicas (data-parallel trainers, serving engines): every end derives the same one.
+    """The reshard plan of an edge between replicas (data-parallel trainers, serving engines): every end derives the
+    same one.
 
-    Raises: rlinf_comm.errors.LayoutError naming the tensor, when `served` (the target's specs) differ from the source's.
+    Raises: rlinf_comm.errors.LayoutError naming the tensor, when `served` (the target's specs) differ from the
+        source's.
     """
     return plan(Layout.replicated(specs, num_source_ranks), Layout.replicated(served or specs, num_target_ranks))
 

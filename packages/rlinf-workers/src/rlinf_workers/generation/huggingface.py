@@ -1,8 +1,9 @@
 """Generation with a Hugging Face model and its KV cache: simple, exact, on any device torch has.
 
-Departs from `model.generate` in three ways, each for a reason: the prompt is prefilled once for all its completions; noise belongs to the prompt
-(sampling.py); and a batch never has fewer than `MIN_ROWS` rows, because below four rows a CPU matrix product takes another path with another
-rounding (measured: rows are bit-equal from 4 to 512, not for 1 to 3), and numbers must not depend on how a plan cuts the batch.
+Departs from `model.generate` in three ways, each for a reason: the prompt is prefilled once for all its completions;
+noise belongs to the prompt (sampling.py); and a batch never has fewer than `MIN_ROWS` rows, because below four rows a
+CPU matrix product takes another path with another rounding (measured: rows are bit-equal from 4 to 512, not for 1 to
+3), and numbers must not depend on how a plan cuts the batch.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ class HuggingFaceEngine:
 
     Args:
         model: the model to serve.
-        max_prompt_tokens: prompts are padded to that length on the left, all to the same, so that the shape of a batch does not depend on who
+        max_prompt_tokens: prompts are padded to that length on the left, all to the same, so that the shape of a
+            batch does not depend on who
             is in it.
-        same_length: every prompt has exactly max_prompt_tokens; no mask is needed then, and attention takes its fast path.
+        same_length: every prompt has exactly max_prompt_tokens; no mask is needed then, and attention takes its fast
+            path.
         max_batch_sequences: sequences decoded at once.
     """
 
@@ -107,15 +110,15 @@ class HuggingFaceEngine:
         """Logits of the last position, [B, V]; fills the cache."""
         arguments: dict[str, Any] = {}
         if not self._same_length:
-            positions = (mask.cumsum(-1) - 1).clamp_(min=0)
-            arguments = {"attention_mask": mask, "position_ids": positions[:, -token_ids.shape[1] :]}
-        output = self._model(
-            input_ids=token_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments
-        )
+            num_queries = token_ids.shape[1]
+            positions = (mask.cumsum(-1) - 1).clamp_(min=0)[:, -num_queries:]
+            arguments = {"attention_mask": _attention_mask(mask, num_queries), "position_ids": positions}
+        output = self._model(input_ids=token_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
         return output.logits[:, -1]
 
     def _pad(self, prompts: Sequence[Prompt], num_rows: int) -> tuple[Tensor, Tensor]:
-        """Prompt ids [num_rows, max_prompt_tokens] padded on the left, and their mask; rows past the prompts repeat the last one."""
+        """Prompt ids [num_rows, max_prompt_tokens] padded on the left, and their mask; rows past the prompts repeat
+        the last one."""
         width = self._max_prompt_tokens
         token_ids = torch.full((num_rows, width), self._pad_id)
         mask = torch.zeros(num_rows, width, dtype=torch.int64)
@@ -150,3 +153,17 @@ class HuggingFaceEngine:
             )
             for i, prompt in enumerate(prompts)
         ]
+
+
+def _attention_mask(mask: Tensor, num_queries: int) -> Tensor:
+    """Who may look at whom: [B, 1, num_queries, K] bool from the key mask [B, K]; the queries are the last positions.
+
+    Given whole, because from a two-dimensional mask transformers makes none for a batch that happens to hold no
+    padding, and attention without a mask rounds differently. A padded query looks at itself, since attention to
+    nothing is NaN.
+    """
+    num_keys = mask.shape[1]
+    keys = torch.arange(num_keys, device=mask.device)
+    queries = keys[-num_queries:, None]
+    causal, itself = keys <= queries, keys == queries
+    return ((causal & mask.bool()[:, None]) | itself)[:, None]

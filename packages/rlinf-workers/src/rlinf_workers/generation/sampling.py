@@ -1,7 +1,8 @@
 """Sampling one token a row, from noise that belongs to the prompt and not to the batch.
 
-Each prompt has a generator of its own, seeded by (run seed, step, prompt index); a token is drawn by inverting the cumulative distribution at one
-uniform number. So a completion does not depend on which prompts share its batch, on the rank or on the plan.
+Each prompt has a generator of its own, seeded by (run seed, step, prompt index); a token is drawn by inverting the
+cumulative distribution at one uniform number. So a completion does not depend on which prompts share its batch, on
+the rank or on the plan.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class SamplingSettings:
     temperature: float = 1.0
     """0: greedy."""
     top_p: float = 1.0
-    """Tokens outside the smallest set with this probability are never drawn. The log-probability reported is that of the full distribution."""
+    """Tokens outside the smallest set with this probability are never drawn. The log-probability reported is that of
+    the full distribution."""
 
 
 def prompt_noise(seed: int, step: int, prompt_indices: Sequence[int], settings: SamplingSettings) -> Tensor:
@@ -45,7 +47,8 @@ def sample_tokens(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -
         logits: [B, V]
         uniform: [B] in [0, 1)
     Returns:
-        token ids [B] int64 and their log-probabilities [B] float32 in nats, at the sampling temperature (at 1 for greedy).
+        token ids [B] int64 and their log-probabilities [B] float32 in nats, at the sampling temperature (at 1 for
+        greedy).
     """
     if settings.temperature == 0:
         logprobs = logits.float().log_softmax(-1)

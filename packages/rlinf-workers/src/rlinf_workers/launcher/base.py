@@ -30,8 +30,8 @@ class Identity:
 class WorkerSpec:
     """One process to start.
 
-    Example: `WorkerSpec(role="actor", rank=1, num_ranks=2, worker_class=Actor, arguments=(settings,), devices=("cpu:1",),
-    log_path=Path("logs/actor/1.log"))`
+    Example: `WorkerSpec(role="actor", rank=1, num_ranks=2, worker_class=Actor, arguments=(settings,),
+    devices=("cpu:1",), log_path=Path("logs/actor/1.log"))`
     """
 
     role: str
@@ -69,7 +69,8 @@ class Wait:
 
 
 ServiceHandler = Callable[[str, Any, Callable[[Any], None]], None]
-"""Called with the worker's name, its request and a function that sends the reply (at any later time, from any thread)."""
+"""Called with the worker's name, its request and a function that sends the reply (at any later time, from any
+thread)."""
 
 
 class WorkerHandle(Protocol):
@@ -81,8 +82,8 @@ class WorkerHandle(Protocol):
     def call(self, method: str, /, *args: Any, lane: int = 0) -> Future[Any]:
         """Calls `method` of the worker object.
 
-        Calls of one lane run in order. Lane 0 is the process's main thread; any other lane is a thread of its own, so that two
-        stages of one worker can run at once.
+        Calls of one lane run in order. Lane 0 is the process's main thread; any other lane is a thread of its own, so
+        that two stages of one worker can run at once.
 
         Raises (through the future): RemoteError when the method raised, WorkerLost when the process is gone.
         """
@@ -93,7 +94,8 @@ class Launcher(Protocol):
     """Starts workers, watches them and ends them."""
 
     def start(self, spec: WorkerSpec) -> WorkerHandle:
-        """Starts a process and returns at once; a failed construction shows in the first call's future and in `lost`."""
+        """Starts a process and returns at once; a failed construction shows in the first call's future and in
+        `lost`."""
         ...
 
     def serve(self, service: str, handler: ServiceHandler) -> None:

@@ -18,7 +18,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rlinf_comm import codec
-
 from rlinf_workers.launcher import messages
 from rlinf_workers.launcher.base import Identity
 
@@ -51,7 +50,8 @@ def main(connection: Connection, birth: Birth) -> None:
 
 
 class Process:
-    """The worker process: one receiving thread, one heartbeat thread, one thread for each lane; lane 0 is the main thread."""
+    """The worker process: one receiving thread, one heartbeat thread, one thread for each lane; lane 0 is the main
+    thread."""
 
     def __init__(self, connection: Connection, birth: Birth) -> None:
         self._connection = connection
@@ -65,7 +65,7 @@ class Process:
     def run(self) -> None:
         try:
             self._worker = self._build_worker()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the driver has to hear of it
+        except BaseException as error:
             self._send(_raised(-1, error))
             raise SystemExit(1) from error
         self._send(messages.Ready())
@@ -155,7 +155,8 @@ def _raised(call_id: int, error: BaseException) -> messages.Raised:
 
 
 def _die_with_driver(driver_pid: int) -> None:
-    """A session of our own (the terminal's Ctrl-C is the driver's), and SIGKILL from the kernel when the driver dies."""
+    """A session of our own (the terminal's Ctrl-C is the driver's), and SIGKILL from the kernel when the driver
+    dies."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":

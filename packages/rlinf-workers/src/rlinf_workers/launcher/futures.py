@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 LOST_GRACE_S = 0.5
-"""When a call fails because its peer died (a broken collective, say), the death is the cause worth reporting; wait that long for it."""
+"""When a call fails because its peer died (a broken collective, say), the death is the cause worth reporting; wait
+that long for it."""
 
 
 def gather(futures: Sequence[Future[T]], lost: Future[None], timeout_s: float | None = None) -> list[T]:

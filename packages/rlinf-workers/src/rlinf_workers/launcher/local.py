@@ -1,7 +1,7 @@
 """The local launcher: spawned processes on this machine, watched by one thread. No server, nothing to install.
 
-A worker is a process in a session of its own, so that a Ctrl-C at the terminal reaches the driver alone, and killing its
-process group takes its children too. The kernel kills it when the driver dies (see child.py).
+A worker is a process in a session of its own, so that a Ctrl-C at the terminal reaches the driver alone, and killing
+its process group takes its children too. The kernel kills it when the driver dies (see child.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_comm import codec
-
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, WorkerLost, WorkersError
 from rlinf_workers.launcher import child, messages
 from rlinf_workers.launcher.base import ServiceHandler, Wait, WorkerSpec
@@ -28,6 +27,8 @@ from rlinf_workers.launcher.base import ServiceHandler, Wait, WorkerSpec
 LOG_TAIL_LINES = 20
 STOP_GRACE_S = 3.0
 POLL_S = 0.5
+START_TIMEOUT_S = 600.0
+"""For the imports and the constructor (which may load a model); beats begin after them."""
 
 
 class LocalWorkerHandle:
@@ -97,8 +98,10 @@ class LocalLauncher:
     """Starts workers as spawned processes of this machine.
 
     Args:
-        heartbeat_timeout_s: a worker that sends nothing for that long counts as lost. Workers beat once a second from a thread of
-            their own, so only a frozen process (stopped, swapped out, stuck in native code that keeps the interpreter) goes silent.
+        heartbeat_timeout_s: a worker that sends nothing for that long after its start counts as lost. Workers beat
+            once a second from a thread of
+            their own, so only a frozen process (stopped, swapped out, stuck in native code that keeps the
+            interpreter) goes silent.
     """
 
     def __init__(self, *, heartbeat_timeout_s: float = 60.0) -> None:
@@ -129,8 +132,8 @@ class LocalLauncher:
             raise WorkersError("this launcher was shut down; make a new one")
         if "<locals>" in spec.worker_class.__qualname__:
             raise FlowDefinitionError(
-                f"worker class {spec.worker_class.__qualname__} is defined inside a function; a spawned process cannot import it; "
-                "define it at the top of a module"
+                f"worker class {spec.worker_class.__qualname__} is defined inside a function; a spawned process "
+                "cannot import it; define it at the top of a module"
             )
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = self._context.Pipe(duplex=True)
@@ -145,7 +148,9 @@ class LocalLauncher:
             rendezvous=spec.rendezvous,
             driver_pid=os.getpid(),
         )
-        process = self._context.Process(target=child.main, args=(theirs, birth), name=f"rlinf {spec.name}", daemon=False)
+        process = self._context.Process(
+            target=child.main, args=(theirs, birth), name=f"rlinf {spec.name}", daemon=False
+        )
         with _environment(spec.environment):
             process.start()
         theirs.close()
@@ -227,7 +232,9 @@ class LocalLauncher:
     def _serve_request(self, handle: LocalWorkerHandle, request: messages.Request) -> None:
         handler = self._services.get(request.service)
         if handler is None:
-            self._declare_lost(handle, f"asked for an unknown service {request.service!r}; there are {sorted(self._services)}")
+            self._declare_lost(
+                handle, f"asked for an unknown service {request.service!r}; there are {sorted(self._services)}"
+            )
             return
 
         def reply(value: Any) -> None:
@@ -243,9 +250,11 @@ class LocalLauncher:
         now = time.monotonic()
         for handle in alive:
             silent_s = now - handle.last_beat_s
-            if handle.end is None and silent_s > self._heartbeat_timeout_s:
+            limit_s = self._heartbeat_timeout_s if handle.is_ready else max(START_TIMEOUT_S, self._heartbeat_timeout_s)
+            if handle.end is None and silent_s > limit_s:
                 _kill_group(handle.process.pid)
-                self._declare_lost(handle, f"silent for {silent_s:.0f} s (limit {self._heartbeat_timeout_s:.0f} s); killed")
+                doing = "silent" if handle.is_ready else "still starting"
+                self._declare_lost(handle, f"{doing} after {silent_s:.0f} s (limit {limit_s:.0f} s); killed")
 
     def _declare_lost(self, handle: LocalWorkerHandle, cause: str) -> None:
         if self._closing:

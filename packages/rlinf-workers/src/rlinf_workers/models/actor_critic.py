@@ -1,7 +1,8 @@
 """A small actor-critic for state observations: two tanh towers, a diagonal Gaussian with a free standard deviation.
 
-Orthogonal initialisation with the gains usual since arXiv:2005.12729 (hidden sqrt(2), policy head 0.01 * sqrt(2), value head 1). Running statistics of
-the observations are part of the model, so that they travel with the weights and every process normalises alike.
+Orthogonal initialisation with the gains usual since arXiv:2005.12729 (hidden sqrt(2), policy head 0.01 * sqrt(2),
+value head 1). Running statistics of the observations are part of the model, so that they travel with the weights and
+every process normalises alike.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob
 from torch import Tensor, nn
+
+from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob
 
 OBSERVATION_CLIP = 10.0
 
@@ -77,12 +79,14 @@ class ActorCritic(nn.Module):
 
         Args:
             observations: [..., D], raw.
-            actions: [..., A] to evaluate; else the mean plus `noise` (standard normal, [..., A]) times the standard deviation; without either the mean.
+            actions: [..., A] to evaluate; else the mean plus `noise` (standard normal, [..., A]) times the standard
+                deviation; without either the mean.
         """
         states = self.normalize(observations)
-        mean = self.policy(states)
+        mean: Tensor = self.policy(states)
         if actions is None:
             actions = mean if noise is None else mean + noise * self.log_std.exp()
+        assert actions is not None, "given or made above"
         return ActorCriticOutput(
             actions=actions,
             logprobs=gaussian_log_prob(actions, mean, self.log_std),
@@ -96,7 +100,8 @@ class ActorCritic(nn.Module):
 
     @torch.no_grad()
     def absorb_observations(self, count: Tensor, total: Tensor, total_of_squares: Tensor) -> None:
-        """Merges a batch into the running statistics (the parallel formula of Chan et al.). All float64; sums over the batch, [D]."""
+        """Merges a batch into the running statistics (the parallel formula of Chan et al.). All float64; sums over
+        the batch, [D]."""
         batch_mean = total / count
         batch_variance = total_of_squares / count - batch_mean**2
         new_count = self.observation_count + count

@@ -1,7 +1,8 @@
 """Hugging Face causal language models and their tokenizers: build from a config, load from a folder, save.
 
-Trap (measured with transformers 5.23): `AutoTokenizer` ignores `tokenizer_class` beside a Qwen2 config and builds a byte-level tokenizer, which
-silently drops the spaces of a character tokenizer; so a folder that names PreTrainedTokenizerFast is loaded with exactly that class.
+Trap (measured with transformers 5.23): `AutoTokenizer` ignores `tokenizer_class` beside a Qwen2 config and builds a
+byte-level tokenizer, which silently drops the spaces of a character tokenizer; so a folder that names
+PreTrainedTokenizerFast is loaded with exactly that class.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def build_model(settings: ModelSettings, device: torch.device) -> Any:
 
     dtype = getattr(torch, settings.dtype)
     if settings.has_weights:
-        model = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=dtype, attn_implementation="sdpa")
+        model: Any = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=dtype, attn_implementation="sdpa")
     else:
         with torch.random.fork_rng():
             torch.manual_seed(settings.seed)

@@ -1,4 +1,5 @@
-"""Prompt groups as one padded batch for a training forward. Legend: B = groups * G sequences, L prompt width, T completion width."""
+"""Prompt groups as one padded batch for a training forward. Legend: B = groups * G sequences, L prompt width, T
+completion width."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rlinf_algos.logprobs import token_logprobs
 from torch import Tensor
 
+from rlinf_algos.logprobs import token_logprobs
 from rlinf_workers.records import SampleGroup
 
 
@@ -18,7 +19,8 @@ class SequenceBatch:
     """Sequences of several groups: prompts padded on the left, completions on the right.
 
     Example: one group, G = 2, prompt [7, 8], completions [5, 2] and [5, 9, 2]:
-        token_ids = [[7, 8, 5, 2, 0], [7, 8, 5, 9, 2]], prompt_mask = [[1, 1], [1, 1]], loss_mask = [[1, 1, 0], [1, 1, 1]]
+        token_ids = [[7, 8, 5, 2, 0], [7, 8, 5, 9, 2]], prompt_mask = [[1, 1], [1, 1]], loss_mask = [[1, 1, 0], [1, 1,
+        1]]
     """
 
     token_ids: Tensor
@@ -61,9 +63,12 @@ def pack_groups(groups: Sequence[SampleGroup], pad_id: int) -> SequenceBatch:
 
 
 def completion_logprobs(model: Any, batch: SequenceBatch, temperature: float) -> Tensor:
-    """Log-probability of each completion token given what stands before it, [B, T] float32, nats, at the sampling temperature."""
+    """Log-probability of each completion token given what stands before it, [B, T] float32, nats, at the sampling
+    temperature."""
     arguments: dict[str, Any] = {}
-    if not bool(batch.prompt_mask.all()):  # without left padding causality is mask enough, and attention takes its fast path
+    if not bool(
+        batch.prompt_mask.all()
+    ):  # without left padding causality is mask enough, and attention takes its fast path
         mask = torch.cat([batch.prompt_mask, torch.ones_like(batch.completion_ids)], 1)
         arguments = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp_(min=0)}
     width = batch.completion_ids.shape[1]

@@ -1,6 +1,6 @@
 """Actor: trains a language model on scored groups. Here a reward turns into a gradient.
 
-    scored groups -> advantages -> micro-batches of a shard -> clipped policy loss -> gradient buffers -> one AdamW step
+scored groups -> advantages -> micro-batches of a shard -> clipped policy loss -> gradient buffers -> one AdamW step
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor, nn
+
 from rlinf_algos.advantages import grpo_advantages
 from rlinf_algos.kl import kl_k3
 from rlinf_algos.policy_loss import ppo_clip_loss
-from torch import Tensor, nn
-
 from rlinf_workers.checkpoint import load_model_weights, load_optimizer, read_json, save_optimizer, write_json
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, stop_token_ids
@@ -95,14 +95,16 @@ class Actor(Worker):
     # -- stages ----------------------------------------------------------------------------------------------------
 
     def train(self, scored: Reader[ScoredGroup]) -> None:
-        """Stage: one pass over the groups of a step, `num_minibatches` optimizer steps. Reads its groups in the order of their index."""
+        """Stage: one pass over the groups of a step, `num_minibatches` optimizer steps. Reads its groups in the order
+        of their index."""
         if self._settings.num_minibatches == 1:
             self._train_streaming(scored)
         else:
             self._train_minibatches([group for chunk in scored for group in chunk])
 
     def imitate(self, examples: Reader[ExampleBatch]) -> None:
-        """Stage: supervised training on (prompt, answer) pairs; one optimizer step for each batch of `num_shards` shards."""
+        """Stage: supervised training on (prompt, answer) pairs; one optimizer step for each batch of `num_shards`
+        shards."""
         assert self._warm_optimizer and self._settings.warm_start, "the flow has a warm start, so have the settings"
         self._gradients.zero()
         last_shard = self._gradients.shards[-1]
@@ -120,7 +122,8 @@ class Actor(Worker):
     # -- one optimizer step ----------------------------------------------------------------------------------------
 
     def _train_streaming(self, scored: Reader[ScoredGroup]) -> None:
-        """One optimizer step; gradients add up while groups still arrive. On-policy: the proximal policy is the policy itself."""
+        """One optimizer step; gradients add up while groups still arrive. On-policy: the proximal policy is the
+        policy itself."""
         self._gradients.zero()
         shards = {shard: _Shard() for shard in self._gradients.shards}
         for chunk in scored:
@@ -157,7 +160,8 @@ class Actor(Worker):
                 self._backward(shard)
 
     def _backward(self, shard: _Shard) -> None:
-        """Forward and backward of the waiting groups. Groups without any advantage teach nothing (but for the KL) and only count."""
+        """Forward and backward of the waiting groups. Groups without any advantage teach nothing (but for the KL) and
+        only count."""
         number = shard.groups[0].samples.index % self._settings.num_shards
         useful = [i for i, a in enumerate(shard.advantages) if self._settings.kl_coef or bool((a != 0).any())]
         num_tokens = sum(float(group.samples.loss_mask.sum()) for group in shard.groups)
@@ -177,7 +181,8 @@ class Actor(Worker):
     def _loss(
         self, groups: Sequence[ScoredGroup], advantages: Tensor, proximal: Sequence[Tensor | None]
     ) -> tuple[Tensor, list[float]]:
-        """Sum of the token losses, and [trained tokens, clipped tokens, sum |rollout - policy| log-probability, sum of KL terms]."""
+        """Sum of the token losses, and [trained tokens, clipped tokens, sum |rollout - policy| log-probability, sum
+        of KL terms]."""
         samples = [group.samples for group in groups]
         batch = pack_groups(samples, self._pad_id).to(self.device)
         width, mask = batch.loss_mask.shape[1], batch.loss_mask
@@ -223,11 +228,14 @@ class Actor(Worker):
     def _apply(
         self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, step: int, num_tokens: float
     ) -> tuple[float, float]:
-        """Turns summed gradients into a token mean, clips, steps. Returns the gradient norm before clipping and the learning rate."""
+        """Turns summed gradients into a token mean, clips, steps. Returns the gradient norm before clipping and the
+        learning rate."""
         self._gradients.scale_(1.0 / num_tokens)
         grad_norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), settings.max_grad_norm))
         if not torch.isfinite(torch.tensor(grad_norm)):
-            raise FloatingPointError(f"{self.name}: gradient norm is {grad_norm} at optimizer step {step}; nothing was changed")
+            raise FloatingPointError(
+                f"{self.name}: gradient norm is {grad_norm} at optimizer step {step}; nothing was changed"
+            )
         rate = settings.learning_rate_at(step)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -270,7 +278,8 @@ class Actor(Worker):
         self._model.to("cpu")
 
     def save_model(self, folder: str) -> None:
-        """Writes a folder that any Hugging Face tool loads: weights, config, tokenizer. Rank 0 writes, the others do nothing."""
+        """Writes a folder that any Hugging Face tool loads: weights, config, tokenizer. Rank 0 writes, the others do
+        nothing."""
         if self.rank == 0:
             self._model.save_pretrained(folder, safe_serialization=True)
             self._tokenizer.save_pretrained(folder)

@@ -1,7 +1,8 @@
 """Env: steps groups of environments with the actions that it is sent.
 
-The environments are cut into groups, and a group is what travels: while one group waits for its action, the process simulates another. Two groups in
-each process are enough to keep both the simulator and the policy busy (pipelining in halves).
+The environments are cut into groups, and a group is what travels: while one group waits for its action, the process
+simulates another. Two groups in each process are enough to keep both the simulator and the policy busy (pipelining in
+halves).
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from rlinf_envs import BatchedEnv, EnvSpec, make_env
-from rlinf_envs.protocol import EpisodeEnd, StepResult, tensor_field
 from torch import Tensor
 
+from rlinf_envs import BatchedEnv, EnvSpec, make_env
+from rlinf_envs.protocol import EpisodeEnd, StepResult, tensor_field
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.records import Action, Observation
 from rlinf_workers.worker import Worker
@@ -54,7 +55,8 @@ class _Group:
     num_steps: int
     time: int = 0
     counted: int = 0
-    """Episodes of the present segment that count (an evaluation's last segment may be wider than what is left to do)."""
+    """Episodes of the present segment that count (an evaluation's last segment may be wider than what is left to
+    do)."""
 
 
 class Environment(Worker):
@@ -67,7 +69,8 @@ class Environment(Worker):
         self._evaluate: dict[int, BatchedEnv] = {}
 
     def interact(self, actions: Reader[Action], observations: Writer[Observation]) -> None:
-        """Stage: actions in, observations out; the first observations come from resets. Ends when every group has done its segments."""
+        """Stage: actions in, observations out; the first observations come from resets. Ends when every group has
+        done its segments."""
         running = {group.index: group for group in self._prepare()}
         for group in running.values():
             self._begin_segment(group, observations)
@@ -167,4 +170,3 @@ class Environment(Worker):
     def close(self) -> None:
         for env in [*self._train.values(), *self._evaluate.values()]:
             env.close()
-

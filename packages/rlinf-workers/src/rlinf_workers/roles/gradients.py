@@ -1,8 +1,9 @@
 """Gradients of a batch that is cut into a fixed number of shards, whatever the number of ranks.
 
-A recipe fixes the shards; a plan fixes the ranks. Shard s belongs to rank s % num_ranks. Each shard adds up its micro-batches in a buffer of its
-own, and the buffers are summed in the order of the shards: locally where a rank has several, then over ranks. With one rank the sum is (s0 + s1),
-with two it is the all-reduce of s0 and s1: the same float additions, so the same bits.
+A recipe fixes the shards; a plan fixes the ranks. Shard s belongs to rank s % num_ranks. Each shard adds up its
+micro-batches in a buffer of its own, and the buffers are summed in the order of the shards: locally where a rank has
+several, then over ranks. With one rank the sum is (s0 + s1), with two it is the all-reduce of s0 and s1: the same
+float additions, so the same bits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class ShardedGradients:
         num_statistics: numbers that are summed beside the gradient (token counts, loss terms), in float64.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], num_shards: int, ranks: RankGroup, num_statistics: int) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], num_shards: int, ranks: RankGroup, num_statistics: int
+    ) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if num_shards % ranks.num_ranks:
             raise ValueError(
@@ -57,7 +60,8 @@ class ShardedGradients:
         self._statistics[shard] += torch.tensor(list(statistics), dtype=torch.float64)
 
     def reduce(self) -> Tensor:
-        """Sums over all shards of all ranks; afterwards every parameter's `.grad` is the sum. Returns the summed statistics."""
+        """Sums over all shards of all ranks; afterwards every parameter's `.grad` is the sum. Returns the summed
+        statistics."""
         first, *others = self.shards
         for shard in others:
             self._buffers[first] += self._buffers[shard]

@@ -1,4 +1,5 @@
-"""Policy: answers observations with actions, and keeps what training needs. Action, value and log-probability come from one forward."""
+"""Policy: answers observations with actions, and keeps what training needs. Action, value and log-probability come
+from one forward."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ class Policy(Worker):
                     self._extend(segments, observation, output, next_values, trajectories)
 
     def _forward(self, observation: Observation, training: bool) -> tuple[ActorCriticOutput, Tensor]:
-        """What to do next, and the values of the states that the last action led to. One forward over both, of a shape that depends on the
-        group alone, so that numbers do not depend on the plan."""
+        """What to do next, and the values of the states that the last action led to. One forward over both, of a
+        shape that depends on the group alone, so that numbers do not depend on the plan."""
         num_envs = len(observation.state)
         states = torch.cat([observation.state, observation.final_state]).to(self.device)
         noise = self._noise(observation, len(states)) if training else None

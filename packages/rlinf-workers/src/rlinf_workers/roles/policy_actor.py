@@ -1,6 +1,7 @@
 """Policy actor: trains an actor-critic by PPO on whole segments.
 
-    trajectories -> GAE -> advantages normalised over the batch -> epochs of minibatches -> clipped loss + value loss -> one Adam step each
+trajectories -> GAE -> advantages normalised over the batch -> epochs of minibatches -> clipped loss + value loss
+-> one Adam step each
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from rlinf_algos.advantages import gae
-from rlinf_algos.policy_loss import ppo_clip_loss
 from torch import Tensor, nn
 
+from rlinf_algos.advantages import gae
+from rlinf_algos.policy_loss import ppo_clip_loss
 from rlinf_workers.checkpoint import (
     load_optimizer,
     load_tensors,
@@ -154,7 +155,8 @@ class PolicyActor(Worker):
         return torch.randperm(num_samples, generator=generator).to(self.device)
 
     def _accumulate(self, batches: Mapping[int, _Batch], minibatch: Mapping[int, Tensor]) -> list[float]:
-        """Summed gradient of a minibatch over all shards; [samples, policy loss, value loss, KL, clipped, entropy], sums too."""
+        """Summed gradient of a minibatch over all shards; [samples, policy loss, value loss, KL, clipped, entropy],
+        sums too."""
         settings = self._settings
         self._gradients.zero()
         for shard, rows in minibatch.items():
@@ -174,7 +176,15 @@ class PolicyActor(Worker):
             count = float(len(rows))
             kl_sum, clipped = float(policy.approx_kl) * count, float(policy.clip_fraction) * count
             self._gradients.backward(
-                shard, loss, [count, *(float(part.detach()) for part in (policy_sum, value_sum)), kl_sum, clipped, float(entropy_sum.detach())]
+                shard,
+                loss,
+                [
+                    count,
+                    *(float(part.detach()) for part in (policy_sum, value_sum)),
+                    kl_sum,
+                    clipped,
+                    float(entropy_sum.detach()),
+                ],
             )
         return self._gradients.reduce().tolist()
 

@@ -40,7 +40,8 @@ class Reference(Worker):
 
     @torch.no_grad()
     def logprobs(self, samples: Reader[SampleGroup], referenced: Writer[SampleGroup]) -> None:
-        """Stage: groups in, the same groups with `ref_logprobs` out. One forward a group, so that numbers do not depend on the chunk."""
+        """Stage: groups in, the same groups with `ref_logprobs` out. One forward a group, so that numbers do not
+        depend on the chunk."""
         for chunk in samples:
             for group in chunk:
                 batch = pack_groups([group], self._pad_id).to(self.device)

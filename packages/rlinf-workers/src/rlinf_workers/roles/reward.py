@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from rlinf_algos.rewards import score_all
 
+from rlinf_algos.rewards import score_all
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import load_tokenizer
 from rlinf_workers.records import SampleGroup, ScoredGroup
@@ -22,7 +22,8 @@ class RewardSettings:
     """A name known to rlinf_algos.rewards, or `package.module:function`."""
     tokenizer_folder: str
     random_in_training: bool = False
-    """A control: training rewards are coin flips that know nothing, so that training must not help. Evaluation keeps the rule."""
+    """A control: training rewards are coin flips that know nothing, so that training must not help. Evaluation keeps
+    the rule."""
     seed: int = 0
     num_shown: int = 0
     """Groups whose first completion is shown to people."""

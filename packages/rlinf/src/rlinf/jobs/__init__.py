@@ -30,7 +30,7 @@ def run(config: Config, folder: RunFolder) -> JobResult:
     return TrainingLoop(_job(config), folder).run()
 
 
-def _job(config: Config):  # noqa: ANN202 - a Job, whose import costs what this file avoids
+def _job(config: Config):
     if config.job == "reasoning":
         from rlinf.jobs.reasoning import ReasoningJob
 

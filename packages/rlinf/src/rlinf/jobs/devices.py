@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from rlinf_sched.cluster import Cluster
-
 from rlinf.config.schema import ClusterConfig
+from rlinf_sched.cluster import Cluster
 
 
 def make_cluster(config: ClusterConfig) -> Cluster:
-    """The GPUs of this machine, or CPU slots where there is none. The config's number was checked against the machine."""
+    """The GPUs of this machine, or CPU slots where there is none. The config's number was checked against the
+    machine."""
     import torch
 
     if torch.cuda.is_available():

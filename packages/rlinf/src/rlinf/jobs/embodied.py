@@ -1,23 +1,23 @@
 """The embodied job: a robot learns a task in simulation by PPO.
 
-    env -> observations -> policy -> actions -> env (a cycle, pipelined by environment groups);  policy -> trajectories -> actor -> weights -> policy
+env -> observations -> policy -> actions -> env (a cycle, pipelined by environment groups);  policy ->
+trajectories -> actor -> weights -> policy
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from rlinf.config.schema import EmbodiedConfig
+from rlinf.errors import UserError
+from rlinf.jobs.loop import Flows, Score, TrainingLoop
+from rlinf.run_folder import RunFolder
 from rlinf_envs import EnvError, EnvSpec, make_env
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.models.actor_critic import ActorCriticSettings
 from rlinf_workers.roles.environment import Environment, EnvironmentSettings
 from rlinf_workers.roles.policy import Policy
 from rlinf_workers.roles.policy_actor import PolicyActor, PolicyActorSettings
-
-from rlinf.config.schema import EmbodiedConfig
-from rlinf.errors import UserError
-from rlinf.jobs.loop import Flows, Score, TrainingLoop
-from rlinf.run_folder import RunFolder
 
 
 class EmbodiedJob:
@@ -85,7 +85,8 @@ class EmbodiedJob:
 
     @staticmethod
     def _probe(spec: EnvSpec) -> tuple[tuple[int, int], tuple[str, ...]]:
-        """Observation and action sizes, from one environment made and closed here, so that mistakes show before any process starts."""
+        """Observation and action sizes, from one environment made and closed here, so that mistakes show before any
+        process starts."""
         try:
             env = make_env(spec)
         except EnvError as error:
@@ -98,7 +99,9 @@ class EmbodiedJob:
                     hint="choose options with state observations",
                 )
             if env.action_spec.kind != "continuous":
-                raise UserError(f"env.id={spec.id!r} takes {env.action_spec.kind} actions; this job's policy gives continuous ones")
+                raise UserError(
+                    f"env.id={spec.id!r} takes {env.action_spec.kind} actions; this job's policy gives continuous ones"
+                )
             return (fields["state"].shape[0], env.action_spec.shape[0]), env.notes
         finally:
             env.close()
@@ -157,5 +160,7 @@ class EmbodiedJob:
         names = ("success_once", "success_at_end", "return", "episode_length")
         found = {name: run.metrics[f"env/{name}"] for name in names if f"env/{name}" in run.metrics}
         if self.score.name not in found:
-            raise UserError(f"env.id={self._spec.id!r} never says whether an episode succeeded, so there is nothing to score")
+            raise UserError(
+                f"env.id={self._spec.id!r} never says whether an episode succeeded, so there is nothing to score"
+            )
         return found

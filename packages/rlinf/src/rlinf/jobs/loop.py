@@ -1,6 +1,7 @@
 """The training loop that every job shares: start, warm start or resume, step, evaluate, checkpoint, report.
 
-A job brings its flows and what is fed to them; nothing here knows whether a language model or a robot learns, or in which mode.
+A job brings its flows and what is fed to them; nothing here knows whether a language model or a robot learns, or in
+which mode.
 """
 
 from __future__ import annotations
@@ -12,20 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlinf_sched.cluster import Cluster
-from rlinf_sched.describe import diagram
-from rlinf_sched.errors import SchedError
-from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.plan import Plan
-from rlinf_workers import Executor, Flow, FlowRun, LocalLauncher, StepContext, WorkersError
-from rlinf_workers.spans import COMPUTE, SYNC, Span
-
 from rlinf.cli.progress import Progress
 from rlinf.config.schema import Config
 from rlinf.errors import RunFailed, UserError
 from rlinf.jobs.devices import make_cluster, worker_environment
 from rlinf.report import write_report
 from rlinf.run_folder import RunFolder, TraceEvent
+from rlinf_sched.describe import diagram
+from rlinf_sched.errors import SchedError
+from rlinf_sched.modes import plan_for_mode
+from rlinf_sched.plan import Plan
+from rlinf_workers import Executor, Flow, FlowRun, LocalLauncher, StepContext, WorkersError
+from rlinf_workers.spans import COMPUTE, SYNC, Span
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,14 +1,21 @@
 """The reasoning job: a language model learns to answer, from rewards alone.
 
-    prompts -> rollout -> samples -> [reference ->] reward -> scored -> actor;  the actor's weights go back to the rollout
+prompts -> rollout -> samples -> [reference ->] reward -> scored -> actor;  the actor's weights go back to the
+rollout
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+from rlinf.config.inputs import check_model_folder
+from rlinf.config.schema import ReasoningConfig, WarmStartConfig
+from rlinf.errors import UserError
+from rlinf.jobs.loop import Flows, Score, TrainingLoop
+from rlinf.run_folder import RunFolder
+from rlinf.tasks import Problem, make_task
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings, load_tokenizer
@@ -17,13 +24,6 @@ from rlinf_workers.roles.actor import Actor, ActorSettings, OptimizerSettings
 from rlinf_workers.roles.reference import Reference, ReferenceSettings
 from rlinf_workers.roles.reward import Reward, RewardSettings
 from rlinf_workers.roles.rollout import Rollout, RolloutSettings
-
-from rlinf.config.inputs import check_model_folder
-from rlinf.config.schema import ReasoningConfig, WarmStartConfig
-from rlinf.errors import UserError
-from rlinf.jobs.loop import Flows, Score, TrainingLoop
-from rlinf.run_folder import RunFolder
-from rlinf.tasks import Problem, make_task
 
 WARM_START_OFFSET = 1 << 40
 """Where the warm start's problems begin in the training stream: farther than any run trains."""
@@ -46,7 +46,7 @@ class ReasoningJob:
         self._task = make_task(config.task, config.seed)
         if config.model.path is None and self._task.alphabet is None:
             raise UserError(
-                "model.architecture makes a model with a tokenizer of single characters, but this task is natural language",
+                "model.architecture makes a tokenizer of single characters, but this task is natural language",
                 hint="give a Hugging Face folder with model.path",
             )
         self._held_out = self._task.held_out()
@@ -100,11 +100,15 @@ class ReasoningJob:
     def _model_settings(self, folder: RunFolder) -> ModelSettings:
         config = self.config
         if config.model.path is not None:
-            return ModelSettings(folder=str(config.model.path), has_weights=True, dtype=config.model.dtype, seed=config.seed)
+            return ModelSettings(
+                folder=str(config.model.path), has_weights=True, dtype=config.model.dtype, seed=config.seed
+            )
         from rlinf.tasks.language import write_model_folder
 
         made = folder.path / "initial_model"
-        assert config.model.architecture is not None and self._task.alphabet is not None, "checked by the config and __init__"
+        assert config.model.architecture is not None and self._task.alphabet is not None, (
+            "checked by the config and __init__"
+        )
         write_model_folder(made, config.model.architecture, self._task.alphabet, config.model.dtype)
         return ModelSettings(folder=str(made), has_weights=False, dtype=config.model.dtype, seed=config.seed)
 
@@ -148,7 +152,8 @@ class ReasoningJob:
                 decay_steps=actor.lr_decay_steps,
                 min_lr_ratio=actor.min_lr_ratio,
             ),
-            warm_start=warm_start and OptimizerSettings(learning_rate=warm_start.learning_rate, warmup_steps=WARMUP_STEPS),
+            warm_start=warm_start
+            and OptimizerSettings(learning_rate=warm_start.learning_rate, warmup_steps=WARMUP_STEPS),
             num_shards=actor.num_shards,
             micro_batch_groups=actor.micro_batch_groups,
             num_minibatches=algorithm.num_minibatches,

@@ -1,6 +1,7 @@
 """Small exact tasks made on the spot: sorting digits, adding numbers.
 
-A tenth of all problems, chosen by a checksum of the prompt, is held out: it is never trained on, whatever the seed, and the evaluation is drawn from it.
+A tenth of all problems, chosen by a checksum of the prompt, is held out: it is never trained on, whatever the seed,
+and the evaluation is drawn from it.
 """
 
 from __future__ import annotations

@@ -43,7 +43,9 @@ class JsonlProblems:
 def _read(config: JsonlTask, files: str) -> list[Problem]:
     fields = (config.prompt_field, config.answer_field)
     problems = [
-        Problem(prompt=config.prompt_template.format(**{config.prompt_field: row[fields[0]]}), answer=str(row[fields[1]]))
+        Problem(
+            prompt=config.prompt_template.format(**{config.prompt_field: row[fields[0]]}), answer=str(row[fields[1]])
+        )
         for path in getattr(config, files)
         for row in iter_jsonl(path, fields)
     ]

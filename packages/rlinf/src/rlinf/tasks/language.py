@@ -1,4 +1,5 @@
-"""The model folder of a run: a user's own, or a small one made from the config with a tokenizer of single characters."""
+"""The model folder of a run: a user's own, or a small one made from the config with a tokenizer of single
+characters."""
 
 from __future__ import annotations
 

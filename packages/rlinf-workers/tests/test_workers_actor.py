@@ -1,0 +1,179 @@
+"""Actor: its gradient is that of the formula, whatever the micro-batches, shards and chunks; checkpoints restore
+everything."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from rlinf_comm.testing import assert_bitwise_equal
+from rlinf_workers.metrics import merge
+from rlinf_workers.records import ExampleBatch, SampleGroup, ScoredGroup
+from rlinf_workers.roles.actor import Actor, ActorSettings, OptimizerSettings
+
+NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5
+
+
+def actor_settings(model, **changes):
+    fields = {
+        "model": model,
+        "optimizer": OptimizerSettings(learning_rate=1e-2, max_grad_norm=1e9),
+        "warm_start": OptimizerSettings(learning_rate=1e-2),
+        "num_shards": 2,
+        "micro_batch_groups": 2,
+        "num_minibatches": 1,
+        "temperature": 1.0,
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "normalize_std": True,
+        "kl_coef": 0.0,
+    }
+    return ActorSettings(**(fields | changes))
+
+
+def scored_groups(prompt_lengths=(4,) * NUM_GROUPS):
+    generator = torch.Generator().manual_seed(0)
+    groups = []
+    for index, length in enumerate(prompt_lengths):
+        lengths = torch.randint(1, NUM_TOKENS + 1, (GROUP_SIZE,), generator=generator)
+        mask = (torch.arange(NUM_TOKENS)[None] < lengths[:, None]).float()
+        ids = torch.randint(2, 13, (GROUP_SIZE, NUM_TOKENS), generator=generator) * mask.long()
+        samples = SampleGroup(
+            index=index,
+            prompt_ids=torch.randint(2, 13, (length,), generator=generator),
+            completion_ids=ids,
+            loss_mask=mask,
+            rollout_logprobs=torch.zeros(GROUP_SIZE, NUM_TOKENS),
+            ref_logprobs=-torch.rand(GROUP_SIZE, NUM_TOKENS, generator=generator) * mask,
+            reference_answer="",
+            policy_version=0,
+        )
+        rewards = torch.zeros(GROUP_SIZE)
+        rewards[: 1 + index % 3] = 1.0
+        if index == 5:
+            rewards[:] = 1.0
+        groups.append(ScoredGroup(samples=samples, rewards=rewards, completions=("",) * GROUP_SIZE))
+    return groups
+
+
+def gradient_after(make_worker, reader, settings, groups, chunk=3):
+    """The averaged gradient of one training step, as a flat vector."""
+    actor = make_worker(Actor, settings, num_items=len(groups))
+    actor.train(reader(groups[i : i + chunk] for i in range(0, len(groups), chunk)))
+    return torch.cat([parameter.grad.flatten() for parameter in actor._model.parameters()]), actor
+
+
+def expected_gradient(make_worker, settings, groups):
+    """-sum over tokens of advantage * log-probability (+ KL), over all tokens of the batch, one sequence at a time in
+    plain torch."""
+    model = make_worker(Actor, settings)._model.double()
+    tokens = sum(float(group.samples.loss_mask.sum()) for group in groups)
+    total = torch.zeros((), dtype=torch.float64)
+    for group in groups:
+        rewards = group.rewards.double()
+        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+        for g in range(GROUP_SIZE):
+            length, prompt = int(group.samples.loss_mask[g].sum()), group.samples.prompt_ids
+            completion = group.samples.completion_ids[g, :length]
+            logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
+            logprobs = logits.log_softmax(-1)[range(length), completion]
+            total = total - (advantages[g] * logprobs).sum()
+            if settings.kl_coef:
+                log_ratio = group.samples.ref_logprobs[g, :length].double() - logprobs
+                total = total + settings.kl_coef * (log_ratio.exp() - 1 - log_ratio).sum()
+    (total / tokens).backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+@pytest.mark.parametrize("lengths", [(4,) * NUM_GROUPS, (4, 2, 6, 3, 4, 5, 1, 2)])
+def test_the_gradient_is_the_formulas(make_worker, reader, model, lengths, kl_coef):
+    settings = actor_settings(model, kl_coef=kl_coef)
+    groups = scored_groups(lengths)
+    found, _ = gradient_after(make_worker, reader, settings, groups)
+    expected = expected_gradient(make_worker, settings, groups)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 8])
+def test_chunks_do_not_change_a_bit(make_worker, reader, model, chunk):
+    found, _ = gradient_after(make_worker, reader, actor_settings(model), scored_groups(), chunk=chunk)
+    expected, _ = gradient_after(make_worker, reader, actor_settings(model), scored_groups(), chunk=3)
+    assert_bitwise_equal(found, expected)
+
+
+def test_micro_batches_and_shards_change_only_the_rounding(make_worker, reader, model):
+    expected, _ = gradient_after(make_worker, reader, actor_settings(model), scored_groups())
+    for changes in ({"micro_batch_groups": 8, "num_shards": 1}, {"micro_batch_groups": 1, "num_shards": 4}):
+        found, _ = gradient_after(make_worker, reader, actor_settings(model, **changes), scored_groups())
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_several_minibatches_make_several_steps_anchored_at_the_first_policy(make_worker, reader, model):
+    groups = scored_groups()
+    _, actor = gradient_after(make_worker, reader, actor_settings(model, num_minibatches=2), groups)
+    assert actor.policy_version == 2
+    metrics = merge([actor._metrics.drain()])
+    assert metrics["actor/clip_fraction"] > 0, "after a step of 1e-2 the ratio leaves the clip range somewhere"
+    _, single = gradient_after(make_worker, reader, actor_settings(model), groups)
+    assert merge([single._metrics.drain()])["actor/clip_fraction"] == 0.0, "on-policy, the ratio is 1"
+
+
+def test_groups_without_advantage_count_but_do_not_train(make_worker, reader, model):
+    groups = [dataclasses.replace(group, rewards=torch.ones(GROUP_SIZE)) for group in scored_groups()]
+    found, actor = gradient_after(make_worker, reader, actor_settings(model), groups)
+    assert not found.any()
+    metrics = merge([actor._metrics.drain()])
+    assert metrics["actor/groups_without_advantage"] == 1.0
+    assert metrics["actor/trained_token_fraction"] == 0.0
+
+
+def test_learning_rate_schedule():
+    settings = OptimizerSettings(learning_rate=1.0, warmup_steps=4, decay_steps=10, min_lr_ratio=0.25)
+    assert [settings.learning_rate_at(step) for step in (0, 3, 5, 9, 100)] == pytest.approx(
+        [0.25, 0.7, 0.5, 0.25, 0.25]
+    )
+
+
+def examples(num_shards=2):
+    ids = torch.randint(2, 13, (8, 6), generator=torch.Generator().manual_seed(1))
+    mask = torch.zeros(8, 6)
+    mask[:, 3:] = 1
+    return [
+        ExampleBatch(shard=s, token_ids=ids[s::num_shards], loss_mask=mask[s::num_shards]) for s in range(num_shards)
+    ]
+
+
+def test_imitation_lowers_the_loss(make_worker, reader, model):
+    actor = make_worker(Actor, actor_settings(model))
+    actor.imitate(reader([examples() * 1]))
+    first = merge([actor._metrics.drain()])["warm_start/loss"]
+    actor.imitate(reader([examples() * 20]))
+    actor._metrics.drain()
+    actor.imitate(reader([examples()]))
+    assert merge([actor._metrics.drain()])["warm_start/loss"] < 0.7 * first
+    assert actor.policy_version == 22
+
+
+def test_a_checkpoint_restores_the_actor_to_the_bit(make_worker, reader, model, tmp_path):
+    settings, groups = actor_settings(model), scored_groups()
+    _, actor = gradient_after(make_worker, reader, settings, groups)
+    actor.save_checkpoint(str(tmp_path))
+    restored = make_worker(Actor, settings, num_items=len(groups))
+    restored.load_checkpoint(str(tmp_path))
+    assert restored.policy_version == 1
+    for worker in (actor, restored):
+        worker.train(reader([groups]))
+    for one, other in zip(actor.weights().values(), restored.weights().values(), strict=True):
+        assert_bitwise_equal(one.detach(), other.detach())
+
+
+def test_a_saved_model_loads_with_transformers(make_worker, model, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    actor = make_worker(Actor, actor_settings(model))
+    actor.save_model(str(tmp_path))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.tensor([[2, 3, 4]])
+    with torch.no_grad():
+        assert_bitwise_equal(loaded(ids).logits, actor._model(ids).logits)
