@@ -58,10 +58,11 @@ namespace {
 
 constexpr uint64_t kArenaOffset = align_up(sizeof(ChannelHeader), 4096);
 
-// Queue and taken blocks hold up to capacity_bytes each; as much again keeps a hole open for the largest item between them.
-// These are addresses: a page costs memory once an item has reached it.
+// Queue and taken blocks hold up to capacity_bytes each; as much again keeps a hole open for the largest item between
+// them. These are addresses: a page costs memory once an item has reached it.
 uint64_t arena_bytes_for(uint64_t capacity_items, uint64_t capacity_bytes) {
-  const uint64_t overhead_bytes = 2 * sizeof(BlockHeader) + kBlockAlignment;  // header, and a remainder too small to use
+  const uint64_t overhead_bytes =
+      2 * sizeof(BlockHeader) + kBlockAlignment;  // header, and a remainder too small to use
   return 4 * align_up(capacity_bytes) + (capacity_items + 1) * overhead_bytes;
 }
 
@@ -110,8 +111,8 @@ Channel::Channel(std::shared_ptr<Segment> segment)
 std::shared_ptr<Channel> Channel::create(const std::string& name, uint64_t capacity_items, uint64_t capacity_bytes,
                                          uint64_t num_producers) {
   RLINF_CHECK_USER(capacity_items > 0 && capacity_bytes > 0 && num_producers > 0, "channel '", name,
-                   "': capacity_items=", capacity_items, ", capacity_bytes=", capacity_bytes, ", num_producers=",
-                   num_producers, "; each must be at least 1");
+                   "': capacity_items=", capacity_items, ", capacity_bytes=", capacity_bytes,
+                   ", num_producers=", num_producers, "; each must be at least 1");
   const uint64_t arena_bytes = arena_bytes_for(capacity_items, capacity_bytes);
   auto segment = Segment::create(name, kArenaOffset + arena_bytes);
   auto* header = reinterpret_cast<ChannelHeader*>(segment->bytes());  // zeroed by the system
@@ -139,7 +140,9 @@ uint64_t Channel::item_bytes(uint64_t head_bytes, const std::vector<ByteView>& b
   return total;
 }
 
-bool Channel::is_closed() const { return header_->num_closed >= header_->num_producers; }
+bool Channel::is_closed() const {
+  return header_->num_closed >= header_->num_producers;
+}
 
 // --- the queue ------------------------------------------------------------------------------------------------------
 
@@ -186,7 +189,8 @@ void Channel::free_block(uint64_t offset) {
   arena_.free(offset);
 }
 
-// A process died with the mutex: states and sizes of the blocks are right at every instant, so all else follows from them.
+// A process died with the mutex: states and sizes of the blocks are right at every instant, so all else follows from
+// them.
 void Channel::repair() {
   arena_.rebuild();
   header_->first_ready = kNil;
@@ -323,9 +327,9 @@ void Channel::commit(const BlockRef& ref, const ItemLabels& labels) {
   {
     Lock lock(*this);
     BlockHeader& block = arena_.at(ref.offset);
-    RLINF_CHECK_INTERNAL(block.generation == ref.generation &&
-                             block.state.load(std::memory_order_relaxed) == BlockState::kReserved,
-                         "commit of a block that is not reserved");
+    RLINF_CHECK_INTERNAL(
+        block.generation == ref.generation && block.state.load(std::memory_order_relaxed) == BlockState::kReserved,
+        "commit of a block that is not reserved");
     header_->num_reserved -= 1;
     header_->reserved_bytes -= block.payload_bytes;
     block.key = labels.key;
@@ -470,13 +474,21 @@ void Channel::release(const BlockRef& ref) {
   header_->space_event.notify_all();
 }
 
+void Channel::reclaim() {
+  {
+    Lock lock(*this);
+    reclaim_from_dead();
+  }
+  header_->space_event.notify_all();
+}
+
 // --- life of the channel --------------------------------------------------------------------------------------------
 
 void Channel::close_producer() {
   {
     Lock lock(*this);
-    RLINF_CHECK_USER(!is_closed() || header_->aborted, "close() by one producer too many: all ",
-                     header_->num_producers, " have closed already");
+    RLINF_CHECK_USER(!is_closed() || header_->aborted, "close() by one producer too many: all ", header_->num_producers,
+                     " have closed already");
     header_->num_closed += 1;
   }
   header_->items_event.notify_all();

@@ -44,7 +44,8 @@ template <typename Element>
 Wide digest_run(const std::byte* elements, uint64_t index, uint64_t length) {
   constexpr uint64_t kNumPerWord = 8 / sizeof(Element);
   // 1 in the lowest bit of each element: 0x0001000100010001 for elements of two bytes.
-  constexpr uint64_t kOnes = sizeof(Element) == 8 ? 1 : ~uint64_t{0} / ((uint64_t{1} << (8 * sizeof(Element) % 64)) - 1);
+  constexpr uint64_t kOnes =
+      sizeof(Element) == 8 ? 1 : ~uint64_t{0} / ((uint64_t{1} << (8 * sizeof(Element) % 64)) - 1);
   Wide sum = 0;
   for (; length > 0 && index % kNumPerWord != 0; ++index, --length, elements += sizeof(Element)) {
     sum += element_term<Element>(elements, index);
@@ -117,9 +118,9 @@ std::vector<DigestAxis> fuse(const std::vector<DigestAxis>& axes) {
 
 Digest digest_box(const std::byte* elements, uint64_t element_bytes, uint64_t first_index,
                   std::vector<DigestAxis> axes) {
-  RLINF_CHECK_USER(element_bytes == 1 || element_bytes == 2 || element_bytes == 4 || element_bytes == 8 ||
-                       element_bytes == 16,
-                   "elements of ", element_bytes, " bytes have no digest; allowed: 1, 2, 4, 8, 16");
+  RLINF_CHECK_USER(
+      element_bytes == 1 || element_bytes == 2 || element_bytes == 4 || element_bytes == 8 || element_bytes == 16,
+      "elements of ", element_bytes, " bytes have no digest; allowed: 1, 2, 4, 8, 16");
   for (const DigestAxis& axis : axes) {
     if (axis.length == 0) {
       return Digest{};

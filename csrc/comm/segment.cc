@@ -22,7 +22,9 @@ struct SegmentHeader {
   uint64_t num_bytes;  // for the user
 };
 
-uint64_t page_bytes() { return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)); }
+uint64_t page_bytes() {
+  return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+}
 
 uint64_t round_to_pages(uint64_t num_bytes) {
   const uint64_t page = page_bytes();
@@ -99,7 +101,7 @@ std::shared_ptr<Segment> Segment::open(const SegmentAddress& address) {
                    " has closed the shared segment; keep the object that created it for as long as peers may open it");
   RLINF_CHECK_SYSTEM(fd.get() >= 0, "cannot open ", path, " (the segment's creator must run as the same user)");
 
-  struct stat status {};
+  struct stat status{};
   RLINF_CHECK_SYSTEM(::fstat(fd.get(), &status) == 0, "fstat of ", path);
   const uint64_t mapping_bytes = static_cast<uint64_t>(status.st_size);
   RLINF_CHECK_USER(S_ISREG(status.st_mode) && mapping_bytes > page_bytes(), path,
@@ -107,8 +109,9 @@ std::shared_ptr<Segment> Segment::open(const SegmentAddress& address) {
   std::byte* mapping = map_shared(fd.get(), mapping_bytes);
   std::shared_ptr<Segment> segment(new Segment(fd.hand_on(), mapping, mapping_bytes));
   const SegmentHeader header = *reinterpret_cast<const SegmentHeader*>(mapping);
-  RLINF_CHECK_USER(header.magic == kMagic && header.nonce == address.nonce, path,
-                   " is another file by now: its creator has closed the segment, or is of another version of rlinf-comm");
+  RLINF_CHECK_USER(
+      header.magic == kMagic && header.nonce == address.nonce, path,
+      " is another file by now: its creator has closed the segment, or is of another version of rlinf-comm");
   segment->address_ = address;
   segment->num_bytes_ = header.num_bytes;
   return segment;

@@ -26,13 +26,21 @@ std::atomic<int64_t>& SharedWords::at(uint64_t index) const {
   return table_->words[index];
 }
 
-int64_t SharedWords::load(uint64_t index) const { return at(index).load(std::memory_order_acquire); }
+int64_t SharedWords::load(uint64_t index) const {
+  return at(index).load(std::memory_order_acquire);
+}
 
-void SharedWords::store(uint64_t index, int64_t value) { at(index).store(value, std::memory_order_release); }
+void SharedWords::store(uint64_t index, int64_t value) {
+  at(index).store(value, std::memory_order_release);
+}
 
-void SharedWords::notify_all() { table_->changed.notify_all(); }
+void SharedWords::notify_all() {
+  table_->changed.notify_all();
+}
 
-uint32_t SharedWords::sequence() const { return table_->changed.sequence(); }
+uint32_t SharedWords::sequence() const {
+  return table_->changed.sequence();
+}
 
 void SharedWords::wait(uint32_t seen, int64_t deadline_ns) {
   table_->changed.wait(seen, std::min(deadline_ns, monotonic_ns() + kWaitSliceNs));

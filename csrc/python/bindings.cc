@@ -38,8 +38,8 @@ struct BorrowedBytes {
   uint64_t num_bytes;
 };
 
-// The tensors of a taken item, seen through the buffer protocol: either in place, where the block is freed when the last
-// view is gone, or copied out of a block that was freed at once.
+// The tensors of a taken item, seen through the buffer protocol: either in place, where the block is freed when the
+// last view is gone, or copied out of a block that was freed at once.
 class TakenBytes {
  public:
   TakenBytes(std::shared_ptr<Channel> channel, const TakenItem& item)
@@ -246,12 +246,13 @@ py::tuple address_tuple(const SegmentAddress& address) {
 
 SegmentAddress address_from(const py::tuple& fields) {
   RLINF_CHECK_INTERNAL(fields.size() == 4, "an address has 4 fields");
-  return SegmentAddress{{fields[0].cast<int32_t>(), fields[1].cast<uint64_t>()},
-                        fields[2].cast<int32_t>(),
-                        fields[3].cast<uint64_t>()};
+  return SegmentAddress{
+      {fields[0].cast<int32_t>(), fields[1].cast<uint64_t>()}, fields[2].cast<int32_t>(), fields[3].cast<uint64_t>()};
 }
 
-std::byte* pointer_from(uint64_t address) { return reinterpret_cast<std::byte*>(static_cast<uintptr_t>(address)); }
+std::byte* pointer_from(uint64_t address) {
+  return reinterpret_cast<std::byte*>(static_cast<uintptr_t>(address));
+}
 
 void copy_box_py(uint64_t destination, uint64_t source, uint64_t element_bytes, const std::vector<int64_t>& shape,
                  const std::vector<int64_t>& destination_strides, const std::vector<int64_t>& source_strides) {

@@ -14,7 +14,8 @@ __device__ __forceinline__ bool is_aligned_16(const CopyRun& run) {
   return ((run.destination | run.source) & 15) == 0;
 }
 
-// One warp per run, grid-stride over the runs: no barriers, so few blocks suffice and the rest of the device stays free.
+// One warp per run, grid-stride over the runs: no barriers, so few blocks suffice and the rest of the device stays
+// free.
 __global__ void batched_copy_kernel(const CopyRun* __restrict__ runs, uint64_t num_runs) {
   const uint64_t lane = threadIdx.x % 32;
   const uint64_t first = blockIdx.x * uint64_t{kNumWarps} + threadIdx.x / 32;

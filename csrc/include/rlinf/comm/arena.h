@@ -1,9 +1,9 @@
-// Allocator of blocks in a shared arena: first fit over an address-ordered free list, neighbours merged when freed, blocks
-// aligned to 64 bytes. First fit reuses low addresses, whose pages are already mapped: writing a fresh page costs about ten
-// times a warm one.
+// Allocator of blocks in a shared arena: first fit over an address-ordered free list, neighbours merged when freed,
+// blocks aligned to 64 bytes. First fit reuses low addresses, whose pages are already mapped: writing a fresh page
+// costs about ten times a warm one.
 //
-// Crash consistency: the chain of block sizes and each block's state are the truth, and each changes by one store. Lists
-// and counters are derived, and rebuild() restores them after a process died in the middle of a change.
+// Crash consistency: the chain of block sizes and each block's state are the truth, and each changes by one store.
+// Lists and counters are derived, and rebuild() restores them after a process died in the middle of a change.
 #pragma once
 
 #include <atomic>

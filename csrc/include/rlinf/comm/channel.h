@@ -1,15 +1,15 @@
 // A bounded queue of items in shared memory, for any number of producers and consumers in any number of processes.
 //
-// An item is one block of the arena: lengths, head (its structure), and buffers (its tensors), each aligned to 64 bytes.
-// put = reserve (blocks while full) -> copy, outside of the lock -> commit (gives the sequence number). take hands blocks
-// out without copying; the consumer frees each with release() when it no longer looks at it.
+// An item is one block of the arena: lengths, head (its structure), and buffers (its tensors), each aligned to 64
+// bytes. put = reserve (blocks while full) -> copy, outside of the lock -> commit (gives the sequence number). take
+// hands blocks out without copying; the consumer frees each with release() when it no longer looks at it.
 //
-// capacity_bytes bounds the queue. Taken blocks do not count against it, or a consumer that keeps what it takes would wait
-// for ever for a producer that waits for its room. Instead, a take says of each item whether it may stay in place: once
-// taken blocks hold capacity_bytes, the consumer is to copy the item out and to release the block at once.
+// capacity_bytes bounds the queue. Taken blocks do not count against it, or a consumer that keeps what it takes would
+// wait for ever for a producer that waits for its room. Instead, a take says of each item whether it may stay in place:
+// once taken blocks hold capacity_bytes, the consumer is to copy the item out and to release the block at once.
 //
-// Nothing here waits longer than kWaitSliceNs: a call that could not finish returns Outcome::kPending and is repeated by
-// the caller with the same WaitState.
+// Nothing here waits longer than kWaitSliceNs: a call that could not finish returns Outcome::kPending and is repeated
+// by the caller with the same WaitState.
 #pragma once
 
 #include <cstdint>
@@ -49,9 +49,9 @@ struct ItemLabels {
 struct TakeRequest {
   uint64_t max_items = 1;
   uint64_t min_items = 1;
-  double max_weight;             // infinity: no limit
+  double max_weight;  // infinity: no limit
   bool any_key = true;
-  std::vector<int64_t> keys;     // sorted; looked at when any_key is false
+  std::vector<int64_t> keys;  // sorted; looked at when any_key is false
 };
 
 // A block that this process took or reserved. Plain value; whoever holds it calls release() or commit() once.
@@ -116,6 +116,9 @@ class Channel {
   Outcome take(const TakeRequest& request, WaitState& wait, std::vector<TakenItem>* items);
   // Gives a block back: taken and read, or reserved and not used. Twice is harmless.
   void release(const BlockRef& block);
+
+  // Takes back what dead processes were copying in or looking at. A waiting put does so by itself.
+  void reclaim();
 
   // One producer is done. UserError when more close than there are.
   void close_producer();

@@ -44,38 +44,43 @@ std::string join_text(const Parts&... parts) {
 
 }  // namespace rlinf::comm
 
-#define RLINF_CHECK_USER(condition, ...)                                                 \
-  do {                                                                                   \
-    if (!(condition)) throw ::rlinf::comm::UserError(::rlinf::comm::join_text(__VA_ARGS__)); \
+#define RLINF_CHECK_USER(condition, ...)                                     \
+  do {                                                                       \
+    if (!(condition))                                                        \
+      throw ::rlinf::comm::UserError(::rlinf::comm::join_text(__VA_ARGS__)); \
   } while (false)
 
-#define RLINF_CHECK_INTERNAL(condition, ...)                                                              \
-  do {                                                                                                    \
-    if (!(condition))                                                                                     \
-      throw ::rlinf::comm::InternalError(::rlinf::comm::join_text(__FILE__, ":", __LINE__, ": " #condition " does " \
-                                                                  "not hold: ", __VA_ARGS__));           \
+#define RLINF_CHECK_INTERNAL(condition, ...)                                               \
+  do {                                                                                     \
+    if (!(condition))                                                                      \
+      throw ::rlinf::comm::InternalError(::rlinf::comm::join_text(__FILE__, ":", __LINE__, \
+                                                                  ": " #condition " does " \
+                                                                  "not hold: ",            \
+                                                                  __VA_ARGS__));           \
   } while (false)
 
-#define RLINF_CHECK_SYSTEM(condition, ...)                                                           \
-  do {                                                                                               \
-    if (!(condition)) {                                                                              \
-      const int rlinf_saved_errno = errno;                                                           \
-      throw ::rlinf::comm::SystemError(::rlinf::comm::join_text(__VA_ARGS__), rlinf_saved_errno);    \
-    }                                                                                                \
+#define RLINF_CHECK_SYSTEM(condition, ...)                                                        \
+  do {                                                                                            \
+    if (!(condition)) {                                                                           \
+      const int rlinf_saved_errno = errno;                                                        \
+      throw ::rlinf::comm::SystemError(::rlinf::comm::join_text(__VA_ARGS__), rlinf_saved_errno); \
+    }                                                                                             \
   } while (false)
 
-#define RLINF_CHECK_NOTHROW(condition, text)                                                            \
-  do {                                                                                                  \
-    if (!(condition)) std::fprintf(stderr, "rlinf-comm: %s:%d: %s\n", __FILE__, __LINE__, (text));      \
+#define RLINF_CHECK_NOTHROW(condition, text)                                       \
+  do {                                                                             \
+    if (!(condition))                                                              \
+      std::fprintf(stderr, "rlinf-comm: %s:%d: %s\n", __FILE__, __LINE__, (text)); \
   } while (false)
 
 #ifdef RLINF_WITH_CUDA
-#define RLINF_CHECK_CUDA(call)                                                                            \
-  do {                                                                                                    \
-    const cudaError_t rlinf_cuda_error = (call);                                                          \
-    if (rlinf_cuda_error != cudaSuccess)                                                                  \
-      throw ::rlinf::comm::SystemError(                                                                   \
-          ::rlinf::comm::join_text(#call, ": CUDA error ", static_cast<int>(rlinf_cuda_error), " (",      \
-                                   cudaGetErrorString(rlinf_cuda_error), ")"), EIO);                      \
+#define RLINF_CHECK_CUDA(call)                                                                       \
+  do {                                                                                               \
+    const cudaError_t rlinf_cuda_error = (call);                                                     \
+    if (rlinf_cuda_error != cudaSuccess)                                                             \
+      throw ::rlinf::comm::SystemError(                                                              \
+          ::rlinf::comm::join_text(#call, ": CUDA error ", static_cast<int>(rlinf_cuda_error), " (", \
+                                   cudaGetErrorString(rlinf_cuda_error), ")"),                       \
+          EIO);                                                                                      \
   } while (false)
 #endif

@@ -3,11 +3,11 @@
 //
 // The tensor's bytes are seen as 8-byte words, each holding 8 / element_bytes elements, and
 //     digest = sum over words j of K(j) * (word j + one in each element's lowest bit),  modulo 2^128,
-// where K is a pseudo-random odd 128-bit number. A part that holds only some of a word's elements adds only their terms of
-// that product, so any two disjoint parts add up. This is multilinear hashing (Carter and Wegman 1979; Lemire and Kaser
-// 2014): tensors that differ within one word always differ in their digest, since K is odd and so invertible; others agree
-// with a probability below 2^-64. Elements that change places change it, and zeros count. It is made against accidents,
-// not against an adversary.
+// where K is a pseudo-random odd 128-bit number. A part that holds only some of a word's elements adds only their terms
+// of that product, so any two disjoint parts add up. This is multilinear hashing (Carter and Wegman 1979; Lemire and
+// Kaser 2014): tensors that differ within one word always differ in their digest, since K is odd and so invertible;
+// others agree with a probability below 2^-64. Elements that change places change it, and zeros count. It is made
+// against accidents, not against an adversary.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,7 @@ struct DigestAxis {
 };
 
 // `first_index`: flat index, in the whole tensor, of the part's first element. element_bytes: 1, 2, 4, 8 or 16.
-Digest digest_box(const std::byte* elements, uint64_t element_bytes, uint64_t first_index, std::vector<DigestAxis> axes);
+Digest digest_box(const std::byte* elements, uint64_t element_bytes, uint64_t first_index,
+                  std::vector<DigestAxis> axes);
 
 }  // namespace rlinf::comm

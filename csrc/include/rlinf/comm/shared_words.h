@@ -1,5 +1,5 @@
-// A table of 64-bit words in a segment that processes publish to each other, with one event for all of them. Each word has
-// one writer at a time, so no lock is needed.
+// A table of 64-bit words in a segment that processes publish to each other, with one event for all of them. Each word
+// has one writer at a time, so no lock is needed.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,8 @@
 // Locks and wake-ups that live in shared memory and survive the death of a process at any instruction.
 //
-// The mutex is a robust pthread mutex. The wake-up is a bare futex word and not a pthread condition variable: a condition
-// variable keeps internal state that a killed waiter leaves half-changed, a word that only counts up has no such state.
+// The mutex is a robust pthread mutex. The wake-up is a bare futex word and not a pthread condition variable: a
+// condition variable keeps internal state that a killed waiter leaves half-changed, a word that only counts up has no
+// such state.
 #pragma once
 
 #include <pthread.h>

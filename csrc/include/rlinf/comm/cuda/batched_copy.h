@@ -14,8 +14,9 @@ struct CopyRun {
   uint64_t num_bytes;
 };
 
-// Enqueues the copies on `stream`; returns at once. `device_runs` lies in device memory and must live until the stream has
-// passed. At most `max_blocks` thread blocks run, so that a copy beside a training step leaves it most of the device.
+// Enqueues the copies on `stream`; returns at once. `device_runs` lies in device memory and must live until the stream
+// has passed. At most `max_blocks` thread blocks run, so that a copy beside a training step leaves it most of the
+// device.
 void batched_copy(const CopyRun* device_runs, uint64_t num_runs, int max_blocks, cudaStream_t stream);
 
 // 0 when there is no driver.
