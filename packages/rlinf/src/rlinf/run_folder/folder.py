@@ -1,0 +1,272 @@
+"""The writer of a run folder: everything that a run leaves behind, in a form that survives being killed.
+
+    config.yaml  manifest.json  plan.json  flow.json  flow.mmd
+    metrics.jsonl      {"step", "time_s", "metrics"} a training step, steps counted from 0
+    evaluations.jsonl  {"step", "time_s", "metrics"}; here `step` counts the training steps done
+    samples.jsonl      {"step", ...} a shown completion
+    trace.json  tensorboard/  logs/  checkpoints/step-000100/  result.json  report.html
+
+A resumed run continues as if it had not stopped: what was written after the newest complete checkpoint is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlinf.errors import UserError
+from rlinf.run_folder import checkpoints
+from rlinf.run_folder.manifest import new_manifest, timestamp
+from rlinf.run_folder.rows import RowWriter, keep_rows, read_rows, to_json, write_file
+from rlinf.run_folder.trace import TraceEvent, TraceWriter
+
+ROW_FILES = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
+
+
+class RunFolder:
+    """One run's folder, open for writing. Make one with `create` or `resume`; one process writes, from one thread."""
+
+    path: Path
+
+    def __init__(self, path: Path, manifest: dict[str, Any], *, keep_checkpoints: int) -> None:
+        assert keep_checkpoints >= 1, f"keep_checkpoints={keep_checkpoints}"
+        self.path = path
+        self._manifest = manifest
+        self._keep_checkpoints = keep_checkpoints
+        self._metrics, self._evaluations, self._samples = (RowWriter(path / name) for name in ROW_FILES)
+        self._trace = TraceWriter(path / "trace.json", origin_s=manifest["started_s"])
+        self._tensorboard: Any = None
+        self._purge_step: int | None = None
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, path: Path | str, *, config_yaml: str, command: Sequence[str], keep_checkpoints: int) -> RunFolder:
+        """A new run's folder.
+
+        Args:
+            path: must not exist, or be empty.
+            config_yaml: the resolved config.
+            command: the command line, for the manifest.
+            keep_checkpoints: number of newest checkpoints kept, at least 1.
+        Raises:
+            UserError: the path holds something.
+        """
+        path = Path(path)
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file, not a folder for a run", hint="choose another folder with --output")
+        if path.is_dir() and any(path.iterdir()):
+            raise UserError(
+                f"the output folder {path} exists and is not empty",
+                hint="go on with the run in it with --resume, or choose another folder with --output",
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        write_file(path / "config.yaml", config_yaml)
+        folder = cls(path, new_manifest(config_yaml, command), keep_checkpoints=keep_checkpoints)
+        folder._start_session(command, resumed_from_step=None)
+        return folder
+
+    @classmethod
+    def resume(
+        cls,
+        path: Path | str,
+        *,
+        keep_checkpoints: int,
+        config_yaml: str | None = None,
+        command: Sequence[str] | None = None,
+    ) -> RunFolder:
+        """The folder of a run that stopped, as it was at its newest complete checkpoint (else, at its start).
+
+        Args:
+            path: of an earlier run.
+            keep_checkpoints: number of newest checkpoints kept, at least 1.
+            config_yaml: replaces the recorded config, when the run goes on with another length.
+            command: the command line; this process's by default.
+        Raises:
+            UserError: there is no run in that folder.
+        """
+        path = Path(path)
+        manifest = _read_manifest(path)
+        torn = checkpoints.remove_torn(path / "checkpoints")
+        complete = checkpoints.checkpoint_steps(path / "checkpoints")
+        step = complete[-1][0] if complete else None
+        _drop_rows(path, step)
+        if config_yaml is not None:
+            write_file(path / "config.yaml", config_yaml)
+        folder = cls(path, manifest, keep_checkpoints=keep_checkpoints)
+        folder._purge_step = step or 0
+        folder._start_session(sys.argv if command is None else command, resumed_from_step=step or 0)
+        for name in torn:
+            folder.note(f"removed the torn checkpoint {name}")
+        return folder
+
+    def close(self, failure: str | None = None) -> None:
+        """Ends the session and closes the files; may be called more than once.
+
+        Args:
+            failure: why the run stopped, when it did not end well.
+        """
+        if self._manifest["ended"] is None or failure is not None:
+            self._end_session(failure)
+        for writer in (self._metrics, self._evaluations, self._samples, self._trace):
+            writer.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+            self._tensorboard = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        self.close(None if kind is None else f"{kind.__name__}: {error}".rstrip(": "))
+
+    # -- what the run is -------------------------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """Records a fall-back or anything else that a reader of the run must know; the same text only once."""
+        if text not in self._manifest["notes"]:
+            self._manifest["notes"].append(text)
+            self._write_manifest()
+
+    def write_plan(self, plan_json: str) -> None:
+        write_file(self.path / "plan.json", plan_json)
+
+    def write_flow(self, flow_json: str, mermaid: str) -> None:
+        """The flow graph as JSON, and as a Mermaid flowchart (flow.mmd)."""
+        write_file(self.path / "flow.json", flow_json)
+        write_file(self.path / "flow.mmd", mermaid)
+
+    # -- what happens in it ----------------------------------------------------------------------------------------
+
+    def metrics(self, step: int, values: Mapping[str, float], *, time_s: float) -> None:
+        """One training step's metrics.
+
+        Args:
+            step: of the step, from 0.
+            values: NaN and infinities are written as null.
+            time_s: training time so far, earlier sessions of the run included.
+        """
+        self._metrics.write([_row(step, values, time_s)])
+        self._to_tensorboard("", step, values)
+
+    def evaluation(self, step: int, values: Mapping[str, float], *, time_s: float) -> None:
+        """One evaluation, after `step` training steps."""
+        self._evaluations.write([_row(step, values, time_s)])
+        self._to_tensorboard("evaluation/", step, values)
+
+    def last_evaluation(self) -> dict[str, float]:
+        """Metrics of the newest evaluation, null as NaN; empty before the first one."""
+        rows = read_rows(self.path / "evaluations.jsonl")
+        metrics = rows[-1]["metrics"] if rows else {}
+        return {name: math.nan if value is None else value for name, value in metrics.items()}
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Completions of a step, for people to read."""
+        self._samples.write([{"step": step, **row} for row in rows])
+
+    def trace(self, events: Sequence[TraceEvent]) -> None:
+        self._trace.write(events)
+
+    def result(self, values: Mapping[str, Any]) -> None:
+        """What came out of the run; marks it as ended."""
+        write_file(self.path / "result.json", to_json(values, indent=1) + "\n")
+        self._end_session(None)
+        if self._tensorboard is not None:
+            self._tensorboard.flush()
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def new_checkpoint(self, step: int, state: Mapping[str, Any]) -> Iterator[Path]:
+        """Yields a folder to save into; when the block ends it becomes `checkpoints/step-<step>`, and old ones go.
+
+        Args:
+            step: number of training steps done.
+            state: what the driver needs to go on; JSON values, "files" is taken. "step" is set to `step`.
+        """
+        with checkpoints.writing_checkpoint(self.path / "checkpoints", step, {**state, "step": step}) as partial:
+            yield partial
+            for writer in (self._metrics, self._evaluations, self._samples):
+                writer.sync()
+        checkpoints.prune(self.path / "checkpoints", keep=self._keep_checkpoints)
+
+    def latest_checkpoint(self) -> Path | None:
+        """The newest complete checkpoint; None for a run without one."""
+        complete = checkpoints.checkpoint_steps(self.path / "checkpoints")
+        return complete[-1][1] if complete else None
+
+    def read_state(self, checkpoint: Path) -> dict[str, Any]:
+        """What `new_checkpoint` was given, "step" included."""
+        state = json.loads((checkpoint / checkpoints.STATE).read_text(encoding="utf-8"))
+        del state["files"]
+        return state
+
+    # -- inner -----------------------------------------------------------------------------------------------------
+
+    def _start_session(self, command: Sequence[str], resumed_from_step: int | None) -> None:
+        session = {"started": timestamp(), "ended": None, "command": list(command)}
+        if resumed_from_step is not None:
+            session["resumed_from_step"] = resumed_from_step
+        self._manifest["sessions"].append(session)
+        self._manifest["ended"] = None
+        self._write_manifest()
+        self._trace.session(time.time(), resumed_from_step=resumed_from_step)
+
+    def _end_session(self, failure: str | None) -> None:
+        self._manifest["ended"] = self._manifest["sessions"][-1]["ended"] = timestamp()
+        if failure is not None:
+            self._manifest["sessions"][-1]["failure"] = failure
+        self._write_manifest()
+
+    def _write_manifest(self) -> None:
+        write_file(self.path / "manifest.json", to_json(self._manifest, indent=1) + "\n")
+
+    def _to_tensorboard(self, prefix: str, step: int, values: Mapping[str, float]) -> None:
+        if self._tensorboard is None:
+            self._tensorboard = self._open_tensorboard()
+        for name, value in values.items():
+            self._tensorboard.add_scalar(prefix + name, float(value), step)
+
+    def _open_tensorboard(self) -> Any:
+        from torch.utils.tensorboard import SummaryWriter  # seconds to import; only the driver needs it
+
+        purge_step = self._purge_step
+        writer = SummaryWriter(str(self.path / "tensorboard"), purge_step=purge_step, flush_secs=10)
+        if purge_step is not None:
+            # TensorBoard hides everything from purge_step on, also the evaluation that belongs to the checkpoint.
+            for row in read_rows(self.path / "evaluations.jsonl"):
+                for name, value in row["metrics"].items() if row["step"] == purge_step else ():
+                    writer.add_scalar(f"evaluation/{name}", math.nan if value is None else value, purge_step)
+        return writer
+
+
+def _row(step: int, values: Mapping[str, float], time_s: float) -> dict[str, Any]:
+    return {"step": step, "time_s": round(time_s, 4), "metrics": {name: float(v) for name, v in values.items()}}
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"there is no run to resume in {path}: it has no manifest.json",
+            hint="--output must name the folder of an earlier run; leave --resume out to start a new one",
+        ) from error
+    except ValueError as error:
+        raise UserError(f"{path / 'manifest.json'} is not JSON: {error}") from error
+    manifest["sessions"] = manifest.get("sessions", [])
+    return manifest
+
+
+def _drop_rows(path: Path, checkpoint_step: int | None) -> None:
+    """Metrics and samples of step s belong to a checkpoint of more than s steps; an evaluation to one of as many."""
+    limit = -1 if checkpoint_step is None else checkpoint_step
+    keep_rows(path / "metrics.jsonl", lambda row: row["step"] < limit)
+    keep_rows(path / "samples.jsonl", lambda row: row["step"] < limit)
+    keep_rows(path / "evaluations.jsonl", lambda row: row["step"] <= limit)

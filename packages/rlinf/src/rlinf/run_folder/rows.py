@@ -1,0 +1,114 @@
+"""Rows of JSON, one a line: metrics.jsonl, evaluations.jsonl, samples.jsonl.
+
+A row is written whole and flushed, so a killed run loses at most the row being written; what reads the files skips a
+torn last line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def finite(value: Any) -> Any:
+    """The value as JSON can hold it: NaN and infinities become None; numbers of torch and numpy become Python's."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return number if math.isfinite(number) else None
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Strict JSON: no NaN, no Infinity."""
+    return json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+class RowWriter:
+    """Appends rows to one file; the file appears with the first row."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: Any = None
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        if not rows:
+            return
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8")
+        self._file.write("".join(f"{to_json(row)}\n" for row in rows))
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Returns once the rows are on the disk: a checkpoint must not outlive the rows that came before it."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The whole rows of a file, in order; none if there is no such file. A torn line is left out."""
+    return [row for _, row in _whole_rows(path)]
+
+
+def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
+    """Rewrites the file with the rows that `keep` wants, byte for byte, and without a torn line. Atomic.
+
+    Returns: number of whole rows dropped.
+    """
+    if not path.exists():
+        return 0
+    rows = list(_whole_rows(path))
+    kept = [line for line, row in rows if keep(row)]
+    text = b"".join(kept)
+    if len(text) != path.stat().st_size:
+        write_file(path, text)
+    return len(rows) - len(kept)
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Writes the file under another name, then renames it: readers see the old content or the new one, never half."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Brings the folder's list of names to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _whole_rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    if not path.exists():
+        return
+    for line in path.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # a power cut can leave zeros in the middle of a file
+        if isinstance(row, dict):
+            yield line, row

@@ -1,0 +1,278 @@
+"""The run folder's writer: rows, checkpoints, trace, resuming."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf.errors import UserError
+from rlinf.run_folder import RunFolder, TraceEvent, read_events, read_rows
+from rlinf.run_folder.manifest import git_state
+
+CONFIG = "job: reasoning\nname: sort-grpo\nmode: hybrid\nseed: 7\n"
+
+
+def create(path: Path, keep_checkpoints: int = 2) -> RunFolder:
+    return RunFolder.create(
+        path, config_yaml=CONFIG, command=["rlinf", "train", "sort-grpo"], keep_checkpoints=keep_checkpoints
+    )
+
+
+def train(folder: RunFolder, first: int, last: int, *, checkpoint_every: int = 3) -> None:
+    """Steps `first` to `last - 1` as the training loop records them; numbers depend on the step alone."""
+    for step in range(first, last):
+        folder.metrics(step, {"reward/mean": step / 7, "actor/loss": math.nan}, time_s=1.0 + step)
+        folder.samples(step, [{"prompt": f"p{step}", "reward": 1.0}])
+        done = step + 1
+        if done % checkpoint_every == 0:
+            folder.evaluation(done, {"accuracy": done / 10}, time_s=1.0 + step)
+            save(folder, done)
+
+
+def save(folder: RunFolder, step: int, **state: object) -> None:
+    with folder.new_checkpoint(step, state) as checkpoint:
+        (checkpoint / "model").mkdir()
+        (checkpoint / "model" / "weights").write_bytes(bytes(step))
+
+
+def names(folder: RunFolder) -> list[str]:
+    return sorted(path.name for path in (folder.path / "checkpoints").iterdir())
+
+
+def test_create_takes_a_missing_or_an_empty_folder_and_no_other(tmp_path: Path) -> None:
+    create(tmp_path / "a" / "b").close()
+    (tmp_path / "empty").mkdir()
+    create(tmp_path / "empty").close()
+    with pytest.raises(UserError, match=r"(?s)empty exists and is not empty.*--resume.*--output"):
+        create(tmp_path / "empty")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"(?s)file is a file.*--output"):
+        create(tmp_path / "file")
+
+
+def test_rows_are_strict_json_with_null_for_what_is_not_finite(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    folder.metrics(0, {"a": 0.1, "b": math.nan, "c": math.inf}, time_s=2.5)
+    text = (folder.path / "metrics.jsonl").read_text()
+    row = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert row == {"step": 0, "time_s": 2.5, "metrics": {"a": 0.1, "b": None, "c": None}}
+
+
+def test_a_row_is_in_the_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    folder.samples(3, [{"prompt": "a\nb", "reward": 1.0}, {"prompt": "é", "reward": 0.0}])
+    assert read_rows(folder.path / "samples.jsonl") == [
+        {"step": 3, "prompt": "a\nb", "reward": 1.0},
+        {"step": 3, "prompt": "é", "reward": 0.0},
+    ]
+
+
+def test_last_evaluation(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    assert folder.last_evaluation() == {}
+    folder.evaluation(0, {"accuracy": 0.25}, time_s=0.0)
+    folder.evaluation(5, {"accuracy": math.nan, "num_problems": 4.0}, time_s=1.0)
+    last = folder.last_evaluation()
+    assert math.isnan(last["accuracy"])
+    assert last["num_problems"] == 4.0
+
+
+def test_result_and_manifest(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    folder.note("no GPU: CPU slots")
+    folder.note("no GPU: CPU slots")
+    manifest = json.loads((folder.path / "manifest.json").read_text())
+    assert (manifest["seed"], manifest["name"], manifest["mode"]) == (7, "sort-grpo", "hybrid")
+    assert manifest["command"] == ["rlinf", "train", "sort-grpo"]
+    assert manifest["notes"] == ["no GPU: CPU slots"]
+    assert manifest["ended"] is None
+    assert manifest["packages"]["pydantic"]
+    assert manifest["machine"]["num_cores"] >= 1
+    folder.result({"before": math.nan, "after": 0.5})
+    assert json.loads((folder.path / "result.json").read_text()) == {"before": None, "after": 0.5}
+    assert json.loads((folder.path / "manifest.json").read_text())["ended"] is not None
+
+
+def test_leaving_the_folder_by_an_error_records_it(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), create(tmp_path / "run") as folder:
+        raise RuntimeError("worker lost")
+    manifest = json.loads((folder.path / "manifest.json").read_text())
+    assert manifest["sessions"][0]["failure"] == "RuntimeError: worker lost"
+    assert manifest["ended"] is not None
+
+
+def test_git_state_is_that_of_the_file_and_not_of_a_repository_around_it(tmp_path: Path) -> None:
+    state = git_state(Path(__file__))
+    untracked = tmp_path / "module.py"
+    untracked.write_text("")
+    assert git_state(untracked) is None
+    assert state is None or len(state["commit"]) == 40
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoint_state_comes_back_exactly(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    assert folder.latest_checkpoint() is None
+    save(folder, 12, before=math.nan, score=0.1 + 0.2, stage_s={"actor": 1e-9})
+    checkpoint = folder.latest_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.name == "step-000012"
+    state = folder.read_state(checkpoint)
+    assert math.isnan(state.pop("before"))
+    assert state == {"step": 12, "score": 0.1 + 0.2, "stage_s": {"actor": 1e-9}}
+    assert (checkpoint / "model" / "weights").stat().st_size == 12
+
+
+def test_old_checkpoints_go(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run", keep_checkpoints=2)
+    for step in (0, 5, 10, 1_000_000):
+        save(folder, step)
+    assert names(folder) == ["step-000010", "step-1000000"]
+    latest = folder.latest_checkpoint()
+    assert latest is not None and latest.name == "step-1000000"
+
+
+def test_a_checkpoint_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    with pytest.raises(ZeroDivisionError), folder.new_checkpoint(3, {}) as checkpoint:
+        (checkpoint / "half").write_text(str(1 / 0))
+    assert names(folder) == []
+
+
+@pytest.mark.parametrize("harm", ["no state", "torn state", "missing file", "short file"])
+def test_torn_checkpoints_do_not_count_and_go_on_resume(tmp_path: Path, harm: str) -> None:
+    folder = create(tmp_path / "run")
+    save(folder, 3)
+    save(folder, 6)
+    broken = folder.path / "checkpoints" / "step-000006"
+    state, weights = broken / "state.json", broken / "model" / "weights"
+    {
+        "no state": state.unlink,
+        "torn state": lambda: state.write_text(state.read_text()[:-3]),
+        "missing file": weights.unlink,
+        "short file": lambda: weights.write_bytes(b"x"),
+    }[harm]()
+    (folder.path / "checkpoints" / ".step-000009.partial").mkdir()
+    latest = folder.latest_checkpoint()
+    assert latest is not None
+    assert latest.name == "step-000003"
+    folder.close()
+    resumed = RunFolder.resume(folder.path, keep_checkpoints=2)
+    assert names(resumed) == ["step-000003"]
+    notes = json.loads((folder.path / "manifest.json").read_text())["notes"]
+    assert "removed the torn checkpoint step-000006" in notes
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(stopped=st.integers(0, 10), torn=st.sampled_from(["", '{"step": 4, "met', "\x00\x00"]))
+def test_a_resumed_run_leaves_the_rows_of_one_that_never_stopped(
+    tmp_path_factory: pytest.TempPathFactory, stopped: int, torn: str
+) -> None:
+    path = tmp_path_factory.mktemp("runs")
+    whole = create(path / "whole")
+    train(whole, 0, 11)
+    first = create(path / "resumed")
+    train(first, 0, stopped)
+    for name in ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl"):
+        if (first.path / name).exists():
+            with (first.path / name).open("a") as file:
+                file.write(torn)
+    second = RunFolder.resume(first.path, keep_checkpoints=2)
+    checkpoint = second.latest_checkpoint()
+    step = second.read_state(checkpoint)["step"] if checkpoint else 0
+    assert step == stopped // 3 * 3
+    train(second, step, 11)
+    for name in ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl"):
+        assert (second.path / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+def test_an_evaluation_after_the_checkpoint_is_dropped_and_the_one_at_it_kept(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    train(folder, 0, 4)
+    folder.evaluation(4, {"accuracy": 0.9}, time_s=9.0)  # stopped before the checkpoint that belongs to it
+    folder.close()
+    resumed = RunFolder.resume(folder.path, keep_checkpoints=2)
+    assert resumed.last_evaluation() == {"accuracy": 0.3}
+
+
+def test_resume_needs_a_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"(?s)no run to resume in .*--output"):
+        RunFolder.resume(tmp_path / "none", keep_checkpoints=2)
+
+
+def test_resume_records_the_session_and_may_replace_the_config(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    save(folder, 3)
+    folder.result({})
+    folder.close()
+    started = json.loads((folder.path / "manifest.json").read_text())["started"]
+    RunFolder.resume(folder.path, keep_checkpoints=1, config_yaml="name: longer\n", command=["again"])
+    manifest = json.loads((folder.path / "manifest.json").read_text())
+    assert manifest["started"] == started
+    assert manifest["ended"] is None
+    assert [session["command"] for session in manifest["sessions"]] == [["rlinf", "train", "sort-grpo"], ["again"]]
+    assert manifest["sessions"][1]["resumed_from_step"] == 3
+    assert (folder.path / "config.yaml").read_text() == "name: longer\n"
+
+
+def test_tensorboard_shows_each_step_once_and_the_checkpoint_s_evaluation(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = create(tmp_path / "run")
+    train(folder, 0, 5)
+    folder.close()
+    resumed = RunFolder.resume(folder.path, keep_checkpoints=2)
+    train(resumed, 3, 7)
+    resumed.close()
+    events = EventAccumulator(str(folder.path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("reward/mean")] == list(range(7))
+    assert [event.step for event in events.Scalars("evaluation/accuracy")] == [3, 6]
+
+
+# -- trace -------------------------------------------------------------------------------------------------------------
+
+
+def event(name: str, lane: str, worker: str, start_s: float, step: int = 0) -> TraceEvent:
+    return TraceEvent(
+        name=name,
+        category="stage",
+        lane=lane,
+        start_s=start_s,
+        duration_s=0.5,
+        args={"worker": worker, "step": step, "loss": math.nan},
+    )
+
+
+def test_the_trace_names_lanes_and_workers_and_goes_on_after_a_kill(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    origin_s = json.loads((folder.path / "manifest.json").read_text())["started_s"]
+    folder.trace([event("rollout", "device cpu:0", "rollout/0", origin_s + 1.0)])
+    folder.trace([event("actor", "device cpu:0", "actor/0", origin_s + 2.0)])
+    folder.close()
+    path = folder.path / "trace.json"
+    with path.open("a") as file:
+        file.write('{"name": "torn')
+    resumed = RunFolder.resume(folder.path, keep_checkpoints=2)
+    resumed.trace([event("actor", "device cpu:0", "actor/0", origin_s + 3.0)])
+    resumed.trace([event("reward", "reward/0", "reward/0", origin_s + 4.0)])
+    resumed.close()
+    text = path.read_text()
+    events = json.loads(text.rstrip().rstrip(",") + "]")  # what a viewer of the array format adds by itself
+    assert events == list(read_events(path))
+    lanes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    workers = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    spans = [e for e in events if e["ph"] == "X"]
+    assert [lanes[e["pid"]] for e in spans] == ["device cpu:0"] * 3 + ["reward/0"]
+    assert [workers[e["pid"], e["tid"]] for e in spans] == ["rollout/0", "actor/0", "actor/0", "reward/0"]
+    assert [round(e["ts"]) for e in spans] == [1_000_000, 2_000_000, 3_000_000, 4_000_000]
+    assert {e["dur"] for e in spans} == {500_000}
+    assert len([e for e in events if e["name"] == "session"]) == 2
