@@ -92,11 +92,18 @@ class Channel::Lock {
 
  private:
   void acquire() {
-    if (channel_.header_->mutex.lock()) {
-      channel_.repair();
+    const bool owner_died = channel_.header_->mutex.lock();
+    held_ = true;
+    if (owner_died) {
+      try {
+        channel_.repair();
+      } catch (...) {
+        channel_.header_->mutex.unlock();  // beyond repair: every later lock() fails instead of waiting for ever
+        held_ = false;
+        throw;
+      }
       channel_.header_->mutex.mark_consistent();
     }
-    held_ = true;
   }
 
   Channel& channel_;

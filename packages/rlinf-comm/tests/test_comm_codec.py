@@ -47,7 +47,7 @@ class Sample:
 
 @dataclasses.dataclass
 class Group:
-    samples: list[Sample]
+    samples: list[Any]
     role: Role = Role.ACTOR
     length: int = dataclasses.field(init=False)
 

@@ -131,7 +131,7 @@ def test_two_replicas_send_about_half_each():
 def test_every_corrupted_byte_is_noticed_and_named():
     store, sender, receiver = pair()
     sender.publish(FULL, 0)
-    raw = np.frombuffer(store._segment, dtype=np.uint8)
+    raw = np.frombuffer(memoryview(store._segment), dtype=np.uint8)
     start = store.slots_pointer - store._segment.pointer
     spans = {placed.piece.name: (placed.offset, placed.num_bytes) for placed in receiver._own}
     assert spans.keys() == {name for name, tensor in FULL.items() if tensor.numel()}
