@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,11 +14,14 @@ __all__ = ["check", "run"]
 
 
 def check(config: Config) -> None:
-    """Everything that can be wrong with the inputs, before a folder or a process exists.
+    """Everything that can be wrong with the inputs and the plan, before a folder or a process exists.
 
     Raises: UserError.
     """
-    _job(config)
+    from rlinf.jobs.planning import make_plans
+
+    job = _job(config)
+    make_plans(job, job.build(Path("not-made-yet")))
 
 
 def run(config: Config, folder: RunFolder) -> JobResult:

@@ -6,12 +6,15 @@ trajectories -> actor -> weights -> policy
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rlinf.config.schema import EmbodiedConfig
 from rlinf.errors import UserError
-from rlinf.jobs.loop import Flows, Score, TrainingLoop
-from rlinf.run_folder import RunFolder
+from rlinf.jobs.base import Flows, Score
+
+if TYPE_CHECKING:
+    from rlinf.jobs.loop import TrainingLoop
 from rlinf_envs import EnvError, EnvSpec, make_env
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.models.actor_critic import ActorCriticSettings
@@ -29,13 +32,23 @@ class EmbodiedJob:
     def __init__(self, config: EmbodiedConfig) -> None:
         self.config = config
         self._spec = self._env_spec(config)
-        self._shape, self._notes = self._probe(self._spec)
+        self._shape, self.notes = self._probe(self._spec)
 
     # -- flows -----------------------------------------------------------------------------------------------------
 
-    def build(self, folder: RunFolder) -> Flows:
-        for note in self._notes:
-            folder.note(note)
+    @property
+    def max_ranks(self) -> dict[str, int]:
+        groups = self.config.env.num_groups
+        return {"actor": self.config.actor.num_shards, "env": groups, "policy": groups}
+
+    @property
+    def chunks(self) -> dict[str, int]:
+        return {}
+
+    def write_inputs(self, folder: Path) -> None:
+        return
+
+    def build(self, folder: Path) -> Flows:
         train = self._train_flow()
         evaluate = Flow("evaluate").workers_of(train, "env", "policy")
         self._join_env_and_policy(evaluate)

@@ -11,63 +11,18 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from rlinf.cli.progress import Progress
-from rlinf.config.schema import Config
-from rlinf.errors import RunFailed, UserError
-from rlinf.jobs.devices import make_cluster, worker_environment
-from rlinf.report import write_report
+from rlinf.errors import RunFailed
+from rlinf.jobs.base import Job, Score
+from rlinf.jobs.devices import worker_environment
+from rlinf.jobs.planning import Planned, make_plans
 from rlinf.run_folder import RunFolder, TraceEvent
 from rlinf_sched.describe import diagram
-from rlinf_sched.errors import SchedError
-from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.plan import Plan
 from rlinf_workers import Executor, Flow, FlowRun, LocalLauncher, StepContext, WorkersError
 from rlinf_workers.spans import COMPUTE, SYNC, Span
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Score:
-    """The number that a job's evaluation is about."""
-
-    name: str
-    """Key in the evaluation's metrics."""
-    text: str
-    """What it is, for people."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flows:
-    """The flows of a job; all use worker groups that `train` declares."""
-
-    train: Flow
-    evaluate: Flow
-    others: Sequence[Flow] = ()
-
-    def __iter__(self) -> Any:
-        return iter((self.train, self.evaluate, *self.others))
-
-
-class Job(Protocol):
-    """What a job brings."""
-
-    config: Config
-    score: Score
-    trainer: str
-    """Worker group that holds the training state."""
-
-    def build(self, folder: RunFolder) -> Flows: ...
-
-    def prepare(self, loop: TrainingLoop) -> None:
-        """Runs once in a run's life, before the first step: a warm start, say."""
-        ...
-
-    def feeds(self, step: int) -> dict[str, list[Any]]: ...
-
-    def evaluation_feeds(self) -> dict[str, list[Any]]: ...
-
-    def evaluation_metrics(self, run: FlowRun) -> dict[str, float]: ...
+from rlinf_workers.worker import Phase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +40,7 @@ class _Clock:
     """How far the run is."""
 
     step: int = 0
+    """Training steps done."""
     elapsed_s: float = 0.0
     """Training time of earlier sessions of this run, for a resumed one."""
     before: float = float("nan")
@@ -104,80 +60,52 @@ class TrainingLoop:
 
     def run(self) -> JobResult:
         """Raises: UserError (before any process starts), RunFailed (with role, rank, cause and log tail)."""
-        self._flows = self._job.build(self._folder)
-        self._cluster = make_cluster(self._config.cluster)
-        plans = self._plans()
+        flows = self._flows = self._job.build(self._folder.path)
+        planned = make_plans(self._job, flows)
+        self._job.write_inputs(self._folder.path)
+        self._write_plan(flows.train, planned)
         launcher = LocalLauncher(heartbeat_timeout_s=self._config.run.worker_timeout_s)
         self._executor = Executor(
-            cluster=self._cluster,
+            cluster=planned.cluster,
             launcher=launcher,
             log_folder=self._folder.path / "logs",
             environment=worker_environment(self._config.cluster),
         )
         with self._executor:
             try:
-                for flow in self._flows:
-                    self._executor.start(flow, plans[flow.name])
+                for flow in flows:
+                    self._executor.start(flow, planned.plans[flow.name])
                 return self._train()
             except WorkersError as error:
                 raise RunFailed(f"step {self._clock.step}: {error}") from error
 
-    # -- plans -----------------------------------------------------------------------------------------------------
-
-    def _plans(self) -> dict[str, Plan]:
-        """The training flow by the mode's rule and the user's choices; the other flows on the same devices."""
-        config, train = self._config, self._flows.train
-        try:
-            plan = plan_for_mode(
-                train.graph(),
-                self._cluster,
-                config.mode,
-                granularity=config.plan.granularity,
-                devices=config.plan.devices,
-                num_ranks=config.plan.num_ranks,
-            )
-            plans = {flow.name: self._plan_like(flow, plan) for flow in self._flows if flow is not train}
-        except SchedError as error:
-            raise UserError(str(error)) from error
+    def _write_plan(self, flow: Flow, planned: Planned) -> None:
+        plan = planned.plans[flow.name]
         self._folder.write_plan(plan.to_json())
-        self._folder.write_flow(train.graph().to_json(), diagram(train.graph()))
-        return {train.name: plan, **plans}
-
-    def _plan_like(self, flow: Flow, plan: Plan) -> Plan:
-        """A plan for a flow that uses worker groups of the training flow: where they are, with the chunks they have."""
-        graph, train = flow.graph(), self._flows.train.graph()
-        placed = {group: plan.stage(train.workers[group][0]) for group in graph.workers}
-        known = {stage: plan.stage(stage).granularity for stage in graph_stages(graph) if stage in graph_stages(train)}
-        return plan_for_mode(
-            graph,
-            self._cluster,
-            "collocated" if len({stage.devices for stage in placed.values() if stage.devices}) == 1 else "hybrid",
-            granularity=known,
-            devices={group: stage.devices for group, stage in placed.items()},
-            num_ranks={group: stage.num_ranks for group, stage in placed.items()},
-        )
+        self._folder.write_flow(flow.graph().to_json(), diagram(flow.graph()))
+        for note in (*self._job.notes, *planned.notes):
+            self._folder.note(note)
+            self.progress.message(f"note: {note}")
+        self.progress.message(f"{self._config.name}, {plan.mode} on {planned.cluster.describe()}; {plan.reason}")
 
     # -- the program -----------------------------------------------------------------------------------------------
 
     def _train(self) -> JobResult:
         run, score = self._config.run, self._job.score.name
-        self.progress.message(f"{self._config.name}: {self._config.mode} on {self._cluster.describe()}")
-        accuracy = self._resume_or_prepare()
+        latest = self._resume_or_prepare()
         self._started_s = time.monotonic()
-        for step in range(self._clock.step, run.num_steps):
-            self._clock.step = step
-            train_run = self.run_flow(self._flows.train, step=step, feeds=self._job.feeds(step))
-            done = step + 1
-            self._record_step(step, train_run)
+        is_last = self._clock.step >= run.num_steps
+        while not is_last:
+            step = self._clock.step
+            self._record_step(step, self.run_flow(self._flows.train, step=step, feeds=self._job.feeds(step)))
+            done = self._clock.step = step + 1
             is_last = done == run.num_steps or self._time_is_up()
             if is_last or done % run.evaluate_every == 0:
-                accuracy = self.evaluate(done)[score]
-                is_last = is_last or (run.stop_at_score is not None and accuracy >= run.stop_at_score)
+                latest = self.evaluate(done)[score]
+                is_last = is_last or (run.stop_at_score is not None and latest >= run.stop_at_score)
             if is_last or done % run.checkpoint_every == 0:
                 self._save_checkpoint(done)
-            if is_last:
-                break
-        return self._finish(accuracy)
+        return self._finish(latest)
 
     def _resume_or_prepare(self) -> float:
         self._executor.sync_weights()
@@ -203,24 +131,26 @@ class TrainingLoop:
                 "score": self._job.score.name,
                 "before": clock.before,
                 "after": score,
-                "num_steps": clock.step + 1,
+                "num_steps": clock.step,
                 "training_s": self._training_s(),
                 "stage_seconds": dict(clock.stage_s),
             }
         )
+        from rlinf.report import write_report
+
         report_path = write_report(self._folder.path)
         table = final_table(self._job.score, clock.before, score, clock.stage_s, self._training_s())
         return JobResult(table=table, report_path=str(report_path), before=clock.before, after=score)
 
     # -- used by jobs ----------------------------------------------------------------------------------------------
 
-    def run_flow(self, flow: Flow, *, step: int, feeds: Mapping[str, Sequence[Any]], phase: Any = "train") -> FlowRun:
+    def run_flow(self, flow: Flow, *, step: int, feeds: Mapping[str, Sequence[Any]], phase: Phase = "train") -> FlowRun:
         """One run of a flow, with its spans in the trace."""
         context = StepContext(
             step=step, phase=phase, seed=self._config.seed, num_items=max(map(len, feeds.values()), default=0)
         )
         run = self._executor.run(flow, context=context, feeds=feeds, timeout_s=self._config.run.step_timeout_s)
-        self._folder.trace([_event(span, step) for span in run.spans])
+        self._folder.trace([_event(span, step, phase) for span in run.spans])
         for span in run.spans:
             if span.category == COMPUTE:
                 self._clock.stage_s[span.name] += span.duration_s
@@ -278,10 +208,6 @@ class TrainingLoop:
         return limit is not None and self._training_s() >= limit * 60
 
 
-def graph_stages(graph: Any) -> set[str]:
-    return {stage.name for stage in graph.stages}
-
-
 def final_table(score: Score, before: float, after: float, stage_s: Mapping[str, float], training_s: float) -> str:
     """The last thing a run prints."""
     rows = [
@@ -296,7 +222,7 @@ def final_table(score: Score, before: float, after: float, stage_s: Mapping[str,
     return "\n".join(f"{left:<{width}}{right:>8}".rstrip() for left, right in itertools.chain(rows))
 
 
-def _event(span: Span, step: int) -> TraceEvent:
+def _event(span: Span, step: int, phase: Phase) -> TraceEvent:
     lane = f"device {'+'.join(span.devices)}" if span.devices else span.worker
     return TraceEvent(
         name=span.name,
@@ -304,5 +230,5 @@ def _event(span: Span, step: int) -> TraceEvent:
         lane=lane,
         start_s=span.start_s,
         duration_s=span.duration_s,
-        args={"worker": span.worker, "num_items": span.num_items, "step": step},
+        args={"worker": span.worker, "num_items": span.num_items, "step": step, "phase": phase},
     )

@@ -6,16 +6,20 @@ rollout
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlinf.config.inputs import check_model_folder
-from rlinf.config.schema import ReasoningConfig, WarmStartConfig
+from rlinf.config.schema import JsonlTask, ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
-from rlinf.jobs.loop import Flows, Score, TrainingLoop
-from rlinf.run_folder import RunFolder
+from rlinf.jobs.base import Flows, Score
 from rlinf.tasks import Problem, make_task
+from rlinf.tasks.language import character_tokenizer, write_model_folder
+
+if TYPE_CHECKING:
+    from rlinf.jobs.loop import TrainingLoop
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings, load_tokenizer
@@ -30,12 +34,17 @@ WARM_START_OFFSET = 1 << 40
 WARMUP_STEPS = 30
 """Of the warm start's learning rate."""
 
-REWARD_RULES = {"exact": "exact_match", "numeric": "numeric_match", "random": "exact_match"}
+NUM_CHUNKS = 8
+"""Pieces that a batch of prompts goes through a pipelined plan in."""
+MODEL_FOLDER = "initial_model"
+
+REWARD_RULES = {"exact": "exact_match", "numeric": "numeric_match"}
 
 
 class ReasoningJob:
     """Flows, feeds and evaluation of a reasoning recipe; the loop does the rest."""
 
+    notes = ()
     score = Score(name="accuracy", text="greedy accuracy on held-out problems")
     trainer = "actor"
 
@@ -50,15 +59,24 @@ class ReasoningJob:
                 hint="give a Hugging Face folder with model.path",
             )
         self._held_out = self._task.held_out()
-        self._tokenizer: Any = None
+        self._tokenizer = self._make_tokenizer()
+        # Of a user's own tokenizer we do not know that every prompt has the same number of tokens.
+        self._same_length = self._task.same_length and config.model.path is None
         self._warm_start: Flow | None = None
 
     # -- flows -----------------------------------------------------------------------------------------------------
 
-    def build(self, folder: RunFolder) -> Flows:
+    @property
+    def max_ranks(self) -> dict[str, int]:
+        return {"actor": self.config.actor.num_shards}
+
+    @property
+    def chunks(self) -> dict[str, int]:
+        return {"rollout": max(1, self.config.rollout.num_prompts // NUM_CHUNKS)}
+
+    def build(self, folder: Path) -> Flows:
         config = self.config
         model = self._model_settings(folder)
-        self._tokenizer = load_tokenizer(model.folder)
         train = self._train_flow(model)
         self._warm_start = self._warm_start_flow(train) if config.warm_start else None
         others = [self._warm_start] if self._warm_start else []
@@ -97,23 +115,29 @@ class ReasoningJob:
 
     # -- settings --------------------------------------------------------------------------------------------------
 
-    def _model_settings(self, folder: RunFolder) -> ModelSettings:
+    def _make_tokenizer(self) -> Any:
+        if self.config.model.path is not None:
+            return load_tokenizer(str(self.config.model.path))
+        assert self._task.alphabet is not None, "checked in __init__"
+        return character_tokenizer(self._task.alphabet)
+
+    def write_inputs(self, folder: Path) -> None:
+        """A small model's config and tokenizer; a user's own model is loaded from where it is."""
+        model = self.config.model
+        if model.architecture is not None and self._task.alphabet is not None:
+            write_model_folder(folder / MODEL_FOLDER, model.architecture, self._task.alphabet, model.dtype)
+
+    def _model_settings(self, folder: Path) -> ModelSettings:
         config = self.config
         if config.model.path is not None:
             return ModelSettings(
                 folder=str(config.model.path), has_weights=True, dtype=config.model.dtype, seed=config.seed
             )
-        from rlinf.tasks.language import write_model_folder
-
-        made = folder.path / "initial_model"
-        assert config.model.architecture is not None and self._task.alphabet is not None, (
-            "checked by the config and __init__"
-        )
-        write_model_folder(made, config.model.architecture, self._task.alphabet, config.model.dtype)
-        return ModelSettings(folder=str(made), has_weights=False, dtype=config.model.dtype, seed=config.seed)
+        made = str(folder / MODEL_FOLDER)
+        return ModelSettings(folder=made, has_weights=False, dtype=config.model.dtype, seed=config.seed)
 
     def _rollout_settings(self, model: ModelSettings) -> RolloutSettings:
-        rollout, same_length = self.config.rollout, self._task.same_length
+        rollout, same_length = self.config.rollout, self._same_length
         max_prompt_tokens = rollout.max_prompt_tokens
         if same_length:
             max_prompt_tokens = len(self._encode(self._held_out[0].prompt))
@@ -132,8 +156,9 @@ class ReasoningJob:
 
     def _reward_settings(self, model: ModelSettings) -> RewardSettings:
         kind = self.config.reward.kind
+        numeric = isinstance(self.config.task, JsonlTask) and self.config.task.answer_format == "gsm8k"
         return RewardSettings(
-            rule=REWARD_RULES[kind],
+            rule=REWARD_RULES["numeric" if kind == "random" and numeric else "exact" if kind == "random" else kind],
             random_in_training=kind == "random",
             tokenizer_folder=model.folder,
             seed=self.config.seed,
@@ -183,7 +208,7 @@ class ReasoningJob:
     def _prompt(self, index: int, problem: Problem) -> Prompt:
         token_ids = torch.tensor(self._encode(problem.prompt))
         limit = self.config.rollout.max_prompt_tokens
-        if not self._task.same_length and len(token_ids) > limit:
+        if not self._same_length and len(token_ids) > limit:
             token_ids = token_ids[-limit:]  # the end of a prompt asks the question
         return Prompt(index=index, token_ids=token_ids, reference_answer=problem.answer)
 
@@ -208,7 +233,9 @@ class ReasoningJob:
                 f"warm start {step}: loss {run.metrics['warm_start/loss']:.3f}, accuracy {accuracy:.3f}"
             )
         if self.config.algorithm.kl_coef:
-            loop.copy_weights("actor", "reference")
+            folder = str(loop.scratch_folder("reference_model"))
+            loop.group("actor").call("save_model", folder)
+            loop.group("reference").call("load_weights", folder)
 
     def _examples(self, settings: WarmStartConfig, step: int) -> list[ExampleBatch]:
         """One batch as one item a shard, from a stretch of the problem stream that the training steps do not reach."""

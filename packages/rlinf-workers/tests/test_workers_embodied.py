@@ -1,0 +1,199 @@
+"""Policy, actor-critic and PPO actor: one forward for everything, statistics as numpy's, gradients as the formula's."""
+
+import numpy as np
+import pytest
+import torch
+from rlinf_comm.testing import assert_bitwise_equal
+from rlinf_workers.metrics import merge
+from rlinf_workers.models.actor_critic import ActorCritic, ActorCriticSettings
+from rlinf_workers.records import Observation, Trajectory
+from rlinf_workers.roles.environment import TRAIN_SEED_BIT, training_seeds
+from rlinf_workers.roles.policy import Policy
+from rlinf_workers.roles.policy_actor import PolicyActor, PolicyActorSettings
+
+MODEL = ActorCriticSettings(observation_size=6, action_size=3, hidden_sizes=(16, 16))
+NUM_STEPS, NUM_ENVS = 5, 2
+
+
+def actor_settings(**changes):
+    fields = {
+        "model": MODEL,
+        "num_shards": 2,
+        "learning_rate": 1e-3,
+        "max_grad_norm": 1e9,
+        "gamma": 0.9,
+        "gae_lambda": 0.8,
+        "clip": 0.2,
+        "num_epochs": 1,
+        "minibatch_size": 20,
+        "value_coef": 0.5,
+        "entropy_coef": 0.01,
+        "target_kl": None,
+        "bootstrap_at_termination": False,
+    }
+    return PolicyActorSettings(**(fields | changes))
+
+
+def observation(time, group=0, is_last=False, seed=0):
+    generator = torch.Generator().manual_seed(seed * 100 + time)
+    return Observation(
+        group=group,
+        time=time,
+        state=torch.randn(NUM_ENVS, 6, generator=generator),
+        final_state=torch.randn(NUM_ENVS, 6, generator=generator),
+        rewards=torch.randn(NUM_ENVS, generator=generator),
+        terminated=torch.tensor([time == 3, False]),
+        truncated=torch.tensor([False, time == 4]),
+        is_last=is_last,
+    )
+
+
+class Put:
+    """A writer that keeps what was put."""
+
+    def __init__(self):
+        self.items = []
+
+    def put(self, item, *, key=0, policy_version=-1):
+        self.items.append(item)
+
+
+def segment(make_worker, reader, group=0, phase="train", seed=0):
+    """What the policy makes of one segment: actions and trajectories."""
+    policy = make_worker(Policy, MODEL, step=4, phase=phase)
+    actions, trajectories = Put(), Put()
+    stream = [observation(t, group, is_last=t == NUM_STEPS, seed=seed) for t in range(NUM_STEPS + 1)]
+    policy.act(reader([[item] for item in stream]), actions, trajectories)
+    return policy, stream, actions.items, trajectories.items
+
+
+def test_a_trajectory_holds_what_happened(make_worker, reader):
+    policy, stream, actions, (trajectory,) = segment(make_worker, reader)
+    assert trajectory.states.shape == (NUM_STEPS, NUM_ENVS, 6)
+    assert_bitwise_equal(trajectory.actions, torch.stack([action.actions for action in actions]))
+    assert_bitwise_equal(trajectory.rewards, torch.stack([item.rewards for item in stream[1:]]))
+    assert_bitwise_equal(trajectory.terminated, torch.stack([item.terminated for item in stream[1:]]))
+    model = policy._model
+    with torch.no_grad():
+        output = model(trajectory.states, actions=trajectory.actions)
+        next_values = model.values(torch.stack([item.final_state for item in stream[1:]]))
+    torch.testing.assert_close(trajectory.rollout_logprobs, output.logprobs)
+    torch.testing.assert_close(trajectory.values, output.values)
+    torch.testing.assert_close(trajectory.next_values, next_values)
+
+
+def test_evaluation_is_deterministic_and_keeps_nothing(make_worker, reader):
+    policy, stream, actions, trajectories = segment(make_worker, reader, phase="evaluate")
+    assert trajectories == []
+    with torch.no_grad():
+        expected = policy._model.policy(policy._model.normalize(stream[0].state))
+    torch.testing.assert_close(actions[0].actions, expected)
+
+
+def test_groups_have_noise_of_their_own(make_worker, reader):
+    _, _, one, _ = segment(make_worker, reader, group=0)
+    _, _, same, _ = segment(make_worker, reader, group=0)
+    _, _, other, _ = segment(make_worker, reader, group=1)
+    assert_bitwise_equal(one[2].actions, same[2].actions)
+    assert not torch.equal(one[2].actions, other[2].actions)
+
+
+def test_statistics_are_those_of_all_observations():
+    model = ActorCritic(MODEL)
+    batches = [torch.randn(n, 6, dtype=torch.float64) * 3 + 1 for n in (4, 7, 2)]
+    for batch in batches:
+        model.absorb_observations(torch.tensor(float(len(batch))), batch.sum(0), batch.square().sum(0))
+    everything = torch.cat(batches).numpy()
+    np.testing.assert_allclose(model.observation_mean.numpy(), everything.mean(0), rtol=1e-10)
+    np.testing.assert_allclose(model.observation_variance.numpy(), everything.var(0), rtol=1e-10)
+    normalized = model.normalize(torch.cat(batches).float())
+    np.testing.assert_allclose(normalized.mean(0).numpy(), 0, atol=1e-5)
+    np.testing.assert_allclose(normalized.std(0, correction=0).numpy(), 1, atol=1e-5)
+
+
+def test_logprobs_are_the_normal_distributions():
+    model = ActorCritic(MODEL)
+    states, actions = torch.randn(4, 6), torch.randn(4, 3)
+    output = model(states, actions=actions)
+    normal = torch.distributions.Normal(model.policy(states), model.log_std.exp())
+    torch.testing.assert_close(output.logprobs, normal.log_prob(actions).sum(-1))
+    torch.testing.assert_close(output.entropy, normal.entropy().sum(-1))
+
+
+def trajectories(make_worker, reader, num_groups=4):
+    return [segment(make_worker, reader, group=g, seed=g)[3][0] for g in range(num_groups)]
+
+
+def textbook_gae(t: Trajectory, gamma, lam):
+    """Advantages in float64, one environment and one step at a time."""
+    advantages = np.zeros(t.rewards.shape)
+    for n in range(NUM_ENVS):
+        carry = 0.0
+        for s in reversed(range(NUM_STEPS)):
+            successor = 0.0 if t.terminated[s, n] else float(t.next_values[s, n])
+            delta = float(t.rewards[s, n]) + gamma * successor - float(t.values[s, n])
+            ended = bool(t.terminated[s, n] | t.truncated[s, n])
+            carry = delta + (0.0 if ended else gamma * lam * carry)
+            advantages[s, n] = carry
+    return advantages
+
+
+def test_the_first_gradient_is_the_formulas(make_worker, reader):
+    settings = actor_settings(minibatch_size=4 * NUM_STEPS * NUM_ENVS)
+    batch = trajectories(make_worker, reader)
+    actor = make_worker(PolicyActor, settings)
+    model = ActorCritic(MODEL).double()
+    raw = np.stack([textbook_gae(t, 0.9, 0.8) for t in batch])
+    returns = torch.tensor(raw) + torch.stack([t.values for t in batch]).double()
+    advantages = torch.tensor((raw - raw.mean()) / raw.std(ddof=1))
+    states, actions = (torch.stack([getattr(t, name) for t in batch]).double() for name in ("states", "actions"))
+    mean = model.policy(states)
+    logprobs = torch.distributions.Normal(mean, model.log_std.exp()).log_prob(actions).sum(-1)
+    value_loss = 0.5 * (model.value(states)[..., 0] - returns).square()
+    entropy = torch.distributions.Normal(mean, model.log_std.exp()).entropy().sum(-1)
+    (-(advantages * logprobs) + 0.5 * value_loss - 0.01 * entropy).mean().backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    actor.train(reader([batch[:3], batch[3:]]))
+    found = torch.cat([p.grad.flatten() for p in actor._model.parameters()])
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
+    assert actor.policy_version == 1
+
+
+def test_the_epoch_loop_ends_at_the_target_kl(make_worker, reader):
+    batch = trajectories(make_worker, reader)
+    patient = make_worker(PolicyActor, actor_settings(num_epochs=4, learning_rate=0.05))
+    patient.train(reader([batch]))
+    hasty = make_worker(PolicyActor, actor_settings(num_epochs=4, learning_rate=0.05, target_kl=1e-3))
+    hasty.train(reader([batch]))
+    assert patient.policy_version == 8
+    assert 1 <= hasty.policy_version < 8
+    assert merge([hasty._metrics.drain()])["actor/kl"] > 1e-3
+
+
+def test_a_checkpoint_restores_the_actor_to_the_bit(make_worker, reader, tmp_path):
+    batch = trajectories(make_worker, reader)
+    actor = make_worker(PolicyActor, actor_settings())
+    actor.train(reader([batch]))
+    actor.save_checkpoint(str(tmp_path))
+    restored = make_worker(PolicyActor, actor_settings())
+    restored.load_checkpoint(str(tmp_path))
+    for worker in (actor, restored):
+        worker.train(reader([batch]))
+    for name, tensor in actor.weights().items():
+        assert_bitwise_equal(tensor.detach(), restored.weights()[name].detach())
+    assert actor.policy_version == restored.policy_version == 4
+
+
+def test_a_checkpoint_of_another_model_is_refused(make_worker, tmp_path):
+    make_worker(PolicyActor, actor_settings()).save_checkpoint(str(tmp_path))
+    wide = ActorCriticSettings(observation_size=6, action_size=3, hidden_sizes=(32, 16))
+    other = make_worker(PolicyActor, actor_settings(model=wide))
+    with pytest.raises(ValueError, match=r"policy\.0\.weight has shape \[16, 6\], the model's is \[32, 6\]"):
+        other.load_checkpoint(str(tmp_path))
+
+
+def test_training_seeds_never_meet_evaluation_seeds():
+    seeds = {seed for step in range(50) for group in range(4) for seed in training_seeds(0, step, group, 8)}
+    assert len(seeds) == 50 * 4 * 8
+    assert all(TRAIN_SEED_BIT <= seed < 2**32 for seed in seeds)

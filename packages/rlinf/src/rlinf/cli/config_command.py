@@ -1,0 +1,42 @@
+"""`rlinf config list | show RECIPE | schema`: what can be configured, and what a recipe resolves to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from rlinf.config.catalog import shipped_recipes
+from rlinf.config.load import load_config, to_yaml
+from rlinf.config.overrides import parse_overrides
+from rlinf.config.schema import json_schema
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("config", help="look at recipes and their keys")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="the recipes that come with the package")
+    listing.set_defaults(run=list_recipes)
+    show = actions.add_parser("show", help="a recipe with every key, after overrides, as YAML")
+    show.add_argument("recipe", help="name of a shipped recipe, or path of a YAML file")
+    show.set_defaults(run=show_recipe, takes_overrides=True)
+    schema = actions.add_parser("schema", help="the JSON schema of recipes, for editors")
+    schema.set_defaults(run=print_schema)
+
+
+def list_recipes(args: argparse.Namespace) -> int:
+    recipes = shipped_recipes()
+    width = max(map(len, recipes))
+    for name, text in recipes.items():
+        print(f"{name:<{width}}  {text}")
+    return 0
+
+
+def show_recipe(args: argparse.Namespace) -> int:
+    print(to_yaml(load_config(args.recipe, parse_overrides(args.overrides))), end="")
+    return 0
+
+
+def print_schema(args: argparse.Namespace) -> int:
+    print(json.dumps(json_schema(), indent=2))
+    return 0

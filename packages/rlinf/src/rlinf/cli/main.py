@@ -1,0 +1,69 @@
+"""`rlinf`: parses the command line and turns every ending into a message and an exit code.
+
+0 done    1 the run failed    2 the input is wrong    130 interrupted
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from rlinf import __version__
+from rlinf.cli import config_command, doctor_command, report_command, summary, train
+from rlinf.errors import RunFailed, UserError
+
+COMMANDS = (train, config_command, report_command, summary, doctor_command)
+
+FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with mistakes as UserError, so that they look like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message, hint=f"see {self.prog} --help")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line; importing and building it imports nothing heavy."""
+    parser = _Parser(prog="rlinf", description="Reinforcement-learning post-training of foundation models.")
+    parser.add_argument("--version", action="version", version=f"rlinf {__version__}")
+    parser.add_argument("--traceback", action="store_true", help="show Python's traceback beside an error's message")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    for module in COMMANDS:
+        module.add_parser(subparsers)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    shows_traceback = "--traceback" in arguments
+    arguments = [argument for argument in arguments if argument != "--traceback"]
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        args, rest = make_parser().parse_known_args(arguments)
+        if rest and not getattr(args, "takes_overrides", False):
+            raise UserError(f"unknown argument {rest[0]!r}", hint=f"see rlinf {args.command} --help")
+        args.overrides, args.arguments = rest, arguments
+        return args.run(args)
+    except KeyboardInterrupt:
+        print("interrupted; nothing is left running", file=sys.stderr)
+        return INTERRUPTED
+    except (UserError, RunFailed) as error:
+        if shows_traceback:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED if isinstance(error, RunFailed) else WRONG_INPUT
+
+
+def entry_point() -> NoReturn:
+    """The console script."""
+    sys.exit(main())
+
+
+def _interrupt(*_: Any) -> NoReturn:
+    raise KeyboardInterrupt

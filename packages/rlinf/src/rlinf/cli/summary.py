@@ -1,0 +1,44 @@
+"""`rlinf summary RUN...`: finished runs side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rlinf.errors import UserError
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("summary", help="finished runs side by side")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    rows = [("run", "score", "before", "after", "steps", "time", "compute by stage, all ranks")]
+    rows += [_row(path) for path in args.runs]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    for path in args.runs:
+        print(f"report: {path / 'report.html'}")
+    return 0
+
+
+def _row(path: Path) -> tuple[str, ...]:
+    file = path / "result.json"
+    if not file.is_file():
+        raise UserError(f"{path} holds no result.json", hint="give the folders of runs that have finished")
+    result = json.loads(file.read_text(encoding="utf-8"))
+    stages = sorted(result["stage_seconds"].items(), key=lambda item: -item[1])
+    return (
+        path.name,
+        result["score"],
+        f"{result['before']:.1%}",
+        f"{result['after']:.1%}",
+        str(result["num_steps"]),
+        f"{result['training_s']:.0f} s",
+        ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in stages),
+    )

@@ -1,0 +1,71 @@
+"""`rlinf train RECIPE`: check everything, make the run folder, run the job."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from rlinf.config.devices import check_devices
+from rlinf.config.load import load_config, load_for_resume, to_yaml
+from rlinf.config.overrides import parse_overrides
+from rlinf.config.schema import Config
+from rlinf.errors import UserError
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "train",
+        help="run a recipe",
+        description="Runs a recipe. Any key of its config can be overridden: --run.num_steps 50, --actor.learning_rate=1e-4.",
+        epilog="rlinf config list names the recipes; rlinf config show RECIPE prints one with all its keys.",
+    )
+    parser.add_argument("recipe", nargs="?", help="name of a shipped recipe, or path of a YAML file; not with --resume")
+    parser.add_argument("--output", type=Path, help="the run's folder (default: runs/<name>-<time>)")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --output")
+    parser.set_defaults(run=run, takes_overrides=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.resume == bool(args.recipe):
+        raise UserError(
+            "give a recipe to start a run, or --resume with --output FOLDER to go on with one",
+            hint="rlinf config list names the recipes that come with the package",
+        )
+    if args.resume and args.output is None:
+        raise UserError("--resume needs --output FOLDER, the folder of the run to go on with")
+    overrides = parse_overrides(args.overrides)
+    config = load_for_resume(args.output, overrides) if args.resume else load_config(args.recipe, overrides)
+    folder = args.output or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if not args.resume:
+        _check_empty(folder)
+    return _train(config, folder, resume=args.resume, command=["rlinf", *args.arguments])
+
+
+def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> int:
+    import torch  # only now: everything above answers without it
+
+    from rlinf import jobs
+    from rlinf.run_folder import RunFolder
+
+    check_devices(config, num_cpus=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
+    jobs.check(config)
+    keep = config.run.keep_checkpoints
+    if resume:
+        folder = RunFolder.resume(path, keep_checkpoints=keep, config_yaml=to_yaml(config), command=command)
+    else:
+        folder = RunFolder.create(path, config_yaml=to_yaml(config), command=command, keep_checkpoints=keep)
+    with folder:
+        result = jobs.run(config, folder)
+    print(f"\n{result.table}\nreport: {result.report_path}")
+    return 0
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            f"the output folder {folder} exists and is not empty",
+            hint="go on with the run in it with --resume, or choose another folder with --output",
+        )

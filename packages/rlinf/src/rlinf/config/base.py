@@ -1,0 +1,69 @@
+"""What all sections of a config share: strictness, and cross-checks that point at a key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import Self
+
+CROSS_CHECK = "cross_check"
+"""Type of the pydantic error that carries `Problem`s."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """Values that do not go together.
+
+    Example: Problem(keys=("env.num_envs", "env.num_groups"), text="=8 is not a multiple of env.num_groups=3; use 6 or
+        9")
+    """
+
+    keys: tuple[str, ...]
+    """Dotted keys from the root of the config; the message begins with the first."""
+    text: str
+    """Follows the first key: its value, what is wrong, what to do."""
+
+    def __str__(self) -> str:
+        return f"{self.keys[0]}{self.text}"
+
+
+class Section(BaseModel):
+    """A part of a config: unknown keys are errors, values are not coerced, nothing changes after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
+
+    def problems(self) -> Iterator[Problem]:
+        """Values of this section that cannot go together; all of them. Asked once every single value is right."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _cross_check(self) -> Self:
+        found = list(self.problems())
+        if found:
+            text = "\n".join(map(str, found)).replace("{", "{{").replace("}", "}}")
+            raise PydanticCustomError(CROSS_CHECK, text, {"problems": found})  # type: ignore[arg-type]
+        return self
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path.expanduser()))
+
+
+InputPath = Annotated[Path, Field(strict=False), AfterValidator(_absolute)]
+"""A path, relative to the folder where the command runs; absolute once loaded, so that a run can be resumed from
+elsewhere."""
+
+Seed = Annotated[int, Field(ge=0, le=2**23 - 1)]
+"""Below 2**23, so that seed, step and rank fit together into the 64 bits of a generator's seed."""
+
+
+def neighbours(value: int, step: int) -> str:
+    """The multiples of `step` around `value`, for an error message: neighbours(8, 3) = "6 or 9"."""
+    below, above = value // step * step, (value // step + 1) * step
+    return f"{below} or {above}" if below > 0 else str(above)

@@ -1,0 +1,78 @@
+"""Recipes by name or by path, with what they extend."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+from pathlib import Path
+
+from rlinf.config.yaml_source import Tree, merge, parse_file
+from rlinf.errors import UserError
+
+SUFFIXES = (".yaml", ".yml")
+
+
+def shipped_recipes() -> dict[str, str]:
+    """Name -> first comment line, of the recipes that come with this package."""
+    found = {}
+    for entry in importlib.resources.files("rlinf.recipes").iterdir():
+        if entry.name.endswith(".yaml"):
+            first = entry.read_text(encoding="utf-8").splitlines()[0]
+            found[entry.name.removesuffix(".yaml")] = first.removeprefix("#").strip()
+    return dict(sorted(found.items()))
+
+
+def read_recipe(name: str) -> Tree:
+    """A recipe and all it extends, merged, without the key `extends`.
+
+    Args:
+        name: a shipped recipe's name, or the path of a YAML file relative to the current folder.
+
+    Raises: UserError for a name that is neither, a file that is not YAML, and recipes that extend one another in a
+        circle.
+    """
+    return _read(name, Path(), "", ())
+
+
+def _read(name: str, folder: Path, named_by: str, above: tuple[str, ...]) -> Tree:
+    text, shown, identity, own_folder = _find(name, folder, named_by)
+    if identity in above:
+        raise UserError(f"{named_by}recipes extend one another in a circle: {' -> '.join([*above, identity])}")
+    tree = parse_file(text, shown)
+    if "extends" not in tree.values:
+        return tree
+    base = tree.values.pop("extends")
+    place = tree.places.pop(("extends",))
+    if not isinstance(base, str):
+        raise UserError(f"{place}: extends={base!r} must be the name or the path of one recipe")
+    return merge(_read(base, own_folder, f"{place}: ", (*above, identity)), tree)
+
+
+def _find(name: str, folder: Path, named_by: str) -> tuple[str, str, str, Path]:
+    """Text, name in messages, identity, and the folder that its `extends` is relative to."""
+    shipped = shipped_recipes()
+    if name in shipped:
+        text = importlib.resources.files("rlinf.recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+        return text, f"{name}.yaml", name, Path()
+    path = folder / name
+    if path.suffix not in SUFFIXES:
+        raise _unknown(name, path, named_by, list(shipped))
+    try:
+        return path.read_text(encoding="utf-8"), str(path), str(path.resolve()), path.parent
+    except UnicodeDecodeError as error:
+        raise UserError(f"{named_by}{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise UserError(
+            f"{named_by}{path}: {error.strerror or error}", hint=f"shipped recipes: {', '.join(shipped)}"
+        ) from error
+
+
+def _unknown(name: str, path: Path, named_by: str, shipped: list[str]) -> UserError:
+    if path.is_file():
+        return UserError(f"{named_by}{path}: a recipe's file ends in .yaml or .yml")
+    close = difflib.get_close_matches(name, shipped, n=1, cutoff=0.5)
+    guess = f"; did you mean {close[0]}?" if close else ""
+    return UserError(
+        f"{named_by}{name!r} is neither a shipped recipe nor a YAML file{guess}",
+        hint=f"shipped recipes: {', '.join(shipped)}",
+    )

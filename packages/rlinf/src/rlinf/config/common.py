@@ -1,0 +1,109 @@
+"""Sections that every job has: where it runs, how it is cut into steps, how long it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlinf.config.base import Problem, Section, Seed
+
+Mode = Literal["collocated", "disaggregated", "hybrid"]
+
+
+class ClusterConfig(Section):
+    """The devices of the run: GPUs, or slots of the CPU on a machine without one."""
+
+    num_devices: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="GPUs to use, or CPU slots where there is no GPU; auto takes all."
+    )
+    oversubscribe: bool = Field(
+        False, description="Allow more CPU slots than this machine has cores; they share the cores."
+    )
+    threads_per_device: int = Field(1, ge=1, description="Threads that each worker process computes with on the CPU.")
+
+
+class PlanConfig(Section):
+    """Choices by hand, in place of what the mode's rule gives."""
+
+    granularity: dict[str, Annotated[int, Field(ge=0)]] = Field(
+        {}, description="Stage -> items per hand-over; 0 is the whole batch."
+    )
+    devices: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = Field(
+        {}, description="Worker group -> indices of its devices."
+    )
+    num_ranks: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        {}, description="Worker group -> processes; a multiple or a divisor of the number of its devices."
+    )
+
+
+class RunConfig(Section):
+    """How long the run lasts, and what it writes down when."""
+
+    num_steps: int = Field(ge=1, description="Training steps.")
+    max_minutes: float | None = Field(
+        None, gt=0, description="Stop after this much training time, checked after each step."
+    )
+    evaluate_every: int = Field(
+        10, ge=1, description="Steps between evaluations on held-out problems; the last step is always evaluated."
+    )
+    checkpoint_every: int = Field(50, ge=1, description="Steps between checkpoints; the last step always writes one.")
+    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints that are kept.")
+    num_samples_logged: int = Field(
+        4, ge=0, description="Prompts of a step whose first completion goes to samples.jsonl."
+    )
+    worker_timeout_s: float = Field(60.0, gt=0, description="A worker that gives no sign of life for so long is lost.")
+    step_timeout_s: float = Field(
+        600.0, gt=0, description="A step that takes longer is given up, and the run says who waited for whom."
+    )
+    stop_at_score: float | None = Field(
+        None, gt=0, le=1, description="Stop once an evaluation reaches it: accuracy, or share of episodes with success."
+    )
+
+
+class JobConfig(Section):
+    """What every job has."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run; part of its default output folder."
+    )
+    seed: Seed = Field(
+        0, description="Decides every random number of the run; the same seed gives the same numbers under every plan."
+    )
+    mode: Mode = Field(
+        "collocated",
+        description="collocated: all workers take turns on all devices. disaggregated: generation and training have devices "
+        "of their own. hybrid: generation is spread out, then training uses all devices.",
+    )
+    cluster: ClusterConfig = Field(ClusterConfig(), description="The devices of the run.")
+    plan: PlanConfig = Field(PlanConfig(), description="Placement choices by hand.")
+    run: RunConfig = Field(description="Length of the run, and what it writes down when.")
+
+    def problems(self) -> Iterator[Problem]:
+        num_devices = self.cluster.num_devices
+        if num_devices == "auto":
+            return
+        for group, devices in self.plan.devices.items():
+            key = f"plan.devices.{group}"
+            wrong = [device for device in devices if device >= num_devices]
+            if wrong:
+                yield Problem(
+                    keys=(key, "cluster.num_devices"),
+                    text=f"={list(devices)}: device {wrong[0]} does not exist with cluster.num_devices={num_devices}; "
+                    f"use 0 to {num_devices - 1}",
+                )
+        if self.mode != "collocated" and num_devices < 2:
+            yield Problem(
+                keys=("mode", "cluster.num_devices"),
+                text=f"={self.mode} needs at least 2 devices, but cluster.num_devices={num_devices}; use mode collocated or more devices",
+            )
+
+    def _shard_problems(self, num_shards: int) -> Iterator[Problem]:
+        num_ranks = self.plan.num_ranks.get("actor")
+        if num_ranks and num_shards % num_ranks:
+            yield Problem(
+                keys=("plan.num_ranks.actor", "actor.num_shards"),
+                text=f"={num_ranks} does not divide actor.num_shards={num_shards}; use a divisor of {num_shards}, "
+                f"or {num_ranks} or a multiple of it as actor.num_shards",
+            )

@@ -1,0 +1,94 @@
+"""From a recipe and overrides to a checked config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from rlinf.config import messages
+from rlinf.config.catalog import read_recipe
+from rlinf.config.overrides import Override, apply_overrides
+from rlinf.config.schema import JOBS, Config
+from rlinf.config.yaml_source import Tree, describe, parse_file
+from rlinf.errors import UserError
+
+RESUMABLE = "run"
+"""The only section whose values may change when a run is resumed."""
+
+
+def load_config(recipe: str, overrides: Sequence[Override] = ()) -> Config:
+    """The config of a recipe with overrides.
+
+    Args:
+        recipe: a shipped recipe's name or the path of a YAML file.
+        overrides: in their order; later ones win.
+
+    Raises: UserError that lists everything that is wrong, each with file and line, or the override's flag.
+    """
+    return _validate(apply_overrides(read_recipe(recipe), overrides))
+
+
+def load_for_resume(folder: Path, overrides: Sequence[Override] = ()) -> Config:
+    """The config that a run folder was started with; overrides may only change its section `run`.
+
+    Raises: UserError for a folder without config.yaml, and for an override that would change the run's numbers.
+    """
+    file = folder / "config.yaml"
+    if not file.is_file():
+        raise UserError(
+            f"--output={folder}: nothing to resume, the folder holds no config.yaml",
+            hint="give the folder of an earlier run",
+        )
+    stored = parse_file(file.read_text(encoding="utf-8"), str(file))
+    before = _validate(stored)
+    after = _validate(apply_overrides(stored, overrides))
+    changed = _differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
+    refused = [
+        f"--{key} would change {key} from {describe(old)} to {describe(new)}"
+        for key, (old, new) in changed.items()
+        if not key.startswith(f"{RESUMABLE}.")
+    ]
+    if refused:
+        raise UserError(
+            _listed("a resumed run goes on with the config it was started with", refused),
+            hint=f"only keys of {RESUMABLE} may change (run.num_steps, run.max_minutes, ...); for anything else start a new run",
+        )
+    return after
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved config as YAML; every default written out."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _validate(tree: Tree) -> Config:
+    model = JOBS.get(job) if isinstance(job := tree.values.get("job"), str) else None
+    if model is None:
+        wrong = messages.missing(("job",), tree) if job is None else messages.unknown_value(("job",), tree, list(JOBS))
+        raise UserError(wrong, hint=f"job says which training program runs: {' or '.join(JOBS)}")
+    try:
+        # JSON mode: lists count as tuples and text as paths, and nothing else is converted.
+        return model.model_validate_json(json.dumps(tree.values, default=str))
+    except ValidationError as error:
+        raise UserError(_listed("the config has {} mistakes", messages.explain(error, tree, model))) from error
+
+
+def _listed(title: str, lines: Sequence[str]) -> str:
+    if len(lines) == 1 and "{}" in title:
+        return lines[0]
+    return title.format(len(lines)) + ":\n  - " + "\n  - ".join(lines)
+
+
+def _differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> (old, new) of the values that are not equal."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return {} if old == new else {key: (old, new)}
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in [*old, *(name for name in new if name not in old)]:
+        found |= _differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
+    return found

@@ -1,0 +1,206 @@
+"""What is wrong with a config, in words that name the place, the value and what was allowed."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Union
+
+from pydantic import BaseModel, ValidationError
+
+from rlinf.config.base import CROSS_CHECK, Problem
+from rlinf.config.yaml_source import Key, Tree, describe
+
+_ALLOWED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a smaller whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "path_type": "a path",
+    "none_required": "null",
+    "tuple_type": "a list, [a, b]",
+    "list_type": "a list, [a, b]",
+    "dict_type": "a section with keys",
+    "model_type": "a section with keys",
+    "model_attributes_type": "a section with keys",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "less than {lt}",
+    "less_than_equal": "{le} or less",
+    "literal_error": "{expected}",
+    "union_tag_invalid": "{expected_tags}",
+    "too_short": "a list with at least {min_length} entries",
+    "too_long": "a list with at most {max_length} entries",
+    "string_too_short": "text of at least {min_length} characters",
+    "string_pattern_mismatch": "letters, digits, '.', '_' and '-', a letter or digit first",  # of `name`, the only pattern
+}
+"""Type of a pydantic error -> what would have been right."""
+
+
+def explain(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[str]:
+    """One message for each key that is wrong.
+
+    Args:
+        error: what pydantic found.
+        tree: what was validated.
+        model: the config it was validated against.
+    """
+    by_key: dict[Key, list[Any]] = {}
+    messages: list[str] = []
+    for detail in error.errors(include_url=False):
+        if detail["type"] == CROSS_CHECK:
+            messages += [_problem(problem, tree) for problem in detail["ctx"]["problems"]]
+        else:
+            by_key.setdefault(_key(detail["loc"], tree.values, detail["type"]), []).append(detail)
+    return [_single(key, details, tree, model) for key, details in by_key.items()] + messages
+
+
+def missing(key: Key, tree: Tree) -> str:
+    """The message for a key that has no value."""
+    return f"{_located(key, tree)} is not set; give --{dotted(key)} VALUE, or write it in a recipe"
+
+
+def unknown_value(key: Key, tree: Tree, allowed: list[str]) -> str:
+    """The message for a value that is not one of a few words."""
+    value = tree.values[key[0]]
+    close = difflib.get_close_matches(str(value), allowed, n=1)
+    return f"{_located(key, tree)}={describe(value)}; allowed: {', '.join(allowed)}" + (
+        f" (did you mean {close[0]}?)" if close else ""
+    )
+
+
+def dotted(key: Key) -> str:
+    """("task", "train_files", 0) -> `task.train_files.0`"""
+    return ".".join(map(str, key))
+
+
+def _problem(problem: Problem, tree: Tree) -> str:
+    """Points at an override if one is involved (it is the newest), else at the first key that is written somewhere."""
+    places = [place for key in problem.keys if (place := _place(tuple(key.split(".")), tree)) is not None]
+    overrides = [place for place in places if place.startswith("--")]
+    place = next(iter(overrides or places), None)
+    return f"{place}: {problem}" if place else str(problem)
+
+
+def _single(key: Key, details: list[Any], tree: Tree, model: type[BaseModel]) -> str:
+    kinds, first = {detail["type"] for detail in details}, details[0]
+    if "missing" in kinds and isinstance(key[-1], int):
+        return f"{_located(key[:-1], tree)}={describe(first['input'])}; allowed: a list with at least {key[-1] + 1} entries"
+    if "extra_forbidden" in kinds:
+        return _unknown_key(key, tree, model)
+    if kinds & {"missing", "union_tag_not_found"}:
+        return missing(key if "missing" in kinds else (*key, "kind"), tree)
+    if first["input"] is None:
+        return missing(key, tree)
+    allowed = list(dict.fromkeys(_allowed(detail) for detail in details))
+    value = describe(first["input"] if "union_tag_invalid" not in kinds else first["ctx"]["tag"])
+    where = key if "union_tag_invalid" not in kinds else (*key, "kind")
+    if kinds & {"dict_type", "model_type", "model_attributes_type"} and (
+        names := list(_fields(model, key, tree.values))
+    ):
+        allowed = [f"a section with the keys {', '.join(names)}"]
+    return f"{_located(where, tree)}={value}; allowed: {' or '.join(allowed)}"
+
+
+def _allowed(detail: Mapping[str, Any]) -> str:
+    form = _ALLOWED.get(detail["type"])
+    if form is None:
+        return detail["msg"]
+    return form.format(
+        **{name: f"{value:g}" if isinstance(value, float) else value for name, value in detail.get("ctx", {}).items()}
+    )
+
+
+def _unknown_key(key: Key, tree: Tree, model: type[BaseModel]) -> str:
+    *parents, name = key
+    siblings = {dotted((*parents, field)): field for field in _fields(model, tuple(parents), tree.values)}
+    close = difflib.get_close_matches(str(name), list(siblings.values()), n=1, cutoff=0.6)
+    if close:
+        guesses = [dotted((*parents, close[0]))]
+    else:  # the right name in the wrong section
+        guesses = [dotted(known) for known in _all_keys(model, (), tree.values) if known[-1] == name]
+    place = _place(key, tree) or ""
+    flag = "--" if place.startswith("--") else ""
+    if guesses:
+        advice = f"did you mean {' or '.join(flag + guess for guess in guesses)}?"
+    else:
+        section = dotted(tuple(parents)) or "a recipe"
+        advice = f"keys of {section}: {', '.join(siblings.values()) or 'none'}"
+    return f"{_located(key, tree)} is not a key; {advice}"
+
+
+def _key(location: tuple[str | int, ...], values: Any, error_type: str) -> Key:
+    """The key in the tree for pydantic's location, which also names the members of unions that it tried."""
+    key: list[str | int] = []
+    node = values
+    for i, part in enumerate(location):
+        if (isinstance(node, dict) and part in node) or (
+            isinstance(node, list) and isinstance(part, int) and part < len(node)
+        ):
+            node = node[part]
+        elif error_type != "missing" or i != len(location) - 1:
+            continue
+        key.append(part)
+    return tuple(key)
+
+
+def _place(key: Key, tree: Tree) -> str | None:
+    """Where the value, or the nearest section around it, was written."""
+    for length in range(len(key), 0, -1):
+        if key[:length] in tree.places:
+            return tree.places[key[:length]]
+    return None
+
+
+def _located(key: Key, tree: Tree) -> str:
+    """`sort-grpo.yaml:14: rollout.temperature`, or `--rollout.temperature` for an override."""
+    place = _place(key, tree)
+    if place is None:
+        return dotted(key)
+    return f"--{dotted(key)}" if place.startswith("--") else f"{place}: {dotted(key)}"
+
+
+def _fields(model: type[BaseModel], key: Key, values: Any) -> dict[str, Any]:
+    """Field -> annotation of the section at `key`; empty where there is none, or where its keys are free."""
+    section: type[BaseModel] | None = model
+    for part in key:
+        values = values.get(part) if isinstance(values, dict) else None
+        field = section.model_fields.get(str(part)) if section else None
+        section = _section(field.annotation, values) if field else None
+    return {name: field.annotation for name, field in section.model_fields.items()} if section else {}
+
+
+def _section(annotation: Any, values: Any) -> type[BaseModel] | None:
+    """The model behind an annotation; of several kinds the one that the values name."""
+    models = list(_models(annotation))
+    kind = values.get("kind") if isinstance(values, dict) else None
+    for model in models:
+        if len(models) == 1 or (
+            "kind" in model.model_fields and kind in typing.get_args(model.model_fields["kind"].annotation)
+        ):
+            return model
+    return None
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if (
+        isinstance(annotation, type)
+        and not isinstance(annotation, types.GenericAlias)
+        and issubclass(annotation, BaseModel)
+    ):
+        yield annotation
+    elif typing.get_origin(annotation) in (Union, types.UnionType, typing.Annotated):
+        for argument in typing.get_args(annotation):
+            yield from _models(argument)
+
+
+def _all_keys(model: type[BaseModel], key: Key, values: Any) -> Iterator[Key]:
+    for name in _fields(model, key, values):
+        yield (*key, name)
+        if len(key) < 3:
+            yield from _all_keys(model, (*key, name), values)

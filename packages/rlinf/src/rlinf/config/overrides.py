@@ -1,0 +1,81 @@
+"""Overrides on the command line: `--actor.learning_rate 1e-4`, `--run.num_steps=50`, `--warm_start null`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf.config.yaml_source import Tree, changes_kind, forget, parse_value
+from rlinf.errors import UserError
+
+_NAME = re.compile(r"--([A-Za-z_][\w-]*(?:\.[\w-]+)*)(?:=(.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Override:
+    """One value given on the command line."""
+
+    key: tuple[str, ...]
+    """("actor", "learning_rate")"""
+    value: Any
+
+    @property
+    def flag(self) -> str:
+        return "--" + ".".join(self.key)
+
+
+def parse_overrides(arguments: Sequence[str]) -> list[Override]:
+    """The overrides among the arguments that the command itself does not know.
+
+    Raises: UserError for a stray word, a flag without a value, and a value that is not YAML.
+    """
+    overrides, rest = [], list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        match = _NAME.fullmatch(argument)
+        if match is None:
+            raise UserError(
+                f"{argument!r} is neither an option nor an override",
+                hint="an override is --key.name VALUE, for example --run.num_steps 50",
+            )
+        name, text = match.groups()
+        if text is None:
+            if not rest or rest[0].startswith("--"):
+                raise UserError(f"--{name} has no value", hint=f"write --{name} VALUE or --{name}=VALUE")
+            text = rest.pop(0)
+        try:
+            value = parse_value(text)
+        except ValueError as error:
+            raise UserError(
+                f"--{name}={text}: not a YAML value: {error}", hint="put quotes around text with special characters"
+            ) from error
+        overrides.append(Override(key=tuple(name.split(".")), value=value))
+    return overrides
+
+
+def apply_overrides(tree: Tree, overrides: Sequence[Override]) -> Tree:
+    """The tree with every override in it, in their order; `--task.kind` first, because another kind starts the task
+    afresh."""
+    values, places = _copy(tree.values), dict(tree.places)
+    for override in sorted(overrides, key=lambda override: override.key != ("task", "kind")):
+        *parents, name = override.key
+        if override.key == ("task", "kind") and changes_kind(values.get("task"), {"kind": override.value}):
+            del values["task"]
+            forget(places, ("task",))
+        section = values
+        for parent in parents:
+            if not isinstance(section.get(parent), dict):
+                section[parent] = {}  # null or a plain value gives way; the schema judges the result
+            section = section[parent]
+        forget(places, override.key)
+        section[name] = override.value
+        places[override.key] = override.flag
+    return Tree(values=values, places=places)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(entry) for key, entry in value.items()}
+    return [_copy(entry) for entry in value] if isinstance(value, list) else value

@@ -1,0 +1,174 @@
+"""YAML with the file and line of every value, so that an error can point at it.
+
+Departs from PyYAML's defaults: `1e-6` is a number (as in YAML 1.2 and in every other tool of the field), and a key
+that appears twice is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from rlinf.errors import UserError
+
+Key = tuple[str | int, ...]
+"""Where a value is: ("rollout", "temperature"), ("task", "train_files", 0)."""
+
+MAX_DEPTH = 20
+"""Deeper than any recipe; only a file that refers to itself gets there."""
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with YAML 1.2's numbers."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    letter: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+    ]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(?:(?:\d[\d_]*\.[\d_]*|\.\d+)(?:[eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.(?:inf|Inf|INF))$|^\.(?:nan|NaN|NAN)$"
+    ),
+    list("-+0123456789."),
+)
+
+
+@dataclass(kw_only=True, slots=True)
+class Tree:
+    """Nested values, and where each was written."""
+
+    values: dict[str, Any]
+    """What pydantic will see."""
+    places: dict[Key, str] = field(default_factory=dict)
+    """Key -> `file:line`, or `--a.b` for an override."""
+
+
+def parse_file(text: str, shown: str) -> Tree:
+    """The tree of a YAML file; `shown` is how messages name the file.
+
+    Raises: UserError with file and line.
+    """
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        places: dict[Key, str] = {}
+        values = {} if node is None else _value(loader, node, (), shown, places)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{shown}:{mark.line + 1}" if mark else shown
+        raise UserError(f"{place}: not valid YAML: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{shown}: not valid YAML: {error}") from error
+    except ValueError as error:  # a date or number that YAML's form allows and Python does not
+        raise UserError(f"{shown}: {error}") from error
+    finally:
+        loader.dispose()
+    if not isinstance(values, dict):
+        raise UserError(f"{shown}:1: a recipe is a mapping of keys to values, this is {describe(values)}")
+    return Tree(values=values, places=places)
+
+
+def parse_value(text: str) -> Any:
+    """One value of the command line: `3`, `1e-6`, `null`, `[a, b]`, `{x: 1}`, or plain text.
+
+    Raises: ValueError for text that is not YAML.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        raise ValueError(str(error.problem or error.context)) from error
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def describe(value: Any) -> str:
+    """A value as a recipe would write it, cut to one line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def merge(base: Tree, over: Tree) -> Tree:
+    """`over` on top of `base`: mappings are merged key by key, anything else is replaced.
+
+    A task of another kind has other keys, so a changed `task.kind` starts the task afresh.
+    """
+    values, places = dict(base.values), dict(base.places)
+    if changes_kind(values.get("task"), over.values.get("task")):
+        values.pop("task")
+        forget(places, ("task",))
+    _merge_into(values, over.values, places, ())
+    return Tree(values=values, places={**places, **over.places})
+
+
+def changes_kind(old: Any, new: Any) -> bool:
+    """Whether both are sections and the new one names another kind."""
+    return isinstance(old, Mapping) and isinstance(new, Mapping) and "kind" in new and new["kind"] != old.get("kind")
+
+
+def forget(places: dict[Key, str], key: Key) -> None:
+    """Drops the places of a value and of all below it."""
+    for known in [known for known in places if known[: len(key)] == key]:
+        del places[known]
+
+
+def _merge_into(values: dict[str, Any], over: Mapping[str, Any], places: dict[Key, str], key: Key) -> None:
+    for name, value in over.items():
+        here = (*key, name)
+        old = values.get(name)
+        if isinstance(old, dict) and isinstance(value, dict):
+            values[name] = dict(old)
+            _merge_into(values[name], value, places, here)
+        else:
+            forget(places, here)
+            values[name] = value
+
+
+def _value(loader: _Loader, node: yaml.Node, key: Key, shown: str, places: dict[Key, str]) -> Any:
+    if len(key) > MAX_DEPTH:
+        raise UserError(
+            f"{shown}:{node.start_mark.line + 1}: nested more than {MAX_DEPTH} deep; does it refer to itself?"
+        )
+    if isinstance(node, yaml.MappingNode):
+        _refuse_duplicates(node, shown)
+        loader.flatten_mapping(node)
+        values: dict[str, Any] = {}
+        for name_node, value_node in node.value:
+            name = loader.construct_object(name_node, deep=True)
+            line = name_node.start_mark.line + 1
+            if not isinstance(name, str):
+                raise UserError(f"{shown}:{line}: a key must be text, this is {describe(name)}; put it in quotes")
+            places[(*key, name)] = f"{shown}:{line}"
+            values[name] = _value(loader, value_node, (*key, name), shown, places)
+        return values
+    if isinstance(node, yaml.SequenceNode):
+        for i, entry in enumerate(node.value):
+            places[(*key, i)] = f"{shown}:{entry.start_mark.line + 1}"
+        return [_value(loader, entry, (*key, i), shown, places) for i, entry in enumerate(node.value)]
+    return loader.construct_object(node, deep=True)
+
+
+def _refuse_duplicates(node: yaml.MappingNode, shown: str) -> None:
+    lines: dict[str, int] = {}
+    for name_node, _ in node.value:
+        if not isinstance(name_node, yaml.ScalarNode) or name_node.value == "<<":
+            continue
+        line = name_node.start_mark.line + 1
+        if name_node.value in lines:
+            raise UserError(
+                f"{shown}:{line}: the key {name_node.value!r} is already on line {lines[name_node.value]}; keep one of them"
+            )
+        lines[name_node.value] = line

@@ -1,0 +1,82 @@
+"""What a job brings to the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rlinf.config.schema import Config
+from rlinf_workers import Flow, FlowRun
+
+if TYPE_CHECKING:
+    from rlinf.jobs.loop import TrainingLoop
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """The number that a job's evaluation is about."""
+
+    name: str
+    """Key in the evaluation's metrics."""
+    text: str
+    """What it is, for people."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flows:
+    """The flows of a job; all use worker groups that `train` declares."""
+
+    train: Flow
+    evaluate: Flow
+    others: Sequence[Flow] = ()
+
+    def __iter__(self) -> Iterator[Flow]:
+        return iter((self.train, self.evaluate, *self.others))
+
+
+class Job(Protocol):
+    """One kind of training. Making it checks the inputs; nothing is written and no process started before
+    `write_inputs`."""
+
+    score: Score
+    trainer: str
+    """Worker group that holds the training state."""
+    notes: Sequence[str]
+    """Fall-backs in effect, for the manifest."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def max_ranks(self) -> Mapping[str, int]:
+        """Worker group -> the number of parts that its work comes in; the number of ranks has to divide it."""
+        ...
+
+    @property
+    def chunks(self) -> Mapping[str, int]:
+        """Stage -> granularity where a plan pipelines and the user has not chosen."""
+        ...
+
+    def build(self, folder: Path) -> Flows:
+        """The flows; `folder` is the run's, which need not exist yet."""
+        ...
+
+    def write_inputs(self, folder: Path) -> None:
+        """Writes what the workers load from the run's folder."""
+        ...
+
+    def prepare(self, loop: TrainingLoop) -> None:
+        """Runs once in a run's life, before the first step: a warm start, say."""
+        ...
+
+    def feeds(self, step: int) -> dict[str, list[Any]]:
+        """Channel -> items of a training step; a function of the seed and the step alone."""
+        ...
+
+    def evaluation_feeds(self) -> dict[str, list[Any]]: ...
+
+    def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
+        """Has the score under its name."""
+        ...
