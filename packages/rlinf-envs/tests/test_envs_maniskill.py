@@ -236,6 +236,15 @@ def test_without_a_driver_states_work_and_are_noted_and_images_say_what_to_insta
         env.render()
 
 
+def test_no_inference_tensor_leaves() -> None:
+    """Such a tensor could not be part of a computation that is differentiated."""
+    env = push_cube(1)
+    observation = env.reset([0])
+    result = env.step(torch.zeros(1, 4))
+    handed_out = [env.action_spec.low, env.action_spec.high, result.rewards, state_of(result)]
+    assert not any(tensor.is_inference() for tensor in [*handed_out, tensor_field(observation, "state")])
+
+
 def test_instruction_is_an_observation() -> None:
     env = push_cube(2, instruction="push the cube to the target")
     assert env.reset([0, 1])["instruction"] == ["push the cube to the target"] * 2

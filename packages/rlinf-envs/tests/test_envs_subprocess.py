@@ -215,6 +215,23 @@ def test_a_hanging_process_is_reported_and_ended(folder: Path, monkeypatch: pyte
     assert wait_until_gone([pid]) == []
 
 
+def test_an_interrupted_call_ends_the_children(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their answers would be taken for those to the next command."""
+    env = SubprocessVector(quirky(1, num_envs=1), timeout_s=60)
+    (pid,) = [part.process.pid for part in env._parts]
+
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlinf_envs.subprocess_env.wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        env.reset([0])
+    monkeypatch.undo()
+    assert wait_until_gone([pid]) == []
+    with pytest.raises(EnvError, match="closed"):
+        env.reset([0])
+
+
 def test_what_cannot_be_made_is_told_as_in_one_process(folder: Path) -> None:
     with pytest.raises(EnvError, match="no environment 'CartPol-v1'"):
         SubprocessVector(EnvSpec(kind="gymnasium", id="CartPol-v1", num_envs=1))
@@ -223,13 +240,15 @@ def test_what_cannot_be_made_is_told_as_in_one_process(folder: Path) -> None:
 
 
 def test_nothing_is_left_when_it_is_collected(folder: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
     env = SubprocessVector(quirky(1, num_envs=1), timeout_s=60)
-    (pid,) = [part.process.pid for part in env._parts]
-    del env
+    (part,) = env._parts
+    pid, files = part.process.pid, [part.connection.fileno(), part.lifeline_fd, part.memory_fd]
+    opened = [os.fstat(fd).st_ino for fd in files]
+    del env, part
     gc.collect()
     assert wait_until_gone([pid]) == []
-    assert len(os.listdir("/proc/self/fd")) == before
+    for fd, inode in zip(files, opened, strict=True):  # closed, or its number used again for something else
+        assert not os.path.exists(f"/proc/self/fd/{fd}") or os.fstat(fd).st_ino != inode
 
 
 @pytest.mark.parametrize("in_thread", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -221,6 +222,11 @@ def test_a_failing_environment_is_named(make: Callable[[], Faulty], action: int,
     with pytest.raises(EnvError, match="after a failure"):
         env.step(actions(1, 1))
     env.reset([0, 0])
+
+
+def test_a_crash_can_be_sent_to_another_process() -> None:
+    error = pickle.loads(pickle.dumps(EnvCrashedError(3, "broke")))  # noqa: S301  our own bytes
+    assert (error.env_index, error.problem, str(error)) == (3, "broke", "env 3: broke")
 
 
 def test_success_is_none_where_unknown() -> None:

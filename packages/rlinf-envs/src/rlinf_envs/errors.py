@@ -20,6 +20,9 @@ class EnvCrashedError(EnvError):
         """The row, 0..N-1 (the first one, if the process of several died)."""
         self.problem = problem
 
+    def __reduce__(self) -> tuple[type[EnvCrashedError], tuple[int, str]]:
+        return type(self), (self.env_index, self.problem)  # pickle would call the class with the text alone
+
 
 class ConformanceError(EnvError):
     """An environment breaks the rules of `rlinf_envs.protocol.BatchedEnv`; raised by `rlinf_envs.testing.check_env`."""

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -177,20 +177,30 @@ class SubprocessVector:
         return [(part, part.block) for part in self._parts if part.block is not None]
 
     def _call(self, command: str, arguments: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
-        """Send one command to every child, wait for all answers; the first error (by row) is raised after that, so
-        that no answer is left to be taken for another command's."""
-        for part, part_arguments in zip(self._parts, arguments or [()] * len(self._parts), strict=True):
+        """Send one command to every child, wait for all answers; the first error (by row) is raised after that."""
+        try:
+            answers = self._exchanged(command, arguments or [()] * len(self._parts))
+        except BaseException:  # Ctrl-C too: an answer left unread would be taken for the next command's
+            self.close()
+            raise
+        return [self._checked_answer(part, answers[part.rows.start]) for part in self._parts]
+
+    def _exchanged(self, command: str, arguments: Sequence[tuple[Any, ...]]) -> dict[int, tuple[Any, ...]]:
+        """Every child's answer, by its first row."""
+        for part, part_arguments in zip(self._parts, arguments, strict=True):
             try:
                 part.connection.send((command, part_arguments))
             except OSError:
                 self._fail_dead(part, command)
         waiting = {part.connection: part for part in self._parts}
-        answers: dict[int, Any] = {}
+        answers: dict[int, tuple[Any, ...]] = {}
         deadline = time.monotonic() + self._timeout_s
         while waiting:
             ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                self._fail_late(list(waiting.values()), command)
+                names = ", ".join(part.where for part in waiting.values())
+                first_row = min(part.rows.start for part in waiting.values())
+                raise EnvCrashedError(first_row, f"{names} gave no answer to {command} in {self._timeout_s:g} s; ended")
             for connection in ready:
                 assert isinstance(connection, Connection), "wait gives back what it was given"
                 part = waiting.pop(connection)
@@ -198,7 +208,7 @@ class SubprocessVector:
                     answers[part.rows.start] = connection.recv()
                 except (EOFError, OSError):
                     self._fail_dead(part, command)
-        return [self._checked_answer(part, answers[part.rows.start]) for part in self._parts]
+        return answers
 
     def _checked_answer(self, part: _Part, answer: tuple[Any, ...]) -> Any:
         if answer[0] == "done":
@@ -209,7 +219,7 @@ class SubprocessVector:
         _, env_index, problem, trace = answer
         raise EnvCrashedError(part.rows.start + env_index, f"{problem}\nin {part.where}:\n{trace.rstrip()}")
 
-    def _fail_dead(self, part: _Part, command: str) -> None:
+    def _fail_dead(self, part: _Part, command: str) -> NoReturn:
         try:
             status = part.process.wait(_CLOSE_PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -217,15 +227,7 @@ class SubprocessVector:
         ended = (
             f"was killed by {signal.Signals(-status).name}" if status and status < 0 else f"ended with code {status}"
         )
-        self.close()
         raise EnvCrashedError(part.rows.start, f"{part.where} {ended} during {command}; its stderr may tell more")
-
-    def _fail_late(self, late: list[_Part], command: str) -> None:
-        self.close()
-        names = ", ".join(part.where for part in late)
-        raise EnvCrashedError(
-            late[0].rows.start, f"{names} gave no answer to {command} in {self._timeout_s:g} s; ended"
-        )
 
     def _result(self, told: list[Any], *, num_actions: int | None) -> StepResult:
         blocks = [block for _, block in self._blocks()]
