@@ -1,0 +1,67 @@
+"""Axes of the report's drawings: where ticks go, and numbers for people."""
+
+from __future__ import annotations
+
+import math
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def ticks(low: float, high: float, *, max_ticks: int = 5, whole: bool = False) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) between low and high, at most max_ticks + 1 of them.
+
+    Args:
+        whole: only whole numbers.
+    """
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+        return [low]
+    step = _round_step((high - low) / max_ticks)
+    if whole:
+        step = max(1.0, step)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def _round_step(step: float) -> float:
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
+
+
+def number(value: float) -> str:
+    """Three significant digits: `0.0123`, `12.3`, `1,230`, `1.2e-7` (with a true minus sign)."""
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size == 0:
+        text = "0"
+    elif size < 1e-3 or size >= 1e7:
+        mantissa, _, exponent = f"{value:.2e}".partition("e")
+        mantissa = mantissa.rstrip("0").rstrip(".")
+        text = f"{mantissa}e{int(exponent)}"
+    elif size >= 1000 or value == int(value):
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:.{max(0, 2 - math.floor(math.log10(size)))}f}"
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+    return text.replace("-", MINUS)
+
+
+def percent(value: float) -> str:
+    """`84.2 %`."""
+    return f"{value:.1%}".replace("%", "\N{NO-BREAK SPACE}%").replace("-", MINUS)
+
+
+def seconds(value: float) -> str:
+    """`431 µs`, `12.3 ms`, `1.94 s`, `4 min 12 s`, `2 h 05 min`."""
+    space = "\N{NO-BREAK SPACE}"
+    if value < 1e-3:
+        return f"{number(value * 1e6)}{space}µs"
+    if value < 1:
+        return f"{number(value * 1e3)}{space}ms"
+    if value < 120:
+        return f"{number(value)}{space}s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 120:
+        return f"{minutes}{space}min {rest:02d}{space}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}{space}h {minutes:02d}{space}min"

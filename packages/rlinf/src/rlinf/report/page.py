@@ -1,0 +1,286 @@
+"""Puts the report's page together: what ran and how, what came of it, where the time went."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Mapping
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rlinf.report import html
+from rlinf.report.axes import number, percent, seconds
+from rlinf.report.curves import draw
+from rlinf.report.metric_names import SCORES, curves, score_name
+from rlinf.report.records import RunRecords, read_run
+from rlinf.report.timeline import describe_busy, draw_timeline, last_steps
+from rlinf.run_folder.rows import write_file
+
+NUM_COLORS = 7
+NUM_SAMPLES = 6
+"""Samples shown of the first and of the last step that has any."""
+
+SCORE_TEXTS = {
+    "accuracy": "accuracy on held-out problems",
+    "success_once": "episodes with success, held-out seeds",
+}
+ARROW = "\N{RIGHTWARDS ARROW}"
+
+
+def write_report(run_path: Path, output: Path | None = None) -> Path:
+    """Writes the report of a run, finished, stopped or still going.
+
+    Args:
+        run_path: the run's folder.
+        output: the page; `report.html` in the run's folder by default.
+    Returns: the page's path.
+    Raises:
+        UserError: there is no run in that folder.
+    """
+    records = read_run(Path(run_path))
+    path = Path(run_path) / "report.html" if output is None else Path(output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, render(records))
+    return path
+
+
+def render(records: RunRecords) -> str:
+    """The page; it loads nothing from anywhere."""
+    stages = records.stages()
+    colors = {stage: f"var(--c{i % NUM_COLORS})" for i, stage in enumerate(stages)}
+    main, rest = curves(records)
+    body = [
+        _header(records),
+        _headline(records),
+        _notes(records.manifest),
+        html.section("Curves", _figures(main), html.folded("Other metrics", _figures(rest)))
+        or html.section("Curves", '<p class="sub">No step was finished.</p>'),
+        _timeline(records, colors),
+        _time_by_stage(records, colors),
+        _weight_syncs(records),
+        _plan(records),
+        _samples(records),
+        _what_ran(records),
+    ]
+    style, script = (_resource(name) for name in ("page.css", "page.js"))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(records.name)} - run report</title><style>{style}</style></head>"
+        f"<body><main>{''.join(body)}<footer>Written by rlinf report from {escape(records.path.name)}/; "
+        "trace.json opens in ui.perfetto.dev, tensorboard/ in TensorBoard.</footer></main>"
+        f'<div id="tip" hidden></div><script>{script}</script></body></html>\n'
+    )
+
+
+# -- sections ----------------------------------------------------------------------------------------------------------
+
+
+def _header(records: RunRecords) -> str:
+    config, manifest = records.config, records.manifest
+    mode = config.get("mode") or records.plan.get("mode")
+    algorithm = (config.get("algorithm") or {}).get("name")
+    words = [config.get("job"), algorithm, mode, f"seed {config['seed']}" if "seed" in config else None]
+    line = " \N{MIDDLE DOT} ".join(str(word) for word in words if word)
+    failure = next((s["failure"] for s in manifest.get("sessions", [])[-1:] if "failure" in s), None)
+    if failure is not None:
+        badge, reason = '<span class="badge bad">failed</span>', f"<p><code>{escape(failure)}</code></p>"
+    elif records.result:
+        badge, reason = '<span class="badge good">finished</span>', ""
+    else:
+        badge, reason = '<span class="badge">running, or stopped before its end</span>', ""
+    return f'<header><h1>{escape(records.name)}{badge}</h1><div class="sub">{escape(line)}</div>{reason}</header>'
+
+
+def _headline(records: RunRecords) -> str:
+    """Before and after, and how long it took."""
+    result, name = records.result, score_name(records)
+    step_s = records.series("time/step_s")
+    cells = []
+    if name is not None:
+        evaluations = records.series(name, evaluation=True).values
+        before = result.get("before", evaluations[0] if evaluations else None)
+        after = result.get("after", evaluations[-1] if evaluations else None)
+        text = percent if name in SCORES else number
+        if before is not None and after is not None:
+            value = f"<small>{text(before)} {ARROW}</small> {text(after)}"
+            cells.append(("fact main", SCORE_TEXTS.get(name, name), value))
+    planned = (records.config.get("run") or {}).get("num_steps")
+    of = f" <small>of {planned:,}</small>" if isinstance(planned, int) and planned != records.num_steps_done else ""
+    cells.append(("fact", "training steps", f"{records.num_steps_done:,}{of}"))
+    training_s = result.get("training_s") or max((row.get("time_s") or 0 for row in records.metrics), default=None)
+    if training_s is not None:
+        cells.append(("fact", "training time", seconds(training_s)))
+    if len(step_s):
+        cells.append(("fact", "time of a step, median", seconds(sorted(step_s.values)[len(step_s) // 2])))
+    parts = [
+        f'<div class="{kind}"><div class="label">{escape(label)}</div><div class="value">{value}</div></div>'
+        for kind, label, value in cells
+    ]
+    return f'<div class="facts">{"".join(parts)}</div>'
+
+
+def _notes(manifest: Mapping[str, Any]) -> str:
+    notes = manifest.get("notes", [])
+    if not notes:
+        return ""
+    items = "".join(f"<li>{escape(str(note))}</li>" for note in notes)
+    return f'<section class="notes"><h2>Notes and fall-backs</h2><ul>{items}</ul></section>'
+
+
+def _figures(drawings: list[Any]) -> str:
+    figures = "".join(draw(curve) for curve in drawings)
+    return f'<div class="curves">{figures}</div>' if figures else ""
+
+
+def _timeline(records: RunRecords, colors: Mapping[str, str]) -> str:
+    window = last_steps(records)
+    if window is None:
+        return html.section("Timeline", '<p class="sub">The trace holds no whole step.</p>')
+    used = {span.name for span in window.spans if span.category == "stage"}
+    entries = [(stage, color) for stage, color in colors.items() if stage in used]
+    if any(span.category == "sync" for span in window.spans):
+        entries.append(("weight sync", "var(--sync)"))
+    has_waits = any(span.category not in ("stage", "sync") for span in window.spans)
+    steps = [step + 1 for step, _, _ in window.steps]
+    what = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+    return html.section(
+        f"Timeline of {what}",
+        html.color_key(entries, has_waits=has_waits),
+        draw_timeline(window, colors),
+        note=describe_busy(window),
+    )
+
+
+def _time_by_stage(records: RunRecords, colors: Mapping[str, str]) -> str:
+    rows = [
+        (stage, color, sum(records.series(f"time/{stage}_s").values))
+        for stage, color in [*colors.items(), ("sync", "var(--sync)")]
+        if len(records.series(f"time/{stage}_s"))
+    ]
+    total_s = sum(spent_s for *_, spent_s in rows)
+    if not total_s:
+        return ""
+    num_steps = len(records.metrics)
+    cells = [
+        f"<tr><td>{escape('weight sync' if stage == 'sync' else stage)}</td>"
+        f'<td class="n">{seconds(spent_s / num_steps)}</td><td class="n">{seconds(spent_s)}</td>'
+        f'<td class="n">{percent(spent_s / total_s)}</td>'
+        f'<td class="share"><div style="width:{spent_s / total_s:.2%};background:{color}"></div></td></tr>'
+        for stage, color, spent_s in sorted(rows, key=lambda row: -row[2])
+    ]
+    head = '<tr><th>stage</th><th class="n">a step</th><th class="n">in all</th><th class="n">share</th><th></th></tr>'
+    return html.section(
+        "Time by stage",
+        f'<div class="wide"><table><thead>{head}</thead><tbody>{"".join(cells)}</tbody></table></div>',
+        note="Seconds of all ranks together, over the training steps; waiting is not in them.",
+    )
+
+
+def _weight_syncs(records: RunRecords) -> str:
+    """From the whole trace, evaluations and warm start included."""
+    spans: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for span in records.spans():
+        if span.category == "sync":
+            spans[span.name, span.worker].append(span.duration_s)
+    rows = [
+        (name, worker, f"{len(times):,}", seconds(sum(times) / len(times)), seconds(max(times)), seconds(sum(times)))
+        for (name, worker), times in sorted(spans.items())
+    ]
+    if not rows:
+        return ""
+    columns = ("", "worker", "times", "mean", "longest", "in all")
+    return html.section(
+        "Weight syncs",
+        html.table(columns, rows, numeric=(2, 3, 4, 5)),
+        note="Every hand-over of weights in the trace; receiving includes waiting for the sender.",
+    )
+
+
+def _plan(records: RunRecords) -> str:
+    plan = records.plan
+    if not plan.get("stages"):
+        return ""
+    in_flow = {stage["name"]: stage for stage in records.flow.get("stages", [])}
+    rows = []
+    for stage in plan["stages"]:
+        edges = in_flow.get(stage["stage"], {})
+        rows.append(
+            (
+                stage["stage"],
+                ", ".join(edges.get("reads", [])),
+                ", ".join(edges.get("writes", [])),
+                ", ".join(map(str, stage["devices"])) or "host",
+                str(stage["num_ranks"]),
+                str(stage["granularity"] or "whole batch"),
+                "yes" if stage["offload"] else "no",
+                str(stage["turn"] + 1),
+            )
+        )
+    columns = ("stage", "reads", "writes", "devices", "ranks", "items a hand-over", "offloads", "turn")
+    edges = [f"{edge['source']} {ARROW} {edge['target']}" for edge in records.flow.get("weight_edges", [])]
+    weights = f'<p class="sub">Weights: {escape(", ".join(edges))}.</p>' if edges else ""
+    reason = f"Mode {plan.get('mode')}. {str(plan.get('reason', '')).strip().rstrip('.')}."
+    return html.section("Plan", html.table(columns, rows, numeric=(4,)), weights, note=reason)
+
+
+def _samples(records: RunRecords) -> str:
+    steps = sorted({row["step"] for row in records.samples if "step" in row})
+    parts = []
+    for step in dict.fromkeys([steps[-1], steps[0]] if steps else []):
+        rows = [row for row in records.samples if row.get("step") == step][:NUM_SAMPLES]
+        columns = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
+        head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in columns)
+        body = "".join("<tr>" + "".join(_sample_cell(row.get(name)) for name in columns) + "</tr>" for row in rows)
+        parts.append(
+            f'<p class="sub">Step {step + 1}</p><div class="wide"><table><thead><tr>{head}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div><br>"
+        )
+    return html.section("Samples", *parts)
+
+
+def _sample_cell(value: Any) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f"<td>{number(float(value))}</td>"
+    return f'<td class="text"><div class="long">{escape("" if value is None else str(value))}</div></td>'
+
+
+def _what_ran(records: RunRecords) -> str:
+    manifest = records.manifest
+    machine, git = manifest.get("machine") or {}, manifest.get("git") or {}
+    packages = manifest.get("packages") or {}
+    memory_bytes = machine.get("memory_bytes")
+    commit = git.get("commit", "")[:12] + (", with changes" if git.get("has_changes") else "")
+    sessions = manifest.get("sessions", [])
+    resumed = [s for s in sessions if "resumed_from_step" in s]
+    own = ", ".join(f"{name} {version}" for name, version in packages.items() if name.lower().startswith("rlinf"))
+    told = html.facts(
+        [
+            ("command", shlex.join(manifest.get("command", []))),
+            ("started", manifest.get("started")),
+            ("ended", manifest.get("ended")),
+            ("resumed", ", ".join(f"{s['started']} from step {s['resumed_from_step']}" for s in resumed)),
+            ("host", machine.get("host")),
+            ("processor", machine.get("processor")),
+            ("cores", machine.get("num_cores")),
+            ("memory", f"{memory_bytes / 2**30:.0f} GiB" if memory_bytes else None),
+            ("system", machine.get("system")),
+            ("Python, torch", f"{manifest.get('python')}, {manifest.get('torch')}" if manifest else None),
+            ("packages", own),
+            ("commit", commit),
+        ]
+    )
+    config = f"<pre>{escape(records.config_yaml)}</pre>" if records.config_yaml else ""
+    versions = "\n".join(f"{name} {version}" for name, version in packages.items())
+    return html.section(
+        "What ran",
+        told,
+        html.folded("Config", config),
+        html.folded("All installed packages", f"<pre>{escape(versions)}</pre>" if versions else ""),
+    )
+
+
+def _resource(name: str) -> str:
+    return resources.files("rlinf.report").joinpath(name).read_text(encoding="utf-8")

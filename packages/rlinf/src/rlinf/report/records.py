@@ -1,0 +1,171 @@
+"""Reads a run folder for the report. Any file may be missing or torn: a run that died early has a report too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf.errors import UserError
+from rlinf.run_folder import read_events, read_rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """One metric over the run; null is left out."""
+
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpanRecord:
+    """One stretch of time from the trace."""
+
+    name: str
+    category: str
+    lanes: tuple[str, ...]
+    """Devices (`cpu:0`), or the one worker that has none."""
+    is_device: bool
+    worker: str
+    step: int | None
+    phase: str | None
+    """`train` or `evaluate`, where the trace tells it."""
+    num_items: int
+    start_s: float
+    """From the run's start."""
+    duration_s: float
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.duration_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecords:
+    """Everything the report shows, as it lies in the folder."""
+
+    path: Path
+    config_yaml: str
+    config: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    flow: Mapping[str, Any]
+    result: Mapping[str, Any]
+    metrics: tuple[Mapping[str, Any], ...]
+    evaluations: tuple[Mapping[str, Any], ...]
+    samples: tuple[Mapping[str, Any], ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.config.get("name") or self.manifest.get("name") or self.path.name)
+
+    @property
+    def num_steps_done(self) -> int:
+        return max((row["step"] for row in self.metrics), default=-1) + 1
+
+    def series(self, name: str, *, evaluation: bool = False) -> Series:
+        rows = self.evaluations if evaluation else self.metrics
+        points = [(row["step"], row["metrics"].get(name)) for row in rows]
+        points = [(step, value) for step, value in points if value is not None]
+        return Series(steps=tuple(step for step, _ in points), values=tuple(float(value) for _, value in points))
+
+    def metric_names(self, *, evaluation: bool = False) -> list[str]:
+        """In the order in which they first appear."""
+        rows = self.evaluations if evaluation else self.metrics
+        return list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+
+    def stages(self) -> list[str]:
+        """Stages that compute: in the plan's order, then others that the metrics time."""
+        planned = [stage["stage"] for stage in self.plan.get("stages", [])]
+        timed = [name[len("time/") : -len("_s")] for name in self.metric_names() if is_stage_time(name)]
+        return list(dict.fromkeys([*planned, *(stage for stage in timed if stage != "sync")]))
+
+    def spans(self) -> Iterator[SpanRecord]:
+        """The trace, one span after the other, in file order; large traces are not held in memory."""
+        lanes: dict[int, str] = {}
+        for event in read_events(self.path / "trace.json"):
+            if event.get("name") == "process_name" and event.get("ph") == "M":
+                lanes[event["pid"]] = event["args"]["name"]
+            elif event.get("ph") == "X":
+                yield _span(event, lanes.get(event.get("pid", -1), "?"))
+
+
+def is_stage_time(name: str) -> bool:
+    return name.startswith("time/") and name.endswith("_s") and name != "time/step_s"
+
+
+def read_run(path: Path) -> RunRecords:
+    """Reads what is there.
+
+    Raises:
+        UserError: the folder does not exist, or nothing in it is a run's.
+    """
+    if not path.is_dir():
+        raise UserError(f"there is no run folder {path}", hint="give the folder that `rlinf train` wrote")
+    if not any((path / name).exists() for name in ("manifest.json", "metrics.jsonl", "config.yaml")):
+        raise UserError(
+            f"{path} is not a run's folder: it has no manifest.json, config.yaml or metrics.jsonl",
+            hint="give the folder that `rlinf train` wrote, runs/<name>-<time> by default",
+        )
+    config_yaml = _text(path / "config.yaml")
+    return RunRecords(
+        path=path,
+        config_yaml=config_yaml,
+        config=_yaml(config_yaml),
+        manifest=_object(path / "manifest.json"),
+        plan=_object(path / "plan.json"),
+        flow=_object(path / "flow.json"),
+        result=_object(path / "result.json"),
+        metrics=_step_rows(path / "metrics.jsonl"),
+        evaluations=_step_rows(path / "evaluations.jsonl"),
+        samples=tuple(read_rows(path / "samples.jsonl")),
+    )
+
+
+def _span(event: Mapping[str, Any], lane: str) -> SpanRecord:
+    args = event.get("args", {})
+    is_device = lane.startswith("device ")
+    return SpanRecord(
+        name=str(event.get("name", "?")),
+        category=str(event.get("cat", "driver")),
+        lanes=tuple(lane[len("device ") :].split("+")) if is_device else (lane,),
+        is_device=is_device,
+        worker=str(args.get("worker", lane)),
+        step=args.get("step"),
+        phase=args.get("phase"),
+        num_items=int(args.get("num_items") or 0),
+        start_s=event.get("ts", 0.0) / 1e6,
+        duration_s=event.get("dur", 0.0) / 1e6,
+    )
+
+
+def _step_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
+    return tuple(row for row in read_rows(path) if "step" in row and isinstance(row.get("metrics"), dict))
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_text(path) or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _yaml(text: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return {}
+    return value if isinstance(value, dict) else {}
