@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,37 @@ def test_the_documented_example_passes_the_suite(folder: Path) -> None:
     exec(example("check.py"), scope)
     assert scope["env"].num_envs == 4
     assert scope["env"].max_episode_steps == 30
+
+
+def test_the_first_documented_lines_run() -> None:
+    scope: dict[str, Any] = {}
+    exec(example("first.py"), scope)
+    assert scope["observation"]["state"].shape == (8, 4)
+
+
+@pytest.mark.maniskill
+def test_the_readme_runs() -> None:
+    pytest.importorskip("mani_skill")
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    found = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert found
+    scope: dict[str, Any] = {}
+    exec(found[1], scope)
+    assert scope["observation"]["state"].shape == (8, 35)
+    scope["env"].close()
+
+
+def test_a_missing_simulator_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("mani_skill"):
+            raise ImportError(f"No module named {name!r}")
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(EnvError, match=r"pip install 'rlinf-envs\[maniskill\]'"):
+        make_env(EnvSpec(kind="maniskill", id="PushCube-v1", num_envs=1))
 
 
 def test_options_reach_the_constructor(folder: Path) -> None:
