@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from rlinf import __version__
 from rlinf.cli import config_command, doctor_command, report_command, summary, train
+from rlinf.config.overrides import split_overrides
 from rlinf.errors import RunFailed, UserError
 
 COMMANDS = (train, config_command, report_command, summary, doctor_command)
@@ -23,11 +24,22 @@ FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 class _Parser(argparse.ArgumentParser):
     """argparse, with mistakes as UserError, so that they look like all others."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)  # an override's name may begin like an option
+
     def error(self, message: str) -> NoReturn:
         raise UserError(message, hint=f"see {self.prog} --help")
 
+    def options(self) -> set[str]:
+        """The options of this command and of all below it."""
+        found = set(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found = found.union(*(parser.options() for parser in action.choices.values()))
+        return found
 
-def make_parser() -> argparse.ArgumentParser:
+
+def make_parser() -> _Parser:
     """The whole command line; importing and building it imports nothing heavy."""
     parser = _Parser(prog="rlinf", description="Reinforcement-learning post-training of foundation models.")
     parser.add_argument("--version", action="version", version=f"rlinf {__version__}")
@@ -42,13 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     shows_traceback = "--traceback" in arguments
-    arguments = [argument for argument in arguments if argument != "--traceback"]
-    signal.signal(signal.SIGTERM, _interrupt)
+    parser = make_parser()
+    known, overrides = split_overrides(arguments, parser.options())
     try:
-        args, rest = make_parser().parse_known_args(arguments)
-        if rest and not getattr(args, "takes_overrides", False):
-            raise UserError(f"unknown argument {rest[0]!r}", hint=f"see rlinf {args.command} --help")
-        args.overrides, args.arguments = rest, arguments
+        args, unknown = parser.parse_known_args([argument for argument in known if argument != "--traceback"])
+        if not getattr(args, "takes_overrides", False):
+            unknown += overrides
+        if unknown:
+            raise UserError(f"unknown argument {unknown[0]!r}", hint=f"see rlinf {args.command} --help")
+        args.overrides, args.arguments = overrides, arguments
         return args.run(args)
     except KeyboardInterrupt:
         print("interrupted; nothing is left running", file=sys.stderr)
@@ -62,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def entry_point() -> NoReturn:
     """The console script."""
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(main())
 
 

@@ -19,7 +19,7 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "train",
         help="run a recipe",
-        description="Runs a recipe. Any key of its config can be overridden: --run.num_steps 50, --actor.learning_rate=1e-4.",
+        description="Runs a recipe. Any key of its config can be overridden: --run.num_steps 50 --seed=1.",
         epilog="rlinf config list names the recipes; rlinf config show RECIPE prints one with all its keys.",
     )
     parser.add_argument("recipe", nargs="?", help="name of a shipped recipe, or path of a YAML file; not with --resume")

@@ -16,25 +16,27 @@ class ClusterConfig(Section):
     """The devices of the run: GPUs, or slots of the CPU on a machine without one."""
 
     num_devices: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="GPUs to use, or CPU slots where there is no GPU; auto takes all."
+        default="auto", description="GPUs to use, or CPU slots where there is no GPU; auto takes all."
     )
     oversubscribe: bool = Field(
-        False, description="Allow more CPU slots than this machine has cores; they share the cores."
+        default=False, description="Allow more CPU slots than this machine has cores; they share the cores."
     )
-    threads_per_device: int = Field(1, ge=1, description="Threads that each worker process computes with on the CPU.")
+    threads_per_device: int = Field(
+        default=1, ge=1, description="Threads that each worker process computes with on the CPU."
+    )
 
 
 class PlanConfig(Section):
     """Choices by hand, in place of what the mode's rule gives."""
 
     granularity: dict[str, Annotated[int, Field(ge=0)]] = Field(
-        {}, description="Stage -> items per hand-over; 0 is the whole batch."
+        default={}, description="Stage -> items per hand-over; 0 is the whole batch."
     )
     devices: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = Field(
-        {}, description="Worker group -> indices of its devices."
+        default={}, description="Worker group -> indices of its devices."
     )
     num_ranks: dict[str, Annotated[int, Field(ge=1)]] = Field(
-        {}, description="Worker group -> processes; a multiple or a divisor of the number of its devices."
+        default={}, description="Worker group -> processes; a multiple or a divisor of the number of its devices."
     )
 
 
@@ -43,22 +45,31 @@ class RunConfig(Section):
 
     num_steps: int = Field(ge=1, description="Training steps.")
     max_minutes: float | None = Field(
-        None, gt=0, description="Stop after this much training time, checked after each step."
+        default=None, gt=0, description="Stop after this much training time, checked after each step."
     )
     evaluate_every: int = Field(
-        10, ge=1, description="Steps between evaluations on held-out problems; the last step is always evaluated."
+        default=10,
+        ge=1,
+        description="Steps between evaluations on held-out problems; the last step is always evaluated.",
     )
-    checkpoint_every: int = Field(50, ge=1, description="Steps between checkpoints; the last step always writes one.")
-    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints that are kept.")
+    checkpoint_every: int = Field(
+        default=50, ge=1, description="Steps between checkpoints; the last step always writes one."
+    )
+    keep_checkpoints: int = Field(default=2, ge=1, description="Newest checkpoints that are kept.")
     num_samples_logged: int = Field(
-        4, ge=0, description="Prompts of a step whose first completion goes to samples.jsonl."
+        default=4, ge=0, description="Prompts of a step whose first completion goes to samples.jsonl."
     )
-    worker_timeout_s: float = Field(60.0, gt=0, description="A worker that gives no sign of life for so long is lost.")
+    worker_timeout_s: float = Field(
+        default=60.0, gt=0, description="A worker that gives no sign of life for so long is lost."
+    )
     step_timeout_s: float = Field(
-        600.0, gt=0, description="A step that takes longer is given up, and the run says who waited for whom."
+        default=600.0, gt=0, description="A step that takes longer is given up, and the run says who waited for whom."
     )
     stop_at_score: float | None = Field(
-        None, gt=0, le=1, description="Stop once an evaluation reaches it: accuracy, or share of episodes with success."
+        default=None,
+        gt=0,
+        le=1,
+        description="Stop once an evaluation reaches it: accuracy, or share of episodes with success.",
     )
 
 
@@ -69,15 +80,16 @@ class JobConfig(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run; part of its default output folder."
     )
     seed: Seed = Field(
-        0, description="Decides every random number of the run; the same seed gives the same numbers under every plan."
+        default=0,
+        description="Decides every random number of the run; the same seed gives the same numbers under every plan.",
     )
     mode: Mode = Field(
-        "collocated",
-        description="collocated: all workers take turns on all devices. disaggregated: generation and training have devices "
-        "of their own. hybrid: generation is spread out, then training uses all devices.",
+        default="collocated",
+        description="collocated: all workers take turns on all devices. disaggregated: generation and training have "
+        "devices of their own. hybrid: generation is spread out, then training uses all devices.",
     )
-    cluster: ClusterConfig = Field(ClusterConfig(), description="The devices of the run.")
-    plan: PlanConfig = Field(PlanConfig(), description="Placement choices by hand.")
+    cluster: ClusterConfig = Field(default=ClusterConfig(), description="The devices of the run.")
+    plan: PlanConfig = Field(default=PlanConfig(), description="Placement choices by hand.")
     run: RunConfig = Field(description="Length of the run, and what it writes down when.")
 
     def problems(self) -> Iterator[Problem]:
@@ -96,7 +108,8 @@ class JobConfig(Section):
         if self.mode != "collocated" and num_devices < 2:
             yield Problem(
                 keys=("mode", "cluster.num_devices"),
-                text=f"={self.mode} needs at least 2 devices, but cluster.num_devices={num_devices}; use mode collocated or more devices",
+                text=f"={self.mode} needs at least 2 devices, but cluster.num_devices={num_devices}; "
+                "use mode collocated or more devices",
             )
 
     def _shard_problems(self, num_shards: int) -> Iterator[Problem]:

@@ -31,7 +31,8 @@ def check_devices(config: Config, *, num_cpus: int, num_gpus: int) -> None:
     for group, devices in config.plan.devices.items():
         if wrong := [device for device in devices if device >= num_devices]:
             raise UserError(
-                f"plan.devices.{group}={list(devices)}: device {wrong[0]} does not exist; the run has devices 0 to {num_devices - 1}",
+                f"plan.devices.{group}={list(devices)}: device {wrong[0]} does not exist; "
+                f"the run has devices 0 to {num_devices - 1}",
                 hint=f"{has}; see cluster.num_devices",
             )
 

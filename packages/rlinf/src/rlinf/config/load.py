@@ -40,8 +40,9 @@ def load_for_resume(folder: Path, overrides: Sequence[Override] = ()) -> Config:
     """
     file = folder / "config.yaml"
     if not file.is_file():
+        what = "the folder holds no config.yaml" if folder.is_dir() else "there is no such folder"
         raise UserError(
-            f"--output={folder}: nothing to resume, the folder holds no config.yaml",
+            f"--output={folder}: nothing to resume, {what}",
             hint="give the folder of an earlier run",
         )
     stored = parse_file(file.read_text(encoding="utf-8"), str(file))
@@ -56,7 +57,8 @@ def load_for_resume(folder: Path, overrides: Sequence[Override] = ()) -> Config:
     if refused:
         raise UserError(
             _listed("a resumed run goes on with the config it was started with", refused),
-            hint=f"only keys of {RESUMABLE} may change (run.num_steps, run.max_minutes, ...); for anything else start a new run",
+            hint=f"only keys of {RESUMABLE} may change (run.num_steps, run.max_minutes, ...); "
+            "for anything else start a new run",
         )
     return after
 
@@ -69,7 +71,7 @@ def to_yaml(config: Config) -> str:
 def _validate(tree: Tree) -> Config:
     model = JOBS.get(job) if isinstance(job := tree.values.get("job"), str) else None
     if model is None:
-        wrong = messages.missing(("job",), tree) if job is None else messages.unknown_value(("job",), tree, list(JOBS))
+        wrong = messages.missing(("job",), tree) if job is None else messages.unknown_value("job", tree, list(JOBS))
         raise UserError(wrong, hint=f"job says which training program runs: {' or '.join(JOBS)}")
     try:
         # JSON mode: lists count as tuples and text as paths, and nothing else is converted.

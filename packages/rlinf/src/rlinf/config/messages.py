@@ -37,7 +37,7 @@ _ALLOWED = {
     "too_short": "a list with at least {min_length} entries",
     "too_long": "a list with at most {max_length} entries",
     "string_too_short": "text of at least {min_length} characters",
-    "string_pattern_mismatch": "letters, digits, '.', '_' and '-', a letter or digit first",  # of `name`, the only pattern
+    "string_pattern_mismatch": "letters, digits, '.', '_' and '-', a letter or digit first",  # of `name` alone
 }
 """Type of a pydantic error -> what would have been right."""
 
@@ -54,7 +54,7 @@ def explain(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[
     messages: list[str] = []
     for detail in error.errors(include_url=False):
         if detail["type"] == CROSS_CHECK:
-            messages += [_problem(problem, tree) for problem in detail["ctx"]["problems"]]
+            messages += [_problem(problem, tree) for problem in detail.get("ctx", {})["problems"]]
         else:
             by_key.setdefault(_key(detail["loc"], tree.values, detail["type"]), []).append(detail)
     return [_single(key, details, tree, model) for key, details in by_key.items()] + messages
@@ -65,11 +65,11 @@ def missing(key: Key, tree: Tree) -> str:
     return f"{_located(key, tree)} is not set; give --{dotted(key)} VALUE, or write it in a recipe"
 
 
-def unknown_value(key: Key, tree: Tree, allowed: list[str]) -> str:
-    """The message for a value that is not one of a few words."""
-    value = tree.values[key[0]]
+def unknown_value(name: str, tree: Tree, allowed: list[str]) -> str:
+    """The message for a value at the root that is not one of a few words."""
+    value = tree.values[name]
     close = difflib.get_close_matches(str(value), allowed, n=1)
-    return f"{_located(key, tree)}={describe(value)}; allowed: {', '.join(allowed)}" + (
+    return f"{_located((name,), tree)}={describe(value)}; allowed: {', '.join(allowed)}" + (
         f" (did you mean {close[0]}?)" if close else ""
     )
 
@@ -90,7 +90,8 @@ def _problem(problem: Problem, tree: Tree) -> str:
 def _single(key: Key, details: list[Any], tree: Tree, model: type[BaseModel]) -> str:
     kinds, first = {detail["type"] for detail in details}, details[0]
     if "missing" in kinds and isinstance(key[-1], int):
-        return f"{_located(key[:-1], tree)}={describe(first['input'])}; allowed: a list with at least {key[-1] + 1} entries"
+        value = describe(first["input"])
+        return f"{_located(key[:-1], tree)}={value}; allowed: a list with at least {key[-1] + 1} entries"
     if "extra_forbidden" in kinds:
         return _unknown_key(key, tree, model)
     if kinds & {"missing", "union_tag_not_found"}:
@@ -137,16 +138,18 @@ def _unknown_key(key: Key, tree: Tree, model: type[BaseModel]) -> str:
 def _key(location: tuple[str | int, ...], values: Any, error_type: str) -> Key:
     """The key in the tree for pydantic's location, which also names the members of unions that it tried."""
     key: list[str | int] = []
-    node = values
+    node: Any = values
     for i, part in enumerate(location):
-        if (isinstance(node, dict) and part in node) or (
-            isinstance(node, list) and isinstance(part, int) and part < len(node)
-        ):
+        if _has(node, part):
             node = node[part]
         elif error_type != "missing" or i != len(location) - 1:
             continue
         key.append(part)
     return tuple(key)
+
+
+def _has(node: Any, part: str | int) -> bool:
+    return part in (node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ())
 
 
 def _place(key: Key, tree: Tree) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,31 @@ class Override:
     @property
     def flag(self) -> str:
         return "--" + ".".join(self.key)
+
+
+def split_overrides(arguments: Sequence[str], options: Collection[str]) -> tuple[list[str], list[str]]:
+    """Tells overrides from the options of a command, wherever they stand. Left to itself, argparse may take an
+    override's value for the recipe.
+
+    Args:
+        arguments: a command line.
+        options: the command's own, `--output` for example.
+    Returns:
+        What the command itself knows or has to complain about; the overrides with their values.
+    """
+    known: list[str] = []
+    overrides: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, equals, _ = argument.partition("=")
+        if not name.startswith("--") or name == "--" or name in options:
+            known.append(argument)
+            continue
+        overrides.append(argument)
+        if not equals and rest and not rest[0].startswith("--"):
+            overrides.append(rest.pop(0))
+    return known, overrides
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[Override]:

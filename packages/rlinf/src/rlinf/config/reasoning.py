@@ -12,21 +12,21 @@ from rlinf.config.common import JobConfig
 
 
 class _Task(Section):
-    num_held_out: int = Field(500, ge=1, description="Problems kept out of training, for evaluation.")
+    num_held_out: int = Field(default=500, ge=1, description="Problems kept out of training, for evaluation.")
 
 
 class SortTask(_Task):
     """Sort the digits of a number: `58312047=` -> `01234578`."""
 
     kind: Literal["sort"]
-    num_digits: int = Field(8, ge=1, le=32, description="Digits to sort.")
+    num_digits: int = Field(default=8, ge=1, le=32, description="Digits to sort.")
 
 
 class AddTask(_Task):
     """Add two numbers of a fixed width: `12+34=` -> `046`."""
 
     kind: Literal["add"]
-    num_digits: int = Field(2, ge=1, le=32, description="Digits of each number.")
+    num_digits: int = Field(default=2, ge=1, le=32, description="Digits of each number.")
 
 
 class JsonlTask(_Task):
@@ -37,13 +37,14 @@ class JsonlTask(_Task):
     eval_files: tuple[InputPath, ...] = Field(
         min_length=1, description="Files with the problems to evaluate on; num_held_out limits them."
     )
-    prompt_field: str = Field("question", description="Field of a line that holds the problem.")
-    answer_field: str = Field("answer", description="Field of a line that holds the reference answer.")
+    prompt_field: str = Field(default="question", description="Field of a line that holds the problem.")
+    answer_field: str = Field(default="answer", description="Field of a line that holds the reference answer.")
     prompt_template: str = Field(
-        "{question}\n", description="Prompt given to the model, with {prompt_field's name} where the problem goes."
+        default="{question}\n",
+        description="Prompt given to the model, with {prompt_field's name} where the problem goes.",
     )
     answer_format: Literal["gsm8k", "exact"] = Field(
-        "exact", description="gsm8k: the answer ends in `#### number`. exact: the answer is the whole text."
+        default="exact", description="gsm8k: the answer ends in `#### number`. exact: the answer is the whole text."
     )
 
 
@@ -53,32 +54,40 @@ TaskConfig = Annotated[SortTask | AddTask | JsonlTask, Field(discriminator="kind
 class ArchitectureConfig(Section):
     """A small model made from scratch, with a tokenizer of single characters."""
 
-    family: Literal["qwen2"] = Field("qwen2", description="Architecture, as Hugging Face calls it.")
-    hidden_size: int = Field(96, ge=1, description="Width of the residual stream; a multiple of num_heads.")
-    intermediate_size: int = Field(256, ge=1, description="Width of the MLP.")
-    num_layers: int = Field(3, ge=1, description="Transformer layers.")
-    num_heads: int = Field(4, ge=1, description="Attention heads; a multiple of num_kv_heads.")
-    num_kv_heads: int = Field(2, ge=1, description="Heads of keys and values.")
-    max_positions: int = Field(64, ge=2, description="Longest sequence in tokens, prompt and completion together.")
+    family: Literal["qwen2"] = Field(default="qwen2", description="Architecture, as Hugging Face calls it.")
+    hidden_size: int = Field(default=96, ge=1, description="Width of the residual stream; a multiple of num_heads.")
+    intermediate_size: int = Field(default=256, ge=1, description="Width of the MLP.")
+    num_layers: int = Field(default=3, ge=1, description="Transformer layers.")
+    num_heads: int = Field(default=4, ge=1, description="Attention heads; a multiple of num_kv_heads.")
+    num_kv_heads: int = Field(default=2, ge=1, description="Heads of keys and values.")
+    max_positions: int = Field(
+        default=64, ge=2, description="Longest sequence in tokens, prompt and completion together."
+    )
 
 
 class ModelConfig(Section):
     """The model to train: a folder, or an architecture to start from scratch. Exactly one of the two."""
 
-    path: InputPath | None = Field(None, description="Hugging Face model folder: config.json, weights, tokenizer.")
-    architecture: ArchitectureConfig | None = Field(None, description="Shape of a new model with random weights.")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of weights and computation.")
+    path: InputPath | None = Field(
+        default=None, description="Hugging Face model folder: config.json, weights, tokenizer."
+    )
+    architecture: ArchitectureConfig | None = Field(
+        default=None, description="Shape of a new model with random weights."
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Type of weights and computation.")
 
     def problems(self) -> Iterator[Problem]:
         if self.path is None and self.architecture is None:
             yield Problem(
                 keys=("model.path", "model.architecture"),
-                text=" is not set; give --model.path FOLDER with a Hugging Face model, or the shape of a new one under model.architecture",
+                text=" is not set; give --model.path FOLDER with a Hugging Face model, or the shape of a new one "
+                "under model.architecture",
             )
         if self.path is not None and self.architecture is not None:
             yield Problem(
                 keys=("model.path", "model.architecture"),
-                text=f"={self.path} and model.architecture are both set; set one of them to null (--model.architecture null)",
+                text=f"={self.path} and model.architecture are both set; set one of them to null "
+                "(--model.architecture null)",
             )
 
 
@@ -86,40 +95,48 @@ class WarmStartConfig(Section):
     """Supervised training before the first step, so that a new model is right often enough to learn from rewards."""
 
     target_accuracy: float = Field(
-        0.4, gt=0, le=1, description="Stop once the accuracy on held-out problems reaches it."
+        default=0.4, gt=0, le=1, description="Stop once the accuracy on held-out problems reaches it."
     )
-    max_steps: int = Field(400, ge=1, description="Optimizer steps at most.")
-    batch_size: int = Field(256, ge=1, description="Problems of an optimizer step; a multiple of actor.num_shards.")
-    learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate of AdamW, after a short warm-up.")
-    check_every: int = Field(20, ge=1, description="Optimizer steps between two looks at the accuracy.")
+    max_steps: int = Field(default=400, ge=1, description="Optimizer steps at most.")
+    batch_size: int = Field(
+        default=256, ge=1, description="Problems of an optimizer step; a multiple of actor.num_shards."
+    )
+    learning_rate: float = Field(default=3e-3, gt=0, description="Peak learning rate of AdamW, after a short warm-up.")
+    check_every: int = Field(default=20, ge=1, description="Optimizer steps between two looks at the accuracy.")
 
 
 class GrpoConfig(Section):
     """Group-relative policy optimization (arXiv:2402.03300), token-mean loss."""
 
-    name: Literal["grpo"] = Field("grpo", description="The algorithm.")
+    name: Literal["grpo"] = Field(default="grpo", description="The algorithm.")
     group_size: int = Field(
-        8, ge=2, description="Completions sampled for each prompt; they are compared with each other."
+        default=8, ge=2, description="Completions sampled for each prompt; they are compared with each other."
     )
-    clip_low: float = Field(0.2, gt=0, lt=1, description="The probability ratio is clipped below at 1 - clip_low.")
-    clip_high: float = Field(0.2, gt=0, description="The probability ratio is clipped above at 1 + clip_high.")
-    normalize_std: bool = Field(True, description="Divide advantages by the standard deviation of the group's rewards.")
+    clip_low: float = Field(
+        default=0.2, gt=0, lt=1, description="The probability ratio is clipped below at 1 - clip_low."
+    )
+    clip_high: float = Field(default=0.2, gt=0, description="The probability ratio is clipped above at 1 + clip_high.")
+    normalize_std: bool = Field(
+        default=True, description="Divide advantages by the standard deviation of the group's rewards."
+    )
     kl_coef: float = Field(
-        0.0, ge=0, description="Weight of the KL to the reference model; 0 leaves the reference worker out."
+        default=0.0, ge=0, description="Weight of the KL to the reference model; 0 leaves the reference worker out."
     )
     num_minibatches: int = Field(
-        1, ge=1, description="Optimizer steps on the prompts of one step; divides rollout.num_prompts."
+        default=1, ge=1, description="Optimizer steps on the prompts of one step; divides rollout.num_prompts."
     )
 
 
 class RolloutConfig(Section):
     """What is generated in each step."""
 
-    num_prompts: int = Field(64, ge=1, description="Prompts of a step; each gives algorithm.group_size completions.")
+    num_prompts: int = Field(
+        default=64, ge=1, description="Prompts of a step; each gives algorithm.group_size completions."
+    )
     max_new_tokens: int = Field(ge=1, description="Longest completion in tokens.")
-    temperature: float = Field(1.0, gt=0, description="Sampling temperature in training; evaluation is greedy.")
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature in training; evaluation is greedy.")
     top_p: float = Field(
-        1.0, gt=0, le=1, description="Sample from the likeliest tokens that hold this much probability."
+        default=1.0, gt=0, le=1, description="Sample from the likeliest tokens that hold this much probability."
     )
     max_prompt_tokens: int = Field(ge=1, description="Longest prompt in tokens; of a longer one the end is kept.")
 
@@ -136,25 +153,25 @@ class RewardConfig(Section):
 class ActorConfig(Section):
     """The optimizer (AdamW) and how a batch is cut."""
 
-    learning_rate: float = Field(3e-4, gt=0, description="Learning rate at the first step.")
+    learning_rate: float = Field(default=3e-4, gt=0, description="Learning rate at the first step.")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.999), description="Decay of AdamW's two running averages."
+        default=(0.9, 0.999), description="Decay of AdamW's two running averages."
     )
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
-    max_grad_norm: float = Field(1.0, gt=0, description="Gradients with a larger norm are scaled down to it.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients with a larger norm are scaled down to it.")
     micro_batch_groups: int = Field(
-        8, ge=1, description="Groups of one forward and backward pass; decides the memory peak."
+        default=8, ge=1, description="Groups of one forward and backward pass; decides the memory peak."
     )
     num_shards: int = Field(
-        2,
+        default=2,
         ge=1,
         description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks.",
     )
     lr_decay_steps: int | None = Field(
-        None, ge=1, description="Optimizer steps over which the learning rate falls linearly; null keeps it."
+        default=None, ge=1, description="Optimizer steps over which the learning rate falls linearly; null keeps it."
     )
     min_lr_ratio: float = Field(
-        0.1, ge=0, le=1, description="Share of the learning rate that is left after lr_decay_steps."
+        default=0.1, ge=0, le=1, description="Share of the learning rate that is left after lr_decay_steps."
     )
 
 
@@ -165,12 +182,12 @@ class ReasoningConfig(JobConfig):
     task: TaskConfig = Field(description="Where problems and answers come from.")
     model: ModelConfig = Field(description="The model to train.")
     warm_start: WarmStartConfig | None = Field(
-        None, description="Supervised training before the first step; null for none."
+        default=None, description="Supervised training before the first step; null for none."
     )
-    algorithm: GrpoConfig = Field(GrpoConfig(), description="The learning algorithm.")
+    algorithm: GrpoConfig = Field(default=GrpoConfig(), description="The learning algorithm.")
     rollout: RolloutConfig = Field(description="What is generated in each step.")
     reward: RewardConfig = Field(description="How a completion is scored.")
-    actor: ActorConfig = Field(ActorConfig(), description="The optimizer and how a batch is cut.")
+    actor: ActorConfig = Field(default=ActorConfig(), description="The optimizer and how a batch is cut.")
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
@@ -206,12 +223,14 @@ class ReasoningConfig(JobConfig):
             if rest == task.prompt_template or "{" in rest.replace("{{", "") or "}" in rest.replace("}}", ""):
                 yield Problem(
                     keys=("task.prompt_template", "task.prompt_field"),
-                    text=f"={task.prompt_template!r} must hold {field} and no other brace; write {{{{ and }}}} for braces",
+                    text=f"={task.prompt_template!r} must hold {field} and no other brace; "
+                    "write {{ and }} for braces",
                 )
             if task.answer_format == "gsm8k" and self.reward.kind == "exact":
                 yield Problem(
                     keys=("reward.kind", "task.answer_format"),
-                    text="=exact can never match answers of task.answer_format=gsm8k, which hold the solution too; use numeric",
+                    text="=exact can never match answers of task.answer_format=gsm8k, which hold the solution too; "
+                    "use numeric",
                 )
             return
         width = task.num_digits
@@ -221,22 +240,24 @@ class ReasoningConfig(JobConfig):
             if value < needed:
                 yield Problem(
                     keys=(f"rollout.{key}", "task.num_digits"),
-                    text=f"={value} is too short: {what} of task.num_digits={width} has {needed} tokens; use at least {needed}",
+                    text=f"={value} is too short: {what} of task.num_digits={width} has {needed} tokens; "
+                    f"use at least {needed}",
                 )
 
     def _batch_problems(self) -> Iterator[Problem]:
         num_prompts, num_minibatches = self.rollout.num_prompts, self.algorithm.num_minibatches
+        num_prompts_per_update = num_prompts // num_minibatches
         if num_prompts % num_minibatches:
             yield Problem(
                 keys=("rollout.num_prompts", "algorithm.num_minibatches"),
                 text=f"={num_prompts} is not a multiple of algorithm.num_minibatches={num_minibatches}; "
                 f"use {neighbours(num_prompts, num_minibatches)}",
             )
-        elif num_prompts // num_minibatches < self.actor.num_shards:
+        elif num_prompts_per_update < self.actor.num_shards:
             yield Problem(
                 keys=("actor.num_shards", "rollout.num_prompts"),
-                text=f"={self.actor.num_shards} is more than the {num_prompts // num_minibatches} prompts of an optimizer step; "
-                f"use at most {num_prompts // num_minibatches}",
+                text=f"={self.actor.num_shards} is more than the {num_prompts_per_update} prompts of an optimizer "
+                f"step; use at most {num_prompts_per_update}",
             )
         if self.warm_start and self.warm_start.batch_size % self.actor.num_shards:
             size, shards = self.warm_start.batch_size, self.actor.num_shards

@@ -169,6 +169,7 @@ def _refuse_duplicates(node: yaml.MappingNode, shown: str) -> None:
         line = name_node.start_mark.line + 1
         if name_node.value in lines:
             raise UserError(
-                f"{shown}:{line}: the key {name_node.value!r} is already on line {lines[name_node.value]}; keep one of them"
+                f"{shown}:{line}: the key {name_node.value!r} is already on line {lines[name_node.value]}; "
+                "keep one of them"
             )
         lines[name_node.value] = line
