@@ -13,7 +13,7 @@ from typing import TextIO
 RECENT_STEPS = 20
 """Steps whose wall time, evaluations and checkpoints between them included, gives the eta."""
 BAR_WIDTH = 20
-HEADLINES = {"reward/mean": "reward", "env/return": "return", "env/success_once": "success once"}
+HEADLINES = {"reward/mean": "reward", "env/return": "return", "env/success_once": "training success"}
 """Metrics that a line shows, and what they are called there."""
 
 _UP_AND_CLEAR = "\x1b[1A\r\x1b[2K"
@@ -116,6 +116,8 @@ class Progress:
 
 def _stage_times(metrics: Mapping[str, float]) -> str:
     stages = {key[len("time/") : -len("_s")]: value for key, value in metrics.items() if _is_stage_time(key)}
+    if "sync" in stages:
+        stages["sync"] = stages.pop("sync")  # last: it comes first or last in the metrics, as the ranks happened to
     return " ".join(f"{stage} {_seconds(seconds)}" for stage, seconds in stages.items())
 
 

@@ -13,18 +13,16 @@ def ticks(low: float, high: float, *, max_ticks: int = 5, whole: bool = False) -
     Args:
         whole: only whole numbers.
     """
-    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+    if not math.isfinite(high - low) or high <= low:
         return [low]
-    step = _round_step((high - low) / max_ticks)
-    if whole:
-        step = max(1.0, step)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
-
-
-def _round_step(step: float) -> float:
-    power = 10.0 ** math.floor(math.log10(step))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
+    power = 10.0 ** math.floor(math.log10((high - low) / max_ticks))
+    for step in (factor * power for factor in (1, 2, 5, 10, 20)):
+        if whole and step < 1:
+            continue
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        if last - first <= max_ticks:
+            return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
+    return [math.ceil(low)] if whole else [low]
 
 
 def number(value: float) -> str:

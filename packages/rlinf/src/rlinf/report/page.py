@@ -221,9 +221,14 @@ def _plan(records: RunRecords) -> str:
         )
     columns = ("stage", "reads", "writes", "devices", "ranks", "items a hand-over", "offloads", "turn")
     edges = [f"{edge['source']} {ARROW} {edge['target']}" for edge in records.flow.get("weight_edges", [])]
-    weights = f'<p class="sub">Weights: {escape(", ".join(edges))}.</p>' if edges else ""
-    reason = f"Mode {plan.get('mode')}. {str(plan.get('reason', '')).strip().rstrip('.')}."
-    return html.section("Plan", html.table(columns, rows, numeric=(4,)), weights, note=reason)
+    weights = f'<p class="sub after">Weights: {escape(", ".join(edges))}.</p>' if edges else ""
+    reason = str(plan.get("reason", "")).strip().rstrip(".")
+    return html.section(
+        f"Plan: {plan.get('mode', 'by hand')}",
+        html.table(columns, rows),
+        weights,
+        note=f"{reason[:1].upper()}{reason[1:]}." if reason else "",
+    )
 
 
 def _samples(records: RunRecords) -> str:

@@ -14,6 +14,8 @@ from rlinf.report.records import RunRecords, SpanRecord
 
 NUM_STEPS = 3
 """Steps drawn, if there are so many."""
+OVERLAP = 0.2
+"""Part of a step by which the next one may seem to begin too early."""
 MAX_SPANS = 4000
 """More than these are not drawn: fewer steps are."""
 
@@ -86,12 +88,17 @@ def last_steps(records: RunRecords) -> Window | None:
     chosen: list[tuple[int, float, float]] = []
     kept: list[SpanRecord] = []
     for step in sorted(by_step, reverse=True)[:NUM_STEPS]:
+        step_s = float(duration_s[step] or 0.0)
         end_s = max(span.end_s for span in by_step[step])
-        start_s = end_s - float(duration_s[step] or 0.0)
-        inside = [span for span in by_step[step] if span.end_s > start_s]
-        follows = not chosen or (step == chosen[0][0] - 1 and end_s <= chosen[0][1] + 1e-3)
-        if not follows or (kept and len(kept) + len(inside) > MAX_SPANS):
-            break
+        start_s = end_s - step_s
+        inside = [span for span in by_step[step] if (span.start_s + span.end_s) / 2 > start_s]
+        if chosen:
+            later_step, later_start_s, later_end_s = chosen[0]
+            # The driver's share of a step lies after its last span, so the steps' stretches overlap a little.
+            follows = step == later_step - 1 and end_s <= later_start_s + OVERLAP * step_s
+            if not follows or len(kept) + len(inside) > MAX_SPANS:
+                break
+            chosen[0] = (later_step, max(later_start_s, end_s), later_end_s)
         chosen.insert(0, (step, start_s, end_s))
         kept += inside
     return Window(steps=tuple(chosen), spans=tuple(kept)) if chosen else None
@@ -145,8 +152,9 @@ def _rows(window: Window) -> list[_Row]:
     rows = []
     for lane, spans in _by_lane(window).items():
         note = f"{busy[lane]:.0%} busy" if lane in busy else ""
-        workers = sorted({span.worker for span in spans}, key=_natural)
-        if len(workers) == 1 or not _overlap([s for s in spans if s.category == "stage"]):
+        computing = [span for span in spans if span.category == "stage"]
+        workers = list(dict.fromkeys(span.worker for span in (*computing, *spans)))  # as they begin to compute
+        if len(workers) == 1 or not _overlap(computing):
             rows.append(_Row(label=lane, note=note, spans=tuple(spans)))
             continue
         for i, worker in enumerate(workers):

@@ -1,0 +1,284 @@
+"""The report of runs that finished, failed, or hardly began."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from rlinf.cli.main import main
+from rlinf.errors import UserError
+from rlinf.report import write_report
+from rlinf.report.axes import number, percent, seconds, ticks
+from rlinf.report.curves import MAX_POINTS, Curve, Line, draw
+from rlinf.report.records import Series, read_run
+from rlinf.report.timeline import busy_shares, draw_timeline, last_steps
+from rlinf.run_folder import RunFolder, TraceEvent
+
+CONFIG = "job: reasoning\nname: sort <grpo>\nmode: hybrid\nseed: 7\nalgorithm: {name: grpo}\nrun: {num_steps: 9}\n"
+PLAN = {
+    "mode": "hybrid",
+    "reason": "because & so",
+    "stages": [
+        {"stage": "rollout", "devices": [0], "num_ranks": 1, "granularity": 8, "offload": True, "turn": 0},
+        {"stage": "actor", "devices": [0, 1], "num_ranks": 2, "granularity": 0, "offload": True, "turn": 1},
+    ],
+}
+FLOW = {
+    "stages": [
+        {"name": "rollout", "reads": ["prompts"], "writes": ["samples"]},
+        {"name": "actor", "reads": ["samples"], "writes": []},
+    ],
+    "weight_edges": [{"source": "actor", "target": "rollout"}],
+}
+EPOCH_S = 1_000_000.0
+VOID = {"meta", "br", "rect", "line", "circle", "polyline", "polygon"}
+
+
+class Page(HTMLParser):
+    """Checks that tags are balanced; collects what the page says."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open_tags: list[str] = []
+        self.says = ""
+        self.feed(text)
+        assert self.open_tags == []
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        if tag not in VOID:
+            self.open_tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open_tags.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open_tags and self.open_tags[-1] not in ("style", "script"):
+            self.says += data + "\n"
+
+
+def span(name: str, worker: str, start_s: float, duration_s: float, step: int, **kinds: str) -> TraceEvent:
+    return TraceEvent(
+        name=name,
+        category=kinds.get("category", "stage"),
+        lane=kinds.get("lane", "device cpu:0"),
+        start_s=EPOCH_S + start_s,
+        duration_s=duration_s,
+        args={"worker": worker, "num_items": 2, "step": step},
+    )
+
+
+def make_run(path: Path, num_steps: int = 4) -> RunFolder:
+    """Step s takes 10 s from second 100 + 10 s: 6 s of rollout on cpu:0, then 4 s of the actor on both devices.
+    Before the first step lie 50 s of evaluation that bear its number."""
+    folder = RunFolder.create(path, config_yaml=CONFIG, command=["rlinf", "train"], keep_checkpoints=1)
+    folder._trace._origin_s = EPOCH_S
+    folder.write_plan(json.dumps(PLAN))
+    folder.write_flow(json.dumps(FLOW), "flowchart LR\n")
+    folder.trace([span("rollout", "rollout/0", 50, 49, 0)])
+    folder.evaluation(0, {"accuracy": 0.25}, time_s=0)
+    for step in range(num_steps):
+        start_s = 100 + 10 * step
+        folder.trace(
+            [
+                span("wait for lease", "actor/0", start_s, 6, step, category="lease"),
+                span("receive weights", "rollout/0", start_s, 0.5, step, category="sync"),
+                span("rollout", "rollout/0", start_s + 1, 5, step),
+                span("actor", "actor/0", start_s + 6, 4, step, lane="device cpu:0+cpu:1"),
+                span("reward", "reward/0", start_s + 3, 1, step, lane="reward/0"),
+            ]
+        )
+        metrics = {"reward/mean": 0.5, "actor/loss": float("nan"), "actor/odd": 3.0}
+        times = {"time/step_s": 10.0, "time/rollout_s": 5.0, "time/actor_s": 8.0, "time/sync_s": 0.5}
+        folder.metrics(step, metrics | times, time_s=10.0 * (step + 1))
+        folder.samples(step, [{"prompt": f"<u>{step}</u>", "completion": "x\ny", "reward": 1.0}])
+    return folder
+
+
+def test_the_report_of_a_finished_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    folder.note("no GPU: CPU slots <2>")
+    folder.evaluation(4, {"accuracy": 0.84}, time_s=40)
+    folder.result({"score": "accuracy", "before": 0.25, "after": 0.84, "training_s": 41.0, "stage_seconds": {}})
+    path = write_report(folder.path)
+    assert path == folder.path / "report.html"
+    text = path.read_text()
+    says = Page(text).says
+    for expected in (
+        "sort <grpo>",
+        "finished",
+        "no GPU: CPU slots <2>",
+        "Because & so.",
+        "<u>3</u>",
+        "Timeline of steps 2 to 4",
+        "rlinf train",
+        "receive weights",
+        "actor/odd",
+    ):
+        assert expected in says
+    assert re.search(r"25\.0.% →\s+84\.0.%", says)
+    assert re.search(r"4\s+of 9", says)
+    assert not re.search(r"<link|<img|src=|@import|url\(|fetch\(", text)  # loads nothing
+    assert "<u>3</u>" not in text
+
+
+def test_a_failed_run_says_why(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    folder.close("RunFailed: actor/1 was killed")
+    says = Page(write_report(folder.path).read_text()).says
+    assert "failed" in says
+    assert "RunFailed: actor/1 was killed" in says
+
+
+def test_a_run_that_is_still_going(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_steps=1)
+    assert "running, or stopped before its end" in Page(write_report(folder.path).read_text()).says
+
+
+@pytest.mark.parametrize("present", ["manifest.json", "config.yaml", "metrics.jsonl"])
+def test_missing_files_and_empty_runs(tmp_path: Path, present: str) -> None:
+    folder = RunFolder.create(tmp_path / "run", config_yaml=CONFIG, command=[], keep_checkpoints=1)
+    for path in folder.path.iterdir():
+        if path.name != present:
+            path.unlink()
+    (folder.path / present).touch()
+    says = Page(write_report(folder.path).read_text()).says
+    assert "No step was finished." in says
+    assert "The trace holds no whole step." in says
+
+
+def test_torn_files(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    for name in ("plan.json", "flow.json", "metrics.jsonl", "trace.json", "samples.jsonl", "config.yaml"):
+        path = folder.path / name
+        path.write_bytes(path.read_bytes()[:-9])
+    says = Page(write_report(folder.path).read_text()).says
+    assert "Timeline of steps 1 to 3" in says  # the fourth step's row is the torn one
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a run's folder"):
+        write_report(tmp_path)
+    with pytest.raises(UserError, match="no run folder"):
+        write_report(tmp_path / "none")
+
+
+def test_the_command_writes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "run")
+    assert main(["report", str(folder.path), "--output", str(tmp_path / "pages" / "a.html")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'pages' / 'a.html'}\n"
+    Page((tmp_path / "pages" / "a.html").read_text())
+
+
+# -- timeline ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_window_holds_the_last_whole_steps(tmp_path: Path) -> None:
+    window = last_steps(read_run(make_run(tmp_path / "run", num_steps=6).path))
+    assert window is not None
+    assert [step for step, _, _ in window.steps] == [3, 4, 5]
+    assert window.start_s == pytest.approx(130)
+    assert window.end_s == pytest.approx(160)
+    assert len(window.spans) == 15
+
+
+def test_an_evaluation_that_bears_the_step_s_number_is_outside(tmp_path: Path) -> None:
+    window = last_steps(read_run(make_run(tmp_path / "run", num_steps=1).path))
+    assert window is not None
+    assert window.steps == ((0, pytest.approx(100), pytest.approx(110)),)
+    assert len(window.spans) == 5
+
+
+def test_steps_with_something_between_them_are_not_drawn_as_one_stretch(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_steps=2)
+    folder.trace([span("actor", "actor/0", 900, 10, 3)])
+    folder.metrics(3, {"time/step_s": 10.0}, time_s=0)
+    window = last_steps(read_run(folder.path))
+    assert window is not None
+    assert [step for step, _, _ in window.steps] == [3]
+
+
+def test_busy_shares_count_overlapping_spans_once(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_steps=1)
+    folder.trace([span("rollout", "rollout/1", 102, 3, 0)])  # inside the other rollout's
+    window = last_steps(read_run(folder.path))
+    assert window is not None
+    assert busy_shares(window) == {"cpu:0": pytest.approx(0.9), "cpu:1": pytest.approx(0.4)}
+
+
+def test_workers_that_compute_at_once_get_a_row_each(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_steps=1)
+    window = last_steps(read_run(folder.path))
+    assert window is not None
+    assert draw_timeline(window, {}).count('class="lane"') == 3  # cpu:0, cpu:1, reward/0
+    folder.trace([span("reference", "reference/0", 102, 3, 0)])
+    window = last_steps(read_run(folder.path))
+    assert window is not None
+    drawn = draw_timeline(window, {"rollout": "teal"})
+    assert re.findall(r'class="lane"[^>]*>([^<]*)<', drawn) == [
+        "cpu:0  rollout/0",
+        "cpu:0  reference/0",
+        "cpu:0  actor/0",
+        "cpu:1",
+        "reward/0",
+    ]
+    assert drawn.count('fill="teal"') == 1
+
+
+# -- curves and axes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_long_series_is_drawn_as_means_with_a_band() -> None:
+    values = tuple(float(step % 2) for step in range(1000))
+    curve = Curve(
+        title="t", lines=(Line(label="l", series=Series(steps=tuple(range(1000)), values=values), color="c"),)
+    )
+    drawn = draw(curve)
+    match = re.search(r'<polyline[^>]*points="([^"]*)"', drawn)
+    assert match is not None
+    points = match[1].split()
+    assert len(points) <= MAX_POINTS
+    assert "<polygon" in drawn
+    assert "<polygon" not in draw(
+        Curve(title="t", lines=(Line(label="l", series=Series(steps=(0, 1), values=(1.0, 2.0)), color="c"),))
+    )
+
+
+@pytest.mark.parametrize("values", [(), (3.0,), (0.0, 0.0), (-1e-9, 1e9), (1e-300, 2e-300)])
+def test_any_series_can_be_drawn(values: tuple[float, ...]) -> None:
+    series = Series(steps=tuple(range(len(values))), values=values)
+    drawn = draw(Curve(title="t", lines=(Line(label="l", series=series, color="c"),)))
+    assert bool(drawn) == bool(values)
+    Page(drawn)
+    assert "nan" not in drawn
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert ticks(0.0, 1.0) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert ticks(-0.013, 0.0171, max_ticks=3) == [-0.01, 0, 0.01]
+    assert ticks(0, 3, max_ticks=6, whole=True) == [0, 1, 2, 3]
+    assert ticks(0, 1, max_ticks=6, whole=True) == [0, 1]
+    assert ticks(1e-9, 1.4e-9) == [1e-9, 1.1e-9, 1.2e-9, 1.3e-9, 1.4e-9]
+    assert ticks(5.0, 5.0) == [5.0]
+
+
+def test_numbers_for_people() -> None:
+    assert [number(v) for v in (0, 50, 0.01234, 12.34, 1234.5, 1.2e-7, -0.5)] == [
+        "0",
+        "50",
+        "0.0123",
+        "12.3",
+        "1,234",
+        "1.2e−7",  # noqa: RUF001
+        "−0.5",  # noqa: RUF001
+    ]
+    assert percent(0.8421) == "84.2\u00a0%"
+    assert [seconds(v).replace("\u00a0", " ") for v in (4.31e-4, 0.0123, 1.94, 252, 7500)] == [
+        "431 µs",
+        "12.3 ms",
+        "1.94 s",
+        "4 min 12 s",
+        "2 h 05 min",
+    ]
