@@ -14,7 +14,6 @@ from rlinf_workers import Executor, Flow, Reader, StepContext, Worker, Writer
 @dataclass(frozen=True)
 class Guess:
     index: int
-    offset: float  # what the sampler drew, in standard deviations
     position: float
     reward: float = 0.0
 
@@ -26,8 +25,8 @@ class Sampler(Worker):
     def draw(self, seeds: Reader[int], guesses: Writer[Guess]) -> None:
         for chunk in seeds:  # the plan, not this code, decides how many items a chunk holds
             for seed in chunk:
-                offset = float(torch.randn(1, generator=torch.Generator().manual_seed(self.step.step * 1000 + seed)))
-                guesses.put(Guess(seed, offset, float(self.mean) + offset), key=seed)
+                generator = torch.Generator().manual_seed(self.step.step * 1000 + seed)
+                guesses.put(Guess(seed, float(self.mean + torch.randn(1, generator=generator))), key=seed)
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {"mean": self.mean}
@@ -50,8 +49,7 @@ class Learner(Worker):
     def learn(self, scored: Reader[Guess]) -> None:
         guesses = [guess for chunk in scored for guess in chunk]
         baseline = sum(guess.reward for guess in guesses) / len(guesses)
-        gradient = sum((guess.reward - baseline) * guess.offset for guess in guesses) / len(guesses)
-        self.mean += 0.1 * gradient
+        self.mean += 0.1 * sum((g.reward - baseline) * (g.position - self.mean) for g in guesses) / len(guesses)
         self.steps += 1
         self.record("learner/mean", float(self.mean))
 
@@ -63,14 +61,14 @@ class Learner(Worker):
         return self.steps
 
 
-def main(mode: str) -> None:
+if __name__ == "__main__":
     flow = Flow("target").worker("sampler", Sampler).worker("judge", Judge, 3.0).worker("learner", Learner)
     flow.stage("sampler", Sampler.draw, reads="seeds", writes="guesses")
     flow.stage("judge", Judge.score, reads="guesses", writes="scored", needs_device=False)
     flow.stage("learner", Learner.learn, reads="scored", ordered=True, trains=True)
     flow.weights("learner", to="sampler")
     cluster = Cluster.cpu_slots(2)
-    plan = plan_for_mode(flow.graph(), cluster, mode, num_ranks={"learner": 1})
+    plan = plan_for_mode(flow.graph(), cluster, sys.argv[1], num_ranks={"learner": 1})
     with Executor(cluster=cluster) as executor:
         executor.start(flow, plan)
         executor.sync_weights()
@@ -78,7 +76,3 @@ def main(mode: str) -> None:
             context = StepContext(step=step, phase="train", seed=0, num_items=32)
             run = executor.run(flow, context=context, feeds={"seeds": list(range(32))})
             print(f"step {step}: mean {run.metrics['learner/mean']:.6f} (target 3)")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -63,6 +63,8 @@ class Process:
         self._worker: Any = None
 
     def run(self) -> None:
+        birth = self._birth
+        print(f"worker {birth.role}/{birth.rank}, process {os.getpid()}, devices {', '.join(birth.devices) or 'none'}")
         try:
             self._worker = self._build_worker()
         except BaseException as error:

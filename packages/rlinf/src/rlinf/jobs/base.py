@@ -40,11 +40,18 @@ class Job(Protocol):
     """One kind of training. Making it checks the inputs; nothing is written and no process started before
     `write_inputs`."""
 
-    score: Score
-    trainer: str
-    """Worker group that holds the training state."""
-    notes: Sequence[str]
-    """Fall-backs in effect, for the manifest."""
+    @property
+    def score(self) -> Score: ...
+
+    @property
+    def trainer(self) -> str:
+        """Worker group that holds the training state."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Fall-backs in effect, for the manifest."""
+        ...
 
     @property
     def config(self) -> Config: ...
@@ -69,6 +76,10 @@ class Job(Protocol):
 
     def prepare(self, loop: TrainingLoop) -> None:
         """Runs once in a run's life, before the first step: a warm start, say."""
+        ...
+
+    def restore(self, loop: TrainingLoop) -> None:
+        """Runs in place of `prepare` when a run is resumed, after the trainer's checkpoint was loaded."""
         ...
 
     def feeds(self, step: int) -> dict[str, list[Any]]:

@@ -163,6 +163,9 @@ class EmbodiedJob:
     def prepare(self, loop: TrainingLoop) -> None:
         return
 
+    def restore(self, loop: TrainingLoop) -> None:
+        return
+
     def feeds(self, step: int) -> dict[str, list[Any]]:
         return {}
 

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlinf.cli.progress import Progress
@@ -20,7 +21,7 @@ from rlinf.jobs.devices import worker_environment
 from rlinf.jobs.planning import Planned, make_plans
 from rlinf.run_folder import RunFolder, TraceEvent
 from rlinf_sched.describe import diagram
-from rlinf_workers import Executor, Flow, FlowRun, LocalLauncher, StepContext, WorkersError
+from rlinf_workers import Executor, Flow, FlowRun, LocalLauncher, RemoteError, StepContext, WorkersError
 from rlinf_workers.spans import COMPUTE, SYNC, Span
 from rlinf_workers.worker import Phase
 
@@ -76,6 +77,8 @@ class TrainingLoop:
                 for flow in flows:
                     self._executor.start(flow, planned.plans[flow.name])
                 return self._train()
+            except RemoteError as error:
+                raise RunFailed(f"step {self._clock.step}: {error}\n{error.remote_traceback}") from error
             except WorkersError as error:
                 raise RunFailed(f"step {self._clock.step}: {error}") from error
 
@@ -116,6 +119,7 @@ class TrainingLoop:
             self._clock.stage_s.update(state["stage_s"])
             self._executor.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
             self._executor.sync_weights()
+            self._job.restore(self)
             self.progress.message(f"resumed from {checkpoint.name}")
             return state["score"]
         self._job.prepare(self)
@@ -165,6 +169,11 @@ class TrainingLoop:
             self._folder.evaluation(step, metrics, time_s=self._training_s())
             self.progress.evaluation(step, self._job.score.name, metrics[self._job.score.name])
         return metrics
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self._folder.path
 
     def group(self, name: str) -> Any:
         """A running worker group."""

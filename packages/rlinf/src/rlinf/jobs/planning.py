@@ -54,10 +54,8 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster) -> tuple[Plan, 
     plan = plan_for_mode(graph, cluster, config.mode, **choices)
     notes = []
     for group, parts in job.max_ranks.items():
-        num_devices, num_ranks = (
-            len(plan.stage(graph.workers[group][0]).devices),
-            plan.stage(graph.workers[group][0]).num_ranks,
-        )
+        placed = plan.stage(graph.workers[group][0])
+        num_devices, num_ranks = len(placed.devices), placed.num_ranks
         if parts % num_ranks and group in config.plan.num_ranks:
             raise UserError(
                 f"plan.num_ranks.{group}={num_ranks} does not divide its work, which comes in {parts} parts",

@@ -37,6 +37,7 @@ WARMUP_STEPS = 30
 NUM_CHUNKS = 8
 """Pieces that a batch of prompts goes through a pipelined plan in."""
 MODEL_FOLDER = "initial_model"
+REFERENCE_FOLDER = "reference_model"
 
 REWARD_RULES = {"exact": "exact_match", "numeric": "numeric_match"}
 
@@ -171,7 +172,7 @@ class ReasoningJob:
             model=model,
             optimizer=OptimizerSettings(
                 learning_rate=actor.learning_rate,
-                betas=tuple(actor.betas),
+                betas=(actor.betas[0], actor.betas[1]),
                 weight_decay=actor.weight_decay,
                 max_grad_norm=actor.max_grad_norm,
                 decay_steps=actor.lr_decay_steps,
@@ -233,9 +234,15 @@ class ReasoningJob:
                 f"warm start {step}: loss {run.metrics['warm_start/loss']:.3f}, accuracy {accuracy:.3f}"
             )
         if self.config.algorithm.kl_coef:
-            folder = str(loop.scratch_folder("reference_model"))
-            loop.group("actor").call("save_model", folder)
-            loop.group("reference").call("load_weights", folder)
+            loop.group("actor").call("save_model", str(loop.folder / REFERENCE_FOLDER))
+            self.restore(loop)
+
+    def restore(self, loop: TrainingLoop) -> None:
+        """The reference is the policy as the warm start left it; without one it is the model that every worker starts
+        from."""
+        folder = loop.folder / REFERENCE_FOLDER
+        if folder.is_dir():
+            loop.group("reference").call("load_weights", str(folder))
 
     def _examples(self, settings: WarmStartConfig, step: int) -> list[ExampleBatch]:
         """One batch as one item a shard, from a stretch of the problem stream that the training steps do not reach."""

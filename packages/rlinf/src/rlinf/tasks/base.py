@@ -19,10 +19,15 @@ class Problem:
 class Task(Protocol):
     """A stream of training problems that can be entered anywhere, and a fixed held-out set."""
 
-    alphabet: str | None
-    """Every character that prompts and answers use, for a tokenizer made on the spot; None for natural language."""
-    same_length: bool
-    """Whether every prompt has the same number of tokens (under a tokenizer of single characters)."""
+    @property
+    def alphabet(self) -> str | None:
+        """Every character that prompts and answers use, for a tokenizer made on the spot; None for natural language."""
+        ...
+
+    @property
+    def same_length(self) -> bool:
+        """Whether every prompt has the same number of tokens (under a tokenizer of single characters)."""
+        ...
 
     def train_problem(self, index: int) -> Problem:
         """Problem `index` of the training stream, a pure function of the run's seed and the index."""

@@ -1,0 +1,133 @@
+"""Runs the command line as a user does, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+RLINF = [str(Path(sys.executable).with_name("rlinf"))]
+END_TIMEOUT_S = 240
+
+SHORT_SORT = {
+    "task.num_digits": 3,
+    "task.num_held_out": 64,
+    "model.architecture.hidden_size": 32,
+    "model.architecture.intermediate_size": 64,
+    "model.architecture.num_layers": 2,
+    "warm_start.max_steps": 40,
+    "warm_start.check_every": 40,
+    "warm_start.batch_size": 64,
+    "warm_start.target_accuracy": 1.0,
+    "rollout.num_prompts": 16,
+    "rollout.max_new_tokens": 4,
+    "actor.micro_batch_groups": 2,
+    "run.num_steps": 3,
+    "run.evaluate_every": 2,
+    "run.stop_at_score": "null",
+}
+"""The sorting job in seconds: three digits, a smaller model."""
+
+SHORT_PUSH = {
+    "run.num_steps": 2,
+    "run.evaluate_every": 2,
+    "run.stop_at_score": "null",
+    "env.num_eval_episodes": 8,
+    "algorithm.num_steps": 20,
+    "algorithm.minibatch_size": 80,
+    "algorithm.num_epochs": 2,
+    "env.max_episode_steps": 20,
+}
+
+
+def command(recipe, output, overrides):
+    flags = [part for key, value in overrides.items() for part in (f"--{key}", str(value))]
+    return [*RLINF, "train", *([recipe] if recipe else ["--resume"]), "--output", str(output), *flags]
+
+
+def start(recipe, output, overrides):
+    """A run in the background."""
+    return subprocess.Popen(
+        command(recipe, output, overrides), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+
+
+def train(recipe, output, overrides):
+    """A run to its end; fails with what it printed."""
+    done = subprocess.run(
+        command(recipe, output, overrides), capture_output=True, text=True, env=environment(), timeout=END_TIMEOUT_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Path(output)
+
+
+def environment():
+    return os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def rows(path, name="metrics.jsonl"):
+    """Rows of a run without what depends on the clock."""
+    lines = [json.loads(line) for line in (Path(path) / name).read_text().splitlines()]
+    return [
+        {"step": row["step"]} | {key: value for key, value in row["metrics"].items() if not key.startswith("time/")}
+        for row in lines
+    ]
+
+
+def last_checkpoint(path):
+    return max((Path(path) / "checkpoints").iterdir())
+
+
+def weights(path):
+    """The bytes of every tensor of the last checkpoint, optimizer included."""
+    from safetensors.torch import load_file
+
+    return {
+        f"{file.name}:{name}": tensor.numpy().tobytes()
+        for file in sorted(last_checkpoint(path).rglob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+def worker_processes(path):
+    """Worker name -> process id, from the first line of each log."""
+    found = {}
+    for log in (Path(path) / "logs").glob("*/*.log"):
+        first = log.read_text().split("\n", 1)[0]
+        if "process " in first:
+            found[f"{log.parent.name}/{log.stem}"] = int(first.split("process ")[1].split(",")[0])
+    return found
+
+
+def wait_for(condition, process, what):
+    """Polls until the condition holds; fails when the process ends before."""
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while not condition():
+        if process.poll() is not None:
+            out, err = process.communicate()
+            pytest.fail(f"the run ended with {process.returncode} before {what}:\n{out}\n{err}")
+        assert time.monotonic() < deadline, f"no {what}"
+        time.sleep(0.02)
+
+
+def steps_done(path):
+    file = Path(path) / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def is_running(pid):
+    """A zombie has ended; only its parent has not looked yet."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def all_gone(pids):
+    deadline = time.monotonic() + 30
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(is_running, pids))
