@@ -1,0 +1,285 @@
+"""What this machine has and what of it works: devices, memory, the hand-over between processes, extras.
+
+Nothing is guessed: the hand-over is tried with a second process, a GPU counts when torch can use it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlinf.run_folder.manifest import processor_name
+
+Verdict = Literal["ok", "note", "problem"]
+
+OWN_PACKAGES = ("rlinf", "rlinf-workers", "rlinf-comm", "rlinf-sched", "rlinf-algos", "rlinf-envs")
+MIN_OPEN_FILES = 1024
+"""Each channel, connection and log of a worker is an open file of the driver."""
+MIN_FREE_DISK_BYTES = 5 << 30
+"""Two checkpoints of a model of half a billion parameters with optimizer state."""
+HAND_OVER_TIMEOUT_S = 60
+NVIDIA_DEVICE = Path("/dev/nvidia0")
+CGROUP_MEMORY_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+_READER = """
+import sys
+from rlinf_comm import Channel, unpack
+channel = Channel.open(unpack(sys.stdin.buffer.read()))
+print(channel.take(timeout_s=20)[0].value)
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    subject: str
+    verdict: Verdict
+    """`note`: works, but a user should know. `problem`: runs will fail or be much slower than they need be."""
+    text: str
+    hint: str = ""
+    """What to do about it."""
+
+
+def examine(folder: Path) -> Iterator[Finding]:
+    """Looks at this machine, one finding after the other; takes some seconds.
+
+    Args:
+        folder: where runs would be written.
+    """
+    yield Finding(subject="python", verdict="ok", text=f"{platform.python_version()} ({sys.executable})")
+    yield Finding(subject="system", verdict="ok", text=platform.platform())
+    yield from _packages()
+    yield _cores()
+    yield _memory()
+    yield _open_files()
+    yield _disk(folder)
+    yield from _attempt("torch", _torch)
+    yield from _attempt("hand-over between processes", _hand_over)
+    yield from _attempt("ManiSkill", _maniskill)
+    yield _video()
+
+
+# -- machine -----------------------------------------------------------------------------------------------------------
+
+
+def _cores() -> Finding:
+    usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    limited = f"; {present} in the machine, this process may use {usable}" if usable < present else ""
+    text = f"{usable} x {processor_name()}{limited}"
+    if usable < 2:
+        return Finding(
+            subject="cores",
+            verdict="note",
+            text=text,
+            hint="without a GPU only mode collocated fits; others share the core with --cluster.oversubscribe true",
+        )
+    return Finding(subject="cores", verdict="ok", text=text)
+
+
+def _memory() -> Finding:
+    present_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit_bytes = cgroup_limit_bytes(CGROUP_MEMORY_FILES)
+    text = f"{present_bytes / 2**30:.1f} GiB"
+    if limit_bytes is not None and limit_bytes < present_bytes:
+        return Finding(
+            subject="memory",
+            verdict="note",
+            text=f"{text} in the machine; this container may use {limit_bytes / 2**30:.1f} GiB",
+            hint="what lies in channels counts as well",
+        )
+    return Finding(subject="memory", verdict="ok", text=text)
+
+
+def cgroup_limit_bytes(files: tuple[Path, ...]) -> int | None:
+    """The memory limit of this process's container, from the first of the files that has one."""
+    for path in files:
+        try:
+            text = path.read_text(encoding="utf-8").strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            return int(text)
+    return None
+
+
+def _open_files() -> Finding:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < MIN_OPEN_FILES:
+        return Finding(
+            subject="open files",
+            verdict="problem",
+            text=f"at most {soft} in a process; large runs need {MIN_OPEN_FILES}",
+            hint=f"ulimit -n {MIN_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, 65536)}",
+        )
+    return Finding(subject="open files", verdict="ok", text=f"at most {soft:,} in a process")
+
+
+def _disk(folder: Path) -> Finding:
+    place = folder.resolve()
+    while not place.exists():
+        place = place.parent
+    free_bytes = shutil.disk_usage(place).free
+    text = f"{free_bytes / 2**30:.1f} GiB free in {place}"
+    if not os.access(place, os.W_OK):
+        hint = "choose a folder you can write to with --output"
+        return Finding(subject="disk", verdict="problem", text=f"{place} cannot be written to", hint=hint)
+    if free_bytes < MIN_FREE_DISK_BYTES:
+        return Finding(subject="disk", verdict="note", text=text, hint="checkpoints of large models need more")
+    return Finding(subject="disk", verdict="ok", text=text)
+
+
+# -- packages ----------------------------------------------------------------------------------------------------------
+
+
+def version_of(distribution: str) -> str | None:
+    """Version of an installed distribution; None if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _packages() -> Iterator[Finding]:
+    versions = {name: version_of(name) for name in OWN_PACKAGES}
+    missing = [name for name, version in versions.items() if version is None]
+    present = ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
+    yield Finding(subject="packages", verdict="ok", text=present or "none")
+    if missing:
+        yield Finding(
+            subject="packages",
+            verdict="problem",
+            text=f"not installed: {', '.join(missing)}",
+            hint=f"pip install {' '.join(missing)}",
+        )
+
+
+def _video() -> Finding:
+    versions = {name: version_of(name) for name in ("imageio", "imageio-ffmpeg")}
+    if None in versions.values():
+        hint = "pip install 'rlinf-envs[video]'"
+        return Finding(subject="videos", verdict="note", text="episodes cannot be recorded as mp4", hint=hint)
+    return Finding(
+        subject="videos", verdict="ok", text=", ".join(f"{name} {version}" for name, version in versions.items())
+    )
+
+
+# -- what is tried -----------------------------------------------------------------------------------------------------
+
+
+def _attempt(subject: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """Whatever goes wrong in a check is what the check found."""
+    try:
+        yield from look()
+    except Exception as error:  # noqa: BLE001 - a broken installation may raise anything; it is shown, not swallowed
+        yield Finding(subject=subject, verdict="problem", text=f"{type(error).__name__}: {error}")
+
+
+def _torch() -> Iterator[Finding]:
+    import torch
+
+    cuda = torch.version.cuda
+    yield Finding(subject="torch", verdict="ok", text=f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'CPU only'}")
+    if torch.cuda.is_available():
+        yield from map(_gpu, range(torch.cuda.device_count()))
+        yield _cuda_kernels()
+    elif NVIDIA_DEVICE.exists():
+        yield Finding(
+            subject="GPU",
+            verdict="problem",
+            text=f"{NVIDIA_DEVICE} is there, but this torch cannot use it",
+            hint="install a torch built for CUDA" if cuda is None else f"check the driver: nvidia-smi, CUDA {cuda}",
+        )
+    else:
+        count = len(os.sched_getaffinity(0))
+        yield Finding(subject="GPU", verdict="note", text=f"none; devices are CPU slots, up to {count} of them")
+
+
+def _gpu(index: int) -> Finding:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+    text = f"{properties.name}, {total_bytes / 2**30:.1f} GiB, {free_bytes / 2**30:.1f} GiB free"
+    if free_bytes < total_bytes // 2:
+        hint = "another process uses it: nvidia-smi"
+        return Finding(subject=f"GPU {index}", verdict="note", text=text, hint=hint)
+    return Finding(subject=f"GPU {index}", verdict="ok", text=text)
+
+
+def _cuda_kernels() -> Finding:
+    import rlinf_comm
+
+    if rlinf_comm.has_cuda_kernels():
+        return Finding(subject="CUDA kernels", verdict="ok", text="rlinf-comm was built with them")
+    return Finding(
+        subject="CUDA kernels",
+        verdict="note",
+        text="rlinf-comm was built without them",
+        hint="rebuild it where nvcc is: pip install --no-binary rlinf-comm rlinf-comm -C cmake.define.RLINF_CUDA=ON",
+    )
+
+
+def _hand_over() -> Iterator[Finding]:
+    """Another process takes one item from a channel, as workers do."""
+    from rlinf_comm import Channel, pack
+
+    subject = "hand-over between processes"
+    channel = Channel.create("doctor", capacity_items=1, capacity_bytes=1 << 16)
+    channel.put("received")
+    done = subprocess.run(
+        [sys.executable, "-c", _READER],
+        input=pack(channel.address),
+        capture_output=True,
+        timeout=HAND_OVER_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode == 0 and done.stdout.strip() == b"received":
+        yield Finding(subject=subject, verdict="ok", text="shared memory works")
+        return
+    last_line = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+    yield Finding(
+        subject=subject,
+        verdict="problem",
+        text=f"another process could not take an item: {last_line}",
+        hint="processes of one user must be able to open each other's /proc/<pid>/fd; containers can forbid it",
+    )
+
+
+def _maniskill() -> Iterator[Finding]:
+    version = version_of("mani-skill") or version_of("mani_skill")
+    if version is None:
+        hint = "for pushcube-ppo: pip install 'rlinf[maniskill]'"
+        yield Finding(subject="ManiSkill", verdict="note", text="not installed", hint=hint)
+        return
+    import warnings
+
+    from rlinf_envs import maniskill_novulkan
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SAPIEN's, about the Vulkan libraries that are looked for here
+        can_draw = maniskill_novulkan.has_vulkan_device()
+    if can_draw:
+        yield Finding(subject="ManiSkill", verdict="ok", text=f"{version}, with a Vulkan device: images and videos")
+    else:
+        yield Finding(
+            subject="ManiSkill",
+            verdict="note",
+            text=f"{version}, without a Vulkan device: states only, no images",
+            hint=maniskill_novulkan.DRIVER_HINT,
+        )
+
+
+def as_record(finding: Finding) -> dict[str, Any]:
+    """The finding as JSON can hold it."""
+    return {name: getattr(finding, name) for name in ("subject", "verdict", "text", "hint")}

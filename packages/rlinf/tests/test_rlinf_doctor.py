@@ -1,0 +1,118 @@
+"""What `rlinf doctor` finds, on this machine and on ones that lack something."""
+
+import importlib.metadata
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rlinf import doctor
+from rlinf.cli.main import main
+from rlinf.doctor import Finding, cgroup_limit_bytes, examine
+
+
+def test_the_command_lists_findings_as_lines_and_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings = [
+        Finding(subject="cores", verdict="ok", text="2 x chip"),
+        Finding(subject="disk", verdict="problem", text="full", hint="make room"),
+    ]
+    monkeypatch.setattr(doctor, "examine", lambda folder: iter(findings))
+    assert main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [
+        ["ok", "cores", "2", "x", "chip"],
+        ["PROBLEM", "disk", "full"],
+        ["->", "make", "room"],
+        [],
+        ["1", "problem", "found"],
+    ]
+    assert main(["doctor", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)[1] == {
+        "subject": "disk",
+        "verdict": "problem",
+        "text": "full",
+        "hint": "make room",
+    }
+    findings.pop()
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.endswith("no problems found\n")
+
+
+def test_the_hand_over_is_tried_and_its_failure_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (finding,) = doctor._hand_over()
+    assert finding.verdict == "ok"
+    monkeypatch.setattr(doctor, "_READER", "raise PermissionError('no way in')")
+    (finding,) = doctor._hand_over()
+    assert finding.verdict == "problem"
+    assert "PermissionError: no way in" in finding.text
+
+
+def test_a_check_that_raises_is_a_problem_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises
+    monkeypatch.setattr(doctor, "_hand_over", lambda: iter(()))
+    findings = list(examine(tmp_path))
+    broken = next(finding for finding in findings if finding.subject == "torch")
+    assert broken.verdict == "problem"
+    assert "torch" in broken.text
+    assert findings[-1].subject == "videos"
+
+
+def test_a_gpu_that_torch_cannot_use_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "NVIDIA_DEVICE", Path("/dev/null"))
+    gpu = list(doctor._torch())[-1]
+    assert (gpu.subject, gpu.verdict) == ("GPU", "problem")
+    monkeypatch.setattr(doctor, "NVIDIA_DEVICE", Path("/dev/none"))
+    gpu = list(doctor._torch())[-1]
+    assert (gpu.subject, gpu.verdict) == ("GPU", "note")
+    assert f"up to {len(os.sched_getaffinity(0))} of them" in gpu.text
+
+
+def test_missing_packages_come_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name in ("rlinf-sched", "imageio"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.2"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    present, missing = doctor._packages()
+    assert "rlinf-workers 1.2" in present.text
+    assert (missing.verdict, missing.hint) == ("problem", "pip install rlinf-sched")
+    assert doctor._video().verdict == "note"
+
+
+def test_one_core_and_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert doctor._cores().verdict == "note"
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    finding = doctor._open_files()
+    assert (finding.verdict, finding.hint) == ("problem", "ulimit -n 4096")
+
+
+def test_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = doctor._disk(tmp_path / "not" / "yet")
+    assert finding.text.endswith(f"free in {tmp_path}")
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 30))
+    assert doctor._disk(tmp_path).verdict == "note"
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert doctor._disk(tmp_path).verdict == "problem"
+
+
+def test_a_container_s_memory_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlimited, limited = tmp_path / "max", tmp_path / "limit"
+    unlimited.write_text("max\n")
+    limited.write_text("1073741824\n")
+    assert cgroup_limit_bytes((tmp_path / "none", unlimited)) is None
+    assert cgroup_limit_bytes((tmp_path / "none", unlimited, limited)) == 1 << 30
+    monkeypatch.setattr(doctor, "CGROUP_MEMORY_FILES", (limited,))
+    finding = doctor._memory()
+    assert finding.verdict == "note"
+    assert "1.0 GiB" in finding.text
