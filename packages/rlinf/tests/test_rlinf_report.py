@@ -191,6 +191,16 @@ def test_an_evaluation_that_bears_the_step_s_number_is_outside(tmp_path: Path) -
     assert len(window.spans) == 5
 
 
+def test_the_spans_of_a_step_that_a_resumed_run_repeated_are_outside(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_steps=2)
+    for step in (1, 2):  # lost: their rows were dropped, their spans are still in the trace
+        folder.trace([span("rollout", "rollout/0", 40 + 10 * step, 9, step)])
+    window = last_steps(read_run(folder.path))
+    assert window is not None
+    assert [step for step, _, _ in window.steps] == [0, 1]
+    assert len(window.spans) == 10
+
+
 def test_steps_with_something_between_them_are_not_drawn_as_one_stretch(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", num_steps=2)
     folder.trace([span("actor", "actor/0", 900, 10, 3)])

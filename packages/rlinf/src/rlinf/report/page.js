@@ -36,7 +36,7 @@
       const closest = nearest.reduce((best, point) => (Math.abs(point[0] - x) < Math.abs(best[0] - x) ? point : best));
       add("line", { x1: closest[0], x2: closest[0], y1: curve.top, y2: curve.bottom, class: "axis" });
       nearest.forEach((point, i) => add("circle", { cx: point[0], cy: point[1], r: 3.5, fill: curve.lines[i].color }));
-      show(event, nearest.map((point, i) => `step ${point[2]}  ${curve.lines[i].label}  ${point[3]}`));
+      show(event, nearest.map((point, i) => `after ${point[2]} steps  ${curve.lines[i].label}  ${point[3]}`));
     });
     svg.addEventListener("mouseleave", () => {
       cursor.replaceChildren();

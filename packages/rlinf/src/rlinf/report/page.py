@@ -12,7 +12,7 @@ from typing import Any
 
 from rlinf.report import html
 from rlinf.report.axes import number, percent, seconds
-from rlinf.report.curves import draw
+from rlinf.report.curves import MAX_POINTS, draw
 from rlinf.report.metric_names import SCORES, curves, score_name
 from rlinf.report.records import RunRecords, read_run
 from rlinf.report.timeline import describe_busy, draw_timeline, last_steps
@@ -55,7 +55,7 @@ def render(records: RunRecords) -> str:
         _header(records),
         _headline(records),
         _notes(records.manifest),
-        html.section("Curves", _figures(main), html.folded("Other metrics", _figures(rest)))
+        html.section("Curves", _figures(main), html.folded("Other metrics", _figures(rest)), note=_band_note(records))
         or html.section("Curves", '<p class="sub">No step was finished.</p>'),
         _timeline(records, colors),
         _time_by_stage(records, colors),
@@ -133,6 +133,12 @@ def _notes(manifest: Mapping[str, Any]) -> str:
 def _figures(drawings: list[Any]) -> str:
     figures = "".join(draw(curve) for curve in drawings)
     return f'<div class="curves">{figures}</div>' if figures else ""
+
+
+def _band_note(records: RunRecords) -> str:
+    if len(records.metrics) <= MAX_POINTS:
+        return ""
+    return "Lines are means over neighbouring steps; the bands reach from their lowest to their highest value."
 
 
 def _timeline(records: RunRecords, colors: Mapping[str, str]) -> str:

@@ -14,6 +14,8 @@ from rlinf.report.records import RunRecords, SpanRecord
 
 NUM_STEPS = 3
 """Steps drawn, if there are so many."""
+NUM_STEPS_SEARCHED = 8
+"""The newest steps, among which the drawn ones are looked for; of the others no span is held in memory."""
 OVERLAP = 0.2
 """Part of a step by which the next one may seem to begin too early."""
 MAX_SPANS = 4000
@@ -78,17 +80,18 @@ def last_steps(records: RunRecords) -> Window | None:
     A step ends with the last span that bears its number, and began as long before as the metrics say it took: an
     evaluation or a warm start in front of it bears the same number.
     """
-    duration_s = {row["step"]: row["metrics"].get("time/step_s") for row in records.metrics}
-    spans = [span for span in records.spans() if duration_s.get(span.step if span.step is not None else -1)]
+    timed = [(row["step"], row["metrics"].get("time/step_s")) for row in records.metrics]
+    duration_s = {step: float(step_s) for step, step_s in timed[-NUM_STEPS_SEARCHED:] if step_s}
+    spans = [span for span in records.spans() if span.step in duration_s]
     if any(span.phase == "train" for span in spans):
         spans = [span for span in spans if span.phase == "train"]
     by_step: dict[int, list[SpanRecord]] = defaultdict(list)
     for span in spans:
-        by_step[span.step if span.step is not None else -1].append(span)
+        by_step[span.step or 0].append(span)
     chosen: list[tuple[int, float, float]] = []
     kept: list[SpanRecord] = []
     for step in sorted(by_step, reverse=True)[:NUM_STEPS]:
-        step_s = float(duration_s[step] or 0.0)
+        step_s = duration_s[step]
         end_s = max(span.end_s for span in by_step[step])
         start_s = end_s - step_s
         inside = [span for span in by_step[step] if (span.start_s + span.end_s) / 2 > start_s]
