@@ -5,7 +5,7 @@ import torch
 
 from rlinf_workers.launcher.base import Identity
 from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.worker import StepContext
+from rlinf_workers.worker import Phase, StepContext
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +41,7 @@ def model(tmp_path_factory) -> ModelSettings:
 def make_worker():
     """Makes a worker in this process: `make_worker(Actor, settings)`."""
 
-    def make(worker_class, *arguments, step=0, phase="train", num_items=0):
+    def make(worker_class, *arguments, step=0, phase: Phase = "train", num_items=0):
         worker = worker_class.__new__(worker_class)
         worker.attach(
             Identity(role="worker", rank=0, num_ranks=1, devices=("cpu:0",), rendezvous=""), lambda service, value: None

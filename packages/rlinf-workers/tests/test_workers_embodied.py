@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.metrics import merge
 from rlinf_workers.models.actor_critic import ActorCritic, ActorCriticSettings
@@ -138,6 +139,11 @@ def textbook_gae(t: Trajectory, gamma, lam):
     return advantages
 
 
+def gradient(parameter):
+    assert parameter.grad is not None
+    return parameter.grad.flatten()
+
+
 def test_the_first_gradient_is_the_formulas(make_worker, reader):
     settings = actor_settings(minibatch_size=4 * NUM_STEPS * NUM_ENVS)
     batch = trajectories(make_worker, reader)
@@ -152,10 +158,10 @@ def test_the_first_gradient_is_the_formulas(make_worker, reader):
     value_loss = 0.5 * (model.value(states)[..., 0] - returns).square()
     entropy = torch.distributions.Normal(mean, model.log_std.exp()).entropy().sum(-1)
     (-(advantages * logprobs) + 0.5 * value_loss - 0.01 * entropy).mean().backward()
-    expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+    expected = torch.cat([gradient(p) for p in model.parameters()])
 
     actor.train(reader([batch[:3], batch[3:]]))
-    found = torch.cat([p.grad.flatten() for p in actor._model.parameters()])
+    found = torch.cat([gradient(p) for p in actor._model.parameters()])
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
     assert actor.policy_version == 1
 

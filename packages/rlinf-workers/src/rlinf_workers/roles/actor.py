@@ -223,7 +223,8 @@ class Actor(Worker):
         self.record("actor/trained_token_fraction", trained / max(tokens, 1.0))
         self.record("actor/clip_fraction", clipped / max(trained, 1.0))
         self.record("actor/logprob_gap", gap / max(trained, 1.0))
-        self.record("actor/kl", kl / max(trained, 1.0))
+        if self._settings.kl_coef:
+            self.record("actor/ref_kl", kl / max(trained, 1.0))
 
     def _apply(
         self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, step: int, num_tokens: float

@@ -129,21 +129,21 @@ class TrainingLoop:
         return self._clock.before
 
     def _finish(self, score: float) -> JobResult:
-        clock = self._clock
+        from rlinf.report import write_report
+
+        clock, training_s = self._clock, self._training_s()
         self._folder.result(
             {
                 "score": self._job.score.name,
                 "before": clock.before,
                 "after": score,
                 "num_steps": clock.step,
-                "training_s": self._training_s(),
+                "training_s": training_s,
                 "stage_seconds": dict(clock.stage_s),
             }
         )
-        from rlinf.report import write_report
-
         report_path = write_report(self._folder.path)
-        table = final_table(self._job.score, clock.before, score, clock.stage_s, self._training_s())
+        table = final_table(self._job.score, clock.before, score, clock.stage_s, training_s)
         return JobResult(table=table, report_path=str(report_path), before=clock.before, after=score)
 
     # -- used by jobs ----------------------------------------------------------------------------------------------

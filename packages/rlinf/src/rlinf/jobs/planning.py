@@ -64,8 +64,8 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster) -> tuple[Plan, 
         if parts % num_ranks:
             choices["num_ranks"][group] = math.gcd(parts, num_devices)
             notes.append(
-                f"{group} runs in {choices['num_ranks'][group]} ranks on {num_devices} devices: its work comes in {parts} parts "
-                "(actor.num_shards or env.num_groups)"
+                f"{group} runs in {choices['num_ranks'][group]} ranks on {num_devices} devices: its work comes in "
+                f"{parts} parts (actor.num_shards or env.num_groups)"
             )
     return (plan_for_mode(graph, cluster, config.mode, **choices) if notes else plan), notes
 

@@ -1,0 +1,108 @@
+"""The recipe for real checkpoints: a small model of the Qwen2 architecture, on rows of GSM8K's form and on real ones."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from command_line import last_checkpoint, rows, train
+
+DATA = Path(os.environ.get("RLINF_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+"""A folder with the public benchmark files; tests on real rows are skipped where it is absent."""
+
+SHORT = {
+    "run.num_steps": 2,
+    "run.evaluate_every": 2,
+    "task.num_held_out": 4,
+    "rollout.num_prompts": 4,
+    "rollout.max_new_tokens": 6,
+    "rollout.max_prompt_tokens": 128,
+    "algorithm.group_size": 4,
+    "model.dtype": "float32",
+    "actor.learning_rate": 1e-3,
+    "algorithm.kl_coef": 0.1,
+}
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    """A checkpoint as a hub has it: config, safetensors, a byte-level BPE tokenizer with a chat's special tokens."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+
+    folder = tmp_path_factory.mktemp("qwen2")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator([row["question"] for row in own_rows(40)], trainer)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<|endoftext|>", eos_token="<|im_end|>", padding_side="left"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer.get_vocab()),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
+def own_rows(count, start=0):
+    """Problems in GSM8K's form, made here."""
+    for i in range(start, start + count):
+        a, b = 3 + i % 17, 2 + i % 11
+        question = f"Nora picks {a} apples in the morning and {b} in the afternoon. How many apples has she got?"
+        yield {"question": question + f" (basket {i})", "answer": f"She has {a} + {b} = {a + b}.\n#### {a + b}"}
+
+
+def write_rows(path, some_rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in some_rows))
+    return path
+
+
+def run(tmp_path, model_folder, train_file, eval_file):
+    settings = SHORT | {
+        "model.path": model_folder,
+        "task.train_files": f"[{train_file}]",
+        "task.eval_files": f"[{eval_file}]",
+    }
+    return train("gsm8k-grpo", tmp_path / "run", settings)
+
+
+def check(output):
+    from transformers import AutoModelForCausalLM
+
+    metrics = rows(output)
+    assert len(metrics) == 2
+    assert metrics[0]["actor/ref_kl"] == pytest.approx(0.0, abs=1e-6), "the reference is the policy at the start"
+    assert metrics[0]["actor/logprob_gap"] < 1e-4, "the engine that sampled and the actor agree"
+    assert rows(output, "evaluations.jsonl")[-1]["num_problems"] == 4
+    AutoModelForCausalLM.from_pretrained(last_checkpoint(output) / "model")
+
+
+def test_rows_made_here(tmp_path, model_folder):
+    train_file = write_rows(tmp_path / "train.jsonl", own_rows(16))
+    eval_file = write_rows(tmp_path / "eval.jsonl", own_rows(4, start=16))
+    check(run(tmp_path, model_folder, train_file, eval_file))
+
+
+def test_real_rows(tmp_path, model_folder):
+    files = [DATA / f"gsm8k_{part}.jsonl" for part in ("train", "test")]
+    if not all(file.exists() for file in files):
+        pytest.skip(f"no GSM8K files in {DATA}; set RLINF_TEST_DATA")
+    check(run(tmp_path, model_folder, *files))
