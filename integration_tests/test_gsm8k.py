@@ -1,4 +1,4 @@
-"""The recipe for real checkpoints: a small model of the Qwen2 architecture, on rows of GSM8K's form and on real ones."""
+"""The recipe for real checkpoints: a small model of the Qwen2 architecture, on rows of GSM8K's form, made and real."""
 
 import json
 import os
