@@ -3,8 +3,8 @@
     pytest benchmarks/comm --benchmark-json=handover.json
 
 Time from the sender's call to the receiver's acknowledgement. The three are measured in turn within one run, round by
-round, so that a busy machine is busy for all of them; what counts are the ratios, in `extra_info` of the JSON. The limit
-of the machine is one warm copy of the same bytes: `copy_over_channel` is the fraction of it that the channel reaches.
+round, so that a busy machine is busy for all of them; what counts are the ratios, in `extra_info` of the JSON. The
+limit of the machine is one warm copy of the same bytes: `copy_over_channel` is the fraction of it that is reached.
 """
 
 from __future__ import annotations

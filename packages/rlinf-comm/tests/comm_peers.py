@@ -89,8 +89,8 @@ def churn(address: ChannelAddress, results: ChannelAddress, seed: int) -> None:
     ready()
     while True:
         number = int(random.integers(1 << 30))
-        channel.put(np.full(int(random.integers(1, 4000)), number), key=seed, timeout_s=20.0)
-        for item in channel.take(max_items=2, timeout_s=20.0):
+        channel.put(np.full(int(random.integers(1, 4000)), number), key=seed)
+        for item in channel.take(max_items=2):
             if len(set(item.value.tolist())) != 1:
                 Channel.open(results).put(f"item {item.sequence} is torn")
 

@@ -180,7 +180,7 @@ def test_nothing_is_left_of_a_channel_whose_processes_died(start_peer):
         peer.process.wait(HANG_S)
         with pytest.raises(PeerLost, match=f"process {item.value.creator_pid} that created"):
             Channel.open(item.value)
-    assert not [name for name in os.listdir("/dev/shm") if "rlinf" in name]
+    assert not [name for name in os.listdir("/dev/shm") if "short-lived" in name]
 
 
 def test_a_zombie_counts_as_dead(start_peer):
