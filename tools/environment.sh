@@ -1,5 +1,6 @@
 # Sourced by the scripts of this folder: makes the virtual environment .venv in the checkout and installs everything into it.
 # After the first time it takes a second: a stamp remembers what was installed.
+set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
