@@ -30,15 +30,24 @@ def run(args: argparse.Namespace) -> int:
 def _row(path: Path) -> tuple[str, ...]:
     file = path / "result.json"
     if not file.is_file():
-        raise UserError(f"{path} holds no result.json", hint="give the folders of runs that have finished")
-    result = json.loads(file.read_text(encoding="utf-8"))
+        what = "holds no result.json" if path.is_dir() else "is not a folder"
+        raise UserError(f"{path} {what}", hint="give the folders of runs that have finished")
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file}: not JSON: {error}", hint="a finished run writes it whole; was it edited?") from error
     stages = sorted(result["stage_seconds"].items(), key=lambda item: -item[1])
     return (
         path.name,
         result["score"],
-        f"{result['before']:.1%}",
-        f"{result['after']:.1%}",
+        _share(result["before"]),
+        _share(result["after"]),
         str(result["num_steps"]),
         f"{result['training_s']:.0f} s",
         ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in stages),
     )
+
+
+def _share(value: float | None) -> str:
+    """Null stands for a number that was not finite."""
+    return "-" if value is None else f"{value:.1%}"

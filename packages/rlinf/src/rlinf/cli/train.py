@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlinf.config.devices import check_devices
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides
-from rlinf.config.schema import Config
+from rlinf.config.schema import JOBS, Config
 from rlinf.errors import UserError
+
+OPTIONS = ("--output", "--resume", "--traceback", "--help")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -36,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.resume and args.output is None:
         raise UserError("--resume needs --output FOLDER, the folder of the run to go on with")
+    _refuse_misspelt_options(args.overrides)
     overrides = parse_overrides(args.overrides)
     config = load_for_resume(args.output, overrides) if args.resume else load_config(args.recipe, overrides)
     folder = args.output or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -53,14 +58,26 @@ def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> i
     check_devices(config, num_cpus=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
     jobs.check(config)
     keep = config.run.keep_checkpoints
-    if resume:
-        folder = RunFolder.resume(path, keep_checkpoints=keep, config_yaml=to_yaml(config), command=command)
-    else:
-        folder = RunFolder.create(path, config_yaml=to_yaml(config), command=command, keep_checkpoints=keep)
+    open_folder = RunFolder.resume if resume else RunFolder.create
+    try:
+        folder = open_folder(path, config_yaml=to_yaml(config), command=command, keep_checkpoints=keep)
+    except OSError as error:
+        raise UserError(
+            f"--output={path}: cannot write there: {error.strerror or error}", hint="choose another folder"
+        ) from error
     with folder:
         result = jobs.run(config, folder)
     print(f"\n{result.table}\nreport: {result.report_path}")
     return 0
+
+
+def _refuse_misspelt_options(overrides: Sequence[str]) -> None:
+    """`--ouput x` looks like an override; a word that is no key and nearly an option is meant as one."""
+    keys = {f"--{name}" for model in JOBS.values() for name in model.model_fields}
+    for flag in (argument.partition("=")[0] for argument in overrides):
+        close = difflib.get_close_matches(flag, OPTIONS, n=1, cutoff=0.75)
+        if close and flag not in keys:
+            raise UserError(f"unknown option {flag}; did you mean {close[0]}?", hint="see rlinf train --help")
 
 
 def _check_empty(folder: Path) -> None:

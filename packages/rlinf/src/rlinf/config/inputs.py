@@ -9,11 +9,21 @@ from typing import Any
 
 from rlinf.errors import UserError
 
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""A model folder of transformers holds one of these."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""And one of these; without any, transformers may make up an empty tokenizer instead of complaining."""
+
 
 def check_model_folder(path: Path) -> None:
     """Whether `path` can be a Hugging Face model folder.
 
-    Raises: UserError when it does not exist, is not a folder, or holds no readable config.json.
+    Raises: UserError when it does not exist, is not a folder, or lacks a readable config.json, weights or a tokenizer.
     """
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "does not exist"
@@ -21,19 +31,29 @@ def check_model_folder(path: Path) -> None:
             f"model.path={path}: {what}",
             hint="give a folder that holds a Hugging Face model (config.json, weights, tokenizer)",
         )
-    file = path / "config.json"
-    if not file.is_file():
-        found = sorted(entry.name for entry in path.iterdir())[:5]
-        raise UserError(
-            f"model.path={path}: the folder holds no config.json (it holds: {', '.join(found) or 'nothing'})",
-            hint="give the folder itself, not the one above it",
-        )
+    names = sorted(entry.name for entry in path.iterdir())
+    for what, files in (("config.json", ("config.json",)), ("weights", WEIGHT_FILES), ("tokenizer", TOKENIZER_FILES)):
+        if not any((path / name).is_file() for name in files):
+            looked_for = "" if what == "config.json" else f"; looked for {', '.join(files)}"
+            more = ", ..." if len(names) > 5 else ""
+            raise UserError(
+                f"model.path={path}: the folder holds no {what} (it holds: {', '.join(names[:5]) or 'nothing'}{more})",
+                hint=f"give the folder itself, not the one above it{looked_for}",
+            )
+    _check_model_config(path / "config.json")
+
+
+def _check_model_config(file: Path) -> None:
     try:
         parsed = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: not readable as JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise UserError(f"{file}: must hold a JSON object, holds {type(parsed).__name__}")
+    if not isinstance(parsed.get("model_type"), str):
+        raise UserError(
+            f"{file}: has no model_type, which says the architecture", hint="is it a model of transformers?"
+        )
 
 
 def iter_jsonl(path: Path, fields: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -50,7 +70,7 @@ def iter_jsonl(path: Path, fields: Sequence[str]) -> Iterator[dict[str, Any]]:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield _row(line, f"{path}:{number}", fields)
+                    yield _row(line.rstrip(b"\r\n"), f"{path}:{number}", fields)
     except OSError as error:
         raise UserError(
             f"{path}: {error.strerror or error}", hint="check task.train_files and task.eval_files"

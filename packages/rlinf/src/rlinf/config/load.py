@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from rlinf.config import messages
 from rlinf.config.catalog import read_recipe
 from rlinf.config.overrides import Override, apply_overrides
 from rlinf.config.schema import JOBS, Config
-from rlinf.config.yaml_source import Tree, describe, parse_file
+from rlinf.config.yaml_source import Tree, describe, dump, parse_file
 from rlinf.errors import UserError
 
 RESUMABLE = "run"
 """The only section whose values may change when a run is resumed."""
+
+MAX_LISTED = 10
+"""Mistakes in one message, so that it fits on a screen."""
 
 
 def load_config(recipe: str, overrides: Sequence[Override] = ()) -> Config:
@@ -65,7 +67,7 @@ def load_for_resume(folder: Path, overrides: Sequence[Override] = ()) -> Config:
 
 def to_yaml(config: Config) -> str:
     """The resolved config as YAML; every default written out."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+    return dump(config.model_dump(mode="json"))
 
 
 def _validate(tree: Tree) -> Config:
@@ -83,7 +85,10 @@ def _validate(tree: Tree) -> Config:
 def _listed(title: str, lines: Sequence[str]) -> str:
     if len(lines) == 1 and "{}" in title:
         return lines[0]
-    return title.format(len(lines)) + ":\n  - " + "\n  - ".join(lines)
+    shown = list(lines[:MAX_LISTED])
+    if len(lines) > MAX_LISTED:
+        shown.append(f"and {len(lines) - MAX_LISTED} more")
+    return title.format(len(lines)) + ":\n  - " + "\n  - ".join(shown)
 
 
 def _differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf.config.yaml_source import Tree, changes_kind, forget, parse_value
+from rlinf.config.yaml_source import Tree, changes_kind, describe, forget, parse_value
 from rlinf.errors import UserError
 
 _NAME = re.compile(r"--([A-Za-z_][\w-]*(?:\.[\w-]+)*)(?:=(.*))?", re.DOTALL)
@@ -74,7 +74,8 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
             value = parse_value(text)
         except ValueError as error:
             raise UserError(
-                f"--{name}={text}: not a YAML value: {error}", hint="put quotes around text with special characters"
+                f"--{name}={describe(text)}: not a YAML value: {error}",
+                hint="put quotes around text with special characters",
             ) from error
         overrides.append(Override(key=tuple(name.split(".")), value=value))
     return overrides
@@ -90,9 +91,11 @@ def apply_overrides(tree: Tree, overrides: Sequence[Override]) -> Tree:
             del values["task"]
             forget(places, ("task",))
         section = values
-        for parent in parents:
+        for depth, parent in enumerate(parents, start=1):
             if not isinstance(section.get(parent), dict):
                 section[parent] = {}  # null or a plain value gives way; the schema judges the result
+                forget(places, override.key[:depth])
+                places[override.key[:depth]] = override.flag
             section = section[parent]
         forget(places, override.key)
         section[name] = override.value

@@ -34,13 +34,24 @@ _Loader.yaml_implicit_resolvers = {
     ]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(?:(?:\d[\d_]*\.[\d_]*|\.\d+)(?:[eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.(?:inf|Inf|INF))$|^\.(?:nan|NaN|NAN)$"
-    ),
-    list("-+0123456789."),
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around all text that the loader would take for something else, `1e6` included."""
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.Node:
+    # PyYAML would read these back as blanks if they stood there as they are.
+    has_odd_break = any(character in text for character in "\x85\u2028\u2029\ufeff")
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if has_odd_break else None)
+
+
+_Dumper.add_representer(str, _text)
+_FLOAT = re.compile(
+    r"^[-+]?(?:(?:\d[\d_]*\.[\d_]*|\.\d+)(?:[eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.(?:inf|Inf|INF))$|^\.(?:nan|NaN|NAN)$"
 )
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,8 +69,8 @@ def parse_file(text: str, shown: str) -> Tree:
 
     Raises: UserError with file and line.
     """
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         places: dict[Key, str] = {}
         values = {} if node is None else _value(loader, node, (), shown, places)
@@ -68,11 +79,11 @@ def parse_file(text: str, shown: str) -> Tree:
         place = f"{shown}:{mark.line + 1}" if mark else shown
         raise UserError(f"{place}: not valid YAML: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        raise UserError(f"{shown}: not valid YAML: {error}") from error
+        raise UserError(f"{shown}: not valid YAML: {str(error).splitlines()[0]}") from error
+    except UserError:
+        raise  # which is a ValueError, too
     except ValueError as error:  # a date or number that YAML's form allows and Python does not
         raise UserError(f"{shown}: {error}") from error
-    finally:
-        loader.dispose()
     if not isinstance(values, dict):
         raise UserError(f"{shown}:1: a recipe is a mapping of keys to values, this is {describe(values)}")
     return Tree(values=values, places=places)
@@ -84,11 +95,18 @@ def parse_value(text: str) -> Any:
     Raises: ValueError for text that is not YAML.
     """
     try:
-        return yaml.load(text, Loader=_Loader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return None if node is None else _value(loader, node, (), "the value", {})
     except yaml.MarkedYAMLError as error:
         raise ValueError(str(error.problem or error.context)) from error
     except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(str(error).splitlines()[0]) from error
+
+
+def dump(values: Mapping[str, Any]) -> str:
+    """YAML in the order of the keys; `parse_file` reads the same values back."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def describe(value: Any) -> str:

@@ -1,0 +1,332 @@
+"""The command line, in this process: what it accepts, and how each mistake ends. No job runs."""
+
+import argparse
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rlinf import jobs
+from rlinf.cli.main import main, make_parser
+from rlinf.config.load import load_config, to_yaml
+from rlinf.errors import RunFailed
+
+SCREEN_LINES = 24
+
+
+class Outcome(SimpleNamespace):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def rlinf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs a command line in an empty folder; a job that would start fails the test."""
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(*_):
+        raise AssertionError("a job was started")
+
+    monkeypatch.setattr(jobs, "run", refuse)
+
+    def run(*arguments: str) -> Outcome:
+        capsys.readouterr()
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        return Outcome(code=code, out=out, err=err)
+
+    return run
+
+
+@pytest.fixture
+def refused(rlinf, tmp_path: Path):
+    """Runs a command line that must be refused the way all mistakes are; returns the message."""
+
+    def run(*arguments: str) -> str:
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+        outcome = rlinf(*arguments)
+        assert outcome.code == 2
+        assert outcome.out == ""
+        assert outcome.err.startswith("error: ")
+        assert "Traceback" not in outcome.err
+        assert len(outcome.err.splitlines()) <= SCREEN_LINES
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before, "something was written"
+        return outcome.err.removeprefix("error: ")
+
+    return run
+
+
+# -- the public command line ---------------------------------------------------------------------------------------
+
+
+def command_line(parser: argparse.ArgumentParser, name: str = "rlinf") -> dict[str, list[str]]:
+    """Command -> its options and positional arguments."""
+    found: dict[str, list[str]] = {name: []}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command, below in action.choices.items():
+                found |= command_line(below, f"{name} {command}")
+        else:
+            found[name] += action.option_strings or [action.dest]
+    return found
+
+
+def test_the_public_command_line_is_this():
+    found = command_line(make_parser())
+    assert {name: found[name] for name in found if name not in ("rlinf report", "rlinf doctor")} == {
+        "rlinf": ["-h", "--help", "--version", "--traceback"],
+        "rlinf train": ["-h", "--help", "recipe", "--output", "--resume"],
+        "rlinf config": ["-h", "--help"],
+        "rlinf config list": ["-h", "--help"],
+        "rlinf config show": ["-h", "--help", "recipe"],
+        "rlinf config schema": ["-h", "--help"],
+        "rlinf summary": ["-h", "--help", "runs"],
+    }
+    assert {"rlinf report", "rlinf doctor"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", "the following arguments are required: COMMAND\nhint: see rlinf --help"),
+        ("trian sort-grpo", "argument COMMAND: invalid choice: 'trian'"),
+        ("config", "the following arguments are required: ACTION\nhint: see rlinf config --help"),
+        ("config show", "the following arguments are required: recipe"),
+        ("config list x", "unknown argument 'x'"),
+        ("config list --a.b 3", "unknown argument '--a.b'"),
+        ("train", "give a recipe to start a run, or --resume with --output FOLDER"),
+        ("train sort-grpo x", "unknown argument 'x'"),
+        ("train sort-grpo -x", "unknown argument '-x'"),
+        ("train sort-grpo --run.num_steps", "--run.num_steps has no value"),
+        ("train sort-grpo --out x", "unknown option --out; did you mean --output?\nhint: see rlinf train --help"),
+        ("train sort-grpo --resum", "unknown option --resum; did you mean --resume?"),
+        ("train sort-grpo --sead 3", "--sead is not a key; did you mean --seed?"),
+        ("train sort-grpo --resume --output x", "give a recipe to start a run, or --resume with --output FOLDER"),
+        ("train --resume", "--resume needs --output FOLDER"),
+        ("train --resume --output x --run.num_steps 5", "--output=x: nothing to resume, there is no such folder"),
+        ("train --run.num_steps 5 sort-grop", "'sort-grop' is neither a shipped recipe nor a YAML file; did you mean"),
+        ("summary", "the following arguments are required: RUN"),
+        ("summary x", "x is not a folder\nhint: give the folders of runs that have finished"),
+        ("summary .", ". holds no result.json"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(refused, line: str, expected: str):
+    assert refused(*line.split()).startswith(expected)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == "rlinf 0.1.0\n"
+
+
+# -- train refuses -------------------------------------------------------------------------------------------------
+
+GSM8K = ["train", "gsm8k-grpo", "--model.path", "model", "--task.train_files", "[train.jsonl]"]
+GSM8K += ["--task.eval_files", "[test.jsonl]"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("train sort-grop", "'sort-grop' is neither a shipped recipe nor a YAML file; did you mean sort-grpo?"),
+        (
+            "train sort-grpo --rollout.temprature 1",
+            "--rollout.temprature is not a key; did you mean --rollout.temperature?",
+        ),
+        ("train sort-grpo --rollout.temperature hot", "--rollout.temperature='hot'; allowed: a number"),
+        ("train sort-grpo --job embodied", "the config has 13 mistakes:\n  - env is not set"),
+        ("train sort-grpo --cluster.num_devices 9999", "cluster.num_devices=9999: this machine has "),
+        ("train sort-grpo --plan.devices.actor [0,9999]", "plan.devices.actor=[0, 9999]: device 9999 does not exist"),
+        ("train sort-grpo --model.architecture null --model.path absent", "model.path="),
+    ],
+)
+def test_train_refuses_a_wrong_config(refused, line: str, expected: str):
+    assert refused(*line.split()).startswith(expected)
+
+
+def test_train_points_into_the_recipe_file(refused, tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("extends: sort-grpo\nrollout:\n  temprature: 1\n")
+    assert (
+        refused("train", "mine.yaml")
+        == "mine.yaml:3: rollout.temprature is not a key; did you mean rollout.temperature?\n"
+    )
+
+
+def test_train_refuses_a_placement_that_does_not_fit_the_flow(refused):
+    assert "did you mean 'actor'?" in refused("train", "sort-grpo", "--plan.devices={actr: [0]}")
+    assert "did you mean 'rollout'?" in refused("train", "sort-grpo", "--plan.granularity.rolout=1")
+
+
+@pytest.fixture
+def gsm8k_inputs(tmp_path: Path) -> Path:
+    """A model folder and data files that pass, next to each other."""
+    from rlinf.config.reasoning import ArchitectureConfig
+    from rlinf.tasks.language import write_model_folder
+
+    write_model_folder(tmp_path / "model", ArchitectureConfig(), "abc", "float32")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"")
+    (tmp_path / "train.jsonl").write_text(
+        '{"question": "a", "answer": "#### 1"}\n{"question": "b", "answer": "#### 2"}\n'
+    )
+    (tmp_path / "test.jsonl").write_text('{"question": "c", "answer": "#### 3"}\n')
+    return tmp_path
+
+
+def test_train_accepts_the_inputs_that_the_next_tests_break(rlinf, gsm8k_inputs: Path):
+    with pytest.raises(AssertionError, match="a job was started"):
+        rlinf(*GSM8K)
+
+
+def test_train_refuses_a_model_folder_that_is_not_there_or_not_whole(refused, gsm8k_inputs: Path):
+    model = gsm8k_inputs / "model"
+    (model / "config.json").rename(model / "config.txt")
+    assert refused(*GSM8K).startswith(f"model.path={model}: the folder holds no config.json")
+    model.rename(gsm8k_inputs / "other")
+    assert refused(*GSM8K).startswith(f"model.path={model}: does not exist\nhint: give a folder")
+
+
+@pytest.mark.parametrize(
+    ("second_line", "expected"),
+    [
+        ('{"question": "b", "ans', "not a JSON object (Unterminated string"),
+        ('{"question": "b"}\n', "no field 'answer'; the line has 'question'"),
+    ],
+)
+def test_train_refuses_a_torn_or_incomplete_data_line(refused, gsm8k_inputs: Path, second_line: str, expected: str):
+    file = gsm8k_inputs / "train.jsonl"
+    file.write_text('{"question": "a", "answer": "#### 1"}\n' + second_line)
+    assert refused(*GSM8K).startswith(f"{file}:2: {expected}")
+
+
+def test_train_refuses_a_missing_data_file_and_evaluation_on_training_data(refused, gsm8k_inputs: Path):
+    (gsm8k_inputs / "test.jsonl").write_text('{"question": "a", "answer": "#### 1"}\n')
+    assert "in the training files too" in refused(*GSM8K)
+    (gsm8k_inputs / "test.jsonl").unlink()
+    assert refused(*GSM8K).startswith(f"{gsm8k_inputs / 'test.jsonl'}: No such file or directory")
+
+
+@pytest.mark.maniskill
+def test_train_refuses_an_environment_that_maniskill_does_not_have(refused):
+    pytest.importorskip("mani_skill")
+    text = refused("train", "pushcube-ppo", "--env.id", "PushCub-v1")
+    assert text.startswith("env.id='PushCub-v1': ManiSkill has no task 'PushCub-v1'; did you mean PushCube-v1")
+
+
+def test_train_refuses_an_output_that_is_in_use(refused, tmp_path: Path):
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").write_text("")
+    for output in ("used", "used/file"):
+        text = refused("train", "sort-grpo", "--output", output)
+        assert text.startswith(f"the output folder {output} exists and is not empty\nhint: go on with the run in it")
+    text = refused("train", "sort-grpo", "--output", "used/file/below")
+    assert text == "--output=used/file/below: cannot write there: Not a directory\nhint: choose another folder\n"
+
+
+def test_resume_refuses_overrides_outside_run(refused, tmp_path: Path):
+    (tmp_path / "config.yaml").write_text(to_yaml(load_config("sort-grpo")))
+    text = refused("train", "--resume", "--output", ".", "--seed", "1")
+    assert text.startswith("a resumed run goes on with the config it was started with:\n  - --seed would change")
+    assert refused("train", "--resume", "--output", ".").startswith(
+        "there is no run to resume in .: it has no manifest"
+    )
+
+
+# -- train runs ----------------------------------------------------------------------------------------------------
+
+
+def result(*_):
+    return SimpleNamespace(table="the table", report_path="the/report.html")
+
+
+def test_train_makes_the_folder_and_hands_it_to_the_job(rlinf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = {}
+
+    def run(config, folder):
+        seen.update(config=config, path=folder.path)
+        return result()
+
+    monkeypatch.setattr(jobs, "run", run)
+    arguments = ["train", "--seed", "3", "sort-grpo", "--output", "out/run"]
+    outcome = rlinf(*arguments)
+    assert (outcome.code, outcome.out, outcome.err) == (0, "\nthe table\nreport: the/report.html\n", "")
+    assert seen == {"config": load_config("sort-grpo").model_copy(update={"seed": 3}), "path": Path("out/run")}
+    assert (tmp_path / "out/run/config.yaml").read_text() == to_yaml(seen["config"])
+    manifest = json.loads((tmp_path / "out/run/manifest.json").read_text())
+    assert manifest["sessions"][0]["command"] == ["rlinf", *arguments]
+
+
+def test_a_run_may_be_resumed_with_more_steps(rlinf, monkeypatch: pytest.MonkeyPatch):
+    steps = []
+    monkeypatch.setattr(jobs, "run", lambda config, folder: steps.append(config.run.num_steps) or result())
+    assert rlinf("train", "sort-grpo", "--run.num_steps", "5", "--output", "run").code == 0
+    assert rlinf("train", "--resume", "--run.num_steps", "9", "--output", "run").code == 0
+    assert rlinf("train", "--resume", "--output", "run").code == 0
+    assert steps == [5, 9, 9]
+
+
+def test_the_default_folder_has_the_runs_name(rlinf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jobs, "run", result)
+    assert rlinf("train", "sort-grpo", "--name", "mine").code == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("mine-2")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (RunFailed("worker actor/0 was lost"), 1, "error: worker actor/0 was lost\n"),
+        (KeyboardInterrupt(), 130, "interrupted; nothing is left running\n"),
+    ],
+)
+def test_how_a_run_ends_is_the_exit_code(rlinf, monkeypatch: pytest.MonkeyPatch, error, code: int, text: str):
+    def run(*_):
+        raise error
+
+    monkeypatch.setattr(jobs, "run", run)
+    outcome = rlinf("train", "sort-grpo", "--output", "run")
+    assert (outcome.code, outcome.err) == (code, text)
+
+
+def test_a_traceback_is_shown_on_request(rlinf):
+    with pytest.raises(ValueError, match="did you mean sort-grpo"):
+        rlinf("--traceback", "config", "show", "sort-grop")
+    with pytest.raises(ValueError, match="did you mean sort-grpo"):
+        rlinf("config", "show", "sort-grop", "--traceback")
+
+
+# -- config and summary --------------------------------------------------------------------------------------------
+
+
+def test_config_list_shows_each_recipe_with_its_first_line(rlinf):
+    lines = rlinf("config", "list").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["add-grpo", "gsm8k-grpo", "pushcube-ppo", "sort-grpo"]
+    assert lines[3].startswith("sort-grpo     A small language model learns to sort eight digits, from rewards alone")
+
+
+def test_config_show_prints_what_train_would_use(rlinf):
+    outcome = rlinf("config", "show", "--run.num_steps", "7", "sort-grpo")
+    config = load_config("sort-grpo")
+    expected = config.model_copy(update={"run": config.run.model_copy(update={"num_steps": 7})})
+    assert outcome.out == to_yaml(expected)
+
+
+def test_config_schema_is_json(rlinf):
+    assert json.loads(rlinf("config", "schema").out)["title"] == "RLinf recipe"
+
+
+def test_summary_puts_runs_side_by_side(rlinf, refused, tmp_path: Path):
+    values = {"score": "accuracy", "before": 0.3, "after": 0.975, "num_steps": 12, "training_s": 80.4}
+    for name, before in (("one", 0.3), ("other", None)):
+        (tmp_path / name).mkdir()
+        text = json.dumps({**values, "before": before, "stage_seconds": {"reward": 1.0, "actor": 20.0}})
+        (tmp_path / name / "result.json").write_text(text)
+    lines = rlinf("summary", "one", "other").out.splitlines()
+    assert re.split(r"  +", lines[1]) == ["one", "accuracy", "30.0%", "97.5%", "12", "80 s", "actor 20 s, reward 1 s"]
+    assert lines[2].split()[:4] == ["other", "accuracy", "-", "97.5%"]
+    assert lines[3:] == ["report: one/report.html", "report: other/report.html"]
+    (tmp_path / "one" / "result.json").write_text('{"score')
+    assert refused("summary", "one").startswith("one/result.json: not JSON: ")

@@ -1,0 +1,193 @@
+"""Values that do not go together, and configs that do not fit the machine."""
+
+import pytest
+
+from rlinf.config.devices import check_devices
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.errors import UserError
+
+
+def message(recipe: str, line: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_config(recipe, parse_overrides(line.split(" ")))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "--model.path=/m",
+            "--model.path: model.path=/m and model.architecture are both set; set one of them to null "
+            "(--model.architecture null)",
+        ),
+        ("--model.architecture=null", "--model.architecture: model.path is not set; give --model.path FOLDER"),
+        (
+            "--model.architecture.hidden_size=98",
+            "--model.architecture.hidden_size: model.architecture.hidden_size=98 is not a multiple of "
+            "model.architecture.num_heads=4; use 96 or 100",
+        ),
+        (
+            "--model.architecture.num_kv_heads=8",
+            "--model.architecture.num_kv_heads: model.architecture.num_heads=4 is not a multiple of "
+            "model.architecture.num_kv_heads=8; use 8",
+        ),
+        (
+            "--rollout.max_prompt_tokens=60",
+            "--rollout.max_prompt_tokens: model.architecture.max_positions=64 is less than rollout.max_prompt_tokens + "
+            "rollout.max_new_tokens = 69; use at least 69",
+        ),
+        (
+            "--task.num_digits=20",
+            "the config has 2 mistakes:\n"
+            "  - --task.num_digits: rollout.max_prompt_tokens=16 is too short: a prompt of task.num_digits=20 has 21 "
+            "tokens; use at least 21\n"
+            "  - --task.num_digits: rollout.max_new_tokens=9 is too short: an answer of task.num_digits=20 has 20 "
+            "tokens; use at least 20",
+        ),
+        (
+            "--algorithm.num_minibatches=3",
+            "--algorithm.num_minibatches: rollout.num_prompts=64 is not a multiple of algorithm.num_minibatches=3; "
+            "use 63 or 66",
+        ),
+        (
+            "--rollout.num_prompts=1",
+            "--rollout.num_prompts: actor.num_shards=2 is more than the 1 prompts of an optimizer step; use at most 1",
+        ),
+        (
+            "--actor.num_shards=3",
+            "--actor.num_shards: warm_start.batch_size=256 is not a multiple of actor.num_shards=3; use 255 or 258",
+        ),
+        (
+            "--plan.num_ranks.actor=4",
+            "--plan.num_ranks.actor: plan.num_ranks.actor=4 does not divide actor.num_shards=2; use a divisor of 2, "
+            "or 4 or a multiple of it as actor.num_shards",
+        ),
+        (
+            "--plan.devices.actor=[0,7] --cluster.num_devices=2",
+            "--plan.devices.actor: plan.devices.actor=[0, 7]: device 7 does not exist with cluster.num_devices=2; "
+            "use 0 to 1",
+        ),
+        (
+            "--mode=hybrid --cluster.num_devices=1",
+            "--mode: mode=hybrid needs at least 2 devices, but cluster.num_devices=1; "
+            "use mode collocated or more devices",
+        ),
+    ],
+)
+def test_reasoning_values_that_do_not_go_together(line: str, expected: str):
+    assert message("sort-grpo", line).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--env.num_groups=3", "env.num_envs=8 is not a multiple of env.num_groups=3; use 6 or 9"),
+        ("--actor.num_shards=3", "env.num_groups=4 is not a multiple of actor.num_shards=3; use 3 or 6"),
+        (
+            "--algorithm.minibatch_size=90",
+            "algorithm.minibatch_size=90 does not divide the env.num_envs * algorithm.num_steps = 400 samples of a "
+            "step; use 80 or 100",
+        ),
+        (
+            "--env.eval_seed=2147483600",
+            "env.eval_seed=2147483600 + env.num_eval_episodes=100 exceeds 2**31, where the seeds of training begin",
+        ),
+    ],
+)
+def test_embodied_values_that_do_not_go_together(line: str, expected: str):
+    assert expected in message("pushcube-ppo", line)
+
+
+@pytest.mark.parametrize("template", ["{problem}", "{question} {other}", "no field", "{question}}", "{"])
+def test_a_prompt_template_must_hold_its_field(template: str):
+    arguments = [
+        "--task.train_files=[a]",
+        "--task.eval_files=[b]",
+        "--model.path=m",
+        f"--task.prompt_template='{template}'",
+    ]
+    with pytest.raises(UserError) as caught:
+        load_config("gsm8k-grpo", parse_overrides(arguments))
+    expected = (
+        f"task.prompt_template={template!r} must hold {{question}} and no other brace; write {{{{ and }}}} for braces"
+    )
+    assert expected in str(caught.value)
+
+
+def test_exact_rewards_for_gsm8k_answers_are_refused():
+    line = "--task.train_files=[a] --task.eval_files=[b] --model.path=m --reward.kind=exact"
+    assert "reward.kind=exact can never match answers of task.answer_format=gsm8k" in message("gsm8k-grpo", line)
+
+
+# -- against the machine -------------------------------------------------------------------------------------------
+
+
+def check(line: str, *, num_cpus: int = 4, num_gpus: int = 0) -> None:
+    check_devices(load_config("sort-grpo", parse_overrides(line.split())), num_cpus=num_cpus, num_gpus=num_gpus)
+
+
+@pytest.mark.parametrize(
+    ("line", "num_cpus", "num_gpus", "expected"),
+    [
+        (
+            "--cluster.num_devices=5",
+            4,
+            0,
+            "cluster.num_devices=5: this machine has 4 CPU cores and no GPU\nhint: use --cluster.num_devices 4 or "
+            "auto, or let the slots share the cores with --cluster.oversubscribe true",
+        ),
+        ("--cluster.num_devices=2", 1, 0, "cluster.num_devices=2: this machine has 1 CPU core and no GPU"),
+        (
+            "--cluster.num_devices=9",
+            64,
+            8,
+            "cluster.num_devices=9: this machine has 8 GPUs\nhint: use --cluster.num_devices 8 or auto",
+        ),
+        (
+            "--cluster.num_devices=9 --cluster.oversubscribe=true",
+            64,
+            8,
+            "cluster.num_devices=9: this machine has 8 GPUs",
+        ),
+        (
+            "--mode=hybrid",
+            1,
+            0,
+            "mode=hybrid needs at least 2 devices, this machine has 1 CPU core and no GPU\nhint: use --mode "
+            "collocated, or --cluster.num_devices 2 --cluster.oversubscribe true",
+        ),
+        (
+            "--mode=disaggregated",
+            64,
+            1,
+            "mode=disaggregated needs at least 2 devices, this machine has 1 GPU\nhint: use",
+        ),
+        (
+            "--plan.devices.actor=[0,4]",
+            4,
+            0,
+            "plan.devices.actor=[0, 4]: device 4 does not exist; the run has devices 0 to 3",
+        ),
+    ],
+)
+def test_a_config_that_does_not_fit_the_machine_is_refused(line: str, num_cpus: int, num_gpus: int, expected: str):
+    with pytest.raises(UserError) as caught:
+        check(line, num_cpus=num_cpus, num_gpus=num_gpus)
+    assert str(caught.value).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("line", "num_cpus", "num_gpus"),
+    [
+        ("--cluster.num_devices=4", 4, 0),
+        ("--cluster.num_devices=auto", 1, 0),
+        ("--cluster.num_devices=5 --cluster.oversubscribe=true", 4, 0),
+        ("--cluster.num_devices=8", 1, 8),
+        ("--mode=hybrid", 2, 0),
+        ("--mode=hybrid --cluster.num_devices=2 --cluster.oversubscribe=true", 1, 0),
+    ],
+)
+def test_a_config_that_fits_the_machine_passes(line: str, num_cpus: int, num_gpus: int):
+    check(line, num_cpus=num_cpus, num_gpus=num_gpus)

@@ -1,0 +1,162 @@
+"""Overrides on the command line: how they are told from options, read and applied."""
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf.config.load import load_config
+from rlinf.config.overrides import Override, apply_overrides, parse_overrides, split_overrides
+from rlinf.config.yaml_source import Tree
+from rlinf.errors import UserError
+
+OPTIONS = {"--output", "--resume", "-h"}
+
+
+def message(*arguments: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_config("sort-grpo", parse_overrides(arguments))
+    return str(caught.value)
+
+
+# -- telling them apart --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "known", "overrides"),
+    [
+        ("sort --a.b 3", "sort", "--a.b 3"),
+        ("--a.b 3 sort", "sort", "--a.b 3"),
+        ("--a.b=3 sort", "sort", "--a.b=3"),
+        ("--resume --output x --run.num_steps 5", "--resume --output x", "--run.num_steps 5"),
+        ("--seed -1 sort", "sort", "--seed -1"),
+        ("--a --output x", "--output x", "--a"),
+        ("sort x -q", "sort x -q", ""),
+        ("--output=x -- --a 3", "--output=x --", "--a 3"),
+        ("--outpu x", "", "--outpu x"),
+    ],
+)
+def test_options_and_overrides_are_told_apart(line: str, known: str, overrides: str):
+    assert split_overrides(line.split(), OPTIONS) == (known.split(), overrides.split())
+
+
+FLAGS = st.from_regex(r"--[a-z]{1,3}(\.[a-z]{1,3}){0,2}", fullmatch=True)
+VALUES = st.from_regex(r"-?[a-z0-9]{1,3}", fullmatch=True)
+
+
+@given(words=st.lists(VALUES, max_size=2), pairs=st.lists(st.tuples(FLAGS, VALUES), max_size=3), order=st.randoms())
+def test_the_order_of_words_and_overrides_does_not_matter(words, pairs, order):
+    blocks = [[word] for word in words] + [list(pair) for pair in pairs]
+    order.shuffle(blocks)
+    known, overrides = split_overrides([argument for block in blocks for argument in block], OPTIONS)
+    assert sorted(known) == sorted(words)
+    assert [*zip(overrides[::2], overrides[1::2], strict=True)] == [tuple(b) for b in blocks if len(b) == 2]
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("1e-6", 1e-6),
+        ("true", True),
+        ("null", None),
+        ("", None),
+        ("word", "word"),
+        ("'3'", "3"),
+        ("[a, 2]", ["a", 2]),
+        ("{x: 1}", {"x": 1}),
+        ("2020-01-01", "2020-01-01"),
+        ("a=b", "a=b"),
+    ],
+)
+def test_a_value_is_yaml(text: str, value: object):
+    assert parse_overrides([f"--a.b={text}"]) == [Override(key=("a", "b"), value=value)]
+    assert parse_overrides(["--a.b", text]) == [Override(key=("a", "b"), value=value)]
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@given(value=JSON)
+def test_every_value_comes_back_from_its_flow_style_yaml(value: object):
+    text = yaml.safe_dump(value, default_flow_style=True, default_style='"' if isinstance(value, str) else None)
+    assert parse_overrides([f"--a={text}"])[0].value == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["word"], "'word' is neither an option nor an override"),
+        (["--a..b=3"], "'--a..b=3' is neither an option nor an override"),
+        (["--a"], "--a has no value\nhint: write --a VALUE or --a=VALUE"),
+        (["--a", "--b", "3"], "--a has no value"),
+        (["--a=[1"], "--a='[1': not a YAML value: "),
+        (["--a={b: c: d}"], "--a='{b: c: d}': not a YAML value: "),
+        (["--a=&x [*x]"], "--a='&x [*x]': not a YAML value: the value:1: nested more than 20 deep"),
+        (["--a=!!python/object:os.system x"], "--a='!!python/object:os.system x': not a YAML value: "),
+        (["--a={b: 1, b: 2}"], "--a='{b: 1, b: 2}': not a YAML value: the value:1: the key 'b' is already"),
+        (["--a", "9" * 5000], "--a='9999"),
+    ],
+)
+def test_what_is_no_override_is_refused(arguments: list[str], expected: str):
+    with pytest.raises(UserError) as caught:
+        parse_overrides(arguments)
+    assert str(caught.value).startswith(expected)
+    assert max(map(len, str(caught.value).splitlines())) < 400
+
+
+# -- applying ------------------------------------------------------------------------------------------------------
+
+
+def test_later_overrides_win_and_the_tree_stays_as_it_was():
+    tree = Tree(values={"a": {"b": 1, "c": 2}}, places={("a",): "f:1", ("a", "b"): "f:2", ("a", "c"): "f:3"})
+    result = apply_overrides(tree, parse_overrides(["--a.b=5", "--a.b=6", "--d.e", "7"]))
+    assert result.values == {"a": {"b": 6, "c": 2}, "d": {"e": 7}}
+    assert (result.places["a", "b"], result.places["a", "c"]) == ("--a.b", "f:3")
+    assert tree.values == {"a": {"b": 1, "c": 2}}
+
+
+@given(pairs=st.lists(st.tuples(st.lists(st.sampled_from("xyz"), min_size=1, max_size=3), st.integers()), max_size=5))
+def test_the_last_override_of_each_key_is_what_counts(pairs):
+    overrides = [Override(key=tuple(key), value=value) for key, value in pairs]
+    values = apply_overrides(Tree(values={}), overrides).values
+    if overrides:
+        node = values
+        for part in overrides[-1].key:
+            node = node[part]
+        assert node == overrides[-1].value
+
+
+def test_a_task_kind_comes_first_wherever_it_stands():
+    before = load_config("sort-grpo", parse_overrides(["--task.kind=add", "--task.num_digits=3"]))
+    after = load_config("sort-grpo", parse_overrides(["--task.num_digits=3", "--task.kind=add"]))
+    assert before == after
+    assert before.model_dump()["task"] == {"kind": "add", "num_held_out": 500, "num_digits": 3}
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("--rollout.temprature=1", "--rollout.temprature is not a key; did you mean --rollout.temperature?"),
+        ("--temperature=1", "--temperature is not a key; did you mean --rollout.temperature?"),
+        ("--rollout.temperature=hot", "--rollout.temperature='hot'; allowed: a number"),
+        ("--rollout.temperature.x=3", "--rollout.temperature={'x': 3}; allowed: a number"),
+        ("--rollout.temperature=0", "--rollout.temperature=0; allowed: more than 0"),
+        ("--plan.devices.actor=x", "--plan.devices.actor='x'; allowed: a list, [a, b]"),
+        ("--plan.granularity.rollout=-1", "--plan.granularity.rollout=-1; allowed: 0 or more"),
+        ("--task=null", "--task is not set; give --task VALUE, or write it in a recipe"),
+        ("--task={}", "--task.kind is not set; give --task.kind VALUE, or write it in a recipe"),
+        ("--extends=add-grpo", "--extends is not a key; "),
+        ("--name=1e6", "--name=1000000.0; allowed: text"),
+        ("--seed=99999999999999999999999", "--seed=99999999999999999999999; allowed: 8388607 or less"),
+    ],
+)
+def test_a_wrong_override_is_named_by_its_flag(argument: str, expected: str):
+    assert message(argument).startswith(expected)

@@ -1,0 +1,141 @@
+"""The shipped recipes, and the schema that editors check recipes against."""
+
+import importlib.resources
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from rlinf.config.catalog import read_recipe, shipped_recipes
+from rlinf.config.load import load_config, load_for_resume, to_yaml
+from rlinf.config.overrides import parse_overrides
+from rlinf.config.schema import JOBS, Config, json_schema
+from rlinf.errors import UserError
+
+NEEDED = {
+    "gsm8k-grpo": ["--model.path=some/model", "--task.train_files=[train.jsonl]", "--task.eval_files=[test.jsonl]"],
+}
+"""Recipe -> what a user has to bring."""
+RECIPES = sorted(shipped_recipes())
+
+
+def load(name: str) -> Config:
+    return load_config(name, parse_overrides(NEEDED.get(name, [])))
+
+
+def text_of(name: str) -> str:
+    return importlib.resources.files("rlinf.recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def test_these_recipes_are_shipped():
+    assert RECIPES == ["add-grpo", "gsm8k-grpo", "pushcube-ppo", "sort-grpo"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_loads_and_says_what_it_is(name: str):
+    assert load(name).name == name
+    first = text_of(name).splitlines()[0]
+    assert first == f"# {shipped_recipes()[name]}"
+    assert first.endswith(".")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_resolved_recipe_is_a_recipe(name: str, tmp_path: Path):
+    config = load(name)
+    (tmp_path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    assert load_for_resume(tmp_path) == config
+    assert load_config(str(tmp_path / "config.yaml")) == config
+    assert to_yaml(load_config(str(tmp_path / "config.yaml"))) == to_yaml(config)
+
+
+def test_gsm8k_says_which_overrides_to_give():
+    with pytest.raises(UserError) as caught:
+        load_config("gsm8k-grpo")
+    text = str(caught.value)
+    for needed in ("--task.train_files", "--task.eval_files", "--model.path"):
+        assert f"give {needed} " in text
+    assert len(text.splitlines()) == 4
+
+
+def test_paths_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    found = load("gsm8k-grpo").model_dump()
+    assert found["model"]["path"] == tmp_path / "some" / "model"
+    assert found["task"]["train_files"] == (tmp_path / "train.jsonl",)
+
+
+def test_add_differs_from_sort_in_name_and_task_alone():
+    add, sort = load("add-grpo").model_dump(), load("sort-grpo").model_dump()
+    assert {key for key in sort if sort[key] != add[key]} == {"name", "task"}
+
+
+# -- the schema ----------------------------------------------------------------------------------------------------
+
+
+def accepts(schema: dict, node: dict, value: object) -> bool:
+    """A small validator for the part of JSON schema that pydantic writes; independent of pydantic."""
+    if "$ref" in node:
+        return accepts(schema, schema["$defs"][node["$ref"].removeprefix("#/$defs/")], value)
+    if "anyOf" in node:
+        return any(accepts(schema, option, value) for option in node["anyOf"])
+    if "const" in node or "enum" in node:
+        return value in node.get("enum", [node.get("const")])
+    if "type" not in node:
+        return True
+    if node["type"] == "object":
+        properties, rest = node.get("properties", {}), node.get("additionalProperties", True)
+        return isinstance(value, dict) and all(
+            accepts(schema, properties[key], entry)
+            if key in properties
+            else bool(rest) and (rest is True or accepts(schema, rest, entry))
+            for key, entry in value.items()
+        )
+    if node["type"] == "array":
+        items, first = node.get("items", {}), node.get("prefixItems", [])
+        return isinstance(value, list) and all(
+            accepts(schema, first[i] if i < len(first) else items, entry) for i, entry in enumerate(value)
+        )
+    if node["type"] in ("integer", "number") and isinstance(value, bool):
+        return False
+    kinds = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None)}
+    return isinstance(value, kinds[node["type"]])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_schema_accepts_every_recipe(name: str):
+    schema = json_schema()
+    values = read_recipe(name).values if name != "gsm8k-grpo" else json.loads(load(name).model_dump_json())
+    assert accepts(schema, schema, values)
+    assert accepts(schema, schema, {"extends": "sort-grpo", "seed": 3})
+    assert accepts(schema, schema, json.loads(load(name).model_dump_json()))
+
+
+@pytest.mark.parametrize("path", ["seed", "rollout.temperature", "run.num_steps", "task.num_digits", "actor.betas"])
+def test_the_schema_refuses_wrong_types_and_unknown_keys(path: str):
+    schema = json_schema()
+    *parents, name = path.split(".")
+    for key, value in ((name, {"x": 1}), (f"{name}_", 3)):
+        values = read_recipe("sort-grpo").values
+        section = values
+        for parent in parents:
+            section = section[parent]
+        section[key] = value
+        assert not accepts(schema, schema, values)
+
+
+def test_the_schema_is_json_and_describes_every_key():
+    schema = json.loads(json.dumps(json_schema()))
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    undescribed = [
+        f"{name}.{key}"
+        for name, section in schema["$defs"].items()
+        for key, field in section["properties"].items()
+        if key != "kind" and "description" not in {**schema["$defs"].get(field.get("$ref", "")[8:], {}), **field}
+    ]
+    assert undescribed == []
+
+
+def test_no_default_of_the_config_is_shared_and_mutable():
+    sections = [field.default for model in JOBS.values() for field in model.model_fields.values()]
+    assert all(section.model_config.get("frozen") for section in sections if isinstance(section, BaseModel))
