@@ -1,0 +1,116 @@
+"""The workers of a flow in this process, without channels, leases, executor or digests: what a plain loop would cost.
+
+The classes, their settings and so the arithmetic are those of the flow. Items pass by reference, weights are copied
+tensor by tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from rlinf_workers import Flow, StepContext
+from rlinf_workers.launcher.base import Identity
+from rlinf_workers.metrics import merge
+from rlinf_workers.records import Action, Observation
+from rlinf_workers.roles.environment import Environment
+
+
+class ListWriter:
+    """A writer that keeps what was put."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+
+    def put(self, item: Any, *, key: int = 0, policy_version: int = -1) -> None:
+        self.items.append(item)
+
+    def put_many(self, items: Sequence[tuple[int, Any]], *, policy_version: int = -1) -> None:
+        self.items.extend(item for _, item in items)
+
+    def drain(self) -> list[Any]:
+        items, self.items = self.items, []
+        return items
+
+
+class SingleProcess:
+    """One worker for each group of a flow, all in this process."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self.workers: dict[str, Any] = {}
+        for name, definition in flow.workers.items():
+            worker = definition.worker_class.__new__(definition.worker_class)
+            worker.attach(Identity(role=name, rank=0, num_ranks=1, devices=("cpu:0",), rendezvous=""), _refuse)
+            worker.__init__(*definition.arguments)
+            self.workers[name] = worker
+
+    def begin(self, context: StepContext) -> None:
+        """Tells every worker which run its next stage takes part in."""
+        for worker in self.workers.values():
+            worker._local.step = context
+
+    def run_stages(self, flow: Flow, feeds: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """The stages of a flow without cycles, one after the other on whole batches; the items of every channel."""
+        channels = dict(feeds)
+        for (name,) in flow.graph().turns():
+            definition = flow.stages[name]
+            readers = [[channels[channel]] for channel in definition.stage.reads]
+            writers = [ListWriter() for _ in definition.stage.writes]
+            getattr(self.workers[definition.stage.worker], definition.method)(*readers, *writers)
+            for channel, writer in zip(definition.stage.writes, writers, strict=True):
+                channels[channel] = writer.items
+        return channels
+
+    @torch.no_grad()
+    def copy_weights(self) -> None:
+        """What a weight sync does on every edge of the flow."""
+        for edge in self._flow.graph().weight_edges:
+            source, target = self.workers[edge.source], self.workers[edge.target]
+            trained = source.weights()
+            for name, tensor in target.weights().items():
+                tensor.copy_(trained[name])
+            target.weights_received(source.policy_version)
+
+    def metrics(self) -> dict[str, float]:
+        """Of everything that ran since the last call."""
+        return merge(worker._metrics.drain() for worker in self.workers.values())
+
+    def forget_rows(self) -> None:
+        """Drops the rows that were shown to people."""
+        for worker in self.workers.values():
+            worker._shown.clear()
+
+
+class EnvironmentLoop:
+    """The reader that a policy iterates: every action that it has put is simulated before it gets the next
+    observation, one environment group after the other.
+
+    It drives the steps of `Environment` itself, since `Environment.interact` waits for its actions in a loop of its
+    own.
+    """
+
+    def __init__(self, environment: Environment, actions: ListWriter) -> None:
+        self._environment = environment
+        self._actions = actions
+
+    def __iter__(self) -> Iterator[list[Observation]]:
+        observations: Any = ListWriter()
+        groups = {group.index: group for group in self._environment._prepare()}
+        for group in groups.values():
+            self._environment._begin_segment(group, observations)
+        ready: list[Observation] = observations.drain()
+        while ready:
+            yield [ready.pop(0)]
+            for action in self._actions.drain():
+                self._simulate(groups[action.group], action, observations)
+            ready.extend(observations.drain())
+
+    def _simulate(self, group: Any, action: Action, observations: Any) -> None:
+        self._environment._step(group, action, observations)
+
+
+def _refuse(service: str, value: Any) -> Any:
+    raise AssertionError(f"a worker without a driver asked for the service {service!r}")

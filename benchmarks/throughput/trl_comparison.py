@@ -1,0 +1,294 @@
+"""A GRPO step against TRL's GRPOTrainer: samples a second.
+
+    python -m benchmarks.throughput.trl_comparison --trl-python FOLDER/bin/python
+
+Makes one with TRL (no need to touch the project's environment; take the torch version that the project uses):
+
+    python -m venv FOLDER && FOLDER/bin/pip install "torch==2.13.0" "trl==1.16.0"
+
+Both train the same 2.9M Qwen2 (float32, same first weights) on the same prompts: 64 prompts x 8 completions of up to 32
+tokens, the same reward of the text, one optimizer step, no KL. Ours is a flow of rollout, reward and actor, collocated
+on two CPU slots with one thread in each process; TRL runs with both cores (two threads) and, as another side, with one.
+TRL's GRPOTrainer is used as it is, in a process of its own that does a step when told. Steps are taken in turn.
+Target: at least 1.5 times the samples a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.harness import compare, interleave, mean_seconds, report
+from benchmarks.throughput import trl_task
+
+from rlinf.config.common import ClusterConfig
+from rlinf.jobs.devices import worker_environment
+from rlinf.tasks.language import character_tokenizer
+from rlinf_algos.rewards.base import RewardResult
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.modes import plan_for_mode
+from rlinf_workers import Executor, Flow, StepContext
+from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.records import Prompt
+from rlinf_workers.roles.actor import Actor, ActorSettings, OptimizerSettings
+from rlinf_workers.roles.reward import Reward, RewardSettings
+from rlinf_workers.roles.rollout import Rollout, RolloutSettings
+from rlinf_workers.spans import Span
+
+REPOSITORY = Path(__file__).parents[2]
+NUM_SAMPLES = trl_task.NUM_PROMPTS * trl_task.GROUP_SIZE
+TARGET = 1.5
+
+
+def digit_reward(completion: str, reference: str, /) -> RewardResult:
+    """The task's reward as a rule for the reward worker."""
+    return RewardResult(value=trl_task.digit_share(completion), outcome="right")
+
+
+def write_model(folder: Path) -> int:
+    """A Hugging Face folder with weights from a seed; returns the number of parameters."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    tokenizer = character_tokenizer(trl_task.ALPHABET)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def make_flow(folder: Path, micro_batch_groups: int, num_shards: int) -> Flow:
+    """rollout -> reward -> actor -> weights -> rollout"""
+    model = ModelSettings(folder=str(folder), has_weights=True)
+    sampling = SamplingSettings(group_size=trl_task.GROUP_SIZE, max_new_tokens=trl_task.MAX_NEW_TOKENS)
+    rollout = RolloutSettings(
+        model=model,
+        train=sampling,
+        evaluate=sampling,
+        max_prompt_tokens=len(trl_task.prompts(0)[0]),
+        same_length=True,
+    )
+    actor = ActorSettings(
+        model=model,
+        optimizer=OptimizerSettings(learning_rate=trl_task.LEARNING_RATE, betas=(0.9, 0.999)),
+        warm_start=None,
+        num_shards=num_shards,
+        micro_batch_groups=micro_batch_groups,
+        num_minibatches=1,
+        temperature=1.0,
+        clip_low=0.2,
+        clip_high=0.2,
+        normalize_std=True,
+        kl_coef=0.0,
+    )
+    rule = "benchmarks.throughput.trl_comparison:digit_reward"
+    flow = Flow("grpo")
+    flow.worker("rollout", Rollout, rollout)
+    flow.worker("reward", Reward, RewardSettings(rule=rule, tokenizer_folder=str(folder)))
+    flow.worker("actor", Actor, actor)
+    flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
+    flow.stage("reward", Reward.score, reads="samples", writes="scored", needs_device=False)
+    flow.stage("actor", Actor.train, reads="scored", dispatch="key", ordered=True, trains=True)
+    return flow.weights("actor", to="rollout")
+
+
+@dataclass
+class FlowSide:
+    """Our step. The clock covers tokenizing the prompts too, as TRL's does."""
+
+    executor: Executor
+    flow: Flow
+    num_warmup: int
+    tokenizer: Any = field(default_factory=lambda: character_tokenizer(trl_task.ALPHABET))
+    spans: list[Span] = field(default_factory=list)
+    metrics: list[dict[str, float]] = field(default_factory=list)
+
+    def step(self, index: int) -> float:
+        texts = trl_task.prompts(index)
+        start_s = time.perf_counter()
+        items = [
+            Prompt(index=i, token_ids=torch.tensor(self.tokenizer(text)["input_ids"]), reference_answer="")
+            for i, text in enumerate(texts)
+        ]
+        context = StepContext(step=index, phase="train", seed=0, num_items=len(items))
+        run = self.executor.run(self.flow, context=context, feeds={"prompts": items})
+        spent_s = time.perf_counter() - start_s
+        if index >= self.num_warmup:
+            self.spans.extend(run.spans)
+            self.metrics.append(run.metrics)
+        return spent_s
+
+    def mean(self, metric: str) -> float:
+        return statistics.mean(metrics[metric] for metrics in self.metrics)
+
+
+class TrlSide:
+    """TRL's step, in its process. Use as a context manager."""
+
+    def __init__(self, python: str, folder: Path, *, num_steps: int, micro_batch: int, num_threads: int) -> None:
+        self._log_path = folder.parent / f"trl-{num_threads}.log"
+        self.rows: list[dict[str, float]] = []
+        threads = {name: str(num_threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        with self._log_path.open("w") as log:
+            self._process = subprocess.Popen(
+                [python, "-m", "benchmarks.throughput.trl_peer", str(folder), str(num_steps), str(micro_batch)],
+                cwd=REPOSITORY,
+                env=os.environ | threads | {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self.versions: dict[str, str] = self._read()["ready"]
+
+    def __enter__(self) -> TrlSide:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def step(self, index: int) -> float:
+        assert self._process.stdin is not None, "it was opened with a pipe"
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        self.rows.append(self._read())
+        return self.rows[-1]["step_s"]
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None, "it was opened with a pipe"
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the process with TRL ended; its last words:\n{self._log_path.read_text()[-3000:]}")
+        return json.loads(line)
+
+
+def measure(options: argparse.Namespace) -> None:
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = work / "model"
+        num_parameters = write_model(folder)
+        num_steps = options.warmup + options.rounds
+        trl_sides = {
+            f"trl, {threads} thread{'s' * (threads > 1)}": stack.enter_context(
+                TrlSide(
+                    options.trl_python,
+                    folder,
+                    num_steps=num_steps,
+                    micro_batch=options.trl_micro_batch,
+                    num_threads=threads,
+                )
+            )
+            for threads in options.trl_threads
+        }
+        ours = _start_flow(stack, folder, options)
+        sides = {"rlinf": ours.step} | {name: side.step for name, side in trl_sides.items()}
+        samples_s = interleave(sides, num_warmup=options.warmup, num_rounds=options.rounds)
+        comparisons = [compare(samples_s, name, "rlinf") for name in trl_sides]
+        _report(options, num_parameters, samples_s, comparisons, ours, trl_sides)
+
+
+def _start_flow(stack: ExitStack, folder: Path, options: argparse.Namespace) -> FlowSide:
+    flow, cluster = make_flow(folder, options.micro_batch_groups, options.slots), Cluster.cpu_slots(options.slots)
+    plan = plan_for_mode(flow.graph(), cluster, "collocated")
+    environment = worker_environment(ClusterConfig(threads_per_device=1))
+    executor = stack.enter_context(Executor(cluster=cluster, environment=environment))
+    executor.start(flow, plan)
+    executor.sync_weights()
+    return FlowSide(executor, flow, options.warmup)
+
+
+def _report(
+    options: argparse.Namespace,
+    num_parameters: int,
+    samples_s: dict[str, list[float]],
+    comparisons: list[Any],
+    ours: FlowSide,
+    trl_sides: dict[str, TrlSide],
+) -> None:
+    rates = {side: NUM_SAMPLES / statistics.median(samples) for side, samples in samples_s.items()}
+    tokens = {"rlinf": ours.mean("rollout/completion_tokens")} | {
+        name: _mean(side.rows[options.warmup :], "completion_tokens") for name, side in trl_sides.items()
+    }
+    rewards = {"rlinf": ours.mean("reward/mean")} | {
+        name: _mean(side.rows[options.warmup :], "reward") for name, side in trl_sides.items()
+    }
+    seconds = mean_seconds(ours.spans, options.rounds)
+    for side, rate in rates.items():
+        print(f"{side:<28} {rate:8.1f} samples/s, {tokens[side]:.1f} tokens, reward {rewards[side]:.3f}")
+    for label, value in seconds.items():
+        print(f"  {value * 1e3:9.1f} ms  {label}")
+    report(
+        "trl-comparison",
+        settings={
+            "num_parameters": num_parameters,
+            "num_prompts": trl_task.NUM_PROMPTS,
+            "group_size": trl_task.GROUP_SIZE,
+            "max_new_tokens": trl_task.MAX_NEW_TOKENS,
+            "slots": options.slots,
+            "micro_batch_groups": options.micro_batch_groups,
+            "trl_micro_batch_completions": options.trl_micro_batch,
+            "warmup": options.warmup,
+            "target_ratio": TARGET,
+            "trl_versions": next(iter(trl_sides.values())).versions,
+        },
+        samples_s=samples_s,
+        comparisons=comparisons,
+        findings={
+            "meets_target": min(comparison.ratio_of_medians for comparison in comparisons) >= TARGET,
+            "samples_per_s": rates,
+            "mean_completion_tokens": tokens,
+            "mean_reward": rewards,
+            "flow_seconds_by_span": seconds,
+        },
+        output=options.output,
+    )
+
+
+def _mean(rows: Sequence[dict[str, float]], key: str) -> float:
+    return statistics.mean(row[key] for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trl-python", required=True, help="interpreter that can import trl")
+    parser.add_argument("--trl-threads", type=int, nargs="+", default=[2, 1], help="a side of TRL for each number")
+    parser.add_argument(
+        "--trl-micro-batch", type=int, default=NUM_SAMPLES, help="completions in one forward and backward of TRL"
+    )
+    parser.add_argument("--slots", type=int, default=2, help="CPU slots of the flow, one thread each")
+    parser.add_argument("--micro-batch-groups", type=int, default=8, help="groups in one of our forwards")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--warmup", type=int, default=2, help="rounds that do not count")
+    parser.add_argument("--output", type=Path, default=None)
+    torch.set_num_threads(1)
+    measure(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

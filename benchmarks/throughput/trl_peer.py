@@ -1,0 +1,85 @@
+"""TRL's GRPOTrainer, unmodified, doing one step whenever a line comes on stdin. Started by trl_comparison.py.
+
+    stdin:  one line a step
+    stdout: {"ready": ...} once, then {"step_s": seconds, "completion_tokens": mean, ...} a step, one JSON a line
+
+A step is what TRL calls one: generation, rewards, forward, backward, optimizer. Writing its own log comes after the
+clock has stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+import warnings
+from typing import Any
+
+from benchmarks.throughput import trl_task
+
+if __name__ == "__main__":
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever TRL prints goes to stderr
+    warnings.filterwarnings("ignore")
+
+    import torch
+    import transformers
+    import trl  # type: ignore[import-not-found] - only in the interpreter that runs this file
+    from datasets import Dataset  # type: ignore[import-not-found]
+
+    model_folder, num_steps, micro_batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+    class OnDemand(transformers.TrainerCallback):
+        """Waits before each step and tells how long it took."""
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if not sys.stdin.readline():
+                os._exit(0)
+            self._start_s = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self._step_s = time.perf_counter() - self._start_s
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if logs and "completions/mean_length" in logs:
+                row = {"step_s": self._step_s, "completion_tokens": float(logs["completions/mean_length"])}
+                lines.write(json.dumps(row | {"reward": float(logs["reward"])}) + "\n")
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        return [trl_task.digit_share(text) for text in completions]
+
+    num_completions = trl_task.NUM_PROMPTS * trl_task.GROUP_SIZE
+    trainer = trl.GRPOTrainer(
+        model=transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32),
+        processing_class=transformers.PreTrainedTokenizerFast.from_pretrained(model_folder),
+        reward_funcs=reward,
+        train_dataset=Dataset.from_list([{"prompt": p} for step in range(num_steps) for p in trl_task.prompts(step)]),
+        callbacks=[OnDemand()],
+        args=trl.GRPOConfig(
+            output_dir=tempfile.mkdtemp(),
+            use_cpu=True,
+            bf16=False,
+            fp16=False,
+            per_device_train_batch_size=micro_batch,
+            gradient_accumulation_steps=num_completions // micro_batch,
+            num_generations=trl_task.GROUP_SIZE,
+            max_completion_length=trl_task.MAX_NEW_TOKENS,
+            temperature=1.0,
+            learning_rate=trl_task.LEARNING_RATE,
+            lr_scheduler_type="constant",
+            beta=0.0,
+            shuffle_dataset=False,
+            max_steps=num_steps,
+            logging_steps=1,
+            report_to=[],
+            save_strategy="no",
+            gradient_checkpointing=False,
+            disable_tqdm=True,
+        ),
+    )
+    versions = {"trl": trl.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    lines.write(json.dumps({"ready": versions}) + "\n")
+    trainer.train()
