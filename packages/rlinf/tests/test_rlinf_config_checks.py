@@ -1,10 +1,12 @@
 """Values that do not go together, and configs that do not fit the machine."""
 
 import pytest
+from pydantic import ValidationError
 
 from rlinf.config.devices import check_devices
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
+from rlinf.config.reasoning import ModelConfig
 from rlinf.errors import UserError
 
 
@@ -119,6 +121,12 @@ def test_a_prompt_template_must_hold_its_field(template: str):
 def test_exact_rewards_for_gsm8k_answers_are_refused():
     line = "--task.train_files=[a] --task.eval_files=[b] --model.path=m --reward.kind=exact"
     assert "reward.kind=exact can never match answers of task.answer_format=gsm8k" in message("gsm8k-grpo", line)
+
+
+def test_from_python_the_same_text_comes_in_pydantics_error():
+    with pytest.raises(ValidationError) as caught:
+        ModelConfig()
+    assert "model.path is not set; give --model.path FOLDER" in str(caught.value)
 
 
 # -- against the machine -------------------------------------------------------------------------------------------

@@ -24,9 +24,6 @@ FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 class _Parser(argparse.ArgumentParser):
     """argparse, with mistakes as UserError, so that they look like all others."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, allow_abbrev=False)  # an override's name may begin like an option
-
     def error(self, message: str) -> NoReturn:
         raise UserError(message, hint=f"see {self.prog} --help")
 

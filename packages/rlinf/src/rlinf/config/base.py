@@ -46,8 +46,8 @@ class Section(BaseModel):
     def _cross_check(self) -> Self:
         found = list(self.problems())
         if found:
-            text = "\n".join(map(str, found)).replace("{", "{{").replace("}", "}}")
-            raise PydanticCustomError(CROSS_CHECK, text, {"problems": found})  # type: ignore[arg-type]
+            text = "\n".join(map(str, found))
+            raise PydanticCustomError(CROSS_CHECK, "{text}", {"text": text, "problems": found})
         return self
 
 
