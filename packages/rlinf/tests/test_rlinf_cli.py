@@ -268,11 +268,13 @@ def test_a_run_may_be_resumed_with_more_steps(rlinf, monkeypatch: pytest.MonkeyP
     assert steps == [5, 9, 9]
 
 
-def test_the_default_folder_has_the_runs_name(rlinf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_default_folder_has_the_runs_name_and_is_always_new(rlinf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jobs, "run", result)
-    assert rlinf("train", "sort-grpo", "--name", "mine").code == 0
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert folder.name.startswith("mine-2")
+    monkeypatch.setattr("rlinf.cli.train.time.strftime", lambda _: "20300102-030405")
+    for _ in range(3):
+        assert rlinf("train", "sort-grpo", "--name", "mine.1").code == 0
+    names = sorted(folder.name for folder in (tmp_path / "runs").iterdir())
+    assert names == ["mine.1-20300102-030405", "mine.1-20300102-030405-2", "mine.1-20300102-030405-3"]
 
 
 @pytest.mark.parametrize(

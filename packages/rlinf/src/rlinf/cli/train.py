@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import os
 import time
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     _refuse_misspelt_options(args.overrides)
     overrides = parse_overrides(args.overrides)
     config = load_for_resume(args.output, overrides) if args.resume else load_config(args.recipe, overrides)
-    folder = args.output or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = args.output or _new_folder(config.name)
     if not args.resume:
         _check_empty(folder)
     return _train(config, folder, resume=args.resume, command=["rlinf", *args.arguments])
@@ -78,6 +79,13 @@ def _refuse_misspelt_options(overrides: Sequence[str]) -> None:
         close = difflib.get_close_matches(flag, OPTIONS, n=1, cutoff=0.75)
         if close and flag not in keys:
             raise UserError(f"unknown option {flag}; did you mean {close[0]}?", hint="see rlinf train --help")
+
+
+def _new_folder(name: str) -> Path:
+    """runs/<name>-<time>, with a number behind it for runs that start within the same second."""
+    first = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    numbered = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return next(folder for folder in itertools.chain([first], numbered) if not folder.exists())
 
 
 def _check_empty(folder: Path) -> None:
