@@ -321,7 +321,14 @@ def test_config_schema_is_json(rlinf):
 
 
 def test_summary_puts_runs_side_by_side(rlinf, refused, tmp_path: Path):
-    values = {"score": "accuracy", "before": 0.3, "after": 0.975, "num_steps": 12, "training_s": 80.4}
+    values = {
+        "score": "accuracy",
+        "score_is_share": True,
+        "before": 0.3,
+        "after": 0.975,
+        "num_steps": 12,
+        "training_s": 80.4,
+    }
     for name, before in (("one", 0.3), ("other", None)):
         (tmp_path / name).mkdir()
         text = json.dumps({**values, "before": before, "stage_seconds": {"reward": 1.0, "actor": 20.0}})

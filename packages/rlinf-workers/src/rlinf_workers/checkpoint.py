@@ -60,6 +60,14 @@ def save_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, path: str
     )
 
 
+def move_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Moves the state of every parameter; step counts stay on the host, where AdamW wants them."""
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if key != "step":
+                state[key] = value.to(device)
+
+
 def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, path: str) -> None:
     """The inverse of `save_optimizer`; the parameters must have the same names."""
     parameters = dict(model.named_parameters())

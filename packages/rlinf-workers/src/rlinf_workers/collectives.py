@@ -1,4 +1,4 @@
-"""Collectives among the ranks of one worker group: torch.distributed, gloo on CPU and NCCL on GPUs."""
+"""Collectives among the ranks of one worker group: torch.distributed, gloo for host memory and NCCL for GPU memory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ class RankGroup:
         """Meets the other ranks through the rendezvous file; blocks until all are there."""
         if identity.num_ranks > 1 and not dist.is_initialized():
             on_gpu = any(name.startswith("cuda") for name in identity.devices)
-            if not on_gpu:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks share this host; needs no name resolution
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks share this host; needs no name resolution
             dist.init_process_group(
-                "nccl" if on_gpu else "gloo",
+                "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
                 init_method=f"file://{identity.rendezvous}",
                 rank=identity.rank,
                 world_size=identity.num_ranks,

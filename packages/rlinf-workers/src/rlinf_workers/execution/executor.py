@@ -129,7 +129,6 @@ class Executor:
             self._open[flow.name].channels[channel] = Channel.create(
                 f"{flow.name}.{channel}", capacity_items=CHANNEL_ITEMS, capacity_bytes=self._channel_bytes
             )
-            self._open[flow.name].channels[channel].close()  # each run reopens it for its writers
         for edge in graph.weight_edges:
             self._weight_edges[f"{edge.source} -> {edge.target}"] = (edge.source, edge.target)
 

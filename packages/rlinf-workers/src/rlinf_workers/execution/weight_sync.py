@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
+from rlinf_comm.errors import WeightMismatchError
 from rlinf_comm.weights import Layout, ReshardPlan, TensorSpec, WeightReceiver, WeightSender, WeightStore, plan
 
 
@@ -51,7 +53,7 @@ class SendPort:
         self._sender = sender
 
     def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
-        self._sender.publish(tensors, policy_version)
+        self._sender.publish({name: tensor.detach().cpu() for name, tensor in tensors.items()}, policy_version)
 
 
 class ReceivePort:
@@ -59,16 +61,35 @@ class ReceivePort:
 
     def __init__(self, receiver: WeightReceiver) -> None:
         self._receiver = receiver
+        self._staging: dict[str, Tensor] = {}
         self.policy_version = -1
 
     def receive(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
         """Fills `tensors` in place and checks their digests.
 
+        The store holds host memory. Tensors on a GPU are filled through a copy there, which is verified, and read
+        back to be compared.
+
         Raises: rlinf_comm.errors.WeightMismatchError when what is served is not what was published.
         """
         self.policy_version = -1  # until it is whole and verified, nothing is served
-        self._receiver.receive(tensors, policy_version)
+        on_host = {name: self._host_tensor(name, tensor) for name, tensor in tensors.items()}
+        self._receiver.receive(on_host, policy_version)
+        for name, tensor in tensors.items():
+            if tensor.device.type != "cpu":
+                tensor.detach().copy_(on_host[name])
+                if not torch.equal(tensor.detach().cpu(), on_host[name]):
+                    raise WeightMismatchError(
+                        f"{name}: the device holds other bytes than it was sent (version {policy_version})"
+                    )
         self.policy_version = policy_version
+
+    def _host_tensor(self, name: str, tensor: Tensor) -> Tensor:
+        if tensor.device.type == "cpu":
+            return tensor
+        if name not in self._staging:
+            self._staging[name] = torch.empty_like(tensor, device="cpu")
+        return self._staging[name]
 
 
 def open_port(port: WeightPort) -> SendPort | ReceivePort:

@@ -225,7 +225,7 @@ class LocalLauncher:
         elif isinstance(message, messages.Request):
             self._serve_request(handle, message)
         elif message.call_id < 0 and isinstance(message, messages.Raised):
-            self._declare_lost(handle, f"could not start: {message.error_type}: {message.message}\n{message.traceback}")
+            self._declare_lost(handle, f"could not start: {message.error_type}: {message.message}")
         else:
             handle.finish_call(message)
 

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from rlinf_algos.advantages import grpo_advantages
 from rlinf_algos.kl import kl_k3
 from rlinf_algos.policy_loss import ppo_clip_loss
-from rlinf_workers.checkpoint import load_model_weights, load_optimizer, read_json, save_optimizer, write_json
+from rlinf_workers.checkpoint import (
+    load_model_weights,
+    load_optimizer,
+    move_optimizer,
+    read_json,
+    save_optimizer,
+    write_json,
+)
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, stop_token_ids
 from rlinf_workers.models.sequences import completion_logprobs, pack_groups
@@ -273,10 +280,14 @@ class Actor(Worker):
         return self._version
 
     def onload(self) -> None:
-        self._model.to(self.device)
+        self._move(self.device)
 
     def offload(self) -> None:
-        self._model.to("cpu")
+        self._move(torch.device("cpu"))
+
+    def _move(self, device: torch.device) -> None:
+        self._model.to(device)
+        move_optimizer(self._optimizer, device)
 
     def save_model(self, folder: str) -> None:
         """Writes a folder that any Hugging Face tool loads: weights, config, tokenizer. Rank 0 writes, the others do

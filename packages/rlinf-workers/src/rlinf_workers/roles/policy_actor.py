@@ -17,6 +17,7 @@ from rlinf_algos.policy_loss import ppo_clip_loss
 from rlinf_workers.checkpoint import (
     load_optimizer,
     load_tensors,
+    move_optimizer,
     read_json,
     save_optimizer,
     save_tensors,
@@ -242,10 +243,14 @@ class PolicyActor(Worker):
         return self._version
 
     def onload(self) -> None:
-        self._model.to(self.device)
+        self._move(self.device)
 
     def offload(self) -> None:
-        self._model.to("cpu")
+        self._move(torch.device("cpu"))
+
+    def _move(self, device: torch.device) -> None:
+        self._model.to(device)
+        move_optimizer(self._optimizer, device)
 
     def save_checkpoint(self, folder: str) -> None:
         """Weights, statistics, optimizer and version. Rank 0 writes."""

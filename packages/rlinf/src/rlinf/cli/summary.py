@@ -40,14 +40,14 @@ def _row(path: Path) -> tuple[str, ...]:
     return (
         path.name,
         result["score"],
-        _share(result["before"]),
-        _share(result["after"]),
+        _show(result["before"], result["score_is_share"]),
+        _show(result["after"], result["score_is_share"]),
         str(result["num_steps"]),
         f"{result['training_s']:.0f} s",
         ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in stages),
     )
 
 
-def _share(value: float | None) -> str:
+def _show(value: float | None, is_share: bool) -> str:
     """Null stands for a number that was not finite."""
-    return "-" if value is None else f"{value:.1%}"
+    return "-" if value is None else f"{value:.1%}" if is_share else f"{value:.2f}"

@@ -57,7 +57,7 @@ def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> i
     from rlinf.run_folder import RunFolder
 
     check_devices(config, num_cpus=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
-    jobs.check(config)
+    job = jobs.prepare(config)
     keep = config.run.keep_checkpoints
     open_folder = RunFolder.resume if resume else RunFolder.create
     try:
@@ -67,7 +67,7 @@ def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> i
             f"--output={path}: cannot write there: {error.strerror or error}", hint="choose another folder"
         ) from error
     with folder:
-        result = jobs.run(config, folder)
+        result = jobs.run(job, folder)
     print(f"\n{result.table}\nreport: {result.report_path}")
     return 0
 

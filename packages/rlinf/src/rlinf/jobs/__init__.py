@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rlinf.config.schema import Config
+    from rlinf.jobs.base import Job
     from rlinf.jobs.loop import JobResult
     from rlinf.run_folder import RunFolder
 
-__all__ = ["check", "run"]
+__all__ = ["prepare", "run"]
 
 
-def check(config: Config) -> None:
-    """Everything that can be wrong with the inputs and the plan, before a folder or a process exists.
+def prepare(config: Config) -> Job:
+    """The job of a config, with all checked that can be wrong with its inputs and its plan; nothing is written or
+    started.
 
     Raises: UserError.
     """
@@ -22,19 +24,20 @@ def check(config: Config) -> None:
 
     job = _job(config)
     make_plans(job, job.build(Path("not-made-yet")))
+    return job
 
 
-def run(config: Config, folder: RunFolder) -> JobResult:
-    """Runs the job of a checked config.
+def run(job: Job, folder: RunFolder) -> JobResult:
+    """Runs a prepared job in its folder.
 
     Raises: RunFailed when a worker dies or raises, or a step passes its deadline.
     """
     from rlinf.jobs.loop import TrainingLoop
 
-    return TrainingLoop(_job(config), folder).run()
+    return TrainingLoop(job, folder).run()
 
 
-def _job(config: Config):
+def _job(config: Config) -> Job:
     if config.job == "reasoning":
         from rlinf.jobs.reasoning import ReasoningJob
 

@@ -22,6 +22,12 @@ class Score:
     """Key in the evaluation's metrics."""
     text: str
     """What it is, for people."""
+    is_share: bool = True
+    """Between 0 and 1, shown in per cent."""
+
+    def show(self, value: float) -> str:
+        """The value as people read it."""
+        return f"{value:.1%}" if self.is_share else f"{value:.2f}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

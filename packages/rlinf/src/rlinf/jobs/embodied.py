@@ -6,8 +6,11 @@ trajectories -> actor -> weights -> policy
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from rlinf.config.schema import EmbodiedConfig
 from rlinf.errors import UserError
@@ -22,17 +25,20 @@ from rlinf_workers.roles.environment import Environment, EnvironmentSettings
 from rlinf_workers.roles.policy import Policy
 from rlinf_workers.roles.policy_actor import PolicyActor, PolicyActorSettings
 
+SUCCESS = Score(name="success_once", text="success rate over held-out reset seeds")
+RETURN = Score(name="return", text="mean return over held-out reset seeds", is_share=False)
+
 
 class EmbodiedJob:
     """Flows and evaluation of an embodied recipe; the loop does the rest."""
 
-    score = Score(name="success_once", text="success rate over held-out reset seeds")
     trainer = "actor"
 
     def __init__(self, config: EmbodiedConfig) -> None:
         self.config = config
         self._spec = self._env_spec(config)
-        self._shape, self.notes = self._probe(self._spec)
+        self._shape, self.notes, knows_success = self._probe(self._spec)
+        self.score = SUCCESS if knows_success else RETURN
 
     # -- flows -----------------------------------------------------------------------------------------------------
 
@@ -97,25 +103,27 @@ class EmbodiedJob:
         )
 
     @staticmethod
-    def _probe(spec: EnvSpec) -> tuple[tuple[int, int], tuple[str, ...]]:
-        """Observation and action sizes, from one environment made and closed here, so that mistakes show before any
-        process starts."""
+    def _probe(spec: EnvSpec) -> tuple[tuple[int, int], tuple[str, ...], bool]:
+        """Observation and action sizes, fall-backs, and whether episodes say that they succeeded: from one
+        environment made, stepped and closed here, so that mistakes show before any process starts."""
         try:
-            env = make_env(spec)
+            env = make_env(replace(spec, num_envs=1, max_episode_steps=1))
         except EnvError as error:
             raise UserError(f"env.id={spec.id!r}: {error}") from error
         try:
-            fields = env.observation_spec
+            fields, actions = env.observation_spec, env.action_spec
             if "state" not in fields:
                 raise UserError(
                     f"env.id={spec.id!r} gives the observations {sorted(fields)}; this job's policy reads 'state'",
                     hint="choose options with state observations",
                 )
-            if env.action_spec.kind != "continuous":
+            if actions.kind != "continuous":
                 raise UserError(
-                    f"env.id={spec.id!r} takes {env.action_spec.kind} actions; this job's policy gives continuous ones"
+                    f"env.id={spec.id!r} takes {actions.kind} actions; this job's policy gives continuous ones"
                 )
-            return (fields["state"].shape[0], env.action_spec.shape[0]), env.notes
+            env.reset([0])
+            (episode,) = env.step(torch.zeros(1, *actions.shape)).episodes
+            return (fields["state"].shape[0], actions.shape[0]), env.notes, episode.success_once is not None
         finally:
             env.close()
 
@@ -174,9 +182,4 @@ class EmbodiedJob:
 
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
         names = ("success_once", "success_at_end", "return", "episode_length")
-        found = {name: run.metrics[f"env/{name}"] for name in names if f"env/{name}" in run.metrics}
-        if self.score.name not in found:
-            raise UserError(
-                f"env.id={self._spec.id!r} never says whether an episode succeeded, so there is nothing to score"
-            )
-        return found
+        return {name: run.metrics[f"env/{name}"] for name in names if f"env/{name}" in run.metrics}

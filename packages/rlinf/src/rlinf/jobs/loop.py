@@ -135,6 +135,7 @@ class TrainingLoop:
         self._folder.result(
             {
                 "score": self._job.score.name,
+                "score_is_share": self._job.score.is_share,
                 "before": clock.before,
                 "after": score,
                 "num_steps": clock.step,
@@ -221,8 +222,8 @@ def final_table(score: Score, before: float, after: float, stage_s: Mapping[str,
     """The last thing a run prints."""
     rows = [
         (score.text, ""),
-        ("  before", f"{before:.1%}"),
-        ("  after", f"{after:.1%}"),
+        ("  before", score.show(before)),
+        ("  after", score.show(after)),
         ("training time", f"{training_s:.0f} s"),
         ("compute by stage, all ranks", ""),
         *((f"  {stage}", f"{seconds:.0f} s") for stage, seconds in sorted(stage_s.items(), key=lambda kv: -kv[1])),

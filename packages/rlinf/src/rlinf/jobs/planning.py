@@ -38,7 +38,9 @@ def make_plans(job: Job, flows: Flows) -> Planned:
         plan, notes = _training_plan(job, flows.train.graph(), cluster)
         plans = {flow.name: _plan_like(flow, flows.train, plan, cluster) for flow in flows if flow is not flows.train}
     except SchedError as error:
-        raise UserError(str(error)) from error
+        text = str(error)
+        named = text.startswith(("devices.", "granularity.", "num_ranks."))  # the config has them under `plan`
+        raise UserError(f"plan.{text}" if named else text, hint="see the keys mode and plan of the config") from error
     return Planned(cluster=cluster, plans={flows.train.name: plan, **plans}, notes=tuple(notes))
 
 

@@ -16,13 +16,13 @@ from rlinf.config.schema import JsonlTask, ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
 from rlinf.tasks import Problem, make_task
-from rlinf.tasks.language import character_tokenizer, write_model_folder
+from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, write_model_folder
 
 if TYPE_CHECKING:
     from rlinf.jobs.loop import TrainingLoop
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.generation.sampling import SamplingSettings
-from rlinf_workers.models.language_model import ModelSettings, load_tokenizer
+from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records import ExampleBatch, Prompt, ScoredGroup
 from rlinf_workers.roles.actor import Actor, ActorSettings, OptimizerSettings
 from rlinf_workers.roles.reference import Reference, ReferenceSettings
@@ -118,7 +118,7 @@ class ReasoningJob:
 
     def _make_tokenizer(self) -> Any:
         if self.config.model.path is not None:
-            return load_tokenizer(str(self.config.model.path))
+            return load_checkpoint_tokenizer(self.config.model.path)
         assert self._task.alphabet is not None, "checked in __init__"
         return character_tokenizer(self._task.alphabet)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from typing import Any
 
 from rlinf.config.inputs import iter_jsonl
 from rlinf.config.schema import JsonlTask
 from rlinf.errors import UserError
 from rlinf.tasks.base import Problem
+from rlinf_algos.rewards import final_number
 
 
 class JsonlProblems:
@@ -23,7 +26,7 @@ class JsonlProblems:
         both = {problem.prompt for problem in self._train} & {problem.prompt for problem in self._eval}
         if both:
             raise UserError(
-                f"{len(both)} evaluation problems are in the training files too, for example {next(iter(both))[:80]!r}",
+                f"of the evaluation problems {len(both)} are in the training files too, for example {min(both)[:80]!r}",
                 hint="use separate files for task.train_files and task.eval_files",
             )
         self._epoch = -1
@@ -41,14 +44,22 @@ class JsonlProblems:
 
 
 def _read(config: JsonlTask, files: str) -> list[Problem]:
-    fields = (config.prompt_field, config.answer_field)
     problems = [
-        Problem(
-            prompt=config.prompt_template.format(**{config.prompt_field: row[fields[0]]}), answer=str(row[fields[1]])
-        )
+        _problem(config, row, f"{path}, problem {number}")
         for path in getattr(config, files)
-        for row in iter_jsonl(path, fields)
+        for number, row in enumerate(iter_jsonl(path, (config.prompt_field, config.answer_field)), start=1)
     ]
     if not problems:
         raise UserError(f"task.{files} holds no problem: {[str(path) for path in getattr(config, files)]}")
     return problems
+
+
+def _problem(config: JsonlTask, row: Mapping[str, Any], place: str) -> Problem:
+    answer = str(row[config.answer_field])
+    if config.answer_format == "gsm8k" and final_number(answer) is None:
+        raise UserError(
+            f"{place}: the {config.answer_field} holds no number: {answer[-80:]!r}",
+            hint="task.answer_format=gsm8k wants answers that end in `#### 42`",
+        )
+    prompt = config.prompt_template.format(**{config.prompt_field: row[config.prompt_field]})
+    return Problem(prompt=prompt, answer=answer)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.config.schema import ArchitectureConfig
+from rlinf.errors import UserError
 
 PAD, END, UNKNOWN = "<pad>", "<end>", "<unk>"
 
@@ -23,6 +24,31 @@ def character_tokenizer(alphabet: str) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN, padding_side="left"
     )
+
+
+def load_checkpoint_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a user's model folder, after a look at whether transformers knows the architecture.
+
+    Raises: UserError.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    from rlinf_workers.models.language_model import load_tokenizer
+
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        tokenizer = load_tokenizer(str(folder))
+    except Exception as error:
+        raise UserError(
+            f"model.path={folder}: transformers cannot load it: {type(error).__name__}: {error}",
+            hint="is the folder a whole download of a model?",
+        ) from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UserError(
+            f"model.path={folder}: model_type={config.model_type!r} is not a causal language model",
+            hint="give a model that generates text, Qwen2 for example",
+        )
+    return tokenizer
 
 
 def write_model_folder(folder: Path, architecture: ArchitectureConfig, alphabet: str, dtype: str) -> None:

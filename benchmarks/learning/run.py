@@ -1,0 +1,66 @@
+"""Does it learn? A recipe on several seeds, from its first evaluation to its last; JSON under benchmarks/results.
+
+    python -m benchmarks.learning.run sort-grpo --seeds 0 1 2
+    python -m benchmarks.learning.run sort-grpo --seeds 0 1 2 --name sort-control --reward.kind random
+    python -m benchmarks.learning.run pushcube-ppo --seeds 0 1 2
+
+Arguments that this script does not know are overrides of the recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import report
+
+from rlinf.run_folder import read_rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--name", help="of the result; the recipe's by default")
+    args, overrides = parser.parse_known_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        runs = [_run(args.recipe, seed, overrides, Path(scratch) / str(seed)) for seed in args.seeds]
+    report(
+        f"learning-{args.name or args.recipe}",
+        settings={"recipe": args.recipe, "overrides": overrides},
+        samples_s={},
+        comparisons=[],
+        findings={"runs": runs},
+    )
+
+
+def _run(recipe: str, seed: int, overrides: list[str], folder: Path) -> dict[str, Any]:
+    started_s = time.monotonic()
+    command = ["rlinf", "train", recipe, "--output", str(folder), "--seed", str(seed), *overrides]
+    log = subprocess.run(
+        [str(Path(sys.executable).with_name(command[0])), *command[1:]], text=True, capture_output=True
+    )
+    if log.returncode:
+        sys.exit(f"{' '.join(command)} ended with {log.returncode}:\n{log.stdout}\n{log.stderr}")
+    result = json.loads((folder / "result.json").read_text())
+    evaluations = [
+        {"step": row["step"], "training_s": row["time_s"], result["score"]: row["metrics"][result["score"]]}
+        for row in read_rows(folder / "evaluations.jsonl")
+    ]
+    print(
+        f"{recipe} seed {seed}: {result['score']} {result['before']:.3f} -> {result['after']:.3f} "
+        f"in {result['num_steps']} steps, {result['training_s']:.0f} s",
+        flush=True,
+    )
+    wall_s = time.monotonic() - started_s
+    return {"seed": seed, "wall_s": wall_s, **result, "evaluations": evaluations}
+
+
+if __name__ == "__main__":
+    main()
