@@ -245,8 +245,8 @@ def result(*_):
 def test_train_makes_the_folder_and_hands_it_to_the_job(rlinf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen = {}
 
-    def run(config, folder):
-        seen.update(config=config, path=folder.path)
+    def run(job, folder):
+        seen.update(config=job.config, path=folder.path)
         return result()
 
     monkeypatch.setattr(jobs, "run", run)
@@ -261,7 +261,7 @@ def test_train_makes_the_folder_and_hands_it_to_the_job(rlinf, tmp_path: Path, m
 
 def test_a_run_may_be_resumed_with_more_steps(rlinf, monkeypatch: pytest.MonkeyPatch):
     steps = []
-    monkeypatch.setattr(jobs, "run", lambda config, folder: steps.append(config.run.num_steps) or result())
+    monkeypatch.setattr(jobs, "run", lambda job, folder: steps.append(job.config.run.num_steps) or result())
     assert rlinf("train", "sort-grpo", "--run.num_steps", "5", "--output", "run").code == 0
     assert rlinf("train", "--resume", "--run.num_steps", "9", "--output", "run").code == 0
     assert rlinf("train", "--resume", "--output", "run").code == 0
