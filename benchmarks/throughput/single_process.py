@@ -14,7 +14,7 @@ import torch
 from rlinf_workers import Flow, StepContext
 from rlinf_workers.launcher.base import Identity
 from rlinf_workers.metrics import merge
-from rlinf_workers.records import Action, Observation
+from rlinf_workers.records import Observation
 from rlinf_workers.roles.environment import Environment
 
 
@@ -97,19 +97,12 @@ class EnvironmentLoop:
         self._actions = actions
 
     def __iter__(self) -> Iterator[list[Observation]]:
-        observations: Any = ListWriter()
         groups = {group.index: group for group in self._environment._prepare()}
-        for group in groups.values():
-            self._environment._begin_segment(group, observations)
-        ready: list[Observation] = observations.drain()
+        ready = [self._environment._begin_segment(group) for group in groups.values()]
         while ready:
             yield [ready.pop(0)]
             for action in self._actions.drain():
-                self._simulate(groups[action.group], action, observations)
-            ready.extend(observations.drain())
-
-    def _simulate(self, group: Any, action: Action, observations: Any) -> None:
-        self._environment._step(group, action, observations)
+                ready.append(self._environment._step(groups[action.group], action))
 
 
 def _refuse(service: str, value: Any) -> Any:

@@ -76,8 +76,9 @@ class Observation:
     """Steps taken since the segment began; 0 right after the reset."""
     state: Tensor
     """[n, D] float32, what to act on next."""
-    final_state: Tensor
-    """[n, D] float32; where an episode has just ended its true last observation, elsewhere equal to `state`."""
+    final_state: Tensor | None
+    """[n, D] float32; where an episode has just ended its true last observation, elsewhere equal to `state`.
+    None: no episode has ended."""
     rewards: Tensor
     """[n] float32, of the action before; zeros at time 0."""
     terminated: Tensor

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rlinf_envs import BatchedEnv, EnvSpec, make_env
 from rlinf_envs.protocol import EpisodeEnd, StepResult, tensor_field
@@ -72,17 +71,21 @@ class Environment(Worker):
         """Stage: actions in, observations out; the first observations come from resets. Ends when every group has
         done its segments."""
         running = {group.index: group for group in self._prepare()}
-        for group in running.values():
-            self._begin_segment(group, observations)
+        self._send(observations, [self._begin_segment(group) for group in running.values()])
         while running:
+            shown: list[Observation] = []
             for action in actions.next_chunk(at_most=len(running)):
                 group = running[action.group]
-                self._step(group, action, observations)
-                if group.time == group.num_steps:
-                    if group.segments:
-                        self._begin_segment(group, observations)
-                    else:
-                        del running[action.group]
+                shown.append(self._step(group, action))
+                if group.time == group.num_steps and group.segments:
+                    shown.append(self._begin_segment(group))
+                elif group.time == group.num_steps:
+                    del running[action.group]
+            self._send(observations, shown)
+
+    @staticmethod
+    def _send(observations: Writer[Observation], shown: list[Observation]) -> None:
+        observations.put_many([(observation.group, observation) for observation in shown])
 
     def _prepare(self) -> list[_Group]:
         settings, context = self._settings, self.step
@@ -106,35 +109,48 @@ class Environment(Worker):
         episodes = range(group, settings.num_eval_episodes, settings.num_groups)
         width = settings.spec.num_envs
         seeds = [settings.eval_seed + episode for episode in episodes]
-        segments = [seeds[i : i + width] for i in range(0, len(seeds), width)]
+        # As many segments for every group, the last ones maybe without episodes that count: groups end together, so
+        # that a policy that takes several of them at a time never waits for one that has ended.
+        num_segments = -(-settings.num_eval_episodes // (settings.num_groups * width))
+        segments = [seeds[i * width : (i + 1) * width] for i in range(num_segments)]
         if not settings.spec.max_episode_steps:
             raise ValueError("env.max_episode_steps is needed for evaluation: an episode has to end")
         return _Group(
             index=group, env=self._evaluate[group], segments=segments, num_steps=settings.spec.max_episode_steps
         )
 
-    def _begin_segment(self, group: _Group, observations: Writer[Observation]) -> None:
+    def _begin_segment(self, group: _Group) -> Observation:
         seeds = group.segments.pop(0)
         group.counted, group.time = len(seeds), 0
         width = group.env.num_envs
-        state = tensor_field(group.env.reset(seeds + [seeds[-1]] * (width - len(seeds))), "state")
+        fillers = [self._settings.eval_seed] * (width - len(seeds))
         zeros = torch.zeros(width)
-        self._send(observations, group, state, state, zeros, zeros.bool(), zeros.bool())
+        return Observation(
+            group=group.index,
+            time=0,
+            state=tensor_field(group.env.reset(seeds + fillers), "state"),
+            final_state=None,
+            rewards=zeros,
+            terminated=zeros.bool(),
+            truncated=zeros.bool(),
+            is_last=False,
+        )
 
-    def _step(self, group: _Group, action: Action, observations: Writer[Observation]) -> None:
+    def _step(self, group: _Group, action: Action) -> Observation:
         result: StepResult = group.env.step(action.actions)
         group.time += 1
         for episode in result.episodes:
             if episode.env_index < group.counted:
                 self._record_episode(episode)
-        self._send(
-            observations,
-            group,
-            tensor_field(result.observation, "state"),
-            tensor_field(result.final_observation, "state"),
-            result.rewards,
-            result.terminated,
-            result.truncated,
+        return Observation(
+            group=group.index,
+            time=group.time,
+            state=tensor_field(result.observation, "state"),
+            final_state=tensor_field(result.final_observation, "state") if result.episodes else None,
+            rewards=result.rewards,
+            terminated=result.terminated,
+            truncated=result.truncated,
+            is_last=group.time == group.num_steps,
         )
 
     def _record_episode(self, episode: EpisodeEnd) -> None:
@@ -144,28 +160,6 @@ class Environment(Worker):
             self.record("env/success_once", float(episode.success_once))
         if episode.success_at_end is not None:
             self.record("env/success_at_end", float(episode.success_at_end))
-
-    def _send(
-        self,
-        observations: Writer[Observation],
-        group: _Group,
-        state: Tensor,
-        final_state: Tensor,
-        rewards: Tensor,
-        terminated: Tensor,
-        truncated: Tensor,
-    ) -> None:
-        item = Observation(
-            group=group.index,
-            time=group.time,
-            state=state,
-            final_state=final_state,
-            rewards=rewards,
-            terminated=terminated,
-            truncated=truncated,
-            is_last=group.time == group.num_steps,
-        )
-        observations.put(item, key=group.index)
 
     def close(self) -> None:
         for env in [*self._train.values(), *self._evaluate.values()]:

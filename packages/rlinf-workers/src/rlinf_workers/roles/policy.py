@@ -40,19 +40,22 @@ class Policy(Worker):
         training = self.step.phase == "train"
         segments: dict[int, _Segment] = {}
         for chunk in observations:
+            answers: list[tuple[int, Action]] = []
             for observation in chunk:
                 output, next_values = self._forward(observation, training)
                 if not observation.is_last:
-                    item = Action(group=observation.group, time=observation.time, actions=output.actions.cpu())
-                    actions.put(item, key=observation.group)
+                    action = Action(group=observation.group, time=observation.time, actions=output.actions.cpu())
+                    answers.append((observation.group, action))
                 if training:
                     self._extend(segments, observation, output, next_values, trajectories)
+            actions.put_many(answers)
 
     def _forward(self, observation: Observation, training: bool) -> tuple[ActorCriticOutput, Tensor]:
         """What to do next, and the values of the states that the last action led to. One forward over both, of a
         shape that depends on the group alone, so that numbers do not depend on the plan."""
         num_envs = len(observation.state)
-        states = torch.cat([observation.state, observation.final_state]).to(self.device)
+        reached = observation.state if observation.final_state is None else observation.final_state
+        states = torch.cat([observation.state, reached]).to(self.device)
         noise = self._noise(observation, len(states)) if training else None
         output = self._model(states, noise=noise)
         mine = ActorCriticOutput(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlinf.config.schema import Config
+from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 
 if TYPE_CHECKING:
@@ -67,9 +68,12 @@ class Job(Protocol):
         """Worker group -> the number of parts that its work comes in; the number of ranks has to divide it."""
         ...
 
-    @property
-    def chunks(self) -> Mapping[str, int]:
-        """Stage -> granularity where a plan pipelines and the user has not chosen."""
+    def chunks(self, plan: Plan) -> Mapping[str, int]:
+        """Stage -> granularity where the user has not chosen and the mode's rule is not the best for this job."""
+        ...
+
+    def check_plan(self, plan: Plan) -> None:
+        """Raises: UserError for a plan that fits the flow and not the job."""
         ...
 
     def build(self, folder: Path) -> Flows:

@@ -19,6 +19,7 @@ from rlinf.jobs.base import Flows, Score
 if TYPE_CHECKING:
     from rlinf.jobs.loop import TrainingLoop
 from rlinf_envs import EnvError, EnvSpec, make_env
+from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.models.actor_critic import ActorCriticSettings
 from rlinf_workers.roles.environment import Environment, EnvironmentSettings
@@ -26,6 +27,8 @@ from rlinf_workers.roles.policy import Policy
 from rlinf_workers.roles.policy_actor import PolicyActor, PolicyActorSettings
 
 SUCCESS = Score(name="success_once", text="success rate over held-out reset seeds")
+CYCLE = ("env", "policy")
+"""The stages that feed each other."""
 RETURN = Score(name="return", text="mean return over held-out reset seeds", is_share=False)
 
 
@@ -47,9 +50,21 @@ class EmbodiedJob:
         groups = self.config.env.num_groups
         return {"actor": self.config.actor.num_shards, "env": groups, "policy": groups}
 
-    @property
-    def chunks(self) -> dict[str, int]:
-        return {}
+    def chunks(self, plan: Plan) -> dict[str, int]:
+        """Where env and policy share every device nothing overlaps, so all groups of a rank go over at once."""
+        if plan.mode != "collocated":
+            return {}
+        return {stage: self.config.env.num_groups // plan.stage(stage).num_ranks for stage in CYCLE}
+
+    def check_plan(self, plan: Plan) -> None:
+        for stage in CYCLE:
+            num_groups = self.config.env.num_groups // plan.stage(stage).num_ranks
+            granularity = plan.stage(stage).granularity
+            if num_groups % granularity:
+                raise UserError(
+                    f"plan.granularity.{stage}={granularity} does not divide the {num_groups} env groups of a rank",
+                    hint="env and policy would wait for each other; use a divisor, or change env.num_groups",
+                )
 
     def write_inputs(self, folder: Path) -> None:
         return

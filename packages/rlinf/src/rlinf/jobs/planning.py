@@ -51,12 +51,10 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster) -> tuple[Plan, 
         "devices": config.plan.devices,
         "num_ranks": dict(config.plan.num_ranks),
     }
-    if config.mode != "collocated":
-        choices["granularity"] = {**job.chunks, **choices["granularity"]}
-    plan = plan_for_mode(graph, cluster, config.mode, **choices)
+    first = plan_for_mode(graph, cluster, config.mode, **choices)
     notes = []
     for group, parts in job.max_ranks.items():
-        placed = plan.stage(graph.workers[group][0])
+        placed = first.stage(graph.workers[group][0])
         num_devices, num_ranks = len(placed.devices), placed.num_ranks
         if parts % num_ranks and group in config.plan.num_ranks:
             raise UserError(
@@ -69,7 +67,11 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster) -> tuple[Plan, 
                 f"{group} runs in {choices['num_ranks'][group]} ranks on {num_devices} devices: its work comes in "
                 f"{parts} parts (actor.num_shards or env.num_groups)"
             )
-    return (plan_for_mode(graph, cluster, config.mode, **choices) if notes else plan), notes
+    ranked = plan_for_mode(graph, cluster, config.mode, **choices)
+    chunks = {**job.chunks(ranked), **config.plan.granularity}
+    plan = plan_for_mode(graph, cluster, config.mode, **{**choices, "granularity": chunks})
+    job.check_plan(plan)
+    return plan, notes
 
 
 def _plan_like(flow: Flow, train: Flow, plan: Plan, cluster: Cluster) -> Plan:

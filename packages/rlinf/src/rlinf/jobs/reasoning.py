@@ -20,6 +20,7 @@ from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer,
 
 if TYPE_CHECKING:
     from rlinf.jobs.loop import TrainingLoop
+from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
@@ -71,9 +72,13 @@ class ReasoningJob:
     def max_ranks(self) -> dict[str, int]:
         return {"actor": self.config.actor.num_shards}
 
-    @property
-    def chunks(self) -> dict[str, int]:
+    def chunks(self, plan: Plan) -> dict[str, int]:
+        if plan.mode == "collocated":
+            return {}
         return {"rollout": max(1, self.config.rollout.num_prompts // NUM_CHUNKS)}
+
+    def check_plan(self, plan: Plan) -> None:
+        return
 
     def build(self, folder: Path) -> Flows:
         config = self.config
