@@ -58,7 +58,9 @@ def test_ctrl_c_ends_cleanly(tmp_path):
 def test_a_run_killed_in_mid_step_resumes_to_the_same_numbers(tmp_path, recipe, short):
     if recipe == "pushcube-ppo":
         pytest.importorskip("mani_skill")
-    settings = short | {"run.num_steps": 6, "run.evaluate_every": 3, "run.checkpoint_every": 2}
+    # PushCube has only the checkpoint from before the first step to go back to.
+    checkpoint_every = 2 if recipe == "sort-grpo" else 100
+    settings = short | {"run.num_steps": 6, "run.evaluate_every": 3, "run.checkpoint_every": checkpoint_every}
     whole = train(recipe, tmp_path / "whole", settings)
 
     killed = tmp_path / "killed"

@@ -80,10 +80,39 @@ def test_a_deadline_names_who_waits_for_what(tmp_path):
             executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=3)
 
 
+def test_two_readers_of_one_channel_are_refused(tmp_path):
+    flow = Flow("twice").worker("scale", Scale)
+    flow.stage("one", Scale.scale, worker="scale", reads="numbers", writes="a")
+    flow.stage("two", Scale.scale, worker="scale", reads="numbers", writes="b")
+    with Executor(cluster=CLUSTER, log_folder=tmp_path) as executor:
+        with pytest.raises(FlowDefinitionError, match=r"'numbers' has several readers, \['one', 'two'\]"):
+            executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
+
+
+def test_weights_have_to_be_synced_before_the_first_run(tmp_path):
+    flow = toy_flow()
+    with Executor(cluster=CLUSTER, log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
+        with pytest.raises(FlowDefinitionError, match="learn -> scale were never synced"):
+            executor.run(flow, context=context(0), feeds={"numbers": NUMBERS})
+
+
+def test_a_later_flow_has_to_leave_the_groups_where_they_are(tmp_path):
+    train, other = toy_flow(), Flow("other").workers_of(toy_flow(), "scale")
+    other.stage("scale", Scale.scale, reads="numbers", writes="scaled")
+    with Executor(cluster=CLUSTER, log_folder=tmp_path) as executor:
+        executor.start(train, plan_for_mode(train.graph(), CLUSTER, "disaggregated"))
+        with pytest.raises(
+            FlowDefinitionError, match=r"'scale' runs on devices \[0\] in 1 ranks; the plan wants \[0, 1\]"
+        ):
+            executor.start(other, plan_for_mode(other.graph(), CLUSTER, "collocated"))
+
+
 def test_feeds_have_to_fit_the_flow(tmp_path):
     flow = toy_flow()
     with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
+        executor.sync_weights()
         with pytest.raises(FlowDefinitionError, match="fed through \\['numbers'\\], but got \\['prompts'\\]"):
             executor.run(flow, context=context(0), feeds={"prompts": []})
 

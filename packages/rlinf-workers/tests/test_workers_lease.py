@@ -35,13 +35,22 @@ def test_ranks_of_a_turn_share_it():
 
 def test_a_rank_that_had_its_go_waits_for_others():
     leases = table({0}, {0})
+    leases.acquire(0, "env/0")
+    leases.acquire(0, "policy/0")
+    leases.acquire(1, "actor/0")
+    leases.release(0, "env/0")
+    assert not leases.acquire(0, "env/0")
+    assert leases.release(0, "policy/0") == [(0, "env/0")], "the turn earlier in the flow goes first"
+    assert leases.release(0, "env/0") == [(1, "actor/0")]
+
+
+def test_a_rank_comes_back_while_a_rank_of_its_group_is_inside():
+    leases = table({0, 1}, {0, 1})
     leases.acquire(0, "a/0")
     leases.acquire(0, "a/1")
     leases.acquire(1, "b/0")
-    leases.release(0, "a/0")
-    assert not leases.acquire(0, "a/0")
-    assert leases.release(0, "a/1") == [(0, "a/0")], "the turn earlier in the flow goes first"
-    assert leases.release(0, "a/0") == [(1, "b/0")]
+    leases.release(0, "a/1")
+    assert leases.acquire(0, "a/1"), "a/0 may be waiting for it in a collective"
 
 
 def test_the_earlier_turn_goes_first():

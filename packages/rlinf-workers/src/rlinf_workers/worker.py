@@ -67,6 +67,7 @@ class Worker:
         self._ranks: RankGroup | None = None
         self._weight_ports: dict[str, Any] = {}
         self._loaded = True
+        self._num_inside = 0
 
     # -- who and where ---------------------------------------------------------------------------------------------
 
@@ -155,6 +156,13 @@ class Worker:
         from rlinf_workers.execution.stage_runner import StageRunner
 
         return StageRunner(self, call).run()
+
+    def unload(self) -> None:
+        """Takes the state off the devices until the worker's first turn."""
+        self.offload()
+        self._loaded = False
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # or the caching allocator keeps what others on this device need
 
     def open_weights(self, port: Any) -> None:
         """Opens one end of a weight edge; see execution/weight_sync.py."""

@@ -11,6 +11,7 @@ One run of a flow, in six moves:
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -69,6 +70,9 @@ class _OpenFlow:
     graph: FlowGraph
     plan: Plan
     turns: dict[str, tuple[str, ...]]
+    shared_devices: dict[int, frozenset[int]]
+    """Turn -> the devices that it shares with another turn; turns that share none are left out and need no lease."""
+    edges: list[str] = field(default_factory=list)
     channels: dict[str, Channel] = field(default_factory=dict)
 
 
@@ -98,6 +102,7 @@ class Executor:
         self._environment = dict(environment or {})
         self._channel_bytes = channel_bytes
         self._groups: dict[str, WorkerGroup] = {}
+        self._placements: dict[str, tuple[tuple[int, ...], int]] = {}
         self._open: dict[str, _OpenFlow] = {}
         self._weight_edges: dict[str, tuple[str, str]] = {}
         self._stores: dict[str, WeightStore] = {}
@@ -119,22 +124,48 @@ class Executor:
         plan.validate(graph, self._cluster)
         if flow.name in self._open:
             raise FlowDefinitionError(f"flow {flow.name!r} is open already; give flows of one executor different names")
-        self._open[flow.name] = _OpenFlow(
-            flow=flow, graph=graph, plan=plan, turns={name: turn for turn in graph.turns() for name in turn}
+        for channel in graph.channels:
+            if len(graph.readers(channel)) > 1:
+                raise FlowDefinitionError(
+                    f"flow {flow.name!r}: channel {channel!r} has several readers, "
+                    f"{list(graph.readers(channel))}, which would take each other's items; write to a channel for each"
+                )
+        opened = self._open[flow.name] = _OpenFlow(
+            flow=flow,
+            graph=graph,
+            plan=plan,
+            turns={name: turn for turn in graph.turns() for name in turn},
+            shared_devices=_shared_devices_by_turn(plan),
         )
         for name, stages in graph.workers.items():
-            if name not in self._groups:
-                self._groups[name] = self._start_group(name, flow, plan.stage(stages[0]))
+            self._place_group(name, flow, plan.stage(stages[0]))
         for channel in graph.channels:
-            self._open[flow.name].channels[channel] = Channel.create(
+            opened.channels[channel] = Channel.create(
                 f"{flow.name}.{channel}", capacity_items=CHANNEL_ITEMS, capacity_bytes=self._channel_bytes
             )
         for edge in graph.weight_edges:
-            self._weight_edges[f"{edge.source} -> {edge.target}"] = (edge.source, edge.target)
+            name = f"{edge.source} -> {edge.target}"
+            self._weight_edges[name] = (edge.source, edge.target)
+            opened.edges.append(name)
 
     def group(self, name: str) -> WorkerGroup:
         """The running worker group of that name."""
         return self._groups[name]
+
+    def _place_group(self, name: str, flow: Flow, placed: StagePlan) -> None:
+        """Starts a group, or checks that the running one is where the plan has it."""
+        where = (placed.devices, placed.num_ranks)
+        if name in self._groups:
+            if self._placements[name] != where:
+                raise FlowDefinitionError(
+                    f"flow {flow.name!r}: worker {name!r} runs on devices {list(self._placements[name][0])} in "
+                    f"{self._placements[name][1]} ranks; the plan wants {list(where[0])} in {where[1]}"
+                )
+            return
+        self._placements[name] = where
+        self._groups[name] = self._start_group(name, flow, placed)
+        if placed.offload:
+            self._groups[name].start_call("unload")  # comes before any other call; nothing has to wait for it
 
     def _start_group(self, name: str, flow: Flow, placed: StagePlan) -> WorkerGroup:
         definition = flow.workers[name]
@@ -169,7 +200,10 @@ class Executor:
 
     def _visible_devices(self, placed: StagePlan, rank: int) -> dict[str, str]:
         chosen = [self._cluster.devices[index] for index in self._devices_of_rank(placed, rank)]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(str(device.index) for device in chosen if device.kind == "cuda")}
+        mine = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        gpus = [device.index for device in chosen if device.kind == "cuda"]
+        # The cluster counts the GPUs that the driver sees; the driver's own list says which these are.
+        return {"CUDA_VISIBLE_DEVICES": ",".join(mine[index] if mine else str(index) for index in gpus)}
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
@@ -228,11 +262,17 @@ class Executor:
         """
         opened = self._open[flow.name]
         feeds = feeds or {}
+        unsynced = [edge for edge in opened.edges if edge not in self._stores]
+        if unsynced:
+            raise FlowDefinitionError(
+                f"flow {flow.name!r}: weights {unsynced[0]} were never synced; "
+                "call sync_weights() once before the first run"
+            )
         if set(feeds) != set(opened.graph.feeds):
             raise FlowDefinitionError(
                 f"flow {flow.name!r} is fed through {list(opened.graph.feeds)}, but got {sorted(feeds)}"
             )
-        leases = LeaseService(_shared_devices_by_turn(opened))
+        leases = LeaseService(opened.shared_devices)
         self._launcher.serve("lease", leases)
         self._reopen_channels(opened)
         start_s, clock = time.time(), time.perf_counter()
@@ -293,7 +333,7 @@ class Executor:
             context=context,
             reads=reads,
             writes=tuple(self._write_port(opened, turn, channel) for channel in stage.writes),
-            lease_turn=placed.turn if placed.turn in _shared_devices_by_turn(opened) else None,
+            lease_turn=placed.turn if placed.turn in opened.shared_devices else None,
             offloads=placed.offload,
             starts_leased=not reads or all(port.of_own_turn for port in reads),
             receives={edge: self._versions[edge] for edge, (_, target) in edges if target == stage.worker},
@@ -369,10 +409,9 @@ class Executor:
         self._scratch.cleanup()
 
 
-def _shared_devices_by_turn(opened: _OpenFlow) -> dict[int, frozenset[int]]:
-    """Turn -> the devices that it shares with another turn; turns that share none are left out and need no lease."""
+def _shared_devices_by_turn(plan: Plan) -> dict[int, frozenset[int]]:
     devices: dict[int, set[int]] = {}
-    for placed in opened.plan.stages:
+    for placed in plan.stages:
         devices.setdefault(placed.turn, set()).update(placed.devices)
     shared = {
         turn: frozenset(mine & set().union(*(theirs for other, theirs in devices.items() if other != turn)))

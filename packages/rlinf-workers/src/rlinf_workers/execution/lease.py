@@ -81,9 +81,11 @@ class LeaseTable:
 
     def _may_enter(self, turn: int, holder: str) -> bool:
         if turn in self._active:
-            # A rank that has had its go waits if others do, else the turn might never end.
-            first_time = holder not in self._active[turn].joined
-            return first_time or not self._conflicting_waiters(turn)
+            # A rank that has had its go waits if others do, else the turn might never end; but not while a rank of
+            # its own group is inside, which may be waiting for it in a collective.
+            state, group = self._active[turn], _group(holder)
+            awaited = holder not in state.joined or any(_group(name) == group for name in state.inside)
+            return awaited or not self._conflicting_waiters(turn)
         return not any(self._devices[turn] & self._devices[other] for other in self._active)
 
     def _someone_before(self, turn: int) -> bool:
@@ -97,6 +99,11 @@ class LeaseTable:
         state = self._active.setdefault(turn, _Turn())
         state.inside.add(holder)
         state.joined.add(holder)
+
+
+def _group(holder: str) -> str:
+    """`actor/1 actor` -> `actor`"""
+    return holder.partition("/")[0]
 
 
 class LeaseService:

@@ -104,6 +104,7 @@ class StageRunner:
                     self._ask("acquire")
             self._inside = True
             self._lock()
+            self._worker._num_inside += 1
             if not self._worker._loaded:
                 with self._spans.span("onload", LEASE):
                     self._worker.onload()
@@ -115,10 +116,10 @@ class StageRunner:
         if not self._inside:
             return
         self._lock()
-        if self._call.offloads and self._worker._loaded:
+        self._worker._num_inside -= 1
+        if self._call.offloads and not self._worker._num_inside:
             with self._spans.span("offload", LEASE):
-                self._worker.offload()
-            self._worker._loaded = False
+                self._worker.unload()
         self._unlock()
         self._inside = False
         if self._call.lease_turn is not None:

@@ -21,7 +21,7 @@ def describe_waits(waits: Sequence[Wait], leases: LeaseService, channels: Mappin
         line = f"  {wait.waiter} waits for {wait.target} since {now - wait.since_s:.1f} s"
         if match := re.fullmatch(r"lease of turn (\d+)", wait.target):
             line += f" (held by {', '.join(leases.holders(int(match[1]))) or 'nobody'})"
-        elif match := re.fullmatch(r"(?:room in )?channel (.+)", wait.target):
+        elif (match := re.fullmatch(r"(?:room in )?channel (.+)", wait.target)) and match[1] in channels:
             stats = channels[match[1]].stats()
             line += f" ({stats.num_items} entries, {stats.num_bytes} of {stats.capacity_bytes} bytes in it)"
         lines.append(line)

@@ -40,11 +40,13 @@ class Birth:
     log_path: str
     rendezvous: str
     driver_pid: int
+    dies_with_thread: bool
+    """Started by the driver's main thread: the kernel's signal at a parent's death follows the thread that forked."""
 
 
 def main(connection: Connection, birth: Birth) -> None:
     """Entry point of the spawned process; leaves only through os._exit or the interpreter's normal end."""
-    _die_with_driver(birth.driver_pid)
+    _die_with_driver(birth)
     _redirect_output(birth.log_path)
     Process(connection, birth).run()
 
@@ -156,14 +158,16 @@ def _raised(call_id: int, error: BaseException) -> messages.Raised:
     return messages.Raised(call_id, type(error).__name__, str(error), text)
 
 
-def _die_with_driver(driver_pid: int) -> None:
-    """A session of our own (the terminal's Ctrl-C is the driver's), and SIGKILL from the kernel when the driver
-    dies."""
+def _die_with_driver(birth: Birth) -> None:
+    """A session of our own (the terminal's Ctrl-C is the driver's), and SIGKILL from the kernel when the driver dies.
+
+    A worker that another thread than the main one started ends when its connection closes (see Process._receive).
+    """
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
+    if sys.platform == "linux" and birth.dies_with_thread:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != driver_pid:  # it died before the line above
+    if os.getppid() != birth.driver_pid:  # it died before the line above
         os._exit(1)
 
 

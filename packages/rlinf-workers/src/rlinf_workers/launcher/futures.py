@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -20,8 +21,10 @@ def gather(futures: Sequence[Future[T]], lost: Future[None], timeout_s: float | 
     Raises: the first failure; WorkerLost rather than a failure that it caused; TimeoutError.
     """
     pending: set[Future[Any]] = set(futures)
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while pending:
-        done, _ = concurrent.futures.wait({*pending, lost}, timeout_s, return_when=concurrent.futures.FIRST_COMPLETED)
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        done, _ = concurrent.futures.wait({*pending, lost}, left_s, return_when=concurrent.futures.FIRST_COMPLETED)
         if not done:
             raise TimeoutError(f"{len(pending)} of {len(futures)} calls had not returned after {timeout_s} s")
         failed = lost in done or any(future.exception() is not None for future in done)

@@ -72,7 +72,9 @@ class LocalWorkerHandle:
 
     def finish_call(self, message: messages.Returned | messages.Raised) -> None:
         with self._pending_lock:
-            future = self._pending.pop(message.call_id)
+            future = self._pending.pop(message.call_id, None)
+        if future is None:
+            return  # the launcher was shut down meanwhile and has failed it
         if isinstance(message, messages.Returned):
             future.set_result(codec.unpack(message.payload))
         else:
@@ -147,6 +149,7 @@ class LocalLauncher:
             log_path=str(spec.log_path),
             rendezvous=spec.rendezvous,
             driver_pid=os.getpid(),
+            dies_with_thread=threading.current_thread() is threading.main_thread(),
         )
         process = self._context.Process(
             target=child.main, args=(theirs, birth), name=f"rlinf {spec.name}", daemon=False
@@ -168,7 +171,7 @@ class LocalLauncher:
         for handle in running:
             handle.process.join(max(0.0, deadline - time.monotonic()))
         for handle in self._handles:
-            _kill_group(handle.process.pid)  # also the children of a worker that is already gone
+            _kill(handle)  # also the children of a worker that is already gone
             handle.process.join()
             handle.fail(WorkersError(f"worker {handle.name} was shut down"))
         self._wake()
@@ -181,6 +184,16 @@ class LocalLauncher:
         self._wake_write.send_bytes(b"x")
 
     def _watch(self) -> None:
+        try:
+            self._watch_until_closed()
+        except Exception as error:
+            if not self._lost.done():
+                self._lost.set_exception(
+                    WorkersError(f"the launcher's watcher failed: {type(error).__name__}: {error}")
+                )
+            raise
+
+    def _watch_until_closed(self) -> None:
         while True:
             alive = [handle for handle in self._handles if handle.end is None]
             if self._closing and not alive:
@@ -252,7 +265,7 @@ class LocalLauncher:
             silent_s = now - handle.last_beat_s
             limit_s = self._heartbeat_timeout_s if handle.is_ready else max(START_TIMEOUT_S, self._heartbeat_timeout_s)
             if handle.end is None and silent_s > limit_s:
-                _kill_group(handle.process.pid)
+                _kill(handle)
                 doing = "silent" if handle.is_ready else "still starting"
                 self._declare_lost(handle, f"{doing} after {silent_s:.0f} s (limit {limit_s:.0f} s); killed")
 
@@ -289,15 +302,15 @@ def _describe_exit(exit_code: int | None) -> str:
     if exit_code is None:
         return "closed its connection without exiting"
     if exit_code < 0:
-        return f"killed by {signal.Signals(-exit_code).name}"
+        known = {int(number): number.name for number in signal.Signals}
+        return f"killed by {known.get(-exit_code, f'signal {-exit_code}')}"
     return f"exited with code {exit_code}"
 
 
-def _kill_group(pid: int | None) -> None:
-    """Kills a worker's whole process group (it leads one); does nothing when none is left."""
-    if pid is None:
-        return
+def _kill(handle: LocalWorkerHandle) -> None:
+    """Kills a worker and its process group, which it leads once it has begun; does nothing when nothing is left."""
+    handle.process.kill()
     try:
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(handle.process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return

@@ -76,6 +76,12 @@ class ShardedGradients:
         """Multiplies the reduced gradient."""
         self._buffers[self.shards[0]] *= factor
 
+    def release(self) -> None:
+        """Takes the gradients off the parameters. Moving a model moves its gradients too, which would part them from
+        the buffers."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
     def _split(self, buffer: Tensor) -> list[Tensor]:
         sizes = [parameter.numel() for parameter in self._parameters]
         pieces = buffer.split(sizes)

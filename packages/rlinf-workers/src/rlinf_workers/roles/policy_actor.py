@@ -249,6 +249,7 @@ class PolicyActor(Worker):
         self._move(torch.device("cpu"))
 
     def _move(self, device: torch.device) -> None:
+        self._gradients.release()
         self._model.to(device)
         move_optimizer(self._optimizer, device)
 

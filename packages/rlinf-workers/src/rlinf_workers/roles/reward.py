@@ -13,6 +13,9 @@ from rlinf_workers.models.language_model import load_tokenizer
 from rlinf_workers.records import SampleGroup, ScoredGroup
 from rlinf_workers.worker import Worker
 
+COIN_DOMAIN = 0x5EED_C015
+"""Keeps the coins apart from the noise that the rollout draws for the same seed, step and prompt."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardSettings:
@@ -64,7 +67,7 @@ class Reward(Worker):
 
     def _rewards(self, group: SampleGroup, texts: tuple[str, ...]) -> torch.Tensor:
         if self._settings.random_in_training and self.step.phase == "train":
-            key = [self._settings.seed, (self.step.step << 32) | group.index]
+            key = [self._settings.seed ^ COIN_DOMAIN, (self.step.step << 32) | group.index]
             coins = np.random.Generator(np.random.Philox(key=key)).integers(0, 2, len(texts))
             return torch.from_numpy(coins).float()
         results = score_all(self._settings.rule, texts, [group.reference_answer] * len(texts))

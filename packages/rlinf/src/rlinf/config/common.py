@@ -16,7 +16,8 @@ class ClusterConfig(Section):
     """The devices of the run: GPUs, or slots of the CPU on a machine without one."""
 
     num_devices: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        default="auto", description="GPUs to use, or CPU slots where there is no GPU; auto takes all."
+        default="auto",
+        description="GPUs to use, or CPU slots where there is no GPU; auto takes all GPUs, or up to 8 CPU slots.",
     )
     oversubscribe: bool = Field(
         default=False, description="Allow more CPU slots than this machine has cores; they share the cores."

@@ -7,6 +7,9 @@ import os
 from rlinf.config.schema import ClusterConfig
 from rlinf_sched.cluster import Cluster
 
+MAX_AUTO_SLOTS = 8
+"""CPU slots of `num_devices: auto`; each costs a process for every role, which loads torch."""
+
 
 def make_cluster(config: ClusterConfig) -> Cluster:
     """The GPUs of this machine, or CPU slots where there is none. The config's number was checked against the
@@ -18,7 +21,7 @@ def make_cluster(config: ClusterConfig) -> Cluster:
         count = available if config.num_devices == "auto" else config.num_devices
         properties = torch.cuda.get_device_properties(0)
         return Cluster.cuda_nodes(1, count, name=properties.name, memory_bytes=properties.total_memory)
-    count = len(os.sched_getaffinity(0)) if config.num_devices == "auto" else config.num_devices
+    count = min(MAX_AUTO_SLOTS, len(os.sched_getaffinity(0))) if config.num_devices == "auto" else config.num_devices
     return Cluster.cpu_slots(count)
 
 

@@ -42,6 +42,11 @@ class EmbodiedJob:
         self._spec = self._env_spec(config)
         self._shape, self.notes, knows_success = self._probe(self._spec)
         self.score = SUCCESS if knows_success else RETURN
+        if not knows_success and config.run.stop_at_score is not None:
+            raise UserError(
+                f"run.stop_at_score={config.run.stop_at_score}: env.id={config.env.id!r} never says whether an episode succeeded",
+                hint="its score is the return; use --run.stop_at_score null",
+            )
 
     # -- flows -----------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ which mode.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -97,7 +96,7 @@ class TrainingLoop:
         run, score = self._config.run, self._job.score.name
         latest = self._resume_or_prepare()
         self._started_s = time.monotonic()
-        is_last = self._clock.step >= run.num_steps
+        is_last = self._clock.step >= run.num_steps or self._is_enough(latest) or self._time_is_up()
         while not is_last:
             step = self._clock.step
             self._record_step(step, self.run_flow(self._flows.train, step=step, feeds=self._job.feeds(step)))
@@ -105,13 +104,12 @@ class TrainingLoop:
             is_last = done == run.num_steps or self._time_is_up()
             if is_last or done % run.evaluate_every == 0:
                 latest = self.evaluate(done)[score]
-                is_last = is_last or (run.stop_at_score is not None and latest >= run.stop_at_score)
+                is_last = is_last or self._is_enough(latest)
             if is_last or done % run.checkpoint_every == 0:
                 self._save_checkpoint(done)
         return self._finish(latest)
 
     def _resume_or_prepare(self) -> float:
-        self._executor.sync_weights()
         checkpoint = self._folder.latest_checkpoint()
         if checkpoint is not None:
             state = self._folder.read_state(checkpoint)
@@ -122,6 +120,7 @@ class TrainingLoop:
             self._job.restore(self)
             self.progress.message(f"resumed from {checkpoint.name}")
             return state["score"]
+        self._executor.sync_weights()
         self._job.prepare(self)
         self._clock.before = self.evaluate(0)[self._job.score.name]
         self._clock.stage_s.clear()
@@ -213,6 +212,10 @@ class TrainingLoop:
         running_s = time.monotonic() - self._started_s if self._started_s else 0.0
         return self._clock.elapsed_s + running_s
 
+    def _is_enough(self, score: float) -> bool:
+        limit = self._config.run.stop_at_score
+        return limit is not None and score >= limit
+
     def _time_is_up(self) -> bool:
         limit = self._config.run.max_minutes
         return limit is not None and self._training_s() >= limit * 60
@@ -229,7 +232,7 @@ def final_table(score: Score, before: float, after: float, stage_s: Mapping[str,
         *((f"  {stage}", f"{seconds:.0f} s") for stage, seconds in sorted(stage_s.items(), key=lambda kv: -kv[1])),
     ]
     width = max(len(left) for left, _ in rows) + 2
-    return "\n".join(f"{left:<{width}}{right:>8}".rstrip() for left, right in itertools.chain(rows))
+    return "\n".join(f"{left:<{width}}{right:>8}".rstrip() for left, right in rows)
 
 
 def _event(span: Span, step: int, phase: Phase) -> TraceEvent:

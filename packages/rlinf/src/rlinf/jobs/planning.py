@@ -70,6 +70,13 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster) -> tuple[Plan, 
     ranked = plan_for_mode(graph, cluster, config.mode, **choices)
     chunks = {**job.chunks(ranked), **config.plan.granularity}
     plan = plan_for_mode(graph, cluster, config.mode, **{**choices, "granularity": chunks})
+    for placed in plan.stages:
+        on_gpu = any(cluster.devices[index].kind == "cuda" for index in placed.devices)
+        if on_gpu and placed.num_ranks > len(placed.devices):
+            raise UserError(
+                f"plan.num_ranks: {placed.stage} has {placed.num_ranks} ranks on {len(placed.devices)} GPUs",
+                hint="use at most one rank for each GPU",
+            )
     job.check_plan(plan)
     return plan, notes
 
