@@ -10,8 +10,9 @@ SORT_PLANS = {
     "collocated-one-rank": {"cluster.num_devices": 1, "plan.granularity": "{rollout: 5}"},
 }
 PUSH_PLANS = {
-    "disaggregated": {"mode": "disaggregated"},
-    "hybrid": {"mode": "hybrid", "plan.granularity": "{env: 2, policy: 2}"},
+    "collocated": {"mode": "collocated"},
+    "disaggregated-2": {"mode": "disaggregated", "plan.granularity": "{env: 2, policy: 1}"},
+    "hybrid-4": {"mode": "hybrid", "plan.granularity": "{env: 4, policy: 2}"},
 }
 
 
@@ -31,6 +32,7 @@ def sort_reference(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def push_reference(tmp_path_factory):
+    """The recipe's own plan: hybrid, one group at a time."""
     return numbers(train("pushcube-ppo", tmp_path_factory.mktemp("push") / "run", SHORT_PUSH))
 
 

@@ -6,8 +6,9 @@ Makes one with TRL (no need to touch the project's environment; take the torch v
 
     python -m venv FOLDER && FOLDER/bin/pip install "torch==2.13.0" "trl==1.16.0"
 
-Both train the same 2.9M Qwen2 (float32, same first weights) on the same prompts: 64 prompts x 8 completions of up to 32
-tokens, the same reward of the text, one optimizer step, no KL. Ours is a flow of rollout, reward and actor, collocated
+Both train the same Qwen2 (float32, same first weights) on the same prompts: 64 prompts x 8 completions, the same reward
+of the text, one optimizer step, no KL. Sizes are the sorting job's; with TRL_COMPARISON_TASK=long a model ten
+times as large and completions of 32 tokens (trl_task.py). Ours is a flow of rollout, reward and actor, collocated
 on two CPU slots with one thread in each process; TRL runs with both cores (two threads) and, as another side, with one.
 TRL's GRPOTrainer is used as it is, in a process of its own that does a step when told. Steps are taken in turn.
 Target: at least 1.5 times the samples a second.
@@ -64,9 +65,9 @@ def write_model(folder: Path) -> int:
     tokenizer = character_tokenizer(trl_task.ALPHABET)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=4,
+        hidden_size=trl_task.TASK.hidden_size,
+        intermediate_size=trl_task.TASK.intermediate_size,
+        num_hidden_layers=trl_task.TASK.num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,
@@ -244,7 +245,7 @@ def _report(
     for label, value in seconds.items():
         print(f"  {value * 1e3:9.1f} ms  {label}")
     report(
-        "trl-comparison",
+        f"trl-comparison-{trl_task.NAME}",
         settings={
             "num_parameters": num_parameters,
             "num_prompts": trl_task.NUM_PROMPTS,
@@ -282,7 +283,7 @@ def main() -> None:
         "--trl-micro-batch", type=int, default=NUM_SAMPLES, help="completions in one forward and backward of TRL"
     )
     parser.add_argument("--slots", type=int, default=2, help="CPU slots of the flow, one thread each")
-    parser.add_argument("--micro-batch-groups", type=int, default=8, help="groups in one of our forwards")
+    parser.add_argument("--micro-batch-groups", type=int, default=16, help="groups in one of our forwards")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=2, help="rounds that do not count")
     parser.add_argument("--output", type=Path, default=None)

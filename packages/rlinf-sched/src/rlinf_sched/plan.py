@@ -3,8 +3,8 @@
 A valid plan cannot deadlock on devices. Turns never decrease along the flow, and two stages on one device have
 different turns unless they form a cycle. So whatever a stage waits for (an item, or a device that another stage holds)
 belongs to an earlier turn, or lies before it in the flow within the same turn, and a chain of waiting can never close.
-That holds as long as no writer waits for *room* behind a reader whose turn has not come: an executor gives the channels
-into a stage that shares its devices room for a whole step.
+That holds as long as no writer waits for *room* behind a reader whose turn has not come: an executor lets a writer that
+waits for room give its devices back meanwhile (as rlinf-workers does), or gives such channels room for a whole step.
 """
 
 from collections.abc import Iterator

@@ -74,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def entry_point() -> NoReturn:
     """The console script."""
     signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)  # also where a shell started us with SIGINT ignored, as it does behind `&`
     sys.exit(main())
 
 
