@@ -84,9 +84,10 @@ def test_two_readers_of_one_channel_are_refused(tmp_path):
     flow = Flow("twice").worker("scale", Scale)
     flow.stage("one", Scale.scale, worker="scale", reads="numbers", writes="a")
     flow.stage("two", Scale.scale, worker="scale", reads="numbers", writes="b")
-    with Executor(cluster=CLUSTER, log_folder=tmp_path) as executor:
-        with pytest.raises(FlowDefinitionError, match=r"'numbers' has several readers, \['one', 'two'\]"):
-            executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
+    plan = plan_for_mode(flow.graph(), CLUSTER, "collocated")
+    message = r"'numbers' has several readers, \['one', 'two'\]"
+    with Executor(cluster=CLUSTER, log_folder=tmp_path) as executor, pytest.raises(FlowDefinitionError, match=message):
+        executor.start(flow, plan)
 
 
 def test_weights_have_to_be_synced_before_the_first_run(tmp_path):
