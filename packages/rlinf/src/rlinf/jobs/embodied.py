@@ -44,7 +44,7 @@ class EmbodiedJob:
         self.score = SUCCESS if knows_success else RETURN
         if not knows_success and config.run.stop_at_score is not None:
             raise UserError(
-                f"run.stop_at_score={config.run.stop_at_score}: {config.env.id} never says whether an episode succeeded",
+                f"run.stop_at_score={config.run.stop_at_score}: {config.env.id} never says that an episode succeeded",
                 hint="its score is the return; use --run.stop_at_score null",
             )
 
