@@ -12,7 +12,8 @@ SORT_PLANS = {
 PUSH_PLANS = {
     "collocated": {"mode": "collocated"},
     "disaggregated-2": {"mode": "disaggregated", "plan.granularity": "{env: 2, policy: 1}"},
-    "hybrid-4": {"mode": "hybrid", "plan.granularity": "{env: 4, policy: 2}"},
+    "hybrid-4": {"mode": "hybrid", "plan.granularity": "{env: 2, policy: 4}"},
+    "collocated-one-rank": {"mode": "collocated", "cluster.num_devices": 1, "plan.num_ranks": "{env: 1}"},
 }
 
 

@@ -114,7 +114,7 @@ class FlowSide:
 def make_job(name: str, overrides: list[str]) -> Job:
     """The recipe's job, in collocated mode on one CPU slot."""
     recipe, job_class = RECIPES[name]
-    fixed = ["--cluster.num_devices=1", "--mode=collocated", *overrides]
+    fixed = ["--cluster.num_devices=1", "--mode=collocated", "--plan.num_ranks={}", *overrides]
     return job_class(load_config(recipe, parse_overrides(fixed)))
 
 
