@@ -283,7 +283,9 @@ def main() -> None:
         "--trl-micro-batch", type=int, default=NUM_SAMPLES, help="completions in one forward and backward of TRL"
     )
     parser.add_argument("--slots", type=int, default=2, help="CPU slots of the flow, one thread each")
-    parser.add_argument("--micro-batch-groups", type=int, default=32, help="groups in one of our forwards; a rank has 32")
+    parser.add_argument(
+        "--micro-batch-groups", type=int, default=32, help="groups in one of our forwards; a rank has 32"
+    )
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=2, help="rounds that do not count")
     parser.add_argument("--output", type=Path, default=None)
