@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_tokens
-from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, stop_token_ids
+from rlinf_workers.models.language_model import (
+    ModelSettings,
+    build_model,
+    load_tokenizer,
+    pad_token_id,
+    stop_token_ids,
+)
 from rlinf_workers.records import Prompt, SampleGroup
 
 MIN_ROWS = 8
@@ -46,7 +52,7 @@ class HuggingFaceEngine:
         self._model = build_model(model, device)
         tokenizer = load_tokenizer(model.folder)
         self._stop_ids = torch.tensor(stop_token_ids(self._model, tokenizer), device=device)
-        self._pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else int(self._stop_ids[0])
+        self._pad_id = pad_token_id(self._model, tokenizer)
         self._device = device
         self._max_prompt_tokens = max_prompt_tokens
         self._same_length = same_length

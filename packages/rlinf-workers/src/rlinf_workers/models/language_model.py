@@ -60,3 +60,8 @@ def stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     if ids is None:
         raise ValueError("neither the model's generation config nor its tokenizer names an end token (eos_token_id)")
     return tuple(ids) if isinstance(ids, (list, tuple)) else (ids,)
+
+
+def pad_token_id(model: Any, tokenizer: Any) -> int:
+    """What fills a row up: the tokenizer's pad token, or an end token where it has none."""
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_token_ids(model, tokenizer)[0]

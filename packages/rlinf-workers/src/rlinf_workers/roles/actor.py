@@ -23,7 +23,7 @@ from rlinf_workers.checkpoint import (
     write_json,
 )
 from rlinf_workers.execution.ports import Reader
-from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, stop_token_ids
+from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, pad_token_id
 from rlinf_workers.models.sequences import completion_logprobs, pack_groups
 from rlinf_workers.records import ExampleBatch, ScoredGroup
 from rlinf_workers.roles.gradients import ShardedGradients
@@ -90,8 +90,7 @@ class Actor(Worker):
         self._settings = settings
         self._model = build_model(settings.model, self.device)
         self._tokenizer = load_tokenizer(settings.model.folder)
-        pad_id = self._tokenizer.pad_token_id
-        self._pad_id = pad_id if pad_id is not None else stop_token_ids(self._model, self._tokenizer)[0]
+        self._pad_id = pad_token_id(self._model, self._tokenizer)
         self._gradients = ShardedGradients(self._model.parameters(), settings.num_shards, self.ranks, num_statistics=6)
         self._version = 0
         self._policy_steps = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, stop_token_ids
+from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, pad_token_id
 from rlinf_workers.models.sequences import completion_logprobs, pack_groups
 from rlinf_workers.records import SampleGroup
 from rlinf_workers.worker import Worker
@@ -29,8 +29,7 @@ class Reference(Worker):
         self._settings = settings
         self._model = build_model(settings.model, self.device).requires_grad_(False)
         tokenizer = load_tokenizer(settings.model.folder)
-        pad_id = tokenizer.pad_token_id
-        self._pad_id = pad_id if pad_id is not None else stop_token_ids(self._model, tokenizer)[0]
+        self._pad_id = pad_token_id(self._model, tokenizer)
 
     def load_weights(self, folder: str) -> None:
         """Takes the weights of a Hugging Face folder, for example the ones after a warm start."""
