@@ -122,7 +122,10 @@ def make_tensor_builder() -> Callable[[Any, str, list[int]], torch.Tensor]:
             return empty(shape, dtype=dtype)
         if type(buffer) is not memoryview:
             buffer = memoryview(buffer)  # frombuffer itself does not lock, say, a bytearray against resizing
-        return frombuffer(buffer, dtype=dtype).view(shape)
+        flat = frombuffer(buffer, dtype=dtype)
+        if len(shape) == 1 and len(flat) == shape[0]:  # spares the view, two thirds of the time
+            return flat
+        return flat.view(shape)
 
     return build
 

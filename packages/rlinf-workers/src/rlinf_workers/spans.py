@@ -31,13 +31,18 @@ class Span:
     num_items: int = 0
 
 
-@dataclass
-class SpanRecorder:
-    """Collects the spans of one stage call; appending is atomic, so lanes may share one."""
+@dataclass(kw_only=True, slots=True)
+class SpanTable:
+    """The spans of one stage call, column by column: a pipelined stage makes hundreds, and lists of plain values cross
+    to the driver in microseconds."""
 
     worker: str
     devices: tuple[str, ...]
-    spans: list[Span] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    categories: list[str] = field(default_factory=list)
+    starts_s: list[float] = field(default_factory=list)
+    durations_s: list[float] = field(default_factory=list)
+    nums_items: list[int] = field(default_factory=list)
 
     @contextmanager
     def span(self, name: str, category: str, num_items: int = 0) -> Iterator[None]:
@@ -49,7 +54,16 @@ class SpanRecorder:
             self.add(name, category, start_s, time.perf_counter() - clock, num_items)
 
     def add(self, name: str, category: str, start_s: float, duration_s: float, num_items: int = 0) -> None:
-        self.spans.append(
+        self.names.append(name)
+        self.categories.append(category)
+        self.starts_s.append(start_s)
+        self.durations_s.append(duration_s)
+        self.nums_items.append(num_items)
+
+    def spans(self) -> list[Span]:
+        """Row by row."""
+        columns = (self.names, self.categories, self.starts_s, self.durations_s, self.nums_items)
+        return [
             Span(
                 name=name,
                 category=category,
@@ -59,27 +73,25 @@ class SpanRecorder:
                 duration_s=duration_s,
                 num_items=num_items,
             )
-        )
+            for name, category, start_s, duration_s, num_items in zip(*columns, strict=True)
+        ]
 
 
 class WaitTable:
-    """What the lanes of a process wait for right now; read by the heartbeat."""
+    """What the lanes of a process wait for right now; read by the heartbeat. Needs no lock: each lane sets and deletes
+    its own entry, and `dict.copy` is one step of the interpreter."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._waits: dict[int, tuple[str, str, float]] = {}
 
     @contextmanager
     def waiting(self, waiter: str, target: str) -> Iterator[None]:
         lane = threading.get_ident()
-        with self._lock:
-            self._waits[lane] = (waiter, target, time.time())
+        self._waits[lane] = (waiter, target, time.time())
         try:
             yield
         finally:
-            with self._lock:
-                del self._waits[lane]
+            del self._waits[lane]
 
     def current(self) -> list[tuple[str, str, float]]:
-        with self._lock:
-            return list(self._waits.values())
+        return list(self._waits.copy().values())

@@ -39,9 +39,12 @@ class StepContext:
 
 
 class RequestSender(Protocol):
-    """Asks a service of the driver, `lease` for example; the future holds its reply."""
+    """Asks a service of the driver, `lease` for example; the future holds its reply.
 
-    def __call__(self, service: str, value: Any) -> Future[Any]: ...
+    Without `wants_reply` it is a message that nobody answers, and the future stays as it is.
+    """
+
+    def __call__(self, service: str, value: Any, *, wants_reply: bool = True) -> Future[Any]: ...
 
 
 class Worker:

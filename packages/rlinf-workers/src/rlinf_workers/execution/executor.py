@@ -303,7 +303,7 @@ class Executor:
             metrics=merge(outcome.metrics for outcome in outcomes),
             collected=dict(zip(opened.graph.collects, collected, strict=True)),
             shown=[row for outcome in outcomes for row in outcome.shown],
-            spans=[span for outcome in outcomes for span in outcome.spans],
+            spans=[span for outcome in outcomes for span in outcome.spans.spans()],
             start_s=start_s,
             duration_s=duration_s,
         )

@@ -92,7 +92,8 @@ class Reader(Generic[T]):
         return chunk
 
     def _wait_for(self, wanted: int) -> None:
-        if not self._gather(wanted, timeout_s=0.0):
+        # In a cycle the item is never there yet: a look that fails would cost more than the pause.
+        if self._port.of_own_turn or not self._gather(wanted, timeout_s=0.0):
             with self._stage.waiting(f"channel {self._port.channel}", keeps_lease=self._port.of_own_turn):
                 self._gather(wanted, timeout_s=None)
 

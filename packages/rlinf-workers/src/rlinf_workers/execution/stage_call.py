@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlinf_comm.channel import ChannelAddress
 from rlinf_workers.metrics import Metric
-from rlinf_workers.spans import Span
+from rlinf_workers.spans import SpanTable
 from rlinf_workers.worker import StepContext
 
 WHOLE_BATCH = 0
@@ -72,7 +72,7 @@ class StageOutcome:
     """What a rank reports when its stage is done."""
 
     metrics: dict[str, Metric]
-    spans: list[Span]
+    spans: SpanTable
     shown: list[dict[str, str | float]]
     """Rows for people, see Worker.show."""
     policy_version: int

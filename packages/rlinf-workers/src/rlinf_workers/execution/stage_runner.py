@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf_comm.channel import Channel, ChannelAddress
 from rlinf_workers.execution.lease import LeaseRequest
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.execution.stage_call import StageCall, StageOutcome
-from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, SpanRecorder
+from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, SpanTable
 
 if TYPE_CHECKING:
     from rlinf_workers.worker import Worker
@@ -39,7 +40,7 @@ class StageRunner:
     def __init__(self, worker: Worker, call: StageCall) -> None:
         self._worker = worker
         self._call = call
-        self._spans = SpanRecorder(worker.name, worker.devices)
+        self._spans = SpanTable(worker=worker.name, devices=worker.devices)
         self._inside = False
         self._holds_lock = False
         self._chunk: tuple[float, float, int] | None = None
@@ -62,7 +63,7 @@ class StageRunner:
         shown, self._worker._shown = self._worker._shown, []
         return StageOutcome(
             metrics=self._worker._metrics.drain(),
-            spans=self._spans.spans,
+            spans=self._spans,
             shown=shown,
             policy_version=self._worker.policy_version,
         )
@@ -101,7 +102,7 @@ class StageRunner:
         if not self._inside:
             if self._call.lease_turn is not None:
                 with self._spans.span("wait for lease", LEASE), self._waits(f"lease of turn {self._call.lease_turn}"):
-                    self._ask("acquire")
+                    self._ask("acquire").result()
             self._inside = True
             self._lock()
             self._worker._num_inside += 1
@@ -125,9 +126,10 @@ class StageRunner:
         if self._call.lease_turn is not None:
             self._ask("release")
 
-    def _ask(self, action: Any) -> None:
+    def _ask(self, action: Literal["acquire", "release"]) -> Future[None]:
+        """A release needs no reply: the driver reads it before anything else that this worker says later."""
         request = LeaseRequest(action=action, turn=self._call.lease_turn or 0, stage=self._call.stage)
-        self._worker._request("lease", request).result()
+        return self._worker._request("lease", request, wants_reply=action == "acquire")
 
     def _receive(self) -> None:
         for edge, version in self._call.receives.items():

@@ -80,11 +80,13 @@ class Process:
 
     # -- the worker's side of requests -----------------------------------------------------------------------------
 
-    def request(self, service: str, value: Any) -> Future[Any]:
-        """Asks a service of the driver; used through Worker.request."""
+    def request(self, service: str, value: Any, *, wants_reply: bool = True) -> Future[Any]:
+        """Asks a service of the driver; see RequestSender in worker.py."""
         future: Future[Any] = Future()
-        request_id = next(self._request_ids)
-        self._requests[request_id] = future
+        request_id = -1
+        if wants_reply:
+            request_id = next(self._request_ids)
+            self._requests[request_id] = future
         self._send(messages.Request(request_id, service, codec.pack(value)))
         return future
 

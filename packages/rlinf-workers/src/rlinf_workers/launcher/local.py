@@ -251,7 +251,8 @@ class LocalLauncher:
             return
 
         def reply(value: Any) -> None:
-            handle.send(messages.Reply(request.request_id, codec.pack(value)))
+            if request.request_id >= 0:
+                handle.send(messages.Reply(request.request_id, codec.pack(value)))
 
         handler(handle.name, codec.unpack(request.payload), reply)
 

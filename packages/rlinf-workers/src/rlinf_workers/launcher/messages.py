@@ -51,7 +51,7 @@ class Raised(msgspec.Struct, tag=True):
 
 
 class Request(msgspec.Struct, tag=True):
-    """Worker to driver: something the worker asks a service of the driver for."""
+    """Worker to driver: something the worker asks a service of the driver for. `request_id` -1: no reply is wanted."""
 
     request_id: int
     service: str

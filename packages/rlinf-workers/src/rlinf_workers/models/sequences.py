@@ -1,10 +1,16 @@
-"""Prompt groups as one padded batch for a training forward. Legend: B = groups * G sequences, L prompt width, T
-completion width."""
+"""Prompt groups as one padded batch for a training forward, each prompt once for all its completions.
+
+Legend: P prompts (one a group), G completions of each, B = P * G, L prompt width, T completion width.
+
+The completions of a group share their prompt, so its keys and values are computed once, and the completions attend to
+them; the gradient flows back through them. It is the sum that the whole sequences would give, at (L + G * T) instead of
+G * (L + T) positions a group.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -16,64 +22,86 @@ from rlinf_workers.records import SampleGroup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceBatch:
-    """Sequences of several groups: prompts padded on the left, completions on the right.
+    """Several groups of one size: prompts padded on the left, completions on the right.
 
     Example: one group, G = 2, prompt [7, 8], completions [5, 2] and [5, 9, 2]:
-        token_ids = [[7, 8, 5, 2, 0], [7, 8, 5, 9, 2]], prompt_mask = [[1, 1], [1, 1]], loss_mask = [[1, 1, 0], [1, 1,
-        1]]
+        prompt_ids = [[7, 8]], completion_ids = [[5, 2, 0], [5, 9, 2]], loss_mask = [[1, 1, 0], [1, 1, 1]]
     """
 
-    token_ids: Tensor
-    """[B, L + T] int64"""
+    prompt_ids: Tensor
+    """[P, L] int64"""
     prompt_mask: Tensor
-    """[B, L] int64, 0 on padding."""
+    """[P, L] int64, 0 on padding."""
+    completion_ids: Tensor
+    """[B, T] int64; row p * G + g is completion g of prompt p."""
     loss_mask: Tensor
     """[B, T] float32"""
 
     @property
-    def completion_ids(self) -> Tensor:
-        """[B, T]"""
-        return self.token_ids[:, self.prompt_mask.shape[1] :]
+    def group_size(self) -> int:
+        """G"""
+        return len(self.completion_ids) // len(self.prompt_ids)
 
     def to(self, device: torch.device) -> SequenceBatch:
-        return SequenceBatch(
-            token_ids=self.token_ids.to(device),
-            prompt_mask=self.prompt_mask.to(device),
-            loss_mask=self.loss_mask.to(device),
-        )
+        return SequenceBatch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
 
 def pack_groups(groups: Sequence[SampleGroup], pad_id: int) -> SequenceBatch:
-    """Pads to the longest prompt and the longest completion among the groups."""
+    """Pads to the longest prompt and the longest completion among the groups.
+
+    Raises: ValueError when the groups differ in size.
+    """
+    sizes = {len(group.completion_ids) for group in groups}
+    if len(sizes) > 1:
+        raise ValueError(f"groups of {sorted(sizes)} completions in one batch; all groups of a batch have one size")
     prompt_width = max(len(group.prompt_ids) for group in groups)
     completion_width = max(int(group.loss_mask.sum(-1).max()) for group in groups)
-    tokens, prompt_masks, loss_masks = [], [], []
-    for group in groups:
-        size, length = len(group.completion_ids), len(group.prompt_ids)
-        prompt = torch.full((size, prompt_width), pad_id)
-        prompt[:, prompt_width - length :] = group.prompt_ids
-        prompt_mask = torch.zeros(size, prompt_width, dtype=torch.int64)
-        prompt_mask[:, prompt_width - length :] = 1
-        tokens.append(torch.cat([prompt, _fit(group.completion_ids, completion_width, pad_id)], 1))
-        prompt_masks.append(prompt_mask)
-        loss_masks.append(_fit(group.loss_mask, completion_width, 0.0))
+    prompt_ids = torch.full((len(groups), prompt_width), pad_id)
+    prompt_mask = torch.zeros(len(groups), prompt_width, dtype=torch.int64)
+    for row, group in enumerate(groups):
+        start = prompt_width - len(group.prompt_ids)
+        prompt_ids[row, start:] = group.prompt_ids
+        prompt_mask[row, start:] = 1
     return SequenceBatch(
-        token_ids=torch.cat(tokens), prompt_mask=torch.cat(prompt_masks), loss_mask=torch.cat(loss_masks)
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        completion_ids=torch.cat([_fit(group.completion_ids, completion_width, pad_id) for group in groups]),
+        loss_mask=torch.cat([_fit(group.loss_mask, completion_width, 0.0) for group in groups]),
     )
 
 
 def completion_logprobs(model: Any, batch: SequenceBatch, temperature: float) -> Tensor:
     """Log-probability of each completion token given what stands before it, [B, T] float32, nats, at the sampling
     temperature."""
-    arguments: dict[str, Any] = {}
-    if not bool(
-        batch.prompt_mask.all()
-    ):  # without left padding causality is mask enough, and attention takes its fast path
-        mask = torch.cat([batch.prompt_mask, torch.ones_like(batch.completion_ids)], 1)
-        arguments = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp_(min=0)}
-    width = batch.completion_ids.shape[1]
-    output = model(input_ids=batch.token_ids, use_cache=False, logits_to_keep=width + 1, **arguments)
-    return token_logprobs(output.logits[:, :-1], batch.completion_ids, temperature=temperature or 1.0)
+    from transformers import DynamicCache
+
+    size, (width, num_tokens) = batch.group_size, (batch.prompt_ids.shape[1], batch.completion_ids.shape[1])
+    # Without left padding causality is mask enough, and attention takes its fast path.
+    mask = None if bool(batch.prompt_mask.all()) else batch.prompt_mask
+    cache = DynamicCache(config=model.config)
+    prompts = model(
+        input_ids=batch.prompt_ids, past_key_values=cache, logits_to_keep=1, use_cache=True, **_positions(mask, width)
+    )
+    logits = prompts.logits.repeat_interleave(size, 0)
+    if num_tokens > 1:
+        cache.batch_repeat_interleave(size)
+        if mask is not None:
+            mask = torch.cat([mask.repeat_interleave(size, 0), torch.ones_like(batch.completion_ids[:, 1:])], 1)
+        completions = model(
+            input_ids=batch.completion_ids[:, :-1],
+            past_key_values=cache,
+            use_cache=True,
+            **_positions(mask, num_tokens - 1),
+        )
+        logits = torch.cat([logits, completions.logits], 1)
+    return token_logprobs(logits, batch.completion_ids, temperature=temperature or 1.0)
+
+
+def _positions(mask: Tensor | None, num_queries: int) -> dict[str, Tensor]:
+    """Arguments for a batch with left padding: the mask over all keys, and the positions of the last ones."""
+    if mask is None:
+        return {}
+    return {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp_(min=0)[:, -num_queries:]}
 
 
 def _fit(rows: Tensor, width: int, value: float) -> Tensor:

@@ -1,0 +1,72 @@
+"""Sharing a prompt among its completions gives the log-probabilities and the gradients of whole sequences."""
+
+import pytest
+import torch
+
+from rlinf_workers.models.language_model import build_model
+from rlinf_workers.models.sequences import completion_logprobs, pack_groups
+from rlinf_workers.records import SampleGroup
+
+GROUP_SIZE, NUM_TOKENS, TEMPERATURE = 3, 5, 0.7
+
+
+def sample_group(index, prompt_length, lengths):
+    generator = torch.Generator().manual_seed(index)
+    mask = (torch.arange(NUM_TOKENS) < torch.tensor(lengths)[:, None]).float()
+    return SampleGroup(
+        index=index,
+        prompt_ids=torch.randint(2, 13, (prompt_length,), generator=generator),
+        completion_ids=torch.randint(2, 13, (len(lengths), NUM_TOKENS), generator=generator) * mask.long(),
+        loss_mask=mask,
+        rollout_logprobs=torch.zeros(len(lengths), NUM_TOKENS),
+        reference_answer="",
+        policy_version=0,
+    )
+
+
+def logprobs_of_whole_sequences(model, groups):
+    """One sequence at a time, without padding, cache or sharing; [B, T], 0 past the end of a completion."""
+    rows = []
+    for group in groups:
+        for ids, mask in zip(group.completion_ids, group.loss_mask, strict=True):
+            completion = ids[: int(mask.sum())]
+            logits = model(input_ids=torch.cat([group.prompt_ids, completion])[None], use_cache=False).logits[0]
+            steps = (logits[len(group.prompt_ids) - 1 : -1] / TEMPERATURE).log_softmax(-1)
+            found = steps.gather(1, completion[:, None])[:, 0]
+            rows.append(torch.nn.functional.pad(found, (0, NUM_TOKENS - len(found))))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("prompt_lengths", [(4, 4), (6, 2), (1, 5)], ids=str)
+def test_shared_prompts_equal_whole_sequences(model, prompt_lengths):
+    built = build_model(model, torch.device("cpu")).double()
+    groups = [sample_group(i, length, [5, 1, 3]) for i, length in enumerate(prompt_lengths)]
+    batch = pack_groups(groups, pad_id=0)
+    weight = torch.rand(batch.loss_mask.shape, dtype=torch.float64) * batch.loss_mask
+
+    found = completion_logprobs(built, batch, TEMPERATURE)
+    (found * weight).sum().backward()
+    gradients = [parameter.grad.clone() for parameter in built.parameters()]
+    built.zero_grad()
+    expected = logprobs_of_whole_sequences(built, groups)
+    (expected * weight).sum().backward()
+
+    torch.testing.assert_close(found * batch.loss_mask, expected, check_dtype=False, rtol=0, atol=1e-6)
+    for gradient, parameter in zip(gradients, built.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_a_completion_of_one_token_needs_its_prompt_alone(model):
+    built = build_model(model, torch.device("cpu"))
+    groups = [sample_group(0, 4, [1, 1, 1])]
+    batch = pack_groups(groups, pad_id=0)
+    assert batch.completion_ids.shape == (GROUP_SIZE, 1)
+    with torch.no_grad():
+        found = completion_logprobs(built, batch, TEMPERATURE)
+        expected = logprobs_of_whole_sequences(built, groups)[:, :1]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_groups_of_different_sizes_are_refused():
+    with pytest.raises(ValueError, match=r"groups of \[2, 3\] completions in one batch"):
+        pack_groups([sample_group(0, 4, [5, 1, 3]), sample_group(1, 4, [5, 1])], pad_id=0)
