@@ -105,5 +105,5 @@ class EnvironmentLoop:
                 ready.append(self._environment._step(groups[action.group], action))
 
 
-def _refuse(service: str, value: Any) -> Any:
+def _refuse(service: str, value: Any, *, wants_reply: bool = True) -> Any:
     raise AssertionError(f"a worker without a driver asked for the service {service!r}")

@@ -44,7 +44,7 @@ def make_worker():
     def make(worker_class, *arguments, step=0, phase: Phase = "train", num_items=0):
         worker = worker_class.__new__(worker_class)
         worker.attach(
-            Identity(role="worker", rank=0, num_ranks=1, devices=("cpu:0",), rendezvous=""), lambda service, value: None
+            Identity(role="worker", rank=0, num_ranks=1, devices=("cpu:0",), rendezvous=""), lambda *_, **__: None
         )
         worker.__init__(*arguments)
         worker._local.step = StepContext(step=step, phase=phase, seed=0, num_items=num_items)

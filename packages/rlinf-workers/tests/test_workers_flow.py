@@ -64,7 +64,8 @@ def test_worker_attributes_are_there_before_init():
 
     worker = Curious.__new__(Curious)
     worker.attach(
-        Identity(role="w", rank=1, num_ranks=2, devices=("cpu:1",), rendezvous=""), lambda service, value: Future()
+        Identity(role="w", rank=1, num_ranks=2, devices=("cpu:1",), rendezvous=""),
+        lambda service, value, wants_reply=True: Future(),
     )
     worker.__init__()
     assert worker.seen == ("w/1", 2, ("cpu:1",))

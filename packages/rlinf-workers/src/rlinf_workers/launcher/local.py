@@ -6,6 +6,7 @@ its process group takes its children too. The kernel kills it when the driver di
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import multiprocessing
 import os
@@ -116,6 +117,8 @@ class LocalLauncher:
         self._wake_read, self._wake_write = self._context.Pipe(duplex=False)
         self._watcher = threading.Thread(target=self._watch, name="rlinf-watcher", daemon=True)
         self._watcher.start()
+        # A driver that ends without shutdown() (an exception, Ctrl-C) would wait for its children forever.
+        atexit.register(self.shutdown)
 
     # -- what the executor uses ------------------------------------------------------------------------------------
 
@@ -163,6 +166,7 @@ class LocalLauncher:
         return handle
 
     def shutdown(self) -> None:
+        atexit.unregister(self.shutdown)
         self._closing = True
         running = [handle for handle in self._handles if handle.process.is_alive()]
         for handle in running:

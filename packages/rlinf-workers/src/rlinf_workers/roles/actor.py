@@ -14,20 +14,13 @@ from torch import Tensor, nn
 from rlinf_algos.advantages import grpo_advantages
 from rlinf_algos.kl import kl_k3
 from rlinf_algos.policy_loss import ppo_clip_loss
-from rlinf_workers.checkpoint import (
-    load_model_weights,
-    load_optimizer,
-    move_optimizer,
-    read_json,
-    save_optimizer,
-    write_json,
-)
+from rlinf_workers.checkpoint import load_model_weights
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, pad_token_id
 from rlinf_workers.models.sequences import completion_logprobs, pack_groups
 from rlinf_workers.records import ExampleBatch, ScoredGroup
 from rlinf_workers.roles.gradients import ShardedGradients
-from rlinf_workers.worker import Worker
+from rlinf_workers.roles.training import TrainingWorker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +76,7 @@ class _Shard:
     proximal: list[Tensor | None] = field(default_factory=list)
 
 
-class Actor(Worker):
+class Actor(TrainingWorker):
     """GRPO and other policy-gradient training of a causal language model, data-parallel over its ranks."""
 
     def __init__(self, settings: ActorSettings) -> None:
@@ -92,8 +85,6 @@ class Actor(Worker):
         self._tokenizer = load_tokenizer(settings.model.folder)
         self._pad_id = pad_token_id(self._model, self._tokenizer)
         self._gradients = ShardedGradients(self._model.parameters(), settings.num_shards, self.ranks, num_statistics=6)
-        self._version = 0
-        self._policy_steps = 0
         self._optimizer = self._new_optimizer(settings.optimizer)
         self._warm_optimizer = self._new_optimizer(settings.warm_start) if settings.warm_start else None
         self._warm_steps = 0
@@ -121,7 +112,6 @@ class Actor(Worker):
                     tokens, loss, *_ = self._gradients.reduce().tolist()
                     self._apply(self._warm_optimizer, self._settings.warm_start, self._warm_steps, tokens)
                     self._warm_steps += 1
-                    self._version += 1
                     self.record("warm_start/loss", loss / tokens)
                     self._gradients.zero()
 
@@ -220,7 +210,6 @@ class Actor(Worker):
         tokens, loss, trained, clipped, gap, kl = self._gradients.reduce().tolist()
         grad_norm, rate = self._apply(self._optimizer, self._settings.optimizer, self._policy_steps, max(tokens, 1.0))
         self._policy_steps += 1
-        self._version += 1
         if self.rank:  # every rank has the same sums; one reports them
             return
         self.record("actor/loss", loss / max(tokens, 1.0))
@@ -235,18 +224,11 @@ class Actor(Worker):
     def _apply(
         self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, step: int, num_tokens: float
     ) -> tuple[float, float]:
-        """Turns summed gradients into a token mean, clips, steps. Returns the gradient norm before clipping and the
-        learning rate."""
-        self._gradients.scale_(1.0 / num_tokens)
-        grad_norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), settings.max_grad_norm))
-        if not torch.isfinite(torch.tensor(grad_norm)):
-            raise FloatingPointError(
-                f"{self.name}: gradient norm is {grad_norm} at optimizer step {step}; nothing was changed"
-            )
+        """Steps on the token mean. Returns the gradient norm before clipping and the learning rate."""
         rate = settings.learning_rate_at(step)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        optimizer.step()
+        grad_norm = self._optimizer_step(optimizer, num_terms=num_tokens, max_grad_norm=settings.max_grad_norm)
         return grad_norm, rate
 
     @torch.no_grad()
@@ -273,22 +255,6 @@ class Actor(Worker):
     def weights(self) -> Mapping[str, Tensor]:
         return dict(self._model.named_parameters())
 
-    @property
-    def policy_version(self) -> int:
-        """Optimizer steps taken, those of the warm start included."""
-        return self._version
-
-    def onload(self) -> None:
-        self._move(self.device)
-
-    def offload(self) -> None:
-        self._move(torch.device("cpu"))
-
-    def _move(self, device: torch.device) -> None:
-        self._gradients.release()
-        self._model.to(device)
-        move_optimizer(self._optimizer, device)
-
     def save_model(self, folder: str) -> None:
         """Writes a folder that any Hugging Face tool loads: weights, config, tokenizer. Rank 0 writes, the others do
         nothing."""
@@ -296,16 +262,8 @@ class Actor(Worker):
             self._model.save_pretrained(folder, safe_serialization=True)
             self._tokenizer.save_pretrained(folder)
 
-    def save_checkpoint(self, folder: str) -> None:
-        """Everything that training needs to go on as if it had not stopped."""
-        if self.rank == 0:
-            self.save_model(f"{folder}/model")
-            save_optimizer(self._optimizer, self._model, f"{folder}/optimizer.safetensors")
-            write_json(f"{folder}/actor.json", {"policy_version": self._version, "policy_steps": self._policy_steps})
+    def _save_weights(self, folder: str) -> None:
+        self.save_model(f"{folder}/model")
 
-    def load_checkpoint(self, folder: str) -> None:
-        """The inverse of `save_checkpoint`, on every rank."""
+    def _load_weights(self, folder: str) -> None:
         load_model_weights(self._model, f"{folder}/model")
-        load_optimizer(self._optimizer, self._model, f"{folder}/optimizer.safetensors")
-        state = read_json(f"{folder}/actor.json")
-        self._version, self._policy_steps = int(state["policy_version"]), int(state["policy_steps"])

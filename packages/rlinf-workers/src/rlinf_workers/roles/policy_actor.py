@@ -10,24 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlinf_algos.advantages import gae
 from rlinf_algos.policy_loss import ppo_clip_loss
-from rlinf_workers.checkpoint import (
-    load_optimizer,
-    load_tensors,
-    move_optimizer,
-    read_json,
-    save_optimizer,
-    save_tensors,
-    write_json,
-)
+from rlinf_workers.checkpoint import load_tensors, save_tensors
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.models.actor_critic import ActorCritic, ActorCriticSettings
 from rlinf_workers.records import Trajectory
 from rlinf_workers.roles.gradients import ShardedGradients
-from rlinf_workers.worker import Worker
+from rlinf_workers.roles.training import TrainingWorker
 
 ADAM_EPSILON = 1e-5
 """As in the reference implementations of PPO (arXiv:2005.12729, appendix); torch's default is 1e-8."""
@@ -67,7 +59,7 @@ class _Batch:
     """[N] each"""
 
 
-class PolicyActor(Worker):
+class PolicyActor(TrainingWorker):
     """Trains the actor-critic, data-parallel over its ranks; shard = group % num_shards."""
 
     def __init__(self, settings: PolicyActorSettings) -> None:
@@ -75,7 +67,6 @@ class PolicyActor(Worker):
         self._model = ActorCritic(settings.model).to(self.device)
         self._gradients = ShardedGradients(self._model.parameters(), settings.num_shards, self.ranks, num_statistics=6)
         self._optimizer = torch.optim.Adam(self._model.parameters(), settings.learning_rate, eps=ADAM_EPSILON)
-        self._version = 0
 
     def train(self, trajectories: Reader[Trajectory]) -> None:
         """Stage: all segments of a step, in the order of their groups; then the epochs."""
@@ -191,12 +182,8 @@ class PolicyActor(Worker):
 
     def _apply(self, statistics: list[float]) -> None:
         count, policy_loss, value_loss, _, clipped, entropy = statistics
-        self._gradients.scale_(1.0 / count)
-        grad_norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.max_grad_norm))
-        if not torch.isfinite(torch.tensor(grad_norm)):
-            raise FloatingPointError(f"{self.name}: gradient norm is {grad_norm} at optimizer step {self._version}")
-        self._optimizer.step()
-        self._version += 1
+        grad_norm = self._optimizer_step(self._optimizer, num_terms=count, max_grad_norm=self._settings.max_grad_norm)
+        self._policy_steps += 1
         if self.rank == 0:
             self.record("actor/policy_loss", policy_loss / count)
             self.record("actor/value_loss", value_loss / count)
@@ -238,30 +225,8 @@ class PolicyActor(Worker):
     def weights(self) -> Mapping[str, Tensor]:
         return dict(self._model.state_dict(keep_vars=True))
 
-    @property
-    def policy_version(self) -> int:
-        return self._version
+    def _save_weights(self, folder: str) -> None:
+        save_tensors(self.weights(), f"{folder}/policy.safetensors")
 
-    def onload(self) -> None:
-        self._move(self.device)
-
-    def offload(self) -> None:
-        self._move(torch.device("cpu"))
-
-    def _move(self, device: torch.device) -> None:
-        self._gradients.release()
-        self._model.to(device)
-        move_optimizer(self._optimizer, device)
-
-    def save_checkpoint(self, folder: str) -> None:
-        """Weights, statistics, optimizer and version. Rank 0 writes."""
-        if self.rank == 0:
-            save_tensors(self.weights(), f"{folder}/policy.safetensors")
-            save_optimizer(self._optimizer, self._model, f"{folder}/optimizer.safetensors")
-            write_json(f"{folder}/actor.json", {"policy_version": self._version})
-
-    def load_checkpoint(self, folder: str) -> None:
-        """The inverse, on every rank."""
+    def _load_weights(self, folder: str) -> None:
         load_tensors(self.weights(), f"{folder}/policy.safetensors")
-        load_optimizer(self._optimizer, self._model, f"{folder}/optimizer.safetensors")
-        self._version = int(read_json(f"{folder}/actor.json")["policy_version"])

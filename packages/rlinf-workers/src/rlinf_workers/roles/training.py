@@ -1,0 +1,89 @@
+"""What every worker that trains a model has: state that moves on and off its devices, optimizer steps, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlinf_workers.checkpoint import load_optimizer, move_optimizer, read_json, save_optimizer, write_json
+from rlinf_workers.roles.gradients import ShardedGradients
+from rlinf_workers.worker import Worker
+
+
+class TrainingWorker(Worker):
+    """A model, its sharded gradients and its optimizer.
+
+    A subclass sets the three attributes in its constructor, steps through `_optimizer_step`, and says where its weights
+    are kept (`_save_weights`, `_load_weights`).
+    """
+
+    _model: Any
+    """A torch module."""
+    _gradients: ShardedGradients
+    _optimizer: torch.optim.Optimizer
+    _version = 0
+    """Optimizer steps taken, those of a warm start included."""
+    _policy_steps = 0
+    """Optimizer steps of reinforcement learning."""
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    # -- one optimizer step ----------------------------------------------------------------------------------------
+
+    def _optimizer_step(self, optimizer: torch.optim.Optimizer, *, num_terms: float, max_grad_norm: float) -> float:
+        """Turns the reduced gradient, a sum over `num_terms`, into a mean, clips it, steps. Returns its norm before
+        clipping.
+
+        Raises: FloatingPointError when the norm is not finite; the weights are as before.
+        """
+        self._gradients.scale_(1.0 / num_terms)
+        grad_norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), max_grad_norm))
+        if not math.isfinite(grad_norm):
+            raise FloatingPointError(
+                f"{self.name}: gradient norm is {grad_norm} at optimizer step {self._version}; nothing was changed"
+            )
+        optimizer.step()
+        self._version += 1
+        return grad_norm
+
+    # -- state on devices ------------------------------------------------------------------------------------------
+
+    def onload(self) -> None:
+        self._move(self.device)
+
+    def offload(self) -> None:
+        self._move(torch.device("cpu"))
+
+    def _move(self, device: torch.device) -> None:
+        if next(self._model.parameters()).device == device:
+            return
+        self._gradients.release()
+        self._model.to(device)
+        move_optimizer(self._optimizer, device)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, folder: str) -> None:
+        """Everything that training needs to go on as if it had not stopped. Rank 0 writes, the others do nothing."""
+        if self.rank == 0:
+            self._save_weights(folder)
+            save_optimizer(self._optimizer, self._model, f"{folder}/optimizer.safetensors")
+            write_json(f"{folder}/actor.json", {"policy_version": self._version, "policy_steps": self._policy_steps})
+
+    def load_checkpoint(self, folder: str) -> None:
+        """The inverse, on every rank."""
+        self._load_weights(folder)
+        load_optimizer(self._optimizer, self._model, f"{folder}/optimizer.safetensors")
+        state = read_json(f"{folder}/actor.json")
+        self._version, self._policy_steps = int(state["policy_version"]), int(state["policy_steps"])
+
+    def _save_weights(self, folder: str) -> None:
+        raise NotImplementedError(f"{type(self).__name__} has to define _save_weights()")
+
+    def _load_weights(self, folder: str) -> None:
+        raise NotImplementedError(f"{type(self).__name__} has to define _load_weights()")
