@@ -30,6 +30,8 @@ COMPARISONS = {
     "slot over the same work in one process. Target: at most 1.05",
     "overhead-pushcube": "The same for pushcube-ppo, with 100 hand-overs a step between env and policy. "
     "Target: at most 1.05",
+    "overhead-pushcube-one-core": "The same with every process bound to one core, where env and policy evict each "
+    "other from its caches at every hand-over: the worst case",
     "trl-comparison-sort": "A GRPO step at the sorting job's size: seconds of TRL's GRPOTrainer over ours. "
     "Target: at least 1.5",
     "trl-comparison-long": "The same with a model ten times as large (2.9M) and completions of 32 tokens, where nine "

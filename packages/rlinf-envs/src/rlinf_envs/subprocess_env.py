@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from rlinf_envs import errors
+from rlinf_envs.described import Described
 from rlinf_envs.errors import EnvCrashedError, EnvError
 from rlinf_envs.factory import EnvSpec
 from rlinf_envs.protocol import ActionSpec, FieldSpec, Observation, RowSnapshot, StepResult
@@ -52,7 +53,7 @@ class _Part:
         return f"the process of {rows} (pid {self.process.pid})"
 
 
-class SubprocessVector:
+class SubprocessVector(Described):
     """`spec.num_envs` rows in `spec.num_processes` processes, in order and as evenly as it goes.
 
     `timeout_s` bounds every answer, making included; a child that exceeds it is reported and all are ended.
@@ -77,26 +78,6 @@ class SubprocessVector:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def num_envs(self) -> int:
-        return self._num_envs
-
-    @property
-    def action_spec(self) -> ActionSpec:
-        return self._action_spec
-
-    @property
-    def observation_spec(self) -> Mapping[str, FieldSpec]:
-        return self._observation_spec
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        return self._max_episode_steps
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self._notes
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         self._require_open()
@@ -159,8 +140,8 @@ class SubprocessVector:
         self._observation_spec = {
             name: FieldSpec(shape=shape, dtype=dtype) for name, (shape, dtype) in first["observation_spec"].items()
         }
-        self._max_episode_steps: int | None = first["max_episode_steps"]
-        self._notes: tuple[str, ...] = tuple(dict.fromkeys(note for part in told for note in part["notes"]))
+        self._max_episode_steps = first["max_episode_steps"]
+        self._notes = tuple(dict.fromkeys(note for part in told for note in part["notes"]))
 
     def _share(self, num_actions: int) -> None:
         for part in self._parts:

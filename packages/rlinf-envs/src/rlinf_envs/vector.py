@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_envs.described import Described
 from rlinf_envs.errors import EnvCrashedError, EnvError
 from rlinf_envs.protocol import ActionSpec, EpisodeEnd, FieldSpec, Observation, RowSnapshot, StepResult
 from rlinf_envs.seeding import checked_seeds, episode_seed
@@ -94,7 +95,7 @@ class _Outcome:
     end: EpisodeEnd | None
 
 
-class InProcessVector:
+class InProcessVector(Described):
     """`num_envs` environments of one maker, stepped one after the other in this process.
 
     `max_episode_steps` truncates an episode after that many actions (None: the environment's own limit alone);
@@ -133,26 +134,6 @@ class InProcessVector:
         self._action_spec = self._envs[0].action_spec
         self._observation_spec = dict(self._envs[0].observation_spec)
         self._notes = tuple(dict.fromkeys(note for env in self._envs for note in env.notes))
-
-    @property
-    def num_envs(self) -> int:
-        return self._num_envs
-
-    @property
-    def action_spec(self) -> ActionSpec:
-        return self._action_spec
-
-    @property
-    def observation_spec(self) -> Mapping[str, FieldSpec]:
-        return self._observation_spec
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        return self._max_episode_steps
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self._notes
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         self._require_open()
