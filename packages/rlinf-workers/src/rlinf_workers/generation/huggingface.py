@@ -22,6 +22,7 @@ from rlinf_workers.models.language_model import (
     pad_token_id,
     stop_token_ids,
 )
+from rlinf_workers.models.placement import move_model
 from rlinf_workers.records import Prompt, SampleGroup
 
 MIN_ROWS = 8
@@ -62,10 +63,10 @@ class HuggingFaceEngine:
         return dict(self._model.named_parameters())
 
     def onload(self) -> None:
-        self._model.to(self._device)
+        move_model(self._model, self._device)
 
     def offload(self) -> None:
-        self._model.to("cpu")
+        move_model(self._model, torch.device("cpu"))
 
     @torch.no_grad()
     def generate(

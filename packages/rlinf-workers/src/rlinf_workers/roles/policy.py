@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.actor_critic import ActorCritic, ActorCriticOutput, ActorCriticSettings
+from rlinf_workers.models.placement import move_model
 from rlinf_workers.records import Action, Observation, Trajectory
 from rlinf_workers.worker import Worker
 
@@ -116,7 +117,7 @@ class Policy(Worker):
         return self._version
 
     def onload(self) -> None:
-        self._model.to(self.device)
+        move_model(self._model, self.device)
 
     def offload(self) -> None:
-        self._model.to("cpu")
+        move_model(self._model, torch.device("cpu"))

@@ -9,6 +9,7 @@ import torch
 
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, pad_token_id
+from rlinf_workers.models.placement import move_model
 from rlinf_workers.models.sequences import completion_logprobs, pack_groups
 from rlinf_workers.records import SampleGroup
 from rlinf_workers.worker import Worker
@@ -54,7 +55,7 @@ class Reference(Worker):
                 )
 
     def onload(self) -> None:
-        self._model.to(self.device)
+        move_model(self._model, self.device)
 
     def offload(self) -> None:
-        self._model.to("cpu")
+        move_model(self._model, torch.device("cpu"))

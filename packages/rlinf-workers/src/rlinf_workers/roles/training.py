@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rlinf_workers.checkpoint import load_optimizer, move_optimizer, read_json, save_optimizer, write_json
+from rlinf_workers.models.placement import move_model
 from rlinf_workers.roles.gradients import ShardedGradients
 from rlinf_workers.worker import Worker
 
@@ -60,11 +61,9 @@ class TrainingWorker(Worker):
         self._move(torch.device("cpu"))
 
     def _move(self, device: torch.device) -> None:
-        if next(self._model.parameters()).device == device:
-            return
         self._gradients.release()
-        self._model.to(device)
-        move_optimizer(self._optimizer, device)
+        if move_model(self._model, device):
+            move_optimizer(self._optimizer, device)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
