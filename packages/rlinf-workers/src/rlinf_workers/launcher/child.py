@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import importlib
 import itertools
 import os
@@ -72,6 +73,10 @@ class Process:
         except BaseException as error:
             self._send(_raised(-1, error))
             raise SystemExit(1) from error
+        # What imports and the constructor made stays; the collector need not look at it again for every few thousand
+        # records that pass through.
+        gc.collect()
+        gc.freeze()
         self._send(messages.Ready())
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
