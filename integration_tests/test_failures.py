@@ -20,13 +20,22 @@ from command_line import (
 )
 
 LONG = {"run.num_steps": 100_000, "run.evaluate_every": 100_000}
-ROLES = ["rollout/0", "rollout/1", "reward/0", "actor/1"]
+SHORT = {"sort-grpo": SHORT_SORT, "pushcube-ppo": SHORT_PUSH}
+VICTIMS = [
+    *(("sort-grpo", worker) for worker in ("rollout/0", "rollout/1", "reward/0", "actor/1")),
+    *(
+        pytest.param("pushcube-ppo", worker, marks=pytest.mark.maniskill, id=f"pushcube-ppo-{worker}")
+        for worker in ("env/1", "policy/0")
+    ),
+]
 
 
-@pytest.mark.parametrize("victim", ROLES)
-def test_a_killed_worker_ends_the_run_with_its_name_cause_and_log(tmp_path, victim):
+@pytest.mark.parametrize(("recipe", "victim"), VICTIMS)
+def test_a_killed_worker_ends_the_run_with_its_name_cause_and_log(tmp_path, recipe, victim):
+    if recipe == "pushcube-ppo":
+        pytest.importorskip("mani_skill")
     output = tmp_path / "run"
-    process = start("sort-grpo", output, SHORT_SORT | LONG)
+    process = start(recipe, output, SHORT[recipe] | LONG)
     wait_for(lambda: steps_done(output) >= 1, process, "step 1")
     workers = worker_processes(output)
     os.kill(workers[victim], signal.SIGKILL)
@@ -39,28 +48,39 @@ def test_a_killed_worker_ends_the_run_with_its_name_cause_and_log(tmp_path, vict
     assert all_gone(workers.values())
 
 
-def test_ctrl_c_ends_cleanly(tmp_path):
+def test_a_worker_killed_while_it_starts_ends_the_run(tmp_path):
+    output = tmp_path / "run"
+    process = start("sort-grpo", output, SHORT_SORT | LONG)
+    wait_for(lambda: "actor/0" in worker_processes(output), process, "a worker's first line")
+    workers = worker_processes(output)
+    os.kill(workers["actor/0"], signal.SIGKILL)
+    _, err = process.communicate(timeout=END_TIMEOUT_S)
+    assert process.returncode == 1, err
+    assert "worker actor/0 on " in err and "was lost: killed by SIGKILL" in err
+    assert "Traceback" not in err
+    assert all_gone(worker_processes(output).values())
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_told_to_end_ends_cleanly(tmp_path, how):
     output = tmp_path / "run"
     process = start("sort-grpo", output, SHORT_SORT | LONG)
     wait_for(lambda: steps_done(output) >= 1, process, "step 1")
     workers = worker_processes(output)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     _, err = process.communicate(timeout=END_TIMEOUT_S)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert all_gone(workers.values())
 
 
-@pytest.mark.parametrize(
-    ("recipe", "short"),
-    [("sort-grpo", SHORT_SORT), pytest.param("pushcube-ppo", SHORT_PUSH, marks=pytest.mark.maniskill)],
-)
-def test_a_run_killed_in_mid_step_resumes_to_the_same_numbers(tmp_path, recipe, short):
+@pytest.mark.parametrize("recipe", ["sort-grpo", pytest.param("pushcube-ppo", marks=pytest.mark.maniskill)])
+def test_a_run_killed_in_mid_step_resumes_to_the_same_numbers(tmp_path, recipe):
     if recipe == "pushcube-ppo":
         pytest.importorskip("mani_skill")
     # PushCube has only the checkpoint from before the first step to go back to.
     checkpoint_every = 2 if recipe == "sort-grpo" else 100
-    settings = short | {"run.num_steps": 6, "run.evaluate_every": 3, "run.checkpoint_every": checkpoint_every}
+    settings = SHORT[recipe] | {"run.num_steps": 6, "run.evaluate_every": 3, "run.checkpoint_every": checkpoint_every}
     whole = train(recipe, tmp_path / "whole", settings)
 
     killed = tmp_path / "killed"
