@@ -5,6 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlinf.config import yaml_source
 from rlinf.config.load import load_config
 from rlinf.config.overrides import Override, apply_overrides, parse_overrides, split_overrides
 from rlinf.config.yaml_source import Tree
@@ -86,7 +87,8 @@ JSON = st.recursive(
 
 @given(value=JSON)
 def test_every_value_comes_back_from_its_flow_style_yaml(value: object):
-    text = yaml.safe_dump(value, default_flow_style=True, default_style='"' if isinstance(value, str) else None)
+    style = '"' if isinstance(value, str) else None
+    text = yaml.dump(value, Dumper=yaml_source._Dumper, default_flow_style=True, default_style=style)
     assert parse_overrides([f"--a={text}"])[0].value == value
 
 
