@@ -468,15 +468,28 @@ Outcome Channel::take(const TakeRequest& request, WaitState& wait, std::vector<T
   return outcome;
 }
 
-void Channel::release(const BlockRef& ref) {
+void Channel::release_locked(const BlockRef& ref) {
+  const BlockHeader& block = arena_.at(ref.offset);
+  const BlockState state = block.state.load(std::memory_order_relaxed);
+  if (block.generation == ref.generation && (state == BlockState::kTaken || state == BlockState::kReserved)) {
+    free_block(ref.offset);
+  }
+}
+
+void Channel::release(const BlockRef& block) {
   {
     Lock lock(*this);
-    const BlockHeader& block = arena_.at(ref.offset);
-    const BlockState state = block.state.load(std::memory_order_relaxed);
-    if (block.generation != ref.generation || (state != BlockState::kTaken && state != BlockState::kReserved)) {
-      return;
+    release_locked(block);
+  }
+  header_->space_event.notify_all();
+}
+
+void Channel::release(const std::vector<BlockRef>& blocks) {
+  {
+    Lock lock(*this);
+    for (const BlockRef& block : blocks) {
+      release_locked(block);
     }
-    free_block(ref.offset);
   }
   header_->space_event.notify_all();
 }

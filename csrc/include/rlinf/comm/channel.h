@@ -116,6 +116,7 @@ class Channel {
   Outcome take(const TakeRequest& request, WaitState& wait, std::vector<TakenItem>* items);
   // Gives a block back: taken and read, or reserved and not used. Twice is harmless.
   void release(const BlockRef& block);
+  void release(const std::vector<BlockRef>& blocks);
 
   // Takes back what dead processes were copying in or looking at. A waiting put does so by itself.
   void reclaim();
@@ -141,6 +142,7 @@ class Channel {
   void append_ready(uint64_t offset);
   void unlink_ready(uint64_t offset);
   void free_block(uint64_t offset);
+  void release_locked(const BlockRef& block);
   void reclaim_from_dead();
   bool is_stalled(uint64_t num_matching, WaitState& wait, int64_t now_ns) const;
   bool collect(const TakeRequest& request, std::vector<uint64_t>* offsets) const;

@@ -2,7 +2,7 @@
 """Types of the native module (csrc/python/bindings.cc). Private to this package."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from typing_extensions import Buffer
@@ -21,12 +21,27 @@ _Address = tuple[int, int, int, int]  # pid, start time in ticks, fd, nonce
 
 @final
 class BorrowedBytes:
-    def __init__(self, owner: object, pointer: int, num_bytes: int) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
-class TakenBytes:
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+class Codec:
+    def __init__(
+        self,
+        *,
+        refused: type[Exception],
+        describe_class: Callable[[type], tuple[int, list[str] | None, tuple[str, ...] | None, Any]],
+        describe_tensor: Callable[[Any], tuple[Any, int, int, str]],
+        describe_array: Callable[[Any], tuple[Any, int, int, str]],
+        find_class: Callable[[str, list[str]], tuple[int, type, Any]],
+        lift: Callable[[int, Any, list[Any]], Any],
+        build_tensor: Callable[[Any, str, list[int]], Any],
+        ndarray: type,
+        find_dtype: Callable[[str], Any],
+        torch_bridge: Callable[[], tuple[Any, list[tuple[str, Any]]]],
+        decode_error: Callable[[Exception, str], Exception],
+    ) -> None: ...
+    def encode(self, value: Any) -> tuple[bytes, tuple[memoryview, ...]]: ...
+    def decode(self, header: Buffer, buffers: Sequence[Any]) -> Any: ...
 
 @final
 class Channel:
@@ -36,22 +51,18 @@ class Channel:
     def open(address: _Address) -> Channel: ...
     def address(self) -> _Address: ...
     def put(
-        self,
-        head: Buffer,
-        buffers: Sequence[Buffer],
-        key: int,
-        weight: float,
-        policy_version: int,
-        timeout_s: float | None,
-    ) -> Outcome: ...
+        self, codec: Codec, value: Any, key: int, weight: float, policy_version: int, timeout_s: float | None
+    ) -> int: ...
     def take(
         self,
+        codec: Codec,
+        item_class: type,
         max_items: int,
         min_items: int,
         max_weight: float | None,
         keys: Sequence[int] | None,
         timeout_s: float | None,
-    ) -> tuple[Outcome, list[tuple[bytes, tuple[memoryview, ...], int, float, int, int, int]]]: ...
+    ) -> list[Any] | int: ...
     def close_producer(self) -> None: ...
     def reopen(self, num_producers: int) -> None: ...
     def abort(self, reason: str) -> None: ...

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from rlinf_comm import _C
 
 if TYPE_CHECKING:
     import torch
@@ -34,11 +31,6 @@ def describe_type(cls: type) -> str:
         return "a module"
     name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
-
-
-def borrowed_bytes(owner: object, pointer: int, num_bytes: int) -> memoryview:
-    """The `num_bytes` at `pointer`, which belong to `owner` and keep it alive."""
-    return memoryview(_C.BorrowedBytes(owner, pointer, num_bytes))
 
 
 _DTYPE_NAMES: dict[Any, str] = {}
@@ -77,12 +69,16 @@ def tensor_types() -> tuple[type, ...]:
     return () if torch is None else (torch.Tensor, torch.nn.Parameter)
 
 
-def tensor_bytes(tensor: torch.Tensor) -> tuple[str, memoryview]:
-    """The dtype's name and the row-major bytes of a CPU tensor; no copy when it is contiguous.
+def describe_tensor(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int, str]:
+    """(owner, pointer, num_bytes, dtype's name) of the row-major bytes of a CPU tensor; no copy when it is contiguous.
 
     Raises:
-        Refused: not on the CPU, of a dtype without plain bytes, or the result of a differentiated operation.
+        Refused: not on the CPU, sparse, of a dtype without plain bytes, or the result of a differentiated operation.
     """
+    import torch
+
+    if tensor.layout is not torch.strided:
+        raise Refused(f"a tensor of layout {tensor.layout}; convert it with tensor.to_dense()")
     if not tensor.is_cpu:
         raise Refused(f"a tensor on {tensor.device}; move it to the CPU first, tensor.cpu()")
     if tensor.requires_grad and not tensor.is_leaf:
@@ -91,57 +87,43 @@ def tensor_bytes(tensor: torch.Tensor) -> tuple[str, memoryview]:
     if name is None:
         raise Refused(f"a tensor of dtype {tensor.dtype}")
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        tensor = _materialized(tensor)
-    return name, borrowed_bytes(tensor, tensor.data_ptr(), tensor.nbytes)
+        tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return tensor, tensor.data_ptr(), tensor.nbytes, name
 
 
-def _materialized(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
-
-
-def check_strided(tensor: torch.Tensor) -> None:
-    """Refuses sparse tensors, which is_contiguous() and data_ptr() cannot describe."""
+def build_tensor(buffer: Any, name: str, shape: list[int]) -> torch.Tensor:
+    """A tensor that views the buffer and keeps it alive."""
     import torch
 
-    if tensor.layout is not torch.strided:
-        raise Refused(f"a tensor of layout {tensor.layout}; convert it with tensor.to_dense()")
+    dtype = dtype_named(name)
+    if dtype is None:
+        raise ValueError(f"a tensor of dtype {name!r}, which this version of torch does not have")
+    if len(memoryview(buffer)) == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype).view(shape)
 
 
-def make_tensor_builder() -> Callable[[Any, str, list[int]], torch.Tensor]:
-    """A function (buffer, dtype name, shape) -> tensor that views the buffer and keeps it alive."""
+def torch_bridge() -> tuple[Any, list[tuple[str, torch.Tensor]]]:
+    """What the native codec needs of torch: its DLPack exchange API, None before torch 2.10, and a tensor per dtype."""
     import torch
 
     if not _DTYPES:
         _learn_dtypes()
-    frombuffer = torch.frombuffer
-    empty = torch.empty
-
-    def build(buffer: Any, name: str, shape: list[int]) -> torch.Tensor:
-        dtype = _DTYPES[name]
-        if len(buffer) == 0:
-            return empty(shape, dtype=dtype)
-        if type(buffer) is not memoryview:
-            buffer = memoryview(buffer)  # frombuffer itself does not lock, say, a bytearray against resizing
-        flat = frombuffer(buffer, dtype=dtype)
-        if len(shape) == 1 and len(flat) == shape[0]:  # spares the view, two thirds of the time
-            return flat
-        return flat.view(shape)
-
-    return build
+    raw = torch.zeros(16, dtype=torch.uint8)
+    probes = [(name, raw[: dtype.itemsize].view(dtype)) for name, dtype in _DTYPES.items()]
+    return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), probes
 
 
-def ndarray_bytes(array: np.ndarray) -> tuple[str, memoryview]:
-    """The dtype's string and the row-major bytes of an array; no copy when it is contiguous."""
-    dtype = array.dtype
+def describe_array(array: np.ndarray) -> tuple[np.ndarray, int, int, str]:
+    """(owner, pointer, num_bytes, dtype's string) of the row-major bytes; no copy when it is contiguous."""
+    if array.dtype.kind not in _NUMPY_KINDS:
+        raise Refused(f"an array of dtype {array.dtype}")
+    array = np.ascontiguousarray(array)
+    return array, array.__array_interface__["data"][0], array.nbytes, array.dtype.str
+
+
+def find_numpy_dtype(name: str) -> np.dtype:
+    dtype = np.dtype(name)
     if dtype.kind not in _NUMPY_KINDS:
-        raise Refused(f"an array of dtype {dtype}")
-    if not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array)
-    return dtype.str, array.reshape(-1).view(np.uint8).data
-
-
-def build_ndarray(buffer: Any, dtype: str, shape: list[int]) -> np.ndarray:
-    """An array that views the buffer and keeps it alive."""
-    if len(buffer) == 0:
-        return np.empty(shape, dtype=dtype)
-    return np.frombuffer(buffer, dtype=dtype).reshape(shape)
+        raise ValueError(f"an array of dtype {dtype}")
+    return dtype

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from rlinf_comm._arrays import Refused
-from rlinf_comm._lowering import Encoding, lower, widen
 from rlinf_comm.errors import UnsupportedValueError
 
 _ALLOWED = (
@@ -18,9 +17,9 @@ _ALLOWED = (
 )
 
 
-def located(value: Any) -> UnsupportedValueError:
-    """The error for the first part of `value` that does not encode. Slow; only walked after a failure."""
-    path, reason = _first_refusal(value, "") or ("", "a value that changed while it was encoded")
+def located(value: Any, encode: Callable[[Any], Any]) -> UnsupportedValueError:
+    """The error for the first part of `value` that `encode` refuses. Slow; only walked after a failure."""
+    path, reason = _first_refusal(value, "", encode) or ("", "a value that changed while it was encoded")
     cause = reason.split(";")[0]
     advice = reason[len(cause) :]
     return UnsupportedValueError(f"{path or 'value'}: {cause} cannot cross a channel{advice}; allowed: {_ALLOWED}")
@@ -43,13 +42,13 @@ def _children(value: Any, path: str) -> list[tuple[str, Any]] | None:
     return [(prefix + name, getattr(value, name)) for name in names if hasattr(value, name)] or None
 
 
-def _first_refusal(value: Any, path: str) -> tuple[str, str] | None:
+def _first_refusal(value: Any, path: str, encode: Callable[[Any], Any]) -> tuple[str, str] | None:
     for child_path, child in _children(value, path) or ():
-        found = _first_refusal(child, child_path)
+        found = _first_refusal(child, child_path, encode)
         if found:
             return found
     try:
-        msgspec.msgpack.encode(widen(lower(value, Encoding())))
+        encode(value)
     except Refused as error:
         return path, str(error)
     except UnicodeEncodeError as error:

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from rlinf_comm import _C
-from rlinf_comm.codec import decode, encode
+from rlinf_comm import _C, codec
+from rlinf_comm._arrays import Refused
 from rlinf_comm.errors import (
     ChannelAborted,
     ChannelClosed,
@@ -182,13 +182,15 @@ class Channel:
         """
         if not (weight >= 0.0 and math.isfinite(weight)):
             raise ValueError(f"channel {self.name!r}: weight={weight}; finite and not negative")
-        encoded = encode(value)
         try:
-            outcome = self._native.put(encoded.header, encoded.buffers, key, weight, policy_version, timeout_s)
+            outcome = self._native.put(codec.NATIVE, value, key, weight, policy_version, timeout_s)
+        except (Refused, UnicodeEncodeError, RecursionError) as error:
+            raise codec.refusal(value, error) from None
         except ValueError as error:
             raise ValueError(f"channel {self.name!r}: {error}") from None
-        if outcome is not _DONE:
-            self._raise(outcome, f"put of {encoded.num_bytes} bytes with key {key}", timeout_s)
+        if outcome:
+            num_bytes = codec.encode(value).num_bytes
+            self._raise(_C.Outcome(outcome), f"put of {num_bytes} bytes with key {key}", timeout_s)
 
     def take(
         self,
@@ -221,20 +223,22 @@ class Channel:
             raise ValueError(f"channel {self.name!r}: max_weight={max_weight}; must not be negative")
         if keys is not None and len(keys) == 0:
             raise ValueError(f"channel {self.name!r}: keys=[] matches nothing; None takes any key")
-        outcome, raw_items = self._native.take(
-            min(max_items, _MAX_COUNT), min(min_items, _MAX_COUNT), max_weight, keys, timeout_s
-        )
-        if outcome is not _DONE:
+        try:
+            taken = self._native.take(
+                codec.NATIVE,
+                Item,
+                min(max_items, _MAX_COUNT),
+                min(min_items, _MAX_COUNT),
+                max_weight,
+                keys,
+                timeout_s,
+            )
+        except DecodeError as error:
+            raise DecodeError(f"channel {self.name!r}, {error}") from error
+        if isinstance(taken, int):
             wanted = f"take of {min(min_items, max_items)} items" + (f" with keys {list(keys)}" if keys else "")
-            self._raise(outcome, wanted, timeout_s)
-        items = []
-        for header, buffers, key, weight, policy_version, sequence, nbytes in raw_items:
-            try:
-                value = decode(header, buffers)
-            except DecodeError as error:
-                raise DecodeError(f"channel {self.name!r}, item {sequence}: {error}") from error
-            items.append(Item(value, key, weight, policy_version, sequence, nbytes))
-        return items
+            self._raise(_C.Outcome(taken), wanted, timeout_s)
+        return taken
 
     def __iter__(self) -> Iterator[Any]:
         """Values one by one, until the channel is closed and empty."""
@@ -303,6 +307,3 @@ class Channel:
             f"channel {self.name!r}: {what} not done within timeout_s={timeout_s}; {fill}; "
             f"{stats.num_closed} of {stats.num_producers} producers have closed"
         )
-
-
-_DONE = _C.Outcome.DONE

@@ -1,4 +1,4 @@
-"""Turns values into bytes and back without pickle: structure by msgspec (MessagePack), tensors and arrays beside it.
+"""Turns values into bytes and back without pickle: structure as MessagePack, tensors and arrays beside it.
 
     encode(value) -> Encoded(header, buffers)        decode(header, buffers) -> value
     pack(value) -> bytes                             unpack(blob) -> value
@@ -15,7 +15,8 @@ A class crosses by name, "module:qualname", and is imported by the receiver. Not
 Structs, so that bytes from a stranger cannot call a function of his choice (importing a module does run its body).
 
 Wire form. header = msgpack([classes, root]); a scalar stands for itself, a map for a dict, and every other node is an
-array whose first element is a tag (_lowering.py). Classes are listed once per item with the names of their fields.
+array whose first element is a tag (csrc/python/codec.h). Classes are listed once per item with the names of their
+fields. The walk over a value is native; _lowering.py and _lifting.py tell it about classes and rare values.
 """
 
 from __future__ import annotations
@@ -25,17 +26,40 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
+from rlinf_comm import _C, _arrays, _lifting, _lowering
 from rlinf_comm._arrays import Refused
-from rlinf_comm._lifting import Decoding, lift, resolve_classes
-from rlinf_comm._lowering import SCALARS, Encoding, lower, widen
 from rlinf_comm._refusal import located
 from rlinf_comm.errors import DecodeError, UnsupportedValueError
 
-_encode_msgpack = msgspec.msgpack.Encoder().encode
-_decode_msgpack = msgspec.msgpack.Decoder().decode
+
+def _decode_error(error: Exception, place: str) -> Exception:
+    """What to raise after `error`, met in the item `place`."""
+    prefix = f"{place}: " if place else ""
+    if isinstance(error, DecodeError):
+        made = DecodeError(f"{prefix}{error}")
+    elif isinstance(error, (IndexError, KeyError, TypeError, ValueError, RecursionError)):
+        made = DecodeError(f"{prefix}not an encoded value: {type(error).__name__}: {error}")
+    else:
+        return error
+    made.__cause__ = error
+    return made
+
+
+NATIVE = _C.Codec(
+    refused=Refused,
+    describe_class=_lowering.describe_class,
+    describe_tensor=_arrays.describe_tensor,
+    describe_array=_arrays.describe_array,
+    find_class=_lifting.find_class,
+    lift=_lifting.lift,
+    build_tensor=_arrays.build_tensor,
+    ndarray=np.ndarray,
+    find_dtype=_arrays.find_numpy_dtype,
+    torch_bridge=_arrays.torch_bridge,
+    decode_error=_decode_error,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,18 +83,17 @@ def encode(value: Any) -> Encoded:
     Raises:
         UnsupportedValueError: some part of it cannot cross; names the place, `samples[3].scorer: a function ...`.
     """
-    state = Encoding()
     try:
-        root = lower(value, state)
-        try:
-            header = _encode_msgpack([state.class_entries, root])
-        except OverflowError:
-            header = _encode_msgpack([state.class_entries, widen(root)])
-    except (Refused, UnicodeEncodeError):
-        raise located(value) from None
-    except RecursionError:
-        raise UnsupportedValueError("value: nested too deeply, or contains itself") from None
-    return Encoded(header, tuple(state.buffers))
+        return Encoded(*NATIVE.encode(value))
+    except (Refused, UnicodeEncodeError, RecursionError) as error:
+        raise refusal(value, error) from None
+
+
+def refusal(value: Any, error: Exception) -> UnsupportedValueError:
+    """What to raise after NATIVE.encode(value) has raised `error`."""
+    if isinstance(error, RecursionError):
+        return UnsupportedValueError("value: nested too deeply, or contains itself")
+    return located(value, NATIVE.encode)
 
 
 def decode(header: bytes | memoryview, buffers: Sequence[Any]) -> Any:
@@ -84,13 +107,7 @@ def decode(header: bytes | memoryview, buffers: Sequence[Any]) -> Any:
     Raises:
         DecodeError: no encoded value, or of a class that cannot be imported or may not be built.
     """
-    try:
-        entries, root = _decode_msgpack(header)
-        if type(root) in SCALARS:
-            return root
-        return lift(root, Decoding(buffers, resolve_classes(entries)))
-    except (msgspec.DecodeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise DecodeError(f"not an encoded value: {type(error).__name__}: {error}") from error
+    return NATIVE.decode(header, buffers)
 
 
 # --- one blob -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,120 @@
+// Values to bytes and back: the walk over a value, and over the header that describes it. rlinf_comm/codec.py tells
+// what crosses and what the wire form is; rare kinds of values (Enums, paths, views that need a copy) are described by
+// Python through the hooks.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "msgpack.h"
+#include "rlinf/comm/channel.h"
+#include "tensors.h"
+
+namespace rlinf::comm {
+
+// First element of each array in a header. Mirrored by rlinf_comm/_lowering.py.
+enum class Tag : int {
+  kList = 1,
+  kTuple = 3,
+  kBigInt = 4,
+  kDataclass = 5,
+  kStruct = 6,
+  kEnum = 7,
+  kFlag = 8,
+  kTensor = 10,
+  kNdarray = 11,
+  // All others: [tag, values...], understood by the Python hooks alone.
+};
+
+// A value in two parts, header and buffers; the owners keep the buffers alive.
+struct EncodedValue {
+  std::string header;
+  std::vector<ByteView> buffers;
+  std::vector<py::object> owners;
+};
+
+// The Python half. Each hook is called for the first value of a class, or for values that are rare.
+struct CodecHooks {
+  py::object refused;          // the exception for what cannot cross
+  py::object describe_class;   // class -> (tag, [name, fields...] or None, fields or None, lower or None)
+  py::object describe_tensor;  // tensor -> (owner, pointer, num_bytes, dtype)
+  py::object describe_array;   // the same
+  py::object find_class;       // (name, fields) -> (tag, class, build or None)
+  py::object lift;             // (tag, class or None, values) -> value
+  py::object build_tensor;     // (exporter, dtype, shape) -> tensor
+  py::object ndarray;          // numpy.ndarray
+  py::object find_dtype;       // text -> numpy.dtype
+  py::object torch_bridge;     // () -> (exchange API capsule or None, probes)
+  py::object decode_error;     // (exception, place) -> exception
+};
+
+// The buffers of an encoded value on their way back.
+class BufferSource {
+ public:
+  virtual ~BufferSource() = default;
+  // IndexError when there are not so many.
+  virtual OwnedBytes bytes(uint64_t index) = 0;
+  // An object with the buffer protocol, over the same bytes.
+  virtual py::object exporter(uint64_t index) = 0;
+};
+
+class Codec {
+ public:
+  explicit Codec(CodecHooks hooks) : hooks_(std::move(hooks)) {}
+
+  // Throws the `refused` exception, without the place of the offending part.
+  void encode(py::handle value, EncodedValue* encoded);
+  // `place` is named by the error for bytes that are no encoded value.
+  py::object decode(std::string_view header, BufferSource& buffers, std::string_view place);
+
+  // How to encode a class.
+  struct Lowering {
+    int tag;
+    py::object cls;                  // kept alive: the table is keyed by its address
+    std::string entry;               // [name, fields...] in MessagePack; empty: the class is not listed
+    std::vector<py::object> fields;  // names
+    py::object lower;                // value -> (tag, values...), for a rare class
+  };
+  // How to build a class.
+  struct Lifting {
+    int tag;
+    py::object cls;
+    std::vector<py::object> fields;
+    py::object build;  // values -> object; None: a dataclass whose fields are set one by one
+  };
+
+  const Lowering& lowering_of(PyTypeObject* type);
+  const Lifting& lifting_of(std::string_view entry);
+  py::object numpy_dtype(std::string_view name);
+  const TensorBridge& tensors();
+  const CodecHooks& hooks() const { return hooks_; }
+
+ private:
+  CodecHooks hooks_;
+  std::unordered_map<PyTypeObject*, std::unique_ptr<Lowering>> lowerings_;
+  std::unordered_map<std::string, std::unique_ptr<Lifting>> liftings_;  // by entry, as it stands in a header
+  std::unordered_map<std::string, py::object> numpy_dtypes_;
+  TensorBridge tensors_;
+  bool tensors_known_ = false;
+};
+
+// For containers: RecursionError at the interpreter's limit instead of a crash.
+class RecursionGuard {
+ public:
+  RecursionGuard() {
+    if (Py_EnterRecursiveCall(" in a value that crosses a process border") != 0) {
+      throw py::error_already_set();
+    }
+  }
+  ~RecursionGuard() { Py_LeaveRecursiveCall(); }
+  RecursionGuard(const RecursionGuard&) = delete;
+  RecursionGuard& operator=(const RecursionGuard&) = delete;
+};
+
+}  // namespace rlinf::comm
