@@ -77,6 +77,22 @@ class SpanTable:
         ]
 
 
+class _Wait:
+    """A context manager by hand: a generator's would cost more than the short waits in it."""
+
+    __slots__ = ("_waits", "_wait", "_lane")
+
+    def __init__(self, waits: dict[int, tuple[str, str, float]], wait: tuple[str, str, float]) -> None:
+        self._waits, self._wait = waits, wait
+        self._lane = threading.get_ident()
+
+    def __enter__(self) -> None:
+        self._waits[self._lane] = self._wait
+
+    def __exit__(self, *_: object) -> None:
+        del self._waits[self._lane]
+
+
 class WaitTable:
     """What the lanes of a process wait for right now; read by the heartbeat. Needs no lock: each lane sets and deletes
     its own entry, and `dict.copy` is one step of the interpreter."""
@@ -84,14 +100,9 @@ class WaitTable:
     def __init__(self) -> None:
         self._waits: dict[int, tuple[str, str, float]] = {}
 
-    @contextmanager
-    def waiting(self, waiter: str, target: str) -> Iterator[None]:
-        lane = threading.get_ident()
-        self._waits[lane] = (waiter, target, time.time())
-        try:
-            yield
-        finally:
-            del self._waits[lane]
+    def waiting(self, waiter: str, target: str) -> _Wait:
+        """The calling thread waits inside this block."""
+        return _Wait(self._waits, (waiter, target, time.time()))
 
     def current(self) -> list[tuple[str, str, float]]:
         return list(self._waits.copy().values())

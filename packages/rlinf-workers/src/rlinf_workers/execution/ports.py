@@ -62,6 +62,7 @@ class Reader(Generic[T]):
         self._next_key = port.partition
         self._closed = False
         self._keys = [port.partition] if port.num_partitions > 1 else None
+        self._target = f"channel {port.channel}"
 
     def __iter__(self) -> Iterator[list[T]]:
         while chunk := self._next_chunk():
@@ -94,7 +95,7 @@ class Reader(Generic[T]):
     def _wait_for(self, wanted: int) -> None:
         # In a cycle the item is never there yet: a look that fails would cost more than the pause.
         if self._port.of_own_turn or not self._gather(wanted, timeout_s=0.0):
-            with self._stage.waiting(f"channel {self._port.channel}", keeps_lease=self._port.of_own_turn):
+            with self._stage.waiting(self._target, keeps_lease=self._port.of_own_turn):
                 self._gather(wanted, timeout_s=None)
 
     def _gather(self, wanted: int, timeout_s: float | None) -> bool:

@@ -41,6 +41,7 @@ class StageRunner:
         self._worker = worker
         self._call = call
         self._spans = SpanTable(worker=worker.name, devices=worker.devices)
+        self._waiter = f"{worker.name} {call.stage}"
         self._inside = False
         self._holds_lock = False
         self._chunk: tuple[float, float, int] | None = None
@@ -145,7 +146,7 @@ class StageRunner:
                 self._worker.publish_weights(edge)
 
     def _waits(self, target: str) -> Any:
-        return self._worker._waits.waiting(f"{self._worker.name} {self._call.stage}", target)
+        return self._worker._waits.waiting(self._waiter, target)
 
     # -- two stages of one worker never compute at once --------------------------------------------------------------
 
