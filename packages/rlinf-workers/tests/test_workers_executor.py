@@ -76,8 +76,9 @@ def test_a_deadline_names_who_waits_for_what(tmp_path):
     )
     with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
+        executor.group("fault").call("current_waits")  # the process is up, and beats once a second
         with pytest.raises(StepTimeout, match="fault/0 starve waits for channel loop since"):
-            executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=3)
+            executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=6)
 
 
 def test_two_readers_of_one_channel_are_refused(tmp_path):

@@ -80,7 +80,7 @@ class SpanTable:
 class _Wait:
     """A context manager by hand: a generator's would cost more than the short waits in it."""
 
-    __slots__ = ("_waits", "_wait", "_lane")
+    __slots__ = ("_lane", "_wait", "_waits")
 
     def __init__(self, waits: dict[int, tuple[str, str, float]], wait: tuple[str, str, float]) -> None:
         self._waits, self._wait = waits, wait
