@@ -11,7 +11,6 @@ import torch
 from rlinf_comm import LayoutError, PeerLost, WeightMismatchError, WeightTimeout, pack, unpack
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.weights import (
-    Block,
     Box,
     Layout,
     TensorSpec,
@@ -46,7 +45,7 @@ def slices(box):
 
 
 def shard(layout, rank, full=FULL):
-    return {block.name: full[block.name][slices(block.box)].clone() for block in layout.ranks[rank]}
+    return {block.name: full[block.name][slices(block.box)].clone() for block in layout.ranks[rank].blocks}
 
 
 def blank(layout, rank):
@@ -283,7 +282,7 @@ def test_all_senders_and_all_receivers_count():
 
 def test_a_rank_without_blocks_has_nothing_to_do():
     specs = {"w": TensorSpec((4,), "float32")}
-    src = Layout(specs, ((Block("w", Box((0,), (4,))),), ()))
+    src = Layout.of_boxes(specs, [{"w": Box((0,), (4,))}, {}])
     _, senders, (receiver,) = connect(src, Layout.replicated(specs, 1))
     assert senders[1].publish({}, 0).num_bytes == 0
     senders[0].publish({"w": torch.ones(4)}, 0)
@@ -303,7 +302,7 @@ def test_weights_cross_processes(start_peer):
     receivers = [WeightReceiver(store, unpack(pack(reshard)), rank) for rank in range(2)]
     for version in range(6):
         for rank, receiver in enumerate(receivers):
-            tensors = {block.name: torch.zeros(block.box.shape, dtype=torch.int64) for block in dst.ranks[rank]}
+            tensors = {block.name: torch.zeros(block.box.shape, dtype=torch.int64) for block in dst.ranks[rank].blocks}
             receiver.receive(tensors, version, timeout_s=HANG_S)
             assert tensors["w"].eq(version).all()
             assert tensors["b"].eq(-version).all()
