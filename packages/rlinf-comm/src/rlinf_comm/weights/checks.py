@@ -1,4 +1,4 @@
-"""What cannot be in a layout: blocks outside of their tensor or buffer, or on top of each other; elements stored twice."""
+"""What cannot be in a layout: blocks outside of their tensor or buffer, or on top of each other; doubles."""
 
 from __future__ import annotations
 

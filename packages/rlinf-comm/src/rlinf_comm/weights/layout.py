@@ -190,7 +190,8 @@ class Layout:
         ranks = (RankLayout.of_boxes({"w": Box((0, 0), (3, 4))}, specs),
                  RankLayout.of_boxes({"w": Box((3, 0), (2, 4))}, specs))
     Ranks may store the same box (replicas) or overlapping ones, or nothing of a tensor (pipeline stages). One rank
-    stores each element at most once, and no two blocks of a buffer share memory, except for one box under two names (tied).
+    stores each element at most once, and no two blocks of a buffer share memory, except for one box under two names
+    (tied).
 
     Raises:
         LayoutError: at once, for anything that cannot be; it names the tensor and the rank.

@@ -161,7 +161,9 @@ class ReshardPlan:
         table = self.table.select(wanted)
         sources = self.src_buffers if src_rank is None else (self.src_buffers[src_rank],)
         first = _first_numbers(self.src_buffers)
-        src_buffer = table.src_buffer + (first[table.src_rank] if src_rank is None else 0)
+        src_buffer = table.src_buffer.astype(np.int64)
+        if src_rank is None:
+            src_buffer += first[table.src_rank]
         return copy_table(table, src_buffer, _dtypes(sources), _dtypes((self.dst_buffers[dst_rank],)))
 
     # --- for people ---------------------------------------------------------------------------------------------------
