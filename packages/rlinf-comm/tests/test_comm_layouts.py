@@ -66,7 +66,7 @@ def megatron_cases(draw, shape):
 
 def make_megatron(shape, case, dtype=None):
     names = {"etp": "expert_tp", "te": "transformer_engine"}
-    arguments: dict[str, Any] = {names.get(key, key): value for key, value in case.items()}
+    arguments: dict[str, Any] = {str(names.get(key, key)): value for key, value in case.items()}
     return megatron(shape, **arguments, dtype=dtype)
 
 
@@ -78,7 +78,7 @@ def merged_cases(draw, shape):
 
 
 def make_merged(shape, case, dtype=None):
-    arguments: dict[str, Any] = {{"etp": "expert_tp"}.get(key, key): value for key, value in case.items()}
+    arguments: dict[str, Any] = {"expert_tp" if key == "etp" else key: value for key, value in case.items()}
     return merged(shape, **arguments, dtype=dtype)
 
 
@@ -166,8 +166,10 @@ def test_huggingface_to_merged_and_back(data, fused_experts, back):
         check_reshard(whole, parts, [rank, rank], merged_ranks)
 
 
-SMALL = TransformerShape(num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=2, vocab=11, intermediate=8,
-                         num_experts=4, expert_intermediate=4, dense_layers=(1,), qk_norm=True, qkv_bias=True)  # fmt: skip
+SMALL = TransformerShape(
+    num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=2, vocab=11, intermediate=8, num_experts=4,
+    expert_intermediate=4, dense_layers=(1,), qk_norm=True, qkv_bias=True,
+)  # fmt: skip
 LAYOUTS = {
     "huggingface": huggingface(SMALL, 2, fused_experts=True, dtype="float32"),
     "merged": merged(SMALL, tp=4, ep=2),
