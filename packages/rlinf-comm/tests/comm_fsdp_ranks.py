@@ -5,12 +5,13 @@ Each writes what it holds, and its layout, to STORE.RANK.
 
 import pathlib
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from rlinf_comm import pack
 from rlinf_comm.weights.layouts import TransformerShape, fsdp2, huggingface, local_shards
@@ -36,9 +37,10 @@ def fill(model):
 
 
 def moe_config():
-    from transformers import Qwen3MoeConfig
+    import transformers
 
-    return Qwen3MoeConfig(
+    config_class: Any = transformers.Qwen3MoeConfig
+    return config_class(
         hidden_size=6, intermediate_size=10, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
         head_dim=3, vocab_size=11, num_experts=3, moe_intermediate_size=4, mlp_only_layers=[1],
         tie_word_embeddings=True,
@@ -74,7 +76,7 @@ def build(case, world):
         for name in ("table", "first.weight", "first.bias", "inner.weight", "inner.bias"):
             *path, leaf = name.split(".")
             owner = model.get_submodule(".".join(path))
-            placements = [Shard(0) if name == "table" else torch.distributed.tensor.Replicate()]
+            placements = [Shard(0) if name == "table" else Replicate()]
             sharded = distribute_tensor(getattr(owner, leaf).data, grid["tensor"], placements)
             setattr(owner, leaf, torch.nn.Parameter(sharded))
         fully_shard(model, mesh=grid["data"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -51,7 +52,7 @@ def _span(table: BlockTable) -> tuple[Int64s, Int64s]:
 
 
 def _check_inside_buffer(table: BlockTable) -> None:
-    sizes = np.array([int(np.prod(shape, dtype=np.int64)) for shape in table.buffer_shapes], np.int64)
+    sizes = np.array([math.prod(shape) for shape in table.buffer_shapes], np.int64)
     first, last = _span(table)
     wrong = (table.num_elements > 0) & ((first < 0) | (last >= sizes[table.global_buffer]))
     if wrong.any():

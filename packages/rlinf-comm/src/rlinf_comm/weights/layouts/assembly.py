@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 
@@ -27,8 +28,7 @@ class RankAssembly:
         dtype = self._dtype
         for name, box in parts:
             dtype = stored_dtype(self._specs[name].dtype, self._dtype)
-            strides = tuple(math.prod(box.shape[dim + 1 :]) for dim in range(len(box.shape)))
-            self._blocks.append(Block(name, box, buffer, offset, strides))
+            self._blocks.append(Block(name, box, buffer, offset, _dense_strides(box.shape)))
             offset += box.num_elements
         assert dtype is not None, f"{buffer} has no parts, and so no dtype"
         self._buffers[buffer] = BufferSpec(shape, dtype)
@@ -65,11 +65,17 @@ class RankAssembly:
         return RankLayout(self._buffers, tuple(self._blocks))
 
 
+@functools.lru_cache(maxsize=4096)  # all experts of all layers have the same
 def interval(shape: tuple[int, ...], dim: int, first: int, length: int) -> Box:
     """All of a tensor but for one dimension."""
     start = [0] * len(shape)
     start[dim] = first
     return Box(tuple(start), (*shape[:dim], length, *shape[dim + 1 :]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def rounded_up(number: int, multiple: int) -> int:
