@@ -122,7 +122,7 @@ def publish(store_address: Any, plan: Any, src_rank: int, num_versions: int) -> 
     from rlinf_comm.weights import WeightSender, WeightStore
 
     sender = WeightSender(WeightStore.open(store_address), plan, src_rank)
-    shapes = {block.name: block.box.shape for block in plan.src.ranks[src_rank]}
+    shapes = {name: buffer.shape for name, buffer in plan.src_buffers[src_rank].items()}
     ready()
     for version in range(num_versions):
         sender.publish({"w": torch.full(shapes["w"], version), "b": torch.full(shapes["b"], -version)}, version)

@@ -10,6 +10,7 @@ import pytest
 
 from rlinf_comm import pack
 
+sys.path.append(str(pathlib.Path(__file__).parent))  # for comm_references.py
 PEERS = pathlib.Path(__file__).with_name("comm_peers.py")
 HANG_S = 60.0
 

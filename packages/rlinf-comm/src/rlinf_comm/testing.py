@@ -1,10 +1,14 @@
-"""For your own tests: bitwise comparison, and checks that any channel implementation must pass.
+"""For your own tests: bitwise comparison, and checks that any channel implementation and any layout must pass.
 
 assert_bitwise_equal(served, trained)
 
 @pytest.mark.parametrize("check", CHANNEL_CHECKS, ids=lambda check: check.__name__)
 def test_my_channel_conforms(check):
     check(MyChannel.create)
+
+@pytest.mark.parametrize("check", LAYOUT_CHECKS, ids=lambda check: check.__name__)
+def test_my_layout_conforms(check):
+    check(my_layout(tp=2))
 """
 
 from __future__ import annotations
@@ -17,7 +21,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlinf_comm._arrays import tensor_types
+from rlinf_comm._layout_checks import LAYOUT_CHECKS, execute_copies
 from rlinf_comm.errors import ChannelAborted, ChannelClosed, ChannelTimeout
+
+__all__ = ["assert_bitwise_equal", "ChannelLike", "CHANNEL_CHECKS", "LAYOUT_CHECKS", "execute_copies"]
 
 _HANG_S = 20.0
 """A check that takes longer has found a hang."""

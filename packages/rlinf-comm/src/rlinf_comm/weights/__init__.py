@@ -1,7 +1,7 @@
 """Weights from one sharding to another, between processes, with proof that they arrived.
 
-    layout.py   canonical tensors, boxes, layouts
-    plan.py     the intersection of two layouts: which box goes where
+    layout.py   canonical tensors, boxes, layouts (table.py: the same in numpy; checks.py: what cannot be)
+    plan.py     the intersection of two layouts: which box goes where (sharing.py, coalesce.py)
     digest.py   additive digests of shards
     store.py    the shared-memory executor, with sender.py and receiver.py
 
@@ -17,8 +17,8 @@ A sync in six lines, the two halves in different processes:
 from __future__ import annotations
 
 from rlinf_comm.weights.digest import DIGEST_MODULUS, tensor_digest
-from rlinf_comm.weights.layout import Block, Box, Layout, TensorSpec, specs_of
-from rlinf_comm.weights.plan import Move, Piece, ReshardPlan, plan
+from rlinf_comm.weights.layout import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec, specs_of
+from rlinf_comm.weights.plan import Move, MoveTable, Piece, ReshardPlan, plan
 from rlinf_comm.weights.receiver import WeightReceiver
 from rlinf_comm.weights.sender import WeightSender
 from rlinf_comm.weights.store import SyncReport, WeightStore, WeightStoreAddress
@@ -26,10 +26,13 @@ from rlinf_comm.weights.store import SyncReport, WeightStore, WeightStoreAddress
 __all__ = [
     "TensorSpec",
     "Box",
+    "BufferSpec",
     "Block",
+    "RankLayout",
     "Layout",
     "specs_of",
     "Move",
+    "MoveTable",
     "Piece",
     "ReshardPlan",
     "plan",

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from rlinf_comm import _C
 from rlinf_comm.errors import LayoutError
-from rlinf_comm.weights.layout import Box, TensorSpec
-from rlinf_comm.weights.region import Region, region_of
+from rlinf_comm.weights.layout import Box, BufferSpec, TensorSpec
+from rlinf_comm.weights.region import Region, check_tensor, region_of
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,8 @@ def tensor_digest(tensor: torch.Tensor, *, box: Box, spec: TensorSpec) -> int:
     """
     if box.intersect(spec.whole) != box and box.num_elements:
         raise LayoutError(f"the box {box} is not inside the shape {spec.shape}")
-    return region_digest(region_of("tensor", tensor, box, spec), box, spec)
+    check_tensor("tensor", tensor, BufferSpec(box.shape, spec.dtype))
+    return region_digest(region_of(tensor), box, spec)
 
 
 def region_digest(region: Region, box: Box, spec: TensorSpec) -> int:

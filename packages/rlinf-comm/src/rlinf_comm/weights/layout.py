@@ -1,14 +1,21 @@
-"""Where the parts of each tensor lie: canonical tensors, boxes of them, and which rank stores which box."""
+"""Where the parts of each tensor lie: canonical tensors, boxes of them, and the buffers in which each rank stores them.
+
+Every way to store a model is a list of blocks: FSDP shards, Megatron's fused and interleaved parameters, the merged
+ones of the inference engines (layouts/ has builders for these), or your own.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlinf_comm._arrays import dtype_name, dtype_named
 from rlinf_comm.errors import LayoutError
+from rlinf_comm.weights.checks import check_blocks
+from rlinf_comm.weights.table import CASTABLE, BlockTable, tabulate
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +48,7 @@ class TensorSpec:
     @property
     def index_strides(self) -> tuple[int, ...]:
         """Steps in the flat row-major index, one for each dimension."""
-        return tuple(math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape)))
+        return _row_major(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,80 +111,155 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """What one rank stores of one canonical tensor."""
+class BufferSpec:
+    """A tensor that a rank really stores: perhaps fused of several canonical ones, padded, or of another dtype."""
 
-    name: str
-    box: Box
+    shape: tuple[int, ...]
+    dtype: str
+    """As in torch. It may differ from the canonical dtype among float32, bfloat16 and float16 only."""
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Row-major, in elements."""
+        return _row_major(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Where one box of a canonical tensor lies in a buffer.
+
+    Example: the rows 4:8 of a canonical [8, 6] tensor, transposed in the right half of a [6, 8] buffer:
+        Block("w", Box((4, 0), (4, 6)), buffer="fused", offset=4, strides=(1, 8))
+    """
+
+    name: str
+    """Of the canonical tensor."""
+    box: Box
+    buffer: str
+    offset: int
+    """Of the box's first element in the buffer, counted in elements, row-major."""
+    strides: tuple[int, ...]
+    """Elements of the buffer from one index to the next, for each dimension of the box."""
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """What one rank stores. Elements of a buffer that no block covers (padding) are neither read nor written.
+
+    Example: q [4, 6] and k [2, 6] of a rank, stacked in one [8, 6] buffer with two rows of padding:
+        RankLayout({"qkv": BufferSpec((8, 6), "bfloat16")},
+                   (Block("q", Box((0, 0), (4, 6)), "qkv", 0, (6, 1)),
+                    Block("k", Box((0, 0), (2, 6)), "qkv", 24, (6, 1))))
+    """
+
+    buffers: Mapping[str, BufferSpec]
+    """By name; kept and counted in the order of the names."""
+    blocks: tuple[Block, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "buffers", dict(sorted(self.buffers.items())))
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+
+    @classmethod
+    def of_boxes(
+        cls, boxes: Mapping[str, Box], specs: Mapping[str, TensorSpec], dtype: str | None = None
+    ) -> RankLayout:
+        """One box of each canonical tensor, each in a dense buffer of its own that has the tensor's name.
+
+        With `dtype` the tensors of a floating-point dtype are stored in that one.
+        """
+        buffers, blocks = {}, []
+        for name, box in boxes.items():
+            if name not in specs:
+                raise LayoutError(f"{name}: a rank stores it, but the layout has no such tensor")
+            buffers[name] = BufferSpec(box.shape, stored_dtype(specs[name].dtype, dtype))
+            blocks.append(Block(name, box, name, 0, _row_major(box.shape)))
+        return cls(buffers, tuple(blocks))
+
+
+@dataclass(frozen=True)
 class Layout:
-    """All canonical tensors, and the block that each rank stores of each.
+    """All canonical tensors, and what each rank stores of them.
 
     Example: "w" of shape (5, 4) over 2 ranks, even shards of dimension 0:
         specs = {"w": TensorSpec((5, 4), "float32")}
-        ranks = ((Block("w", Box((0, 0), (3, 4))),),
-                 (Block("w", Box((3, 0), (2, 4))),))
-    Ranks may store the same box (replicas) or overlapping ones, or nothing of a tensor (pipeline stages). A rank stores
-    at most one block of a tensor, as a tensor of the box's shape, under the canonical name.
+        ranks = (RankLayout.of_boxes({"w": Box((0, 0), (3, 4))}, specs),
+                 RankLayout.of_boxes({"w": Box((3, 0), (2, 4))}, specs))
+    Ranks may store the same box (replicas) or overlapping ones, or nothing of a tensor (pipeline stages). One rank
+    stores each element at most once, and no two blocks of a buffer share memory, except for one box under two names
+    (tied).
+
+    Raises:
+        LayoutError: at once, for anything that cannot be; it names the tensor and the rank.
     """
 
     specs: Mapping[str, TensorSpec]
-    ranks: tuple[tuple[Block, ...], ...]
+    ranks: tuple[RankLayout, ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "specs", dict(self.specs))
-        object.__setattr__(self, "ranks", tuple(tuple(blocks) for blocks in self.ranks))
+        object.__setattr__(self, "ranks", tuple(self.ranks))
         if not self.ranks:
             raise LayoutError("a layout needs at least one rank")
-        for rank, blocks in enumerate(self.ranks):
-            seen = set()
-            for block in blocks:
-                self._check_block(block, rank)
-                if block.name in seen:
-                    raise LayoutError(f"{block.name}: rank {rank} stores two blocks of it; at most one is allowed")
-                seen.add(block.name)
+        check_blocks(self.table)
 
-    def _check_block(self, block: Block, rank: int) -> None:
-        spec = self.specs.get(block.name)
-        if spec is None:
-            raise LayoutError(f"{block.name}: rank {rank} stores it, but the layout has no such tensor")
-        box = block.box
-        fits = len(box.start) == len(box.shape) == len(spec.shape) and all(
-            first >= 0 and length >= 0 and first + length <= size
-            for first, length, size in zip(box.start, box.shape, spec.shape, strict=False)
-        )
-        if not fits:
-            raise LayoutError(f"{block.name}: the box {box} of rank {rank} is not inside the shape {spec.shape}")
+    @cached_property
+    def table(self) -> BlockTable:
+        """The same as numpy arrays, which checks and plans work on."""
+        return tabulate(self)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256, hexadecimal: equal for layouts that store the same in the same places."""
+        return self.table.digest()
 
     @property
     def num_ranks(self) -> int:
         return len(self.ranks)
 
     @classmethod
-    def replicated(cls, specs: Mapping[str, TensorSpec], num_ranks: int) -> Layout:
-        """Every rank stores all of every tensor."""
-        blocks = tuple(Block(name, spec.whole) for name, spec in specs.items())
-        return cls(specs, (blocks,) * num_ranks)
+    def of_boxes(
+        cls, specs: Mapping[str, TensorSpec], ranks: Iterable[Mapping[str, Box]], dtype: str | None = None
+    ) -> Layout:
+        """Each rank stores one box of some canonical tensors, dense, under their names; see RankLayout.of_boxes."""
+        return cls(specs, tuple(RankLayout.of_boxes(boxes, specs, dtype) for boxes in ranks))
 
     @classmethod
-    def sharded(cls, specs: Mapping[str, TensorSpec], num_ranks: int, dim: int = 0) -> Layout:
+    def replicated(cls, specs: Mapping[str, TensorSpec], num_ranks: int, dtype: str | None = None) -> Layout:
+        """Every rank stores all of every tensor; floating-point ones in `dtype`, when it is given."""
+        rank = RankLayout.of_boxes({name: spec.whole for name, spec in specs.items()}, specs, dtype)
+        return cls(specs, (rank,) * num_ranks)
+
+    @classmethod
+    def sharded(cls, specs: Mapping[str, TensorSpec], num_ranks: int, dim: int = 0, dtype: str | None = None) -> Layout:
         """Every tensor cut evenly along `dim`; the first ranks get one row more where it does not divide.
 
         A rank past the length of the dimension stores nothing of that tensor. Tensors without that dimension are
-        replicated. A negative `dim` counts from the end.
+        replicated. A negative `dim` counts from the end. Floating-point tensors are stored in `dtype`, if it is given.
         """
-        ranks: list[list[Block]] = [[] for _ in range(num_ranks)]
+        ranks: list[dict[str, Box]] = [{} for _ in range(num_ranks)]
         for name, spec in specs.items():
             axis = dim + len(spec.shape) if dim < 0 else dim
             if 0 <= axis < len(spec.shape):
                 boxes = list(spec.whole.split(axis, num_ranks))
             else:
                 boxes = [spec.whole] * num_ranks
-            for blocks, box in zip(ranks, boxes, strict=False):
-                blocks.append(Block(name, box))
-        return cls(specs, tuple(map(tuple, ranks)))
+            for stored, box in zip(ranks, boxes, strict=False):
+                stored[name] = box
+        return cls.of_boxes(specs, ranks, dtype)
+
+
+def stored_dtype(canonical: str, wanted: str | None) -> str:
+    """`wanted` for tensors of a floating-point dtype that can be cast, the canonical dtype for all others."""
+    return wanted if wanted is not None and canonical in CASTABLE else canonical
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def specs_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:

@@ -1,21 +1,35 @@
 """Which box goes from which rank to which: the intersection of two layouts.
 
-Every destination byte arrives exactly once, straight from a rank that stores it. Where several ranks store the same box
-they share it, so that none of them becomes the bottleneck.
+Every destination element arrives exactly once, straight from a rank that stores it to its place, in either direction.
+Where several ranks store the same box they share it (sharing.py). A plan is made once for two layouts and then kept:
+only addresses change from one sync to the next.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from rlinf_comm.codec import pack
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_comm.copies import CopyTable
 from rlinf_comm.errors import LayoutError
-from rlinf_comm.weights.layout import Box, Layout, TensorSpec
+from rlinf_comm.weights.coalesce import copy_table
+from rlinf_comm.weights.layout import Box, BufferSpec, Layout, TensorSpec
+from rlinf_comm.weights.sharing import Shares, share_out
+from rlinf_comm.weights.table import BlockTable, Int32s, Int64s
 
-_MIN_SHARED_BYTES = 64 << 10
-"""A box below this is not cut up among its replicas: the cost of a move is no longer its bytes."""
+_VERSION = b"rlinf reshard plan 1"
+"""Of the way plans are made: processes with equal plan digests do the same."""
+_NUM_KEPT = 8
+"""Plans in the cache: a run has one for each pair of roles."""
+_MAX_PAIRS = 1 << 21
+"""Pairs of boxes that are intersected at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,69 +44,223 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box that a source rank hands out once, to every rank that needs exactly this box."""
+    """A box that a source rank hands out once, to every rank that needs exactly this box in this dtype."""
 
     name: str
     box: Box
     src_rank: int
+    dtype: str
+    """Of the destination."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
+class MoveTable:
+    """m moves, sorted by tensor, destination, source and start; boxes have leading dimensions of length 1 up to D."""
+
+    tensor: Int32s
+    """[m] in the order of the names."""
+    src_rank: Int32s
+    dst_rank: Int32s
+    src_buffer: Int32s
+    """[m] counted in its rank."""
+    dst_buffer: Int32s
+    start: Int64s
+    """[m, D] in the canonical tensor."""
+    length: Int64s
+    """[m, D]"""
+    src_offset: Int64s
+    """[m] elements"""
+    dst_offset: Int64s
+    src_strides: Int64s
+    """[m, D] elements"""
+    dst_strides: Int64s
+    tied: NDArray[np.bool_]
+    """[m] into the memory of another name, which has its own move."""
+
+    def select(self, rows: NDArray[np.bool_]) -> MoveTable:
+        return MoveTable(**{name: column[rows] for name, column in vars(self).items()})
+
+
+@dataclass(frozen=True, eq=False)
 class ReshardPlan:
     """All moves from one layout to another. Plain values that cross a channel; built once per pair of layouts."""
 
-    src: Layout
-    dst: Layout
-    moves: tuple[Move, ...]
-    """Sorted by tensor, destination, source and box."""
+    specs: dict[str, TensorSpec]
+    """The canonical tensors, sorted by name."""
+    src_buffers: tuple[dict[str, BufferSpec], ...]
+    """For each source rank, in the order of the names: what the buffer numbers count."""
+    dst_buffers: tuple[dict[str, BufferSpec], ...]
+    table: MoveTable
+    min_num_bytes: int
+    """The least that any plan can move: what the destination's blocks hold, each element once; `num_bytes` is that."""
     digest: str
-    """SHA-256 of everything above, hexadecimal: two processes with equal digests have equal plans."""
+    """SHA-256 of the two layouts, hexadecimal: two processes with equal digests have equal plans."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ReshardPlan) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @property
+    def num_src_ranks(self) -> int:
+        return len(self.src_buffers)
+
+    @property
+    def num_dst_ranks(self) -> int:
+        return len(self.dst_buffers)
+
+    # --- bytes --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def bytes_of_moves(self) -> Int64s:
+        """[m] bytes that arrive, in the destination's dtype."""
+        return self.table.length.prod(axis=1) * element_bytes(self.dst_buffers)[self._dst_numbers]
 
     @property
     def num_bytes(self) -> int:
         """That arrive, summed over destination ranks."""
-        return sum(self.bytes_by_pair.values())
+        return int(self.bytes_of_moves[~self.table.tied].sum())
 
     @property
     def bytes_by_pair(self) -> dict[tuple[int, int], int]:
         """Bytes for each (source rank, destination rank) that exchange any."""
-        totals: dict[tuple[int, int], int] = defaultdict(int)
-        for move in self.moves:
-            totals[move.src_rank, move.dst_rank] += self.bytes_of(move)
+        moving = ~self.table.tied
+        pairs = self.table.src_rank[moving] * self.num_dst_ranks + self.table.dst_rank[moving].astype(np.int64)
+        totals = np.zeros(self.num_src_ranks * self.num_dst_ranks, np.int64)
+        np.add.at(totals, pairs, self.bytes_of_moves[moving])
+        return {divmod(int(pair), self.num_dst_ranks): int(totals[pair]) for pair in np.flatnonzero(totals)}
+
+    def bytes_by_link(self, node_of_src: Sequence[str], node_of_dst: Sequence[str]) -> dict[tuple[str, str], int]:
+        """Bytes for each (source node, destination node) that exchange any, given the node of every rank."""
+        for nodes, num_ranks in ((node_of_src, self.num_src_ranks), (node_of_dst, self.num_dst_ranks)):
+            if len(nodes) != num_ranks:
+                raise ValueError(f"{len(nodes)} nodes for {num_ranks} ranks; give the node of every rank")
+        totals: dict[tuple[str, str], int] = defaultdict(int)
+        for (src_rank, dst_rank), num_bytes in self.bytes_by_pair.items():
+            totals[node_of_src[src_rank], node_of_dst[dst_rank]] += num_bytes
         return dict(totals)
 
-    @property
+    # --- for executors ------------------------------------------------------------------------------------------------
+
+    def copies(self, *, dst_rank: int, src_rank: int | None = None) -> CopyTable:
+        """The copies that fill the buffers of a destination rank, from one source rank or from all.
+
+        `dst_buffer` counts the destination's buffers in the order of their names (`dst_buffers[dst_rank]`),
+        `src_buffer` those of `src_rank`, or, without one, those of all source ranks one after the other. Copies that
+        continue each other are one; they come in the order of the source's memory.
+        """
+        if not 0 <= dst_rank < self.num_dst_ranks or not 0 <= (src_rank or 0) < self.num_src_ranks:
+            raise LayoutError(
+                f"no copies from source rank {src_rank} to destination rank {dst_rank}: the plan is for "
+                f"{self.num_src_ranks} source and {self.num_dst_ranks} destination ranks"
+            )
+        wanted = (self.table.dst_rank == dst_rank) & ~self.table.tied
+        if src_rank is not None:
+            wanted &= self.table.src_rank == src_rank
+        table = self.table.select(wanted)
+        sources = self.src_buffers if src_rank is None else (self.src_buffers[src_rank],)
+        first = _first_numbers(self.src_buffers)
+        src_buffer = table.src_buffer.astype(np.int64)
+        if src_rank is None:
+            src_buffer += first[table.src_rank]
+        return copy_table(table, src_buffer, _dtypes(sources), _dtypes((self.dst_buffers[dst_rank],)))
+
+    # --- for people ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def moves(self) -> tuple[Move, ...]:
+        """All moves as records, in the order of the table."""
+        table, names = self.table, tuple(self.specs)
+        num_dims = [len(spec.shape) for spec in self.specs.values()]
+        size = table.start.shape[1]
+        columns = (table.tensor, table.start, table.length, table.src_rank, table.dst_rank)
+        return tuple(
+            Move(names[tensor], _box(start, length, size - num_dims[tensor]), src_rank, dst_rank)
+            for tensor, start, length, src_rank, dst_rank in zip(*(column.tolist() for column in columns), strict=True)
+        )
+
+    @cached_property
+    def piece_of_moves(self) -> tuple[Piece, ...]:
+        """What each move takes; several moves to different ranks may take the same piece."""
+        dtypes = _dtypes(self.dst_buffers)
+        return tuple(
+            Piece(move.name, move.box, move.src_rank, dtypes[number])
+            for move, number in zip(self.moves, self._dst_numbers.tolist(), strict=True)
+        )
+
+    @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """What the sources hand out, each once however many destinations it has; in the order of the moves."""
-        return tuple(dict.fromkeys(Piece(move.name, move.box, move.src_rank) for move in self.moves))
+        return tuple(dict.fromkeys(self.piece_of_moves))
 
-    def bytes_of(self, part: Move | Piece) -> int:
-        return part.box.num_elements * self.src.specs[part.name].element_bytes
+    @cached_property
+    def _dst_numbers(self) -> Int64s:
+        """[m] destination buffer, counted over all ranks."""
+        return _first_numbers(self.dst_buffers)[self.table.dst_rank] + self.table.dst_buffer
+
+
+def _box(start: list[int], length: list[int], num_padded: int) -> Box:
+    return Box(tuple(start[num_padded:]), tuple(length[num_padded:]))
+
+
+def _first_numbers(ranks: Sequence[dict[str, BufferSpec]]) -> Int64s:
+    """Where the buffers of each rank begin, when they are counted over all ranks."""
+    return np.cumsum([0, *map(len, ranks)], dtype=np.int64)
+
+
+def _dtypes(ranks: Sequence[dict[str, BufferSpec]]) -> list[str]:
+    return [buffer.dtype for buffers in ranks for buffer in buffers.values()]
+
+
+def element_bytes(ranks: Sequence[dict[str, BufferSpec]]) -> Int64s:
+    """Of every buffer, counted over all ranks."""
+    return _sizes(_dtypes(ranks))
+
+
+def _sizes(dtypes: Sequence[str]) -> Int64s:
+    known = {dtype: TensorSpec((), dtype).element_bytes for dtype in set(dtypes)}
+    return np.array([known[dtype] for dtype in dtypes], np.int64)
+
+
+# --- making a plan ----------------------------------------------------------------------------------------------------
+
+_kept: OrderedDict[str, ReshardPlan] = OrderedDict()
+_kept_lock = threading.Lock()
 
 
 def plan(src: Layout, dst: Layout) -> ReshardPlan:
-    """Plans the way from `src` to `dst`.
+    """Plans the way from `src` to `dst`. The last few plans are kept, and given again for equal layouts.
 
     Raises:
         LayoutError: a tensor is only in one of them, differs in shape or dtype, or the source stores not all that the
             destination needs; names the tensor.
     """
+    digest = hashlib.sha256(_VERSION + bytes.fromhex(src.digest) + bytes.fromhex(dst.digest)).hexdigest()
+    with _kept_lock:
+        if digest in _kept:
+            _kept.move_to_end(digest)
+            return _kept[digest]
     _check_same_tensors(src, dst)
-    owners = _share_out(src)
-    moves = []
-    for dst_rank, blocks in enumerate(dst.ranks):
-        for block in blocks:
-            moves += _moves_to(block.name, block.box, dst_rank, owners[block.name])
-    ordered = tuple(sorted(moves, key=lambda move: (move.name, move.dst_rank, move.src_rank, move.box.start)))
-    digest = hashlib.sha256(pack([_plain(src), _plain(dst), ordered])).hexdigest()
-    return ReshardPlan(src, dst, ordered, digest)
-
-
-def _plain(layout: Layout) -> list[object]:
-    return [dict(sorted(layout.specs.items())), layout.ranks]
+    made = ReshardPlan(
+        specs=dict(sorted(src.specs.items())),
+        src_buffers=tuple(dict(rank.buffers) for rank in src.ranks),
+        dst_buffers=tuple(dict(rank.buffers) for rank in dst.ranks),
+        table=_moves(src.table, dst.table),
+        min_num_bytes=_num_stored_bytes(dst.table),
+        digest=digest,
+    )
+    with _kept_lock:
+        _kept[digest] = made
+        while len(_kept) > _NUM_KEPT:
+            _kept.popitem(last=False)
+    return made
 
 
 def _check_same_tensors(src: Layout, dst: Layout) -> None:
+    there, here = src.table, dst.table
+    if (there.names, there.dtypes) == (here.names, here.dtypes) and np.array_equal(there.shapes, here.shapes):
+        return
     for name in sorted(src.specs.keys() | dst.specs.keys()):
         there, here = src.specs.get(name), dst.specs.get(name)
         if there is None:
@@ -105,60 +273,86 @@ def _check_same_tensors(src: Layout, dst: Layout) -> None:
             raise LayoutError(f"{name}: the dtype is {there.dtype} at the source and {here.dtype} at the destination")
 
 
-def _share_out(layout: Layout) -> dict[str, list[tuple[Box, int]]]:
-    """For each tensor disjoint boxes with the rank that hands each out: together, all that is stored of the tensor."""
-    holders: dict[str, dict[Box, list[int]]] = {name: defaultdict(list) for name in layout.specs}
-    for rank, blocks in enumerate(layout.ranks):
-        for block in blocks:
-            holders[block.name][block.box].append(rank)
-    loads = [0] * layout.num_ranks
-    owners: dict[str, list[tuple[Box, int]]] = {}
-    # Large tensors first: the small ones then fill up what is uneven.
-    for name in sorted(layout.specs, key=lambda name: (-layout.specs[name].num_bytes, name)):
-        owners[name] = []
-        covered: list[Box] = []
-        for box, ranks in holders[name].items():
-            pieces = [box] if box.num_elements else []
-            for other in covered:
-                pieces = [rest for piece in pieces for rest in piece.minus(other)]
-            covered.append(box)
-            for piece in pieces:
-                owners[name] += _share_box(piece, ranks, layout.specs[name], loads)
-    return owners
+def _num_stored_bytes(table: BlockTable) -> int:
+    own = ~table.tied()
+    return int((table.num_elements * _sizes(table.buffer_dtypes)[table.global_buffer])[own].sum())
 
 
-def _share_box(box: Box, ranks: list[int], spec: TensorSpec, loads: list[int]) -> list[tuple[Box, int]]:
-    """Cuts a box among the ranks that store it, or gives it to the one with the least to do."""
-    element_bytes = spec.element_bytes
-    parts = [box]
-    if len(ranks) > 1 and box.num_elements * element_bytes >= _MIN_SHARED_BYTES:
-        # The first dimension that is long enough: its parts are contiguous.
-        lengths = box.shape
-        dim = next((dim for dim, length in enumerate(lengths) if length >= len(ranks)), lengths.index(max(lengths)))
-        parts = list(box.split(dim, len(ranks)))
-    shared = []
-    free = list(ranks)
-    for part in parts:  # the longer parts come first
-        rank = min(free, key=lambda rank: (loads[rank], rank))
-        free.remove(rank)
-        loads[rank] += part.num_elements * element_bytes
-        shared.append((part, rank))
-    return shared
+def _moves(src: BlockTable, dst: BlockTable) -> MoveTable:
+    shares = share_out(src, _sizes(src.dtypes))
+    wanted = np.flatnonzero(dst.num_elements > 0)
+    share, block, start, stop = _intersections(src, shares, dst, wanted)
+    _check_covered(src, shares, dst, wanted, block, (stop - start).prod(axis=1))
+    source = shares.block[share]
+    columns = (dst.tensor[block], dst.rank[block], src.rank[source], *start.T, dst.buffer[block], dst.offset[block])
+    order = np.lexsort(columns[::-1])
+    source, block, start, stop = source[order], block[order], start[order], stop[order]
+    return MoveTable(
+        tensor=dst.tensor[block],
+        src_rank=src.rank[source],
+        dst_rank=dst.rank[block],
+        src_buffer=src.buffer[source],
+        dst_buffer=dst.buffer[block],
+        start=start,
+        length=stop - start,
+        src_offset=_offset(src, source, start),
+        dst_offset=_offset(dst, block, start),
+        src_strides=src.strides[source],
+        dst_strides=dst.strides[block],
+        tied=dst.tied()[block],
+    )
 
 
-def _moves_to(name: str, wanted: Box, dst_rank: int, owners: list[tuple[Box, int]]) -> list[Move]:
-    moves = []
-    num_found = 0
-    for box, src_rank in owners:
-        common = wanted.intersect(box)
-        if common is not None:
-            moves.append(Move(name, common, src_rank, dst_rank))
-            num_found += common.num_elements
-    if num_found != wanted.num_elements:  # the owners' boxes are disjoint
-        missing = [wanted]
-        for box, _ in owners:
-            missing = [rest for piece in missing for rest in piece.minus(box)]
-        raise LayoutError(
-            f"{name}: destination rank {dst_rank} needs {wanted}, but no source rank stores {missing[0]} of it"
-        )
-    return moves
+def _offset(table: BlockTable, rows: Int64s, start: Int64s) -> Int64s:
+    return table.offset[rows] + ((start - table.start[rows]) * table.strides[rows]).sum(axis=1)
+
+
+def _intersections(
+    src: BlockTable, shares: Shares, dst: BlockTable, wanted: Int64s
+) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """(share, destination block, start, stop) for every share and block of one tensor that have elements in common."""
+    share_tensor = src.tensor[shares.block]
+    first = np.searchsorted(share_tensor, dst.tensor[wanted], "left")
+    counts = np.searchsorted(share_tensor, dst.tensor[wanted], "right") - first
+    found = []
+    ends = np.cumsum(counts)
+    begin = 0
+    while begin < len(wanted):
+        done = ends[begin - 1] if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, done + _MAX_PAIRS, "right")))
+        count = counts[begin:end]
+        block = np.repeat(wanted[begin:end], count)
+        within = np.arange(len(block)) - np.repeat(np.cumsum(count) - count, count)
+        share = np.repeat(first[begin:end], count) + within
+        start = np.maximum(shares.start[share], dst.start[block])
+        stop = np.minimum(shares.start[share] + shares.length[share], dst.stop[block])
+        common = (stop > start).all(axis=1)
+        found.append((share[common], block[common], start[common], stop[common]))
+        begin = end
+    if not found:
+        none = np.zeros(0, np.int64)
+        return none, none, np.zeros_like(src.start[:0]), np.zeros_like(src.start[:0])
+    share, block, start, stop = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return share, block, start, stop
+
+
+def _check_covered(
+    src: BlockTable, shares: Shares, dst: BlockTable, wanted: Int64s, block: Int64s, num_elements: Int64s
+) -> None:
+    arrived = np.zeros(len(dst.tensor), np.int64)
+    np.add.at(arrived, block, num_elements)  # the shares are disjoint
+    short = wanted[arrived[wanted] != dst.num_elements[wanted]]
+    if not len(short):
+        return
+    row = int(short[0])
+    tensor = int(dst.tensor[row])
+    num_padded = dst.start.shape[1] - int(dst.num_dims[tensor])
+    needed = _box(dst.start[row].tolist(), dst.length[row].tolist(), num_padded)
+    missing = [needed]
+    for at in np.flatnonzero(src.tensor[shares.block] == tensor):
+        stored = _box(shares.start[at].tolist(), shares.length[at].tolist(), num_padded)
+        missing = [rest for piece in missing for rest in piece.minus(stored)]
+    raise LayoutError(
+        f"{dst.names[tensor]}: destination rank {dst.rank[row]} needs {needed}, but no source rank stores {missing[0]} "
+        "of it"
+    )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rlinf_comm.errors import PeerLost, WeightMismatchError, WeightTimeout
 from rlinf_comm.weights.digest import region_digest
-from rlinf_comm.weights.plan import Piece, ReshardPlan
-from rlinf_comm.weights.region import Region
+from rlinf_comm.weights.plan import ReshardPlan
+from rlinf_comm.weights.region import Region, region_in
 from rlinf_comm.weights.store import NO_VERSION, NUM_SLOTS, WORD_MODULUS, StoreSide, SyncReport, WeightStore, listed
 
 if TYPE_CHECKING:
@@ -20,11 +20,8 @@ class WeightReceiver(StoreSide):
     """Fetches what one destination rank serves."""
 
     def __init__(self, store: WeightStore, plan: ReshardPlan, dst_rank: int) -> None:
-        super().__init__(store, plan, plan.dst, dst_rank, role="receiver")
+        super().__init__(store, plan, dst_rank, role="receiver")
         self._register(self._control.receiver(dst_rank))
-        self._own = [
-            self._placed[Piece(move.name, move.box, move.src_rank)] for move in plan.moves if move.dst_rank == dst_rank
-        ]
         self._src_ranks = sorted({placed.piece.src_rank for placed in self._own})
 
     def receive(self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0) -> SyncReport:
@@ -33,7 +30,7 @@ class WeightReceiver(StoreSide):
         Until this returns, and after it raised, the tensors must not be served. It may be called again.
 
         Args:
-            tensors: This rank's tensors by canonical name, exactly those of its layout; any strides.
+            tensors: This rank's buffers by name, exactly those of its layout; any strides.
             policy_version: Exactly this version.
             timeout_s: How long to wait for the senders.
 
@@ -44,7 +41,8 @@ class WeightReceiver(StoreSide):
             LayoutError: a tensor is of another shape or dtype, is not of this layout, or not on the CPU; names it.
             PeerLost: a sender died.
         """
-        regions = self._regions(tensors)
+        tensors = self._checked(tensors)
+        regions = [region_in(tensors[placed.place.buffer], placed.place) for placed in self._own]
         control, words = self._control, self._words
         if words.load(control.served(self._rank)) >= policy_version:
             words.store(
@@ -55,9 +53,8 @@ class WeightReceiver(StoreSide):
         wait_s, slots = self._wait_for_version(policy_version, timeout_s)
 
         start_s = time.monotonic()
-        for placed in self._own:
-            destination = regions[placed.piece.name].inside(self._boxes[placed.piece.name], placed.piece.box)
-            self._copy(placed, destination=destination, source=self._dense_region(placed, slots[placed.piece.src_rank]))
+        for placed, region in zip(self._own, regions, strict=True):
+            self._copy(placed, destination=region, source=self._dense_region(placed, slots[placed.piece.src_rank]))
         copied_s = time.monotonic()
         self._verify(regions, slots, policy_version)
         digested_s = time.monotonic()
@@ -110,14 +107,14 @@ class WeightReceiver(StoreSide):
     def _versions(self, src_rank: int) -> list[int]:
         return [self._words.load(self._control.slot_version(src_rank, slot)) for slot in range(NUM_SLOTS)]
 
-    def _verify(self, regions: dict[str, Region], slots: dict[int, int], policy_version: int) -> None:
+    def _verify(self, regions: list[Region], slots: dict[int, int], policy_version: int) -> None:
         """Compares the digests of the destination tensors with the published ones."""
         missing, differing = [], []
-        for placed in self._own:
-            name, box = placed.piece.name, placed.piece.box
+        for placed, region in zip(self._own, regions, strict=True):
+            name = placed.piece.name
             first_word = self._control.piece(slots[placed.piece.src_rank], placed.index)
             low, high = self._words.load(first_word + 1), self._words.load(first_word + 2)
-            served = region_digest(regions[name].inside(self._boxes[name], box), box, self._plan.dst.specs[name])
+            served = region_digest(region, placed.piece.box, self._specs[placed.piece])
             if self._words.load(first_word) != policy_version:
                 missing.append(name)
             elif (low % WORD_MODULUS, high % WORD_MODULUS) != (served % WORD_MODULUS, served // WORD_MODULUS):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_comm._arrays import dtype_name
 from rlinf_comm.errors import LayoutError
-from rlinf_comm.weights.layout import Box, TensorSpec
+from rlinf_comm.weights.layout import BufferSpec
 
 if TYPE_CHECKING:
     import torch
@@ -22,35 +22,83 @@ class Region:
     """Address of the first element."""
     strides_bytes: tuple[int, ...]
 
-    def inside(self, outer: Box, inner: Box) -> Region:
-        """The part for `inner`, where this is the region for `outer`."""
-        offset = sum(
-            (first - outer_first) * stride
-            for first, outer_first, stride in zip(inner.start, outer.start, self.strides_bytes, strict=True)
-        )
-        return Region(self.pointer + offset, self.strides_bytes)
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a box lies in a buffer, as in a Block: elements, row-major, whatever the strides of the tensor at hand."""
+
+    buffer: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
-def region_of(name: str, tensor: torch.Tensor, box: Box, spec: TensorSpec) -> Region:
-    """The memory of a tensor that stores `box` of a canonical tensor.
-
-    Raises:
-        LayoutError: wrong shape or dtype, not on the CPU, not strided memory of its own; names the tensor.
-    """
+def check_tensor(name: str, tensor: torch.Tensor, spec: BufferSpec) -> None:
+    """Raises LayoutError naming the tensor: wrong shape or dtype, not on the CPU, not strided memory of its own."""
     import torch
 
-    if tuple(tensor.shape) != box.shape:
-        raise LayoutError(f"{name}: has the shape {tuple(tensor.shape)}, the layout says {box.shape}, the box {box}")
+    if tuple(tensor.shape) != spec.shape:
+        raise LayoutError(f"{name}: has the shape {tuple(tensor.shape)}, the layout says {spec.shape}")
     if dtype_name(tensor.dtype) != spec.dtype:
         raise LayoutError(f"{name}: has the dtype {dtype_name(tensor.dtype)}, the layout says {spec.dtype}")
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise LayoutError(f"{name}: a {tensor.layout} tensor on {tensor.device}; only strided CPU tensors can be moved")
     if tensor.is_conj() or tensor.is_neg():
         raise LayoutError(f"{name}: a lazy conjugate or negative view; pass tensor.resolve_conj().resolve_neg()")
-    strides = tensor.stride()
-    if any(stride == 0 and length > 1 for stride, length in zip(strides, tensor.shape, strict=True)):
+    if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
         raise LayoutError(f"{name}: an expanded tensor, whose elements share memory; pass tensor.contiguous()")
-    return Region(tensor.data_ptr(), tuple(stride * spec.element_bytes for stride in strides))
+
+
+def view_of(tensor: torch.Tensor, place: Place) -> torch.Tensor:
+    """The box at `place` of a checked tensor, as a view.
+
+    Raises:
+        LayoutError: the tensor is not contiguous, and no strides lead through its memory as the block's do through the
+            buffer; names the buffer.
+    """
+    offset, strides = place.offset, place.strides
+    tensor = tensor.detach()
+    if not tensor.is_contiguous():
+        offset, strides = _in_memory(tensor, place)
+    return tensor.as_strided(place.shape, strides, tensor.storage_offset() + offset)
+
+
+def region_in(tensor: torch.Tensor, place: Place) -> Region:
+    """The same as an address; see view_of."""
+    if math.prod(place.shape) == 0:
+        return Region(tensor.data_ptr(), (0,) * len(place.shape))
+    return region_of(view_of(tensor, place))
+
+
+def region_of(tensor: torch.Tensor) -> Region:
+    """All of a tensor."""
+    size = tensor.element_size()
+    return Region(tensor.data_ptr(), tuple(stride * size for stride in tensor.stride()))
+
+
+def _in_memory(tensor: torch.Tensor, place: Place) -> tuple[int, tuple[int, ...]]:
+    """(offset, strides) in a tensor that is not contiguous."""
+    shape, memory = tuple(tensor.shape), tensor.stride()
+    index = _unravel(place.offset, shape)
+    furthest = list(index)
+    strides = []
+    for length, stride in zip(place.shape, place.strides, strict=True):
+        step = _unravel(abs(stride), shape) if length > 1 else (0,) * len(shape)
+        sign = -1 if stride < 0 else 1
+        furthest = [at + sign * (length - 1) * by for at, by in zip(furthest, step, strict=True)]
+        strides.append(sign * sum(by * of for by, of in zip(step, memory, strict=True)))
+    if not all(0 <= at < size for at, size in zip(furthest, shape, strict=True)):
+        raise LayoutError(f"{place.buffer}: not contiguous, and its blocks span dimensions; pass tensor.contiguous()")
+    return sum(at * of for at, of in zip(index, memory, strict=True)), tuple(strides)
+
+
+def _unravel(offset: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major, as numpy.unravel_index."""
+    index = []
+    for length in reversed(shape):
+        offset, at = divmod(offset, max(length, 1))
+        index.append(at)
+    return tuple(reversed(index))
 
 
 def dense_strides(shape: tuple[int, ...], element_bytes: int) -> tuple[int, ...]:

@@ -6,9 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from rlinf_comm._arrays import dtype_named
 from rlinf_comm.errors import PeerLost, WeightTimeout
 from rlinf_comm.weights.digest import region_digest
 from rlinf_comm.weights.plan import ReshardPlan
+from rlinf_comm.weights.region import region_of, view_of
 from rlinf_comm.weights.store import (
     NO_VERSION,
     NUM_SLOTS,
@@ -27,16 +29,16 @@ class WeightSender(StoreSide):
     """Publishes what one source rank stores."""
 
     def __init__(self, store: WeightStore, plan: ReshardPlan, src_rank: int) -> None:
-        super().__init__(store, plan, plan.src, src_rank, role="sender")
+        super().__init__(store, plan, src_rank, role="sender")
         self._register(self._control.sender(src_rank))
-        self._own = [placed for piece, placed in self._placed.items() if piece.src_rank == src_rank]
-        self._dst_ranks = sorted({move.dst_rank for move in plan.moves if move.src_rank == src_rank})
+        self._dst_ranks = sorted(set(plan.table.dst_rank[plan.table.src_rank == src_rank].tolist()))
 
     def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0) -> SyncReport:
         """Writes this rank's share of a version into the store. The tensors may change as soon as it returns.
 
         Args:
-            tensors: This rank's tensors by canonical name, exactly those of its layout; of the shape of its blocks.
+            tensors: This rank's buffers by name, exactly those of its layout; any strides. What a destination stores in
+                another dtype is cast here.
             policy_version: Larger than any published before.
             timeout_s: How long to wait for receivers that have not taken the version before the last.
 
@@ -45,7 +47,7 @@ class WeightSender(StoreSide):
             LayoutError: a tensor is of another shape or dtype, is not of this layout, or not on the CPU; names it.
             WeightTimeout, PeerLost: a receiver did not come, or died; nothing was published.
         """
-        regions = self._regions(tensors)
+        tensors = self._checked(tensors)
         control, words, rank = self._control, self._words, self._rank
         last = max(words.load(control.slot_version(rank, slot)) for slot in range(NUM_SLOTS))
         if policy_version <= last or policy_version < 0:
@@ -58,8 +60,10 @@ class WeightSender(StoreSide):
         words.store(control.slot_version(rank, slot), NO_VERSION)
         copy_s = digest_s = 0.0
         for placed in self._own:
-            box, spec = placed.piece.box, self._plan.src.specs[placed.piece.name]
-            source = regions[placed.piece.name].inside(self._boxes[placed.piece.name], box)
+            box, spec = placed.piece.box, self._specs[placed.piece]
+            view = view_of(tensors[placed.place.buffer], placed.place)
+            cast = view.to(dtype_named(spec.dtype))  # the view itself when it is of this dtype
+            source = region_of(cast)
             first_word = control.piece(slot, placed.index)
             words.store(first_word, NO_VERSION)
             start_s = time.monotonic()

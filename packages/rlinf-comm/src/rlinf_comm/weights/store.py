@@ -2,7 +2,8 @@
 
 A store has two slots. A sender writes version v into one while receivers may still read version v - 1 from the other;
 it waits before it overwrites a version that a receiver has not taken. Each piece of a reshard plan (a box that some
-receiver needs) lies dense in a slot, with the version and the digest that the sender computed from its own tensor.
+receiver needs) lies dense in a slot, in the dtype of its destination, with the version and the digest that the sender
+computed from its own tensor.
 
 A receiver copies its boxes from the slot straight into its own tensors, and then computes the digests of *those
 tensors*. So what is checked is what will be served: a torn copy, a flipped byte in the store, a stale or a missing
@@ -20,13 +21,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from rlinf_comm import _C
 from rlinf_comm.errors import LayoutError, PeerLost, WeightMismatchError
-from rlinf_comm.weights.layout import Layout
+from rlinf_comm.weights.layout import TensorSpec
 from rlinf_comm.weights.plan import Piece, ReshardPlan
-from rlinf_comm.weights.region import Region, dense_strides, region_of
+from rlinf_comm.weights.region import Place, Region, check_tensor, dense_strides
 
 if TYPE_CHECKING:
     import torch
@@ -70,8 +73,8 @@ class ControlWords:
     """Where each control word of a plan's store is."""
 
     def __init__(self, plan: ReshardPlan, num_pieces: int) -> None:
-        self._receivers = 4 + 5 * plan.src.num_ranks
-        self._pieces = self._receivers + 4 * plan.dst.num_ranks
+        self._receivers = 4 + 5 * plan.num_src_ranks
+        self._pieces = self._receivers + 4 * plan.num_dst_ranks
         self._num_pieces = num_pieces
         self.num_words = self._pieces + NUM_SLOTS * 3 * num_pieces
 
@@ -123,7 +126,7 @@ class WeightStore:
         """An empty store for `plan`. Memory is only used once weights are published."""
         pieces = plan.pieces
         control = ControlWords(plan, len(pieces))
-        slot_bytes = _slot_bytes(plan, pieces)
+        slot_bytes = _slot_bytes(pieces)
         segment = _C.Segment.create(name, _slots_offset(control.num_words) + NUM_SLOTS * slot_bytes)
         pid, start_ticks, fd, nonce = segment.address()
         store = cls(
@@ -139,10 +142,10 @@ class WeightStore:
         )
         for index, word in enumerate(_plan_words(plan)):
             store.words.store(index, word)
-        for src_rank in range(plan.src.num_ranks):
+        for src_rank in range(plan.num_src_ranks):
             for slot in range(NUM_SLOTS):
                 store.words.store(control.slot_version(src_rank, slot), NO_VERSION)
-        for dst_rank in range(plan.dst.num_ranks):
+        for dst_rank in range(plan.num_dst_ranks):
             store.words.store(control.wanted(dst_rank), NO_VERSION)
             store.words.store(control.served(dst_rank), NO_VERSION)
         for slot in range(NUM_SLOTS):
@@ -177,8 +180,12 @@ def _align(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
-def _slot_bytes(plan: ReshardPlan, pieces: tuple[Piece, ...]) -> int:
-    return sum(_align(plan.bytes_of(piece)) for piece in pieces)
+def _slot_bytes(pieces: tuple[Piece, ...]) -> int:
+    return sum(_align(bytes_of(piece)) for piece in pieces)
+
+
+def bytes_of(piece: Piece) -> int:
+    return piece.box.num_elements * TensorSpec((), piece.dtype).element_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +193,8 @@ class PlacedPiece:
     """A piece that this rank writes or reads."""
 
     piece: Piece
+    place: Place
+    """In this rank's buffers."""
     index: int
     """Among all pieces of the plan."""
     offset: int
@@ -196,9 +205,12 @@ class PlacedPiece:
 class StoreSide:
     """What sender and receiver have in common: one rank's view of a store."""
 
-    def __init__(self, store: WeightStore, plan: ReshardPlan, layout: Layout, rank: int, *, role: str) -> None:
-        if not 0 <= rank < layout.num_ranks:
-            raise LayoutError(f"weight store {store.name!r}: {role} rank {rank}; the plan has {layout.num_ranks}")
+    def __init__(
+        self, store: WeightStore, plan: ReshardPlan, rank: int, *, role: Literal["sender", "receiver"]
+    ) -> None:
+        ranks = plan.src_buffers if role == "sender" else plan.dst_buffers
+        if not 0 <= rank < len(ranks):
+            raise LayoutError(f"weight store {store.name!r}: {role} rank {rank}; the plan has {len(ranks)}")
         if [store.words.load(index) for index in range(4)] != _plan_words(plan):
             raise LayoutError(f"weight store {store.name!r} was created for another plan than the one of {role} {rank}")
         self._store = store
@@ -206,16 +218,14 @@ class StoreSide:
         self._plan = plan
         self._rank = rank
         self._role = role
-        self._boxes = {block.name: block.box for block in layout.ranks[rank]}
+        self._buffers = ranks[rank]
         pieces = plan.pieces
         self._control = ControlWords(plan, len(pieces))
-        self._slot_bytes = _slot_bytes(plan, pieces)
-        self._placed: dict[Piece, PlacedPiece] = {}
-        offset = 0
-        for index, piece in enumerate(pieces):
-            num_bytes = plan.bytes_of(piece)
-            self._placed[piece] = PlacedPiece(piece, index, offset, num_bytes)
-            offset += _align(num_bytes)
+        self._slot_bytes = _slot_bytes(pieces)
+        self._own = _placed(plan, rank, role)
+        self._specs = {
+            placed.piece: TensorSpec(plan.specs[placed.piece.name].shape, placed.piece.dtype) for placed in self._own
+        }
 
     def _register(self, first_word: int) -> None:
         """Tells the peers which process this rank is, so that they notice its death."""
@@ -233,32 +243,32 @@ class StoreSide:
         pid, start_ticks = self._words.load(first_word), self._words.load(first_word + 1)
         return pid != 0 and not _C.is_alive(pid, start_ticks)
 
-    def _regions(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Region]:
-        """The memory of each of this rank's tensors, all checked."""
-        missing = tuple(sorted(self._boxes.keys() - tensors.keys()))
+    def _checked(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """This rank's tensors, which are what its layout says."""
+        missing = tuple(sorted(self._buffers.keys() - tensors.keys()))
         if missing:
             raise WeightMismatchError(
                 f"weight store {self._store.name!r}: {self._role} {self._rank} misses {listed(missing)}",
                 tensors=missing,
             )
-        extra = tuple(sorted(tensors.keys() - self._boxes.keys()))
+        extra = tuple(sorted(tensors.keys() - self._buffers.keys()))
         if extra:
             raise LayoutError(
                 f"{listed(extra)}: not in the layout of {self._role} {self._rank}, so it would not be synchronized"
             )
-        specs = self._plan.src.specs
-        return {name: region_of(name, tensors[name], box, specs[name]) for name, box in self._boxes.items()}
+        for name, spec in self._buffers.items():
+            check_tensor(name, tensors[name], spec)
+        return tensors
 
     def _dense_region(self, placed: PlacedPiece, slot: int) -> Region:
         pointer = self._store.slots_pointer + slot * self._slot_bytes + placed.offset
-        element_bytes = self._plan.src.specs[placed.piece.name].element_bytes
-        return Region(pointer, dense_strides(placed.piece.box.shape, element_bytes))
+        return Region(pointer, dense_strides(placed.piece.box.shape, self._specs[placed.piece].element_bytes))
 
     def _copy(self, placed: PlacedPiece, *, destination: Region, source: Region) -> None:
         _C.copy_box(
             destination.pointer,
             source.pointer,
-            self._plan.src.specs[placed.piece.name].element_bytes,
+            self._specs[placed.piece].element_bytes,
             placed.piece.box.shape,
             destination.strides_bytes,
             source.strides_bytes,
@@ -275,6 +285,29 @@ class StoreSide:
             if left_s <= 0:
                 return None
             self._words.wait(seen, min(left_s, _WAIT_SLICE_S))
+
+
+def _placed(plan: ReshardPlan, rank: int, role: Literal["sender", "receiver"]) -> list[PlacedPiece]:
+    """The pieces of a rank, each once for a sender and as often as a receiver stores it."""
+    places, offset = {}, 0
+    for index, piece in enumerate(plan.pieces):
+        places[piece] = (index, offset, bytes_of(piece))
+        offset += _align(places[piece][2])
+    table = plan.table
+    if role == "sender":
+        ranks, columns = table.src_rank, (table.src_buffer, table.src_offset, table.src_strides)
+    else:
+        ranks, columns = table.dst_rank, (table.dst_buffer, table.dst_offset, table.dst_strides)
+    rows = np.flatnonzero(ranks == rank)
+    names = list((plan.src_buffers if role == "sender" else plan.dst_buffers)[rank])
+    own: dict[object, PlacedPiece] = {}
+    for row, number, start, strides in zip(rows.tolist(), *(column[rows].tolist() for column in columns), strict=True):
+        piece = plan.piece_of_moves[row]
+        shape = piece.box.shape
+        place = Place(names[number], start, shape, tuple(strides[len(strides) - len(shape) :]))
+        index, offset, num_bytes = places[piece]
+        own[piece if role == "sender" else row] = PlacedPiece(piece, place, index, offset, num_bytes)
+    return list(own.values())
 
 
 def listed(names: Any) -> str:

@@ -1,0 +1,21 @@
+"""Layouts of the trainers and engines that there are, for transformers named as on the Hugging Face hub.
+
+    shape.py        TransformerShape: the sizes of a model, from its config
+    huggingface.py  whole tensors, as transformers holds them
+    fsdp2.py        any model under fully_shard, from its DTensors
+    megatron.py     Megatron-Core: tensor, pipeline, expert and expert-tensor parallelism
+    merged.py       SGLang and vLLM: merged qkv, gate_up and experts
+
+All return a Layout whose buffers have the parameter names of the engine, so that a rank's tensors are
+`dict(model.named_parameters())`.
+"""
+
+from __future__ import annotations
+
+from rlinf_comm.weights.layouts.fsdp2 import fsdp2, local_shards
+from rlinf_comm.weights.layouts.huggingface import huggingface
+from rlinf_comm.weights.layouts.megatron import megatron
+from rlinf_comm.weights.layouts.merged import merged
+from rlinf_comm.weights.layouts.shape import TransformerShape
+
+__all__ = ["TransformerShape", "huggingface", "fsdp2", "local_shards", "megatron", "merged"]

@@ -1,0 +1,227 @@
+"""Megatron-Core: the parameters of a GPTModel on each rank.
+
+Ranks are ordered as Megatron orders them: tensor parallel fastest, then data parallel, then pipeline; for experts
+expert-tensor parallel fastest, then expert parallel, then their data parallel, then pipeline.
+
+Query, key and value rows are interleaved by group, [q q k v | q q k v | ...], and cut evenly. With more ranks than
+groups the cuts go through the groups: Megatron then gathers the activations, and replicates no weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rlinf_comm.errors import LayoutError
+from rlinf_comm.weights.layout import Block, Box, Layout, RankLayout, TensorSpec
+from rlinf_comm.weights.layouts.assembly import Part, RankAssembly, check_divides, interval, rounded_up
+from rlinf_comm.weights.layouts.shape import TransformerShape
+
+
+def megatron(
+    shape: TransformerShape,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int | None = None,
+    ep: int = 1,
+    expert_tp: int = 1,
+    layers_by_stage: Sequence[int] | None = None,
+    transformer_engine: bool = True,
+    experts: Literal["te_grouped", "grouped", "sequential"] = "te_grouped",
+    vocab_multiple: int = 128,
+    dtype: str | None = None,
+) -> Layout:
+    """The parameters of a Megatron-Core GPTModel, by their names, which count layers from 0 in each stage.
+
+    Args:
+        tp, pp, ep, expert_tp: Megatron's parallel sizes. Its own default for expert_tp is tp: say so.
+        dp: Data-parallel replicas; the least that the experts need when it is not given.
+        layers_by_stage: Layers of each pipeline stage; even when it is not given. No virtual stages.
+        transformer_engine: The names of the Transformer Engine layer spec, in which norms belong to the linear layer
+            behind them; otherwise those of the local spec.
+        experts: "te_grouped" is TEGroupedMLP (`linear_fc1.weight0`, ...), "grouped" is GroupedMLP (`weight1` and
+            `weight2`, transposed), "sequential" is SequentialMLP (`local_experts.0`, ...).
+        vocab_multiple: make_vocab_size_divisible_by; the vocabulary is padded to a multiple of this times tp.
+        dtype: Of the storage; the canonical one when it is not given.
+
+    Raises:
+        LayoutError: sizes that do not divide; says which.
+    """
+    dp = max(1, ep * expert_tp // tp) if dp is None and shape.num_experts else dp or 1
+    stages = _stages(shape, pp, layers_by_stage)
+    _check(shape, tp, dp, ep, expert_tp)
+    specs = shape.specs()
+    sizes = _Sizes(tp=tp, pp=pp, ep=ep, expert_tp=expert_tp, num_padded=rounded_up(shape.vocab, vocab_multiple * tp))
+    ranks: dict[tuple[int, ...], RankLayout] = {}  # replicas share one
+    order = []
+    for rank in range(tp * dp * pp):
+        within = rank % (tp * dp)
+        place = (within % tp, rank // (tp * dp), within // expert_tp % ep, within % expert_tp)
+        order.append(place)
+        if place not in ranks:
+            assembly = RankAssembly(specs, dtype)
+            _MegatronRank(shape, specs, assembly, place, sizes, transformer_engine, experts).add_stage(stages[place[1]])
+            ranks[place] = assembly.layout()
+    return Layout(specs, tuple(ranks[place] for place in order))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sizes:
+    tp: int
+    pp: int
+    ep: int
+    expert_tp: int
+    num_padded: int
+    """Rows of the padded embedding."""
+
+
+def _stages(shape: TransformerShape, pp: int, layers_by_stage: Sequence[int] | None) -> list[range]:
+    if layers_by_stage is None:
+        check_divides("num_layers", shape.num_layers, "pp", pp)
+        layers_by_stage = [shape.num_layers // pp] * pp
+    if len(layers_by_stage) != pp or sum(layers_by_stage) != shape.num_layers:
+        raise LayoutError(
+            f"layers_by_stage={list(layers_by_stage)} for pp={pp} and num_layers={shape.num_layers}; "
+            "give the number of layers of each stage"
+        )
+    ends = [sum(layers_by_stage[: stage + 1]) for stage in range(pp)]
+    return [range(end - count, end) for end, count in zip(ends, layers_by_stage, strict=True)]
+
+
+def _check(shape: TransformerShape, tp: int, dp: int, ep: int, expert_tp: int) -> None:
+    check_divides("num_heads", shape.num_heads, "tp", tp)
+    if shape.num_kv_heads % tp and tp % shape.num_kv_heads:
+        raise LayoutError(f"num_kv_heads={shape.num_kv_heads} and tp={tp}: one must be a multiple of the other")
+    check_divides("the rows of q, k and v", shape.q_rows + 2 * shape.kv_rows, "tp", tp)
+    if shape.num_experts:
+        check_divides("num_experts", shape.num_experts, "ep", ep)
+        check_divides("expert_intermediate", shape.expert_intermediate, "expert_tp", expert_tp)
+        check_divides("tp * dp", tp * dp, "ep * expert_tp", ep * expert_tp)
+    if not all(map(shape.has_experts, range(shape.num_layers))):
+        check_divides("intermediate", shape.intermediate, "tp", tp)
+
+
+class _MegatronRank:
+    def __init__(
+        self,
+        shape: TransformerShape,
+        specs: dict[str, TensorSpec],
+        assembly: RankAssembly,
+        place: tuple[int, int, int, int],
+        sizes: _Sizes,
+        transformer_engine: bool,
+        experts: str,
+    ) -> None:
+        self._shape = shape
+        self._specs = specs
+        self._rank = assembly
+        self._tp_rank, self._stage, self._ep_rank, self._expert_tp_rank = place
+        self._sizes = sizes
+        self._transformer_engine = transformer_engine
+        self._add_experts = {
+            "te_grouped": self._add_te_grouped,
+            "grouped": self._add_grouped,
+            "sequential": self._add_sequential,
+        }[experts]
+
+    def add_stage(self, layers: range) -> None:
+        rank, last = self._rank, self._stage == self._sizes.pp - 1
+        embedding = "model.embed_tokens.weight"
+        if self._stage == 0:
+            self._add_vocab("embedding.word_embeddings.weight", embedding)
+        for index, layer in enumerate(layers):
+            self._add_layer(f"decoder.layers.{index}.", f"model.layers.{layer}.", self._shape.has_experts(layer))
+        if last:
+            rank.add_whole("decoder.final_layernorm.weight", "model.norm.weight")
+            if not self._shape.tied_embeddings:
+                self._add_vocab("output_layer.weight", "lm_head.weight")
+            elif self._stage > 0:  # the first stage has the embedding; the last one a copy
+                self._add_vocab("output_layer.weight", embedding)
+
+    def _add_vocab(self, buffer: str, name: str) -> None:
+        self._rank.add_vocab(buffer, name, self._sizes.num_padded, self._tp_rank, self._sizes.tp)
+
+    def _add_layer(self, here: str, there: str, has_experts: bool) -> None:
+        rank, fused = self._rank, self._transformer_engine
+        attention = here + "self_attention."
+        norm = attention + "linear_qkv.layer_norm_weight" if fused else here + "input_layernorm.weight"
+        rank.add_whole(norm, there + "input_layernorm.weight")
+        for kind in ("weight", "bias") if self._shape.qkv_bias else ("weight",):
+            parts = self._qkv_parts(there + "self_attn.", kind)
+            num_rows = sum(box.shape[0] for _, box in parts)
+            rank.add(f"{attention}linear_qkv.{kind}", parts, (num_rows, *parts[0][1].shape[1:]))
+        name = there + "self_attn.o_proj.weight"
+        rank.add_slice(attention + "linear_proj.weight", name, 1, self._tp_rank, self._sizes.tp)
+        if self._shape.qk_norm:
+            for part in "qk":
+                rank.add_whole(f"{attention}{part}_layernorm.weight", f"{there}self_attn.{part}_norm.weight")
+        in_fc1 = fused and not has_experts
+        norm = here + ("mlp.linear_fc1.layer_norm_weight" if in_fc1 else "pre_mlp_layernorm.weight")
+        rank.add_whole(norm, there + "post_attention_layernorm.weight")
+        if has_experts:
+            rank.add_whole(here + "mlp.router.weight", there + "mlp.gate.weight")
+            self._add_experts(here + "mlp.experts.", there + "mlp.experts.")
+        else:
+            self._add_mlp(here + "mlp.linear_fc1.weight", here + "mlp.linear_fc2.weight", there + "mlp.",
+                          self._tp_rank, self._sizes.tp)  # fmt: skip
+
+    def _qkv_parts(self, prefix: str, kind: str) -> list[Part]:
+        """This rank's even part of the interleaved rows, whichever heads it cuts."""
+        shape = self._shape
+        num_queries = shape.num_heads // shape.num_kv_heads
+        num_rows = (shape.q_rows + 2 * shape.kv_rows) // self._sizes.tp
+        first, stop = self._tp_rank * num_rows, (self._tp_rank + 1) * num_rows
+        parts = []
+        at = 0  # row of the interleaved matrix
+        for group in range(shape.num_kv_heads):
+            for part, count in (("q", num_queries), ("k", 1), ("v", 1)):
+                length = count * shape.head_dim
+                low, high = max(first, at), min(stop, at + length)
+                if low < high:
+                    name = f"{prefix}{part}_proj.{kind}"
+                    row = group * length + low - at
+                    parts.append((name, interval(self._specs[name].shape, 0, row, high - low)))
+                at += length
+        return parts
+
+    def _add_mlp(self, fc1: str, fc2: str, prefix: str, rank: int, num_ranks: int) -> None:
+        names = [f"{prefix}{part}_proj.weight" for part in ("gate", "up")]
+        parts = [(name, self._rank.slice_of(name, 0, rank, num_ranks)) for name in names]
+        num_rows, hidden = parts[0][1].shape
+        self._rank.add(fc1, parts, (2 * num_rows, hidden))
+        self._rank.add_slice(fc2, f"{prefix}down_proj.weight", 1, rank, num_ranks)
+
+    @property
+    def _experts(self) -> range:
+        count = self._shape.num_experts // self._sizes.ep
+        return range(self._ep_rank * count, (self._ep_rank + 1) * count)
+
+    def _add_te_grouped(self, here: str, there: str) -> None:
+        for index, expert in enumerate(self._experts):
+            fc1, fc2 = f"{here}linear_fc1.weight{index}", f"{here}linear_fc2.weight{index}"
+            self._add_mlp(fc1, fc2, f"{there}{expert}.", self._expert_tp_rank, self._sizes.expert_tp)
+
+    def _add_sequential(self, here: str, there: str) -> None:
+        for index, expert in enumerate(self._experts):
+            prefix = f"{here}local_experts.{index}."
+            fc1, fc2 = f"{prefix}linear_fc1.weight", f"{prefix}linear_fc2.weight"
+            self._add_mlp(fc1, fc2, f"{there}{expert}.", self._expert_tp_rank, self._sizes.expert_tp)
+
+    def _add_grouped(self, here: str, there: str) -> None:
+        """weight1 [H, E 2I] is used as [E, H, gate I | up I], weight2 [E I, H] as [E, I, H]: both transposed."""
+        hidden, count = self._shape.hidden, len(self._experts)
+        size = self._shape.expert_intermediate // self._sizes.expert_tp
+        first = self._expert_tp_rank * size
+        rows, columns = Box((first, 0), (size, hidden)), Box((0, first), (hidden, size))
+        shape1, shape2 = (hidden, count * 2 * size), (count * size, hidden)
+        for index, expert in enumerate(self._experts):
+            for half, part in enumerate(("gate", "up")):
+                offset = index * hidden * 2 * size + half * size
+                name = f"{there}{expert}.{part}_proj.weight"
+                self._rank.add_block(Block(name, rows, f"{here}weight1", offset, (1, 2 * size)), shape1)
+            block = Block(
+                f"{there}{expert}.down_proj.weight", columns, f"{here}weight2", index * size * hidden, (1, hidden)
+            )
+            self._rank.add_block(block, shape2)
