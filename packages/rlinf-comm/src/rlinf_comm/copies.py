@@ -275,8 +275,8 @@ class CopyProgram:
     """The copies of a table, lowered once. Immutable, and safe to run from several threads at once.
 
     With `digests`, `run_with_digests` also computes the digest of what is copied, as the destination's dtype, while it
-    passes through the cache. Row i of that table says to which digest copy i belongs and where in its tensor it lies; it
-    must have the copies' lengths, and its buffers, offsets, strides and dtypes are not looked at.
+    passes through the cache. Row i of that table says to which digest copy i belongs and where in its tensor it lies;
+    it must have the copies' lengths, and its buffers, offsets, strides and dtypes are not looked at.
 
     Raises:
         ValueError: a dtype pair without a cast, a copy that leaves its buffer, overlapping writes (a destination stride
