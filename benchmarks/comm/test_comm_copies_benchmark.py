@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from benchmarks.comm.reshard_case import ELEMENTS_PER_LAYER, Case, gather_and_cat, make_case, run_in_torch
+
 from rlinf_comm.copies import (
     CopyProgram,
     CopyTable,

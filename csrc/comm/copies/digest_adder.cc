@@ -91,7 +91,7 @@ void DigestAdder::add_words(const std::byte* words, uint64_t word_index, int64_t
     }
     const int64_t room = 8 * int64_t{kMaxDigestSteps - lanes_.num_steps};
     const int64_t step = num_words < room ? num_words : room;
-    add_words_avx512(lanes_, words, word_index, step);
+    add_words_avx512(lanes_, words, word_index, step, ones_);
     words += 8 * step;
     word_index += static_cast<uint64_t>(step);
     num_words -= step;
@@ -107,15 +107,11 @@ void DigestAdder::add_words(const std::byte* words, uint64_t word_index, int64_t
 }
 
 void DigestAdder::flush() {
-  DigestSum products = 0;
-  DigestSum factors = 0;
   for (int digit = 0; digit < 3; ++digit) {
     for (int lane = 0; lane < 8; ++lane) {
-      products += static_cast<DigestSum>(lanes_.products[digit][lane]) << (52 * digit);
-      factors += static_cast<DigestSum>(lanes_.factors[digit][lane]) << (52 * digit);
+      sum_ += static_cast<DigestSum>(lanes_.digits[digit][lane]) << (52 * digit);
     }
   }
-  sum_ += products + factors * ones_;
   lanes_ = DigestLanes{};
 }
 

@@ -53,42 +53,45 @@ RLINF_AVX512_WIDE inline Factors factors_from(__m512i seed) {
 }
 
 struct Sums {
-  __m512i products[3];
-  __m512i factors[3];
+  __m512i digits[3];
 };
 
-RLINF_AVX512_WIDE inline void add_step(Sums& sums, const Factors& k, __m512i word) {
-  const __m512i word_high = _mm512_srli_epi64(word, 52);
-  const __m512i one = _mm512_set1_epi64(1);
-  sums.products[0] = _mm512_madd52lo_epu64(sums.products[0], k.digit0, word);
-  sums.products[1] = _mm512_madd52hi_epu64(sums.products[1], k.digit0, word);
-  sums.products[1] = _mm512_madd52lo_epu64(sums.products[1], k.digit1, word);
-  sums.products[1] = _mm512_madd52lo_epu64(sums.products[1], k.digit0, word_high);
-  sums.products[2] = _mm512_madd52hi_epu64(sums.products[2], k.digit1, word);
-  sums.products[2] = _mm512_madd52hi_epu64(sums.products[2], k.digit0, word_high);
-  sums.products[2] = _mm512_madd52lo_epu64(sums.products[2], k.digit1, word_high);
-  sums.products[2] = _mm512_madd52lo_epu64(sums.products[2], k.digit2, word);
-  sums.factors[0] = _mm512_madd52lo_epu64(sums.factors[0], k.digit0, one);
-  sums.factors[1] = _mm512_madd52lo_epu64(sums.factors[1], k.digit1, one);
-  sums.factors[2] = _mm512_madd52lo_epu64(sums.factors[2], k.digit2, one);
+// Adds K * (word + ones). Each step's digits are summed from zero and then added: chains of multiply-adds through the
+// sums themselves would be the longest dependency of the loop.
+RLINF_AVX512_WIDE inline void add_step(Sums& sums, const Factors& k, __m512i word, __m512i ones) {
+  const __m512i zero = _mm512_setzero_si512();
+  const __m512i low = _mm512_add_epi64(word, ones);
+  const __mmask8 carries = _mm512_cmplt_epu64_mask(low, ones);
+  const __m512i high_bits = _mm512_srli_epi64(low, 52);
+  const __m512i high = _mm512_mask_add_epi64(high_bits, carries, high_bits, _mm512_set1_epi64(1 << 12));
+  __m512i middle = _mm512_madd52hi_epu64(zero, k.digit0, low);
+  middle = _mm512_madd52lo_epu64(middle, k.digit1, low);
+  middle = _mm512_madd52lo_epu64(middle, k.digit0, high);
+  __m512i top = _mm512_madd52hi_epu64(zero, k.digit1, low);
+  top = _mm512_madd52hi_epu64(top, k.digit0, high);
+  top = _mm512_madd52lo_epu64(top, k.digit1, high);
+  top = _mm512_madd52lo_epu64(top, k.digit2, low);
+  sums.digits[0] = _mm512_madd52lo_epu64(sums.digits[0], k.digit0, low);
+  sums.digits[1] = _mm512_add_epi64(sums.digits[1], middle);
+  sums.digits[2] = _mm512_add_epi64(sums.digits[2], top);
 }
 
 }  // namespace
 
 RLINF_AVX512_WIDE void add_words_avx512(DigestLanes& lanes, const std::byte* words, uint64_t word_index,
-                                        int64_t num_words) {
+                                        int64_t num_words, uint64_t ones_of_elements) {
   Sums sums;
   for (int digit = 0; digit < 3; ++digit) {
-    sums.products[digit] = _mm512_load_si512(lanes.products[digit]);
-    sums.factors[digit] = _mm512_load_si512(lanes.factors[digit]);
+    sums.digits[digit] = _mm512_load_si512(lanes.digits[digit]);
   }
+  const __m512i ones = constant(ones_of_elements);
   const __m512i lane = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
   __m512i seed =
       _mm512_add_epi64(constant((word_index + 1) * kIndexStep), _mm512_mullo_epi64(lane, constant(kIndexStep)));
   const __m512i stride = constant(8 * kIndexStep);
   int64_t left = num_words;
   for (; left >= 8; left -= 8, words += 64) {
-    add_step(sums, factors_from(seed), _mm512_loadu_si512(words));
+    add_step(sums, factors_from(seed), _mm512_loadu_si512(words), ones);
     seed = _mm512_add_epi64(seed, stride);
   }
   if (left > 0) {
@@ -97,11 +100,10 @@ RLINF_AVX512_WIDE void add_words_avx512(DigestLanes& lanes, const std::byte* wor
     k.digit0 = _mm512_maskz_mov_epi64(mask, k.digit0);
     k.digit1 = _mm512_maskz_mov_epi64(mask, k.digit1);
     k.digit2 = _mm512_maskz_mov_epi64(mask, k.digit2);
-    add_step(sums, k, _mm512_maskz_loadu_epi64(mask, words));
+    add_step(sums, k, _mm512_maskz_loadu_epi64(mask, words), ones);
   }
   for (int digit = 0; digit < 3; ++digit) {
-    _mm512_store_si512(lanes.products[digit], sums.products[digit]);
-    _mm512_store_si512(lanes.factors[digit], sums.factors[digit]);
+    _mm512_store_si512(lanes.digits[digit], sums.digits[digit]);
   }
   lanes.num_steps += static_cast<int>((num_words + 7) / 8);
 }

@@ -31,14 +31,15 @@ DigestSum position_factor(uint64_t word_index);
 
 // Partial sums of eight words at a time, as three digits of base 2^52 each, kept from run to run.
 struct alignas(64) DigestLanes {
-  uint64_t products[3][8] = {};  // of factors and words
-  uint64_t factors[3][8] = {};   // of the factors alone: times "ones", they make up for the ones that were left out
-  int num_steps = 0;             // since the last flush; a digit overflows after kMaxDigestSteps
+  uint64_t digits[3][8] = {};
+  int num_steps = 0;  // since the last flush; a digit overflows after kMaxDigestSteps
 };
 constexpr int kMaxDigestSteps = 1000;  // 4 additions of less than 2^52 to a digit in each step: 4000 * 2^52 < 2^64
 
-// Adds up to kMaxDigestSteps - num_steps times 8 words; only where has_wide_multiply().
-void add_words_avx512(DigestLanes& lanes, const std::byte* words, uint64_t word_index, int64_t num_words);
+// Adds up to kMaxDigestSteps - num_steps times 8 words, to each of which `ones` is added; only where
+// has_wide_multiply().
+void add_words_avx512(DigestLanes& lanes, const std::byte* words, uint64_t word_index, int64_t num_words,
+                      uint64_t ones);
 
 // Adds up the digest of runs of elements.
 class DigestAdder {
