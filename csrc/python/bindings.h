@@ -40,5 +40,6 @@ Outcome wait_for(Attempt attempt) {
 void bind_codec(py::module_& module);
 void bind_channel(py::module_& module);
 void bind_segment(py::module_& module);
+void bind_copies(py::module_& module);
 
 }  // namespace rlinf::comm

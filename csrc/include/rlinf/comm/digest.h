@@ -8,28 +8,62 @@
 // Kaser 2014): tensors that differ within one word always differ in their digest, since K is odd and so invertible;
 // others agree with a probability below 2^-64. Elements that change places change it, and zeros count. It is made
 // against accidents, not against an adversary.
+//
+// Whole words go through AVX-512's 52-bit multiply-add where the machine has it, eight at a time; the sum is the same.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+
+#include "rlinf/comm/data_type.h"
 
 namespace rlinf::comm {
+
+using DigestSum = unsigned __int128;
 
 struct Digest {
   uint64_t low = 0;
   uint64_t high = 0;
 };
 
-// One axis of the part: its length, its stride in memory, and its stride in the flat index of the whole tensor.
-struct DigestAxis {
-  int64_t length;
-  int64_t memory_stride;  // bytes
-  int64_t index_stride;   // elements of the whole tensor
-};
+// K(j): a pseudo-random odd number.
+DigestSum position_factor(uint64_t word_index);
 
-// `first_index`: flat index, in the whole tensor, of the part's first element. element_bytes: 1, 2, 4, 8 or 16.
-Digest digest_box(const std::byte* elements, uint64_t element_bytes, uint64_t first_index,
-                  std::vector<DigestAxis> axes);
+// Partial sums of eight words at a time, as three digits of base 2^52 each, kept from run to run.
+struct alignas(64) DigestLanes {
+  uint64_t digits[3][8] = {};
+  int num_steps = 0;  // since the last flush; a digit overflows after kMaxDigestSteps
+};
+constexpr int kMaxDigestSteps = 1000;  // 4 additions of less than 2^52 to a digit in each step: 4000 * 2^52 < 2^64
+
+// Adds up to kMaxDigestSteps - num_steps times 8 words, to each of which `ones` is added; only where
+// has_wide_multiply().
+void add_words_avx512(DigestLanes& lanes, const std::byte* words, uint64_t word_index, int64_t num_words,
+                      uint64_t ones);
+
+// Adds up the digest of runs of elements.
+class DigestAdder {
+ public:
+  // element_bytes: 1, 2, 4 or 8.
+  DigestAdder(int64_t element_bytes, InstructionSet instructions);
+  // `length` neighbours in memory, which are neighbours in the tensor too. index: the first one's in the tensor.
+  void add_run(const std::byte* elements, uint64_t index, int64_t length);
+  // Elements with any strides: bytes in memory, elements in the tensor.
+  void add_strided(const std::byte* elements, int64_t memory_stride, uint64_t index, int64_t index_stride,
+                   int64_t length);
+  DigestSum sum();
+
+ private:
+  DigestSum element_term(const std::byte* pointer, uint64_t index) const;
+  void add_words(const std::byte* words, uint64_t word_index, int64_t num_words);
+  void flush();
+
+  int64_t element_bytes_;
+  int64_t num_per_word_;
+  uint64_t ones_;  // 1 in the lowest bit of each element: 0x0001000100010001 for elements of two bytes
+  bool has_lanes_;
+  DigestSum sum_ = 0;
+  DigestLanes lanes_;
+};
 
 }  // namespace rlinf::comm

@@ -1,0 +1,125 @@
+#include <cstring>
+
+#include "rlinf/comm/check.h"
+#include "rlinf/comm/digest.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "DigestAdder reads words as little-endian"
+#endif
+
+namespace rlinf::comm {
+
+namespace {
+
+// 64-bit odd constants without structure: the fractional parts of the golden ratio and of the square root of 3.
+constexpr uint64_t kIndexStep = 0x9e3779b97f4a7c15;
+constexpr uint64_t kSpread = 0xbb67ae8584caa73b;
+
+inline DigestSum factor_of(uint64_t word_index) {
+  uint64_t state = (word_index + 1) * kIndexStep;
+  state ^= state >> 32;
+  state *= kSpread;
+  state ^= state >> 29;
+  const DigestSum product = static_cast<DigestSum>(state) * kIndexStep;
+  const uint64_t low = static_cast<uint64_t>(product) ^ state;
+  const uint64_t high = static_cast<uint64_t>(product >> 64) + state * kSpread;
+  return (static_cast<DigestSum>(high) << 64) | (low | 1);
+}
+
+uint64_t ones_for(int64_t element_bytes) {
+  switch (element_bytes) {
+    case 1:
+      return 0x0101010101010101;
+    case 2:
+      return 0x0001000100010001;
+    case 4:
+      return 0x0000000100000001;
+    default:
+      return 1;
+  }
+}
+
+}  // namespace
+
+DigestSum position_factor(uint64_t word_index) {
+  return factor_of(word_index);
+}
+
+DigestAdder::DigestAdder(int64_t element_bytes, InstructionSet instructions)
+    : element_bytes_(element_bytes),
+      num_per_word_(8 / element_bytes),
+      ones_(ones_for(element_bytes)),
+      has_lanes_(instructions == InstructionSet::kAvx512 && has_wide_multiply()) {
+  RLINF_CHECK_INTERNAL(element_bytes == 1 || element_bytes == 2 || element_bytes == 4 || element_bytes == 8,
+                       element_bytes);
+}
+
+DigestSum DigestAdder::element_term(const std::byte* pointer, uint64_t index) const {
+  uint64_t element = 0;
+  std::memcpy(&element, pointer, static_cast<size_t>(element_bytes_));
+  const auto num_per_word = static_cast<uint64_t>(num_per_word_);
+  const uint64_t shift = 8 * static_cast<uint64_t>(element_bytes_) * (index % num_per_word);
+  return factor_of(index / num_per_word) * ((static_cast<DigestSum>(element) + 1) << shift);
+}
+
+void DigestAdder::add_run(const std::byte* elements, uint64_t index, int64_t length) {
+  const auto num_per_word = static_cast<uint64_t>(num_per_word_);
+  for (; length > 0 && index % num_per_word != 0; ++index, --length, elements += element_bytes_) {
+    sum_ += element_term(elements, index);
+  }
+  const int64_t num_words = length / num_per_word_;
+  add_words(elements, index / num_per_word, num_words);
+  elements += 8 * num_words;
+  index += num_per_word * static_cast<uint64_t>(num_words);
+  for (length -= num_words * num_per_word_; length > 0; ++index, --length, elements += element_bytes_) {
+    sum_ += element_term(elements, index);
+  }
+}
+
+void DigestAdder::add_strided(const std::byte* elements, int64_t memory_stride, uint64_t index, int64_t index_stride,
+                              int64_t length) {
+  for (int64_t i = 0; i < length; ++i) {
+    sum_ += element_term(elements + i * memory_stride, index + static_cast<uint64_t>(i * index_stride));
+  }
+}
+
+void DigestAdder::add_words(const std::byte* words, uint64_t word_index, int64_t num_words) {
+#if defined(__x86_64__)
+  while (has_lanes_ && num_words > 0) {
+    if (lanes_.num_steps == kMaxDigestSteps) {
+      flush();
+    }
+    const int64_t room = 8 * int64_t{kMaxDigestSteps - lanes_.num_steps};
+    const int64_t step = num_words < room ? num_words : room;
+    add_words_avx512(lanes_, words, word_index, step, ones_);
+    words += 8 * step;
+    word_index += static_cast<uint64_t>(step);
+    num_words -= step;
+  }
+#endif
+  DigestSum sum = 0;
+  for (int64_t i = 0; i < num_words; ++i) {
+    uint64_t word;  // little-endian: the first element in the lowest bits
+    std::memcpy(&word, words + 8 * i, sizeof(word));
+    sum += factor_of(word_index + static_cast<uint64_t>(i)) * (static_cast<DigestSum>(word) + ones_);
+  }
+  sum_ += sum;
+}
+
+void DigestAdder::flush() {
+  for (int digit = 0; digit < 3; ++digit) {
+    for (int lane = 0; lane < 8; ++lane) {
+      sum_ += static_cast<DigestSum>(lanes_.digits[digit][lane]) << (52 * digit);
+    }
+  }
+  lanes_ = DigestLanes{};
+}
+
+DigestSum DigestAdder::sum() {
+  if (lanes_.num_steps > 0) {
+    flush();
+  }
+  return sum_;
+}
+
+}  // namespace rlinf::comm

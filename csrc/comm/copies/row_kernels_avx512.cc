@@ -1,0 +1,178 @@
+// Rows with AVX-512. Each function names the instructions it needs, so the rest of the library runs anywhere.
+#include "rlinf/comm/float_convert.h"
+#include "rlinf/comm/row_kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+// gcc 12 takes the intrinsics' own "undefined" vectors for uninitialised variables.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+
+#define RLINF_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
+
+namespace rlinf::comm {
+
+namespace {
+
+constexpr int64_t kLineBytes = 64;
+constexpr int64_t kNumLanes = 16;  // elements in flight: a vector of float32
+
+// 16 elements, those in `mask`, as the bits of float32.
+template <DataType kFrom>
+RLINF_AVX512 inline __m512i load_wide(const std::byte* src, __mmask16 mask) {
+  if constexpr (kFrom == DataType::kFloat32) {
+    return _mm512_maskz_loadu_epi32(mask, src);
+  } else {
+    const __m256i narrow = _mm256_maskz_loadu_epi16(mask, src);
+    if constexpr (kFrom == DataType::kBfloat16) {
+      return _mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
+    } else {
+      return _mm512_castps_si512(_mm512_cvtph_ps(narrow));
+    }
+  }
+}
+
+// Integer rounding to nearest even. VCVTNE2PS2BF16 would flush denormals to zero.
+template <DataType kTo>
+RLINF_AVX512 inline __m256i narrowed(__m512i wide) {
+  const __m512 value = _mm512_castsi512_ps(wide);
+  if constexpr (kTo == DataType::kFloat16) {
+    return _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  } else {
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(wide, 16), _mm512_set1_epi32(1));
+    const __m512i sum = _mm512_add_epi32(wide, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    const __m512i rounded = _mm512_mask_mov_epi32(_mm512_srli_epi32(sum, 16), is_nan, _mm512_set1_epi32(0x7fc0));
+    return _mm512_cvtepi32_epi16(rounded);
+  }
+}
+
+template <DataType kTo>
+RLINF_AVX512 inline void store_masked(std::byte* dst, __m512i wide, __mmask16 mask) {
+  if constexpr (kTo == DataType::kFloat32) {
+    _mm512_mask_storeu_epi32(dst, mask, wide);
+  } else {
+    _mm256_mask_storeu_epi16(dst, mask, narrowed<kTo>(wide));
+  }
+}
+
+template <DataType kTo, bool kStreaming>
+RLINF_AVX512 inline void store_full(std::byte* dst, __m512i wide) {
+  if constexpr (kTo == DataType::kFloat32) {
+    kStreaming ? _mm512_stream_si512(reinterpret_cast<__m512i*>(dst), wide) : _mm512_storeu_si512(dst, wide);
+  } else {
+    auto* to = reinterpret_cast<__m256i*>(dst);
+    kStreaming ? _mm256_stream_si256(to, narrowed<kTo>(wide)) : _mm256_storeu_si256(to, narrowed<kTo>(wide));
+  }
+}
+
+template <DataType kFrom, DataType kTo>
+RLINF_AVX512 inline void cast_part(std::byte* dst, const std::byte* src, int64_t length) {
+  while (length > 0) {
+    const int64_t step = length < kNumLanes ? length : kNumLanes;
+    const auto mask = static_cast<__mmask16>((1U << step) - 1);
+    store_masked<kTo>(dst, load_wide<kFrom>(src, mask), mask);
+    dst += step * size_of(kTo);
+    src += step * size_of(kFrom);
+    length -= step;
+  }
+}
+
+template <DataType kFrom, DataType kTo, bool kStreaming>
+RLINF_AVX512 inline void cast_run(std::byte* dst, const std::byte* src, int64_t length) {
+  constexpr __mmask16 kAll = 0xffff;
+  constexpr int64_t kStep = 2 * kNumLanes;
+  if constexpr (kStreaming) {
+    const auto head = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(dst) & (kLineBytes - 1)) / size_of(kTo);
+    const bool can_align = reinterpret_cast<uintptr_t>(dst) % size_of(kTo) == 0;
+    if (!can_align || length < head + kStep) {
+      cast_run<kFrom, kTo, false>(dst, src, length);
+      return;
+    }
+    cast_part<kFrom, kTo>(dst, src, head);
+    dst += head * size_of(kTo);
+    src += head * size_of(kFrom);
+    length -= head;
+  }
+  for (; length >= kStep; length -= kStep) {
+    const __m512i first = load_wide<kFrom>(src, kAll);
+    const __m512i second = load_wide<kFrom>(src + kNumLanes * size_of(kFrom), kAll);
+    store_full<kTo, kStreaming>(dst, first);
+    store_full<kTo, kStreaming>(dst + kNumLanes * size_of(kTo), second);
+    dst += kStep * size_of(kTo);
+    src += kStep * size_of(kFrom);
+  }
+  cast_part<kFrom, kTo>(dst, src, length);
+}
+
+template <DataType kFrom, DataType kTo, bool kStreaming>
+RLINF_AVX512 void cast_rows(const Rows& rows) {
+  for (int64_t row = 0; row < rows.num_rows; ++row) {
+    cast_run<kFrom, kTo, kStreaming>(rows.dst + row * rows.dst_row_stride, rows.src + row * rows.src_row_stride,
+                                     rows.length);
+  }
+}
+
+RLINF_AVX512 inline void copy_part(std::byte* dst, const std::byte* src, int64_t num_bytes) {
+  const auto mask = static_cast<__mmask64>((uint64_t{1} << num_bytes) - 1);
+  _mm512_mask_storeu_epi8(dst, mask, _mm512_maskz_loadu_epi8(mask, src));
+}
+
+RLINF_AVX512 inline void stream_run(std::byte* dst, const std::byte* src, int64_t num_bytes) {
+  const auto head = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(dst) & (kLineBytes - 1));
+  if (head != 0) {
+    copy_part(dst, src, head < num_bytes ? head : num_bytes);
+  }
+  int64_t at = head;
+  for (; at + 4 * kLineBytes <= num_bytes; at += 4 * kLineBytes) {
+    auto* to = reinterpret_cast<__m512i*>(dst + at);
+    const __m512i a = _mm512_loadu_si512(src + at);
+    const __m512i b = _mm512_loadu_si512(src + at + kLineBytes);
+    const __m512i c = _mm512_loadu_si512(src + at + 2 * kLineBytes);
+    const __m512i d = _mm512_loadu_si512(src + at + 3 * kLineBytes);
+    _mm512_stream_si512(to, a);
+    _mm512_stream_si512(to + 1, b);
+    _mm512_stream_si512(to + 2, c);
+    _mm512_stream_si512(to + 3, d);
+  }
+  for (; at + kLineBytes <= num_bytes; at += kLineBytes) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + at), _mm512_loadu_si512(src + at));
+  }
+  if (at < num_bytes) {
+    copy_part(dst + at, src + at, num_bytes - at);
+  }
+}
+
+template <int64_t kBytes>
+RLINF_AVX512 void stream_rows(const Rows& rows) {
+  for (int64_t row = 0; row < rows.num_rows; ++row) {
+    stream_run(rows.dst + row * rows.dst_row_stride, rows.src + row * rows.src_row_stride, rows.length * kBytes);
+  }
+}
+
+}  // namespace
+
+RowKernel find_avx512_kernel(DataType src, DataType dst, bool is_streaming) {
+#define RLINF_MAKE(from, to) is_streaming ? &cast_rows<from, to, true> : &cast_rows<from, to, false>
+  RLINF_DISPATCH_CAST(src, dst, RLINF_MAKE);
+#undef RLINF_MAKE
+  if (src != dst || !is_streaming) {
+    return nullptr;  // memcpy knows the processor as well
+  }
+  switch (size_of(src)) {
+    case 1:
+      return &stream_rows<1>;
+    case 2:
+      return &stream_rows<2>;
+    case 4:
+      return &stream_rows<4>;
+    case 8:
+      return &stream_rows<8>;
+    default:
+      return &stream_rows<16>;
+  }
+}
+
+}  // namespace rlinf::comm
+#endif

@@ -1,0 +1,173 @@
+// Copy and digest programs for Python.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "bindings.h"
+#include "rlinf/comm/check.h"
+#include "rlinf/comm/copy_program.h"
+#include "rlinf/comm/digest.h"
+#include "rlinf/comm/row_kernels.h"
+#include "rlinf/comm/thread_pool.h"
+
+namespace rlinf::comm {
+
+namespace {
+
+template <typename Value>
+using Column = py::array_t<Value, py::array::c_style>;
+
+template <typename Value>
+std::vector<Value> values_of(const Column<Value>& column) {
+  return std::vector<Value>(column.data(), column.data() + column.size());
+}
+
+CopyTable copy_table_from(const Column<int64_t>& lengths, const py::dict& columns) {
+  RLINF_CHECK_INTERNAL(lengths.ndim() == 2, lengths.ndim());
+  CopyTable table;
+  table.num_copies = lengths.shape(0);
+  table.num_dims = lengths.shape(1);
+  table.lengths = values_of(lengths);
+  const auto read = [&](const char* name, auto* into) {
+    using Value = typename std::decay_t<decltype(*into)>::value_type;
+    if (columns.contains(name)) {
+      *into = values_of(columns[name].cast<Column<Value>>());
+    }
+  };
+  read("src_buffer", &table.src_buffer);
+  read("src_offset", &table.src_offset);
+  read("src_dtype", &table.src_dtype);
+  read("src_strides", &table.src_strides);
+  read("dst_buffer", &table.dst_buffer);
+  read("dst_offset", &table.dst_offset);
+  read("dst_dtype", &table.dst_dtype);
+  read("dst_strides", &table.dst_strides);
+  read("src_bytes", &table.src_bytes);
+  read("dst_bytes", &table.dst_bytes);
+  read("digest_slot", &table.digest_slot);
+  read("first_index", &table.first_index);
+  read("index_strides", &table.index_strides);
+  if (columns.contains("num_digests")) {
+    table.num_digests = columns["num_digests"].cast<int64_t>();
+  }
+  return table;
+}
+
+InstructionSet instruction_set_named(const py::object& name) {
+  if (name.is_none()) {
+    return best_instruction_set();
+  }
+  const auto text = name.cast<std::string>();
+  RLINF_CHECK_USER(text == "scalar" || text == "avx2" || text == "avx512", "instruction set '", text,
+                   "'; allowed: scalar, avx2, avx512");
+  return text == "scalar" ? InstructionSet::kScalar
+                          : (text == "avx2" ? InstructionSet::kAvx2 : InstructionSet::kAvx512);
+}
+
+// The digests as uint64[num_digests, 2], low half first; None when they are not wanted.
+py::object run_program(const CopyProgram& program, const Column<int64_t>& src_pointers,
+                       const Column<int64_t>& dst_pointers, int num_threads, bool wants_digests,
+                       const py::object& instructions) {
+  const std::vector<uint64_t> src(src_pointers.data(), src_pointers.data() + src_pointers.size());
+  const std::vector<uint64_t> dst(dst_pointers.data(), dst_pointers.data() + dst_pointers.size());
+  const InstructionSet set = instruction_set_named(instructions);
+  std::vector<Digest> digests(wants_digests ? static_cast<size_t>(program.num_digests()) : 0);
+  {
+    py::gil_scoped_release no_gil;
+    program.run(src, dst, num_threads, wants_digests ? digests.data() : nullptr, set);
+  }
+  if (!wants_digests) {
+    return py::none();
+  }
+  py::array_t<uint64_t> result({program.num_digests(), int64_t{2}});
+  auto rows = result.mutable_unchecked<2>();
+  for (py::ssize_t i = 0; i < rows.shape(0); ++i) {
+    rows(i, 0) = digests[i].low;
+    rows(i, 1) = digests[i].high;
+  }
+  return result;
+}
+
+DataType bytes_type(uint64_t element_bytes) {
+  for (uint8_t code = static_cast<uint8_t>(DataType::kBytes1); code < kNumDataTypes; ++code) {
+    if (size_of(static_cast<DataType>(code)) == static_cast<int64_t>(element_bytes)) {
+      return static_cast<DataType>(code);
+    }
+  }
+  throw UserError(join_text("elements of ", element_bytes, " bytes; allowed: 1, 2, 4, 8, 16"));
+}
+
+CopyTable one_box(uint64_t element_bytes, const std::vector<int64_t>& shape, const std::vector<int64_t>& strides) {
+  CopyTable table;
+  table.num_copies = 1;
+  table.num_dims = static_cast<int64_t>(shape.size());
+  table.lengths = shape;
+  table.src_buffer = {0};
+  table.src_offset = {0};
+  table.src_strides = strides;
+  table.src_dtype = table.dst_dtype = {static_cast<uint8_t>(bytes_type(element_bytes))};
+  return table;
+}
+
+// One box of a CopyProgram; what weights/ used before there were programs.
+void copy_box(uint64_t destination, uint64_t source, uint64_t element_bytes, const std::vector<int64_t>& shape,
+              const std::vector<int64_t>& destination_strides, const std::vector<int64_t>& source_strides) {
+  CopyTable table = one_box(element_bytes, shape, source_strides);
+  table.dst_buffer = {0};
+  table.dst_offset = {0};
+  table.dst_strides = destination_strides;
+  py::gil_scoped_release no_gil;
+  CopyProgram(table).run({source}, {destination}, 1, nullptr, best_instruction_set());
+}
+
+py::tuple digest_box(uint64_t elements, uint64_t element_bytes, uint64_t first_index, const std::vector<int64_t>& shape,
+                     const std::vector<int64_t>& memory_strides, const std::vector<int64_t>& index_strides) {
+  CopyTable table = one_box(element_bytes, shape, memory_strides);
+  table.digest_slot = {0};
+  table.first_index = {static_cast<int64_t>(first_index)};
+  table.index_strides = index_strides;
+  table.num_digests = 1;
+  Digest digest;
+  {
+    py::gil_scoped_release no_gil;
+    CopyProgram(table).run({elements}, {}, 1, &digest, best_instruction_set());
+  }
+  return py::make_tuple(digest.low, digest.high);
+}
+
+}  // namespace
+
+void bind_copies(py::module_& module) {
+  py::class_<CopyProgram>(module, "CopyProgram")
+      .def(py::init([](const Column<int64_t>& lengths, const py::dict& columns) {
+             const CopyTable table = copy_table_from(lengths, columns);
+             py::gil_scoped_release no_gil;
+             return std::make_unique<CopyProgram>(table);
+           }),
+           py::arg("lengths"), py::arg("columns"))
+      .def("run", &run_program, py::arg("src_pointers"), py::arg("dst_pointers"), py::arg("num_threads"),
+           py::arg("wants_digests"), py::arg("instructions"))
+      .def_property_readonly("num_src_buffers", &CopyProgram::num_src_buffers)
+      .def_property_readonly("num_dst_buffers", &CopyProgram::num_dst_buffers)
+      .def_property_readonly("num_steps", &CopyProgram::num_steps)
+      .def_property_readonly("num_rows", &CopyProgram::num_rows)
+      .def_property_readonly("num_tasks", &CopyProgram::num_tasks)
+      .def_property_readonly("num_dst_bytes", &CopyProgram::num_dst_bytes);
+  module.def("num_pool_threads", &num_pool_threads);
+  module.def("best_instruction_set", [] {
+    constexpr const char* kNames[] = {"scalar", "avx2", "avx512"};
+    return kNames[static_cast<uint8_t>(best_instruction_set())];
+  });
+  module.def("copy_box", &copy_box, py::arg("destination"), py::arg("source"), py::arg("element_bytes"),
+             py::arg("shape"), py::arg("destination_strides"), py::arg("source_strides"));
+  module.def("digest_box", &digest_box, py::arg("elements"), py::arg("element_bytes"), py::arg("first_index"),
+             py::arg("shape"), py::arg("memory_strides"), py::arg("index_strides"));
+}
+
+}  // namespace rlinf::comm
