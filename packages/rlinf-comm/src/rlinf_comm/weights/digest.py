@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlinf_comm import _C
+from rlinf_comm.copies import COPY_DTYPES, DigestProgram, DigestTable, StridedBox, addresses_of, code_of_dtype
 from rlinf_comm.errors import LayoutError
 from rlinf_comm.weights.layout import Box, BufferSpec, TensorSpec
-from rlinf_comm.weights.region import Region, check_tensor, region_of
+from rlinf_comm.weights.region import check_tensor, region_of
 
 if TYPE_CHECKING:
     import torch
@@ -29,14 +29,14 @@ def tensor_digest(tensor: torch.Tensor, *, box: Box, spec: TensorSpec) -> int:
     if box.intersect(spec.whole) != box and box.num_elements:
         raise LayoutError(f"the box {box} is not inside the shape {spec.shape}")
     check_tensor("tensor", tensor, BufferSpec(box.shape, spec.dtype))
-    return region_digest(region_of(tensor), box, spec)
-
-
-def region_digest(region: Region, box: Box, spec: TensorSpec) -> int:
-    """The digest of the elements at `region`, which are the box `box` of the canonical tensor."""
     index_strides = spec.index_strides
-    first_index = sum(first * stride for first, stride in zip(box.start, index_strides, strict=True))
-    low, high = _C.digest_box(
-        region.pointer, spec.element_bytes, first_index, box.shape, region.strides_bytes, index_strides
+    whole = StridedBox(
+        buffer=0,
+        shape=box.shape,
+        strides=region_of(tensor).strides_bytes,
+        dtype=COPY_DTYPES[code_of_dtype(tensor.dtype)],
+        digest=0,
+        first_index=sum(first * stride for first, stride in zip(box.start, index_strides, strict=True)),
+        index_strides=index_strides,
     )
-    return low | high << 64
+    return DigestProgram(DigestTable.of([whole])).run(addresses_of([tensor]))[0]

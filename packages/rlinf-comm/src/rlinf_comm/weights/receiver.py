@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import PeerLost, WeightMismatchError, WeightTimeout
-from rlinf_comm.weights.digest import region_digest
 from rlinf_comm.weights.plan import ReshardPlan
-from rlinf_comm.weights.region import Region, region_in
 from rlinf_comm.weights.store import NO_VERSION, NUM_SLOTS, WORD_MODULUS, StoreSide, SyncReport, WeightStore, listed
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class WeightReceiver(StoreSide):
             PeerLost: a sender died.
         """
         tensors = self._checked(tensors)
-        regions = [region_in(tensors[placed.place.buffer], placed.place) for placed in self._own]
+        transfer = self._transfer(tensors)
         control, words = self._control, self._words
         if words.load(control.served(self._rank)) >= policy_version:
             words.store(
@@ -53,10 +54,11 @@ class WeightReceiver(StoreSide):
         wait_s, slots = self._wait_for_version(policy_version, timeout_s)
 
         start_s = time.monotonic()
-        for placed, region in zip(self._own, regions, strict=True):
-            self._copy(placed, destination=region, source=self._dense_region(placed, slots[placed.piece.src_rank]))
+        slot_addresses = np.array([self._slot_address(slots[src_rank]) for src_rank in self._src_ranks], np.int64)
+        addresses = addresses_of(tensors.values())
+        transfer.receive.run(slot_addresses, addresses)
         copied_s = time.monotonic()
-        self._verify(regions, slots, policy_version)
+        self._verify(transfer.attest.run(addresses), slots, policy_version)
         digested_s = time.monotonic()
         words.store(control.served(self._rank), policy_version)
         words.notify_all()
@@ -107,14 +109,16 @@ class WeightReceiver(StoreSide):
     def _versions(self, src_rank: int) -> list[int]:
         return [self._words.load(self._control.slot_version(src_rank, slot)) for slot in range(NUM_SLOTS)]
 
-    def _verify(self, regions: list[Region], slots: dict[int, int], policy_version: int) -> None:
+    def _slot_number(self, src_rank: int) -> int:
+        return self._src_ranks.index(src_rank)
+
+    def _verify(self, digests: list[int], slots: dict[int, int], policy_version: int) -> None:
         """Compares the digests of the destination tensors with the published ones."""
         missing, differing = [], []
-        for placed, region in zip(self._own, regions, strict=True):
+        for placed, served in zip(self._own, digests, strict=True):
             name = placed.piece.name
             first_word = self._control.piece(slots[placed.piece.src_rank], placed.index)
             low, high = self._words.load(first_word + 1), self._words.load(first_word + 2)
-            served = region_digest(region, placed.piece.box, self._specs[placed.piece])
             if self._words.load(first_word) != policy_version:
                 missing.append(name)
             elif (low % WORD_MODULUS, high % WORD_MODULUS) != (served % WORD_MODULUS, served // WORD_MODULUS):

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlinf_comm._arrays import dtype_named
+import numpy as np
+
+from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import PeerLost, WeightTimeout
-from rlinf_comm.weights.digest import region_digest
 from rlinf_comm.weights.plan import ReshardPlan
-from rlinf_comm.weights.region import region_of, view_of
 from rlinf_comm.weights.store import (
     NO_VERSION,
     NUM_SLOTS,
@@ -58,20 +58,14 @@ class WeightSender(StoreSide):
         slot = words.load(control.num_published(rank)) % NUM_SLOTS
         wait_s = self._wait_for_slot(slot, policy_version, timeout_s)
         words.store(control.slot_version(rank, slot), NO_VERSION)
-        copy_s = digest_s = 0.0
         for placed in self._own:
-            box, spec = placed.piece.box, self._specs[placed.piece]
-            view = view_of(tensors[placed.place.buffer], placed.place)
-            cast = view.to(dtype_named(spec.dtype))  # the view itself when it is of this dtype
-            source = region_of(cast)
+            words.store(control.piece(slot, placed.index), NO_VERSION)
+        start_s = time.monotonic()
+        slot_address = np.array([self._slot_address(slot)], np.int64)
+        digests = self._transfer(tensors).publish.run_with_digests(addresses_of(tensors.values()), slot_address)
+        copy_s = time.monotonic() - start_s
+        for placed, digest in zip(self._own, digests, strict=True):
             first_word = control.piece(slot, placed.index)
-            words.store(first_word, NO_VERSION)
-            start_s = time.monotonic()
-            digest = region_digest(source, box, spec)
-            digested_s = time.monotonic()
-            self._copy(placed, destination=self._dense_region(placed, slot), source=source)
-            copy_s += time.monotonic() - digested_s
-            digest_s += digested_s - start_s
             words.store(first_word + 1, signed_word(digest % WORD_MODULUS))
             words.store(first_word + 2, signed_word(digest // WORD_MODULUS))
             words.store(first_word, policy_version)
@@ -84,8 +78,11 @@ class WeightSender(StoreSide):
             num_tensors=len({placed.piece.name for placed in self._own}),
             wait_s=wait_s,
             copy_s=copy_s,
-            digest_s=digest_s,
+            digest_s=0.0,
         )
+
+    def _slot_number(self, src_rank: int) -> int:
+        return 0
 
     def _wait_for_slot(self, slot: int, policy_version: int, timeout_s: float) -> float:
         """Until no receiver needs what is in the slot."""

@@ -29,7 +29,8 @@ from rlinf_comm import _C
 from rlinf_comm.errors import LayoutError, PeerLost, WeightMismatchError
 from rlinf_comm.weights.layout import TensorSpec
 from rlinf_comm.weights.plan import Piece, ReshardPlan
-from rlinf_comm.weights.region import Place, Region, check_tensor, dense_strides
+from rlinf_comm.weights.region import Place, check_tensor
+from rlinf_comm.weights.transfer import Part, Transfer
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +67,9 @@ class SyncReport:
     wait_s: float
     """For the peers."""
     copy_s: float
+    """A sender's with the digests, which it computes in the same pass."""
     digest_s: float
+    """A receiver's, over what it is about to serve; 0.0 for a sender."""
 
 
 class ControlWords:
@@ -223,9 +226,7 @@ class StoreSide:
         self._control = ControlWords(plan, len(pieces))
         self._slot_bytes = _slot_bytes(pieces)
         self._own = _placed(plan, rank, role)
-        self._specs = {
-            placed.piece: TensorSpec(plan.specs[placed.piece.name].shape, placed.piece.dtype) for placed in self._own
-        }
+        self._prepared: tuple[list[tuple[int, ...]], Transfer] | None = None
 
     def _register(self, first_word: int) -> None:
         """Tells the peers which process this rank is, so that they notice its death."""
@@ -243,8 +244,8 @@ class StoreSide:
         pid, start_ticks = self._words.load(first_word), self._words.load(first_word + 1)
         return pid != 0 and not _C.is_alive(pid, start_ticks)
 
-    def _checked(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """This rank's tensors, which are what its layout says."""
+    def _checked(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """This rank's tensors, which are what its layout says, in its order."""
         missing = tuple(sorted(self._buffers.keys() - tensors.keys()))
         if missing:
             raise WeightMismatchError(
@@ -258,21 +259,35 @@ class StoreSide:
             )
         for name, spec in self._buffers.items():
             check_tensor(name, tensors[name], spec)
-        return tensors
+        return {name: tensors[name] for name in self._buffers}
 
-    def _dense_region(self, placed: PlacedPiece, slot: int) -> Region:
-        pointer = self._store.slots_pointer + slot * self._slot_bytes + placed.offset
-        return Region(pointer, dense_strides(placed.piece.box.shape, self._specs[placed.piece].element_bytes))
+    def _transfer(self, tensors: Mapping[str, torch.Tensor]) -> Transfer:
+        """The programs for these tensors; made again when their strides change."""
+        strides = [tensor.stride() for tensor in tensors.values()]
+        if self._prepared is None or self._prepared[0] != strides:
+            parts = self._parts()
+            store_bytes = [self._slot_bytes] * (1 + max((part.store for part in parts), default=0))
+            self._prepared = (strides, Transfer(parts, tensors, store_bytes))
+        return self._prepared[1]
 
-    def _copy(self, placed: PlacedPiece, *, destination: Region, source: Region) -> None:
-        _C.copy_box(
-            destination.pointer,
-            source.pointer,
-            self._specs[placed.piece].element_bytes,
-            placed.piece.box.shape,
-            destination.strides_bytes,
-            source.strides_bytes,
-        )
+    def _parts(self) -> list[Part]:
+        return [
+            Part(
+                box=placed.piece.box,
+                spec=TensorSpec(self._plan.specs[placed.piece.name].shape, placed.piece.dtype),
+                place=placed.place,
+                store=self._slot_number(placed.piece.src_rank),
+                store_offset=placed.offset,
+            )
+            for placed in self._own
+        ]
+
+    def _slot_number(self, src_rank: int) -> int:
+        """Which of the store buffers of a transfer holds what a source rank hands out."""
+        raise NotImplementedError
+
+    def _slot_address(self, slot: int) -> int:
+        return self._store.slots_pointer + slot * self._slot_bytes
 
     def _wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> float | None:
         """Seconds waited; None when the time was up. `is_done` is asked after every change, and every 0.1 s."""

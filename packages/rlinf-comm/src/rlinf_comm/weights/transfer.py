@@ -1,0 +1,144 @@
+"""What one rank copies and attests in a sync, as programs that are prepared once and run with other addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from rlinf_comm._arrays import dtype_named
+from rlinf_comm.copies import (
+    COPY_DTYPES,
+    CopyProgram,
+    CopyTable,
+    DigestProgram,
+    DigestTable,
+    StridedBox,
+    StridedCopy,
+    code_of_dtype,
+)
+from rlinf_comm.weights.layout import Box, TensorSpec
+from rlinf_comm.weights.region import Place, dense_strides, region_in
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A box of a canonical tensor that a rank hands out or takes."""
+
+    box: Box
+    spec: TensorSpec
+    """Of the whole tensor, in the dtype that is served."""
+    place: Place
+    """In the rank's own buffers."""
+    store: int
+    """Number of the store buffer that it lies in, dense."""
+    store_offset: int
+    """Bytes."""
+
+
+class Transfer:
+    """The programs of one rank for tensors with certain strides.
+
+    Args:
+        parts: In the order in which digests come back.
+        tensors: The rank's buffers by name; only their strides and dtypes are looked at.
+        store_bytes: Sizes of the store buffers. No copy leaves its buffer, on either side.
+    """
+
+    def __init__(self, parts: Sequence[Part], tensors: Mapping[str, torch.Tensor], store_bytes: Sequence[int]) -> None:
+        self._parts = parts
+        self._store_bytes = store_bytes
+        self._own_bytes = [_extent_bytes(tensor) for tensor in tensors.values()]
+        self._number = {name: number for number, name in enumerate(tensors)}
+        self._dtype = {name: COPY_DTYPES[code_of_dtype(tensor.dtype)] for name, tensor in tensors.items()}
+        self._offsets: list[int] = []
+        self._strides: list[tuple[int, ...]] = []
+        for part in parts:
+            tensor = tensors[part.place.buffer]
+            region = region_in(tensor, part.place)
+            self._offsets.append(region.pointer - tensor.data_ptr() if part.box.num_elements else 0)
+            self._strides.append(region.strides_bytes)
+
+    @cached_property
+    def publish(self) -> CopyProgram:
+        """Own buffers -> store, with the digest of what a destination will serve."""
+        copies, boxes = [], []
+        for digest, part in enumerate(self._parts):
+            copies.append(
+                StridedCopy(
+                    src_buffer=self._number[part.place.buffer],
+                    src_offset=self._offsets[digest],
+                    src_strides=self._strides[digest],
+                    src_dtype=self._dtype[part.place.buffer],
+                    dst_buffer=part.store,
+                    dst_offset=part.store_offset,
+                    dst_strides=dense_strides(part.box.shape, part.spec.element_bytes),
+                    dst_dtype=_code(part.spec),
+                    shape=part.box.shape,
+                )
+            )
+            boxes.append(self._box(digest, part))
+        table = CopyTable.of(copies, src_bytes=self._own_bytes, dst_bytes=self._store_bytes)
+        return CopyProgram(table, DigestTable.of(boxes))
+
+    @cached_property
+    def receive(self) -> CopyProgram:
+        """Store -> own buffers."""
+        return CopyProgram(
+            CopyTable.of(
+                [
+                    StridedCopy(
+                        src_buffer=part.store,
+                        src_offset=part.store_offset,
+                        src_strides=dense_strides(part.box.shape, part.spec.element_bytes),
+                        src_dtype=_code(part.spec),
+                        dst_buffer=self._number[part.place.buffer],
+                        dst_offset=self._offsets[number],
+                        dst_strides=self._strides[number],
+                        dst_dtype=self._dtype[part.place.buffer],
+                        shape=part.box.shape,
+                    )
+                    for number, part in enumerate(self._parts)
+                ],
+                src_bytes=self._store_bytes,
+                dst_bytes=self._own_bytes,
+            )
+        )
+
+    @cached_property
+    def attest(self) -> DigestProgram:
+        """The digests of what the own buffers hold."""
+        boxes = [self._box(digest, part) for digest, part in enumerate(self._parts)]
+        return DigestProgram(DigestTable.of(boxes, buffer_bytes=self._own_bytes))
+
+    def _box(self, digest: int, part: Part) -> StridedBox:
+        index_strides = part.spec.index_strides
+        return StridedBox(
+            buffer=self._number[part.place.buffer],
+            offset=self._offsets[digest],
+            shape=part.box.shape,
+            strides=self._strides[digest],
+            dtype=self._dtype[part.place.buffer],
+            as_dtype=_code(part.spec),
+            digest=digest,
+            first_index=sum(first * stride for first, stride in zip(part.box.start, index_strides, strict=True)),
+            index_strides=index_strides,
+        )
+
+
+def _extent_bytes(tensor: torch.Tensor) -> int:
+    """From the first element to behind the last one."""
+    if not tensor.numel():
+        return 0
+    steps = ((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (sum(steps) + 1) * tensor.element_size()
+
+
+def _code(spec: TensorSpec) -> str:
+    dtype = dtype_named(spec.dtype)
+    assert dtype is not None, "specs are checked when a layout is made"
+    return COPY_DTYPES[code_of_dtype(dtype)]
