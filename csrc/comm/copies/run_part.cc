@@ -89,8 +89,10 @@ class DigestingCopy {
   }
 
   void add(std::byte* dst, const std::byte* src, uint64_t index, int64_t num_elements) {
-    for (int64_t done = 0; done < num_elements; done += kChunkElements) {
-      const int64_t length = std::min(kChunkElements, num_elements - done);
+    // What is only read, and where it lies, needs no cutting up.
+    const int64_t chunk = is_in_place_ && !has_dst_ ? num_elements : kChunkElements;
+    for (int64_t done = 0; done < num_elements; done += chunk) {
+      const int64_t length = std::min(chunk, num_elements - done);
       const std::byte* values = src + done * row_.src_stride;
       if (!is_in_place_) {
         gather_(Rows{scratch_, values, 1, 0, 0, length, dst_bytes_, row_.src_stride});
