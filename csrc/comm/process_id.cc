@@ -1,8 +1,10 @@
 #include "rlinf/comm/process_id.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -54,12 +56,18 @@ ProcessStat read_stat(int32_t pid) {
 }  // namespace
 
 ProcessId current_process() {
-  static thread_local ProcessId cached;
-  const int32_t pid = ::getpid();
-  if (cached.pid != pid) {  // first call, or a forked child
-    cached = ProcessId{pid, read_stat(pid).start_ticks};
+  // A system call costs more than all the rest of a put, so the answer is kept and forgotten by forked children.
+  static std::atomic<uint64_t> start_ticks{0};
+  static std::atomic<int32_t> pid{0};
+  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { pid.store(0, std::memory_order_relaxed); });
+  static_cast<void>(registered);
+  int32_t known = pid.load(std::memory_order_acquire);
+  if (known == 0) {
+    known = ::getpid();
+    start_ticks.store(read_stat(known).start_ticks, std::memory_order_relaxed);
+    pid.store(known, std::memory_order_release);
   }
-  return cached;
+  return ProcessId{known, start_ticks.load(std::memory_order_relaxed)};
 }
 
 bool is_alive(const ProcessId& process) {

@@ -63,6 +63,8 @@ class Channel:
         keys: Sequence[int] | None,
         timeout_s: float | None,
     ) -> list[Any] | int: ...
+    def event_sequence(self, waiting: int, /) -> int: ...
+    def wait_for_event(self, waiting: int, seen: int) -> None: ...
     def close_producer(self) -> None: ...
     def reopen(self, num_producers: int) -> None: ...
     def abort(self, reason: str) -> None: ...
@@ -70,6 +72,35 @@ class Channel:
     def counts(self) -> dict[str, Any]: ...
     def _lock_and_leave(self) -> None: ...
     def _reserve_and_leave(self, num_bytes: int) -> Outcome: ...
+
+@final
+class PendingPut:
+    def __init__(
+        self,
+        channel: Channel,
+        codec: Codec,
+        value: Any,
+        key: int,
+        weight: float,
+        policy_version: int,
+        timeout_s: float | None,
+    ) -> None: ...
+    def attempt(self) -> int: ...
+
+@final
+class PendingTake:
+    def __init__(
+        self,
+        channel: Channel,
+        codec: Codec,
+        item_class: type,
+        max_items: int,
+        min_items: int,
+        max_weight: float | None,
+        keys: Sequence[int] | None,
+        timeout_s: float | None,
+    ) -> None: ...
+    def attempt(self) -> list[Any] | int: ...
 
 @final
 class Segment:
