@@ -149,6 +149,10 @@ std::shared_ptr<Channel> Channel::open(const SegmentAddress& address) {
   return std::shared_ptr<Channel>(new Channel(Segment::open(address)));
 }
 
+void Channel::prefault() {
+  segment_->prefault(kArenaOffset + header_->capacity_bytes);
+}
+
 uint64_t Channel::item_bytes(uint64_t head_bytes, const std::vector<ByteView>& buffers) {
   uint64_t total = align_up(buffers.size() * sizeof(uint64_t) + head_bytes);
   for (const ByteView& buffer : buffers) {

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "rlinf/comm/check.h"
@@ -129,14 +130,15 @@ std::shared_ptr<Segment> Segment::create(const std::string& name, uint64_t num_b
   return segment;
 }
 
-void Segment::prefault() {
+void Segment::prefault(uint64_t num_bytes) {
+  const uint64_t wanted = std::min(page_bytes() + round_to_pages(num_bytes), mapping_bytes_);
 #ifdef MADV_POPULATE_WRITE
-  if (::madvise(mapping_, mapping_bytes_, MADV_POPULATE_WRITE) == 0) {
+  if (::madvise(mapping_, wanted, MADV_POPULATE_WRITE) == 0) {
     return;
   }
-  RLINF_CHECK_SYSTEM(errno == EINVAL, "no memory for ", num_bytes_, " bytes of shared memory");  // an older kernel
+  RLINF_CHECK_SYSTEM(errno == EINVAL, "no memory for ", wanted, " bytes of shared memory");  // else an older kernel
 #endif
-  for (uint64_t offset = 0; offset < mapping_bytes_; offset += page_bytes()) {
+  for (uint64_t offset = 0; offset < wanted; offset += page_bytes()) {
     reinterpret_cast<std::atomic<uint8_t>*>(mapping_ + offset)->fetch_add(0);
   }
 }

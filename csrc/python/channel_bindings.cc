@@ -305,6 +305,7 @@ void bind_channel(py::module_& module) {
                   py::arg("num_producers"))
       .def_static(
           "open", [](const py::tuple& address) { return Channel::open(address_from(address)); }, py::arg("address"))
+      .def("prefault", &Channel::prefault, py::call_guard<py::gil_scoped_release>())
       .def("address", [](const Channel& channel) { return address_tuple(channel.address()); })
       .def(
           "put",

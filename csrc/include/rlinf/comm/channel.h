@@ -108,6 +108,8 @@ class Channel {
   static std::shared_ptr<Channel> open(const SegmentAddress& address);
 
   const SegmentAddress& address() const { return segment_->address(); }
+  // Takes memory for capacity_bytes of items from the system now instead of with the first items.
+  void prefault();
 
   // Bytes that an item occupies of capacity_bytes.
   static uint64_t item_bytes(uint64_t head_bytes, const std::vector<ByteView>& buffers);

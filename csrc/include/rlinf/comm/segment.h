@@ -27,8 +27,9 @@ class Segment {
   // UserError when the creator is gone or has closed the segment.
   static std::shared_ptr<Segment> open(const SegmentAddress& address);
 
-  // Takes all pages from the system now: a first write to a fresh page costs about ten times a later one.
-  void prefault();
+  // Takes the pages of the first `num_bytes` from the system now: a first write to a fresh page costs about ten times a
+  // later one.
+  void prefault(uint64_t num_bytes);
 
   ~Segment();
   Segment(const Segment&) = delete;

@@ -46,7 +46,7 @@ class ChannelAddress:
     creator_start_ticks: int
     """Start time of that process, which tells it from a later one with its pid."""
     fd: int
-    """The channel's memory, as a file descriptor of the creator."""
+    """The channel's memory, as a file descriptor of the creator, which hands it to peers."""
     nonce: int
     """Tells the memory from another that was given the same descriptor later."""
 
@@ -111,7 +111,13 @@ class Channel:
 
     @classmethod
     def create(
-        cls, name: str, *, capacity_items: int = 4096, capacity_bytes: int = 64 << 20, num_producers: int = 1
+        cls,
+        name: str,
+        *,
+        capacity_items: int = 4096,
+        capacity_bytes: int = 64 << 20,
+        num_producers: int = 1,
+        prefault: bool = False,
     ) -> Channel:
         """A new channel, owned by this process.
 
@@ -121,6 +127,7 @@ class Channel:
             capacity_bytes: Bytes of waiting items. Taken items whose tensors are still alive may occupy as much again;
                 beyond that, take copies them out. Memory is only used as far as items reach.
             num_producers: Calls of close() that close the channel.
+            prefault: Take capacity_bytes of memory now; the first items are then as fast as all others.
         """
         for label, count in (
             ("capacity_items", capacity_items),
@@ -130,6 +137,8 @@ class Channel:
             if count < 1:
                 raise ValueError(f"channel {name!r}: {label}={count}; at least 1")
         native = _C.Channel.create(name, capacity_items, capacity_bytes, num_producers)
+        if prefault:
+            native.prefault()
         pid, start_ticks, fd, nonce = native.address()
         address = ChannelAddress(name=name, creator_pid=pid, creator_start_ticks=start_ticks, fd=fd, nonce=nonce)
         return cls(native, address, owner_pid=pid)
