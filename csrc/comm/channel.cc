@@ -66,6 +66,16 @@ uint64_t arena_bytes_for(uint64_t capacity_items, uint64_t capacity_bytes) {
   return 4 * align_up(capacity_bytes) + (capacity_items + 1) * overhead_bytes;
 }
 
+void note_wait(WaitState& wait, int64_t now_ns) {
+  if (wait.next_reclaim_ns == 0) {
+    wait.next_reclaim_ns = now_ns + kWaitSliceNs;
+  }
+}
+
+int64_t slice_end(const WaitState& wait, int64_t start_ns) {
+  return std::min(start_ns + wait.slice_ns, wait.deadline_ns);
+}
+
 }  // namespace
 
 // Holds the channel's mutex, and repairs what a process that died with it left behind.
@@ -137,6 +147,10 @@ std::shared_ptr<Channel> Channel::create(const std::string& name, uint64_t capac
 
 std::shared_ptr<Channel> Channel::open(const SegmentAddress& address) {
   return std::shared_ptr<Channel>(new Channel(Segment::open(address)));
+}
+
+void Channel::prefault() {
+  segment_->prefault(kArenaOffset + header_->capacity_bytes);
 }
 
 uint64_t Channel::item_bytes(uint64_t head_bytes, const std::vector<ByteView>& buffers) {
@@ -262,19 +276,29 @@ void Channel::reclaim_from_dead() {
 
 // --- put ------------------------------------------------------------------------------------------------------------
 
+bool Channel::is_time_to_reclaim(WaitState& wait) {
+  if (wait.next_reclaim_ns == 0) {
+    return false;
+  }
+  const int64_t now_ns = monotonic_ns();
+  if (now_ns < wait.next_reclaim_ns) {
+    return false;
+  }
+  wait.next_reclaim_ns = now_ns + kWaitSliceNs;
+  return true;
+}
+
 Outcome Channel::reserve(uint64_t num_bytes, WaitState& wait, BlockRef* block) {
   RLINF_CHECK_USER(num_bytes <= header_->capacity_bytes, "one item of ", num_bytes,
                    " bytes does not fit capacity_bytes=", header_->capacity_bytes,
                    "; create the channel with more, or put smaller items");
-  const int64_t start_ns = monotonic_ns();
-  const int64_t slice_end_ns = std::min(start_ns + kWaitSliceNs, wait.deadline_ns);
+  int64_t start_ns = 0;  // of the wait; the clock is not read before there is one
   Lock lock(*this);
-  if (wait.num_slices++ > 0) {
+  if (is_time_to_reclaim(wait)) {
     reclaim_from_dead();
   }
-  bool waited = false;
   auto finish = [&](Outcome outcome) {
-    if (waited) {
+    if (start_ns != 0) {
       header_->blocked_put_ns += monotonic_ns() - start_ns;
     }
     return outcome;
@@ -298,16 +322,20 @@ Outcome Channel::reserve(uint64_t num_bytes, WaitState& wait, BlockRef* block) {
         return finish(Outcome::kDone);
       }
     }
+    const int64_t now_ns = monotonic_ns();
+    if (start_ns == 0) {
+      start_ns = now_ns;
+    }
+    note_wait(wait, now_ns);
     if (!wait.counted) {
       wait.counted = true;
       header_->num_blocked_puts += 1;
     }
-    const int64_t now_ns = monotonic_ns();
     header_->put_blocked_at_ns = now_ns;
+    const int64_t slice_end_ns = slice_end(wait, start_ns);
     if (now_ns >= slice_end_ns) {
       return finish(now_ns >= wait.deadline_ns ? Outcome::kTimedOut : Outcome::kPending);
     }
-    waited = true;
     lock.wait(header_->space_event, slice_end_ns);
   }
 }
@@ -420,15 +448,13 @@ bool Channel::is_stalled(uint64_t num_matching, WaitState& wait, int64_t now_ns)
 }
 
 Outcome Channel::take(const TakeRequest& request, WaitState& wait, std::vector<TakenItem>* items) {
-  const int64_t start_ns = monotonic_ns();
-  const int64_t slice_end_ns = std::min(start_ns + kWaitSliceNs, wait.deadline_ns);
   const uint64_t min_items = std::min(request.min_items, request.max_items);
   std::vector<uint64_t> offsets;
-  bool waited = false;
+  int64_t start_ns = 0;  // of the wait; the clock is not read before there is one
   Outcome outcome = Outcome::kDone;
   {
     Lock lock(*this);
-    if (wait.num_slices++ > 0 && is_closed() && header_->num_reserved > 0) {
+    if (is_closed() && header_->num_reserved > 0 && is_time_to_reclaim(wait)) {
       reclaim_from_dead();
     }
     while (true) {
@@ -447,18 +473,22 @@ Outcome Channel::take(const TakeRequest& request, WaitState& wait, std::vector<T
         break;
       }
       const int64_t now_ns = monotonic_ns();
+      if (start_ns == 0) {
+        start_ns = now_ns;
+      }
+      note_wait(wait, now_ns);
       if (is_stalled(offsets.size(), wait, now_ns)) {
         outcome = Outcome::kStalled;
         break;
       }
+      const int64_t slice_end_ns = slice_end(wait, start_ns);
       if (now_ns >= slice_end_ns) {
         outcome = now_ns >= wait.deadline_ns ? Outcome::kTimedOut : Outcome::kPending;
         break;
       }
-      waited = true;
       lock.wait(header_->items_event, slice_end_ns);
     }
-    if (waited) {
+    if (start_ns != 0) {
       header_->blocked_take_ns += monotonic_ns() - start_ns;
     }
   }
@@ -492,6 +522,18 @@ void Channel::release(const std::vector<BlockRef>& blocks) {
     }
   }
   header_->space_event.notify_all();
+}
+
+uint32_t Channel::event_sequence(Waiting waiting) const {
+  return event(waiting).sequence();
+}
+
+void Channel::wait_for_event(Waiting waiting, uint32_t seen) {
+  event(waiting).wait(seen, kNever);
+}
+
+EventWord& Channel::event(Waiting waiting) const {
+  return waiting == Waiting::kForItem ? header_->items_event : header_->space_event;
 }
 
 void Channel::reclaim() {

@@ -1,11 +1,16 @@
 #include "rlinf/comm/process_id.h"
 
 #include <fcntl.h>
+#include <pthread.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+
+#include "rlinf/comm/segment_server.h"
 
 namespace rlinf::comm {
 
@@ -54,15 +59,27 @@ ProcessStat read_stat(int32_t pid) {
 }  // namespace
 
 ProcessId current_process() {
-  static thread_local ProcessId cached;
-  const int32_t pid = ::getpid();
-  if (cached.pid != pid) {  // first call, or a forked child
-    cached = ProcessId{pid, read_stat(pid).start_ticks};
+  // A system call costs more than all the rest of a put, so the answer is kept and forgotten by forked children.
+  static std::atomic<uint64_t> start_ticks{0};
+  static std::atomic<uint64_t> pid_namespace{0};
+  static std::atomic<int32_t> pid{0};
+  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { pid.store(0, std::memory_order_relaxed); });
+  static_cast<void>(registered);
+  int32_t known = pid.load(std::memory_order_acquire);
+  if (known == 0) {
+    known = ::getpid();
+    struct stat status{};
+    pid_namespace.store(::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0, std::memory_order_relaxed);
+    start_ticks.store(read_stat(known).start_ticks, std::memory_order_relaxed);
+    pid.store(known, std::memory_order_release);
   }
-  return cached;
+  return ProcessId{known, start_ticks.load(std::memory_order_relaxed), pid_namespace.load(std::memory_order_relaxed)};
 }
 
 bool is_alive(const ProcessId& process) {
+  if (process.pid_namespace != 0 && process.pid_namespace != current_process().pid_namespace) {
+    return has_segment_server(process);
+  }
   const ProcessStat stat = read_stat(process.pid);
   return stat.found && stat.state != 'Z' && stat.state != 'X' && stat.start_ticks == process.start_ticks;
 }

@@ -6,9 +6,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdio>
+#include <algorithm>
+#include <atomic>
 
 #include "rlinf/comm/check.h"
+#include "rlinf/comm/segment_server.h"
 
 namespace rlinf::comm {
 
@@ -59,12 +61,46 @@ std::byte* map_shared(int fd, uint64_t mapping_bytes) {
   return static_cast<std::byte*>(mapping);
 }
 
+// A descriptor of the segment. UserError when it or its creator is gone.
+int receive(const SegmentAddress& address) {
+  int fd = -1;
+  const SegmentAnswer answer = request_segment(address.creator, address.fd, address.nonce, &fd);
+  const int32_t pid = address.creator.pid;
+  switch (answer) {
+    case SegmentAnswer::kFound:
+      return fd;
+    case SegmentAnswer::kGone:
+      throw UserError(join_text("the process ", pid,
+                                " that created the shared segment is gone (or runs on another "
+                                "host, or in another network namespace)"));
+    case SegmentAnswer::kClosed:
+      throw UserError(join_text("process ", pid,
+                                " has closed the shared segment; keep the object that created it for "
+                                "as long as peers may open it"));
+    case SegmentAnswer::kAnother:
+      throw UserError(join_text("descriptor ", address.fd, " of process ", pid,
+                                " is another file by now: its creator has closed the segment"));
+    case SegmentAnswer::kForeign:
+      throw UserError(join_text("process ", pid,
+                                " runs as another user; segments are shared with one's own processes "
+                                "only"));
+    case SegmentAnswer::kNoAnswer:
+      throw UserError(join_text("process ", pid,
+                                " that created the shared segment does not answer: it is stopped, or "
+                                "has no descriptors left"));
+  }
+  throw InternalError("an answer that does not exist");
+}
+
 }  // namespace
 
 Segment::Segment(int fd, std::byte* mapping, uint64_t mapping_bytes)
     : fd_(fd), mapping_(mapping), mapping_bytes_(mapping_bytes), bytes_(mapping + page_bytes()), num_bytes_(0) {}
 
 Segment::~Segment() {
+  if (is_served_) {
+    stop_serving_segment(fd_);
+  }
   RLINF_CHECK_NOTHROW(::munmap(mapping_, mapping_bytes_) == 0, "munmap of a shared segment failed");
   RLINF_CHECK_NOTHROW(::close(fd_) == 0, "close of a shared segment failed");
 }
@@ -77,6 +113,7 @@ std::shared_ptr<Segment> Segment::create(const std::string& name, uint64_t num_b
   const uint64_t mapping_bytes = page_bytes() + round_to_pages(num_bytes);
   RLINF_CHECK_SYSTEM(::ftruncate(fd.get(), static_cast<off_t>(mapping_bytes)) == 0, "cannot size the segment '", name,
                      "' to ", mapping_bytes, " bytes");
+  RLINF_CHECK_SYSTEM(::fchmod(fd.get(), 0600) == 0, "fchmod of the segment '", name, "'");
   // A peer that shrinks the file would kill every reader with SIGBUS.
   RLINF_CHECK_SYSTEM(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0,
                      "cannot seal the size of the segment '", name, "'");
@@ -88,30 +125,37 @@ std::shared_ptr<Segment> Segment::create(const std::string& name, uint64_t num_b
   RLINF_CHECK_SYSTEM(::getrandom(&nonce, sizeof(nonce), 0) == sizeof(nonce), "getrandom");
   segment->address_ = SegmentAddress{current_process(), segment->fd_, nonce};
   *reinterpret_cast<SegmentHeader*>(mapping) = SegmentHeader{kMagic, nonce, num_bytes};
+  serve_segment(segment->fd_, nonce);
+  segment->is_served_ = true;
   return segment;
 }
 
-std::shared_ptr<Segment> Segment::open(const SegmentAddress& address) {
-  RLINF_CHECK_USER(is_alive(address.creator), "the process ", address.creator.pid,
-                   " that created the shared segment is gone (or runs in another pid namespace or on another host)");
-  char path[64];
-  std::snprintf(path, sizeof(path), "/proc/%d/fd/%d", address.creator.pid, address.fd);
-  ScopedFd fd(::open(path, O_RDWR | O_CLOEXEC));
-  RLINF_CHECK_USER(fd.get() >= 0 || errno != ENOENT, "process ", address.creator.pid,
-                   " has closed the shared segment; keep the object that created it for as long as peers may open it");
-  RLINF_CHECK_SYSTEM(fd.get() >= 0, "cannot open ", path, " (the segment's creator must run as the same user)");
+void Segment::prefault(uint64_t num_bytes) {
+  const uint64_t wanted = std::min(page_bytes() + round_to_pages(num_bytes), mapping_bytes_);
+#ifdef MADV_POPULATE_WRITE
+  if (::madvise(mapping_, wanted, MADV_POPULATE_WRITE) == 0) {
+    return;
+  }
+  RLINF_CHECK_SYSTEM(errno == EINVAL, "no memory for ", wanted, " bytes of shared memory");  // else an older kernel
+#endif
+  for (uint64_t offset = 0; offset < wanted; offset += page_bytes()) {
+    reinterpret_cast<std::atomic<uint8_t>*>(mapping_ + offset)->fetch_add(0);
+  }
+}
 
+std::shared_ptr<Segment> Segment::open(const SegmentAddress& address) {
+  start_segment_server();
+  ScopedFd fd(receive(address));
   struct stat status{};
-  RLINF_CHECK_SYSTEM(::fstat(fd.get(), &status) == 0, "fstat of ", path);
+  RLINF_CHECK_SYSTEM(::fstat(fd.get(), &status) == 0, "fstat of a shared segment");
   const uint64_t mapping_bytes = static_cast<uint64_t>(status.st_size);
-  RLINF_CHECK_USER(S_ISREG(status.st_mode) && mapping_bytes > page_bytes(), path,
-                   " is not a shared segment any more: its creator has closed it");
+  RLINF_CHECK_USER(S_ISREG(status.st_mode) && mapping_bytes > page_bytes(), "process ", address.creator.pid,
+                   " has sent a file that is no shared segment");
   std::byte* mapping = map_shared(fd.get(), mapping_bytes);
   std::shared_ptr<Segment> segment(new Segment(fd.hand_on(), mapping, mapping_bytes));
   const SegmentHeader header = *reinterpret_cast<const SegmentHeader*>(mapping);
-  RLINF_CHECK_USER(
-      header.magic == kMagic && header.nonce == address.nonce, path,
-      " is another file by now: its creator has closed the segment, or is of another version of rlinf-comm");
+  RLINF_CHECK_USER(header.magic == kMagic && header.nonce == address.nonce, "process ", address.creator.pid,
+                   " runs another version of rlinf-comm");
   segment->address_ = address;
   segment->num_bytes_ = header.num_bytes;
   return segment;

@@ -1,6 +1,7 @@
 #include "rlinf/comm/sync.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -14,9 +15,16 @@ namespace rlinf::comm {
 
 namespace {
 
-// A hand-over between two busy processes takes 1-4 us, a futex sleep and wake-up 10-40 us. Longer spins hurt where both
-// sides share a core.
-constexpr int kNumSpins = 64;
+// A hand-over between two busy processes takes 1-4 us, a futex sleep and wake-up 10-40 us. A long spin only pays when
+// whoever ends it runs on another core; on a shared core it keeps the other side from running.
+constexpr int kShortSpin = 64;
+constexpr int kLongSpin = 1024;
+constexpr int kLockSpin = 64;
+// A sleep shorter than this would have been better spent spinning.
+constexpr int64_t kWorthSpinningNs = 60'000;
+
+// How long this thread spins for a peer on another core: grows with spins that were worth it, shrinks with others.
+thread_local int long_spin = kLongSpin;
 
 void pause_cpu() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -44,7 +52,15 @@ void RobustMutex::init() {
 }
 
 bool RobustMutex::lock() {
-  const int error = ::pthread_mutex_lock(&mutex_);
+  // The lock is held for less than a microsecond, a sleep in the kernel takes ten.
+  int error = ::pthread_mutex_trylock(&mutex_);
+  for (int i = 0; i < kLockSpin && error == EBUSY; ++i) {
+    pause_cpu();
+    error = ::pthread_mutex_trylock(&mutex_);
+  }
+  if (error == EBUSY) {
+    error = ::pthread_mutex_lock(&mutex_);
+  }
   if (error == EOWNERDEAD) {
     return true;
   }
@@ -62,20 +78,34 @@ void RobustMutex::unlock() {
 }
 
 void EventWord::notify_all() {
+  const int cpu = ::sched_getcpu();
+  if (notifier_cpu_.load(std::memory_order_relaxed) != cpu) {
+    notifier_cpu_.store(cpu, std::memory_order_relaxed);
+  }
   sequence_.fetch_add(1, std::memory_order_seq_cst);
   if (num_waiters_.load(std::memory_order_seq_cst) != 0) {
     ::syscall(SYS_futex, &sequence_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   }
 }
 
-void EventWord::wait(uint32_t seen, int64_t deadline_ns) {
-  for (int i = 0; i < kNumSpins; ++i) {
+bool EventWord::spin(uint32_t seen, int num_pauses) const {
+  for (int i = 0; i < num_pauses; ++i) {
     if (sequence() != seen) {
-      return;
+      return true;
     }
     pause_cpu();
   }
-  const int64_t left_ns = std::min(deadline_ns - monotonic_ns(), kWaitSliceNs);
+  return false;
+}
+
+void EventWord::wait(uint32_t seen, int64_t deadline_ns) {
+  const bool has_own_core = notifier_cpu_.load(std::memory_order_relaxed) != ::sched_getcpu();
+  if (spin(seen, has_own_core ? long_spin : kShortSpin)) {
+    long_spin = std::min(2 * long_spin, kLongSpin);
+    return;
+  }
+  const int64_t start_ns = monotonic_ns();
+  const int64_t left_ns = std::min(deadline_ns - start_ns, kWaitSliceNs);
   if (left_ns <= 0) {
     return;
   }
@@ -86,6 +116,10 @@ void EventWord::wait(uint32_t seen, int64_t deadline_ns) {
   // Not FUTEX_PRIVATE: the waker may be another process. Returns at once when the word has already changed.
   ::syscall(SYS_futex, &sequence_, FUTEX_WAIT, seen, &timeout, nullptr, 0);
   num_waiters_.fetch_sub(1, std::memory_order_seq_cst);
+  if (has_own_core) {
+    const bool was_short = monotonic_ns() - start_ns < kWorthSpinningNs;
+    long_spin = was_short ? std::min(2 * long_spin, kLongSpin) : std::max(long_spin / 2, kShortSpin);
+  }
 }
 
 }  // namespace rlinf::comm

@@ -125,24 +125,43 @@ class TakenBuffers : public BufferSource {
   std::shared_ptr<void> owner_;
 };
 
-int put(Channel& channel, Codec& codec, const py::object& value, int64_t key, double weight, int64_t policy_version,
-        const py::object& timeout_s) {
-  EncodedValue encoded;
-  codec.encode(value, &encoded);
-  const ByteView head{encoded.header.data(), encoded.header.size()};
-  const uint64_t num_bytes = Channel::item_bytes(head.num_bytes, encoded.buffers);
-  WaitState wait;
-  wait.deadline_ns = deadline_from(timeout_s);
-  BlockRef block;
-  return static_cast<int>(wait_for([&] {
-    const Outcome outcome = channel.reserve(num_bytes, wait, &block);
+// A value on its way into a channel.
+class PendingPut {
+ public:
+  PendingPut(std::shared_ptr<Channel> channel, Codec& codec, const py::object& value, int64_t key, double weight,
+             int64_t policy_version, const py::object& timeout_s)
+      : channel_(std::move(channel)), labels_{key, weight, policy_version} {
+    codec.encode(value, &encoded_);
+    num_bytes_ = Channel::item_bytes(encoded_.header.size(), encoded_.buffers);
+    wait_.deadline_ns = deadline_from(timeout_s);
+  }
+
+  int run() {
+    return static_cast<int>(wait_for([&] { return attempt(); }));
+  }
+  int attempt_without_waiting() {
+    wait_.slice_ns = 0;
+    const py::gil_scoped_release no_gil;
+    return static_cast<int>(attempt());
+  }
+
+ private:
+  Outcome attempt() {
+    BlockRef block;
+    const Outcome outcome = channel_->reserve(num_bytes_, wait_, &block);
     if (outcome == Outcome::kDone) {
-      channel.fill(block, head, encoded.buffers);
-      channel.commit(block, ItemLabels{key, weight, policy_version});
+      channel_->fill(block, {encoded_.header.data(), encoded_.header.size()}, encoded_.buffers);
+      channel_->commit(block, labels_);
     }
     return outcome;
-  }));
-}
+  }
+
+  std::shared_ptr<Channel> channel_;
+  ItemLabels labels_;
+  EncodedValue encoded_;
+  uint64_t num_bytes_ = 0;
+  WaitState wait_;
+};
 
 // A rlinf_comm.channel.Item; as its __init__, which is frozen and five times as slow.
 py::object make_item(const py::object& item_class, const py::object& value, const TakenItem& item) {
@@ -171,40 +190,67 @@ py::object make_item(const py::object& item_class, const py::object& value, cons
   return made;
 }
 
-// The items as a list; or, when there are none, why, as an int.
-py::object take(const std::shared_ptr<Channel>& channel, Codec& codec, const py::object& item_class, uint64_t max_items,
-                uint64_t min_items, const py::object& max_weight, const py::object& keys, const py::object& timeout_s) {
-  TakeRequest request;
-  request.max_items = max_items;
-  request.min_items = min_items;
-  request.max_weight = max_weight.is_none() ? HUGE_VAL : max_weight.cast<double>();
-  request.any_key = keys.is_none();
-  if (!request.any_key) {
-    request.keys = keys.cast<std::vector<int64_t>>();
-    std::sort(request.keys.begin(), request.keys.end());
+// A take that may have to wait.
+class PendingTake {
+ public:
+  PendingTake(std::shared_ptr<Channel> channel, Codec& codec, py::object item_class, uint64_t max_items,
+              uint64_t min_items, const py::object& max_weight, const py::object& keys, const py::object& timeout_s)
+      : channel_(std::move(channel)), codec_(codec), item_class_(std::move(item_class)) {
+    request_.max_items = max_items;
+    request_.min_items = min_items;
+    request_.max_weight = max_weight.is_none() ? HUGE_VAL : max_weight.cast<double>();
+    request_.any_key = keys.is_none();
+    if (!request_.any_key) {
+      request_.keys = keys.cast<std::vector<int64_t>>();
+      std::sort(request_.keys.begin(), request_.keys.end());
+    }
+    wait_.deadline_ns = deadline_from(timeout_s);
   }
-  WaitState wait;
-  wait.deadline_ns = deadline_from(timeout_s);
-  std::vector<TakenItem> items;
-  const Outcome outcome = wait_for([&] { return channel->take(request, wait, &items); });
-  if (outcome != Outcome::kDone) {
-    return py::int_(static_cast<int>(outcome));
+
+  // The items as a list; or, when there are none, why, as an int.
+  py::object run() {
+    std::vector<TakenItem> items;
+    const Outcome outcome = wait_for([&] { return channel_->take(request_, wait_, &items); });
+    return result(outcome, std::move(items));
   }
-  BlocksToRelease to_release(*channel);
-  std::vector<TakenBuffers> buffers;  // of all items first: also what follows an item that does not decode is freed
-  buffers.reserve(items.size());
-  for (TakenItem& item : items) {
-    buffers.emplace_back(channel, item, &to_release);
+  py::object attempt_without_waiting() {
+    wait_.slice_ns = 0;
+    std::vector<TakenItem> items;
+    Outcome outcome;
+    {
+      const py::gil_scoped_release no_gil;
+      outcome = channel_->take(request_, wait_, &items);
+    }
+    return result(outcome, std::move(items));
   }
-  py::list result(items.size());
-  for (size_t i = 0; i < items.size(); ++i) {
-    const TakenItem& item = items[i];
-    const std::string_view head(reinterpret_cast<const char*>(item.head), item.head_bytes);
-    const py::object value = codec.decode(head, buffers[i], "item " + std::to_string(item.sequence));
-    result[i] = make_item(item_class, value, item);
+
+ private:
+  py::object result(Outcome outcome, std::vector<TakenItem> items) {
+    if (outcome != Outcome::kDone) {
+      return py::int_(static_cast<int>(outcome));
+    }
+    BlocksToRelease to_release(*channel_);
+    std::vector<TakenBuffers> buffers;  // of all items first: also what follows an item that does not decode is freed
+    buffers.reserve(items.size());
+    for (TakenItem& item : items) {
+      buffers.emplace_back(channel_, item, &to_release);
+    }
+    py::list result(items.size());
+    for (size_t i = 0; i < items.size(); ++i) {
+      const TakenItem& item = items[i];
+      const std::string_view head(reinterpret_cast<const char*>(item.head), item.head_bytes);
+      const py::object value = codec_.decode(head, buffers[i], "item " + std::to_string(item.sequence));
+      result[i] = make_item(item_class_, value, item);
+    }
+    return std::move(result);
   }
-  return std::move(result);
-}
+
+  std::shared_ptr<Channel> channel_;
+  Codec& codec_;
+  py::object item_class_;
+  TakeRequest request_;
+  WaitState wait_;
+};
 
 py::dict counts(Channel& channel) {
   ChannelCounts counts;
@@ -242,16 +288,51 @@ void bind_channel(py::module_& module) {
       .value("STALLED", Outcome::kStalled)
       .finalize();
 
-  py::class_<Channel, std::shared_ptr<Channel>>(module, "Channel")
+  py::class_<Channel, std::shared_ptr<Channel>> channel_class(module, "Channel");
+  py::class_<PendingPut>(module, "PendingPut")
+      .def(py::init<std::shared_ptr<Channel>, Codec&, const py::object&, int64_t, double, int64_t, const py::object&>(),
+           py::arg("channel"), py::arg("codec"), py::arg("value"), py::arg("key"), py::arg("weight"),
+           py::arg("policy_version"), py::arg("timeout_s"))
+      .def("attempt", &PendingPut::attempt_without_waiting);
+  py::class_<PendingTake>(module, "PendingTake")
+      .def(py::init<std::shared_ptr<Channel>, Codec&, py::object, uint64_t, uint64_t, const py::object&,
+                    const py::object&, const py::object&>(),
+           py::keep_alive<1, 3>(), py::arg("channel"), py::arg("codec"), py::arg("item_class"), py::arg("max_items"),
+           py::arg("min_items"), py::arg("max_weight"), py::arg("keys"), py::arg("timeout_s"))
+      .def("attempt", &PendingTake::attempt_without_waiting);
+  channel_class
       .def_static("create", &Channel::create, py::arg("name"), py::arg("capacity_items"), py::arg("capacity_bytes"),
                   py::arg("num_producers"))
       .def_static(
           "open", [](const py::tuple& address) { return Channel::open(address_from(address)); }, py::arg("address"))
+      .def("prefault", &Channel::prefault, py::call_guard<py::gil_scoped_release>())
       .def("address", [](const Channel& channel) { return address_tuple(channel.address()); })
-      .def("put", &put, py::arg("codec"), py::arg("value"), py::arg("key"), py::arg("weight"),
-           py::arg("policy_version"), py::arg("timeout_s"))
-      .def("take", &take, py::arg("codec"), py::arg("item_class"), py::arg("max_items"), py::arg("min_items"),
-           py::arg("max_weight"), py::arg("keys"), py::arg("timeout_s"))
+      .def(
+          "put",
+          [](std::shared_ptr<Channel> channel, Codec& codec, const py::object& value, int64_t key, double weight,
+             int64_t policy_version, const py::object& timeout_s) {
+            return PendingPut(std::move(channel), codec, value, key, weight, policy_version, timeout_s).run();
+          },
+          py::arg("codec"), py::arg("value"), py::arg("key"), py::arg("weight"), py::arg("policy_version"),
+          py::arg("timeout_s"))
+      .def(
+          "take",
+          [](std::shared_ptr<Channel> channel, Codec& codec, py::object item_class, uint64_t max_items,
+             uint64_t min_items, const py::object& max_weight, const py::object& keys, const py::object& timeout_s) {
+            return PendingTake(std::move(channel), codec, std::move(item_class), max_items, min_items, max_weight, keys,
+                               timeout_s)
+                .run();
+          },
+          py::arg("codec"), py::arg("item_class"), py::arg("max_items"), py::arg("min_items"), py::arg("max_weight"),
+          py::arg("keys"), py::arg("timeout_s"))
+      .def("event_sequence",
+           [](const Channel& channel, int waiting) { return channel.event_sequence(static_cast<Waiting>(waiting)); })
+      .def(
+          "wait_for_event",
+          [](Channel& channel, int waiting, uint32_t seen) {
+            channel.wait_for_event(static_cast<Waiting>(waiting), seen);
+          },
+          py::arg("waiting"), py::arg("seen"), py::call_guard<py::gil_scoped_release>())
       .def("close_producer", &Channel::close_producer, py::call_guard<py::gil_scoped_release>())
       .def("reopen", &Channel::reopen, py::arg("num_producers"), py::call_guard<py::gil_scoped_release>())
       .def("abort", &Channel::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())

@@ -6,6 +6,7 @@
 
 #include "bindings.h"
 #include "rlinf/comm/check.h"
+#include "rlinf/comm/memory_copy.h"
 #include "rlinf/comm/process_id.h"
 #include "rlinf/comm/shared_words.h"
 #include "rlinf/comm/sync.h"
@@ -61,6 +62,12 @@ void bind_segment(py::module_& module) {
           },
           py::arg("seen"), py::arg("timeout_s"));
 
+  module.def(
+      "copy_bytes",
+      [](uintptr_t destination, uintptr_t source, uint64_t num_bytes) {
+        copy_bytes(reinterpret_cast<void*>(destination), reinterpret_cast<const void*>(source), num_bytes);
+      },
+      py::arg("destination"), py::arg("source"), py::arg("num_bytes"), py::call_guard<py::gil_scoped_release>());
   module.def(
       "current_process",
       [] {

@@ -8,8 +8,8 @@
 // wait for ever for a producer that waits for its room. Instead, a take says of each item whether it may stay in place:
 // once taken blocks hold capacity_bytes, the consumer is to copy the item out and to release the block at once.
 //
-// Nothing here waits longer than kWaitSliceNs: a call that could not finish returns Outcome::kPending and is repeated
-// by the caller with the same WaitState.
+// Nothing here waits longer than WaitState::slice_ns: a call that could not finish returns Outcome::kPending and is
+// repeated by the caller with the same WaitState.
 #pragma once
 
 #include <cstdint>
@@ -71,12 +71,13 @@ struct TakenItem {
   std::vector<ByteView> buffers;
 };
 
-// Carries one waiting call over its slices.
+// Carries one waiting call over its attempts.
 struct WaitState {
   int64_t deadline_ns = kNever;
+  int64_t slice_ns = kWaitSliceNs;  // how long one attempt waits; 0 does not
   bool counted = false;
   int64_t stalled_since_ns = 0;
-  uint64_t num_slices = 0;
+  int64_t next_reclaim_ns = 0;  // when to look for dead peers; 0 before the first attempt that has to wait
 };
 
 struct ChannelCounts {
@@ -96,6 +97,8 @@ struct ChannelCounts {
   bool aborted;
 };
 
+enum class Waiting : int { kForItem = 0, kForRoom = 1 };
+
 struct ChannelHeader;
 
 class Channel {
@@ -105,6 +108,8 @@ class Channel {
   static std::shared_ptr<Channel> open(const SegmentAddress& address);
 
   const SegmentAddress& address() const { return segment_->address(); }
+  // Takes memory for capacity_bytes of items from the system now instead of with the first items.
+  void prefault();
 
   // Bytes that an item occupies of capacity_bytes.
   static uint64_t item_bytes(uint64_t head_bytes, const std::vector<ByteView>& buffers);
@@ -117,6 +122,11 @@ class Channel {
   // Gives a block back: taken and read, or reserved and not used. Twice is harmless.
   void release(const BlockRef& block);
   void release(const std::vector<BlockRef>& blocks);
+
+  // For callers that attempt with slice_ns = 0 and wait elsewhere: the event's sequence before the attempt, and a wait
+  // of up to kWaitSliceNs for it to change.
+  uint32_t event_sequence(Waiting waiting) const;
+  void wait_for_event(Waiting waiting, uint32_t seen);
 
   // Takes back what dead processes were copying in or looking at. A waiting put does so by itself.
   void reclaim();
@@ -138,6 +148,8 @@ class Channel {
   explicit Channel(std::shared_ptr<Segment> segment);
 
   bool is_closed() const;
+  EventWord& event(Waiting waiting) const;
+  static bool is_time_to_reclaim(WaitState& wait);
   void repair();
   void append_ready(uint64_t offset);
   void unlink_ready(uint64_t offset);

@@ -10,15 +10,19 @@ namespace rlinf::comm {
 
 struct ProcessId {
   int32_t pid = 0;
-  uint64_t start_ticks = 0;  // field 22 of /proc/<pid>/stat, clock ticks since boot
+  uint64_t start_ticks = 0;    // field 22 of /proc/<pid>/stat, clock ticks since boot
+  uint64_t pid_namespace = 0;  // inode of /proc/self/ns/pid; 0: that of whoever asks
 
-  bool operator==(const ProcessId& other) const { return pid == other.pid && start_ticks == other.start_ticks; }
+  bool operator==(const ProcessId& other) const {
+    return pid == other.pid && start_ticks == other.start_ticks && pid_namespace == other.pid_namespace;
+  }
 };
 
 // The calling process. Right in a forked child, too.
 ProcessId current_process();
 
-// False when the process is gone, is a zombie, or its pid belongs to a younger process.
+// False when the process is gone, is a zombie, or its pid belongs to a younger process. A process of another pid
+// namespace, which /proc does not show, is asked through its segment server.
 bool is_alive(const ProcessId& process);
 
 }  // namespace rlinf::comm

@@ -1,6 +1,6 @@
-// A piece of memory shared between processes of one machine: a memfd mapped into each of them. Peers open it through
-// /proc/<creator's pid>/fd/<number>, so it has no name in any file system and nothing is left behind when its processes
-// die, however they die.
+// A piece of memory shared between processes of one machine: a memfd of mode 0600, sealed against changes of its size,
+// mapped into each of them. Its creator's segment server hands the descriptor to peers of the same user, so it has no
+// name in any file system and nothing is left behind when its processes die, however they die.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +27,10 @@ class Segment {
   // UserError when the creator is gone or has closed the segment.
   static std::shared_ptr<Segment> open(const SegmentAddress& address);
 
+  // Takes the pages of the first `num_bytes` from the system now: a first write to a fresh page costs about ten times a
+  // later one.
+  void prefault(uint64_t num_bytes);
+
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
@@ -45,6 +49,7 @@ class Segment {
   SegmentAddress address_;
   std::byte* bytes_;
   uint64_t num_bytes_;
+  bool is_served_ = false;  // here, by its creator
 };
 
 }  // namespace rlinf::comm

@@ -44,7 +44,10 @@ class EventWord {
   void wait(uint32_t seen, int64_t deadline_ns);
 
  private:
+  bool spin(uint32_t seen, int num_pauses) const;
+
   std::atomic<uint32_t> sequence_;
+  std::atomic<int32_t> notifier_cpu_;  // where the last notify_all() ran
   std::atomic<uint32_t> num_waiters_;  // too high after a waiter was killed, which only costs a system call
 };
 

@@ -2,6 +2,7 @@
 
 rlinf_comm.channel   bounded shared-memory queues
 rlinf_comm.codec     values to bytes and back, without pickle
+rlinf_comm.memory    copies past the caches
 rlinf_comm.weights   layouts, reshard plans, and attested weight hand-over (imports torch)
 rlinf_comm.testing   bitwise comparison, conformance checks
 rlinf_comm.errors    the error tree
@@ -26,6 +27,7 @@ from rlinf_comm.errors import (
     WeightMismatchError,
     WeightTimeout,
 )
+from rlinf_comm.memory import copy_into
 
 __all__ = [
     "Channel",
@@ -37,6 +39,7 @@ __all__ = [
     "decode",
     "pack",
     "unpack",
+    "copy_into",
     "CommError",
     "ChannelError",
     "ChannelClosed",

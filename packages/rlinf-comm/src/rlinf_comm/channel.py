@@ -9,18 +9,21 @@ errors.
 
     channel.put(value, key=3)                                 # blocks while the channel is full, in items or in bytes
     for value in channel: ...                                 # until every producer has called close()
+    await channel.aput(value); async for value in channel: ...
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from rlinf_comm import _C, codec
 from rlinf_comm._arrays import Refused
+from rlinf_comm._doorbell import FOR_ITEM, FOR_ROOM, Doorbell
 from rlinf_comm.errors import (
     ChannelAborted,
     ChannelClosed,
@@ -31,6 +34,7 @@ from rlinf_comm.errors import (
 )
 
 _MAX_COUNT = (1 << 63) - 1
+_NOT_PUT = (Refused, UnicodeEncodeError, RecursionError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +46,7 @@ class ChannelAddress:
     creator_start_ticks: int
     """Start time of that process, which tells it from a later one with its pid."""
     fd: int
-    """The channel's memory, as a file descriptor of the creator."""
+    """The channel's memory, as a file descriptor of the creator, which hands it to peers."""
     nonce: int
     """Tells the memory from another that was given the same descriptor later."""
 
@@ -103,10 +107,17 @@ class Channel:
         self._native = native
         self._address = address
         self._owner_pid = owner_pid
+        self._doorbells = (Doorbell(native, FOR_ITEM), Doorbell(native, FOR_ROOM))
 
     @classmethod
     def create(
-        cls, name: str, *, capacity_items: int = 4096, capacity_bytes: int = 64 << 20, num_producers: int = 1
+        cls,
+        name: str,
+        *,
+        capacity_items: int = 4096,
+        capacity_bytes: int = 64 << 20,
+        num_producers: int = 1,
+        prefault: bool = False,
     ) -> Channel:
         """A new channel, owned by this process.
 
@@ -116,6 +127,7 @@ class Channel:
             capacity_bytes: Bytes of waiting items. Taken items whose tensors are still alive may occupy as much again;
                 beyond that, take copies them out. Memory is only used as far as items reach.
             num_producers: Calls of close() that close the channel.
+            prefault: Take capacity_bytes of memory now; the first items are then as fast as all others.
         """
         for label, count in (
             ("capacity_items", capacity_items),
@@ -125,6 +137,8 @@ class Channel:
             if count < 1:
                 raise ValueError(f"channel {name!r}: {label}={count}; at least 1")
         native = _C.Channel.create(name, capacity_items, capacity_bytes, num_producers)
+        if prefault:
+            native.prefault()
         pid, start_ticks, fd, nonce = native.address()
         address = ChannelAddress(name=name, creator_pid=pid, creator_start_ticks=start_ticks, fd=fd, nonce=nonce)
         return cls(native, address, owner_pid=pid)
@@ -180,17 +194,32 @@ class Channel:
             UnsupportedValueError: the value cannot cross; names the part of it.
             ChannelClosed, ChannelAborted, ChannelTimeout: the item was not put.
         """
-        if not (weight >= 0.0 and math.isfinite(weight)):
-            raise ValueError(f"channel {self.name!r}: weight={weight}; finite and not negative")
+        self._check_weight(weight)
         try:
             outcome = self._native.put(codec.NATIVE, value, key, weight, policy_version, timeout_s)
-        except (Refused, UnicodeEncodeError, RecursionError) as error:
-            raise codec.refusal(value, error) from None
-        except ValueError as error:
-            raise ValueError(f"channel {self.name!r}: {error}") from None
+        except _NOT_PUT as error:
+            raise self._not_put(error, value) from None
         if outcome:
-            num_bytes = codec.encode(value).num_bytes
-            self._raise(_C.Outcome(outcome), f"put of {num_bytes} bytes with key {key}", timeout_s)
+            self._raise_not_put(outcome, value, key, timeout_s)
+
+    async def aput(
+        self,
+        value: Any,
+        *,
+        key: int = 0,
+        weight: float = 1.0,
+        policy_version: int = -1,
+        timeout_s: float | None = None,
+    ) -> None:
+        """put() that lets other tasks run while the channel is full. The value must not change meanwhile."""
+        self._check_weight(weight)
+        try:
+            pending = _C.PendingPut(self._native, codec.NATIVE, value, key, weight, policy_version, timeout_s)
+            outcome = await self._attempt(pending.attempt, FOR_ROOM, timeout_s)
+        except _NOT_PUT as error:
+            raise self._not_put(error, value) from None
+        if outcome:
+            self._raise_not_put(outcome, value, key, timeout_s)
 
     def take(
         self,
@@ -217,32 +246,69 @@ class Channel:
             ChannelAborted, ChannelTimeout: nothing was taken.
             ChannelStalled: min_items do not fit the channel's capacity, and the next producer waits for room.
         """
+        max_items, min_items = self._check_request(max_items, min_items, max_weight, keys)
+        try:
+            taken = self._native.take(codec.NATIVE, Item, max_items, min_items, max_weight, keys, timeout_s)
+        except DecodeError as error:
+            raise DecodeError(f"channel {self.name!r}, {error}") from error
+        if isinstance(taken, int):
+            self._raise_not_taken(taken, min_items, keys, timeout_s)
+        return taken
+
+    async def atake(
+        self,
+        *,
+        max_items: int = 1,
+        min_items: int = 1,
+        max_weight: float | None = None,
+        keys: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Item]:
+        """take() that lets other tasks run while it waits. Cancelling it loses no item."""
+        max_items, min_items = self._check_request(max_items, min_items, max_weight, keys)
+        pending = _C.PendingTake(self._native, codec.NATIVE, Item, max_items, min_items, max_weight, keys, timeout_s)
+        try:
+            taken = await self._attempt(pending.attempt, FOR_ITEM, timeout_s)
+        except DecodeError as error:
+            raise DecodeError(f"channel {self.name!r}, {error}") from error
+        if isinstance(taken, int):
+            self._raise_not_taken(taken, min_items, keys, timeout_s)
+        return taken
+
+    async def _attempt(self, attempt: Callable[[], Any], waiting: int, timeout_s: float | None) -> Any:
+        """What `attempt` returns once it is no longer pending."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            seen = self._doorbells[waiting].sequence()
+            outcome = attempt()
+            if outcome != _C.Outcome.PENDING:
+                return outcome
+            left_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
+            await self._doorbells[waiting].wait(seen, left_s)
+
+    def _check_weight(self, weight: float) -> None:
+        if not (weight >= 0.0 and math.isfinite(weight)):
+            raise ValueError(f"channel {self.name!r}: weight={weight}; finite and not negative")
+
+    def _check_request(
+        self, max_items: int, min_items: int, max_weight: float | None, keys: Sequence[int] | None
+    ) -> tuple[int, int]:
+        """The two numbers, cut to what the native code takes."""
         if max_items < 1 or min_items < 1:
             raise ValueError(f"channel {self.name!r}: max_items={max_items}, min_items={min_items}; at least 1 each")
         if max_weight is not None and not max_weight >= 0.0:
             raise ValueError(f"channel {self.name!r}: max_weight={max_weight}; must not be negative")
         if keys is not None and len(keys) == 0:
             raise ValueError(f"channel {self.name!r}: keys=[] matches nothing; None takes any key")
-        try:
-            taken = self._native.take(
-                codec.NATIVE,
-                Item,
-                min(max_items, _MAX_COUNT),
-                min(min_items, _MAX_COUNT),
-                max_weight,
-                keys,
-                timeout_s,
-            )
-        except DecodeError as error:
-            raise DecodeError(f"channel {self.name!r}, {error}") from error
-        if isinstance(taken, int):
-            wanted = f"take of {min(min_items, max_items)} items" + (f" with keys {list(keys)}" if keys else "")
-            self._raise(_C.Outcome(taken), wanted, timeout_s)
-        return taken
+        return min(max_items, _MAX_COUNT), min(min_items, max_items, _MAX_COUNT)
 
     def __iter__(self) -> Iterator[Any]:
         """Values one by one, until the channel is closed and empty."""
         while items := self.take():
+            yield items.pop().value
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while items := await self.atake():
             yield items.pop().value
 
     def close(self) -> None:
@@ -283,6 +349,22 @@ class Channel:
 
     def stats(self) -> ChannelStats:
         return ChannelStats(**self._native.counts())
+
+    def _not_put(self, error: Exception, value: Any) -> Exception:
+        """What to raise after encoding or the native put has raised `error`."""
+        if isinstance(error, (Refused, UnicodeEncodeError, RecursionError)):
+            return codec.refusal(value, error)
+        return ValueError(f"channel {self.name!r}: {error}")
+
+    def _raise_not_put(self, outcome: int, value: Any, key: int, timeout_s: float | None) -> NoReturn:
+        num_bytes = codec.encode(value).num_bytes
+        self._raise(_C.Outcome(outcome), f"put of {num_bytes} bytes with key {key}", timeout_s)
+
+    def _raise_not_taken(
+        self, outcome: int, min_items: int, keys: Sequence[int] | None, timeout_s: float | None
+    ) -> NoReturn:
+        wanted = f"take of {min_items} items" + (f" with keys {list(keys)}" if keys else "")
+        self._raise(_C.Outcome(outcome), wanted, timeout_s)
 
     def _raise(self, outcome: _C.Outcome, what: str, timeout_s: float | None) -> NoReturn:
         if outcome is _C.Outcome.ABORTED:
