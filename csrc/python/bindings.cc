@@ -29,6 +29,8 @@ namespace py = pybind11;
 
 namespace rlinf::comm {
 
+void bind_cuda(py::module_& module);  // bind_cuda.cc
+
 namespace {
 
 // Memory of some Python object (a tensor), seen through the buffer protocol. Keeps the object alive.
@@ -409,4 +411,5 @@ PYBIND11_MODULE(_C, module) {
              py::arg("shape"), py::arg("memory_strides"), py::arg("index_strides"));
   module.def("has_cuda_kernels", &has_cuda_kernels);
   module.def("num_cuda_devices", &num_cuda_devices);
+  bind_cuda(module);
 }
