@@ -57,6 +57,7 @@ PYBIND11_MODULE(_C, module) {
   bind_channel(module);
   bind_segment(module);
   bind_copies(module);
+  bind_cuda(module);
   module.def("has_cuda_kernels", &has_cuda_kernels);
   module.def("num_cuda_devices", &num_cuda_devices);
 }

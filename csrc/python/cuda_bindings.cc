@@ -1,0 +1,222 @@
+// The CUDA side of rlinf_comm._C: lowering and its CPU model in every build, the device in builds with CUDA.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <vector>
+
+#include "bindings.h"
+#include "rlinf/comm/check.h"
+#include "rlinf/comm/cuda/copy_lowering.h"
+#include "rlinf/comm/cuda/digest_lowering.h"
+#ifdef RLINF_WITH_CUDA
+#include "rlinf/comm/cuda/batched_copy.h"
+#include "rlinf/comm/cuda/device_digest.h"
+#endif
+
+namespace rlinf::comm {
+
+namespace {
+
+using cuda::CopyTile;
+using cuda::DigestAxis;
+using cuda::DigestTile;
+
+template <typename T>
+using Column = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
+template <typename Tile>
+py::bytes bytes_of(const std::vector<Tile>& tiles) {
+  return py::bytes(reinterpret_cast<const char*>(tiles.data()), tiles.size() * sizeof(Tile));
+}
+
+template <typename Tile>
+std::vector<Tile> tiles_from(const py::bytes& bytes) {
+  const auto view = static_cast<std::string_view>(bytes);
+  RLINF_CHECK_INTERNAL(view.size() % sizeof(Tile) == 0, view.size(), " bytes are no tiles");
+  std::vector<Tile> tiles(view.size() / sizeof(Tile));
+  if (!tiles.empty()) {
+    std::memcpy(tiles.data(), view.data(), view.size());
+  }
+  return tiles;
+}
+
+uint64_t address_at(const Column<int64_t>& pointers, int32_t buffer, int64_t offset, const char* side, py::ssize_t row) {
+  RLINF_CHECK_USER(buffer >= 0 && buffer < pointers.size(), "copy ", row, ": ", side, "_buffer=", buffer, ", but ",
+                   pointers.size(), " ", side, "_pointers are given");
+  return static_cast<uint64_t>(pointers.data()[buffer] + offset);
+}
+
+// The columns of a copy table (rlinf_comm.copies.CopyTable), then the base addresses.
+py::bytes lower_copies(const Column<int32_t>& src_buffer, const Column<int32_t>& dst_buffer,
+                       const Column<int64_t>& src_offset, const Column<int64_t>& dst_offset,
+                       const Column<int64_t>& lengths, const Column<int64_t>& src_strides,
+                       const Column<int64_t>& dst_strides, const Column<uint8_t>& src_dtype,
+                       const Column<uint8_t>& dst_dtype, const Column<int64_t>& src_pointers,
+                       const Column<int64_t>& dst_pointers) {
+  RLINF_CHECK_INTERNAL(lengths.ndim() == 2 && lengths.shape(0) == src_buffer.size(), "");
+  const py::ssize_t num_dims = lengths.shape(1);
+  std::vector<CopyTile> tiles;
+  {
+    py::gil_scoped_release no_gil;
+    for (py::ssize_t row = 0; row < src_buffer.size(); ++row) {
+      cuda::StridedCopy copy;
+      copy.source = address_at(src_pointers, src_buffer.data()[row], src_offset.data()[row], "src", row);
+      copy.destination = address_at(dst_pointers, dst_buffer.data()[row], dst_offset.data()[row], "dst", row);
+      copy.source_dtype = src_dtype.data()[row];
+      copy.destination_dtype = dst_dtype.data()[row];
+      for (py::ssize_t d = row * num_dims; d < (row + 1) * num_dims; ++d) {
+        copy.dimensions.push_back({lengths.data()[d], src_strides.data()[d], dst_strides.data()[d]});
+      }
+      lower_copy(copy, tiles);
+    }
+  }
+  return bytes_of(tiles);
+}
+
+py::bytes lower_digests(
+    const std::vector<std::tuple<uint64_t, uint64_t, uint64_t, std::vector<int64_t>, std::vector<int64_t>,
+                                 std::vector<int64_t>, uint32_t>>& boxes) {
+  std::vector<DigestTile> tiles;
+  for (const auto& [address, element_bytes, first_index, shape, memory_strides, index_strides, piece] : boxes) {
+    RLINF_CHECK_INTERNAL(shape.size() == memory_strides.size() && shape.size() == index_strides.size(), "");
+    std::vector<DigestAxis> axes;
+    for (size_t i = 0; i < shape.size(); ++i) {
+      axes.push_back(DigestAxis{shape[i], memory_strides[i], index_strides[i]});
+    }
+    cuda::lower_digest(address, element_bytes, first_index, std::move(axes), piece, tiles);
+  }
+  return bytes_of(tiles);
+}
+
+std::vector<std::pair<uint64_t, uint64_t>> pairs_of(const std::vector<Digest>& sums) {
+  std::vector<std::pair<uint64_t, uint64_t>> pairs;
+  for (const Digest& sum : sums) {
+    pairs.emplace_back(sum.low, sum.high);
+  }
+  return pairs;
+}
+
+#ifdef RLINF_WITH_CUDA
+
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) {
+    RLINF_CHECK_CUDA(cudaGetDevice(&before_));
+    RLINF_CHECK_CUDA(cudaSetDevice(device));
+  }
+  ~DeviceGuard() { RLINF_CHECK_NOTHROW(cudaSetDevice(before_) == cudaSuccess, "cudaSetDevice failed"); }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+// Bytes in the memory of one device; freeing waits for the device, so no kernel loses its tiles.
+class DeviceBytes {
+ public:
+  DeviceBytes(const void* bytes, uint64_t num_bytes, int device) : num_bytes_(num_bytes), device_(device) {
+    const DeviceGuard guard(device);
+    RLINF_CHECK_CUDA(cudaMalloc(&pointer_, num_bytes == 0 ? 1 : num_bytes));
+    const cudaError_t error = cudaMemcpy(pointer_, bytes, num_bytes, cudaMemcpyHostToDevice);
+    if (error != cudaSuccess) {
+      cudaFree(pointer_);
+      RLINF_CHECK_CUDA(error);
+    }
+  }
+  ~DeviceBytes() { RLINF_CHECK_NOTHROW(cudaFree(pointer_) == cudaSuccess, "cudaFree failed"); }
+  DeviceBytes(const DeviceBytes&) = delete;
+  DeviceBytes& operator=(const DeviceBytes&) = delete;
+
+  void* pointer() const { return pointer_; }
+  uint64_t num_bytes() const { return num_bytes_; }
+  int device() const { return device_; }
+
+ private:
+  void* pointer_ = nullptr;
+  uint64_t num_bytes_;
+  int device_;
+};
+
+cudaStream_t stream_from(uint64_t stream) { return reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(stream)); }
+
+std::vector<Digest> digest_on_device(const DeviceBytes& tiles, uint64_t num_sums, int max_ctas, uint64_t stream) {
+  std::vector<Digest> sums(num_sums);
+  const DeviceGuard guard(tiles.device());
+  const DeviceBytes device_sums(sums.data(), num_sums * sizeof(Digest), tiles.device());
+  auto* target = static_cast<Digest*>(device_sums.pointer());
+  cuda::device_digest(static_cast<const DigestTile*>(tiles.pointer()), tiles.num_bytes() / sizeof(DigestTile), target,
+                      max_ctas, stream_from(stream));
+  RLINF_CHECK_CUDA(cudaMemcpyAsync(sums.data(), target, num_sums * sizeof(Digest), cudaMemcpyDeviceToHost,
+                                   stream_from(stream)));
+  RLINF_CHECK_CUDA(cudaStreamSynchronize(stream_from(stream)));
+  return sums;
+}
+
+void bind_device(py::module_& module) {
+  py::class_<DeviceBytes>(module, "DeviceBytes")
+      .def(py::init([](const py::bytes& bytes, int device) {
+             const auto view = static_cast<std::string_view>(bytes);
+             py::gil_scoped_release no_gil;
+             return std::make_unique<DeviceBytes>(view.data(), view.size(), device);
+           }),
+           py::arg("bytes"), py::arg("device"))
+      .def_property_readonly("num_bytes", &DeviceBytes::num_bytes);
+  module.def(
+      "run_copy_tiles",
+      [](const DeviceBytes& tiles, int max_ctas, uint64_t stream) {
+        const DeviceGuard guard(tiles.device());
+        cuda::batched_copy(static_cast<const CopyTile*>(tiles.pointer()), tiles.num_bytes() / sizeof(CopyTile),
+                           max_ctas, stream_from(stream));
+      },
+      py::arg("tiles"), py::arg("max_ctas"), py::arg("stream"), py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "run_digest_tiles",
+      [](const DeviceBytes& tiles, uint64_t num_sums, int max_ctas, uint64_t stream) {
+        std::vector<Digest> sums;
+        {
+          py::gil_scoped_release no_gil;
+          sums = digest_on_device(tiles, num_sums, max_ctas, stream);
+        }
+        return pairs_of(sums);
+      },
+      py::arg("tiles"), py::arg("num_sums"), py::arg("max_ctas"), py::arg("stream"));
+}
+
+#endif
+
+}  // namespace
+
+void bind_cuda(py::module_& module) {
+  module.def("lower_copies", &lower_copies, py::arg("src_buffer"), py::arg("dst_buffer"), py::arg("src_offset"),
+             py::arg("dst_offset"), py::arg("lengths"), py::arg("src_strides"), py::arg("dst_strides"),
+             py::arg("src_dtype"), py::arg("dst_dtype"), py::arg("src_pointers"), py::arg("dst_pointers"));
+  module.def(
+      "run_copy_tiles_on_cpu",
+      [](const py::bytes& bytes) {
+        const auto tiles = tiles_from<CopyTile>(bytes);
+        py::gil_scoped_release no_gil;
+        cuda::run_tiles_on_cpu(tiles.data(), tiles.size());
+      },
+      py::arg("tiles"));
+  module.def("lower_digests", &lower_digests, py::arg("boxes"));
+  module.def(
+      "digest_tiles_on_cpu",
+      [](const py::bytes& bytes, uint64_t num_sums) {
+        const auto tiles = tiles_from<DigestTile>(bytes);
+        std::vector<Digest> sums(num_sums);
+        {
+          py::gil_scoped_release no_gil;
+          cuda::digest_tiles_on_cpu(tiles.data(), tiles.size(), sums.data(), num_sums);
+        }
+        return pairs_of(sums);
+      },
+      py::arg("tiles"), py::arg("num_sums"));
+#ifdef RLINF_WITH_CUDA
+  bind_device(module);
+#endif
+}
+
+}  // namespace rlinf::comm
