@@ -12,8 +12,6 @@ caller keeps the buffers alive and in place during a run, which releases the GIL
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -22,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlinf_comm import _C
-from rlinf_comm.errors import DecodeError
+from rlinf_comm._copy_bytes import columns_from, columns_to_bytes, hash_of
 
 if TYPE_CHECKING:
     import torch
@@ -30,14 +28,6 @@ if TYPE_CHECKING:
 COPY_DTYPES = ("float32", "bfloat16", "float16", "bytes1", "bytes2", "bytes4", "bytes8", "bytes16")
 """A dtype's code in a table is its place here. Casts exist among the first three; the others are moved as they are."""
 CODE_OF = {name: code for code, name in enumerate(COPY_DTYPES)}
-
-_MAGIC = b"RLCP"
-_VERSION = 1
-_HEADER = struct.Struct("<4sI16s")  # magic, version, hash of what follows
-_COLUMN_HEADER = struct.Struct(
-    "<qq"
-)  # rows, and columns or -1 where there is one dimension; -1, -1 for a missing array
-_COLUMN_DTYPES = {"src_buffer": "<i4", "dst_buffer": "<i4", "src_dtype": "u1", "dst_dtype": "u1"}  # others: "<i8"
 
 Int64s = npt.NDArray[np.int64]
 
@@ -183,17 +173,17 @@ class CopyTable:
         )
 
     def to_bytes(self) -> bytes:
-        return _table_bytes(self)
+        return columns_to_bytes({field.name: getattr(self, field.name) for field in fields(self)})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CopyTable:
         """Raises DecodeError for anything that `to_bytes` of this version did not write."""
-        return CopyTable(**_columns_from(data))
+        return CopyTable(**columns_from([field.name for field in fields(CopyTable)], data))
 
     @property
     def hash(self) -> str:
         """32 hexadecimal digits: equal tables have equal hashes, on every machine."""
-        return _hash_of(self.to_bytes())
+        return hash_of(self.to_bytes())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -399,46 +389,3 @@ def _pointers(pointers: Int64s) -> Int64s:
 def _digests(pairs: npt.NDArray[np.uint64] | None) -> list[int]:
     assert pairs is not None, "digests were asked for"
     return [low | high << 64 for low, high in pairs.tolist()]
-
-
-def _hash_of(data: bytes) -> str:
-    return data[8 : _HEADER.size].hex()
-
-
-def _table_bytes(table: CopyTable) -> bytes:
-    parts = []
-    for field in fields(table):
-        array = getattr(table, field.name)
-        if array is None:
-            parts.append(_COLUMN_HEADER.pack(-1, -1))
-            continue
-        parts.append(_COLUMN_HEADER.pack(len(array), array.shape[1] if array.ndim == 2 else -1))
-        parts.append(array.astype(_COLUMN_DTYPES.get(field.name, "<i8"), copy=False).tobytes())
-    body = b"".join(parts)
-    return _HEADER.pack(_MAGIC, _VERSION, _digest_of(body)) + body
-
-
-def _digest_of(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=16).digest()
-
-
-def _columns_from(data: bytes) -> dict[str, Any]:
-    if len(data) < _HEADER.size or data[:4] != _MAGIC:
-        raise DecodeError(f"{len(data)} bytes that are no copy table: they do not begin with {_MAGIC!r}")
-    _, version, digest = _HEADER.unpack_from(data)
-    if version != _VERSION:
-        raise DecodeError(f"a copy table of version {version}; this rlinf-comm reads version {_VERSION}")
-    body = data[_HEADER.size :]
-    if _digest_of(body) != digest:
-        raise DecodeError(f"a copy table of {len(data)} bytes that were damaged or cut off: their hash does not agree")
-    columns: dict[str, Any] = {}
-    at = 0
-    for field in fields(CopyTable):
-        rows, width = _COLUMN_HEADER.unpack_from(body, at)
-        at += _COLUMN_HEADER.size
-        if rows >= 0:
-            dtype = np.dtype(_COLUMN_DTYPES.get(field.name, "<i8"))
-            array = np.frombuffer(body, dtype, rows * max(width, 1) if width else 0, at)
-            columns[field.name] = array if width < 0 else array.reshape(rows, width)
-            at += array.nbytes
-    return columns
