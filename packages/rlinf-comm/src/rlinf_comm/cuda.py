@@ -40,7 +40,7 @@ _DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: 
 _INTERFACE_KINDS = {"i": "int", "u": "uint", "f": "float", "c": "complex", "b": "bool"}
 
 
-class DeviceUnavailable(CommError):  # noqa: N818 - says what is so, as the other names of the package's errors
+class DeviceUnavailable(CommError):
     """This build has no kernels, or this machine no CUDA device; the text says which."""
 
 
