@@ -180,7 +180,7 @@ def test_copies_put_every_element_in_its_place(data):
         counts = [np.zeros(len(tensor), int) for tensor in want]
         for src_rank in range(src.num_ranks):
             table = reshard.copies(dst_rank=dst_rank, src_rank=src_rank)
-            for row in range(table.num_copies):
+            for row in range(len(table)):
                 count, size = counts[table.dst_buffer[row]], want[table.dst_buffer[row]].itemsize
                 for index in np.ndindex(*table.lengths[row]):
                     count[(table.dst_offset[row] + table.dst_strides[row] @ index) // size] += 1
@@ -193,17 +193,17 @@ def test_copies_that_continue_each_other_are_one():
     blocks = tuple(Block(name, specs[name].whole, "w13", 32 * at, (8, 1)) for at, name in enumerate(names))
     experts = Layout(specs, (RankLayout({"w13": BufferSpec((3, 8, 8), "float32")}, blocks),))
     table = plan(experts, experts).copies(dst_rank=0)
-    assert (table.num_copies, table.lengths.tolist()) == (1, [[6 * 32]])
+    assert (len(table), table.lengths.tolist()) == (1, [[6 * 32]])
     columns = Layout.sharded(specs, 2, dim=1)
     table = plan(experts, columns).copies(dst_rank=1, src_rank=0)
-    assert table.num_copies == 6
+    assert len(table) == 6
     assert table.lengths.tolist() == [[4, 4]] * 6
     assert table.src_strides.tolist() == [[32, 4]] * 6
     assert table.src_offset.tolist() == [16 + 128 * at for at in range(6)]
     halves = tuple(Block(name, specs[name].whole, "w13", 8 * at, (48, 1)) for at, name in enumerate(names))
     rows = Layout(specs, (RankLayout({"w13": BufferSpec((4, 6, 8), "float32")}, halves),))
     table = plan(rows, rows).copies(dst_rank=0)
-    assert (table.num_copies, table.lengths.tolist()) == (1, [[6 * 32]])
+    assert (len(table), table.lengths.tolist()) == (1, [[6 * 32]])
 
 
 def test_copies_name_dtypes_and_count_buffers_by_name():
@@ -222,7 +222,7 @@ def test_tied_memory_is_copied_once_and_counted_once():
     blocks = tuple(Block(name, specs[name].whole, "embed", 0, (2, 1)) for name in specs)
     tied = Layout(specs, (RankLayout({"embed": BufferSpec((3, 2), "float32")}, blocks),))
     reshard = plan(Layout.replicated(specs, 1), tied)
-    assert reshard.copies(dst_rank=0).num_copies == 1
+    assert len(reshard.copies(dst_rank=0)) == 1
     assert reshard.num_bytes == reshard.min_num_bytes == 24
     assert [move.name for move in reshard.moves] == ["embed", "head"], "both are attested"
     assert plan(tied, Layout.replicated(specs, 1)).num_bytes == 48

@@ -37,6 +37,5 @@ class CopyTable:
     dst_dtype: NDArray[np.uint8]
     """[n]"""
 
-    @property
-    def num_copies(self) -> int:
+    def __len__(self) -> int:
         return len(self.src_buffer)
