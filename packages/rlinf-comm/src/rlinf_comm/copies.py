@@ -36,6 +36,9 @@ class CopyTable:
     """[n] index into COPY_DTYPES"""
     dst_dtype: NDArray[np.uint8]
     """[n]"""
+    src_bytes: NDArray[np.int64] | None = None
+    """[number of source buffers] their sizes, used or not: what an executor expects addresses for."""
+    dst_bytes: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.src_buffer)
