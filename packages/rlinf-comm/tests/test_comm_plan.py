@@ -213,6 +213,8 @@ def test_copies_name_dtypes_and_count_buffers_by_name():
     assert [COPY_DTYPES[code] for code in table.src_dtype] == ["float32", "bytes8"]
     assert [COPY_DTYPES[code] for code in table.dst_dtype] == ["float16", "bytes8"]
     assert table.src_buffer.tolist() == table.dst_buffer.tolist() == [0, 1]
+    assert np.array_equal(np.asarray(table.src_bytes), [16, 16])
+    assert np.array_equal(np.asarray(table.dst_bytes), [8, 16])
     with pytest.raises(LayoutError, match="no copies from source rank 2 to destination rank 0"):
         plan(src, Layout.replicated(specs, 1)).copies(dst_rank=0, src_rank=2)
 

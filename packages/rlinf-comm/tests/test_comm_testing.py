@@ -1,4 +1,4 @@
-"""rlinf_comm.testing: the comparison says where, and the checks notice a channel that is wrong."""
+"""rlinf_comm.testing: the comparison says where, and the checks notice a channel or layout that is wrong."""
 
 import dataclasses
 
@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_comm import Channel
-from rlinf_comm.testing import CHANNEL_CHECKS, assert_bitwise_equal, check_hoarding, check_order, check_privacy
+from rlinf_comm import Channel, LayoutError
+from rlinf_comm.testing import (
+    CHANNEL_CHECKS,
+    LAYOUT_CHECKS,
+    assert_bitwise_equal,
+    check_hoarding,
+    check_order,
+    check_privacy,
+)
+from rlinf_comm.weights import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec
 
 
 def test_equal_values_pass():
@@ -102,3 +110,46 @@ def test_all_checks_are_listed():
 
     names = [name for name in vars(rlinf_comm.testing) if name.startswith("check_")]
     assert [check.__name__ for check in CHANNEL_CHECKS] == names
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------------
+
+SPECS = {"w": TensorSpec((3, 2), "float32"), "n": TensorSpec((4,), "int64")}
+
+
+def unchecked(*blocks, size=8):
+    """A layout that was never validated, as one that a broken builder or codec could make."""
+    layout = object.__new__(Layout)
+    buffers = {"w": BufferSpec((size,), "float32"), "n": BufferSpec((4,), "int64")}
+    n = Block("n", SPECS["n"].whole, "n", 0, (1,))
+    layout.__dict__.update(specs=SPECS, ranks=(RankLayout(buffers, (*blocks, n)),))
+    return layout
+
+
+@pytest.mark.parametrize("check", LAYOUT_CHECKS, ids=lambda check: check.__name__)
+def test_sound_layouts_pass(check):
+    check(Layout.sharded(SPECS, 3, dtype="bfloat16"))
+    check(unchecked(Block("w", Box((0, 0), (3, 2)), "w", 2, (2, 1))))
+
+
+def failing(layout):
+    found = set()
+    for check in LAYOUT_CHECKS:
+        try:
+            check(layout)
+        except (AssertionError, LayoutError):
+            found.add(check.__name__)
+    return found
+
+
+def test_layouts_that_miss_an_element_fail():
+    missing = unchecked(Block("w", Box((0, 0), (2, 2)), "w", 0, (2, 1)))
+    assert failing(missing) == {"check_covers_every_tensor", "check_round_trip"}
+
+
+def test_layouts_with_blocks_on_top_of_each_other_fail():
+    halves = Box((0, 0), (2, 2)), Box((2, 0), (1, 2))
+    on_top = unchecked(Block("w", halves[0], "w", 0, (2, 1)), Block("w", halves[1], "w", 3, (2, 1)))
+    assert failing(on_top) == {"check_stores_nothing_twice", "check_round_trip"}
+    twice = unchecked(Block("w", SPECS["w"].whole, "w", 0, (2, 1)), Block("w", halves[1], "w", 6, (2, 1)))
+    assert "check_stores_nothing_twice" in failing(twice)

@@ -117,7 +117,6 @@ def _join(copies: _Copies, dim: int) -> _Copies:
         joined &= ordered[1:] == ordered[:-1]
     length, stride = copies.lengths[:, dim], copies.strides[:, dim]
     joined &= (copies.offsets[1:] == (copies.offsets + stride * length[:, None])[:-1]).all(axis=1)
-    joined &= (stride[1:] != 0).any(axis=1)
     if not joined.any():
         return copies
     first = np.append(0, np.flatnonzero(~joined) + 1)

@@ -11,7 +11,7 @@ import hashlib
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -164,7 +164,8 @@ class ReshardPlan:
         src_buffer = table.src_buffer.astype(np.int64)
         if src_rank is None:
             src_buffer += first[table.src_rank]
-        return copy_table(table, src_buffer, _dtypes(sources), _dtypes((self.dst_buffers[dst_rank],)))
+        copies = copy_table(table, src_buffer, _dtypes(sources), _dtypes((self.dst_buffers[dst_rank],)))
+        return replace(copies, src_bytes=_num_bytes(sources), dst_bytes=_num_bytes((self.dst_buffers[dst_rank],)))
 
     # --- for people ---------------------------------------------------------------------------------------------------
 
@@ -216,6 +217,12 @@ def _dtypes(ranks: Sequence[dict[str, BufferSpec]]) -> list[str]:
 def element_bytes(ranks: Sequence[dict[str, BufferSpec]]) -> Int64s:
     """Of every buffer, counted over all ranks."""
     return _sizes(_dtypes(ranks))
+
+
+def _num_bytes(ranks: Sequence[dict[str, BufferSpec]]) -> Int64s:
+    """The size of every buffer, counted over all ranks."""
+    num_elements = [buffer.num_elements for buffers in ranks for buffer in buffers.values()]
+    return np.array(num_elements, np.int64) * element_bytes(ranks)
 
 
 def _sizes(dtypes: Sequence[str]) -> Int64s:

@@ -91,7 +91,6 @@ class BlockTable:
         for column in columns[:-1]:
             ordered = column[order]
             same &= ordered[1:] == ordered[:-1]
-        same &= (self.num_elements[order] > 0)[1:]
         tied = np.zeros(len(order), np.bool_)
         tied[order[1:]] = same
         return tied

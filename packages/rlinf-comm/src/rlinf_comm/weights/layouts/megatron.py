@@ -5,6 +5,9 @@ expert-tensor parallel fastest, then expert parallel, then their data parallel, 
 
 Query, key and value rows are interleaved by group, [q q k v | q q k v | ...], and cut evenly. With more ranks than
 groups the cuts go through the groups: Megatron then gathers the activations, and replicates no weight.
+
+Names, shapes and the place of each rank were compared with the models of megatron-core 0.16.1 (local spec) on up to
+four processes: TP 2 with one group, TP 2 PP 2 tied, TP 2 EP 4, TP 2 PP 2 with experts.
 """
 
 from __future__ import annotations
