@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def copy_into(destination: torch.Tensor, source: torch.Tensor) -> None:
     """Copies a taken tensor into one of your own, past the caches where it is large, so that the taken one can go.
 
-    From 4 MB on it uses non-temporal stores: 1.5 to 2 times `destination.copy_(source)` on large tensors, and whatever
-    the caches hold stays there. Other Python threads run meanwhile.
+    From 4 MB on it uses non-temporal stores, so that whatever the caches hold stays there. Other Python threads run
+    meanwhile.
 
     Args:
         destination: Contiguous CPU tensor.
