@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def median_s(calls: dict[str, Any]) -> dict[str, float]:
 class Table:
     """A copy table for 2-D bfloat16 blocks: (source buffer, destination offset, rows, columns)."""
 
-    def __init__(self, blocks: list[tuple[int, int, int, int]], dtypes: tuple[int, int], itemsizes: tuple[int, int]):
+    def __init__(self, blocks: Sequence[Sequence[int]], dtypes: tuple[int, int], itemsizes: tuple[int, int]):
         count = len(blocks)
         self.src_buffer = [block[0] for block in blocks]
         self.dst_buffer = [0] * count

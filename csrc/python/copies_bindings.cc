@@ -94,53 +94,6 @@ py::object run_program(const CopyProgram& program, const Column<int64_t>& src_po
   return result;
 }
 
-DataType bytes_type(uint64_t element_bytes) {
-  for (uint8_t code = static_cast<uint8_t>(DataType::kBytes1); code < kNumDataTypes; ++code) {
-    if (size_of(static_cast<DataType>(code)) == static_cast<int64_t>(element_bytes)) {
-      return static_cast<DataType>(code);
-    }
-  }
-  throw UserError(join_text("elements of ", element_bytes, " bytes; allowed: 1, 2, 4, 8, 16"));
-}
-
-CopyTable one_box(uint64_t element_bytes, const std::vector<int64_t>& shape, const std::vector<int64_t>& strides) {
-  CopyTable table;
-  table.num_copies = 1;
-  table.num_dims = static_cast<int64_t>(shape.size());
-  table.lengths = shape;
-  table.src_buffer = {0};
-  table.src_offset = {0};
-  table.src_strides = strides;
-  table.src_dtype = table.dst_dtype = {static_cast<uint8_t>(bytes_type(element_bytes))};
-  return table;
-}
-
-// One box of a CopyProgram; what weights/ used before there were programs.
-void copy_box(uint64_t destination, uint64_t source, uint64_t element_bytes, const std::vector<int64_t>& shape,
-              const std::vector<int64_t>& destination_strides, const std::vector<int64_t>& source_strides) {
-  CopyTable table = one_box(element_bytes, shape, source_strides);
-  table.dst_buffer = {0};
-  table.dst_offset = {0};
-  table.dst_strides = destination_strides;
-  py::gil_scoped_release no_gil;
-  CopyProgram(table).run({source}, {destination}, 1, nullptr, best_instruction_set());
-}
-
-py::tuple digest_box(uint64_t elements, uint64_t element_bytes, uint64_t first_index, const std::vector<int64_t>& shape,
-                     const std::vector<int64_t>& memory_strides, const std::vector<int64_t>& index_strides) {
-  CopyTable table = one_box(element_bytes, shape, memory_strides);
-  table.digest_slot = {0};
-  table.first_index = {static_cast<int64_t>(first_index)};
-  table.index_strides = index_strides;
-  table.num_digests = 1;
-  Digest digest;
-  {
-    py::gil_scoped_release no_gil;
-    CopyProgram(table).run({elements}, {}, 1, &digest, best_instruction_set());
-  }
-  return py::make_tuple(digest.low, digest.high);
-}
-
 }  // namespace
 
 void bind_copies(py::module_& module) {
@@ -164,10 +117,6 @@ void bind_copies(py::module_& module) {
     constexpr const char* kNames[] = {"scalar", "avx2", "avx512"};
     return kNames[static_cast<uint8_t>(best_instruction_set())];
   });
-  module.def("copy_box", &copy_box, py::arg("destination"), py::arg("source"), py::arg("element_bytes"),
-             py::arg("shape"), py::arg("destination_strides"), py::arg("source_strides"));
-  module.def("digest_box", &digest_box, py::arg("elements"), py::arg("element_bytes"), py::arg("first_index"),
-             py::arg("shape"), py::arg("memory_strides"), py::arg("index_strides"));
 }
 
 }  // namespace rlinf::comm

@@ -67,7 +67,7 @@ def test_many_waiting_tasks_share_one_thread_that_ends_when_they_do(monkeypatch)
     deadline = time.monotonic() + HANG_S
     while num_doorbells() > before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert num_doorbells() == before
+    assert num_doorbells() <= before
 
 
 def test_cancelling_a_take_loses_no_item():

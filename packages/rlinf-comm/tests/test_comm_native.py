@@ -1,58 +1,13 @@
-"""The native module itself: copies of boxes, shared words, and what it is linked to."""
+"""The native module itself: shared words, and what it is linked to."""
 
 import pathlib
 import subprocess
 import threading
 
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import rlinf_comm
 from rlinf_comm import _C
-
-
-@settings(deadline=None, max_examples=150)
-@given(st.data())
-def test_copy_box_agrees_with_torch(data):
-    """Any two views, transposed and sliced, of any element size."""
-    dtype = data.draw(st.sampled_from([torch.uint8, torch.int16, torch.float32, torch.int64, torch.complex128]))
-    shape = data.draw(st.lists(st.integers(0, 6), max_size=4))
-    steps = data.draw(st.lists(st.integers(1, 2), min_size=len(shape), max_size=len(shape)))
-
-    def view():
-        order = data.draw(st.permutations(range(len(shape))))
-        full = [shape[axis] * steps[axis] + 1 for axis in order]
-        memory = torch.randint(0, 256, (*full, dtype.itemsize), dtype=torch.uint8).view(dtype).reshape(full)
-        back = memory.permute([order.index(axis) for axis in range(len(shape))])
-        return memory, back[tuple(slice(1, 1 + n * step, step) for n, step in zip(shape, steps, strict=True))]
-
-    _, source = view()
-    memory, destination = view()
-    expected_memory = memory.clone()
-    expected = torch.as_strided(expected_memory, destination.shape, destination.stride(), destination.storage_offset())
-    expected.copy_(source)
-    _C.copy_box(
-        destination.data_ptr(),
-        source.data_ptr(),
-        dtype.itemsize,
-        list(source.shape),
-        [stride * dtype.itemsize for stride in destination.stride()],
-        [stride * dtype.itemsize for stride in source.stride()],
-    )
-    assert memory.reshape(-1).view(torch.uint8).equal(expected_memory.reshape(-1).view(torch.uint8))
-
-
-@pytest.mark.parametrize("num_bytes", [(4 << 20) - 1, 4 << 20, (5 << 20) + 77])
-@pytest.mark.parametrize("shift", [0, 1, 33])
-def test_large_copies_are_exact_at_any_alignment(num_bytes, shift):
-    source = torch.randint(0, 256, (num_bytes + 64,), dtype=torch.uint8)
-    destination = torch.zeros(num_bytes + 128, dtype=torch.uint8)
-    _C.copy_box(destination.data_ptr() + shift, source.data_ptr() + 5, 1, [num_bytes], [1], [1])
-    assert destination[shift : shift + num_bytes].equal(source[5 : 5 + num_bytes])
-    assert destination[:shift].eq(0).all()
-    assert destination[shift + num_bytes :].eq(0).all()
 
 
 def test_shared_words_wake_a_waiter():

@@ -22,7 +22,8 @@ from rlinf_comm import _C
 from rlinf_comm.errors import CommError
 
 DEFAULT_MAX_CTAS = 32
-"""Thread blocks of 8 warps: a part of the device, so that a copy can run beside a step. Raise it where nothing else runs."""
+"""Thread blocks of 8 warps: a part of the device, so that a copy can run beside a step. Raise it where nothing else
+runs."""
 
 _COLUMNS = (
     "src_buffer",
@@ -210,7 +211,8 @@ class CudaCopyProgram:
 
 
 DigestBox = tuple[int, int, int, Sequence[int], Sequence[int], Sequence[int], int]
-"""(address, element bytes, first flat index, shape, memory strides in bytes, index strides in elements, sum's number)."""
+"""(address, element bytes, first flat index, shape, memory strides in bytes, index strides in elements, number of the
+sum)."""
 
 
 def device_digests(
