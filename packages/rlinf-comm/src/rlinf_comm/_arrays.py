@@ -5,6 +5,7 @@ torch is not imported before a tensor is met, so that a process which only passe
 
 from __future__ import annotations
 
+import math
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -98,6 +99,8 @@ def build_tensor(buffer: Any, name: str, shape: list[int]) -> torch.Tensor:
     dtype = dtype_named(name)
     if dtype is None:
         raise ValueError(f"a tensor of dtype {name!r}, which this version of torch does not have")
+    if len(memoryview(buffer)) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{len(memoryview(buffer))} bytes for a {name} tensor of shape {shape}")
     if len(memoryview(buffer)) == 0:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(buffer, dtype=dtype).view(shape)
