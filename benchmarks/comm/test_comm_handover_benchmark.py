@@ -30,8 +30,10 @@ _NUM_WARMUP = 5
 
 PAYLOADS: dict[str, tuple[Callable[[], dict[str, Any]], int]] = {
     "20 scalars": (lambda: {f"s{index}": index * 0.5 for index in range(20)}, 300),
+    "1 tensor of 4 KB": (lambda: {"t": torch.ones(1024)}, 300),
     "10 tensors of 4 KB": (lambda: {f"t{index}": torch.ones(1024) for index in range(10)}, 200),
     "1 tensor of 16 MB": (lambda: {"t": torch.ones(4 << 20)}, 30),
+    "1 tensor of 128 MB": (lambda: {"t": torch.ones(32 << 20)}, 10),
 }
 """Name: (value, rounds)."""
 
@@ -43,7 +45,7 @@ def hand_overs() -> Iterator[dict[str, HandOver]]:
     """Each transport with its receiving process."""
     context = torch.multiprocessing.get_context("spawn")
 
-    values, acks = Channel.create("values"), Channel.create("acks")
+    values, acks = Channel.create("values", capacity_bytes=512 << 20), Channel.create("acks")
     near, far = context.Pipe()
     torch_values, torch_acks = context.Queue(), context.Queue()
     processes = [
