@@ -22,7 +22,7 @@ from rlinf_comm import _C
 from rlinf_comm.errors import CommError
 
 DEFAULT_MAX_CTAS = 32
-"""Thread blocks of 8 warps: a part of the device, so that a copy can run beside a step. Raise it where nothing else runs."""
+"""Thread blocks of 8 warps: a part of the device, so that a copy can run beside a step. Raise it on an idle one."""
 
 _COLUMNS = (
     "src_buffer",
@@ -40,7 +40,7 @@ _DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: 
 _INTERFACE_KINDS = {"i": "int", "u": "uint", "f": "float", "c": "complex", "b": "bool"}
 
 
-class DeviceUnavailable(CommError):  # noqa: N818 - says what is so, as the other names of the package's errors
+class DeviceUnavailable(CommError):
     """This build has no kernels, or this machine no CUDA device; the text says which."""
 
 
@@ -210,7 +210,7 @@ class CudaCopyProgram:
 
 
 DigestBox = tuple[int, int, int, Sequence[int], Sequence[int], Sequence[int], int]
-"""(address, element bytes, first flat index, shape, memory strides in bytes, index strides in elements, sum's number)."""
+"""(address, element bytes, first flat index, shape, memory strides in bytes, index strides in elements, sum number)."""
 
 
 def device_digests(
