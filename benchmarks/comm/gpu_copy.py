@@ -59,7 +59,7 @@ def reshard(kind: str, num_bytes: int, source_dtype: torch.dtype) -> dict[str, f
     shape = (rows // TP, COLUMNS) if by_rows else (rows, COLUMNS // TP)
     shards = [torch.empty(shape, dtype=source_dtype, device="cuda").normal_() for _ in range(TP)]
     starts = [rank * (rows // TP * COLUMNS if by_rows else COLUMNS // TP) for rank in range(TP)]
-    blocks = [(rank, start, *shape) for rank, start in enumerate(starts)]
+    blocks = [(rank, start, shape[0], shape[1]) for rank, start in enumerate(starts)]
     codes = (0 if source_dtype == torch.float32 else 1, 1)
     program = cuda.CudaCopyProgram(Table(blocks, codes, (source_dtype.itemsize, 2)))
     stream = torch.cuda.current_stream()

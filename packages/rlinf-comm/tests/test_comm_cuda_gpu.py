@@ -1,4 +1,4 @@
-"""What only a GPU can show: the kernels' loads, stores, conversions and warp sums, against torch and the CPU."""
+"""What only a GPU can show: loads, stores, conversions and warp sums, against torch and the CPU's digest."""
 
 import random
 

@@ -122,8 +122,7 @@ def test_every_half_value_and_its_neighbours_round_as_in_torch():
         source = source[~source.isnan()].contiguous()
         for code, dtype in [(1, torch.bfloat16), (2, torch.float16)]:
             target = torch.zeros(len(source), dtype=dtype)
-            strides = [4], [2]
-            _C.run_copy_tiles_on_cpu(lower(source.data_ptr(), target.data_ptr(), [len(source)], *strides, (0, code)))
+            _C.run_copy_tiles_on_cpu(lower(source.data_ptr(), target.data_ptr(), [len(source)], [4], [2], (0, code)))
             assert torch.equal(target.view(torch.int16), source.to(dtype).view(torch.int16))
 
 
@@ -161,9 +160,8 @@ def test_the_same_table_gives_the_same_tiles():
     ],
 )
 def test_what_cannot_be_copied_is_refused(codes, strides, text):
-    src_strides, dst_strides = strides
     with pytest.raises(ValueError, match=text):
-        lower(4096, 8192, [4], src_strides, dst_strides, codes)
+        lower(4096, 8192, [4], strides[0], strides[1], codes)
 
 
 @settings(deadline=None, max_examples=200)

@@ -22,8 +22,7 @@ from rlinf_comm import _C
 from rlinf_comm.errors import CommError
 
 DEFAULT_MAX_CTAS = 32
-"""Thread blocks of 8 warps: a part of the device, so that a copy can run beside a step. Raise it where nothing else
-runs."""
+"""Thread blocks of 8 warps: a part of the device, so that a copy can run beside a step. Raise it on an idle one."""
 
 _COLUMNS = (
     "src_buffer",
@@ -211,8 +210,7 @@ class CudaCopyProgram:
 
 
 DigestBox = tuple[int, int, int, Sequence[int], Sequence[int], Sequence[int], int]
-"""(address, element bytes, first flat index, shape, memory strides in bytes, index strides in elements, number of the
-sum)."""
+"""(address, element bytes, first flat index, shape, memory strides in bytes, index strides in elements, sum number)."""
 
 
 def device_digests(
