@@ -42,7 +42,8 @@ std::vector<Tile> tiles_from(const py::bytes& bytes) {
   return tiles;
 }
 
-uint64_t address_at(const Column<int64_t>& pointers, int32_t buffer, int64_t offset, const char* side, py::ssize_t row) {
+uint64_t address_at(const Column<int64_t>& pointers, int32_t buffer, int64_t offset, const char* side,
+                    py::ssize_t row) {
   RLINF_CHECK_USER(buffer >= 0 && buffer < pointers.size(), "copy ", row, ": ", side, "_buffer=", buffer, ", but ",
                    pointers.size(), " ", side, "_pointers are given");
   return static_cast<uint64_t>(pointers.data()[buffer] + offset);
@@ -75,9 +76,8 @@ py::bytes lower_copies(const Column<int32_t>& src_buffer, const Column<int32_t>&
   return bytes_of(tiles);
 }
 
-py::bytes lower_digests(
-    const std::vector<std::tuple<uint64_t, uint64_t, uint64_t, std::vector<int64_t>, std::vector<int64_t>,
-                                 std::vector<int64_t>, uint32_t>>& boxes) {
+py::bytes lower_digests(const std::vector<std::tuple<uint64_t, uint64_t, uint64_t, std::vector<int64_t>,
+                                                     std::vector<int64_t>, std::vector<int64_t>, uint32_t>>& boxes) {
   std::vector<DigestTile> tiles;
   for (const auto& [address, element_bytes, first_index, shape, memory_strides, index_strides, piece] : boxes) {
     RLINF_CHECK_INTERNAL(shape.size() == memory_strides.size() && shape.size() == index_strides.size(), "");
@@ -140,7 +140,9 @@ class DeviceBytes {
   int device_;
 };
 
-cudaStream_t stream_from(uint64_t stream) { return reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(stream)); }
+cudaStream_t stream_from(uint64_t stream) {
+  return reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(stream));
+}
 
 std::vector<Digest> digest_on_device(const DeviceBytes& tiles, uint64_t num_sums, int max_ctas, uint64_t stream) {
   std::vector<Digest> sums(num_sums);
@@ -149,8 +151,8 @@ std::vector<Digest> digest_on_device(const DeviceBytes& tiles, uint64_t num_sums
   auto* target = static_cast<Digest*>(device_sums.pointer());
   cuda::device_digest(static_cast<const DigestTile*>(tiles.pointer()), tiles.num_bytes() / sizeof(DigestTile), target,
                       max_ctas, stream_from(stream));
-  RLINF_CHECK_CUDA(cudaMemcpyAsync(sums.data(), target, num_sums * sizeof(Digest), cudaMemcpyDeviceToHost,
-                                   stream_from(stream)));
+  RLINF_CHECK_CUDA(
+      cudaMemcpyAsync(sums.data(), target, num_sums * sizeof(Digest), cudaMemcpyDeviceToHost, stream_from(stream)));
   RLINF_CHECK_CUDA(cudaStreamSynchronize(stream_from(stream)));
   return sums;
 }

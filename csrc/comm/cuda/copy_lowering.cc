@@ -23,10 +23,14 @@ int64_t element_bytes(uint8_t dtype) {
   return kBytes[dtype];
 }
 
-int64_t low_bit(uint64_t value) { return static_cast<int64_t>(value & (~value + 1)); }
+int64_t low_bit(uint64_t value) {
+  return static_cast<int64_t>(value & (~value + 1));
+}
 
 // The widest unit, up to 16 bytes, that divides all of `bits` or-ed together.
-int64_t widest_unit(uint64_t bits) { return low_bit(bits | kVectorBytes); }
+int64_t widest_unit(uint64_t bits) {
+  return low_bit(bits | kVectorBytes);
+}
 
 uint8_t log2_of(int64_t value) {
   uint8_t result = 0;
@@ -74,7 +78,9 @@ CopyDimension take_longest(Dimensions& dimensions) {
   return take(dimensions, static_cast<size_t>(longest - dimensions.begin()));
 }
 
-uint64_t moved(uint64_t address, int64_t bytes) { return address + static_cast<uint64_t>(bytes); }
+uint64_t moved(uint64_t address, int64_t bytes) {
+  return address + static_cast<uint64_t>(bytes);
+}
 
 // Calls visit(source, destination) for every index of `outer`.
 template <typename Visit>
@@ -137,7 +143,8 @@ void lower_runs(int64_t run_bytes, const CopyDimension& rows, uint64_t source, u
     bits |= static_cast<uint64_t>(rows.source_stride | rows.destination_stride);
   }
   const int64_t unit = widest_unit(bits);
-  const int64_t head = std::min<int64_t>(static_cast<int64_t>(-destination & static_cast<uint64_t>(unit - 1)), run_bytes);
+  const int64_t head =
+      std::min<int64_t>(static_cast<int64_t>(-destination & static_cast<uint64_t>(unit - 1)), run_bytes);
   const int64_t body = (run_bytes - head) / unit * unit;
   const auto part = [&](int64_t start, int64_t num_bytes, int64_t width) {
     if (num_bytes > 0) {
@@ -241,7 +248,8 @@ void lower_cast(Dimensions dimensions, const Cast& cast, uint64_t source, uint64
     length = take(dimensions, dimensions.size() - 1).length;
   }
   CopyDimension rows = take_longest(dimensions);
-  if (rows.length > 1 && length * cast.destination_bytes >= kLongRow && cast_head(cast, rows, source, destination) < 0) {
+  if (rows.length > 1 && length * cast.destination_bytes >= kLongRow &&
+      cast_head(cast, rows, source, destination) < 0) {
     dimensions.push_back(rows);
     rows = CopyDimension{1, 0, 0};
   }
@@ -280,9 +288,11 @@ int64_t element_unit(const StridedCopy& copy, const Dimensions& dimensions, int6
 void lower_copy(const StridedCopy& copy, std::vector<CopyTile>& tiles) {
   const int64_t source_bytes = element_bytes(copy.source_dtype);
   const int64_t destination_bytes = element_bytes(copy.destination_dtype);
-  const bool is_cast = copy.source_dtype != copy.destination_dtype && copy.source_dtype < 3 && copy.destination_dtype < 3;
+  const bool is_cast =
+      copy.source_dtype != copy.destination_dtype && copy.source_dtype < 3 && copy.destination_dtype < 3;
   RLINF_CHECK_USER(is_cast || source_bytes == destination_bytes, "dtype codes ", int{copy.source_dtype}, " -> ",
-                   int{copy.destination_dtype}, " is no cast; casts exist among 0, 1 and 2 (float32, bfloat16, float16)");
+                   int{copy.destination_dtype},
+                   " is no cast; casts exist among 0, 1 and 2 (float32, bfloat16, float16)");
   for (const CopyDimension& dimension : copy.dimensions) {
     RLINF_CHECK_USER(dimension.length >= 0, "a length of ", dimension.length, "; allowed: 0 or more");
     RLINF_CHECK_USER(dimension.length <= 1 || dimension.destination_stride != 0,

@@ -1,8 +1,7 @@
-#include "rlinf/comm/cuda/device_digest.h"
-
 #include <cuda_runtime.h>
 
 #include "rlinf/comm/check.h"
+#include "rlinf/comm/cuda/device_digest.h"
 
 namespace rlinf::comm::cuda {
 

@@ -14,16 +14,16 @@ namespace rlinf::comm::cuda {
 struct CopyTile {
   uint64_t source;
   uint64_t destination;
-  int64_t source_row_stride;       // bytes
-  int64_t destination_row_stride;  // bytes
-  int64_t source_unit_stride;      // bytes
-  int64_t destination_unit_stride; // bytes
-  uint32_t num_columns;            // units per row
+  int64_t source_row_stride;        // bytes
+  int64_t destination_row_stride;   // bytes
+  int64_t source_unit_stride;       // bytes
+  int64_t destination_unit_stride;  // bytes
+  uint32_t num_columns;             // units per row
   uint32_t num_rows;
-  uint32_t reciprocal;             // floor(2^32 / num_columns) + 1; 0 when num_columns is 1
-  uint8_t unit_log2;               // plain copies: log2 of the unit's bytes; casts: log2 of its elements
-  uint8_t source_type;             // a Float, for casts
-  uint8_t destination_type;        // a Float; equal to source_type for plain copies
+  uint32_t reciprocal;       // floor(2^32 / num_columns) + 1; 0 when num_columns is 1
+  uint8_t unit_log2;         // plain copies: log2 of the unit's bytes; casts: log2 of its elements
+  uint8_t source_type;       // a Float, for casts
+  uint8_t destination_type;  // a Float; equal to source_type for plain copies
   uint8_t reserved;
 };
 static_assert(sizeof(CopyTile) == 64, "the kernel reads a tile as four 16-byte vectors");

@@ -23,7 +23,7 @@ struct DigestTile {
   uint32_t num_columns;
   uint32_t num_rows;
   uint32_t reciprocal;
-  uint32_t piece;  // which sum it adds to
+  uint32_t piece;        // which sum it adds to
   uint8_t element_log2;  // of bytes, 0 to 3
   uint8_t load_log2;     // of bytes: widest load that the tile's addresses allow, at most its unit
   uint8_t is_words;
@@ -86,9 +86,9 @@ RLINF_HOST_DEVICE Wide digest_lane(const DigestTile& tile, uint32_t lane) {
     const uint32_t column = unit - row * tile.num_columns;
     const uint64_t index =
         tile.first_index + static_cast<uint64_t>(row * tile.row_index_stride + column * tile.unit_index_stride);
-    const uint64_t bits = load_bits(
-        tile.address + static_cast<uint64_t>(row * tile.row_memory_stride + column * tile.unit_memory_stride),
-        unit_log2, tile.load_log2);
+    const uint64_t bits =
+        load_bits(tile.address + static_cast<uint64_t>(row * tile.row_memory_stride + column * tile.unit_memory_stride),
+                  unit_log2, tile.load_log2);
     if (tile.is_words) {
       sum += digest_factor(index) * (static_cast<Wide>(bits) + ones);
     } else {

@@ -1,5 +1,5 @@
-// The units that the lanes of a copy move, their loads and stores, and the casts. Shared by kernel and CPU model, except
-// for the lines under __CUDA_ARCH__: the loads and stores, and the conversion instructions of the half types.
+// The units that the lanes of a copy move, their loads and stores, and the casts. Shared by kernel and CPU model,
+// except for the lines under __CUDA_ARCH__: the loads and stores, and the conversion instructions of the half types.
 #pragma once
 
 #include <cstdint>
@@ -59,7 +59,9 @@ struct BitsOf<Float::k32> {
   using Type = uint32_t;
 };
 
-RLINF_HOST_DEVICE bool is_nan(uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
+RLINF_HOST_DEVICE bool is_nan(uint32_t bits) {
+  return (bits & 0x7fffffffu) > 0x7f800000u;
+}
 
 // Every NaN becomes the positive quiet NaN without payload, as in the CPU's casts.
 RLINF_HOST_DEVICE uint16_t bf16_from_f32(uint32_t bits) {
