@@ -524,6 +524,18 @@ void Channel::release(const std::vector<BlockRef>& blocks) {
   header_->space_event.notify_all();
 }
 
+bool Channel::has(const BlockRef& ref) {
+  Lock lock(*this);
+  // The chain of blocks is walked: where a block stood, there may be the inside of a larger one by now.
+  for (uint64_t offset = 0; offset != kNil && offset <= ref.offset; offset = arena_.after(offset)) {
+    if (offset == ref.offset) {
+      const BlockHeader& block = arena_.at(offset);
+      return block.generation == ref.generation && block.state.load(std::memory_order_relaxed) != BlockState::kFree;
+    }
+  }
+  return false;
+}
+
 uint32_t Channel::event_sequence(Waiting waiting) const {
   return event(waiting).sequence();
 }

@@ -42,5 +42,6 @@ void bind_channel(py::module_& module);
 void bind_segment(py::module_& module);
 void bind_copies(py::module_& module);
 void bind_cuda(py::module_& module);
+void bind_pool(py::module_& module);
 
 }  // namespace rlinf::comm

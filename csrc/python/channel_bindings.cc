@@ -131,6 +131,7 @@ class PendingPut {
   PendingPut(std::shared_ptr<Channel> channel, Codec& codec, const py::object& value, int64_t key, double weight,
              int64_t policy_version, const py::object& timeout_s)
       : channel_(std::move(channel)), labels_{key, weight, policy_version} {
+    encoded_.by_reference = true;
     codec.encode(value, &encoded_);
     num_bytes_ = Channel::item_bytes(encoded_.header.size(), encoded_.buffers);
     wait_.deadline_ns = deadline_from(timeout_s);
@@ -150,6 +151,7 @@ class PendingPut {
     BlockRef block;
     const Outcome outcome = channel_->reserve(num_bytes_, wait_, &block);
     if (outcome == Outcome::kDone) {
+      send_pooled(channel_, block, &encoded_);
       channel_->fill(block, {encoded_.header.data(), encoded_.header.size()}, encoded_.buffers);
       channel_->commit(block, labels_);
     }

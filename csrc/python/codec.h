@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "msgpack.h"
+#include "pooled_tensors.h"
 #include "rlinf/comm/channel.h"
 #include "tensors.h"
 
@@ -29,6 +30,7 @@ enum class Tag : int {
   kFlag = 8,
   kTensor = 10,
   kNdarray = 11,
+  kPooledTensor = 13,
   // All others: [tag, values...], understood by the Python hooks alone.
 };
 
@@ -37,6 +39,9 @@ struct EncodedValue {
   std::string header;
   std::vector<ByteView> buffers;
   std::vector<py::object> owners;
+  // For a channel: tensors in pools stand in the header as references, and not among the buffers.
+  bool by_reference = false;
+  std::vector<PooledTensor> pooled;
 };
 
 // The Python half. Each hook is called for the first value of a class, or for values that are rare.
@@ -52,6 +57,9 @@ struct CodecHooks {
   py::object find_dtype;       // text -> numpy.dtype
   py::object torch_bridge;     // () -> (exchange API capsule or None, probes)
   py::object decode_error;     // (exception, place) -> exception
+  py::object describe_view;    // tensor -> (pointer, dtype, bytes of an element, shape, strides), or None
+  py::object build_view;       // (exporter, dtype, shape, strides) -> tensor
+  py::object peer_lost;        // the exception for memory that is gone
 };
 
 // The buffers of an encoded value on their way back.

@@ -83,7 +83,8 @@ void bind_codec(py::module_& module) {
         return std::make_unique<Codec>(CodecHooks{hook("refused"), hook("describe_class"), hook("describe_tensor"),
                                                   hook("describe_array"), hook("find_class"), hook("lift"),
                                                   hook("build_tensor"), hook("ndarray"), hook("find_dtype"),
-                                                  hook("torch_bridge"), hook("decode_error")});
+                                                  hook("torch_bridge"), hook("decode_error"), hook("describe_view"),
+                                                  hook("build_view"), hook("peer_lost")});
       }))
       .def("encode", &encode, py::arg("value"))
       .def("decode", &decode, py::arg("header"), py::arg("buffers"));

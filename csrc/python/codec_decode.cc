@@ -142,6 +142,8 @@ py::object Decoder::tagged(uint64_t size) {
       return tensor(num_left);
     case Tag::kNdarray:
       return array(num_left);
+    case Tag::kPooledTensor:
+      return read_pooled(codec_, &reader_, num_left);
     default:
       return rare(static_cast<int>(tag), num_left);
   }

@@ -259,7 +259,11 @@ void Encoder::bytes_of(Tag tag_of_kind, const Length* shape, int num_dims, std::
 
 void Encoder::tensor(PyObject* value) {
   TensorView view{};
-  if (!codec_.tensors().read(value, &view)) {
+  const bool is_known = codec_.tensors().read(value, &view);
+  if (encoded_.by_reference && write_pooled(codec_, value, is_known ? &view : nullptr, &out_, &encoded_)) {
+    return;
+  }
+  if (!is_known || !view.is_row_major) {
     return described(Tag::kTensor, value, codec_.hooks().describe_tensor);
   }
   bytes_of(Tag::kTensor, view.shape, view.num_dims, *view.dtype, {view.pointer, view.num_bytes},
@@ -319,6 +323,9 @@ void Codec::encode(py::handle value, EncodedValue* encoded) {
   MsgpackWriter out(&encoded->header);
   out.array(2);
   encoder.write_classes(&out, &encoded->header);
+  for (PooledTensor& one : encoded->pooled) {
+    one.ticket_at += encoded->header.size();
+  }
   encoded->header.append(tree);
 }
 

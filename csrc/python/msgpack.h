@@ -45,6 +45,16 @@ class MsgpackWriter {
       tagged<uint64_t>(0xcf, value);
     }
   }
+  size_t size() const { return out_.size(); }
+  // A natural in kWideBytes, for a value that is filled in later: see fill_wide().
+  void wide(uint64_t value) { tagged<uint64_t>(0xcf, value); }
+  static constexpr size_t kWideBytes = 9;
+  // Overwrites the value that wide() wrote at `bytes`.
+  static void fill_wide(char* bytes, uint64_t value) {
+    for (size_t i = 1; i < kWideBytes; ++i) {
+      bytes[i] = static_cast<char>(value >> (8 * (kWideBytes - 1 - i)));
+    }
+  }
   void real(double value) {
     uint64_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
@@ -224,6 +234,17 @@ class MsgpackReader {
       throw MalformedError("a negative count");
     }
     return static_cast<uint64_t>(value);
+  }
+  // A number from 0 up, also beyond int64_t.
+  uint64_t natural() {
+    const Token token = next();
+    if (token.kind == Kind::kNatural) {
+      return token.natural;
+    }
+    if (token.kind != Kind::kInteger || token.integer < 0) {
+      throw MalformedError("no natural number");
+    }
+    return static_cast<uint64_t>(token.integer);
   }
 
  private:

@@ -68,6 +68,35 @@ void check_num_bytes(const std::vector<int64_t>& shape, uint64_t item_bytes, uin
   }
 }
 
+std::vector<int64_t> strides_of_row_major(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t stride = 1;
+  for (size_t dim = shape.size(); dim-- > 0;) {
+    strides[dim] = stride;
+    stride *= std::max<int64_t>(shape[dim], 1);
+  }
+  return strides;
+}
+
+bool strided_bytes(const int64_t* shape, const int64_t* strides, size_t num_dims, uint64_t item_bytes,
+                   uint64_t* num_bytes) {
+  uint64_t last = 0;  // element
+  bool is_empty = false;
+  for (size_t dim = 0; dim < num_dims; ++dim) {
+    uint64_t reach = 0;
+    if (shape[dim] < 0 || strides[dim] < 0 ||
+        __builtin_mul_overflow(static_cast<uint64_t>(std::max<int64_t>(shape[dim] - 1, 0)),
+                               static_cast<uint64_t>(strides[dim]), &reach) ||
+        __builtin_add_overflow(last, reach, &last)) {
+      return false;
+    }
+    is_empty = is_empty || shape[dim] == 0;
+  }
+  *num_bytes = 0;
+  return is_empty ||
+         (!__builtin_add_overflow(last, uint64_t{1}, &last) && !__builtin_mul_overflow(last, item_bytes, num_bytes));
+}
+
 void TensorBridge::learn(const py::object& api, const py::iterable& probes) {
   if (api.is_none()) {
     return;
@@ -101,7 +130,7 @@ void TensorBridge::learn(const py::object& api, const py::iterable& probes) {
     const bool is_integer = code < dlpack::kFloat || code == dlpack::kBool;
     auto dtype = std::make_unique<Dtype>(Dtype{pair[0].cast<std::string>(), tensor.dtype, !is_integer});
     alignas(16) static std::byte zeros[16] = {};
-    const py::object back = wrap(*dtype, {1}, OwnedBytes{nullptr, zeros, tensor.dtype.bits / 8u});
+    const py::object back = wrap(*dtype, {1}, {1}, OwnedBytes{nullptr, zeros, tensor.dtype.bits / 8u});
     if (back && back.attr("dtype").is(pair[1].attr("dtype"))) {
       by_name_.emplace(dtype->name, dtype.get());
       dtypes_.push_back(std::move(dtype));
@@ -150,12 +179,15 @@ bool TensorBridge::read(PyObject* object, TensorView* view) const {
   for (int32_t dim = 0; dim < tensor.num_dims; ++dim) {
     num_elements *= static_cast<uint64_t>(tensor.shape[dim]);
   }
-  if (!is_row_major(tensor, num_elements)) {
-    return false;
-  }
-  *view = TensorView{&dtype->name, tensor.shape, tensor.num_dims,
+  const uint64_t item_bytes = dtype->type.bits / 8u;
+  *view = TensorView{&dtype->name,
+                     item_bytes,
+                     tensor.shape,
+                     tensor.strides,
+                     tensor.num_dims,
                      static_cast<const std::byte*>(tensor.data) + tensor.byte_offset,
-                     num_elements * (dtype->type.bits / 8u)};
+                     num_elements * item_bytes,
+                     is_row_major(tensor, num_elements)};
   return true;
 }
 
@@ -166,7 +198,26 @@ py::object TensorBridge::build(std::string_view name, const std::vector<int64_t>
     return py::object();
   }
   check_num_bytes(shape, found->second->type.bits / 8u, bytes.num_bytes);
-  py::object tensor = wrap(*found->second, shape, bytes);
+  py::object tensor = wrap(*found->second, shape, strides_of_row_major(shape), bytes);
+  if (!tensor) {
+    throw py::error_already_set();
+  }
+  return tensor;
+}
+
+py::object TensorBridge::build_strided(std::string_view name, const std::vector<int64_t>& shape,
+                                       const std::vector<int64_t>& strides, const OwnedBytes& bytes) const {
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) {
+    return py::object();
+  }
+  uint64_t num_bytes = 0;
+  if (!strided_bytes(shape.data(), strides.data(), shape.size(), found->second->type.bits / 8u, &num_bytes) ||
+      num_bytes > bytes.num_bytes) {
+    throw py::value_error("the shape and strides of a tensor do not fit its " + std::to_string(bytes.num_bytes) +
+                          " bytes");
+  }
+  py::object tensor = wrap(*found->second, shape, strides, bytes);
   if (!tensor) {
     throw py::error_already_set();
   }
@@ -174,25 +225,21 @@ py::object TensorBridge::build(std::string_view name, const std::vector<int64_t>
 }
 
 // Null, with a Python error set, when torch refuses.
-py::object TensorBridge::wrap(const Dtype& dtype, const std::vector<int64_t>& shape, const OwnedBytes& bytes) const {
+py::object TensorBridge::wrap(const Dtype& dtype, const std::vector<int64_t>& shape,
+                              const std::vector<int64_t>& strides, const OwnedBytes& bytes) const {
   auto lent = std::make_unique<Lent>();
   lent->owner = bytes.owner;
   const size_t num_dims = shape.size();
   lent->shape_and_strides.resize(2 * num_dims);
-  int64_t* const lengths = lent->shape_and_strides.data();
-  int64_t* const strides = lengths + num_dims;
-  int64_t stride = 1;
-  for (size_t dim = num_dims; dim-- > 0;) {
-    lengths[dim] = shape[dim];
-    strides[dim] = stride;
-    stride *= std::max<int64_t>(shape[dim], 1);
-  }
+  std::copy(shape.begin(), shape.end(), lent->shape_and_strides.begin());
+  std::copy(strides.begin(), strides.end(), lent->shape_and_strides.begin() + static_cast<std::ptrdiff_t>(num_dims));
   lent->managed.version = dlpack::kVersion;
   lent->managed.context = lent.get();
   lent->managed.deleter = give_back;
   lent->managed.flags = 0;
   lent->managed.tensor =
-      dlpack::Tensor{bytes.pointer, {dlpack::kCpu, 0}, static_cast<int32_t>(num_dims), dtype.type, lengths, strides, 0};
+      dlpack::Tensor{bytes.pointer, {dlpack::kCpu, 0}, static_cast<int32_t>(num_dims), dtype.type,
+                      lent->shape_and_strides.data(), lent->shape_and_strides.data() + num_dims, 0};
   void* object = nullptr;
   // On failure torch may or may not have called the deleter; rather leak than free twice.
   if (api_->managed_tensor_to_object(&lent.release()->managed, &object) != 0) {

@@ -122,6 +122,8 @@ class Channel {
   // Gives a block back: taken and read, or reserved and not used. Twice is harmless.
   void release(const BlockRef& block);
   void release(const std::vector<BlockRef>& blocks);
+  // Whether the block still is what the reference says: being put, waiting, or being taken.
+  bool has(const BlockRef& block);
 
   // For callers that attempt with slice_ns = 0 and wait elsewhere: the event's sequence before the attempt, and a wait
   // of up to kWaitSliceNs for it to change.

@@ -1,6 +1,7 @@
 """Moving values and weights between the processes of one machine.
 
 rlinf_comm.channel   bounded shared-memory queues
+rlinf_comm.pool      tensors in shared memory, which cross a channel by reference
 rlinf_comm.codec     values to bytes and back, without pickle
 rlinf_comm.memory    copies past the caches
 rlinf_comm.weights   layouts, reshard plans, and attested weight hand-over (imports torch)
@@ -23,11 +24,13 @@ from rlinf_comm.errors import (
     DecodeError,
     LayoutError,
     PeerLost,
+    PoolFull,
     UnsupportedValueError,
     WeightMismatchError,
     WeightTimeout,
 )
 from rlinf_comm.memory import copy_into
+from rlinf_comm.pool import PoolAddress, PoolStats, SharedPool
 
 __all__ = [
     "Channel",
@@ -54,5 +57,9 @@ __all__ = [
     "WeightTimeout",
     "has_cuda_kernels",
     "num_cuda_devices",
+    "SharedPool",
+    "PoolAddress",
+    "PoolStats",
+    "PoolFull",
     "__version__",
 ]

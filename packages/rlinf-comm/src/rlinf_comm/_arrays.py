@@ -92,6 +92,29 @@ def describe_tensor(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int, str]:
     return tensor, tensor.data_ptr(), tensor.nbytes, name
 
 
+def describe_view(tensor: torch.Tensor) -> tuple[int, str, int, list[int], list[int]] | None:
+    """(pointer, dtype's name, bytes of an element, shape, strides) of a CPU tensor; None where that does not say all."""
+    import torch
+
+    if tensor.layout is not torch.strided or not tensor.is_cpu or tensor.requires_grad:
+        return None
+    name = dtype_name(tensor.dtype)
+    if name is None or tensor.is_conj() or tensor.is_neg():
+        return None
+    return tensor.data_ptr(), name, tensor.element_size(), list(tensor.shape), list(tensor.stride())
+
+
+def build_view(buffer: Any, name: str, shape: list[int], strides: list[int]) -> torch.Tensor:
+    """A strided tensor that views the buffer and keeps it alive."""
+    import torch
+
+    dtype = dtype_named(name)
+    if dtype is None:
+        raise ValueError(f"a tensor of dtype {name!r}, which this version of torch does not have")
+    num_elements = len(memoryview(buffer)) // dtype.itemsize
+    return torch.frombuffer(buffer, dtype=dtype, count=num_elements).as_strided(shape, strides)
+
+
 def build_tensor(buffer: Any, name: str, shape: list[int]) -> torch.Tensor:
     """A tensor that views the buffer and keeps it alive."""
     import torch

@@ -249,8 +249,8 @@ class Channel:
         max_items, min_items = self._check_request(max_items, min_items, max_weight, keys)
         try:
             taken = self._native.take(codec.NATIVE, Item, max_items, min_items, max_weight, keys, timeout_s)
-        except DecodeError as error:
-            raise DecodeError(f"channel {self.name!r}, {error}") from error
+        except (DecodeError, PeerLost) as error:
+            raise type(error)(f"channel {self.name!r}, {error}") from error
         if isinstance(taken, int):
             self._raise_not_taken(taken, min_items, keys, timeout_s)
         return taken
@@ -269,8 +269,8 @@ class Channel:
         pending = _C.PendingTake(self._native, codec.NATIVE, Item, max_items, min_items, max_weight, keys, timeout_s)
         try:
             taken = await self._attempt(pending.attempt, FOR_ITEM, timeout_s)
-        except DecodeError as error:
-            raise DecodeError(f"channel {self.name!r}, {error}") from error
+        except (DecodeError, PeerLost) as error:
+            raise type(error)(f"channel {self.name!r}, {error}") from error
         if isinstance(taken, int):
             self._raise_not_taken(taken, min_items, keys, timeout_s)
         return taken

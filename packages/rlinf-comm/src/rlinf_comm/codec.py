@@ -31,7 +31,7 @@ import numpy as np
 from rlinf_comm import _C, _arrays, _lifting, _lowering
 from rlinf_comm._arrays import Refused
 from rlinf_comm._refusal import located
-from rlinf_comm.errors import DecodeError, UnsupportedValueError
+from rlinf_comm.errors import DecodeError, PeerLost, UnsupportedValueError
 
 
 def _decode_error(error: Exception, place: str) -> Exception:
@@ -39,6 +39,8 @@ def _decode_error(error: Exception, place: str) -> Exception:
     prefix = f"{place}: " if place else ""
     if isinstance(error, DecodeError):
         made = DecodeError(f"{prefix}{error}")
+    elif isinstance(error, PeerLost):
+        made = PeerLost(f"{prefix}{error}")
     elif isinstance(error, (IndexError, KeyError, TypeError, ValueError, RecursionError)):
         made = DecodeError(f"{prefix}not an encoded value: {type(error).__name__}: {error}")
     else:
@@ -59,6 +61,9 @@ NATIVE = _C.Codec(
     find_dtype=_arrays.find_numpy_dtype,
     torch_bridge=_arrays.torch_bridge,
     decode_error=_decode_error,
+    describe_view=_arrays.describe_view,
+    build_view=_arrays.build_view,
+    peer_lost=PeerLost,
 )
 
 

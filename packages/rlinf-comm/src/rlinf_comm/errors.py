@@ -69,3 +69,7 @@ class WeightMismatchError(CommError):
 
 class WeightTimeout(WeightMismatchError):
     """The version asked for did not arrive, or the peers did not take the one before, within `timeout_s`."""
+
+
+class PoolFull(CommError):
+    """A shared pool had no room within `timeout_s`; the text says who holds how much of it."""
