@@ -1,0 +1,224 @@
+"""rlinf_comm.SharedPool between processes: hand-over by reference, and what comes back from those that die."""
+
+import gc
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from rlinf_comm import Channel, PeerLost, PoolFull, SharedPool
+
+HANG_S = 60.0
+CAPACITY = 1 << 20
+
+
+@pytest.fixture
+def start(start_peer):
+    return lambda role, *arguments, **options: start_peer(role, *arguments, script="comm_pool_peers.py", **options)
+
+
+@pytest.fixture
+def pool():
+    return SharedPool.create("tested", capacity_bytes=CAPACITY)
+
+
+def kill(peer):
+    peer.process.send_signal(signal.SIGKILL)
+    peer.process.wait(HANG_S)
+
+
+def assert_all_room_comes_back(pool):
+    gc.collect()
+    whole = pool.empty(CAPACITY, torch.uint8, timeout_s=HANG_S)
+    assert whole.numel() == CAPACITY
+    del whole
+    assert pool.stats().num_holds == 0
+
+
+def test_three_processes_see_the_same_memory(start, pool):
+    """Here -> second -> third -> here: each adds one to all that it was given."""
+    channels = [Channel.create(name) for name in ("first", "second", "third")]
+    for source, target in zip(channels, channels[1:], strict=False):
+        start("add_one", source.address, target.address)
+    whole = pool.empty((4, 6)).zero_()
+    for view in (whole, whole[1:3].t(), whole[0, 0]):
+        channels[0].put(view)
+    channels[0].close()
+    back = [item.value for item in channels[2].take(max_items=3, min_items=3, timeout_s=HANG_S)]
+    expected = torch.full((4, 6), 2.0)
+    expected[1:3] += 2
+    expected[0, 0] += 2
+    assert whole.equal(expected)
+    assert back[1].equal(expected[1:3].t()) and back[1].data_ptr() == whole[1:3].data_ptr()
+    del whole, view
+    gc.collect()
+    assert back[0].equal(expected)
+    assert pool.stats().num_blocks == 1
+    del back
+    assert_all_room_comes_back(pool)
+
+
+def test_a_block_goes_with_the_last_tensor_of_the_last_process(start, pool):
+    channel = Channel.create("held")
+    channel.put(pool.empty(CAPACITY, torch.uint8))
+    gc.collect()
+    with start("hold", channel.address) as peer:
+        assert pool.stats().held_bytes == {peer.process.pid: CAPACITY}
+        with pytest.raises(PoolFull, match=f"process {peer.process.pid} holds {CAPACITY} bytes"):
+            pool.empty(1, timeout_s=0.25)
+        kill(peer)
+        assert_all_room_comes_back(pool)
+
+
+def test_a_waiting_allocation_gets_what_a_killed_process_held(start, pool):
+    with start("hold_own", pool.address, CAPACITY) as peer:
+        timer_start_s = time.monotonic()
+        os.kill(peer.process.pid, signal.SIGKILL)
+        assert pool.empty(CAPACITY, torch.uint8, timeout_s=HANG_S).numel() == CAPACITY
+        assert time.monotonic() - timer_start_s < 10.0
+
+
+def test_a_process_killed_with_the_mutex_hangs_nobody(start, pool):
+    kept = pool.empty(100).fill_(3)
+    with start("hold_mutex", pool.address) as peer:
+        kill(peer)
+        assert pool.empty(10).numel() == 10
+        assert pool.stats().num_blocks == 1 and kept.eq(3).all()
+
+
+def test_a_consumer_killed_between_take_and_decode_leaks_nothing(start, pool):
+    from comm_peers import Tag
+
+    channel = Channel.create("lost")
+    with start("die_between_take_and_decode", channel.address) as peer:
+        channel.put((Tag("a class, so that the header names one"), pool.empty(CAPACITY, torch.uint8)))
+        peer.process.wait(HANG_S)
+        assert peer.process.returncode == -signal.SIGKILL
+        assert pool.stats().num_holds == 1  # the channel's block is still the dead consumer's
+        with pytest.raises(PoolFull):
+            pool.empty(1, timeout_s=0.0)
+        channel._native.reclaim()
+        assert_all_room_comes_back(pool)
+
+
+def test_what_a_process_has_put_before_its_end_arrives(start, pool):
+    channel = Channel.create("posthumous")
+    with start("put_one", pool.address, channel.address, wait=False) as peer:
+        pid = peer.process.pid
+        peer.join()
+    with pytest.raises(PoolFull):  # looking for the dead does not take it for lost
+        pool.empty(CAPACITY, torch.uint8, timeout_s=0.15)
+    assert pool.stats().in_flight_bytes == {pid: 8000}
+    assert channel.take(timeout_s=HANG_S)[0].value.tolist() == [pid] * 1000
+    assert_all_room_comes_back(pool)
+
+
+def test_a_pool_whose_creator_died_keeps_what_others_look_at(start):
+    channel = Channel.create("orphans")
+    with start("create_and_put", channel.address, 3) as peer:
+        first = channel.take(timeout_s=HANG_S)[0].value
+        kill(peer)
+        assert first.eq(0).all()
+        second = channel.take(timeout_s=HANG_S)[0].value  # this process has the pool mapped
+        assert second.eq(1).all()
+        del first, second
+        gc.collect()
+        address = channel.take(max_items=2, min_items=2, timeout_s=HANG_S)[1].value
+        with pytest.raises(PeerLost, match=f"pool 'short-lived': the process {peer.process.pid}"):
+            SharedPool.open(address)
+    assert _mapped("short-lived") == 0
+
+
+def _mapped(name):
+    with open("/proc/self/maps") as maps:
+        return sum(f"rlinf:{name} " in line for line in maps)
+
+
+def test_an_item_whose_pool_died_with_its_creator_is_a_lost_peer(start):
+    channel = Channel.create("orphans")
+    with start("create_and_put", channel.address, 1) as peer:
+        kill(peer)
+        with pytest.raises(
+            PeerLost, match=rf"channel 'orphans', item 0: a tensor in the pool 'short-lived': .*{peer.process.pid}"
+        ):
+            channel.take(timeout_s=HANG_S)
+
+
+def _descriptors(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def _resident_kb(pid):
+    with open(f"/proc/{pid}/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+
+def test_ten_thousand_hand_overs_leave_everything_flat(start, pool):
+    there, back = Channel.create("there"), Channel.create("back")
+    with start("acknowledge", there.address, back.address) as peer:
+
+        def hand_over(num_times):
+            for index in range(num_times):
+                tensor = pool.empty((16, 16)).fill_(index)
+                there.put({0: tensor}.get(0))
+                del tensor
+                assert back.take(timeout_s=HANG_S)[0].value == [16, 16]
+            gc.collect()
+            pids = (os.getpid(), peer.process.pid)
+            return [_descriptors(pid) for pid in pids], [_resident_kb(pid) for pid in pids]
+
+        descriptors, resident_kb = hand_over(500)
+        for _ in range(100):  # the last acknowledgement may come before the peer's tensor has gone
+            if pool.stats().num_holds == 0:
+                break
+            time.sleep(0.01)
+        later_descriptors, later_resident_kb = hand_over(10_000)
+        assert later_descriptors == descriptors
+        assert all(after - before < 1000 for before, after in zip(resident_kb, later_resident_kb, strict=True))
+        assert_all_room_comes_back(pool)
+
+
+def test_processes_allocate_and_hand_over_at_once(start, pool):
+    there, back = Channel.create("there"), Channel.create("back")
+    peers = [
+        start("churn", pool.address, there.address, back.address, 1, 2000, wait=False),
+        start("churn", pool.address, back.address, there.address, 2, 2000, wait=False),
+    ]
+    for peer in peers:
+        peer.join()
+    for channel in (there, back):
+        while items := channel.take(timeout_s=HANG_S):
+            tensor, number = items[0].value
+            assert tensor.eq(number).all()
+            del tensor, items
+    assert_all_room_comes_back(pool)
+
+
+def _kill_at_random(start, pool, num_kills):
+    there, back = Channel.create("there", num_producers=1 << 20), Channel.create("back", num_producers=1 << 20)
+    survivor = start("churn", pool.address, there.address, back.address, 1, -1)
+    for seed in range(num_kills):
+        with start("churn", pool.address, back.address, there.address, seed, -1) as victim:
+            time.sleep(0.03 * seed / num_kills)
+            kill(victim)
+    assert survivor.process.poll() is None, survivor.process.stderr.read()
+    with survivor:
+        pass
+    for channel in (there, back):
+        while channel.stats().num_items:
+            tensor, number = channel.take(timeout_s=HANG_S)[0].value
+            assert tensor.eq(number).all()
+        channel._native.reclaim()
+    del tensor
+    assert_all_room_comes_back(pool)
+
+
+def test_processes_killed_at_random_leave_the_pool_in_order(start, pool):
+    _kill_at_random(start, pool, 2)
+
+
+@pytest.mark.slow
+def test_processes_killed_at_random_leave_the_pool_in_order_often(start, pool):
+    _kill_at_random(start, pool, 40)
