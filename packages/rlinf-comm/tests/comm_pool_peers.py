@@ -92,7 +92,6 @@ def churn(pool_address: PoolAddress, target: ChannelAddress, source: ChannelAddr
     pool, outgoing, incoming = SharedPool.open(pool_address), Channel.open(target), Channel.open(source)
     numbers = random.Random(seed)
     kept: list[tuple[torch.Tensor, int]] = []
-    ready()
     while rounds:
         rounds -= 1
         number = numbers.randrange(1 << 30)

@@ -1,12 +1,15 @@
 """rlinf_comm.SharedPool between processes: hand-over by reference, and what comes back from those that die."""
 
 import gc
+import itertools
 import os
+import random
 import signal
 import time
 
 import pytest
 import torch
+from comm_pool_peers import churn
 
 from rlinf_comm import Channel, PeerLost, PoolFull, SharedPool
 
@@ -40,7 +43,7 @@ def assert_all_room_comes_back(pool):
 def test_three_processes_see_the_same_memory(start, pool):
     """Here -> second -> third -> here: each adds one to all that it was given."""
     channels = [Channel.create(name) for name in ("first", "second", "third")]
-    for source, target in zip(channels, channels[1:], strict=False):
+    for source, target in itertools.pairwise(channels):
         start("add_one", source.address, target.address)
     whole = pool.empty((4, 6)).zero_()
     for view in (whole, whole[1:3].t(), whole[0, 0]):
@@ -196,29 +199,35 @@ def test_processes_allocate_and_hand_over_at_once(start, pool):
     assert_all_room_comes_back(pool)
 
 
-def _kill_at_random(start, pool, num_kills):
+@pytest.mark.parametrize("num_kills", [30, pytest.param(1000, marks=pytest.mark.slow)])
+def test_processes_killed_at_random_leave_the_pool_in_order(num_kills, pool):
+    """Forked ones, so that they are at it at once."""
     there, back = Channel.create("there", num_producers=1 << 20), Channel.create("back", num_producers=1 << 20)
-    survivor = start("churn", pool.address, there.address, back.address, 1, -1)
+
+    def fork_churn(target, source, seed):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                churn(pool.address, target.address, source.address, seed, -1)
+            finally:
+                os._exit(1)
+        return pid
+
+    survivor = fork_churn(there, back, -1)
+    numbers = random.Random(1)
     for seed in range(num_kills):
-        with start("churn", pool.address, back.address, there.address, seed, -1) as victim:
-            time.sleep(0.03 * seed / num_kills)
-            kill(victim)
-    assert survivor.process.poll() is None, survivor.process.stderr.read()
-    with survivor:
-        pass
+        victim = fork_churn(back, there, seed)
+        time.sleep(numbers.uniform(0.0, 0.03))
+        os.kill(victim, signal.SIGKILL)
+        os.waitpid(victim, 0)
+    time.sleep(0.1)
+    assert os.waitpid(survivor, os.WNOHANG) == (0, 0)
+    os.kill(survivor, signal.SIGKILL)
+    os.waitpid(survivor, 0)
     for channel in (there, back):
+        channel._native.reclaim()
         while channel.stats().num_items:
             tensor, number = channel.take(timeout_s=HANG_S)[0].value
             assert tensor.eq(number).all()
-        channel._native.reclaim()
-    del tensor
+            del tensor
     assert_all_room_comes_back(pool)
-
-
-def test_processes_killed_at_random_leave_the_pool_in_order(start, pool):
-    _kill_at_random(start, pool, 2)
-
-
-@pytest.mark.slow
-def test_processes_killed_at_random_leave_the_pool_in_order_often(start, pool):
-    _kill_at_random(start, pool, 40)
