@@ -5,11 +5,13 @@ import itertools
 import os
 import random
 import signal
+import threading
 import time
 
 import pytest
 import torch
-from comm_pool_peers import churn
+from comm_peers import Tag
+from comm_pool_forks import Fork, churn, die_between_take_and_decode, hold, hold_mutex, hold_own
 
 from rlinf_comm import Channel, PeerLost, PoolFull, SharedPool
 
@@ -63,47 +65,45 @@ def test_three_processes_see_the_same_memory(start, pool):
     assert_all_room_comes_back(pool)
 
 
-def test_a_block_goes_with_the_last_tensor_of_the_last_process(start, pool):
+def test_a_block_goes_with_the_last_tensor_of_the_last_process(pool):
     channel = Channel.create("held")
     channel.put(pool.empty(CAPACITY, torch.uint8))
     gc.collect()
-    with start("hold", channel.address) as peer:
-        assert pool.stats().held_bytes == {peer.process.pid: CAPACITY}
-        with pytest.raises(PoolFull, match=f"process {peer.process.pid} holds {CAPACITY} bytes"):
-            pool.empty(1, timeout_s=0.25)
-        kill(peer)
-        assert_all_room_comes_back(pool)
+    peer = Fork(hold, channel)
+    assert pool.stats().held_bytes == {peer.pid: CAPACITY}
+    with pytest.raises(PoolFull, match=f"process {peer.pid} holds {CAPACITY} bytes"):
+        pool.empty(1, timeout_s=0.25)
+    peer.kill()
+    assert_all_room_comes_back(pool)
 
 
-def test_a_waiting_allocation_gets_what_a_killed_process_held(start, pool):
-    with start("hold_own", pool.address, CAPACITY) as peer:
-        timer_start_s = time.monotonic()
-        os.kill(peer.process.pid, signal.SIGKILL)
-        assert pool.empty(CAPACITY, torch.uint8, timeout_s=HANG_S).numel() == CAPACITY
-        assert time.monotonic() - timer_start_s < 10.0
+def test_a_waiting_allocation_gets_what_a_killed_process_held(pool):
+    peer = Fork(hold_own, pool, CAPACITY)
+    killer = threading.Timer(0.3, peer.kill)
+    killer.start()
+    start_s = time.monotonic()
+    assert pool.empty(CAPACITY, torch.uint8, timeout_s=HANG_S).numel() == CAPACITY
+    assert 0.2 < time.monotonic() - start_s < 10.0
+    killer.join()
 
 
-def test_a_process_killed_with_the_mutex_hangs_nobody(start, pool):
+def test_a_process_killed_with_the_mutex_hangs_nobody(pool):
     kept = pool.empty(100).fill_(3)
-    with start("hold_mutex", pool.address) as peer:
-        kill(peer)
-        assert pool.empty(10).numel() == 10
-        assert pool.stats().num_blocks == 1 and kept.eq(3).all()
+    peer = Fork(hold_mutex, pool)
+    peer.kill()
+    assert pool.empty(10).numel() == 10
+    assert pool.stats().num_blocks == 1 and kept.eq(3).all()
 
 
-def test_a_consumer_killed_between_take_and_decode_leaks_nothing(start, pool):
-    from comm_peers import Tag
-
+def test_a_consumer_killed_between_take_and_decode_leaks_nothing(pool):
     channel = Channel.create("lost")
-    with start("die_between_take_and_decode", channel.address) as peer:
-        channel.put((Tag("a class, so that the header names one"), pool.empty(CAPACITY, torch.uint8)))
-        peer.process.wait(HANG_S)
-        assert peer.process.returncode == -signal.SIGKILL
-        assert pool.stats().num_holds == 1  # the channel's block is still the dead consumer's
-        with pytest.raises(PoolFull):
-            pool.empty(1, timeout_s=0.0)
-        channel._native.reclaim()
-        assert_all_room_comes_back(pool)
+    peer = Fork(die_between_take_and_decode, channel)
+    channel.put((Tag("a class, so that the header names one"), pool.empty(CAPACITY, torch.uint8)))
+    assert peer.wait() == -signal.SIGKILL
+    with pytest.raises(PoolFull):
+        pool.empty(1, timeout_s=0.0)  # the channel's block is still the dead consumer's
+    channel._native.reclaim()
+    assert_all_room_comes_back(pool)
 
 
 def test_what_a_process_has_put_before_its_end_arrives(start, pool):
@@ -183,14 +183,10 @@ def test_ten_thousand_hand_overs_leave_everything_flat(start, pool):
         assert_all_room_comes_back(pool)
 
 
-def test_processes_allocate_and_hand_over_at_once(start, pool):
+def test_processes_allocate_and_hand_over_at_once(pool):
     there, back = Channel.create("there"), Channel.create("back")
-    peers = [
-        start("churn", pool.address, there.address, back.address, 1, 2000, wait=False),
-        start("churn", pool.address, back.address, there.address, 2, 2000, wait=False),
-    ]
-    for peer in peers:
-        peer.join()
+    peers = [Fork(churn, pool, there, back, 1, 4000), Fork(churn, pool, back, there, 2, 4000)]
+    assert [peer.wait() for peer in peers] == [0, 0]
     for channel in (there, back):
         while items := channel.take(timeout_s=HANG_S):
             tensor, number = items[0].value
@@ -201,29 +197,16 @@ def test_processes_allocate_and_hand_over_at_once(start, pool):
 
 @pytest.mark.parametrize("num_kills", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_processes_killed_at_random_leave_the_pool_in_order(num_kills, pool):
-    """Forked ones, so that they are at it at once."""
     there, back = Channel.create("there", num_producers=1 << 20), Channel.create("back", num_producers=1 << 20)
-
-    def fork_churn(target, source, seed):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                churn(pool.address, target.address, source.address, seed, -1)
-            finally:
-                os._exit(1)
-        return pid
-
-    survivor = fork_churn(there, back, -1)
+    survivor = Fork(churn, pool, there, back, -1, -1)
     numbers = random.Random(1)
     for seed in range(num_kills):
-        victim = fork_churn(back, there, seed)
-        time.sleep(numbers.uniform(0.0, 0.03))
-        os.kill(victim, signal.SIGKILL)
-        os.waitpid(victim, 0)
+        victim = Fork(churn, pool, back, there, seed, -1)
+        time.sleep(numbers.uniform(0.0, 0.02))
+        victim.kill()
     time.sleep(0.1)
-    assert os.waitpid(survivor, os.WNOHANG) == (0, 0)
-    os.kill(survivor, signal.SIGKILL)
-    os.waitpid(survivor, 0)
+    assert survivor.is_running()
+    survivor.kill()
     for channel in (there, back):
         channel._native.reclaim()
         while channel.stats().num_items:
