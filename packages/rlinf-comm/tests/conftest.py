@@ -16,10 +16,10 @@ HANG_S = 60.0
 
 
 class Peer:
-    """comm_peers.py in a role; killed at the end of a `with` block, or of the test."""
+    """comm_peers.py, or another script like it, in a role; killed at the end of a `with` block, or of the test."""
 
-    def __init__(self, role: str, *arguments: Any, wait: bool = True) -> None:
-        command = [sys.executable, str(PEERS), role, pack(arguments).hex()]
+    def __init__(self, role: str, *arguments: Any, wait: bool = True, script: str = PEERS.name) -> None:
+        command = [sys.executable, str(PEERS.with_name(script)), role, pack(arguments).hex()]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         if wait:
             assert self.process.stdout is not None and self.process.stderr is not None
@@ -40,11 +40,11 @@ class Peer:
 
 @pytest.fixture
 def start_peer() -> Iterator[Callable[..., Peer]]:
-    """start_peer(role, *arguments, wait=True) -> Peer"""
+    """start_peer(role, *arguments, wait=True, script="comm_peers.py") -> Peer"""
     peers: list[Peer] = []
 
-    def start(role: str, *arguments: Any, wait: bool = True) -> Peer:
-        peers.append(Peer(role, *arguments, wait=wait))
+    def start(role: str, *arguments: Any, **options: Any) -> Peer:
+        peers.append(Peer(role, *arguments, **options))
         return peers[-1]
 
     yield start

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_comm import _C, DecodeError, _arrays, _lifting, _lowering, codec, decode, encode
+from rlinf_comm import _C, DecodeError, PeerLost, _arrays, _lifting, _lowering, codec, decode, encode
 from rlinf_comm.testing import assert_bitwise_equal
 
 
@@ -56,6 +56,9 @@ without_dlpack = _C.Codec(
     find_dtype=_arrays.find_numpy_dtype,
     torch_bridge=lambda: (None, []),
     decode_error=lambda error, place: error,
+    describe_view=_arrays.describe_view,
+    build_view=_arrays.build_view,
+    peer_lost=PeerLost,
 )
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float8_e5m2, torch.uint16]
