@@ -2,6 +2,7 @@
 
     layout.py   canonical tensors, boxes, layouts (table.py: the same in numpy; checks.py: what cannot be)
     plan.py     the intersection of two layouts: which box goes where (sharing.py, coalesce.py)
+    executor.py runs a plan within one process, also on tensors that others share
     digest.py   additive digests of shards
     store.py    the shared-memory executor, with sender.py and receiver.py
 
@@ -17,6 +18,7 @@ A sync in six lines, the two halves in different processes:
 from __future__ import annotations
 
 from rlinf_comm.weights.digest import DIGEST_MODULUS, tensor_digest
+from rlinf_comm.weights.executor import Executor, execute
 from rlinf_comm.weights.layout import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec, specs_of
 from rlinf_comm.weights.plan import Move, MoveTable, Piece, ReshardPlan, plan
 from rlinf_comm.weights.receiver import WeightReceiver
@@ -36,6 +38,8 @@ __all__ = [
     "Piece",
     "ReshardPlan",
     "plan",
+    "Executor",
+    "execute",
     "tensor_digest",
     "DIGEST_MODULUS",
     "WeightStore",
