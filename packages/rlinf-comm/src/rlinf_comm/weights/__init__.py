@@ -4,6 +4,7 @@
     plan.py     the intersection of two layouts: which box goes where (sharing.py, coalesce.py)
     executor.py runs a plan within one process, also on tensors that others share
     digest.py   additive digests of shards
+    manifest.py digests of all that a rank holds, and their comparison
     store.py    the shared-memory executor, with sender.py and receiver.py
 
 A sync in six lines, the two halves in different processes:
@@ -20,6 +21,7 @@ from __future__ import annotations
 from rlinf_comm.weights.digest import DIGEST_MODULUS, tensor_digest
 from rlinf_comm.weights.executor import Executor, execute
 from rlinf_comm.weights.layout import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec, specs_of
+from rlinf_comm.weights.manifest import BoxDigest, WeightManifest, manifest_of, merge_manifests, verify
 from rlinf_comm.weights.plan import Move, MoveTable, Piece, ReshardPlan, plan
 from rlinf_comm.weights.receiver import WeightReceiver
 from rlinf_comm.weights.sender import WeightSender
@@ -41,6 +43,11 @@ __all__ = [
     "Executor",
     "execute",
     "tensor_digest",
+    "WeightManifest",
+    "BoxDigest",
+    "manifest_of",
+    "merge_manifests",
+    "verify",
     "DIGEST_MODULUS",
     "WeightStore",
     "WeightStoreAddress",
