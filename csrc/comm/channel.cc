@@ -24,10 +24,12 @@ uint64_t arena_bytes_for(uint64_t capacity_items, uint64_t capacity_bytes) {
 Channel::Channel(std::shared_ptr<Segment> segment)
     : segment_(std::move(segment)),
       header_(reinterpret_cast<ChannelHeader*>(segment_->bytes())),
-      arena_(segment_->bytes() + kArenaOffset, header_->arena_bytes, &header_->arena_heads) {}
+      arena_(segment_->bytes() + kArenaOffset, header_->arena_bytes, &header_->arena_heads) {
+  enter_registry();
+}
 
 std::shared_ptr<Channel> Channel::create(const std::string& name, uint64_t capacity_items, uint64_t capacity_bytes,
-                                         uint64_t num_producers) {
+                                         uint64_t num_producers, bool raises_on_loss) {
   RLINF_CHECK_USER(capacity_items > 0 && capacity_bytes > 0 && num_producers > 0, "channel '", name,
                    "': capacity_items=", capacity_items, ", capacity_bytes=", capacity_bytes,
                    ", num_producers=", num_producers, "; each must be at least 1");
@@ -38,6 +40,7 @@ std::shared_ptr<Channel> Channel::create(const std::string& name, uint64_t capac
   header->capacity_items = capacity_items;
   header->capacity_bytes = capacity_bytes;
   header->arena_bytes = arena_bytes;
+  header->raises_on_loss = raises_on_loss;
   header->first_ready = kNil;
   header->last_ready = kNil;
   header->num_producers = num_producers;
@@ -76,6 +79,7 @@ void Channel::close_producer() {
     RLINF_CHECK_USER(!is_closed() || header_->aborted, "close() by one producer too many: all ", header_->num_producers,
                      " have closed already");
     header_->num_closed += 1;
+    note_close();
   }
   header_->items_event.notify_all();
   header_->space_event.notify_all();

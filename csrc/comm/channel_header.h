@@ -1,6 +1,7 @@
 // What a channel keeps in shared memory, and the lock around it. For the channel's own sources.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "rlinf/comm/channel.h"
@@ -8,6 +9,15 @@
 namespace rlinf::comm {
 
 constexpr uint64_t kMaxReasonBytes = 1000;
+constexpr uint64_t kMaxUsers = 256;
+
+// A process that puts or takes; see channel_users.cc.
+struct ChannelUser {
+  std::atomic<uint32_t> is_used;
+  UserRole last_role;
+  uint64_t num_handles;  // its Channel objects
+  ProcessId process;
+};
 
 // At the start of the segment. All of it is guarded by `mutex`, except for the events and what create() fixes.
 struct ChannelHeader {
@@ -19,6 +29,7 @@ struct ChannelHeader {
   alignas(64) uint64_t capacity_items;
   uint64_t capacity_bytes;
   uint64_t arena_bytes;
+  uint32_t raises_on_loss;
 
   // Derived from the arena's blocks; see Channel::repair().
   ArenaHeads arena_heads;
@@ -42,6 +53,9 @@ struct ChannelHeader {
   int64_t put_blocked_at_ns;  // when a producer last found no room; 0 after one found room
   uint32_t aborted;
   char abort_reason[kMaxReasonBytes + 1];
+
+  uint64_t num_user_slots;  // that were ever used
+  ChannelUser users[kMaxUsers];
 };
 
 constexpr uint64_t kArenaOffset = align_up(sizeof(ChannelHeader), 4096);

@@ -55,6 +55,7 @@ Outcome Channel::reserve(uint64_t num_bytes, WaitState& wait, BlockRef* block) {
                    "; create the channel with more, or put smaller items");
   int64_t start_ns = 0;  // of the wait; the clock is not read before there is one
   Lock lock(*this);
+  note_use(UserRole::kProducer);
   if (is_time_to_reclaim(wait)) {
     reclaim_from_dead();
   }
@@ -93,9 +94,13 @@ Outcome Channel::reserve(uint64_t num_bytes, WaitState& wait, BlockRef* block) {
       header_->num_blocked_puts += 1;
     }
     header_->put_blocked_at_ns = now_ns;
+    const bool is_timed_out = now_ns >= wait.deadline_ns;
+    if (is_time_to_look(now_ns) && has_lost_user()) {
+      return finish(Outcome::kPeerLost);
+    }
     const int64_t slice_end_ns = slice_end(wait, start_ns);
     if (now_ns >= slice_end_ns) {
-      return finish(now_ns >= wait.deadline_ns ? Outcome::kTimedOut : Outcome::kPending);
+      return finish(is_timed_out ? Outcome::kTimedOut : Outcome::kPending);
     }
     lock.wait(header_->space_event, slice_end_ns);
   }
@@ -215,6 +220,7 @@ Outcome Channel::take(const TakeRequest& request, WaitState& wait, std::vector<T
   Outcome outcome = Outcome::kDone;
   {
     Lock lock(*this);
+    note_use(UserRole::kConsumer);
     if (is_closed() && header_->num_reserved > 0 && is_time_to_reclaim(wait)) {
       reclaim_from_dead();
     }
@@ -242,9 +248,14 @@ Outcome Channel::take(const TakeRequest& request, WaitState& wait, std::vector<T
         outcome = Outcome::kStalled;
         break;
       }
+      const bool is_timed_out = now_ns >= wait.deadline_ns;
+      if (is_time_to_look(now_ns) && has_lost_user()) {
+        outcome = Outcome::kPeerLost;
+        break;
+      }
       const int64_t slice_end_ns = slice_end(wait, start_ns);
       if (now_ns >= slice_end_ns) {
-        outcome = now_ns >= wait.deadline_ns ? Outcome::kTimedOut : Outcome::kPending;
+        outcome = is_timed_out ? Outcome::kTimedOut : Outcome::kPending;
         break;
       }
       lock.wait(header_->items_event, slice_end_ns);
