@@ -32,7 +32,14 @@ class ChannelStalled(ChannelError):
 
 
 class PeerLost(CommError):
-    """The process on the other side is gone, or the shared memory that it created."""
+    """The process on the other side is gone, or the shared memory that it created.
+
+    `pids` are the processes that died while they used a channel; empty where one could not be opened.
+    """
+
+    def __init__(self, message: str, *, pids: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.pids = pids
 
 
 class UnsupportedValueError(CommError, TypeError):
