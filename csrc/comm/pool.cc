@@ -129,9 +129,9 @@ std::shared_ptr<Pool> Pool::create(const std::string& name, uint64_t capacity_by
 
 std::shared_ptr<Pool> Pool::open(const SegmentAddress& address) {
   auto segment = Segment::open(address);
-  RLINF_CHECK_USER(segment->num_bytes() > kHoldsOffset &&
-                       reinterpret_cast<const PoolHeader*>(segment->bytes())->magic == kPoolMagic,
-                   "the segment of process ", address.creator.pid, " is no pool");
+  RLINF_CHECK_USER(
+      segment->num_bytes() > kHoldsOffset && reinterpret_cast<const PoolHeader*>(segment->bytes())->magic == kPoolMagic,
+      "the segment of process ", address.creator.pid, " is no pool");
   return std::shared_ptr<Pool>(new Pool(std::move(segment)));
 }
 

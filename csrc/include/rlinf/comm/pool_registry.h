@@ -20,7 +20,8 @@ namespace rlinf::comm {
 // This process's hold of a block, shared by all its tensors in there.
 class PoolBlock {
  public:
-  PoolBlock(std::shared_ptr<Pool> pool, const HeldBlock& held) : pool_(std::move(pool)), held_(held), pid_(::getpid()) {}
+  PoolBlock(std::shared_ptr<Pool> pool, const HeldBlock& held)
+      : pool_(std::move(pool)), held_(held), pid_(::getpid()) {}
   ~PoolBlock();
   PoolBlock(const PoolBlock&) = delete;
   PoolBlock& operator=(const PoolBlock&) = delete;
