@@ -525,15 +525,13 @@ void Channel::release(const std::vector<BlockRef>& blocks) {
 }
 
 bool Channel::has(const BlockRef& ref) {
-  Lock lock(*this);
-  // The chain of blocks is walked: where a block stood, there may be the inside of a larger one by now.
-  for (uint64_t offset = 0; offset != kNil && offset <= ref.offset; offset = arena_.after(offset)) {
-    if (offset == ref.offset) {
-      const BlockHeader& block = arena_.at(offset);
-      return block.generation == ref.generation && block.state.load(std::memory_order_relaxed) != BlockState::kFree;
-    }
+  if (ref.offset > header_->arena_bytes - sizeof(BlockHeader) || ref.offset % kBlockAlignment != 0) {
+    return false;
   }
-  return false;
+  Lock lock(*this);
+  // Where a freed block stood there may be the inside of another one by now, which then had to look just like it.
+  const BlockHeader& block = arena_.at(ref.offset);
+  return block.generation == ref.generation && block.state.load(std::memory_order_relaxed) != BlockState::kFree;
 }
 
 uint32_t Channel::event_sequence(Waiting waiting) const {

@@ -340,7 +340,6 @@ void bind_channel(py::module_& module) {
       .def("abort", &Channel::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
       .def("abort_reason", [](Channel& channel) { return py::bytes(channel.abort_reason()); })
       .def("counts", &counts)
-      .def("reclaim", &Channel::reclaim, py::call_guard<py::gil_scoped_release>())
       .def("_lock_and_leave", &Channel::lock_and_leave)
       .def("_reserve_and_leave", [](Channel& channel, uint64_t num_bytes) {
         WaitState wait;

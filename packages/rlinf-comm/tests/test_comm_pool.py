@@ -7,6 +7,7 @@ import os
 import pickle
 import stat
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -166,6 +167,32 @@ def test_copy_of(pool):
         copy += 1
         assert not copy.equal(source)
     assert pool.stats().num_blocks == 1
+
+
+def test_threads_of_one_process_share_blocks(pool):
+    """Four at once receive and drop references to the same block: it is held once, and never given back too early."""
+    channel = Channel.create("threads", capacity_items=64)
+    wrong = []
+
+    def consume():
+        while items := channel.take(max_items=2):
+            for item in items:
+                if not item.value.eq(7).all():
+                    wrong.append(item.sequence)
+
+    threads = [threading.Thread(target=consume) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(500):
+        tensor = pool.empty(256).fill_(7)
+        for _ in range(4):
+            channel.put(tensor)
+        del tensor
+    channel.close()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert pool.stats().num_holds == 0
 
 
 # --- what fails leaves nothing ----------------------------------------------------------------------------------------
