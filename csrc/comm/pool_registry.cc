@@ -172,10 +172,18 @@ std::shared_ptr<PoolBlock> PoolRegistry::own_block(const Pool& pool, const HeldB
 
 std::shared_ptr<PoolBlock> PoolRegistry::keep(const std::shared_ptr<Pool>& pool, const HeldBlock& held) {
   auto block = std::make_shared<PoolBlock>(pool, held);
+  std::shared_ptr<PoolBlock> other;  // before the lock, as above
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (Entry* const entry = entry_of(*pool)) {
-    entry->blocks[held.offset] = {block.get(), block};
+  Entry* const entry = entry_of(*pool);
+  if (entry == nullptr) {
+    return block;
   }
+  Blocks& known = entry->blocks[held.offset];
+  other = known.weak.lock();
+  if (other && other->is_own() && other->held_.generation == held.generation) {
+    return other;  // another thread has received the same block meanwhile
+  }
+  known = {block.get(), block};
   return block;
 }
 
@@ -194,8 +202,7 @@ void PoolRegistry::forget(const PoolBlock& block) {
 Outcome PoolRegistry::allocate(const std::shared_ptr<Pool>& pool, uint64_t num_bytes, WaitState& wait,
                                std::shared_ptr<PoolBlock>* block) {
   HeldBlock held;
-  const auto is_there = [this](const Consignment& one, const ProcessId& sender) { return this->is_there(one, sender); };
-  const Outcome outcome = pool->allocate(num_bytes, wait, is_there, &held);
+  const Outcome outcome = pool->allocate(num_bytes, wait, whereabouts(), &held);
   if (outcome == Outcome::kDone) {
     *block = keep(pool, held);
   }
@@ -228,41 +235,59 @@ void PoolRegistry::remember(const std::shared_ptr<Channel>& channel) {
   }
 }
 
-std::shared_ptr<Channel> PoolRegistry::channel_at(const SegmentAddress& address) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto known = channels_.find(address.nonce);
-    if (known != channels_.end()) {
-      if (auto channel = known->second.lock()) {
-        return channel;
-      }
-    }
-  }
-  return Channel::open(address);
+std::shared_ptr<Channel> PoolRegistry::known_channel(uint64_t nonce) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto known = channels_.find(nonce);
+  return known == channels_.end() ? nullptr : known->second.lock();
 }
 
-bool PoolRegistry::is_there(const Consignment& consignment, const ProcessId& sender) {
+namespace {
+
+// A channel as this process finds it.
+struct Whereabouts {
+  bool is_known = false;
+  bool is_gone = false;  // nobody can open it any more
+  std::shared_ptr<Channel> channel;
+};
+
+Whereabouts look_for(std::shared_ptr<Channel> channel, const SegmentAddress& address) {
   try {
-    return channel_at(consignment.channel)->has(consignment.item);
+    channel = channel ? channel : Channel::open(address);
+    channel->reclaim();
+    return {true, false, channel};
   } catch (const UserError&) {
-    // It cannot be opened. A creator that is merely stopped, or a sender that still has the channel, settles nothing.
     int fd = -1;
-    const SegmentAddress& address = consignment.channel;
     const SegmentAnswer answer = request_segment(address.creator, address.fd, address.nonce, &fd);
     if (fd >= 0) {
       ::close(fd);
     }
-    if (answer == SegmentAnswer::kFound || answer == SegmentAnswer::kNoAnswer) {
-      return true;
-    }
-    return !(sender == current_process()) && is_alive(sender);
+    // A creator that is merely stopped settles nothing.
+    return {true, answer != SegmentAnswer::kFound && answer != SegmentAnswer::kNoAnswer, nullptr};
   } catch (const std::exception&) {
-    return true;  // no descriptors left, say: settles nothing either
+    return {true, false, nullptr};  // no descriptors left, say
   }
 }
 
+}  // namespace
+
+// For one look at a pool: each channel is looked for once, and what its dead consumers have taken counts as lost.
+Pool::IsThere PoolRegistry::whereabouts() {
+  return [this, seen = std::map<uint64_t, Whereabouts>()](const Consignment& consignment,
+                                                          const ProcessId& sender) mutable {
+    Whereabouts& found = seen[consignment.channel.nonce];
+    if (!found.is_known) {
+      found = look_for(known_channel(consignment.channel.nonce), consignment.channel);
+    }
+    if (found.channel) {
+      return found.channel->has(consignment.item);
+    }
+    // A living sender may have the channel still, and finds out itself.
+    return !found.is_gone || !(sender == current_process() || !is_alive(sender));
+  };
+}
+
 uint64_t PoolRegistry::reclaim(Pool& pool) {
-  return pool.reclaim([this](const Consignment& one, const ProcessId& sender) { return is_there(one, sender); });
+  return pool.reclaim(whereabouts());
 }
 
 }  // namespace rlinf::comm

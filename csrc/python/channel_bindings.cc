@@ -341,7 +341,6 @@ void bind_channel(py::module_& module) {
       .def("abort", &Channel::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
       .def("abort_reason", [](Channel& channel) { return py::bytes(channel.abort_reason()); })
       .def("counts", &counts)
-      .def("reclaim", &Channel::reclaim, py::call_guard<py::gil_scoped_release>())
       .def("leave", &Channel::leave, py::call_guard<py::gil_scoped_release>())
       .def("drop_lost_users", &Channel::drop_lost_users, py::call_guard<py::gil_scoped_release>())
       .def("lost_users",

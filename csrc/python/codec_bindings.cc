@@ -80,11 +80,10 @@ void bind_codec(py::module_& module) {
   py::class_<Codec>(module, "Codec")
       .def(py::init([](const py::kwargs& hooks) {
         const auto hook = [&](const char* name) { return py::object(hooks[name]); };
-        return std::make_unique<Codec>(CodecHooks{hook("refused"), hook("describe_class"), hook("describe_tensor"),
-                                                  hook("describe_array"), hook("find_class"), hook("lift"),
-                                                  hook("build_tensor"), hook("ndarray"), hook("find_dtype"),
-                                                  hook("torch_bridge"), hook("decode_error"), hook("describe_view"),
-                                                  hook("build_view"), hook("peer_lost")});
+        return std::make_unique<Codec>(CodecHooks{
+            hook("refused"), hook("describe_class"), hook("describe_tensor"), hook("describe_array"),
+            hook("find_class"), hook("lift"), hook("build_tensor"), hook("ndarray"), hook("find_dtype"),
+            hook("torch_bridge"), hook("decode_error"), hook("describe_view"), hook("build_view"), hook("peer_lost")});
       }))
       .def("encode", &encode, py::arg("value"))
       .def("decode", &decode, py::arg("header"), py::arg("buffers"));

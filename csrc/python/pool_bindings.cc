@@ -34,8 +34,7 @@ class PoolHandle {
     WaitState wait;
     wait.deadline_ns = deadline_from(timeout_s);
     std::shared_ptr<PoolBlock> block;
-    const Outcome outcome =
-        wait_for([&] { return PoolRegistry::instance().allocate(pool_, num_bytes, wait, &block); });
+    const Outcome outcome = wait_for([&] { return PoolRegistry::instance().allocate(pool_, num_bytes, wait, &block); });
     if (outcome != Outcome::kDone) {
       return py::int_(static_cast<int>(outcome));
     }

@@ -178,8 +178,9 @@ py::object read_pooled(Codec& codec, MsgpackReader* reader, uint64_t size) {
   const OwnedBytes rest{block, block->bytes() + reference.byte_offset, block->num_bytes() - reference.byte_offset};
   py::object tensor = codec.tensors().build_strided(reference.dtype, reference.shape, reference.strides, rest);
   if (!tensor) {
-    tensor = codec.hooks().build_view(py::cast(BorrowedBytes{rest}), py::str(reference.dtype.data(), reference.dtype.size()),
-                                      py::cast(reference.shape), py::cast(reference.strides));
+    tensor =
+        codec.hooks().build_view(py::cast(BorrowedBytes{rest}), py::str(reference.dtype.data(), reference.dtype.size()),
+                                 py::cast(reference.shape), py::cast(reference.strides));
   }
   return tensor;
 }

@@ -237,9 +237,13 @@ py::object TensorBridge::wrap(const Dtype& dtype, const std::vector<int64_t>& sh
   lent->managed.context = lent.get();
   lent->managed.deleter = give_back;
   lent->managed.flags = 0;
-  lent->managed.tensor =
-      dlpack::Tensor{bytes.pointer, {dlpack::kCpu, 0}, static_cast<int32_t>(num_dims), dtype.type,
-                      lent->shape_and_strides.data(), lent->shape_and_strides.data() + num_dims, 0};
+  lent->managed.tensor = dlpack::Tensor{bytes.pointer,
+                                        {dlpack::kCpu, 0},
+                                        static_cast<int32_t>(num_dims),
+                                        dtype.type,
+                                        lent->shape_and_strides.data(),
+                                        lent->shape_and_strides.data() + num_dims,
+                                        0};
   void* object = nullptr;
   // On failure torch may or may not have called the deleter; rather leak than free twice.
   if (api_->managed_tensor_to_object(&lent.release()->managed, &object) != 0) {

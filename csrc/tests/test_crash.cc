@@ -4,11 +4,6 @@
 // finds the instructions that change the shared memory; between them, nothing that survives the child differs. Then,
 // for each of those, a new child is killed right after it, and the parent uses the channel: nothing hangs, the items
 // from before are all there or were taken by the child, none is torn, and all of the capacity is available again.
-#include <signal.h>
-#include <sys/ptrace.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -20,12 +15,12 @@
 
 #include "rlinf/comm/channel.h"
 #include "rlinf/comm/check.h"
+#include "stepped_child.h"
 
 using namespace rlinf::comm;
 
 namespace {
 
-constexpr int kSkipped = 77;
 constexpr uint64_t kCapacityItems = 8;
 constexpr uint64_t kCapacityBytes = 64 << 10;
 constexpr uint64_t kNumBefore = 3;
@@ -113,56 +108,6 @@ void check_afterwards(Channel& channel) {
   RLINF_CHECK_INTERNAL(channel.drop_lost_users().size() <= 1 && channel.lost_users().empty(), "users");
 }
 
-// A child that runs the scenario, stopped before its first instruction.
-class SteppedChild {
- public:
-  explicit SteppedChild(Channel& channel) : pid_(::fork()) {
-    if (pid_ == 0) {
-      ::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
-      ::raise(SIGSTOP);
-      run_scenario(channel);
-      ::_exit(0);
-    }
-    int status = 0;
-    ::waitpid(pid_, &status, 0);
-    if (!WIFSTOPPED(status)) {
-      skip();
-    }
-  }
-  ~SteppedChild() {
-    if (pid_ > 0) {
-      ::kill(pid_, SIGKILL);
-      ::waitpid(pid_, nullptr, 0);
-    }
-  }
-  SteppedChild(const SteppedChild&) = delete;
-  SteppedChild& operator=(const SteppedChild&) = delete;
-
-  // One instruction. False when the scenario has ended.
-  bool step() {
-    if (::ptrace(PTRACE_SINGLESTEP, pid_, nullptr, nullptr) != 0) {
-      skip();
-    }
-    int status = 0;
-    ::waitpid(pid_, &status, 0);
-    if (WIFEXITED(status)) {
-      pid_ = 0;
-      return false;
-    }
-    return true;
-  }
-
- private:
-  void skip() {
-    std::cerr << "single-stepping a child is not possible here; the crash test is skipped\n";
-    if (pid_ > 0) {
-      ::kill(pid_, SIGKILL);
-    }
-    std::exit(kSkipped);
-  }
-  pid_t pid_;
-};
-
 std::shared_ptr<Channel> make_channel() {
   auto channel = Channel::create("crash", kCapacityItems, kCapacityBytes, 1);
   for (uint64_t number = 0; number < kNumBefore; ++number) {
@@ -171,22 +116,10 @@ std::shared_ptr<Channel> make_channel() {
   return channel;
 }
 
-// Steps a child until the shared memory has changed `num_changes` times, and kills it. False when it ended before.
 bool run_and_kill(Channel& channel, uint64_t num_changes) {
   auto segment = Segment::open(channel.address());
   const uint64_t num_bytes = std::min<uint64_t>(segment->num_bytes(), 32 << 10);  // the scenario stays in there
-  std::vector<std::byte> before(segment->bytes(), segment->bytes() + num_bytes);
-  SteppedChild child(channel);
-  while (num_changes > 0) {
-    if (!child.step()) {
-      return false;
-    }
-    if (std::memcmp(before.data(), segment->bytes(), num_bytes) != 0) {
-      std::memcpy(before.data(), segment->bytes(), num_bytes);
-      --num_changes;
-    }
-  }
-  return true;
+  return rlinf::comm::run_and_kill({{segment->bytes(), num_bytes}}, num_changes, [&] { run_scenario(channel); });
 }
 
 }  // namespace

@@ -5,6 +5,7 @@ import itertools
 import os
 import random
 import signal
+import stat
 import threading
 import time
 
@@ -25,8 +26,18 @@ def start(start_peer):
 
 
 @pytest.fixture
+def channel():
+    return Channel.create("carrier")
+
+
+@pytest.fixture
 def pool():
     return SharedPool.create("tested", capacity_bytes=CAPACITY)
+
+
+def _mapped(name):
+    with open("/proc/self/maps") as maps:
+        return sum(f"rlinf:{name} " in line for line in maps)
 
 
 def kill(peer):
@@ -100,9 +111,6 @@ def test_a_consumer_killed_between_take_and_decode_leaks_nothing(pool):
     peer = Fork(die_between_take_and_decode, channel)
     channel.put((Tag("a class, so that the header names one"), pool.empty(CAPACITY, torch.uint8)))
     assert peer.wait() == -signal.SIGKILL
-    with pytest.raises(PoolFull):
-        pool.empty(1, timeout_s=0.0)  # the channel's block is still the dead consumer's
-    channel._native.reclaim()
     assert_all_room_comes_back(pool)
 
 
@@ -132,11 +140,6 @@ def test_a_pool_whose_creator_died_keeps_what_others_look_at(start):
         with pytest.raises(PeerLost, match=f"pool 'short-lived': the process {peer.process.pid}"):
             SharedPool.open(address)
     assert _mapped("short-lived") == 0
-
-
-def _mapped(name):
-    with open("/proc/self/maps") as maps:
-        return sum(f"rlinf:{name} " in line for line in maps)
 
 
 def test_an_item_whose_pool_died_with_its_creator_is_a_lost_peer(start):
@@ -208,9 +211,66 @@ def test_processes_killed_at_random_leave_the_pool_in_order(num_kills, pool):
     assert survivor.is_running()
     survivor.kill()
     for channel in (there, back):
-        channel._native.reclaim()
         while channel.stats().num_items:
             tensor, number = channel.take(timeout_s=HANG_S)[0].value
             assert tensor.eq(number).all()
             del tensor
     assert_all_room_comes_back(pool)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_memory_is_private_and_goes_with_its_last_user(channel):
+    pool = SharedPool.create("mapped once", capacity_bytes=CAPACITY)
+    fd = pool.address.fd
+    assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o600
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 4096)
+    tensor = pool.empty(10).fill_(4)
+    assert SharedPool.open(pool.address).empty(10).data_ptr() and _mapped("mapped once") == 1
+    del pool
+    gc.collect()
+    assert _mapped("mapped once") == 1 and tensor.eq(4).all()
+    channel.put(tensor)
+    del tensor
+    gc.collect()
+    tensor = channel.take(timeout_s=HANG_S)[0].value  # the pool stayed for what was on its way
+    assert tensor.eq(4).all()
+    del tensor
+    gc.collect()
+    assert _mapped("mapped once") == 0
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_prefault_takes_the_memory_at_once():
+    def rss():
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("RssShmem"))
+
+    before = rss()
+    pool = SharedPool.create("prefaulted", capacity_bytes=16 << 20, prefault=True)
+    assert rss() - before >= 16 << 10
+    before = rss()
+    pool.empty(16 << 20, torch.uint8).fill_(1)
+    assert rss() - before < 100
+
+
+def test_a_forked_child_ends_no_hold_of_its_parent(pool, channel):
+    tensor = pool.empty(1000).fill_(1)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            channel.put(tensor)  # lives for as long as its parent's
+            del tensor
+            gc.collect()
+            channel.put(pool.empty(10).fill_(2))
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert pool.stats().num_blocks == 2
+    assert channel.take(timeout_s=HANG_S)[0].value.data_ptr() == tensor.data_ptr()
+    assert channel.take(timeout_s=HANG_S)[0].value.eq(2).all()  # its sender is gone, the item was not
+    gc.collect()
+    assert pool.stats().num_blocks == 1 and tensor.eq(1).all()

@@ -1,8 +1,8 @@
 // Memory in a shared segment for tensors that cross channels by reference.
 //
-// A block of the pool lives as long as somebody holds it: a process that looks at it, or an item of a channel that it is
-// on its way in. Holds stand in a table in the segment, each with a ticket that is never given twice, so that a late or
-// forged reference is told from a valid one.
+// A block of the pool lives as long as somebody holds it: a process that looks at it, or an item of a channel that it
+// is on its way in. Holds stand in a table in the segment, each with a ticket that is never given twice, so that a late
+// or forged reference is told from a valid one.
 //
 // Crash consistency: a hold exists while its ticket is not zero, and that changes by one store; the chain of blocks is
 // the arena's. Everything else (counts, free lists) follows from the two; see repair().

@@ -20,7 +20,8 @@ namespace rlinf::comm {
 // This process's hold of a block, shared by all its tensors in there.
 class PoolBlock {
  public:
-  PoolBlock(std::shared_ptr<Pool> pool, const HeldBlock& held) : pool_(std::move(pool)), held_(held), pid_(::getpid()) {}
+  PoolBlock(std::shared_ptr<Pool> pool, const HeldBlock& held)
+      : pool_(std::move(pool)), held_(held), pid_(::getpid()) {}
   ~PoolBlock();
   PoolBlock(const PoolBlock&) = delete;
   PoolBlock& operator=(const PoolBlock&) = delete;
@@ -87,8 +88,8 @@ class PoolRegistry {
   std::shared_ptr<PoolBlock> own_block(const Pool& pool, const HeldBlock& held);
   std::shared_ptr<PoolBlock> keep(const std::shared_ptr<Pool>& pool, const HeldBlock& held);
   void forget(const PoolBlock& block);
-  bool is_there(const Consignment& consignment, const ProcessId& sender);
-  std::shared_ptr<Channel> channel_at(const SegmentAddress& address);
+  Pool::IsThere whereabouts();
+  std::shared_ptr<Channel> known_channel(uint64_t nonce);
 
   std::atomic<uint32_t> num_pools_{0};
   std::mutex mutex_;  // nothing is asked of other processes or of Python with it

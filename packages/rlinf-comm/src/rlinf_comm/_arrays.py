@@ -93,7 +93,7 @@ def describe_tensor(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int, str]:
 
 
 def describe_view(tensor: torch.Tensor) -> tuple[int, str, int, list[int], list[int]] | None:
-    """(pointer, dtype's name, bytes of an element, shape, strides) of a CPU tensor; None where that does not say all."""
+    """(pointer, dtype's name, bytes of an element, shape, strides) of a CPU tensor; None where it is more than that."""
     import torch
 
     if tensor.layout is not torch.strided or not tensor.is_cpu or tensor.requires_grad:

@@ -63,7 +63,7 @@ class Item:
     sequence: int
     """Position in the order of all puts on this channel, from 0; also across reopen()."""
     nbytes: int
-    """Structure and tensors, without padding."""
+    """Structure and tensors, without padding; without tensors in a SharedPool."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,7 +188,8 @@ class Channel:
         policy_version: int = -1,
         timeout_s: float | None = None,
     ) -> None:
-        """Appends one item; blocks while the channel is full. The value may be changed as soon as this returns.
+        """Appends one item; blocks while the channel is full. The value may be changed as soon as this returns, but for
+        tensors in a SharedPool, which cross by reference.
 
         Args:
             value: Anything that rlinf_comm.codec encodes.

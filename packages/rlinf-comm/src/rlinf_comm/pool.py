@@ -6,8 +6,8 @@
     channel.put({"tokens": tokens})                           # nothing is copied, however large it is
     (item,) = channel.take()                                  # anywhere: item.value["tokens"] is the same memory
 
-BY REFERENCE means: both sides see the same bytes. What the sender writes after `put` shows in the receiver's tensor, and
-the other way round. Write first, put, and then leave the tensor alone, or put `tokens.clone()`.
+BY REFERENCE means: both sides see the same bytes. What the sender writes after `put` shows in the receiver's tensor,
+and the other way round. Write first, put, and then leave the tensor alone, or put `tokens.clone()`.
 
 Any view of such a tensor crosses like that, also one that is not contiguous, and what was received can be put into the
 next channel. The memory is given back when the last tensor of the last process is gone; processes that die give back
@@ -74,8 +74,12 @@ class PoolStats:
 class SharedPool:
     """Shared memory of a fixed size for tensors that cross channels by reference.
 
-    The pool lives as long as the process that created it. Its object may be dropped while tensors of it are alive; after
-    the creator's end those that others look at stay valid, but references that are still on their way end in PeerLost.
+    The pool lives as long as the process that created it. Its object may be dropped while tensors of it are alive.
+    After the creator's end those that others look at stay valid; a reference that is still on its way ends in PeerLost
+    for a process that does not have the pool mapped. A sender that ends after its put does no harm: the item stays.
+
+    A tensor of the pool is in use for as long as a name leads to it: in `for value in channel`, the last value lives
+    until the next one has come, unless the loop ends with `del value`.
     """
 
     def __init__(self, native: _C.Pool, address: PoolAddress) -> None:
