@@ -69,3 +69,27 @@ class WeightMismatchError(CommError):
 
 class WeightTimeout(WeightMismatchError):
     """The version asked for did not arrive, or the peers did not take the one before, within `timeout_s`."""
+
+
+class PeerLeft(PeerLost):
+    """The peer on the other side has closed its connections on purpose."""
+
+
+class PeerTimeout(CommError, TimeoutError):
+    """A send, receive, broadcast or connect between peers did not finish within its `timeout_s`."""
+
+
+class PeerNameTaken(CommError, ValueError):
+    """Another living peer has this name."""
+
+
+class NoTransport(CommError):
+    """No transport works between two peers; the text gives the reason of each."""
+
+
+class BroadcastError(CommError):
+    """A broadcast did not reach all. `failures` has the error of each peer that it did not reach; the others have it."""
+
+    def __init__(self, message: str, failures: dict[str, Exception]) -> None:
+        super().__init__(message)
+        self.failures = failures
