@@ -88,8 +88,9 @@ class NoTransport(CommError):
 
 
 class BroadcastError(CommError):
-    """A broadcast did not reach all. `failures` has the error of each peer that it did not reach; the others have it."""
+    """A broadcast did not reach all; those that are not in `failures` have the value."""
 
     def __init__(self, message: str, failures: dict[str, Exception]) -> None:
         super().__init__(message)
         self.failures = failures
+        """By the names of the peers that were not reached."""

@@ -130,8 +130,8 @@ class Directory:
                 return call()
             except (RuntimeError, CommError):
                 raise CommError(
-                    f"the directory {self._place} does not answer any more; peers that have met go on, others cannot be "
-                    "found until it is served again"
+                    f"the directory {self._place} does not answer any more; peers that have met go on, "
+                    "others cannot be found until it is served again"
                 ) from error
 
 

@@ -350,11 +350,12 @@ class Peer:
     def _objection(self, caller: PeerAddress) -> str | None:
         """Why this caller is not to be met."""
         before = self._address if caller.name == self.name else self._inbox(caller.name).latest
-        if before is None or before.token == caller.token:
-            return None
-        if before is not self._address and not meeting.is_living(before, Deadline(_LOOK_TIMEOUT_S)):
-            return None
-        return f"a living peer has the name {caller.name!r}: {before.place}"
+        is_other = before is not None and before.token != caller.token
+        if is_other and (before is self._address or meeting.is_living(before, Deadline(_LOOK_TIMEOUT_S))):
+            return f"a living peer has the name {caller.name!r}: {before.place}"
+        with self._changed:
+            self._known[caller.name] = caller
+        return None
 
     def enter(self, transport: str, theirs: PeerAddress, incoming: Incoming) -> None:
         """Private: takes a link that comes in. Raises Unusable."""

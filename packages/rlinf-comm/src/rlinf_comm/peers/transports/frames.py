@@ -101,7 +101,7 @@ class StreamReader:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self.ready: deque[tuple[bytes, list[memoryview]]] = deque()
-        self.ready_bytes = 0
+        self._ready_bytes = self._coming_bytes = 0
         self.torn: TornStream | None = None
         self.has_ended = False
         """Nothing more will come."""
@@ -115,23 +115,39 @@ class StreamReader:
 
     def take(self) -> tuple[bytes, list[memoryview]]:
         header, buffers = self.ready.popleft()
-        self.ready_bytes -= _num_bytes(header, buffers)
+        self._ready_bytes -= _num_bytes(header, buffers)
         return header, buffers
 
-    def pump(self, enough_bytes: int) -> None:
-        """Reads until nothing is there, or the stream ends, or a value and `enough_bytes` are ready."""
-        while not self.has_ended and not (self.ready and self.ready_bytes >= enough_bytes):
-            try:
-                if not self._read():
-                    self.has_ended = True
-            except BlockingIOError:
-                return
-            except OSError:
-                self.has_ended = True
-            except TornStream as error:
-                self.torn, self.has_ended = error, True
-            except StopIteration:
-                self.said_farewell = self.has_ended = True
+    def pump_value(self) -> None:
+        """Reads until a value is ready, or nothing is there, or the stream ends."""
+        while not self.ready and self._step():
+            pass
+
+    def pump_bytes(self, enough_bytes: int) -> None:
+        """Reads until so much is ready or on its way, or nothing is there, or the stream ends."""
+        while self.num_bytes < enough_bytes and self._step():
+            pass
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the values that are ready and of the one that is coming."""
+        return self._ready_bytes + self._coming_bytes
+
+    def _step(self) -> bool:
+        """Whether it may go on."""
+        if self.has_ended:
+            return False
+        try:
+            self.has_ended = not self._read()
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.has_ended = True
+        except TornStream as error:
+            self.torn, self.has_ended = error, True
+        except StopIteration:
+            self.said_farewell = self.has_ended = True
+        return not self.has_ended
 
     def _read(self) -> int:
         """Moves on by some bytes; 0 at the end of the stream."""
@@ -169,7 +185,7 @@ class StreamReader:
             if (yield from self._fill(buffers)):
                 header = bytes(memoryview(meta)[lengths.size :])
                 self.ready.append((header, buffers))
-                self.ready_bytes += _num_bytes(header, buffers)
+                self._ready_bytes += _num_bytes(header, buffers)
 
     def _fill(self, buffers: list[memoryview]) -> Generator[memoryview, None, bool]:
         """Whether the value was not cancelled."""
@@ -180,10 +196,11 @@ class StreamReader:
             for piece in chunk:
                 yield piece
                 num_read += len(piece)
+                self._coming_bytes = num_read
             yield memoryview(mark)
             if mark not in (_MORE, _ALL):
                 break
-        self.progress = "it has sent nothing since"
+        self.progress, self._coming_bytes = "it has sent nothing since", 0
         if mark not in (_ALL, _CANCELLED):
             raise TornStream(f"the stream of values is torn: {bytes(mark)!r} where a value ends")
         return mark == _ALL

@@ -22,7 +22,7 @@ def allocate(lengths: Sequence[int]) -> list[memoryview]:
             num_shared_bytes += length + -length % _ALIGNMENT
     raw = np.empty(num_shared_bytes + _ALIGNMENT, dtype=np.uint8)
     offset = -raw.ctypes.data % _ALIGNMENT
-    shared = memoryview(raw)[offset:]
+    shared = raw.data[offset:]
     return [
         shared[start : start + length] if length < _LARGE_BYTES else _own_pages(length)
         for start, length in zip(starts, lengths, strict=True)

@@ -141,7 +141,7 @@ class _TcpIncoming:
             if not held:
                 raise self._traffic.timeout("receive from", deadline, "another thread is receiving from it")
             while not self._reader.ready:
-                self._reader.pump(0)
+                self._reader.pump_value()
                 if not self._reader.ready:
                     self._wait(deadline, is_cancelled)
             header, buffers = self._reader.take()
@@ -164,7 +164,7 @@ class _TcpIncoming:
         if self._readable.poll(deadline.slice_s * 1000.0):
             return
         if theirs.is_known_dead():
-            reader.pump(0)
+            reader.pump_value()
             reader.has_ended = True  # a forked child of the peer may still hold the connection open
         elif deadline.has_passed or is_cancelled():
             raise self._traffic.timeout("receive from", deadline, reader.progress)
@@ -174,14 +174,14 @@ class _TcpIncoming:
     def readable_descriptor(self) -> int | None:
         """When nobody receives, and more may be read ahead."""
         is_idle = time.monotonic() - self._last_receive_s > SLICE_S and not self._lock.locked()
-        has_room = self._reader.ready_bytes < self._capacity_bytes
+        has_room = self._reader.num_bytes < self._capacity_bytes
         return self._socket.fileno() if self._is_open and is_idle and has_room and not self._reader.has_ended else None
 
     def read_ahead(self) -> None:
         if self._lock.acquire(blocking=False):
             try:
                 if self._is_open:
-                    self._reader.pump(self._capacity_bytes)
+                    self._reader.pump_bytes(self._capacity_bytes)
             finally:
                 self._lock.release()
 
@@ -191,7 +191,7 @@ class _TcpIncoming:
         if self._lock.acquire(blocking=False):
             try:
                 if self._is_open:
-                    self._reader.pump(self._capacity_bytes)
+                    self._reader.pump_bytes(self._capacity_bytes)
                 return self._reader.has_ended and not self._reader.ready and self._reader.torn is None
             finally:
                 self._lock.release()
@@ -232,8 +232,8 @@ class ReadAhead:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            links = {link.readable_descriptor(): link for link in self._links}
-            links.pop(None, None)
+            idle = ((link.readable_descriptor(), link) for link in self._links)
+            links = {descriptor: link for descriptor, link in idle if descriptor is not None}
             if not links:
                 self._stop.wait(SLICE_S / 2)
                 continue
