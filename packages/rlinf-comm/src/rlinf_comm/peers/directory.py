@@ -30,6 +30,8 @@ _PREFIX = "rlinf-comm/peers/"
 _LEFT = "left"
 """Stands where a claim was, since a store cannot delete a key only if it is unchanged."""
 
+_RECONNECT_TIMEOUT_S = 1.0
+
 _Result = TypeVar("_Result")
 
 
@@ -40,7 +42,7 @@ class Directory:
         """Private: use Directory.of."""
         self._connect = connect
         self._place = place
-        self._store = connect(deadline)
+        self._store: Any = connect(deadline)
         self._claim: tuple[str, str] | None = None
 
     @classmethod
@@ -93,14 +95,13 @@ class Directory:
         return None if text is None or text.decode() == _LEFT else _from_text(text.decode())
 
     def leave(self) -> None:
-        """Gives the claim up. Without effect when the directory is gone."""
-        if self._claim is None:
-            return
-        (key, text), self._claim = self._claim, None
-        try:
-            self._store.compare_set(key, text, _LEFT)
-        except RuntimeError:
-            pass  # no server, no claim
+        """Gives the claim up, and stops serving. Without effect when the directory is gone."""
+        store, self._store = self._store, None
+        if self._claim is not None and store is not None:
+            try:
+                store.compare_set(*self._claim, _LEFT)
+            except RuntimeError:
+                pass  # no server, no claim
 
     def describe(self) -> str:
         """Where it is and who is in it, for messages."""
@@ -119,11 +120,13 @@ class Directory:
 
     def _try(self, call: Callable[[], _Result]) -> _Result:
         """Once more with a new connection when the store fails."""
+        if self._store is None:
+            raise CommError(f"the directory {self._place} was left by this process")
         try:
             return call()
         except RuntimeError as error:
             try:
-                self._store = self._connect(Deadline(5.0))
+                self._store = self._connect(Deadline(_RECONNECT_TIMEOUT_S))
                 if self._claim is not None:
                     key, text = self._claim
                     self._store.compare_set(key, "", text)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_comm.errors import PeerLeft, PeerLost
+from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout
 from rlinf_comm.peers.address import PeerAddress
 from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.transports.base import Incoming, TornStream
@@ -92,6 +92,8 @@ class Inbox:
         for arrival in ended:
             try:
                 arrival.incoming.receive(Deadline(0.0), lambda: True)
+            except PeerTimeout:
+                continue  # another thread receives from it, and will be told
             except PeerLost as error:
                 if self._drop(arrival) and not (isinstance(error, PeerLeft) and self.latest is not None):
                     self._loss = error

@@ -61,8 +61,10 @@ class Stranger(Exception):
 class Line:
     """One connected socket. While two peers meet it carries messages; afterwards, only the end."""
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, who: str = "a caller") -> None:
+        """`who` is at the other end, for messages."""
         self.socket = watched(connected)
+        self._who = who
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, number in _KEEPALIVE.items():
@@ -80,7 +82,7 @@ class Line:
         host, port = address.endpoint
         who = f"{address.name!r} ({address.place}, {host}:{port})"
         try:
-            line = cls(socket.create_connection((host, port), timeout=max(deadline.left_s, 0.001)))
+            line = cls(socket.create_connection((host, port), timeout=max(deadline.left_s, 0.001)), who)
         except TimeoutError as error:
             raise PeerTimeout(f"{who} did not answer a connection within {deadline.timeout_s:g} s") from error
         except OSError as error:
@@ -92,9 +94,6 @@ class Line:
         except Stranger as error:
             line.close()
             raise PeerLost(f"{who} is gone: {error}") from error
-        except PeerTimeout as error:
-            line.close()
-            raise PeerTimeout(f"{who} accepted a connection and then said nothing: {error}") from error
         except BaseException:
             line.close()
             raise
@@ -113,7 +112,7 @@ class Line:
                 raise Stranger(f"something else answers there, which starts with {magic!r}")
             if version != VERSION:
                 raise DecodeError(
-                    f"the peer at the other end speaks version {version} of the peer protocol, this process "
+                    f"{self._who} speaks version {version} of the peer protocol, this process "
                     f"version {VERSION}; install the same rlinf-comm on both sides"
                 )
             caller_first = nonce + other if not called else other + nonce
@@ -149,9 +148,9 @@ class Line:
         try:
             self.socket.sendall(data)
         except TimeoutError as error:
-            raise PeerTimeout(f"{len(data)} bytes were not taken within {deadline.timeout_s:g} s") from error
+            raise PeerTimeout(f"{self._who} did not take {len(data)} bytes within {deadline.timeout_s:g} s") from error
         except OSError as error:
-            raise PeerLost(f"the connection broke: {error.strerror or error}") from error
+            raise PeerLost(f"{self._who} broke the connection: {error.strerror or error}") from error
 
     def _receive(self, num_bytes: int, deadline: Deadline) -> bytes:
         data = bytearray()
@@ -160,11 +159,13 @@ class Line:
             try:
                 received = self.socket.recv(num_bytes - len(data))
             except TimeoutError as error:
-                raise PeerTimeout(f"{len(data)} of {num_bytes} bytes within {deadline.timeout_s:g} s") from error
+                raise PeerTimeout(
+                    f"{self._who} accepted a connection and then said nothing for {deadline.timeout_s:g} s"
+                ) from error
             except OSError as error:
-                raise PeerLost(f"the connection broke: {error.strerror or error}") from error
+                raise PeerLost(f"{self._who} broke the connection: {error.strerror or error}") from error
             if not received:
-                raise PeerLost("the connection was closed")
+                raise PeerLost(f"{self._who} ended the connection while it was being met")
             data += received
         return bytes(data)
 

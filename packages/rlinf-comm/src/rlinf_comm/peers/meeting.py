@@ -88,8 +88,6 @@ def call(
                 line.socket.setblocking(False)
                 line = None  # the link's
             return Link(outgoing, ChosenTransport(transport.name, reason, tuple(refused)), theirs)
-    except PeerLost as error:
-        raise PeerLost(f"{theirs.name!r} ended while it was being met: {error}; it was {theirs.place}") from error
     finally:
         if line is not None:
             line.close()

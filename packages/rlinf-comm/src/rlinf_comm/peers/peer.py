@@ -349,9 +349,10 @@ class Peer:
 
     def _objection(self, caller: PeerAddress) -> str | None:
         """Why this caller is not to be met."""
-        before = self._address if caller.name == self.name else self._inbox(caller.name).latest
+        before = self._address if caller.name == self.name else self._known.get(caller.name)
         is_other = before is not None and before.token != caller.token
-        if is_other and (before is self._address or meeting.is_living(before, Deadline(_LOOK_TIMEOUT_S))):
+        is_me = before is self._address
+        if before and is_other and (is_me or meeting.is_living(before, Deadline(_LOOK_TIMEOUT_S))):
             return f"a living peer has the name {caller.name!r}: {before.place}"
         with self._changed:
             self._known[caller.name] = caller
