@@ -96,7 +96,7 @@ class Inbox:
                 continue  # another thread receives from it, and will be told
             except PeerLost as error:
                 if self._drop(arrival) and not (isinstance(error, PeerLeft) and self.latest is not None):
-                    self._loss = error
+                    self._loss = type(error)(str(error))  # without the frames, which hold the link's memory
 
     def close(self, *, farewell: bool) -> None:
         with self._lock:

@@ -83,6 +83,8 @@ class Peer:
         self._directory: Directory | None = None
         self._known: dict[str, PeerAddress] = {}
         self._links: dict[str, meeting.Link] = {}
+        self._losses: dict[str, PeerLost] = {}
+        """Of links that have been swept, until a send has told."""
         self._link_locks: dict[str, threading.Lock] = {}
         self._inboxes: dict[str, Inbox] = {}
         self._changed = threading.Condition()
@@ -226,6 +228,8 @@ class Peer:
         self._send(to, value, Deadline(timeout_s))
 
     def _send(self, to: str, value: Any, deadline: Deadline) -> None:
+        if self._losses and (loss := self._losses.pop(to, None)) is not None:
+            raise loss
         link = self._link_to(to, deadline)
         try:
             link.outgoing.send(value, deadline)
@@ -374,6 +378,18 @@ class Peer:
             return
         for inbox in inboxes:
             inbox.sweep()
+        self._sweep_links()
+
+    def _sweep_links(self) -> None:
+        """Frees what belongs to peers that have ended, and keeps only the errors."""
+        for name, link in list(self._links.items()):
+            try:
+                link.outgoing.check()
+            except PeerLeft:
+                self._drop(name, link)
+            except PeerLost as error:
+                self._losses[name] = PeerLost(str(error))  # without the frames, which hold the link's memory
+                self._drop(name, link)
 
     # --- asyncio ---
 
