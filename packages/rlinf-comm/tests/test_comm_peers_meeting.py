@@ -275,6 +275,28 @@ def test_a_broadcast_names_those_it_did_not_reach(pair):
     assert b.receive("a", timeout_s=HANG_S) == "value"
 
 
+def test_a_broadcast_does_not_wait_for_one_before_it_sends_to_the_next(pair):
+    a, b = pair("shared", capacity_bytes=1 << 16)
+    with Peer.listen("c", transports=("shared",)) as c:
+        a.connect(c.address, timeout_s=HANG_S)
+        a.send("b", np.zeros(50_000, np.uint8), timeout_s=HANG_S)  # b is full now
+        with pytest.raises(
+            BroadcastError, match=r"1 of 2 peers .*'b' not done within timeout_s=0.3: 1 items"
+        ) as caught:
+            a.broadcast(np.ones(50_000, np.uint8), ["b", "c"], timeout_s=0.3)
+        assert list(caught.value.failures) == ["b"]
+        assert (c.receive("a", timeout_s=HANG_S) == 1).all()
+
+
+def test_connecting_to_a_new_address_of_a_name_goes_there(pair):
+    a, b = pair("tcp")
+    b._end(farewell=False)
+    with Peer.listen("b", transports=("tcp",)) as new:
+        a.connect(new.address, timeout_s=HANG_S)
+        a.send("b", 1, timeout_s=HANG_S)
+        assert new.receive("a", timeout_s=HANG_S) == 1
+
+
 @pytest.mark.parametrize("transport", ["memory", "shared", "tcp"])
 def test_cancelled_receives_lose_nothing(pair, transport):
     a, b = pair(transport)

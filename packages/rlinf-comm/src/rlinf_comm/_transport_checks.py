@@ -183,6 +183,27 @@ def check_privacy(peers: PeersLike) -> None:
         assert (array == 2.0).all()
 
 
+def check_keeping(peers: PeersLike) -> None:
+    """What a receiver keeps, or a view of it, does not change when more comes; also beyond the capacity."""
+    import torch
+
+    a, b = peers.make("a", "b")
+    kept = []
+    with _threads(1) as pool:
+        sent = pool.submit(
+            lambda: [a.send("b", torch.full((5_000_000,), i, dtype=torch.uint8), timeout_s=_HANG_S) for i in range(12)]
+        )
+        for index in range(12):
+            tensor = b.receive("a", timeout_s=_HANG_S)
+            kept.append((index, (tensor, tensor[-1000:], tensor.numpy()[::1000])[index % 3]))
+            del tensor
+            if index % 4 == 3:
+                kept = kept[1:]
+        sent.result(_HANG_S)
+    for index, view in kept:
+        assert (view == index).all(), f"value {index} has changed"
+
+
 def check_unsupported(peers: PeersLike) -> None:
     """A value that cannot cross is refused by the sender, with its place, and the next one crosses."""
     if peers.by_reference:
@@ -406,6 +427,7 @@ TRANSPORT_CHECKS: tuple[Callable[[PeersLike], None], ...] = (
     check_strides,
     check_nested,
     check_privacy,
+    check_keeping,
     check_unsupported,
     check_undecodable,
     check_order,

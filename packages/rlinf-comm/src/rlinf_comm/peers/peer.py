@@ -12,8 +12,8 @@ and a sender that is not received from holds up nobody else.
 
 A send is done when the transport has the value: the receiver may be up to `capacity_bytes` behind. All waits end: with
 what was waited for, with PeerTimeout, or, soon after the other process is gone, with PeerLost (PeerLeft when it said
-farewell). A loss is told once to those who send and once to those who receive, after all values that had been sent;
-the next call goes to whoever has the name then.
+farewell). A loss is told to those who send and to those who receive, after all values that had been sent, and again
+until somebody else has the name (wait_for); then calls go to that one.
 """
 
 from __future__ import annotations
@@ -181,6 +181,9 @@ class Peer:
         """
         with self._changed:
             self._known[address.name] = address
+        before = self._links.get(address.name)
+        if before is not None and before.address.token != address.token:
+            self._drop(address.name, before)
         return self.transport_to(address.name, timeout_s=timeout_s)
 
     def wait_for(self, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> PeerAddress:

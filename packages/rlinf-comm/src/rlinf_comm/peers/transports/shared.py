@@ -57,7 +57,6 @@ class SharedTransport:
         return mine.host.difference_to(theirs.host)
 
     def offer(self, meeting: Meeting) -> tuple[Outgoing, str]:
-        # TODO(merge): lost_peers="tolerate" belongs here, since this file looks after the peer by itself.
         channel = Channel.create(
             f"{meeting.mine.name} to {meeting.theirs.name}", capacity_bytes=meeting.capacity_bytes, num_producers=1
         )
