@@ -80,3 +80,28 @@ class WeightTimeout(WeightMismatchError):
 
 class PoolFull(CommError):
     """A shared pool had no room within `timeout_s`; the text says who holds how much of it."""
+
+
+class PeerLeft(PeerLost):
+    """The peer on the other side has closed its connections on purpose."""
+
+
+class PeerTimeout(CommError, TimeoutError):
+    """A send, receive, broadcast or connect between peers did not finish within its `timeout_s`."""
+
+
+class PeerNameTaken(CommError, ValueError):
+    """Another living peer has this name."""
+
+
+class NoTransport(CommError):
+    """No transport works between two peers; the text gives the reason of each."""
+
+
+class BroadcastError(CommError):
+    """A broadcast did not reach all; those that are not in `failures` have the value."""
+
+    def __init__(self, message: str, failures: dict[str, Exception]) -> None:
+        super().__init__(message)
+        self.failures = failures
+        """By the names of the peers that were not reached."""
