@@ -58,6 +58,8 @@ PYBIND11_MODULE(_C, module) {
   bind_segment(module);
   bind_copies(module);
   bind_cuda(module);
+  bind_nccl(module);
+  bind_ipc(module);
   module.def("has_cuda_kernels", &has_cuda_kernels);
   module.def("num_cuda_devices", &num_cuda_devices);
 }

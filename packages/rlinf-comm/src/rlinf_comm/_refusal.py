@@ -33,10 +33,11 @@ def _children(value: Any, path: str) -> list[tuple[str, Any]] | None:
             return [(str(key), child) for key, child in value.items()]
         return [(f"{path}[{key!r}]", child) for key, child in value.items()]
     names: Sequence[str] = ()
+    cls: Any = type(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
-    elif is_struct(type(value)):
-        names = value.__struct_fields__
+    elif is_struct(cls):
+        names = cls.__struct_fields__
     prefix = f"{path}." if path else ""
     return [(prefix + name, getattr(value, name)) for name in names if hasattr(value, name)] or None
 

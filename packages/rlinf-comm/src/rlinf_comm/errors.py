@@ -69,3 +69,15 @@ class WeightMismatchError(CommError):
 
 class WeightTimeout(WeightMismatchError):
     """The version asked for did not arrive, or the peers did not take the one before, within `timeout_s`."""
+
+
+class NcclError(CommError):
+    """An NCCL operation failed, or its communicator is gone; the text names the rank, its peers and the operation."""
+
+
+class NcclTimeout(NcclError):
+    """An NCCL operation was not done within its `timeout_s`. The communicator is still there: abort or shrink it."""
+
+
+class IpcError(CommError):
+    """Device memory that cannot be shared between two processes; the text says why."""
