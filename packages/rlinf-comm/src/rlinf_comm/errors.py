@@ -105,3 +105,15 @@ class BroadcastError(CommError):
         super().__init__(message)
         self.failures = failures
         """By the names of the peers that were not reached."""
+
+
+class NcclError(CommError):
+    """An NCCL operation failed, or its communicator is gone; the text names the rank, its peers and the operation."""
+
+
+class NcclTimeout(NcclError):
+    """An NCCL operation was not done within its `timeout_s`. The communicator is still there: abort or shrink it."""
+
+
+class IpcError(CommError):
+    """Device memory that cannot be shared between two processes; the text says why."""
