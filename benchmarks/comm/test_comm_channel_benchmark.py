@@ -36,29 +36,25 @@ def items_per_second(transport: str, kind: str, max_items: int) -> float:
     """One measurement with fresh processes; they start the clock together."""
     context = torch.multiprocessing.get_context("spawn")
     num_items = NUM_ITEMS[transport]
-    start = context.Barrier(2 * NUM_SIDES + 1)
+    start, times = context.Barrier(2 * NUM_SIDES), context.SimpleQueue()
     if transport == "channel":
         channel = Channel.create("items", num_producers=NUM_SIDES)
-        producer = (channel_peers.produce, (channel.address, kind, num_items, start))
-        consumer = (channel_peers.consume, (channel.address, max_items, start))
+        producer = (channel_peers.produce, (channel.address, kind, num_items, start, times))
+        consumer = (channel_peers.consume, (channel.address, max_items, start, times))
     else:
         queue = (context if transport == "torch" else multiprocessing.get_context("spawn")).Queue(4096)
         plain = "array" if transport == "multiprocessing" and kind == "tensor" else kind
-        producer = (channel_peers.produce_into_queue, (queue, plain, num_items, start))
-        consumer = (channel_peers.consume_from_queue, (queue, num_items, start))
+        producer = (channel_peers.produce_into_queue, (queue, plain, num_items, start, times))
+        consumer = (channel_peers.consume_from_queue, (queue, num_items, start, times))
     producers = [context.Process(target=producer[0], args=producer[1]) for _ in range(NUM_SIDES)]
     consumers = [context.Process(target=consumer[0], args=consumer[1]) for _ in range(NUM_SIDES)]
     for process in producers + consumers:
         process.start()
-    start.wait()
-    start_s = time.perf_counter()
-    for process in consumers:
-        process.join()
-    spent_s = time.perf_counter() - start_s
-    for process in producers:
+    intervals = [times.get() for _ in producers + consumers]
+    for process in producers + consumers:
         process.join()
     assert all(process.exitcode == 0 for process in producers + consumers)
-    return NUM_SIDES * num_items / spent_s
+    return NUM_SIDES * num_items / (max(end_s for _, end_s in intervals) - min(start_s for start_s, _ in intervals))
 
 
 def measure_throughput(kind: str, max_items: int, num_rounds: int = NUM_ROUNDS) -> dict[str, list[float]]:

@@ -24,14 +24,8 @@ from typing import Any, Literal, NoReturn
 from rlinf_comm import _C, _leaving, codec
 from rlinf_comm._arrays import Refused
 from rlinf_comm._doorbell import FOR_ITEM, FOR_ROOM, Doorbell
-from rlinf_comm.errors import (
-    ChannelAborted,
-    ChannelClosed,
-    ChannelStalled,
-    ChannelTimeout,
-    DecodeError,
-    PeerLost,
-)
+from rlinf_comm._outcomes import outcome_error
+from rlinf_comm.errors import DecodeError, PeerLost
 
 _MAX_COUNT = (1 << 63) - 1
 _NOT_PUT = (Refused, UnicodeEncodeError, RecursionError, ValueError)
@@ -385,48 +379,11 @@ class Channel:
         return ValueError(f"channel {self.name!r}: {error}")
 
     def _raise_not_put(self, outcome: int, value: Any, key: int, timeout_s: float | None) -> NoReturn:
-        num_bytes = codec.encode(value).num_bytes
-        self._raise(_C.Outcome(outcome), f"put of {num_bytes} bytes with key {key}", timeout_s)
+        what = f"put of {codec.encode(value).num_bytes} bytes with key {key}"
+        raise outcome_error(self.name, self._native, outcome, what, timeout_s)
 
     def _raise_not_taken(
         self, outcome: int, min_items: int, keys: Sequence[int] | None, timeout_s: float | None
     ) -> NoReturn:
-        wanted = f"take of {min_items} items" + (f" with keys {list(keys)}" if keys else "")
-        self._raise(_C.Outcome(outcome), wanted, timeout_s)
-
-    def _peer_lost(self, what: str) -> PeerLost:
-        lost = self._native.lost_users()
-        named = ", ".join(f"process {pid} ({'producer' if produced else 'consumer'})" for pid, produced in lost[:5])
-        more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
-        return PeerLost(
-            f"channel {self.name!r}: {what} would have to wait, but {named or 'a process'}{more} died without leaving "
-            "the channel; drop_lost_peers() goes on with the rest, abort(reason) ends it for all, and "
-            "lost_peers='tolerate' at its creation waits for a replacement",
-            pids=tuple(pid for pid, _ in lost),
-        )
-
-    def _raise(self, outcome: _C.Outcome, what: str, timeout_s: float | None) -> NoReturn:
-        if outcome is _C.Outcome.ABORTED:
-            raise ChannelAborted(f"channel {self.name!r}: {self._native.abort_reason().decode(errors='replace')}")
-        if outcome is _C.Outcome.PEER_LOST:
-            raise self._peer_lost(what)
-        stats = self.stats()
-        fill = (
-            f"{stats.num_items} items are waiting (capacity_items={stats.capacity_items}), "
-            f"{stats.num_bytes} bytes (capacity_bytes={stats.capacity_bytes})"
-        )
-        if outcome is _C.Outcome.CLOSED:
-            raise ChannelClosed(
-                f"channel {self.name!r}: {what}, but all {stats.num_producers} producers have closed it; "
-                "create it with the right num_producers, or reopen it"
-            )
-        if outcome is _C.Outcome.STALLED:
-            raise ChannelStalled(
-                f"channel {self.name!r}: {what}, but {fill} and a producer waits for room; "
-                "raise capacity_items or capacity_bytes, or ask for fewer items"
-            )
-        assert outcome is _C.Outcome.TIMED_OUT, f"unexpected {outcome}"
-        raise ChannelTimeout(
-            f"channel {self.name!r}: {what} not done within timeout_s={timeout_s}; {fill}; "
-            f"{stats.num_closed} of {stats.num_producers} producers have closed"
-        )
+        what = f"take of {min_items} items" + (f" with keys {list(keys)}" if keys else "")
+        raise outcome_error(self.name, self._native, outcome, what, timeout_s)
