@@ -20,7 +20,7 @@ from rlinf.run_folder.manifest import describe_machine, git_state, installed_pac
 from rlinf_workers.spans import Span
 
 RESULTS_FOLDER = Path(__file__).parent / "results"
-PACKAGES = ("torch", "transformers", "numpy", "msgspec", "mani_skill", "rlinf", "rlinf-workers", "rlinf-comm")
+PACKAGES = ("torch", "transformers", "numpy", "msgspec", "mani_skill", "ray", "rlinf", "rlinf-workers", "rlinf-comm")
 """Whose versions stand in a result."""
 
 Step = Callable[[int], float]
@@ -116,13 +116,12 @@ def report(
             f"{c.numerator} / {c.denominator}: {c.ratio_of_medians:.3f} of medians, "
             f"{c.median_of_ratios:.3f} median over rounds"
         )
-    packages = installed_packages()
     content = {
         "benchmark": name,
         "date": timestamp(),
         "machine": describe_machine() | {"load_average_1_min": os.getloadavg()[0]},
         "python": platform.python_version(),
-        "packages": {package: packages[package] for package in PACKAGES if package in packages},
+        "packages": installed_versions(),
         "git": git_state(Path(__file__).resolve()),
         "settings": dict(settings),
         "medians_s": medians_s,
@@ -135,3 +134,9 @@ def report(
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     print(f"written to {path}")
     return path
+
+
+def installed_versions() -> dict[str, str]:
+    """Of PACKAGES, as far as they are installed."""
+    packages = installed_packages()
+    return {package: packages[package] for package in PACKAGES if package in packages}

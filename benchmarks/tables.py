@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.comm import report as communication
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+IMAGES = ROOT / "docs" / "images"
 PAGE = ROOT / "docs" / "performance.md"
 
 HEAD = """# What was measured
@@ -41,8 +44,9 @@ COMPARISONS = {
 
 
 def main() -> None:
-    lines = [HEAD, "## Learning", *_learning(), "## Speed", *_comparisons(), *_failures(), *_hand_overs(), *_copies()]
+    lines = [HEAD, "## Learning", *_learning(), "## Speed", *_comparisons()]
     lines.append("![100 ms of env and policy, pipelined and in turn](images/pipelining.svg)\n")
+    lines += ["## Failures", *_failures(), "## Communication", *communication.sections(RESULTS, IMAGES)]
     PAGE.write_text("\n".join(lines), encoding="utf-8")
     print(f"written to {PAGE}")
 
@@ -82,36 +86,6 @@ def _failures() -> Iterator[str]:
         yield "| killed | seconds |\n|---|---|"
         for victim, samples in result["samples_s"].items():
             yield f"| {victim} | {max(samples):.2f} |"
-        yield ""
-
-
-def _hand_overs() -> Iterator[str]:
-    """What pytest-benchmark wrote; benchmarks/README.md has the command."""
-    if result := _load("comm-handover"):
-        yield f"\nA value to another process and an acknowledgement back, medians ({result['datetime'][:10]}).\n"
-        yield "| value | channel | pipe, pickle 5 | torch queue | queue / channel | warm memcpy / channel |"
-        yield "|---|---|---|---|---|---|"
-        for benchmark in result["benchmarks"]:
-            seen = benchmark["extra_info"]
-            times = " | ".join(
-                f"{seen[f'{side}_median_us']:.0f} us" for side in ("channel", "pipe_pickle5", "torch_queue")
-            )
-            limit = f"{seen['copy_over_channel']:.2f}" if "copy_over_channel" in seen else ""
-            yield f"| {benchmark['param']} | {times} | {seen['torch_queue_over_channel']:.1f} | {limit} |"
-        yield ""
-
-
-def _copies() -> Iterator[str]:
-    """Likewise."""
-    if result := _load("comm-copies"):
-        yield (
-            f"\nResharding a Megatron TP4 layout to SGLang TP2, and digests of it, in one process: GB of destination a "
-            f"second, and the share of the flat copy or read in the same run ({result['datetime'][:10]}).\n"
-        )
-        yield "| case | side | GB/s | share of the limit |\n|---|---|---|---|"
-        for benchmark in result["benchmarks"]:
-            for side, seen in benchmark["extra_info"].items():
-                yield f"| {benchmark['name']} | {side} | {seen['gb_per_s']:.1f} | {seen['share']:.2f} |"
         yield ""
 
 

@@ -9,7 +9,7 @@ trap 'rm -rf "$scratch"' EXIT
 mkdir "$scratch/empty"
 (cd "$scratch/empty" && "$root/.venv/bin/python" -m pip --quiet wheel --no-build-isolation --no-deps -w "$scratch/wheel" "$scratch"/rlinf_comm-*.tar.gz)
 "$root/.venv/bin/python" -m venv "$scratch/venv"
-"$scratch/venv/bin/python" -m pip --quiet --disable-pip-version-check install numpy msgspec # torch is needed only for tensors
+"$scratch/venv/bin/python" -m pip --quiet --disable-pip-version-check install numpy # torch is needed only for tensors
 "$scratch/venv/bin/python" -m pip --quiet --disable-pip-version-check install --no-deps "$scratch"/wheel/*.whl
 cd "$scratch/empty"
 "$scratch/venv/bin/python" -c "

@@ -1,14 +1,20 @@
 #include "rlinf/comm/process_id.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <vector>
 
 #include "rlinf/comm/segment_server.h"
 
@@ -76,12 +82,125 @@ ProcessId current_process() {
   return ProcessId{known, start_ticks.load(std::memory_order_relaxed), pid_namespace.load(std::memory_order_relaxed)};
 }
 
-bool is_alive(const ProcessId& process) {
-  if (process.pid_namespace != 0 && process.pid_namespace != current_process().pid_namespace) {
-    return has_segment_server(process);
-  }
+namespace {
+
+bool is_alive_by_stat(const ProcessId& process) {
   const ProcessStat stat = read_stat(process.pid);
   return stat.found && stat.state != 'Z' && stat.state != 'X' && stat.start_ticks == process.start_ticks;
+}
+
+int open_pidfd(int32_t pid) {
+#ifdef SYS_pidfd_open
+  return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));  // closed by exec
+#else
+  static_cast<void>(pid);
+  errno = ENOSYS;
+  return -1;
+#endif
+}
+
+// Descriptors of processes that were alive when last looked at, so that a look costs one poll instead of opening,
+// reading and parsing a file. One for this process; a forked child starts anew.
+class PidfdCache {
+ public:
+  static PidfdCache& instance() {
+    static PidfdCache* const cache = [] {
+      auto* made = new PidfdCache;  // never freed: threads outlive static destructors
+      ::pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                       [] {
+                         instance().close_all();
+                         instance().mutex_.unlock();
+                       });
+      return made;
+    }();
+    return *cache;
+  }
+
+  bool is_alive(const ProcessId& process) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto known =
+        std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.process == process; });
+    if (known != entries_.end()) {
+      pollfd state{known->fd, POLLIN, 0};
+      if (::poll(&state, 1, 0) == 0) {
+        known->last_used = ++num_uses_;
+        return true;
+      }
+      // Dead; or somebody has closed a descriptor that is not his, and its number may be that of another file by now.
+      const bool alive = is_alive_by_stat(process);
+      if ((state.revents & POLLNVAL) == 0 && !alive) {
+        ::close(known->fd);
+      }
+      entries_.erase(known);
+      return alive;
+    }
+    // Opened before the start time is read: if that is right, it is the process of that start time that was opened.
+    const int fd = open_pidfd(process.pid);
+    if (fd < 0 && errno == ESRCH) {
+      return false;
+    }
+    const bool alive = is_alive_by_stat(process);
+    if (fd >= 0 && alive) {
+      make_room();
+      entries_.push_back(Entry{process, fd, ++num_uses_});
+    } else if (fd >= 0) {
+      ::close(fd);
+    }
+    return alive;
+  }
+
+ private:
+  struct Entry {
+    ProcessId process;
+    int fd;
+    uint64_t last_used;
+  };
+  static constexpr size_t kMaxEntries = 64;
+
+  // Drops the dead, which nobody may ask for again; and the one that was not asked for the longest, if need be.
+  void make_room() {
+    const auto is_dead = [](const Entry& entry) {
+      pollfd state{entry.fd, POLLIN, 0};
+      if (::poll(&state, 1, 0) == 0) {
+        return false;
+      }
+      if ((state.revents & POLLNVAL) == 0 && !is_alive_by_stat(entry.process)) {
+        ::close(entry.fd);
+      }
+      return true;
+    };
+    entries_.erase(std::remove_if(entries_.begin(), entries_.end(), is_dead), entries_.end());
+    if (entries_.size() >= kMaxEntries) {
+      const auto oldest = std::min_element(entries_.begin(), entries_.end(),
+                                           [](const Entry& a, const Entry& b) { return a.last_used < b.last_used; });
+      ::close(oldest->fd);
+      entries_.erase(oldest);
+    }
+  }
+
+  void close_all() {
+    for (const Entry& entry : entries_) {
+      ::close(entry.fd);
+    }
+    entries_.clear();
+  }
+
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+  uint64_t num_uses_ = 0;
+};
+
+}  // namespace
+
+bool is_alive(const ProcessId& process) {
+  const ProcessId current = current_process();
+  if (process.pid_namespace != 0 && process.pid_namespace != current.pid_namespace) {
+    return has_segment_server(process);
+  }
+  if (process.pid == current.pid) {
+    return process.start_ticks == current.start_ticks;
+  }
+  return PidfdCache::instance().is_alive(process);
 }
 
 }  // namespace rlinf::comm

@@ -59,6 +59,8 @@ PYBIND11_MODULE(_C, module) {
   bind_copies(module);
   bind_cuda(module);
   bind_pool(module);
+  bind_nccl(module);
+  bind_ipc(module);
   module.def("has_cuda_kernels", &has_cuda_kernels);
   module.def("num_cuda_devices", &num_cuda_devices);
 }

@@ -44,5 +44,7 @@ void bind_segment(py::module_& module);
 void bind_copies(py::module_& module);
 void bind_cuda(py::module_& module);
 void bind_pool(py::module_& module);
+void bind_nccl(py::module_& module);
+void bind_ipc(py::module_& module);
 
 }  // namespace rlinf::comm

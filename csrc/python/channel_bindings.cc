@@ -288,6 +288,7 @@ void bind_channel(py::module_& module) {
       .value("ABORTED", Outcome::kAborted)
       .value("TIMED_OUT", Outcome::kTimedOut)
       .value("STALLED", Outcome::kStalled)
+      .value("PEER_LOST", Outcome::kPeerLost)
       .finalize();
 
   py::class_<Channel, std::shared_ptr<Channel>> channel_class(module, "Channel");
@@ -304,7 +305,7 @@ void bind_channel(py::module_& module) {
       .def("attempt", &PendingTake::attempt_without_waiting);
   channel_class
       .def_static("create", &Channel::create, py::arg("name"), py::arg("capacity_items"), py::arg("capacity_bytes"),
-                  py::arg("num_producers"))
+                  py::arg("num_producers"), py::arg("raises_on_loss"))
       .def_static(
           "open", [](const py::tuple& address) { return Channel::open(address_from(address)); }, py::arg("address"))
       .def("prefault", &Channel::prefault, py::call_guard<WithoutGil>())
@@ -340,6 +341,19 @@ void bind_channel(py::module_& module) {
       .def("abort", &Channel::abort, py::arg("reason"), py::call_guard<WithoutGil>())
       .def("abort_reason", [](Channel& channel) { return py::bytes(channel.abort_reason()); })
       .def("counts", &counts)
+      .def("leave", &Channel::leave, py::call_guard<py::gil_scoped_release>())
+      .def("drop_lost_users", &Channel::drop_lost_users, py::call_guard<py::gil_scoped_release>())
+      .def("lost_users",
+           [](Channel& channel) {  // [(pid, whether it was a producer)]
+             std::vector<std::pair<int32_t, bool>> result;
+             const py::gil_scoped_release no_gil;
+             for (const LostUser& user : channel.lost_users()) {
+               result.emplace_back(user.pid, user.last_role == UserRole::kProducer);
+             }
+             return result;
+           })
+      .def_static("leave_all", &Channel::leave_all, py::call_guard<py::gil_scoped_release>())
+      .def_static("stay_in_all", &Channel::stay_in_all)
       .def("_lock_and_leave", &Channel::lock_and_leave)
       .def("_reserve_and_leave", [](Channel& channel, uint64_t num_bytes) {
         WaitState wait;

@@ -104,6 +104,8 @@ void check_afterwards(Channel& channel) {
   const ChannelCounts counts = channel.counts();
   RLINF_CHECK_INTERNAL(counts.num_items == 0 && counts.num_bytes == 0, counts.num_items, " items left");
   RLINF_CHECK_INTERNAL(counts.num_held_items == 0 && counts.num_held_bytes == 0, counts.num_held_bytes, " bytes held");
+  // It died as a user, or before it had become one; either way its entry is whole.
+  RLINF_CHECK_INTERNAL(channel.drop_lost_users().size() <= 1 && channel.lost_users().empty(), "users");
 }
 
 std::shared_ptr<Channel> make_channel() {
@@ -116,7 +118,7 @@ std::shared_ptr<Channel> make_channel() {
 
 bool run_and_kill(Channel& channel, uint64_t num_changes) {
   auto segment = Segment::open(channel.address());
-  const uint64_t num_bytes = std::min<uint64_t>(segment->num_bytes(), 16 << 10);  // the scenario stays in there
+  const uint64_t num_bytes = std::min<uint64_t>(segment->num_bytes(), 32 << 10);  // the scenario stays in there
   return rlinf::comm::run_and_kill({{segment->bytes(), num_bytes}}, num_changes, [&] { run_scenario(channel); });
 }
 

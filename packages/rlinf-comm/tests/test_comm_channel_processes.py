@@ -110,7 +110,7 @@ def test_a_process_killed_with_the_mutex_hangs_nobody(start_peer):
 
 
 def test_memory_of_a_producer_killed_inside_put_comes_back(start_peer):
-    channel = Channel.create("reserved", capacity_bytes=100_000)
+    channel = Channel.create("reserved", capacity_bytes=100_000, lost_peers="tolerate")
     with start_peer("hold_reservation", channel.address, 90_000):
         assert channel.stats().num_held_items == 1
         with pytest.raises(ChannelTimeout):
@@ -120,7 +120,7 @@ def test_memory_of_a_producer_killed_inside_put_comes_back(start_peer):
 
 
 def test_a_close_does_not_wait_for_a_dead_producers_item(start_peer):
-    channel = Channel.create("closed", num_producers=1)
+    channel = Channel.create("closed", num_producers=1, lost_peers="tolerate")
     with start_peer("hold_reservation", channel.address, 1000):
         channel.close()
         with pytest.raises(ChannelTimeout):  # the item may still come
@@ -129,7 +129,7 @@ def test_a_close_does_not_wait_for_a_dead_producers_item(start_peer):
 
 
 def test_memory_of_a_killed_consumer_comes_back(start_peer):
-    channel = Channel.create("taken", capacity_bytes=100_000)
+    channel = Channel.create("taken", capacity_bytes=100_000, lost_peers="tolerate")
     channel.put(np.zeros(90_000, dtype=np.uint8))
     with start_peer("hold_taken", channel.address):
         assert channel.stats().num_held_bytes > 90_000
@@ -140,7 +140,7 @@ def test_memory_of_a_killed_consumer_comes_back(start_peer):
 
 
 def test_processes_killed_at_random_leave_the_channel_in_order(start_peer):
-    channel = Channel.create("churn", capacity_items=16, capacity_bytes=200_000)
+    channel = Channel.create("churn", capacity_items=16, capacity_bytes=200_000, lost_peers="tolerate")
     complaints = Channel.create("complaints")
     random = np.random.default_rng(1)
     survivors = [start_peer("churn", channel.address, complaints.address, seed) for seed in range(2)]

@@ -8,6 +8,10 @@
 // wait for ever for a producer that waits for its room. Instead, a take says of each item whether it may stay in place:
 // once taken blocks hold capacity_bytes, the consumer is to copy the item out and to release the block at once.
 //
+// A process stands in the channel's table of users from its first put or take until it leaves: by leave(), with its
+// last Channel object, or by close_producer() when it takes nothing. When one died without leaving, calls that have to
+// wait return kPeerLost, until drop_lost_users(). A channel may also be created without all that.
+//
 // Nothing here waits longer than WaitState::slice_ns: a call that could not finish returns Outcome::kPending and is
 // repeated by the caller with the same WaitState.
 #pragma once
@@ -33,6 +37,15 @@ enum class Outcome : int {
   kAborted = 3,   // see abort_reason()
   kTimedOut = 4,  // WaitState::deadline_ns passed
   kStalled = 5,   // take waits for more items than the channel can hold while producers wait for room
+  kPeerLost = 6,  // would wait, and a user died without leaving; see lost_users()
+};
+
+// Of a user, what it did last. Bits, so that a handle can tell what it did at all.
+enum class UserRole : uint32_t { kProducer = 1, kConsumer = 2 };
+
+struct LostUser {
+  int32_t pid;
+  UserRole last_role;
 };
 
 struct ByteView {
@@ -104,8 +117,11 @@ struct ChannelHeader;
 class Channel {
  public:
   static std::shared_ptr<Channel> create(const std::string& name, uint64_t capacity_items, uint64_t capacity_bytes,
-                                         uint64_t num_producers);
+                                         uint64_t num_producers, bool raises_on_loss = true);
   static std::shared_ptr<Channel> open(const SegmentAddress& address);
+  ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
 
   const SegmentAddress& address() const { return segment_->address(); }
   // Takes memory for capacity_bytes of items from the system now instead of with the first items.
@@ -141,6 +157,15 @@ class Channel {
   std::string abort_reason();
   ChannelCounts counts();
 
+  // This process has no more to do with the channel, until it puts or takes again.
+  void leave();
+  // Before this process ends: leaves all channels, or stays in all of them, for good.
+  static void leave_all();
+  static void stay_in_all();
+  std::vector<LostUser> lost_users();
+  // Forgets the users that died, takes back what they held, and returns their pids.
+  std::vector<int32_t> drop_lost_users();
+
   // For tests: takes the lock and never gives it back.
   void lock_and_leave();
 
@@ -161,10 +186,26 @@ class Channel {
   bool is_stalled(uint64_t num_matching, WaitState& wait, int64_t now_ns) const;
   bool collect(const TakeRequest& request, std::vector<uint64_t>* offsets) const;
   TakenItem hand_out(uint64_t offset, const ProcessId& holder);
+  void enter_registry();
+  void note_use(UserRole role);
+  void note_close();
+  uint64_t slot_of(const ProcessId& process);
+  void leave_locked();
+  bool has_lost_user();
+  bool is_time_to_look(int64_t now_ns) const;
+
+  // This object in the table of users; guarded by the channel's mutex.
+  struct Use {
+    int32_t pid = 0;  // 0, or another process's in a forked child: not in the table
+    uint32_t roles = 0;
+    uint64_t slot = 0;
+  };
 
   std::shared_ptr<Segment> segment_;
   ChannelHeader* header_;
   Arena arena_;
+  Use use_;
+  int64_t next_look_ns_ = 0;
 };
 
 }  // namespace rlinf::comm

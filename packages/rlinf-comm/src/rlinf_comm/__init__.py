@@ -4,6 +4,7 @@ rlinf_comm.channel   bounded shared-memory queues
 rlinf_comm.pool      tensors in shared memory, which cross a channel by reference
 rlinf_comm.codec     values to bytes and back, without pickle
 rlinf_comm.memory    copies past the caches
+rlinf_comm.peers     values between named peers, over the best transport for each pair
 rlinf_comm.weights   layouts, reshard plans, and attested weight hand-over (imports torch)
 rlinf_comm.testing   bitwise comparison, conformance checks
 rlinf_comm.errors    the error tree
@@ -15,6 +16,7 @@ from rlinf_comm._C import __version__, has_cuda_kernels, num_cuda_devices
 from rlinf_comm.channel import Channel, ChannelAddress, ChannelStats, Item
 from rlinf_comm.codec import Encoded, decode, encode, pack, unpack
 from rlinf_comm.errors import (
+    BroadcastError,
     ChannelAborted,
     ChannelClosed,
     ChannelError,
@@ -23,7 +25,11 @@ from rlinf_comm.errors import (
     CommError,
     DecodeError,
     LayoutError,
+    NoTransport,
+    PeerLeft,
     PeerLost,
+    PeerNameTaken,
+    PeerTimeout,
     PoolFull,
     UnsupportedValueError,
     WeightMismatchError,
@@ -62,4 +68,9 @@ __all__ = [
     "PoolStats",
     "PoolFull",
     "__version__",
+    "BroadcastError",
+    "NoTransport",
+    "PeerLeft",
+    "PeerNameTaken",
+    "PeerTimeout",
 ]

@@ -13,10 +13,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from rlinf_comm._lowering import DATACLASS, ENUM, FLAG, NUMPY_SCALAR, PATH, STRUCT
+from rlinf_comm._lowering import DATACLASS, ENUM, FLAG, NUMPY_SCALAR, PATH, STRUCT, is_struct
 from rlinf_comm.errors import DecodeError
 
 _Build = Callable[[list[Any]], Any]
@@ -30,7 +29,7 @@ def find_class(name: str, sender_fields: list[str]) -> tuple[int, type, _Build |
     """
     cls = _import_class(name)
     build: _Build | None = None
-    if isinstance(cls, type) and issubclass(cls, msgspec.Struct):
+    if is_struct(cls):
         tag, fields, build = STRUCT, list(cls.__struct_fields__), _struct_builder(cls)
     elif isinstance(cls, type) and dataclasses.is_dataclass(cls):
         tag, fields = DATACLASS, [field.name for field in dataclasses.fields(cls)]

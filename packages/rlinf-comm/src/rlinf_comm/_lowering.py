@@ -15,13 +15,19 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from rlinf_comm import _arrays
 from rlinf_comm._arrays import Refused, describe_type
 
 DATACLASS, STRUCT, ENUM, FLAG, PATH, TENSOR, NDARRAY, NUMPY_SCALAR = range(5, 13)
+
+
+def is_struct(cls: Any) -> bool:
+    """Whether `cls` derives from msgspec.Struct. This package does not import msgspec: who has such a class, has."""
+    msgspec = sys.modules.get("msgspec")
+    return msgspec is not None and isinstance(cls, type) and issubclass(cls, msgspec.Struct)
+
 
 Description = tuple[int, list[str] | None, tuple[str, ...] | None, Callable[[Any], tuple[Any, ...]] | None]
 """Tag; name of the class and its fields, where the header lists it; the fields; and, where the value has no native
@@ -36,7 +42,7 @@ def describe_class(cls: type) -> Description:
     """
     if dataclasses.is_dataclass(cls):
         return _record(cls, DATACLASS, tuple(field.name for field in dataclasses.fields(cls)))
-    if issubclass(cls, msgspec.Struct):
+    if is_struct(cls):
         return _record(cls, STRUCT, cls.__struct_fields__)
     if issubclass(cls, enum.Enum):
         return ENUM, [_class_name(cls)], None, _lower_enum

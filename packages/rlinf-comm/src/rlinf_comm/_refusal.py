@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from rlinf_comm._arrays import Refused
+from rlinf_comm._lowering import is_struct
 from rlinf_comm.errors import UnsupportedValueError
 
 _ALLOWED = (
@@ -34,10 +33,11 @@ def _children(value: Any, path: str) -> list[tuple[str, Any]] | None:
             return [(str(key), child) for key, child in value.items()]
         return [(f"{path}[{key!r}]", child) for key, child in value.items()]
     names: Sequence[str] = ()
+    cls: Any = type(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
-    elif isinstance(value, msgspec.Struct):
-        names = value.__struct_fields__
+    elif is_struct(cls):
+        names = cls.__struct_fields__
     prefix = f"{path}." if path else ""
     return [(prefix + name, getattr(value, name)) for name in names if hasattr(value, name)] or None
 

@@ -19,9 +19,9 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-from rlinf_comm import _C, codec
+from rlinf_comm import _C, _leaving, codec
 from rlinf_comm._arrays import Refused
 from rlinf_comm._doorbell import FOR_ITEM, FOR_ROOM, Doorbell
 from rlinf_comm.errors import (
@@ -99,11 +99,13 @@ class Channel:
     closed when `close` was called once for each of `num_producers`; what is left can still be taken.
 
     The channel lives as long as somebody uses it, and vanishes without a trace when all its processes are gone, however
-    they ended. A process that dies while it puts or takes leaves the channel in order; its memory is taken back.
+    they ended. A process that dies while it puts or takes leaves the channel in order; its memory is taken back, and
+    those who wait for it are told by PeerLost. A process uses the channel from its first put or take until it leaves.
     """
 
     def __init__(self, native: _C.Channel, address: ChannelAddress, *, owner_pid: int | None) -> None:
         """Private: use Channel.create or Channel.open."""
+        _leaving.watch_the_end_of_this_process()
         self._native = native
         self._address = address
         self._owner_pid = owner_pid
@@ -118,6 +120,7 @@ class Channel:
         capacity_bytes: int = 64 << 20,
         num_producers: int = 1,
         prefault: bool = False,
+        lost_peers: Literal["raise", "tolerate"] = "raise",
     ) -> Channel:
         """A new channel, owned by this process.
 
@@ -128,6 +131,9 @@ class Channel:
                 beyond that, take copies them out. Memory is only used as far as items reach.
             num_producers: Calls of close() that close the channel.
             prefault: Take capacity_bytes of memory now; the first items are then as fast as all others.
+            lost_peers: "raise": a put or take that has to wait raises PeerLost within about 0.2 s after a process that
+                has put or taken died, see drop_lost_peers. "tolerate": it waits on, as somebody else watches the
+                processes and may start them again. Memory that the dead held is taken back in either case.
         """
         for label, count in (
             ("capacity_items", capacity_items),
@@ -136,7 +142,9 @@ class Channel:
         ):
             if count < 1:
                 raise ValueError(f"channel {name!r}: {label}={count}; at least 1")
-        native = _C.Channel.create(name, capacity_items, capacity_bytes, num_producers)
+        if lost_peers not in ("raise", "tolerate"):
+            raise ValueError(f"channel {name!r}: lost_peers={lost_peers!r}; 'raise' or 'tolerate'")
+        native = _C.Channel.create(name, capacity_items, capacity_bytes, num_producers, lost_peers == "raise")
         if prefault:
             native.prefault()
         pid, start_ticks, fd, nonce = native.address()
@@ -194,6 +202,7 @@ class Channel:
             ValueError: the item alone is larger than the channel.
             UnsupportedValueError: the value cannot cross; names the part of it.
             ChannelClosed, ChannelAborted, ChannelTimeout: the item was not put.
+            PeerLost: it was not put, the channel is full, and a process that used it died; see drop_lost_peers.
         """
         self._check_weight(weight)
         try:
@@ -245,6 +254,7 @@ class Channel:
 
         Raises:
             ChannelAborted, ChannelTimeout: nothing was taken.
+            PeerLost: nothing was taken, it would have to wait, and a process that used the channel died.
             ChannelStalled: min_items do not fit the channel's capacity, and the next producer waits for room.
         """
         max_items, min_items = self._check_request(max_items, min_items, max_weight, keys)
@@ -348,6 +358,23 @@ class Channel:
         """
         self._native.abort(reason)
 
+    def leave(self) -> None:
+        """This process has no more to do with the channel; from now on its death concerns nobody.
+
+        Happens by itself when its last Channel object is collected, when the interpreter ends without an exception, and
+        on close() of a process that takes nothing. Call it before os._exit. A later put or take joins again.
+        """
+        self._native.leave()
+
+    def drop_lost_peers(self) -> list[int]:
+        """Goes on without the processes that died: takes back what they held, and returns their pids, [] if there are
+        none. Puts and takes wait again afterwards, in all processes.
+
+        Items that the dead had put stay; items that they had taken are gone. A dead producer closes nothing: call
+        close() in its place, or start another one.
+        """
+        return self._native.drop_lost_users()
+
     def stats(self) -> ChannelStats:
         return ChannelStats(**self._native.counts())
 
@@ -367,9 +394,22 @@ class Channel:
         wanted = f"take of {min_items} items" + (f" with keys {list(keys)}" if keys else "")
         self._raise(_C.Outcome(outcome), wanted, timeout_s)
 
+    def _peer_lost(self, what: str) -> PeerLost:
+        lost = self._native.lost_users()
+        named = ", ".join(f"process {pid} ({'producer' if produced else 'consumer'})" for pid, produced in lost[:5])
+        more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+        return PeerLost(
+            f"channel {self.name!r}: {what} would have to wait, but {named or 'a process'}{more} died without leaving "
+            "the channel; drop_lost_peers() goes on with the rest, abort(reason) ends it for all, and "
+            "lost_peers='tolerate' at its creation waits for a replacement",
+            pids=tuple(pid for pid, _ in lost),
+        )
+
     def _raise(self, outcome: _C.Outcome, what: str, timeout_s: float | None) -> NoReturn:
         if outcome is _C.Outcome.ABORTED:
             raise ChannelAborted(f"channel {self.name!r}: {self._native.abort_reason().decode(errors='replace')}")
+        if outcome is _C.Outcome.PEER_LOST:
+            raise self._peer_lost(what)
         stats = self.stats()
         fill = (
             f"{stats.num_items} items are waiting (capacity_items={stats.capacity_items}), "

@@ -89,7 +89,7 @@ def as_region(array: Any) -> DeviceRegion:
     raise TypeError(f"{type(array).__name__} has neither __dlpack__ nor __cuda_array_interface__")
 
 
-def _row_major(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def row_major_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     strides = [itemsize] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
@@ -105,7 +105,7 @@ def _region_of_interface(interface: dict[str, Any]) -> DeviceRegion:
     return DeviceRegion(
         pointer=int(interface["data"][0] or 0),
         shape=shape,
-        strides=tuple(strides) if strides is not None else _row_major(shape, dtype.itemsize),
+        strides=tuple(strides) if strides is not None else row_major_strides(shape, dtype.itemsize),
         dtype=f"{_INTERFACE_KINDS[dtype.kind]}{dtype.itemsize * 8}",
         device=None,
     )
@@ -140,7 +140,7 @@ def _region_of_dlpack(array: Any, device: int) -> DeviceRegion:
     strides = (
         tuple(stride * itemsize for stride in tensor.strides[: tensor.ndim])
         if tensor.strides
-        else _row_major(shape, itemsize)
+        else row_major_strides(shape, itemsize)
     )
     return DeviceRegion(
         pointer=(tensor.data or 0) + tensor.byte_offset,
@@ -156,7 +156,7 @@ def pointers_of(arrays: Iterable[Any]) -> npt.NDArray[np.int64]:
     return np.array([as_region(array).pointer for array in arrays], dtype=np.int64)
 
 
-def _stream_handle(stream: Any) -> int:
+def stream_handle(stream: Any) -> int:
     """Of an integer, a torch stream (`cuda_stream`) or a cupy stream (`ptr`)."""
     for name in ("cuda_stream", "ptr"):
         if hasattr(stream, name):
@@ -206,7 +206,7 @@ class CudaCopyProgram:
         if self._tiles is None or addresses != self._addresses:
             self._tiles = _C.DeviceBytes(self.lower(*sides), self._device)
             self._addresses = addresses
-        _C.run_copy_tiles(self._tiles, max_ctas, _stream_handle(stream))
+        _C.run_copy_tiles(self._tiles, max_ctas, stream_handle(stream))
 
 
 DigestBox = tuple[int, int, int, Sequence[int], Sequence[int], Sequence[int], int]
@@ -227,5 +227,5 @@ def device_digests(
             raise ValueError(f"a box adds to sum {box[6]}, but num_sums={num_sums}")
     check_device()
     tiles = _C.DeviceBytes(_C.lower_digests(boxes), device)
-    sums = _C.run_digest_tiles(tiles, num_sums, max_ctas, _stream_handle(stream))
+    sums = _C.run_digest_tiles(tiles, num_sums, max_ctas, stream_handle(stream))
     return [low | high << 64 for low, high in sums]

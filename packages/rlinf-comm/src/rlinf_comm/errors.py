@@ -32,7 +32,14 @@ class ChannelStalled(ChannelError):
 
 
 class PeerLost(CommError):
-    """The process on the other side is gone, or the shared memory that it created."""
+    """The process on the other side is gone, or the shared memory that it created.
+
+    `pids` are the processes that died while they used a channel; empty where one could not be opened.
+    """
+
+    def __init__(self, message: str, *, pids: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.pids = pids
 
 
 class UnsupportedValueError(CommError, TypeError):
@@ -73,3 +80,40 @@ class WeightTimeout(WeightMismatchError):
 
 class PoolFull(CommError):
     """A shared pool had no room within `timeout_s`; the text says who holds how much of it."""
+
+
+class PeerLeft(PeerLost):
+    """The peer on the other side has closed its connections on purpose."""
+
+
+class PeerTimeout(CommError, TimeoutError):
+    """A send, receive, broadcast or connect between peers did not finish within its `timeout_s`."""
+
+
+class PeerNameTaken(CommError, ValueError):
+    """Another living peer has this name."""
+
+
+class NoTransport(CommError):
+    """No transport works between two peers; the text gives the reason of each."""
+
+
+class BroadcastError(CommError):
+    """A broadcast did not reach all; those that are not in `failures` have the value."""
+
+    def __init__(self, message: str, failures: dict[str, Exception]) -> None:
+        super().__init__(message)
+        self.failures = failures
+        """By the names of the peers that were not reached."""
+
+
+class NcclError(CommError):
+    """An NCCL operation failed, or its communicator is gone; the text names the rank, its peers and the operation."""
+
+
+class NcclTimeout(NcclError):
+    """An NCCL operation was not done within its `timeout_s`. The communicator is still there: abort or shrink it."""
+
+
+class IpcError(CommError):
+    """Device memory that cannot be shared between two processes; the text says why."""

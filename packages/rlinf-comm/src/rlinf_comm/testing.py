@@ -1,4 +1,4 @@
-"""For your own tests: bitwise comparison, and checks that any channel implementation and any layout must pass.
+"""For your own tests: bitwise comparison, and checks that any channel, layout, or transport between peers must pass.
 
 assert_bitwise_equal(served, trained)
 
@@ -22,9 +22,11 @@ import numpy as np
 
 from rlinf_comm._arrays import tensor_types
 from rlinf_comm._layout_checks import LAYOUT_CHECKS, execute_copies
+from rlinf_comm._transport_checks import TRANSPORT_CHECKS, PeersOver
 from rlinf_comm.errors import ChannelAborted, ChannelClosed, ChannelTimeout
 
 __all__ = ["assert_bitwise_equal", "ChannelLike", "CHANNEL_CHECKS", "LAYOUT_CHECKS", "execute_copies"]
+__all__ += ["TRANSPORT_CHECKS", "PeersOver"]
 
 _HANG_S = 20.0
 """A check that takes longer has found a hang."""

@@ -2,7 +2,9 @@
 
     layout.py   canonical tensors, boxes, layouts (table.py: the same in numpy; checks.py: what cannot be)
     plan.py     the intersection of two layouts: which box goes where (sharing.py, coalesce.py)
+    executor.py runs a plan within one process, also on tensors that others share
     digest.py   additive digests of shards
+    manifest.py digests of all that a rank holds, and their comparison
     store.py    the shared-memory executor, with sender.py and receiver.py
 
 A sync in six lines, the two halves in different processes:
@@ -17,7 +19,9 @@ A sync in six lines, the two halves in different processes:
 from __future__ import annotations
 
 from rlinf_comm.weights.digest import DIGEST_MODULUS, tensor_digest
+from rlinf_comm.weights.executor import Executor, execute
 from rlinf_comm.weights.layout import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec, specs_of
+from rlinf_comm.weights.manifest import BoxDigest, WeightManifest, manifest_of, merge_manifests, verify
 from rlinf_comm.weights.plan import Move, MoveTable, Piece, ReshardPlan, plan
 from rlinf_comm.weights.receiver import WeightReceiver
 from rlinf_comm.weights.sender import WeightSender
@@ -36,7 +40,14 @@ __all__ = [
     "Piece",
     "ReshardPlan",
     "plan",
+    "Executor",
+    "execute",
     "tensor_digest",
+    "WeightManifest",
+    "BoxDigest",
+    "manifest_of",
+    "merge_manifests",
+    "verify",
     "DIGEST_MODULUS",
     "WeightStore",
     "WeightStoreAddress",

@@ -104,3 +104,11 @@ def _unravel(offset: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 def dense_strides(shape: tuple[int, ...], element_bytes: int) -> tuple[int, ...]:
     """Row-major strides in bytes."""
     return tuple(math.prod(shape[dim + 1 :]) * element_bytes for dim in range(len(shape)))
+
+
+def extent_bytes(tensor: torch.Tensor) -> int:
+    """From the first element to behind the last one."""
+    if not tensor.numel():
+        return 0
+    steps = ((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (sum(steps) + 1) * tensor.element_size()

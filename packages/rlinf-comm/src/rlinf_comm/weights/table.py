@@ -6,10 +6,10 @@ A model of 48 layers with 128 experts has 18,000 canonical tensors; what is done
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -97,9 +97,9 @@ class BlockTable:
 
     def digest(self) -> str:
         """SHA-256 of all of it."""
-        texts = msgspec.msgpack.encode(
+        texts = json.dumps(
             [self.names, self.dtypes, self.buffer_names, self.buffer_shapes, self.buffer_dtypes, self.shapes.shape[1]]
-        )
+        ).encode()
         arrays = (self.num_dims, self.shapes, self.first_buffer, self.tensor, self.rank, self.buffer, self.offset)
         sha = hashlib.sha256(texts)
         for array in (*arrays, self.start, self.length, self.strides):

@@ -19,7 +19,7 @@ from rlinf_comm.copies import (
     code_of_dtype,
 )
 from rlinf_comm.weights.layout import Box, TensorSpec
-from rlinf_comm.weights.region import Place, dense_strides, region_in
+from rlinf_comm.weights.region import Place, dense_strides, extent_bytes, region_in
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ class Transfer:
     def __init__(self, parts: Sequence[Part], tensors: Mapping[str, torch.Tensor], store_bytes: Sequence[int]) -> None:
         self._parts = parts
         self._store_bytes = store_bytes
-        self._own_bytes = [_extent_bytes(tensor) for tensor in tensors.values()]
+        self._own_bytes = [extent_bytes(tensor) for tensor in tensors.values()]
         self._number = {name: number for number, name in enumerate(tensors)}
         self._dtype = {name: COPY_DTYPES[code_of_dtype(tensor.dtype)] for name, tensor in tensors.items()}
         self._offsets: list[int] = []
@@ -128,14 +128,6 @@ class Transfer:
             first_index=sum(first * stride for first, stride in zip(part.box.start, index_strides, strict=True)),
             index_strides=index_strides,
         )
-
-
-def _extent_bytes(tensor: torch.Tensor) -> int:
-    """From the first element to behind the last one."""
-    if not tensor.numel():
-        return 0
-    steps = ((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (sum(steps) + 1) * tensor.element_size()
 
 
 def _code(spec: TensorSpec) -> str:

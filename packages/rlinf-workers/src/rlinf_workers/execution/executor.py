@@ -141,7 +141,10 @@ class Executor:
             self._place_group(name, flow, plan.stage(stages[0]))
         for channel in graph.channels:
             opened.channels[channel] = Channel.create(
-                f"{flow.name}.{channel}", capacity_items=CHANNEL_ITEMS, capacity_bytes=self._channel_bytes
+                f"{flow.name}.{channel}",
+                capacity_items=CHANNEL_ITEMS,
+                capacity_bytes=self._channel_bytes,
+                lost_peers="tolerate",  # the launcher reports deaths, and starts workers again
             )
         for edge in graph.weight_edges:
             name = f"{edge.source} -> {edge.target}"

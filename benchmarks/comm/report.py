@@ -1,0 +1,156 @@
+"""The communication part of docs/performance.md: tables and a plot, from what pytest-benchmark wrote (measuring.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HAND_OVER, COPIES, RESHARD, CHANNEL = "comm-handover", "comm-copies", "comm-reshard", "comm-channel"
+
+
+class Measured:
+    """One JSON file; its benchmarks by what stands in the brackets of their names."""
+
+    def __init__(self, path: Path) -> None:
+        content = json.loads(path.read_text())
+        machine = content["machine_info"]
+        versions = machine.get("versions", {})
+        self.origin = (
+            f"{machine['cpu'].get('brand_raw', machine['processor'])}, {content['datetime'][:10]}, commit "
+            f"{content['commit_info']['id'][:7]}, torch {versions.get('torch')}, load {machine.get('load', ['?'])[0]}"
+        )
+        self.cases: dict[str, dict[str, dict[str, Any]]] = {}
+        for benchmark in content["benchmarks"]:
+            test = benchmark["name"].split("[")[0].removeprefix("test_")
+            case = benchmark.get("param") or benchmark["name"]
+            self.cases.setdefault(test, {})[case] = benchmark["extra_info"]
+
+    def side(self, test: str, case: str, side: str) -> dict[str, float]:
+        return self.cases[test][case]["sides"][side]
+
+
+def load(results: Path, name: str) -> Measured | None:
+    path = results / f"{name}.json"
+    return Measured(path) if path.exists() else None
+
+
+def sections(results: Path, images: Path) -> Iterator[str]:
+    """Lines of the page; the plots are written beside."""
+    if measured := load(results, HAND_OVER):
+        yield from _hand_overs(measured)
+        _draw_hand_overs(measured, images / "hand-over.svg")
+        yield "![Time of a hand-over by size](images/hand-over.svg)\n"
+    if measured := load(results, CHANNEL):
+        yield from _plain(measured, "Items through a channel between two producers and two consumers")
+    if measured := load(results, RESHARD):
+        yield from _shares(
+            measured,
+            "reshard_across_processes",
+            "Resharding across processes, one thread: GB a second of what the engine stores, and the share of a flat "
+            "copy past the caches in the same run. Target: 0.90 pulled from a pool, ten times gloo",
+        )
+    if measured := load(results, COPIES):
+        yield from _shares(
+            measured,
+            "reshard",
+            "Resharding within one process, in the same terms. Target: 0.90 of the flat copy (with a cast: of a flat "
+            "cast)",
+        )
+        yield from _shares(measured, "digest", "Digests: GB a second, and the share of one read by torch's sum")
+
+
+def _hand_overs(measured: Measured) -> Iterator[str]:
+    cases = measured.cases["tensor"]
+    sides = list(next(iter(cases.values()))["sides"])
+    yield f"\nA tensor to another process and an acknowledgement back, medians in us ({measured.origin}).\n"
+    yield f"| | {' | '.join(cases)} |\n|---|{'---|' * len(cases)}"
+    for side in sides:
+        yield f"| {side} | {' | '.join(_us(case['sides'][side]['median_us']) for case in cases.values())} |"
+        if side in ("channel", "pool, by reference"):
+            first = (_us(case["sides"][side].get("first_us")) for case in cases.values())
+            yield f"| {side}, after a pause | {' | '.join(first)} |"
+    yield ""
+    yield from _targets(measured)
+    if structures := measured.cases.get("structure"):
+        yield f"\n| structured values | {' | '.join(structures)} |\n|---|{'---|' * len(structures)}"
+        for side in next(iter(structures.values()))["sides"]:
+            yield f"| {side} | {' | '.join(_us(case['sides'][side]['median_us']) for case in structures.values())} |"
+        yield ""
+
+
+def _us(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _targets(measured: Measured) -> Iterator[str]:
+    """Asked for, and reached."""
+    small = measured.side("tensor", "4 KB", "channel")["median_us"]
+    queue = measured.side("tensor", "4 KB", "torch queue")["median_us"]
+    by_reference = [case["sides"]["pool, by reference"]["median_us"] for case in measured.cases["tensor"].values()]
+    own = measured.side("tensor", "128 MB", "pool, copied out")
+    yield "| target | reached |\n|---|---|"
+    yield f"| 4 KB: at most 15 us | {small:.1f} us |"
+    yield f"| 4 KB: a torch queue takes at least 20 times as long | {queue / small:.1f} |"
+    yield f"| any size from a pool: constant, at most 25 us | {min(by_reference):.1f} to {max(by_reference):.1f} us |"
+    yield f"| 128 MB into the receiver's own memory: 0.85 of a copy past the caches | {own['share_by_round']:.2f} |"
+    yield ""
+
+
+def _shares(measured: Measured, test: str, title: str) -> Iterator[str]:
+    """A row for each side, a column for each case."""
+    cases = measured.cases.get(test)
+    if not cases:
+        return
+    yield f"\n{title} ({measured.origin}).\n"
+    yield f"| | {' | '.join(_short(case) for case in cases)} |\n|---|{'---|' * len(cases)}"
+    for side in next(iter(cases.values()))["sides"]:
+        rows = (case["sides"][side] for case in cases.values())
+        cells = (f"{row['gb_per_s']:.1f} ({row['share_by_round']:.2f})" for row in rows)
+        yield f"| {side} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _short(case: str) -> str:
+    """A benchmark's name may hold two parameters: [1 thread-Qwen...]"""
+    return case.split("[")[-1].rstrip("]")
+
+
+def _plain(measured: Measured, title: str) -> Iterator[str]:
+    yield f"\n{title} ({measured.origin}).\n"
+    yield "| case | side | items a second |\n|---|---|---|"
+    for cases in measured.cases.values():
+        for case, seen in cases.items():
+            for side, row in seen["sides"].items():
+                yield f"| {_short(case)} | {side} | {row['items_per_s']:,.0f} |"
+    yield ""
+
+
+def _draw_hand_overs(measured: Measured, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "rlinf"  # the same file from the same numbers
+    cases = measured.cases["tensor"]
+    sizes = [case["num_bytes"] for case in cases.values()]
+    figure, axes = plt.subplots(figsize=(8.5, 5))
+    for side in next(iter(cases.values()))["sides"]:
+        ours = side.startswith(("channel", "pool"))
+        limit = side.startswith("memcpy")
+        times = [case["sides"][side]["median_us"] for case in cases.values()]
+        style = {"linewidth": 2.2} if ours else {"linewidth": 1, "linestyle": ":" if limit else "--"}
+        axes.plot(sizes, times, marker="o", markersize=3, label=side, **style)
+    axes.set(xscale="log", yscale="log", xlabel="tensor", ylabel="hand-over and acknowledgement, us")
+    axes.set_xticks(sizes, list(cases), rotation=30)
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, ncols=2)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)

@@ -1,0 +1,144 @@
+"""Items per second through one channel, two producing and two consuming processes, and the round trip of 4 KB.
+
+    pytest benchmarks/comm/test_comm_channel_benchmark.py --benchmark-json=channel.json
+
+Items of 1 KB. The channel, multiprocessing.Queue and torch.multiprocessing's queue are measured in turn within one run,
+round by round, so that a busy machine is busy for all of them. plain `python FILE` prints the same as a table.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing
+
+from rlinf_comm import Channel
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))  # spawned children inherit it, and import the peers from there
+import channel_peers
+
+NUM_SIDES = 2
+NUM_ITEMS = {"channel": 60_000, "multiprocessing": 10_000, "torch": 1_000}
+"""For each producer: about a second."""
+NUM_ROUNDS = 3
+NUM_ROUND_TRIPS = 2000
+
+
+def items_per_second(transport: str, kind: str, max_items: int) -> float:
+    """One measurement with fresh processes; they start the clock together."""
+    context = torch.multiprocessing.get_context("spawn")
+    num_items = NUM_ITEMS[transport]
+    start = context.Barrier(2 * NUM_SIDES + 1)
+    if transport == "channel":
+        channel = Channel.create("items", num_producers=NUM_SIDES)
+        producer = (channel_peers.produce, (channel.address, kind, num_items, start))
+        consumer = (channel_peers.consume, (channel.address, max_items, start))
+    else:
+        queue = (context if transport == "torch" else multiprocessing.get_context("spawn")).Queue(4096)
+        plain = "array" if transport == "multiprocessing" and kind == "tensor" else kind
+        producer = (channel_peers.produce_into_queue, (queue, plain, num_items, start))
+        consumer = (channel_peers.consume_from_queue, (queue, num_items, start))
+    producers = [context.Process(target=producer[0], args=producer[1]) for _ in range(NUM_SIDES)]
+    consumers = [context.Process(target=consumer[0], args=consumer[1]) for _ in range(NUM_SIDES)]
+    for process in producers + consumers:
+        process.start()
+    start.wait()
+    start_s = time.perf_counter()
+    for process in consumers:
+        process.join()
+    spent_s = time.perf_counter() - start_s
+    for process in producers:
+        process.join()
+    assert all(process.exitcode == 0 for process in producers + consumers)
+    return NUM_SIDES * num_items / spent_s
+
+
+def measure_throughput(kind: str, max_items: int, num_rounds: int = NUM_ROUNDS) -> dict[str, list[float]]:
+    """Items per second of each transport, one figure for each round."""
+    found: dict[str, list[float]] = {transport: [] for transport in NUM_ITEMS}
+    for _ in range(num_rounds):
+        for transport in NUM_ITEMS:
+            found[transport].append(items_per_second(transport, kind, max_items))
+    return found
+
+
+def measure_round_trips(num_rounds: int = NUM_ROUND_TRIPS) -> dict[str, list[float]]:
+    """Microseconds there and back with a 4 KB tensor, in turn through a channel and torch's queue."""
+    context = torch.multiprocessing.get_context("spawn")
+    there, back = Channel.create("there"), Channel.create("back")
+    queues = context.Queue(), context.Queue()
+    processes = [
+        context.Process(target=channel_peers.echo, args=(there.address, back.address)),
+        context.Process(target=channel_peers.echo_queue, args=queues),
+    ]
+    for process in processes:
+        process.start()
+    value = {"t": torch.ones(1024)}
+    found: dict[str, list[float]] = {"channel": [], "torch": []}
+    for index in range(num_rounds + 200):
+        start_s = time.perf_counter()
+        there.put(value)
+        back.take()
+        found["channel"].append((time.perf_counter() - start_s) * 1e6)
+        if index % 10 == 0:
+            fresh = {"t": torch.ones(1024)}  # a tensor that was sent once stays shared, and goes for free
+            start_s = time.perf_counter()
+            queues[0].put(fresh)
+            queues[1].get()
+            found["torch"].append((time.perf_counter() - start_s) * 1e6)
+    there.close()
+    queues[0].put(None)
+    for process in processes:
+        process.join()
+    return {"channel": found["channel"][200:], "torch": found["torch"][20:]}
+
+
+@pytest.mark.parametrize("max_items", [64, 1])
+@pytest.mark.parametrize("kind", ["tensor", "bytes"])
+def test_items_per_second(benchmark: Any, kind: str, max_items: int) -> None:
+    found = measure_throughput(kind, max_items)
+    medians = {transport: statistics.median(rates) for transport, rates in found.items()}
+    for transport, rates in found.items():
+        benchmark.extra_info[f"{transport}_items_per_s"] = round(medians[transport])
+        benchmark.extra_info[f"{transport}_best_items_per_s"] = round(max(rates))
+        benchmark.extra_info[f"channel_over_{transport}"] = round(medians["channel"] / medians[transport], 1)
+    benchmark.pedantic(items_per_second, args=("channel", kind, max_items), rounds=1)
+
+
+@pytest.mark.parametrize("num_cores", [2, 1])
+def test_round_trip_of_4_kb(benchmark: Any, num_cores: int) -> None:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(sorted(before)[:num_cores]))  # children inherit it
+    try:
+        found = measure_round_trips()
+    finally:
+        os.sched_setaffinity(0, before)
+    for transport, times_us in found.items():
+        benchmark.extra_info[f"{transport}_median_us"] = round(statistics.median(times_us), 1)
+        benchmark.extra_info[f"{transport}_best_us"] = round(min(times_us), 1)
+    ratio = statistics.median(found["torch"]) / statistics.median(found["channel"])
+    benchmark.extra_info["torch_over_channel"] = round(ratio, 1)
+    benchmark.pedantic(lambda: None, rounds=1)
+
+
+def main() -> None:
+    for kind in ("tensor", "bytes"):
+        for max_items in (64, 1):
+            for transport, rates in measure_throughput(kind, max_items).items():
+                print(f"{kind:7} take({max_items:2}) {transport:16} {statistics.median(rates):9.0f} {max(rates):9.0f}")
+    for num_cores in (2, 1):
+        os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:num_cores]))
+        for transport, times_us in measure_round_trips().items():
+            print(f"{num_cores} cores {transport:8} {statistics.median(times_us):7.1f} us, best {min(times_us):.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+// What a channel keeps in shared memory, and the lock around it. For the channel's own sources.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "rlinf/comm/channel.h"
+
+namespace rlinf::comm {
+
+constexpr uint64_t kMaxReasonBytes = 1000;
+constexpr uint64_t kMaxUsers = 256;
+
+// A process that puts or takes; see channel_users.cc.
+struct ChannelUser {
+  std::atomic<uint32_t> is_used;
+  UserRole last_role;
+  uint64_t num_handles;  // its Channel objects
+  ProcessId process;
+};
+
+// At the start of the segment. All of it is guarded by `mutex`, except for the events and what create() fixes.
+struct ChannelHeader {
+  RobustMutex mutex;
+  alignas(64) EventWord items_event;  // an item came, a producer closed, the channel was aborted
+  alignas(64) EventWord space_event;  // room came, or the channel was closed or aborted
+
+  // Fixed by create().
+  alignas(64) uint64_t capacity_items;
+  uint64_t capacity_bytes;
+  uint64_t arena_bytes;
+  uint32_t raises_on_loss;
+
+  // Derived from the arena's blocks; see Channel::repair().
+  ArenaHeads arena_heads;
+  uint64_t first_ready;
+  uint64_t last_ready;
+  uint64_t num_ready;
+  uint64_t ready_bytes;
+  uint64_t num_reserved;
+  uint64_t reserved_bytes;
+  uint64_t num_taken_held;
+  uint64_t taken_held_bytes;
+
+  uint64_t num_put;  // the next item's sequence number
+  uint64_t num_taken;
+  uint64_t num_blocked_puts;
+  int64_t blocked_put_ns;
+  int64_t blocked_take_ns;
+  uint64_t num_producers;
+  uint64_t num_closed;
+  uint64_t num_put_at_open;   // num_put when the channel was created or last reopened
+  int64_t put_blocked_at_ns;  // when a producer last found no room; 0 after one found room
+  uint32_t aborted;
+  char abort_reason[kMaxReasonBytes + 1];
+
+  uint64_t num_user_slots;  // that were ever used
+  ChannelUser users[kMaxUsers];
+};
+
+constexpr uint64_t kArenaOffset = align_up(sizeof(ChannelHeader), 4096);
+
+// Holds the channel's mutex, and repairs what a process that died with it left behind.
+class Channel::Lock {
+ public:
+  explicit Lock(Channel& channel) : channel_(channel) { acquire(); }
+  ~Lock() {
+    if (held_) {
+      channel_.header_->mutex.unlock();
+    }
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+  // Waits for `event` without the mutex. The caller has seen, under the mutex, that its condition is false.
+  void wait(EventWord& event, int64_t deadline_ns) {
+    const uint32_t seen = event.sequence();
+    channel_.header_->mutex.unlock();
+    held_ = false;
+    event.wait(seen, deadline_ns);
+    acquire();
+  }
+  void keep_forever() { held_ = false; }
+
+ private:
+  void acquire() {
+    const bool owner_died = channel_.header_->mutex.lock();
+    held_ = true;
+    if (owner_died) {
+      try {
+        channel_.repair();
+      } catch (...) {
+        channel_.header_->mutex.unlock();  // beyond repair: every later lock() fails instead of waiting for ever
+        held_ = false;
+        throw;
+      }
+      channel_.header_->mutex.mark_consistent();
+    }
+  }
+
+  Channel& channel_;
+  bool held_ = false;
+};
+
+}  // namespace rlinf::comm

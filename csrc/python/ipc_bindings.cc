@@ -1,0 +1,174 @@
+// The CUDA driver and descriptors of other processes, for rlinf_comm.ipc. In every build.
+#include <fcntl.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "bindings.h"
+#include "rlinf/comm/check.h"
+#include "rlinf/comm/cuda/driver.h"
+#include "rlinf/comm/segment_server.h"
+
+namespace rlinf::comm {
+
+namespace {
+
+using cuda::Driver;
+using cuda::HandleType;
+using cuda::Mapping;
+using cuda::OpaqueHandle;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+py::bytes bytes_of(const OpaqueHandle& handle) {
+  return py::bytes(reinterpret_cast<const char*>(handle.bytes), sizeof(handle.bytes));
+}
+
+OpaqueHandle handle_from(const py::bytes& bytes) {
+  const auto view = static_cast<std::string_view>(bytes);
+  RLINF_CHECK_USER(view.size() == sizeof(OpaqueHandle), "a handle has ", sizeof(OpaqueHandle), " bytes, not ",
+                   view.size());
+  OpaqueHandle handle;
+  std::memcpy(&handle, view.data(), sizeof(handle));
+  return handle;
+}
+
+py::tuple tuple_of(const Mapping& mapping) {
+  return py::make_tuple(mapping.handle, mapping.pointer, mapping.num_bytes);
+}
+
+Mapping mapping_from(const std::tuple<unsigned long long, unsigned long long, uint64_t>& fields) {
+  return Mapping{std::get<0>(fields), std::get<1>(fields), std::get<2>(fields)};
+}
+
+void* pointer_from(uintptr_t address) {
+  return reinterpret_cast<void*>(address);
+}
+
+HandleType handle_type_from(bool is_fabric) {
+  return is_fabric ? HandleType::kFabric : HandleType::kDescriptor;
+}
+
+py::tuple serve_descriptor(int fd) {
+  uint64_t nonce = 0;
+  RLINF_CHECK_SYSTEM(::getrandom(&nonce, sizeof(nonce), 0) == sizeof(nonce), "getrandom");
+  serve_segment(fd, nonce);
+  return address_tuple(SegmentAddress{current_process(), fd, nonce});
+}
+
+int receive_descriptor(const SegmentAddress& address) {
+  int fd = -1;
+  const SegmentAnswer answer = request_segment(address.creator, address.fd, address.nonce, &fd);
+  const char* reason = answer == SegmentAnswer::kGone      ? "is gone, or in another network namespace"
+                       : answer == SegmentAnswer::kForeign ? "runs as another user"
+                       : answer == SegmentAnswer::kNoAnswer
+                           ? "does not answer: it is stopped, or has no descriptors left"
+                           : "has closed it";
+  RLINF_CHECK_USER(answer == SegmentAnswer::kFound, "process ", address.creator.pid, ", which serves descriptor ",
+                   address.fd, ", ", reason);
+  return fd;
+}
+
+void bind_memory(py::class_<Driver, std::shared_ptr<Driver>>& driver) {
+  driver.def("allocate", &Driver::allocate, NoGil())
+      .def("free", &Driver::free, NoGil())
+      .def("export_legacy",
+           [](Driver& self, int device, uint64_t pointer) { return bytes_of(self.export_legacy(device, pointer)); })
+      .def("open_legacy", [](Driver& self, int device,
+                             const py::bytes& bytes) { return self.open_legacy(device, handle_from(bytes)); })
+      .def("close_legacy", &Driver::close_legacy, NoGil())
+      .def("create_mapping",
+           [](Driver& self, int device, uint64_t num_bytes, bool is_fabric) {
+             return tuple_of(self.create_mapping(device, num_bytes, handle_type_from(is_fabric)));
+           })
+      .def("export_descriptor",
+           [](Driver& self, const std::tuple<unsigned long long, unsigned long long, uint64_t>& mapping) {
+             return self.export_descriptor(mapping_from(mapping));
+           })
+      .def("export_fabric",
+           [](Driver& self, const std::tuple<unsigned long long, unsigned long long, uint64_t>& mapping) {
+             return bytes_of(self.export_fabric(mapping_from(mapping)));
+           })
+      .def("import_descriptor",
+           [](Driver& self, int device, int fd, uint64_t num_bytes) {
+             return tuple_of(self.import_descriptor(device, fd, num_bytes));
+           })
+      .def("import_fabric",
+           [](Driver& self, int device, const py::bytes& bytes, uint64_t num_bytes) {
+             return tuple_of(self.import_fabric(device, handle_from(bytes), num_bytes));
+           })
+      .def("release_mapping",
+           [](Driver& self, int device, const std::tuple<unsigned long long, unsigned long long, uint64_t>& mapping) {
+             self.release_mapping(device, mapping_from(mapping));
+           })
+      .def("read",
+           [](Driver& self, int device, uint64_t source, uint64_t num_bytes) {
+             std::string bytes(num_bytes, '\0');
+             {
+               py::gil_scoped_release no_gil;
+               self.read(device, source, bytes.data(), num_bytes);
+             }
+             return py::bytes(bytes);
+           })
+      .def("write", [](Driver& self, int device, uint64_t target, const py::bytes& bytes) {
+        const auto view = static_cast<std::string_view>(bytes);
+        py::gil_scoped_release no_gil;
+        self.write(device, target, view.data(), view.size());
+      });
+}
+
+void bind_events(py::class_<Driver, std::shared_ptr<Driver>>& driver) {
+  const auto address_of = [](void* event) { return reinterpret_cast<uintptr_t>(event); };
+  driver.def("create_event", [=](Driver& self, int device) { return address_of(self.create_event(device)); })
+      .def("export_event", [](Driver& self, int device,
+                              uintptr_t event) { return bytes_of(self.export_event(device, pointer_from(event))); })
+      .def("open_event",
+           [=](Driver& self, int device, const py::bytes& bytes) {
+             return address_of(self.open_event(device, handle_from(bytes)));
+           })
+      .def(
+          "record_event",
+          [](Driver& self, int device, uintptr_t event, uintptr_t stream) {
+            self.record_event(device, pointer_from(event), pointer_from(stream));
+          },
+          NoGil())
+      .def(
+          "wait_for_event",
+          [](Driver& self, int device, uintptr_t stream, uintptr_t event) {
+            self.wait_for_event(device, pointer_from(stream), pointer_from(event));
+          },
+          NoGil())
+      .def("is_event_done",
+           [](Driver& self, int device, uintptr_t event) { return self.is_event_done(device, pointer_from(event)); })
+      .def("destroy_event",
+           [](Driver& self, int device, uintptr_t event) { self.destroy_event(device, pointer_from(event)); });
+}
+
+}  // namespace
+
+void bind_ipc(py::module_& module) {
+  py::class_<Driver, std::shared_ptr<Driver>> driver(module, "CudaDriver");
+  driver.def_static("load", &Driver::load, py::arg("path") = "libcuda.so.1", NoGil())
+      .def("version", &Driver::version)
+      .def("num_devices", &Driver::num_devices)
+      .def("uuid", [](Driver& self, int device) { return py::bytes(self.uuid(device)); })
+      .def("attribute", &Driver::attribute)
+      .def("can_access_peer", &Driver::can_access_peer);
+  bind_memory(driver);
+  bind_events(driver);
+  module.def("serve_descriptor", &serve_descriptor, py::arg("fd"),
+             "The address by which peers of the same user get it.");
+  module.def("stop_serving_descriptor", &stop_serving_segment, py::arg("fd"));
+  module.def(
+      "receive_descriptor",
+      [](const py::tuple& fields) {
+        const SegmentAddress address = address_from(fields);
+        py::gil_scoped_release no_gil;
+        return receive_descriptor(address);
+      },
+      py::arg("address"), "A new descriptor of the caller's.");
+}
+
+}  // namespace rlinf::comm

@@ -1,0 +1,50 @@
+"""When a wait ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+DEFAULT_TIMEOUT_S = 60.0
+"""Longer than a loaded machine needs for anything here, short enough for a person to wait for the message."""
+
+SLICE_S = 0.1
+"""A wait looks this often whether the peer is still there."""
+
+
+class Deadline:
+    """The end of one call, handed down to all that it waits for."""
+
+    def __init__(self, timeout_s: float) -> None:
+        if not timeout_s >= 0.0:
+            raise ValueError(f"timeout_s={timeout_s}; seconds, not negative (math.inf waits for as long as it takes)")
+        self.timeout_s = timeout_s
+        self._end_s = time.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        return max(self._end_s - time.monotonic(), 0.0)
+
+    @property
+    def has_passed(self) -> bool:
+        return time.monotonic() >= self._end_s
+
+    @property
+    def slice_s(self) -> float:
+        return min(self.left_s, SLICE_S)
+
+    def capped(self, longest_s: float) -> Deadline:
+        """The earlier one of this and `longest_s` from now."""
+        return Deadline(min(self.left_s, longest_s))
+
+    @contextmanager
+    def holding(self, lock: threading.Lock) -> Iterator[bool]:
+        """Holds the lock; gives False when it was not to be had in time."""
+        held = lock.acquire(timeout=min(self.left_s, threading.TIMEOUT_MAX))
+        try:
+            yield held
+        finally:
+            if held:
+                lock.release()

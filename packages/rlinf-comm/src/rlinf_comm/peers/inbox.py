@@ -1,0 +1,106 @@
+"""The links that come in from one name: of its present process, and of those before it that still have something."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout
+from rlinf_comm.peers.address import PeerAddress
+from rlinf_comm.peers.deadline import Deadline
+from rlinf_comm.peers.transports.base import Incoming, TornStream
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrival:
+    """One link."""
+
+    theirs: PeerAddress
+    incoming: Incoming
+
+
+class Inbox:
+    """What one sender has sent, in its order, over all of its links."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._arrivals: deque[Arrival] = deque()
+        self._returned: deque[Any] = deque()
+        self._loss: PeerLost | None = None
+        """Of a process whose links had nothing left; told once."""
+
+    def add(self, arrival: Arrival) -> None:
+        with self._lock:
+            self._arrivals.append(arrival)
+
+    @property
+    def latest(self) -> PeerAddress | None:
+        with self._lock:
+            return self._arrivals[-1].theirs if self._arrivals else None
+
+    def is_empty(self) -> bool:
+        with self._lock:
+            return not (self._arrivals or self._returned or self._loss)
+
+    def receive(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> Any:
+        """The next value. Only when not is_empty(); LookupError when that has just changed.
+
+        Raises:
+            PeerLost, PeerLeft: once for each process that has ended, after all that it had sent.
+        """
+        with self._lock:
+            if self._returned:
+                return self._returned.popleft()
+            loss, self._loss = self._loss, None
+            if loss is not None:
+                raise loss
+            if not self._arrivals:
+                raise LookupError
+            arrival = self._arrivals[0]
+        try:
+            return arrival.incoming.receive(deadline, is_cancelled)
+        except PeerLost as error:
+            if not self._drop(arrival):
+                raise LookupError from None  # another thread has been told
+            if isinstance(error, PeerLeft) and self.latest is not None:
+                raise LookupError from None  # it has left and come back, and nothing is lost
+            raise
+        except TornStream:
+            self._drop(arrival)
+            raise
+
+    def give_back(self, value: Any) -> None:
+        """For a receive that was cancelled when it already had a value."""
+        with self._lock:
+            self._returned.appendleft(value)
+
+    def _drop(self, arrival: Arrival) -> bool:
+        with self._lock:
+            if arrival not in self._arrivals:
+                return False
+            self._arrivals.remove(arrival)
+        arrival.incoming.close(farewell=False)
+        return True
+
+    def sweep(self) -> None:
+        """Closes the links of processes that have ended with nothing left, and keeps only their loss to be told."""
+        with self._lock:
+            ended = [arrival for arrival in self._arrivals if arrival.incoming.is_spent()]
+        for arrival in ended:
+            try:
+                arrival.incoming.receive(Deadline(0.0), lambda: True)
+            except PeerTimeout:
+                continue  # another thread receives from it, and will be told
+            except PeerLost as error:
+                if self._drop(arrival) and not (isinstance(error, PeerLeft) and self.latest is not None):
+                    self._loss = type(error)(str(error))  # without the frames, which hold the link's memory
+
+    def close(self, *, farewell: bool) -> None:
+        with self._lock:
+            arrivals = list(self._arrivals)
+            self._arrivals.clear()
+        for arrival in arrivals:
+            arrival.incoming.close(farewell=farewell)

@@ -1,0 +1,436 @@
+"""Values between named peers: processes, or parts of one, wherever they run.
+
+    with Peer.join("10.0.0.1:29400", "trainer/0") as me:
+        me.send("engine/0", {"w": tensor})
+        reply = me.receive("engine/0", timeout_s=30)
+        me.broadcast(reply, to=["engine/0", "engine/1"])
+        print(me.transport_to("engine/0"))
+
+Each ordered pair has a link of its own, made when the first value goes that way, over the fastest transport that
+carries a probe (transports/base.py). Links are independent: a receiver takes from one sender in the order of its sends,
+and a sender that is not received from holds up nobody else.
+
+A send is done when the transport has the value: the receiver may be up to `capacity_bytes` behind. All waits end: with
+what was waited for, with PeerTimeout, or, soon after the other process is gone, with PeerLost (PeerLeft when it said
+farewell). A loss is told to those who send and to those who receive, after all values that had been sent, and again
+until somebody else has the name (wait_for); then calls go to that one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rlinf_comm import _C
+from rlinf_comm.errors import BroadcastError, PeerLeft, PeerLost, PeerTimeout
+from rlinf_comm.peers import meeting
+from rlinf_comm.peers.address import PeerAddress, this_host
+from rlinf_comm.peers.background import Background
+from rlinf_comm.peers.deadline import DEFAULT_TIMEOUT_S, SLICE_S, Deadline
+from rlinf_comm.peers.directory import Directory, route_to
+from rlinf_comm.peers.inbox import Arrival, Inbox
+from rlinf_comm.peers.line import Line
+from rlinf_comm.peers.listener import Listener
+from rlinf_comm.peers.transports import Transport, chosen_transports
+from rlinf_comm.peers.transports.base import ChosenTransport, Incoming, Unusable
+from rlinf_comm.peers.transports.memory import open_door, shut_door
+from rlinf_comm.peers.transports.tcp import ReadAhead
+
+if TYPE_CHECKING:
+    import torch.distributed
+
+DEFAULT_CAPACITY_BYTES = 64 << 20
+
+_MEETING_TIMEOUT_S = 30.0
+"""For the called side; the caller has the deadline of its call."""
+_LOOK_TIMEOUT_S = 2.0
+"""To find out whether a peer is alive; one that is slower than that is."""
+
+
+class Peer:
+    """One named end of links to other peers. Safe for several threads; not for a forked child, which makes its own."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        host: str,
+        transports: Sequence[str | Transport] | None,
+        capacity_bytes: int,
+    ) -> None:
+        """Private: use Peer.join or Peer.listen."""
+        if not name:
+            raise ValueError("name=''; a peer needs a name, say 'trainer/0'")
+        if capacity_bytes < 1 << 16:
+            raise ValueError(f"peer {name!r}: capacity_bytes={capacity_bytes}; at least 65536")
+        self._transports = chosen_transports(transports)
+        self._capacity_bytes = capacity_bytes
+        token = secrets.token_bytes(16)
+        self._listener = Listener(host, token, self._meet)
+        pid, start_ticks = _C.current_process()
+        self._address = PeerAddress(
+            name=name,
+            host=this_host(),
+            pid=pid,
+            start_ticks=start_ticks,
+            endpoint=(host, self._listener.port),
+            token=token,
+        )
+        self._directory: Directory | None = None
+        self._known: dict[str, PeerAddress] = {}
+        self._links: dict[str, meeting.Link] = {}
+        self._losses: dict[str, PeerLost] = {}
+        """Of links that have been swept, until a send has told."""
+        self._link_locks: dict[str, threading.Lock] = {}
+        self._inboxes: dict[str, Inbox] = {}
+        self._changed = threading.Condition()
+        """Guards the dictionaries; notified when a link comes in, and by close()."""
+        self._read_ahead = ReadAhead()
+        self._background = Background()
+        self._is_open = True
+        open_door(token, self)
+        self._listener.start()
+
+    @classmethod
+    def join(
+        cls,
+        directory: str | torch.distributed.Store,
+        name: str,
+        *,
+        serve: bool | None = None,
+        host: str | None = None,
+        transports: Sequence[str | Transport] | None = None,
+        capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Peer:
+        """A peer that finds the others, and is found, by name.
+
+        Args:
+            directory: "host:port" of a torch.distributed.TCPStore, or any torch.distributed.Store.
+            name: Unique among the living; the name of a peer that has died can be had again.
+            serve: Serve the directory from this process; None: if it is on this host and nobody does yet.
+            host: Address or interface to be called at; by default the one that leads to the directory.
+            transports: The only ones to use, in order of preference; by default all, the fastest first. Names
+                ("memory", "shared", "tcp") or Transport objects. RLINF_COMM_TRANSPORTS="shared,tcp" does the same.
+            capacity_bytes: Of values on their way over one link, before the sender waits for the receiver. Larger
+                values cross too, in parts.
+            timeout_s: For reaching the directory.
+
+        Raises:
+            PeerNameTaken: a living peer has the name.
+            PeerTimeout: nobody serves the directory.
+        """
+        found = Directory.of(directory, serve, Deadline(timeout_s))
+        peer = cls(name, host=host or route_to(directory), transports=transports, capacity_bytes=capacity_bytes)
+        try:
+            found.claim(peer.address, lambda owner: meeting.is_living(owner, Deadline(_LOOK_TIMEOUT_S)))
+        except BaseException:
+            peer.close()
+            raise
+        peer._directory = found
+        return peer
+
+    @classmethod
+    def listen(
+        cls,
+        name: str,
+        *,
+        host: str = "127.0.0.1",
+        transports: Sequence[str | Transport] | None = None,
+        capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
+    ) -> Peer:
+        """A peer without a directory: hand its `address` to others, who connect() to it. Arguments as of join().
+
+        One side of a pair is enough: who has been called knows the caller.
+        """
+        return cls(name, host=host, transports=transports, capacity_bytes=capacity_bytes)
+
+    @property
+    def name(self) -> str:
+        return self._address.name
+
+    @property
+    def address(self) -> PeerAddress:
+        return self._address
+
+    def __repr__(self) -> str:
+        host, port = self._address.endpoint
+        return f"<Peer {self.name!r} at {host}:{port}{'' if self._is_open else ', closed'}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"peer {self.name!r} is not picklable; send peer.address, and connect() to it over there")
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- finding others ---
+
+    def connect(self, address: PeerAddress, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ChosenTransport:
+        """Makes the peer at `address` known by its name, and a link to it.
+
+        Raises:
+            PeerLost: it is gone.
+            NoTransport: none works between the two; says why, for each.
+        """
+        with self._changed:
+            self._known[address.name] = address
+        before = self._links.get(address.name)
+        if before is not None and before.address.token != address.token:
+            self._drop(address.name, before)
+        return self.transport_to(address.name, timeout_s=timeout_s)
+
+    def wait_for(self, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> PeerAddress:
+        """Waits until a living peer has this name, say the replacement of one that was lost."""
+        deadline = Deadline(timeout_s)
+        while True:
+            address = self._find(name)
+            if address is not None and meeting.is_living(address, deadline.capped(_LOOK_TIMEOUT_S)):
+                return address
+            if deadline.has_passed:
+                raise PeerTimeout(f"{self.name!r}: no living {name!r} within timeout_s={timeout_s:g}; {self._where()}")
+            time.sleep(deadline.slice_s / 2)
+
+    def transport_to(self, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ChosenTransport:
+        """How values get from here to that peer, and why so. Makes the link if there is none."""
+        return self._link_to(name, Deadline(timeout_s)).transport
+
+    def _find(self, name: str) -> PeerAddress | None:
+        listed = None if self._directory is None else self._directory.find(name)
+        return listed or self._known.get(name)
+
+    def _where(self) -> str:
+        if self._directory is not None:
+            return self._directory.describe()
+        known = ", ".join(sorted(self._known)) or "nobody"
+        return f"it has no directory and knows {known}; connect(address) first, or let the other one connect"
+
+    # --- sending ---
+
+    def send(self, to: str, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Sends one value; waits for the peer to appear, and while more than capacity_bytes are on their way.
+
+        Within one process the receiver gets the value itself; else a copy is made before this returns.
+
+        Args:
+            to: The peer's name.
+            value: Anything that rlinf_comm.codec encodes; tensors of any strides.
+            timeout_s: Seconds for all of it.
+
+        Raises:
+            PeerLost, PeerLeft: it is gone; values that it had not received are lost.
+            PeerTimeout: nothing of the value will be received.
+            UnsupportedValueError: the value cannot cross; names the part of it.
+        """
+        self._send(to, value, Deadline(timeout_s))
+
+    def _send(self, to: str, value: Any, deadline: Deadline) -> None:
+        if self._losses and (loss := self._losses.pop(to, None)) is not None:
+            raise loss
+        link = self._link_to(to, deadline)
+        try:
+            link.outgoing.send(value, deadline)
+        except PeerLost:
+            self._drop(to, link)
+            raise
+
+    def broadcast(self, value: Any, to: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Sends one value to several peers at the same time, in order with the sends to each.
+
+        Raises:
+            BroadcastError: names those that it did not reach, and why; the others have it.
+        """
+        names = list(dict.fromkeys(to))
+        deadline = Deadline(timeout_s)
+        failures = self._background.for_each(lambda name: self._send(name, value, deadline), names)
+        if failures:
+            reasons = "; ".join(f"{name}: {error}" for name, error in failures.items())
+            raise BroadcastError(f"{len(failures)} of {len(names)} peers were not reached: {reasons}", failures)
+
+    def _link_to(self, name: str, deadline: Deadline) -> meeting.Link:
+        self._check_open()
+        link = self._links.get(name)
+        if link is not None:
+            return link
+        with self._changed:
+            lock = self._link_locks.setdefault(name, threading.Lock())
+        with deadline.holding(lock) as held:
+            if not held:
+                raise PeerTimeout(
+                    f"{self.name!r}: another thread is meeting {name!r} for timeout_s={deadline.timeout_s:g}"
+                )
+            link = self._links.get(name)
+            if link is None:
+                address = self._await_address(name, deadline)
+                link = meeting.call(self._address, address, self._transports, self._capacity_bytes, deadline)
+                with self._changed:
+                    self._links[name] = link
+        return link
+
+    def _await_address(self, name: str, deadline: Deadline) -> PeerAddress:
+        while (address := self._find(name)) is None:
+            self._check_open()
+            if deadline.has_passed:
+                raise PeerTimeout(
+                    f"{self.name!r}: no peer {name!r} within timeout_s={deadline.timeout_s:g}; {self._where()}"
+                )
+            time.sleep(min(deadline.slice_s, SLICE_S / 4))
+        return address
+
+    def _drop(self, name: str, link: meeting.Link) -> None:
+        with self._changed:
+            if self._links.get(name) is link:
+                del self._links[name]
+        link.outgoing.close(farewell=False)
+
+    # --- receiving ---
+
+    def receive(self, from_: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        """The next value of that peer, in the order of its sends.
+
+        Raises:
+            PeerLost, PeerLeft: it is gone, and everything that it had sent has been received.
+            PeerTimeout: nothing came; says what is known of the peer.
+            DecodeError: the value cannot be built here; later ones can be received.
+        """
+        return self._receive(from_, Deadline(timeout_s))
+
+    def _receive(self, name: str, deadline: Deadline, is_cancelled: Any = bool) -> Any:
+        inbox = self._inbox(name)
+        while True:
+            self._check_open()
+            if not inbox.is_empty():
+                try:
+                    return inbox.receive(deadline, is_cancelled)
+                except LookupError:
+                    continue
+            with self._changed:
+                if inbox.is_empty():
+                    self._changed.wait(deadline.slice_s)
+            if not inbox.is_empty():
+                continue
+            self._look_at(name, deadline)
+            if deadline.has_passed or is_cancelled():
+                known = self._find(name)
+                what = (
+                    f"{name!r} ({known.place}) has not sent anything" if known else f"no {name!r} yet; {self._where()}"
+                )
+                raise PeerTimeout(f"{self.name!r}: receive from {name!r} not done in {deadline.timeout_s:g} s: {what}")
+
+    def _look_at(self, name: str, deadline: Deadline) -> None:
+        """Raises PeerLost when a peer that has never sent anything is gone."""
+        link = self._links.get(name)
+        try:
+            if link is not None:
+                link.outgoing.check()
+            elif self._find(name) is not None:
+                self._link_to(name, deadline.capped(_LOOK_TIMEOUT_S))
+        except PeerTimeout:
+            pass  # slow, and not gone
+        except PeerLost:
+            if link is not None:
+                self._drop(name, link)
+            if self._inbox(name).is_empty():  # else it has sent something meanwhile
+                raise
+
+    def _inbox(self, name: str) -> Inbox:
+        with self._changed:
+            return self._inboxes.setdefault(name, Inbox())
+
+    # --- being called ---
+
+    def _meet(self, line: Line) -> None:
+        """In a thread of the listener."""
+        deadline = Deadline(_MEETING_TIMEOUT_S)
+        met = meeting.answer(line, self._address, self._transports, self._capacity_bytes, self._objection, deadline)
+        if met is None:
+            line.close()
+        else:
+            self.enter(*met)
+
+    def _objection(self, caller: PeerAddress) -> str | None:
+        """Why this caller is not to be met."""
+        before = self._address if caller.name == self.name else self._known.get(caller.name)
+        is_other = before is not None and before.token != caller.token
+        is_me = before is self._address
+        if before and is_other and (is_me or meeting.is_living(before, Deadline(_LOOK_TIMEOUT_S))):
+            return f"a living peer has the name {caller.name!r}: {before.place}"
+        with self._changed:
+            self._known[caller.name] = caller
+        return None
+
+    def enter(self, transport: str, theirs: PeerAddress, incoming: Incoming) -> None:
+        """Private: takes a link that comes in. Raises Unusable."""
+        if transport not in (known.name for known in self._transports):
+            raise Unusable(f"{self.name!r} does not allow it")
+        self._read_ahead.add(incoming)
+        with self._changed:
+            if self._is_open:
+                self._known[theirs.name] = theirs
+                self._inboxes.setdefault(theirs.name, Inbox()).add(Arrival(theirs, incoming))
+                self._changed.notify_all()
+                inboxes = list(self._inboxes.values())
+        if not self._is_open:
+            incoming.close(farewell=True)
+            return
+        for inbox in inboxes:
+            inbox.sweep()
+        self._sweep_links()
+
+    def _sweep_links(self) -> None:
+        """Frees what belongs to peers that have ended, and keeps only the errors."""
+        for name, link in list(self._links.items()):
+            try:
+                link.outgoing.check()
+            except PeerLeft:
+                self._drop(name, link)
+            except PeerLost as error:
+                self._losses[name] = PeerLost(str(error))  # without the frames, which hold the link's memory
+                self._drop(name, link)
+
+    # --- asyncio ---
+
+    async def asend(self, to: str, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """send() in a thread. The value must not change meanwhile; cancelling does not stop it."""
+        await self._background.call(lambda _: self._send(to, value, Deadline(timeout_s)))
+
+    async def areceive(self, from_: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        """receive() in a thread. Cancelling it loses no value."""
+        return await self._background.call(
+            lambda is_cancelled: self._receive(from_, Deadline(timeout_s), is_cancelled), self._inbox(from_).give_back
+        )
+
+    # --- the end ---
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise PeerLeft(f"peer {self.name!r} has been closed by this process")
+        if self._address.pid != os.getpid():
+            raise ValueError(f"peer {self.name!r} belongs to process {self._address.pid}; make one in this process")
+
+    def close(self) -> None:
+        """Says farewell to all, gives the name up, and frees everything. Values on their way still arrive."""
+        self._end(farewell=True)
+
+    def _end(self, *, farewell: bool) -> None:
+        with self._changed:
+            if not self._is_open:
+                return
+            self._is_open = False
+            links, inboxes = list(self._links.values()), list(self._inboxes.values())
+            self._links.clear()
+            self._changed.notify_all()
+        shut_door(self._address.token)
+        self._listener.close()
+        self._read_ahead.close()
+        if farewell and self._directory is not None:
+            self._directory.leave()
+        for end in (*(link.outgoing for link in links), *inboxes):
+            end.close(farewell=farewell)
+        self._background.close()

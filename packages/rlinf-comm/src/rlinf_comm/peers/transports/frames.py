@@ -1,0 +1,210 @@
+"""The stream of values on a TCP connection: what is written, and a reader that can stop at any byte.
+
+    prefix   magic, kind, number of buffers, bytes of the header, check sum of the meta part, check sum of the prefix
+    meta     the length of each buffer, then the header of rlinf_comm.codec
+    body     the buffers, in chunks of 4 MiB; after each chunk one mark: more comes, that was all, or cancelled
+
+The marks let a sender that has run out of time take a value back, so that a send happens whole or not at all. The
+check sums find a torn or foreign stream; the body is guarded by TCP's own.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import zlib
+from collections import deque
+from collections.abc import Generator
+
+from rlinf_comm.codec import Encoded
+from rlinf_comm.peers.transports.base import TornStream
+from rlinf_comm.peers.transports.landing import allocate, chunks
+
+_PREFIX = struct.Struct("<4sIIQII")  # magic, kind, number of buffers, bytes of the header, meta's crc, crc of the rest
+_MAGIC = b"rlv1"
+_VALUE, _FAREWELL = 0, 1
+
+_MORE, _ALL, _CANCELLED = b"m", b"a", b"x"
+_CHUNK_BYTES = 4 << 20
+"""At most so much is copied to take a value back; the marks cost nothing beside it."""
+
+_STAGING_BYTES = 64 << 10
+"""Smaller pieces are read together, larger ones straight to where they belong."""
+
+_JOIN_BYTES = 16 << 10
+"""Up to here one copy is cheaper than a list of pieces for the system."""
+
+
+class Outbox:
+    """What is still to be written of one value, as views in order."""
+
+    def __init__(self, encoded: Encoded | None) -> None:
+        """None for the farewell."""
+        buffers = () if encoded is None else encoded.buffers
+        meta = b"" if encoded is None else _lengths(len(buffers)).pack(*map(len, buffers)) + encoded.header
+        header_bytes = 0 if encoded is None else len(encoded.header)
+        kind = _FAREWELL if encoded is None else _VALUE
+        prefix = _PREFIX.pack(_MAGIC, kind, len(buffers), header_bytes, zlib.crc32(meta), 0)[:-4]
+        self._pieces: deque[memoryview] = deque((memoryview(prefix + struct.pack("<I", zlib.crc32(prefix)) + meta),))
+        self._marks: deque[memoryview] = deque()
+        """Those of the pieces that are marks, by identity."""
+        self.has_begun = False
+        if encoded is not None:
+            for chunk in chunks(buffers, _CHUNK_BYTES):
+                self._pieces.extend(chunk)
+                self._mark(_MORE)
+            self._pieces.pop()
+            self._marks.pop()
+            self._mark(_ALL)
+        if sum(map(len, self._pieces)) <= _JOIN_BYTES:
+            joined = memoryview(b"".join(self._pieces))
+            self._pieces = deque((joined[:-1], joined[-1:]) if self._marks else (joined,))
+            self._marks = deque((self._pieces[-1],)) if self._marks else self._marks
+
+    def _mark(self, mark: bytes) -> None:
+        piece = memoryview(mark)
+        self._pieces.append(piece)
+        self._marks.append(piece)
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def write(self, connected: socket.socket) -> None:
+        """Writes once. Raises BlockingIOError when the connection takes nothing now."""
+        num_written = connected.sendmsg([self._pieces[i] for i in range(min(len(self._pieces), 256))])
+        self.has_begun = self.has_begun or num_written > 0
+        while num_written:
+            piece = self._pieces.popleft()
+            if num_written < len(piece):
+                self._pieces.appendleft(piece[num_written:])
+                return
+            num_written -= len(piece)
+            if self._marks and piece is self._marks[0]:
+                self._marks.popleft()
+
+    def cancel(self) -> None:
+        """Leaves the rest of this chunk, as a copy, and a mark that takes the value back."""
+        rest = bytearray()
+        while self._pieces and not (self._marks and self._pieces[0] is self._marks[0]):
+            rest += self._pieces.popleft()
+        self._pieces = deque((memoryview(bytes(rest + _CANCELLED)),))
+        self._marks.clear()
+
+
+def _lengths(num_buffers: int) -> struct.Struct:
+    return struct.Struct(f"<{num_buffers}Q")
+
+
+class StreamReader:
+    """Reads what is there, and keeps the values that are complete."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self.ready: deque[tuple[bytes, list[memoryview]]] = deque()
+        self._ready_bytes = self._coming_bytes = 0
+        self.torn: TornStream | None = None
+        self.has_ended = False
+        """Nothing more will come."""
+        self.said_farewell = False
+        self.progress = "it has sent nothing"
+        """Of the value that is coming, for messages."""
+        self._staging = memoryview(bytearray(_STAGING_BYTES))
+        self._staged = self._staging[:0]
+        self._parser = self._parse()
+        self._wanted = next(self._parser)
+
+    def take(self) -> tuple[bytes, list[memoryview]]:
+        header, buffers = self.ready.popleft()
+        self._ready_bytes -= _num_bytes(header, buffers)
+        return header, buffers
+
+    def pump_value(self) -> None:
+        """Reads until a value is ready, or nothing is there, or the stream ends."""
+        while not self.ready and self._step():
+            pass
+
+    def pump_bytes(self, enough_bytes: int) -> None:
+        """Reads until so much is ready or on its way, or nothing is there, or the stream ends."""
+        while self.num_bytes < enough_bytes and self._step():
+            pass
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the values that are ready and of the one that is coming."""
+        return self._ready_bytes + self._coming_bytes
+
+    def _step(self) -> bool:
+        """Whether it may go on."""
+        if self.has_ended:
+            return False
+        try:
+            self.has_ended = not self._read()
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.has_ended = True
+        except TornStream as error:
+            self.torn, self.has_ended = error, True
+        except StopIteration:
+            self.said_farewell = self.has_ended = True
+        return not self.has_ended
+
+    def _read(self) -> int:
+        """Moves on by some bytes; 0 at the end of the stream."""
+        if self._staged:
+            num_bytes = min(len(self._staged), len(self._wanted))
+            self._wanted[:num_bytes] = self._staged[:num_bytes]
+            self._staged = self._staged[num_bytes:]
+        elif len(self._wanted) < _STAGING_BYTES:
+            num_bytes = self._socket.recv_into(self._staging)
+            self._staged = self._staging[:num_bytes]
+            return num_bytes
+        else:
+            num_bytes = self._socket.recv_into(self._wanted)
+        self._wanted = self._wanted[num_bytes:]
+        while not self._wanted and num_bytes:
+            self._wanted = next(self._parser)
+        return num_bytes
+
+    def _parse(self) -> Generator[memoryview, None, None]:
+        """Yields the memory that the next bytes belong in, and goes on when it is full."""
+        while True:
+            prefix = bytearray(_PREFIX.size)
+            yield memoryview(prefix)
+            magic, kind, num_buffers, header_bytes, meta_crc, crc = _PREFIX.unpack(prefix)
+            if magic != _MAGIC or crc != zlib.crc32(prefix[:-4]) or kind not in (_VALUE, _FAREWELL):
+                raise TornStream(f"the stream of values is torn: a value cannot start with {bytes(prefix)!r}")
+            if kind == _FAREWELL:
+                return
+            lengths = _lengths(num_buffers)
+            meta = bytearray(lengths.size + header_bytes)
+            yield memoryview(meta)
+            if meta_crc != zlib.crc32(meta):
+                raise TornStream(f"the stream of values is torn: the check sum of {len(meta)} bytes is wrong")
+            buffers = allocate(lengths.unpack_from(meta))
+            if (yield from self._fill(buffers)):
+                header = bytes(memoryview(meta)[lengths.size :])
+                self.ready.append((header, buffers))
+                self._ready_bytes += _num_bytes(header, buffers)
+
+    def _fill(self, buffers: list[memoryview]) -> Generator[memoryview, None, bool]:
+        """Whether the value was not cancelled."""
+        mark = bytearray(1)
+        num_bytes, num_read = sum(map(len, buffers)), 0
+        for chunk in chunks(buffers, _CHUNK_BYTES):
+            self.progress = f"{num_read} of {num_bytes} bytes of a value have come"
+            for piece in chunk:
+                yield piece
+                num_read += len(piece)
+                self._coming_bytes = num_read
+            yield memoryview(mark)
+            if mark not in (_MORE, _ALL):
+                break
+        self.progress, self._coming_bytes = "it has sent nothing since", 0
+        if mark not in (_ALL, _CANCELLED):
+            raise TornStream(f"the stream of values is torn: {bytes(mark)!r} where a value ends")
+        return mark == _ALL
+
+
+def _num_bytes(header: bytes, buffers: list[memoryview]) -> int:
+    return len(header) + sum(map(len, buffers))

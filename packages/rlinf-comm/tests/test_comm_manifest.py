@@ -1,0 +1,149 @@
+"""rlinf_comm.weights.manifest: equal weights verify whatever their layouts, and anything else is named."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlinf_comm import LayoutError, WeightMismatchError, pack, unpack
+from rlinf_comm.weights import (
+    Block,
+    Box,
+    BufferSpec,
+    Layout,
+    RankLayout,
+    TensorSpec,
+    execute,
+    manifest_of,
+    merge_manifests,
+    plan,
+    tensor_digest,
+    verify,
+)
+from rlinf_comm.weights.layouts import TransformerShape, huggingface, megatron, merged
+
+SHAPE = TransformerShape(
+    num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=4, vocab=13, intermediate=8, num_experts=4,
+    expert_intermediate=4, dense_layers=(0,), qkv_bias=True, qk_norm=True, dtype="bfloat16",
+)  # fmt: skip
+LAYOUTS = {
+    "hugging face": huggingface(SHAPE),
+    "megatron": megatron(SHAPE, tp=2, pp=2, dp=2, ep=2),
+    "megatron, float32": megatron(SHAPE, tp=2, ep=4, dtype="float32"),
+    "merged": merged(SHAPE, tp=2, ep=2),
+    "merged, tp above kv heads": merged(SHAPE, tp=4, ep=2, num_ranks=8),
+    "sharded": Layout.sharded(SHAPE.specs(), 3),
+}
+
+
+def buffers(layout, filling=float("nan")):
+    return [
+        {name: torch.full(spec.shape, filling).to(getattr(torch, spec.dtype)) for name, spec in rank.buffers.items()}
+        for rank in layout.ranks
+    ]
+
+
+def whole_weights(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(spec.shape, generator=generator).bfloat16() for name, spec in SHAPE.specs().items()}
+
+
+def stored_in(layout, whole):
+    ranks = buffers(layout)
+    execute(plan(Layout.replicated(SHAPE.specs(), 1), layout), [whole], ranks)
+    return ranks
+
+
+def manifest(layout, ranks, version=7):
+    return merge_manifests(
+        manifest_of(layout, rank, tensors, policy_version=version) for rank, tensors in enumerate(ranks)
+    )
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_equal_weights_verify_in_every_layout(name):
+    whole = whole_weights()
+    reference = manifest(LAYOUTS["hugging face"], stored_in(LAYOUTS["hugging face"], whole))
+    found = manifest(LAYOUTS[name], stored_in(LAYOUTS[name], whole))
+    verify(reference, found)
+    verify(found, unpack(pack(reference)))
+    for tensor, spec in SHAPE.specs().items():
+        assert found.digest_of(tensor) == tensor_digest(whole[tensor], box=spec.whole, spec=spec)
+        assert found.num_elements_of(tensor) == whole[tensor].numel()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_one_changed_bit_on_one_rank_is_named(name):
+    layout, whole = LAYOUTS[name], whole_weights()
+    expected = manifest(layout, stored_in(layout, whole))
+    ranks = stored_in(layout, whole)
+    block = [block for block in layout.ranks[-1].blocks if block.box.num_elements][-1]
+    element = ranks[-1][block.buffer].view(-1)[block.offset : block.offset + 1]
+    element.view(torch.uint8)[-1] ^= 0x80  # the sign
+    with pytest.raises(WeightMismatchError) as caught:
+        verify(expected, manifest(layout, ranks))  # replicas already differ when they meet
+    assert caught.value.tensors == (block.name,)
+
+
+def test_padding_does_not_count():
+    layout, whole = LAYOUTS["megatron"], whole_weights()
+    ranks = buffers(layout, filling=3.0)
+    execute(plan(Layout.replicated(SHAPE.specs(), 1), layout), [whole], ranks)
+    verify(manifest(layout, stored_in(layout, whole)), manifest(layout, ranks))
+
+
+def test_another_version():
+    layout, whole = LAYOUTS["merged"], whole_weights()
+    ranks = stored_in(layout, whole)
+    with pytest.raises(WeightMismatchError, match="version 6 is served, version 7 is expected") as caught:
+        verify(manifest(layout, ranks, 7), manifest(layout, ranks, 6))
+    assert (caught.value.expected_version, caught.value.found_version) == (7, 6)
+    mixed = [manifest_of(layout, rank, ranks[rank], policy_version=version) for rank, version in ((0, 6), (1, 7))]
+    with pytest.raises(WeightMismatchError, match=r"different versions: \[6, 7\]"):
+        merge_manifests(mixed)
+
+
+def test_each_kind_of_mistake_is_named_as_what_it_is():
+    layout = LAYOUTS["sharded"]
+    expected = manifest(layout, stored_in(layout, whole_weights()))
+    names = list(expected.boxes)
+    boxes = dict(manifest(layout, stored_in(layout, whole_weights())).boxes)
+    del boxes[names[0]]
+    boxes["extra"] = boxes[names[1]]
+    boxes[names[2]] = boxes[names[2]][:-1]
+    boxes[names[3]] = (replace(boxes[names[3]][0], digest=1), *boxes[names[3]][1:])
+    with pytest.raises(WeightMismatchError) as caught:
+        verify(expected, replace(expected, boxes=boxes))
+    text = str(caught.value)
+    assert "version 7 must not be served" in text
+    for what, name in zip(("missing", "incomplete", "different"), (names[0], names[2], names[3]), strict=True):
+        assert f"{what}: {name}" in text
+    assert "not expected: extra" in text
+    assert caught.value.tensors == tuple(sorted([names[0], names[2], names[3], "extra"]))
+
+
+def test_what_cannot_be_digested_is_refused():
+    specs = {"w": TensorSpec((4, 2), "float32")}
+    layout = Layout.sharded(specs, 2)
+    with pytest.raises(LayoutError, match="w: rank 1 has no such tensor"):
+        manifest_of(layout, 1, {}, policy_version=0)
+    with pytest.raises(LayoutError, match=r"rank 1: w: has the shape \(1, 2\)"):
+        manifest_of(layout, 1, {"w": torch.ones(1, 2)}, policy_version=0)
+    with pytest.raises(LayoutError, match="rank 1: w: not contiguous"):
+        manifest_of(layout, 1, {"w": torch.ones(2, 2).t()}, policy_version=0)
+    with pytest.raises(LayoutError, match="rank 2 of a layout with 2 ranks"):
+        manifest_of(layout, 2, {}, policy_version=0)
+
+
+def test_boxes_that_overlap_are_refused():
+    specs = {"w": TensorSpec((4,), "float32")}
+
+    def rank(start, length):
+        block = Block("w", Box((start,), (length,)), "w", 0, (1,))
+        return RankLayout({"w": BufferSpec((length,), "float32")}, (block,))
+
+    layout = Layout(specs, (rank(0, 3), rank(2, 2)))
+    parts = [manifest_of(layout, 0, {"w": torch.ones(3)}, policy_version=0)]
+    parts.append(manifest_of(layout, 1, {"w": torch.ones(2)}, policy_version=0))
+    with pytest.raises(LayoutError, match=r"w: ranks store the boxes \(0,\) \(3,\) and \(2,\) \(2,\), which overlap"):
+        merge_manifests(parts)
