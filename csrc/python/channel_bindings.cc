@@ -341,18 +341,18 @@ void bind_channel(py::module_& module) {
       .def("abort", &Channel::abort, py::arg("reason"), py::call_guard<WithoutGil>())
       .def("abort_reason", [](Channel& channel) { return py::bytes(channel.abort_reason()); })
       .def("counts", &counts)
-      .def("leave", &Channel::leave, py::call_guard<py::gil_scoped_release>())
-      .def("drop_lost_users", &Channel::drop_lost_users, py::call_guard<py::gil_scoped_release>())
+      .def("leave", &Channel::leave, py::call_guard<WithoutGil>())
+      .def("drop_lost_users", &Channel::drop_lost_users, py::call_guard<WithoutGil>())
       .def("lost_users",
            [](Channel& channel) {  // [(pid, whether it was a producer)]
              std::vector<std::pair<int32_t, bool>> result;
-             const py::gil_scoped_release no_gil;
+             const WithoutGil no_gil;
              for (const LostUser& user : channel.lost_users()) {
                result.emplace_back(user.pid, user.last_role == UserRole::kProducer);
              }
              return result;
            })
-      .def_static("leave_all", &Channel::leave_all, py::call_guard<py::gil_scoped_release>())
+      .def_static("leave_all", &Channel::leave_all, py::call_guard<WithoutGil>())
       .def_static("stay_in_all", &Channel::stay_in_all)
       .def("_lock_and_leave", &Channel::lock_and_leave)
       .def("_reserve_and_leave", [](Channel& channel, uint64_t num_bytes) {
