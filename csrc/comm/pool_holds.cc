@@ -116,15 +116,16 @@ PoolCounts Pool::counts() {
   PoolCounts counts{};
   counts.capacity_bytes = header_->capacity_bytes;
   counts.used_bytes = header_->used_bytes;
-  counts.num_blocks = header_->num_blocks;
   counts.num_holds = header_->num_holds;
   counts.max_holds = header_->max_holds;
   for (uint64_t offset = 0; offset != kNil; offset = arena_.after(offset)) {
     const BlockHeader& block = arena_.at(offset);
-    if (block.state.load(std::memory_order_relaxed) == BlockState::kFree) {
-      const uint64_t hole = block.block_bytes.load(std::memory_order_relaxed) - sizeof(BlockHeader);
-      counts.largest_hole_bytes = std::max(counts.largest_hole_bytes, hole);
+    if (block.state.load(std::memory_order_relaxed) != BlockState::kFree) {
+      counts.num_blocks += 1;
+      continue;
     }
+    const uint64_t hole = block.block_bytes.load(std::memory_order_relaxed) - sizeof(BlockHeader);
+    counts.largest_hole_bytes = std::max(counts.largest_hole_bytes, hole);
   }
   counts.largest_hole_bytes = std::min(counts.largest_hole_bytes, counts.capacity_bytes - counts.used_bytes);
   for (uint64_t index = 0; index < header_->num_touched; ++index) {

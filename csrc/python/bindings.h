@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "gil.h"
 #include "rlinf/comm/channel.h"
 #include "rlinf/comm/segment.h"
 
@@ -24,7 +25,7 @@ Outcome wait_for(Attempt attempt) {
   while (true) {
     Outcome outcome;
     {
-      py::gil_scoped_release no_gil;
+      WithoutGil no_gil;
       outcome = attempt();
     }
     if (outcome != Outcome::kPending) {

@@ -113,7 +113,7 @@ class TakenBuffers : public BufferSource {
     if (num_bytes < kGilFreeBytes) {
       copy_bytes(copy, begin, num_bytes);
     } else {
-      const py::gil_scoped_release no_gil;
+      const WithoutGil no_gil;
       copy_bytes(copy, begin, num_bytes);
     }
     for (ByteView& buffer : buffers_) {
@@ -142,7 +142,7 @@ class PendingPut {
   }
   int attempt_without_waiting() {
     wait_.slice_ns = 0;
-    const py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     return static_cast<int>(attempt());
   }
 
@@ -220,7 +220,7 @@ class PendingTake {
     std::vector<TakenItem> items;
     Outcome outcome;
     {
-      const py::gil_scoped_release no_gil;
+      const WithoutGil no_gil;
       outcome = channel_->take(request_, wait_, &items);
     }
     return result(outcome, std::move(items));
@@ -257,7 +257,7 @@ class PendingTake {
 py::dict counts(Channel& channel) {
   ChannelCounts counts;
   {
-    py::gil_scoped_release no_gil;
+    WithoutGil no_gil;
     counts = channel.counts();
   }
   py::dict result;
@@ -308,7 +308,7 @@ void bind_channel(py::module_& module) {
                   py::arg("num_producers"), py::arg("raises_on_loss"))
       .def_static(
           "open", [](const py::tuple& address) { return Channel::open(address_from(address)); }, py::arg("address"))
-      .def("prefault", &Channel::prefault, py::call_guard<py::gil_scoped_release>())
+      .def("prefault", &Channel::prefault, py::call_guard<WithoutGil>())
       .def("address", [](const Channel& channel) { return address_tuple(channel.address()); })
       .def(
           "put",
@@ -335,24 +335,24 @@ void bind_channel(py::module_& module) {
           [](Channel& channel, int waiting, uint32_t seen) {
             channel.wait_for_event(static_cast<Waiting>(waiting), seen);
           },
-          py::arg("waiting"), py::arg("seen"), py::call_guard<py::gil_scoped_release>())
-      .def("close_producer", &Channel::close_producer, py::call_guard<py::gil_scoped_release>())
-      .def("reopen", &Channel::reopen, py::arg("num_producers"), py::call_guard<py::gil_scoped_release>())
-      .def("abort", &Channel::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
+          py::arg("waiting"), py::arg("seen"), py::call_guard<WithoutGil>())
+      .def("close_producer", &Channel::close_producer, py::call_guard<WithoutGil>())
+      .def("reopen", &Channel::reopen, py::arg("num_producers"), py::call_guard<WithoutGil>())
+      .def("abort", &Channel::abort, py::arg("reason"), py::call_guard<WithoutGil>())
       .def("abort_reason", [](Channel& channel) { return py::bytes(channel.abort_reason()); })
       .def("counts", &counts)
-      .def("leave", &Channel::leave, py::call_guard<py::gil_scoped_release>())
-      .def("drop_lost_users", &Channel::drop_lost_users, py::call_guard<py::gil_scoped_release>())
+      .def("leave", &Channel::leave, py::call_guard<WithoutGil>())
+      .def("drop_lost_users", &Channel::drop_lost_users, py::call_guard<WithoutGil>())
       .def("lost_users",
            [](Channel& channel) {  // [(pid, whether it was a producer)]
              std::vector<std::pair<int32_t, bool>> result;
-             const py::gil_scoped_release no_gil;
+             const WithoutGil no_gil;
              for (const LostUser& user : channel.lost_users()) {
                result.emplace_back(user.pid, user.last_role == UserRole::kProducer);
              }
              return result;
            })
-      .def_static("leave_all", &Channel::leave_all, py::call_guard<py::gil_scoped_release>())
+      .def_static("leave_all", &Channel::leave_all, py::call_guard<WithoutGil>())
       .def_static("stay_in_all", &Channel::stay_in_all)
       .def("_lock_and_leave", &Channel::lock_and_leave)
       .def("_reserve_and_leave", [](Channel& channel, uint64_t num_bytes) {

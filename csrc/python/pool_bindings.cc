@@ -53,7 +53,7 @@ class PoolHandle {
 py::dict counts(const PoolHandle& handle) {
   PoolCounts counts;
   {
-    const py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     counts = handle.pool().counts();
   }
   py::dict held_bytes;
@@ -107,20 +107,19 @@ void bind_pool(py::module_& module) {
           "open",
           [](const py::tuple& address) {
             const SegmentAddress where = address_from(address);
-            const py::gil_scoped_release no_gil;
+            const WithoutGil no_gil;
             return std::make_unique<PoolHandle>(PoolRegistry::instance().open(where));
           },
           py::arg("address"))
       .def(
-          "prefault", [](const PoolHandle& handle) { handle.pool().prefault(); },
-          py::call_guard<py::gil_scoped_release>())
+          "prefault", [](const PoolHandle& handle) { handle.pool().prefault(); }, py::call_guard<WithoutGil>())
       .def("address", [](const PoolHandle& handle) { return address_tuple(handle.pool().address()); })
       .def_property_readonly("capacity_bytes", [](const PoolHandle& handle) { return handle.pool().capacity_bytes(); })
       .def("allocate", &PoolHandle::allocate, py::arg("codec"), py::arg("dtype"), py::arg("shape"),
            py::arg("num_bytes"), py::arg("timeout_s"))
       .def(
           "reclaim", [](const PoolHandle& handle) { return PoolRegistry::instance().reclaim(handle.pool()); },
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<WithoutGil>())
       .def("counts", &counts)
       .def("_lock_and_leave", [](const PoolHandle& handle) { handle.pool().lock_and_leave(); });
 }

@@ -1,6 +1,7 @@
 #include "pooled_tensors.h"
 
 #include "codec.h"
+#include "gil.h"
 #include "rlinf/comm/check.h"
 
 namespace rlinf::comm {
@@ -96,7 +97,7 @@ std::shared_ptr<PoolBlock> receive(Codec& codec, const Reference& reference) {
   try {
     PoolRegistry& registry = PoolRegistry::instance();
     const std::shared_ptr<Pool> pool = [&] {
-      const py::gil_scoped_release no_gil;  // the creator may have to be asked
+      const WithoutGil no_gil;  // the creator may have to be asked
       return registry.open(reference.pool);
     }();
     return registry.receive(pool, reference.ticket);

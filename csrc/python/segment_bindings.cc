@@ -57,7 +57,7 @@ void bind_segment(py::module_& module) {
           "wait",
           [](SharedWords& words, uint32_t seen, double timeout_s) {
             const int64_t deadline_ns = deadline_from(py::float_(std::max(timeout_s, 0.0)));
-            py::gil_scoped_release no_gil;
+            WithoutGil no_gil;
             words.wait(seen, deadline_ns);
           },
           py::arg("seen"), py::arg("timeout_s"));
@@ -67,7 +67,7 @@ void bind_segment(py::module_& module) {
       [](uintptr_t destination, uintptr_t source, uint64_t num_bytes) {
         copy_bytes(reinterpret_cast<void*>(destination), reinterpret_cast<const void*>(source), num_bytes);
       },
-      py::arg("destination"), py::arg("source"), py::arg("num_bytes"), py::call_guard<py::gil_scoped_release>());
+      py::arg("destination"), py::arg("source"), py::arg("num_bytes"), py::call_guard<WithoutGil>());
   module.def(
       "current_process",
       [] {

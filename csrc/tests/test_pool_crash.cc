@@ -117,8 +117,8 @@ void check_afterwards(Setting& setting) {
     setting.pool->release(all.ticket);
   }
   counts = setting.pool->counts();
-  RLINF_CHECK_INTERNAL(counts.num_holds == 0 && counts.largest_hole_bytes == kCapacityBytes && counts.holders.empty() &&
-                           setting.pool->num_in_flight() == 0,
+  RLINF_CHECK_INTERNAL(counts.num_holds == 0 && counts.num_blocks == 0 && counts.largest_hole_bytes == kCapacityBytes &&
+                           counts.holders.empty() && setting.pool->num_in_flight() == 0,
                        counts.num_holds, " holds, hole of ", counts.largest_hole_bytes);
 }
 

@@ -1,6 +1,8 @@
 """The asynchronous forms of put and take: the same contract, without a thread for each call."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 
@@ -126,3 +128,23 @@ def test_the_loop_runs_on_while_a_task_waits():
         return counted
 
     assert run(count()) > 10
+
+
+@pytest.mark.parametrize(
+    "wait", ["threading.Thread(target=channel.take, daemon=True).start()", "asyncio.run(cancelled())"]
+)
+def test_a_process_may_end_while_a_thread_waits(wait):
+    """A daemon thread inside take(), and the one that waits on behalf of asyncio tasks."""
+    program = (
+        "import asyncio, threading, time\n"
+        "from rlinf_comm import Channel\n"
+        "channel = Channel.create('waited for')\n"
+        "async def cancelled():\n"
+        "    task = asyncio.create_task(channel.atake())\n"
+        "    await asyncio.sleep(0.05)\n"
+        "    task.cancel()\n"
+        f"{wait}\n"
+        "time.sleep(0.05)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
