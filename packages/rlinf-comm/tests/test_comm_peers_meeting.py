@@ -217,7 +217,7 @@ def test_ipv6():
 def test_a_torn_tcp_stream_is_an_error_and_the_next_link_works(pair, flipped, monkeypatch):
     a, b = pair("tcp")
     a.send("b", 1, timeout_s=HANG_S)
-    link = a._links["b"].outgoing
+    link = a._links.get("b").outgoing
     real = link._socket
 
     class Flipping:
@@ -239,7 +239,7 @@ def test_a_torn_tcp_stream_is_an_error_and_the_next_link_works(pair, flipped, mo
 
 def test_a_torn_sequence_of_parts_is_an_error_and_the_next_link_works(pair):
     a, b = pair("shared")
-    channel = a._links["b"].outgoing._channel
+    channel = a._links.get("b").outgoing._channel
     channel.put([np.zeros(4, np.uint8)], key=2)  # a part of nothing
     with pytest.raises(DecodeError, match="out of turn"):
         b.receive("a", timeout_s=HANG_S)
@@ -247,7 +247,7 @@ def test_a_torn_sequence_of_parts_is_an_error_and_the_next_link_works(pair):
         [a.send("b", 2, timeout_s=HANG_S) for _ in range(1000)]
     a.send("b", 3, timeout_s=HANG_S)
     assert b.receive("a", timeout_s=HANG_S) == 3
-    channel = a._links["b"].outgoing._channel
+    channel = a._links.get("b").outgoing._channel
     channel.put([5], key=1)
     channel.put([np.zeros(6, np.uint8)], key=2)  # more than announced
     with pytest.raises(DecodeError, match="a part of 6 bytes where 5 are left"):
@@ -276,7 +276,7 @@ def test_a_broadcast_names_those_it_did_not_reach(pair):
 
 
 def test_a_broadcast_does_not_wait_for_one_before_it_sends_to_the_next(pair):
-    a, b = pair("shared", capacity_bytes=1 << 16)
+    a, _ = pair("shared", capacity_bytes=1 << 16)
     with Peer.listen("c", transports=("shared",)) as c:
         a.connect(c.address, timeout_s=HANG_S)
         a.send("b", np.zeros(50_000, np.uint8), timeout_s=HANG_S)  # b is full now
