@@ -24,6 +24,7 @@ from rlinf_comm import (
 )
 from rlinf_comm.peers import HostIdentity, Peer
 from rlinf_comm.peers.line import MAGIC, VERSION
+from rlinf_comm.testing import assert_bitwise_equal
 
 HANG_S = 20.0
 GREETING = struct.Struct("<6sH16s")
@@ -288,6 +289,23 @@ def test_a_broadcast_does_not_wait_for_one_before_it_sends_to_the_next(pair):
         assert (c.receive("a", timeout_s=HANG_S) == 1).all()
 
 
+def test_a_broadcast_makes_a_tensor_contiguous_once(pair, monkeypatch):
+    from rlinf_comm import codec
+
+    a, b = pair("memory", "shared", "tcp")
+    value = {"w": np.arange(600.0).reshape(20, 30).T}
+    with Peer.listen("c", transports=("shared",)) as c, Peer.listen("d", transports=("tcp",)) as d:
+        for other in (c, d):
+            a.connect(other.address, timeout_s=HANG_S)
+        encoded, real = [], codec.encode
+        monkeypatch.setattr(codec, "encode", lambda value: encoded.append(value["w"].flags.c_contiguous) or real(value))
+        a.broadcast(value, ["b", "c", "d"], timeout_s=HANG_S)
+        assert encoded.count(False) == 1
+        assert b.receive("a", timeout_s=HANG_S) is value
+        assert_bitwise_equal(c.receive("a", timeout_s=HANG_S), value)
+        assert_bitwise_equal(d.receive("a", timeout_s=HANG_S), value)
+
+
 def test_connecting_to_a_new_address_of_a_name_goes_there(pair):
     a, b = pair("tcp")
     b._end(farewell=False)
@@ -336,6 +354,7 @@ def test_wrong_arguments_are_named(pair):
     for call, text in (
         (lambda: a.send("b", 1, timeout_s=-1.0), "timeout_s=-1.0"),
         (lambda: Peer.listen(""), "name=''"),
+        (lambda: Peer.listen("x", host="0.0.0.0"), "no address that others can call"),
         (lambda: Peer.listen("x", capacity_bytes=10), "capacity_bytes=10; at least 65536"),
     ):
         with pytest.raises(ValueError, match=text):

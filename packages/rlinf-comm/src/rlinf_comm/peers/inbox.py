@@ -88,8 +88,10 @@ class Inbox:
     def sweep(self) -> None:
         """Closes the links of processes that have ended with nothing left, and keeps only their loss to be told."""
         with self._lock:
-            ended = [arrival for arrival in self._arrivals if arrival.incoming.is_spent()]
-        for arrival in ended:
+            arrivals = list(self._arrivals)
+        for arrival in arrivals:
+            if not arrival.incoming.is_spent():
+                continue
             try:
                 arrival.incoming.receive(Deadline(0.0), lambda: True)
             except PeerTimeout:

@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rlinf_comm import _C
 from rlinf_comm.errors import BroadcastError, PeerLeft, PeerLost, PeerTimeout
 from rlinf_comm.peers import meeting
-from rlinf_comm.peers.address import PeerAddress, this_host
-from rlinf_comm.peers.background import Background
+from rlinf_comm.peers.address import PeerAddress, check_arguments, this_host
+from rlinf_comm.peers.background import Background, Once
 from rlinf_comm.peers.deadline import DEFAULT_TIMEOUT_S, SLICE_S, Deadline
 from rlinf_comm.peers.directory import Directory, route_to
 from rlinf_comm.peers.inbox import Arrival, Inbox
 from rlinf_comm.peers.line import Line
-from rlinf_comm.peers.links import Links
+from rlinf_comm.peers.links import Links, plain_value
 from rlinf_comm.peers.listener import Listener
 from rlinf_comm.peers.transports import Transport, chosen_transports
 from rlinf_comm.peers.transports.base import ChosenTransport, Incoming, Unusable
@@ -64,10 +64,7 @@ class Peer:
         capacity_bytes: int,
     ) -> None:
         """Private: use Peer.join or Peer.listen."""
-        if not name:
-            raise ValueError("name=''; a peer needs a name, say 'trainer/0'")
-        if capacity_bytes < 1 << 16:
-            raise ValueError(f"peer {name!r}: capacity_bytes={capacity_bytes}; at least 65536")
+        check_arguments(name, host, capacity_bytes)
         self._transports = chosen_transports(transports)
         self._capacity_bytes = capacity_bytes
         token = secrets.token_bytes(16)
@@ -236,12 +233,16 @@ class Peer:
     def broadcast(self, value: Any, to: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Sends one value to several peers at the same time, in order with the sends to each.
 
+        Tensors that are not contiguous are made so once for all.
+
         Raises:
             BroadcastError: names those that it did not reach, and why; the others have it.
         """
         names = list(dict.fromkeys(to))
         deadline = Deadline(timeout_s)
-        failures = self._background.for_each(lambda name: self._send(name, value, deadline), names)
+        self._check_open()
+        plain = Once(lambda: plain_value(value))
+        failures = self._background.for_each(lambda to: self._links.send(to, value, deadline, plain.get), names)
         if failures:
             reasons = "; ".join(f"{name}: {error}" for name, error in failures.items())
             raise BroadcastError(f"{len(failures)} of {len(names)} peers were not reached: {reasons}", failures)
