@@ -32,7 +32,7 @@ from rlinf_comm.peers.address import PeerAddress, check_arguments, this_host
 from rlinf_comm.peers.background import Background, Once
 from rlinf_comm.peers.deadline import DEFAULT_TIMEOUT_S, SLICE_S, Deadline
 from rlinf_comm.peers.directory import Directory, route_to
-from rlinf_comm.peers.inbox import Arrival, Inbox
+from rlinf_comm.peers.inbox import Arrival, Inbox, NoLink
 from rlinf_comm.peers.line import Line
 from rlinf_comm.peers.links import Links, plain_value
 from rlinf_comm.peers.listener import Listener
@@ -277,11 +277,10 @@ class Peer:
         inbox = self._inbox(name)
         while True:
             self._check_open()
-            if not inbox.is_empty():
-                try:
-                    return inbox.receive(deadline, is_cancelled)
-                except LookupError:
-                    continue
+            try:
+                return inbox.receive(deadline, is_cancelled)
+            except NoLink:
+                pass  # wait for one
             with self._changed:
                 if inbox.is_empty():
                     self._changed.wait(deadline.slice_s)
@@ -312,8 +311,11 @@ class Peer:
                 raise
 
     def _inbox(self, name: str) -> Inbox:
-        with self._changed:
-            return self._inboxes.setdefault(name, Inbox())
+        inbox = self._inboxes.get(name)
+        if inbox is None:
+            with self._changed:
+                inbox = self._inboxes.setdefault(name, Inbox())
+        return inbox
 
     # --- being called ---
 
