@@ -233,7 +233,7 @@ def test_a_torn_tcp_stream_is_an_error_and_the_next_link_works(pair, flipped, mo
     with pytest.raises(DecodeError, match="from 'a': the stream of values is torn"):
         b.receive("a", timeout_s=HANG_S)
     with pytest.raises(PeerLost, match="'b'"):
-        [a.send("b", 2, timeout_s=HANG_S) for _ in range(1000)]
+        [a.send("b", 2, timeout_s=HANG_S) for _ in range(100_000)]
     a.send("b", 3, timeout_s=HANG_S)
     assert b.receive("a", timeout_s=HANG_S) == 3
 
@@ -245,7 +245,7 @@ def test_a_torn_sequence_of_parts_is_an_error_and_the_next_link_works(pair):
     with pytest.raises(DecodeError, match="out of turn"):
         b.receive("a", timeout_s=HANG_S)
     with pytest.raises(PeerLost):
-        [a.send("b", 2, timeout_s=HANG_S) for _ in range(1000)]
+        [a.send("b", 2, timeout_s=HANG_S) for _ in range(100_000)]
     a.send("b", 3, timeout_s=HANG_S)
     assert b.receive("a", timeout_s=HANG_S) == 3
     channel = a._links.get("b").outgoing._channel
@@ -264,7 +264,7 @@ def test_a_broadcast_names_those_it_did_not_reach(pair):
     a.connect(c.address, timeout_s=HANG_S)
     c._end(farewell=False)
     with pytest.raises(PeerLost):
-        [a.send("c", 0, timeout_s=HANG_S) for _ in range(1000)]
+        [a.send("c", 0, timeout_s=HANG_S) for _ in range(100_000)]
     with pytest.raises(
         BroadcastError, match=r"2 of 3 peers were not reached: c: 'c' .*; nobody: .*no peer 'nobody'"
     ) as caught:

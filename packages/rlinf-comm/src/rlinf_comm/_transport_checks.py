@@ -202,7 +202,7 @@ def check_senders_apart(peers: PeersLike) -> None:
     hub, *senders = peers.make("hub", "s0", "s1", "s2")
     full = senders[0]
     _assert_raises(
-        PeerTimeout, lambda: [full.send("hub", np.zeros(300_000), timeout_s=0.3) for _ in range(_MAX_VALUES)]
+        PeerTimeout, lambda: [full.send("hub", np.zeros(30_000), timeout_s=0.3) for _ in range(_MAX_VALUES)]
     )
     with _threads(2) as pool:
         calls = [
