@@ -55,7 +55,7 @@ def test_a_dead_name_is_taken_over_and_the_replacement_is_reached(store):
         a.send("b", 1, timeout_s=HANG_S)
         b._end(farewell=False)
         with pytest.raises(PeerLost):
-            [a.send("b", 2, timeout_s=HANG_S) for _ in range(1000)]
+            [a.send("b", 2, timeout_s=HANG_S) for _ in range(100_000)]
         with pytest.raises(PeerLost, match="'b'"):  # nobody has taken the name yet
             a.send("b", 2, timeout_s=HANG_S)
         with pytest.raises(PeerLost, match="'b'"):

@@ -24,6 +24,7 @@ from rlinf_comm import (
 )
 from rlinf_comm.peers import HostIdentity, Peer
 from rlinf_comm.peers.line import MAGIC, VERSION
+from rlinf_comm.testing import assert_bitwise_equal
 
 HANG_S = 20.0
 GREETING = struct.Struct("<6sH16s")
@@ -217,7 +218,7 @@ def test_ipv6():
 def test_a_torn_tcp_stream_is_an_error_and_the_next_link_works(pair, flipped, monkeypatch):
     a, b = pair("tcp")
     a.send("b", 1, timeout_s=HANG_S)
-    link = a._links["b"].outgoing
+    link = a._links.get("b").outgoing
     real = link._socket
 
     class Flipping:
@@ -232,22 +233,22 @@ def test_a_torn_tcp_stream_is_an_error_and_the_next_link_works(pair, flipped, mo
     with pytest.raises(DecodeError, match="from 'a': the stream of values is torn"):
         b.receive("a", timeout_s=HANG_S)
     with pytest.raises(PeerLost, match="'b'"):
-        [a.send("b", 2, timeout_s=HANG_S) for _ in range(1000)]
+        [a.send("b", 2, timeout_s=HANG_S) for _ in range(100_000)]
     a.send("b", 3, timeout_s=HANG_S)
     assert b.receive("a", timeout_s=HANG_S) == 3
 
 
 def test_a_torn_sequence_of_parts_is_an_error_and_the_next_link_works(pair):
     a, b = pair("shared")
-    channel = a._links["b"].outgoing._channel
+    channel = a._links.get("b").outgoing._channel
     channel.put([np.zeros(4, np.uint8)], key=2)  # a part of nothing
     with pytest.raises(DecodeError, match="out of turn"):
         b.receive("a", timeout_s=HANG_S)
     with pytest.raises(PeerLost):
-        [a.send("b", 2, timeout_s=HANG_S) for _ in range(1000)]
+        [a.send("b", 2, timeout_s=HANG_S) for _ in range(100_000)]
     a.send("b", 3, timeout_s=HANG_S)
     assert b.receive("a", timeout_s=HANG_S) == 3
-    channel = a._links["b"].outgoing._channel
+    channel = a._links.get("b").outgoing._channel
     channel.put([5], key=1)
     channel.put([np.zeros(6, np.uint8)], key=2)  # more than announced
     with pytest.raises(DecodeError, match="a part of 6 bytes where 5 are left"):
@@ -263,7 +264,7 @@ def test_a_broadcast_names_those_it_did_not_reach(pair):
     a.connect(c.address, timeout_s=HANG_S)
     c._end(farewell=False)
     with pytest.raises(PeerLost):
-        [a.send("c", 0, timeout_s=HANG_S) for _ in range(1000)]
+        [a.send("c", 0, timeout_s=HANG_S) for _ in range(100_000)]
     with pytest.raises(
         BroadcastError, match=r"2 of 3 peers were not reached: c: 'c' .*; nobody: .*no peer 'nobody'"
     ) as caught:
@@ -276,7 +277,7 @@ def test_a_broadcast_names_those_it_did_not_reach(pair):
 
 
 def test_a_broadcast_does_not_wait_for_one_before_it_sends_to_the_next(pair):
-    a, b = pair("shared", capacity_bytes=1 << 16)
+    a, _ = pair("shared", capacity_bytes=1 << 16)
     with Peer.listen("c", transports=("shared",)) as c:
         a.connect(c.address, timeout_s=HANG_S)
         a.send("b", np.zeros(50_000, np.uint8), timeout_s=HANG_S)  # b is full now
@@ -286,6 +287,23 @@ def test_a_broadcast_does_not_wait_for_one_before_it_sends_to_the_next(pair):
             a.broadcast(np.ones(50_000, np.uint8), ["b", "c"], timeout_s=0.3)
         assert list(caught.value.failures) == ["b"]
         assert (c.receive("a", timeout_s=HANG_S) == 1).all()
+
+
+def test_a_broadcast_makes_a_tensor_contiguous_once(pair, monkeypatch):
+    from rlinf_comm import codec
+
+    a, b = pair("memory", "shared", "tcp")
+    value = {"w": np.arange(600.0).reshape(20, 30).T}
+    with Peer.listen("c", transports=("shared",)) as c, Peer.listen("d", transports=("tcp",)) as d:
+        for other in (c, d):
+            a.connect(other.address, timeout_s=HANG_S)
+        encoded, real = [], codec.encode
+        monkeypatch.setattr(codec, "encode", lambda value: encoded.append(value["w"].flags.c_contiguous) or real(value))
+        a.broadcast(value, ["b", "c", "d"], timeout_s=HANG_S)
+        assert encoded.count(False) == 1
+        assert b.receive("a", timeout_s=HANG_S) is value
+        assert_bitwise_equal(c.receive("a", timeout_s=HANG_S), value)
+        assert_bitwise_equal(d.receive("a", timeout_s=HANG_S), value)
 
 
 def test_connecting_to_a_new_address_of_a_name_goes_there(pair):
@@ -336,6 +354,7 @@ def test_wrong_arguments_are_named(pair):
     for call, text in (
         (lambda: a.send("b", 1, timeout_s=-1.0), "timeout_s=-1.0"),
         (lambda: Peer.listen(""), "name=''"),
+        (lambda: Peer.listen("x", host="0.0.0.0"), "no address that others can call"),
         (lambda: Peer.listen("x", capacity_bytes=10), "capacity_bytes=10; at least 65536"),
     ):
         with pytest.raises(ValueError, match=text):

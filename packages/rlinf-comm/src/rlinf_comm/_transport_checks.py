@@ -9,76 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from rlinf_comm._transport_peers import HANG_S, PeerLike, PeersLike
 from rlinf_comm.errors import DecodeError, PeerLeft, PeerLost, PeerTimeout, UnsupportedValueError
-from rlinf_comm.peers import Peer, Transport
 
-_HANG_S = 20.0
-"""A check that takes longer has found a hang."""
-_SMALL_CAPACITY_BYTES = 1 << 20
 _MAX_VALUES = 100_000
 """More than any transport takes before it makes a sender wait."""
-
-
-class PeerLike(Protocol):
-    """What the checks need of a peer; rlinf_comm.peers.Peer says what each method means."""
-
-    @property
-    def name(self) -> str: ...
-    def send(self, to: str, value: Any, *, timeout_s: float) -> None: ...
-    def receive(self, from_: str, *, timeout_s: float) -> Any: ...
-    def broadcast(self, value: Any, to: Sequence[str], *, timeout_s: float) -> None: ...
-    def close(self) -> None: ...
-
-
-class PeersLike(Protocol):
-    """Makes the peers of one check."""
-
-    by_reference: bool
-    """Whether a receiver gets the sender's own objects."""
-
-    def make(self, *names: str, capacity_bytes: int = _SMALL_CAPACITY_BYTES) -> Sequence[PeerLike]:
-        """New peers, which know each other and those made before."""
-        ...
-
-    def crash(self, peer: PeerLike) -> None:
-        """Ends the peer as the kernel ends those of a killed process: nothing more is said or sent."""
-        ...
-
-
-class PeersOver:
-    """Peers of this process that use one transport only, by its name or one of your own.
-
-    with PeersOver(MyTransport()) as peers:
-        check(peers)
-    """
-
-    def __init__(self, transport: str | Transport) -> None:
-        self._transport = transport
-        self._made: dict[str, Peer] = {}
-        self.by_reference = transport == "memory"
-
-    def make(self, *names: str, capacity_bytes: int = _SMALL_CAPACITY_BYTES) -> Sequence[Peer]:
-        made = [Peer.listen(name, transports=(self._transport,), capacity_bytes=capacity_bytes) for name in names]
-        for peer in made:
-            self._made.pop(peer.name, None)
-            for other in self._made.values():
-                peer.connect(other.address, timeout_s=_HANG_S)
-            self._made[peer.name] = peer
-        return made
-
-    def crash(self, peer: PeerLike) -> None:
-        self._made.pop(peer.name)._end(farewell=False)
-
-    def __enter__(self) -> PeersOver:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for peer in self._made.values():
-            peer.close()
 
 
 @contextmanager
@@ -103,15 +42,15 @@ def _assert_crosses(peers: PeersLike, values: Sequence[Any]) -> None:
 
     a, b = peers.make("a", "b")
     with _threads(1) as pool:
-        sent = pool.submit(lambda: [a.send("b", value, timeout_s=_HANG_S) for value in values])
+        sent = pool.submit(lambda: [a.send("b", value, timeout_s=HANG_S) for value in values])
         for index, value in enumerate(values):
             try:
-                received = b.receive("a", timeout_s=_HANG_S)
+                received = b.receive("a", timeout_s=HANG_S)
             except PeerTimeout:
                 sent.result(0.0)
                 raise
             assert_bitwise_equal(received, value, f"values[{index}]")
-        sent.result(_HANG_S)
+        sent.result(HANG_S)
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -175,9 +114,9 @@ def check_privacy(peers: PeersLike) -> None:
     a, b = peers.make("a", "b")
     for num_elements in (10, 100_000):
         array = np.ones(num_elements)
-        a.send("b", array, timeout_s=_HANG_S)
+        a.send("b", array, timeout_s=HANG_S)
         array[:] = 2.0
-        received = b.receive("a", timeout_s=_HANG_S)
+        received = b.receive("a", timeout_s=HANG_S)
         assert (received == 1.0).all()
         received[:] = 3.0
         assert (array == 2.0).all()
@@ -191,15 +130,15 @@ def check_keeping(peers: PeersLike) -> None:
     kept = []
     with _threads(1) as pool:
         sent = pool.submit(
-            lambda: [a.send("b", torch.full((5_000_000,), i, dtype=torch.uint8), timeout_s=_HANG_S) for i in range(12)]
+            lambda: [a.send("b", torch.full((5_000_000,), i, dtype=torch.uint8), timeout_s=HANG_S) for i in range(12)]
         )
         for index in range(12):
-            tensor = b.receive("a", timeout_s=_HANG_S)
+            tensor = b.receive("a", timeout_s=HANG_S)
             kept.append((index, (tensor, tensor[-1000:], tensor.numpy()[::1000])[index % 3]))
             del tensor
             if index % 4 == 3:
                 kept = kept[1:]
-        sent.result(_HANG_S)
+        sent.result(HANG_S)
     for index, view in kept:
         assert (view == index).all(), f"value {index} has changed"
 
@@ -209,9 +148,9 @@ def check_unsupported(peers: PeersLike) -> None:
     if peers.by_reference:
         return
     a, b = peers.make("a", "b")
-    _assert_raises(UnsupportedValueError, lambda: a.send("b", {"f": [print]}, timeout_s=_HANG_S), "f[0]")
-    a.send("b", "next", timeout_s=_HANG_S)
-    assert b.receive("a", timeout_s=_HANG_S) == "next"
+    _assert_raises(UnsupportedValueError, lambda: a.send("b", {"f": [print]}, timeout_s=HANG_S), "f[0]")
+    a.send("b", "next", timeout_s=HANG_S)
+    assert b.receive("a", timeout_s=HANG_S) == "next"
 
 
 def check_undecodable(peers: PeersLike) -> None:
@@ -223,12 +162,12 @@ def check_undecodable(peers: PeersLike) -> None:
     module.Secret = dataclass(type("Secret", (), {"__module__": module.__name__, "__annotations__": {"x": int}}))  # pyright: ignore
     sys.modules[module.__name__] = module
     try:
-        a.send("b", module.Secret(1), timeout_s=_HANG_S)
-        a.send("b", "next", timeout_s=_HANG_S)
+        a.send("b", module.Secret(1), timeout_s=HANG_S)
+        a.send("b", "next", timeout_s=HANG_S)
     finally:
         del sys.modules[module.__name__]
-    _assert_raises(DecodeError, lambda: b.receive("a", timeout_s=_HANG_S), module.__name__)
-    assert b.receive("a", timeout_s=_HANG_S) == "next"
+    _assert_raises(DecodeError, lambda: b.receive("a", timeout_s=HANG_S), module.__name__)
+    assert b.receive("a", timeout_s=HANG_S) == "next"
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
@@ -243,11 +182,11 @@ def check_order(peers: PeersLike) -> None:
 
     def send(sender: PeerLike, to: str) -> None:
         for index in range(60):
-            sender.send(to, value(index), timeout_s=_HANG_S)
+            sender.send(to, value(index), timeout_s=HANG_S)
 
     def receive(receiver: PeerLike, from_: str) -> None:
         for index in range(60):
-            number, array = receiver.receive(from_, timeout_s=_HANG_S)
+            number, array = receiver.receive(from_, timeout_s=HANG_S)
             assert number == index
             assert np.array_equal(array, value(index)[1])
 
@@ -255,7 +194,7 @@ def check_order(peers: PeersLike) -> None:
         calls = [pool.submit(send, a, "b"), pool.submit(send, b, "a")]
         calls += [pool.submit(receive, a, "b"), pool.submit(receive, b, "a")]
         for call in calls:
-            call.result(_HANG_S)
+            call.result(HANG_S)
 
 
 def check_senders_apart(peers: PeersLike) -> None:
@@ -263,18 +202,18 @@ def check_senders_apart(peers: PeersLike) -> None:
     hub, *senders = peers.make("hub", "s0", "s1", "s2")
     full = senders[0]
     _assert_raises(
-        PeerTimeout, lambda: [full.send("hub", np.zeros(300_000), timeout_s=0.3) for _ in range(_MAX_VALUES)]
+        PeerTimeout, lambda: [full.send("hub", np.zeros(30_000), timeout_s=0.3) for _ in range(_MAX_VALUES)]
     )
     with _threads(2) as pool:
         calls = [
-            pool.submit(lambda s=s: [s.send("hub", (s.name, index), timeout_s=_HANG_S) for index in range(200)])
+            pool.submit(lambda s=s: [s.send("hub", (s.name, index), timeout_s=HANG_S) for index in range(200)])
             for s in senders[1:]
         ]
         for name in ("s2", "s1"):
             for index in range(200):
-                assert hub.receive(name, timeout_s=_HANG_S) == (name, index)
+                assert hub.receive(name, timeout_s=HANG_S) == (name, index)
         for call in calls:
-            call.result(_HANG_S)
+            call.result(HANG_S)
 
 
 def check_threads(peers: PeersLike) -> None:
@@ -285,12 +224,12 @@ def check_threads(peers: PeersLike) -> None:
     def send(thread: int) -> None:
         for index in range(num_each):
             array = np.full(300_000 if index % 10 == 9 else 10, index, dtype=np.uint8)
-            a.send("b", (thread, index, array), timeout_s=_HANG_S)
+            a.send("b", (thread, index, array), timeout_s=HANG_S)
 
     def receive(_: int) -> list[tuple[int, int]]:
         received = []
         for _ in range(num_each):
-            thread, index, array = b.receive("a", timeout_s=_HANG_S)
+            thread, index, array = b.receive("a", timeout_s=HANG_S)
             assert (array == index).all()
             received.append((thread, index))
         return received
@@ -298,9 +237,9 @@ def check_threads(peers: PeersLike) -> None:
     with _threads(2 * num_threads) as pool:
         sends = [pool.submit(send, thread) for thread in range(num_threads)]
         receives = [pool.submit(receive, thread) for thread in range(num_threads)]
-        received = [call.result(_HANG_S) for call in receives]
+        received = [call.result(HANG_S) for call in receives]
         for call in sends:
-            call.result(_HANG_S)
+            call.result(HANG_S)
     expected = [(thread, index) for thread in range(num_threads) for index in range(num_each)]
     assert sorted(pair for pairs in received for pair in pairs) == expected
     for pairs in received:
@@ -314,23 +253,23 @@ def check_both_send_first(peers: PeersLike) -> None:
     a, b = peers.make("a", "b", capacity_bytes=32 << 20)
     array = np.arange(3_000_000)
     with _threads(2) as pool:
-        calls = [pool.submit(a.send, "b", array, timeout_s=_HANG_S), pool.submit(b.send, "a", array, timeout_s=_HANG_S)]
+        calls = [pool.submit(a.send, "b", array, timeout_s=HANG_S), pool.submit(b.send, "a", array, timeout_s=HANG_S)]
         for call in calls:
-            call.result(_HANG_S)
-    assert np.array_equal(a.receive("b", timeout_s=_HANG_S), array)
-    assert np.array_equal(b.receive("a", timeout_s=_HANG_S), array)
+            call.result(HANG_S)
+    assert np.array_equal(a.receive("b", timeout_s=HANG_S), array)
+    assert np.array_equal(b.receive("a", timeout_s=HANG_S), array)
 
 
 def check_broadcast(peers: PeersLike) -> None:
     """A broadcast reaches all it names, in order with the sends to each."""
     a, b, c, d = peers.make("a", "b", "c", "d")
     for step in range(5):
-        a.send("c", ("send", step), timeout_s=_HANG_S)
-        a.broadcast(("broadcast", step), ["b", "c"], timeout_s=_HANG_S)
+        a.send("c", ("send", step), timeout_s=HANG_S)
+        a.broadcast(("broadcast", step), ["b", "c"], timeout_s=HANG_S)
     for step in range(5):
-        assert b.receive("a", timeout_s=_HANG_S) == ("broadcast", step)
-        assert c.receive("a", timeout_s=_HANG_S) == ("send", step)
-        assert c.receive("a", timeout_s=_HANG_S) == ("broadcast", step)
+        assert b.receive("a", timeout_s=HANG_S) == ("broadcast", step)
+        assert c.receive("a", timeout_s=HANG_S) == ("send", step)
+        assert c.receive("a", timeout_s=HANG_S) == ("broadcast", step)
     _assert_raises(PeerTimeout, lambda: d.receive("a", timeout_s=0.01), "'a'")
 
 
@@ -341,8 +280,8 @@ def check_receive_timeout(peers: PeersLike) -> None:
     """A receive that waits in vain says for whom and how long; the next value arrives all the same."""
     a, b = peers.make("a", "b")
     _assert_raises(PeerTimeout, lambda: b.receive("a", timeout_s=0.05), "'a'", "0.05")
-    a.send("b", 1, timeout_s=_HANG_S)
-    assert b.receive("a", timeout_s=_HANG_S) == 1
+    a.send("b", 1, timeout_s=HANG_S)
+    assert b.receive("a", timeout_s=HANG_S) == 1
     _assert_raises(PeerTimeout, lambda: b.receive("a", timeout_s=0.0), "'a'")
 
 
@@ -363,47 +302,47 @@ def check_send_timeout(peers: PeersLike) -> None:
         _assert_raises(PeerTimeout, lambda: a.send("b", large, timeout_s=0.5), "'b'", "0.5")  # begun, not ended
         _assert_raises(PeerTimeout, send_all, "'b'", "0.3")
     with _threads(1) as pool:
-        last = pool.submit(a.send, "b", "last", timeout_s=_HANG_S)
+        last = pool.submit(a.send, "b", "last", timeout_s=HANG_S)
         for index in range(b_has):
-            number, array = b.receive("a", timeout_s=_HANG_S)
+            number, array = b.receive("a", timeout_s=HANG_S)
             assert number == index
             assert np.array_equal(array, values[index][1])
-        assert b.receive("a", timeout_s=_HANG_S) == "last"
-        last.result(_HANG_S)
+        assert b.receive("a", timeout_s=HANG_S) == "last"
+        last.result(HANG_S)
 
 
 def check_leave(peers: PeersLike) -> None:
     """What was sent before a close arrives; then both ends hear that the peer has left."""
     a, b, c = peers.make("a", "b", "c")
-    a.send("c", 0, timeout_s=_HANG_S)
+    a.send("c", 0, timeout_s=HANG_S)
     for index in range(20):
-        b.send("a", np.full(3_000, index), timeout_s=_HANG_S)
+        b.send("a", np.full(3_000, index), timeout_s=HANG_S)
     b.close()
     for index in range(20):
-        assert (a.receive("b", timeout_s=_HANG_S) == index).all()
-    _assert_raises(PeerLeft, lambda: a.receive("b", timeout_s=_HANG_S), "'b'")
-    assert c.receive("a", timeout_s=_HANG_S) == 0
+        assert (a.receive("b", timeout_s=HANG_S) == index).all()
+    _assert_raises(PeerLeft, lambda: a.receive("b", timeout_s=HANG_S), "'b'")
+    assert c.receive("a", timeout_s=HANG_S) == 0
     c.close()
-    _assert_raises(PeerLeft, lambda: [a.send("c", 1, timeout_s=_HANG_S) for _ in range(_MAX_VALUES)], "'c'")
+    _assert_raises(PeerLeft, lambda: [a.send("c", 1, timeout_s=HANG_S) for _ in range(_MAX_VALUES)], "'c'")
 
 
 def check_crash(peers: PeersLike) -> None:
     """What was sent before a crash arrives; then both ends hear of the loss, also those that are already waiting."""
     a, b, c = peers.make("a", "b", "c")
-    a.send("c", 0, timeout_s=_HANG_S)
-    c.send("a", 0, timeout_s=_HANG_S)
-    b.send("a", "before", timeout_s=_HANG_S)
+    a.send("c", 0, timeout_s=HANG_S)
+    c.send("a", 0, timeout_s=HANG_S)
+    b.send("a", "before", timeout_s=HANG_S)
     peers.crash(b)
-    assert a.receive("b", timeout_s=_HANG_S) == "before"
-    _assert_raises(PeerLost, lambda: a.receive("b", timeout_s=_HANG_S), "'b'")
-    assert a.receive("c", timeout_s=_HANG_S) == 0
+    assert a.receive("b", timeout_s=HANG_S) == "before"
+    _assert_raises(PeerLost, lambda: a.receive("b", timeout_s=HANG_S), "'b'")
+    assert a.receive("c", timeout_s=HANG_S) == 0
     with _threads(2) as pool:
-        receive = pool.submit(a.receive, "c", timeout_s=_HANG_S)
-        send = pool.submit(lambda: [a.send("c", np.zeros(100_000), timeout_s=_HANG_S) for _ in range(_MAX_VALUES)])
+        receive = pool.submit(a.receive, "c", timeout_s=HANG_S)
+        send = pool.submit(lambda: [a.send("c", np.zeros(100_000), timeout_s=HANG_S) for _ in range(_MAX_VALUES)])
         time.sleep(0.2)  # for both to wait; no check passes or fails by it
         peers.crash(c)
-        _assert_raises(PeerLost, lambda: receive.result(_HANG_S), "'c'")
-        _assert_raises(PeerLost, lambda: send.result(_HANG_S), "'c'")
+        _assert_raises(PeerLost, lambda: receive.result(HANG_S), "'c'")
+        _assert_raises(PeerLost, lambda: send.result(HANG_S), "'c'")
 
 
 def check_return(peers: PeersLike) -> None:
@@ -411,13 +350,13 @@ def check_return(peers: PeersLike) -> None:
     (a,) = peers.make("a")
     for generation in range(3):
         (b,) = peers.make("b")
-        a.send("b", generation, timeout_s=_HANG_S)
-        assert b.receive("a", timeout_s=_HANG_S) == generation
-        b.send("a", generation, timeout_s=_HANG_S)
-        assert a.receive("b", timeout_s=_HANG_S) == generation
+        a.send("b", generation, timeout_s=HANG_S)
+        assert b.receive("a", timeout_s=HANG_S) == generation
+        b.send("a", generation, timeout_s=HANG_S)
+        assert a.receive("b", timeout_s=HANG_S) == generation
         peers.crash(b)
-        _assert_raises(PeerLost, lambda: a.receive("b", timeout_s=_HANG_S))
-        _assert_raises(PeerLost, lambda: [a.send("b", 0, timeout_s=_HANG_S) for _ in range(_MAX_VALUES)])
+        _assert_raises(PeerLost, lambda: a.receive("b", timeout_s=HANG_S))
+        _assert_raises(PeerLost, lambda: [a.send("b", 0, timeout_s=HANG_S) for _ in range(_MAX_VALUES)])
 
 
 TRANSPORT_CHECKS: tuple[Callable[[PeersLike], None], ...] = (

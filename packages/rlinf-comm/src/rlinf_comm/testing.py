@@ -22,7 +22,8 @@ import numpy as np
 
 from rlinf_comm._arrays import tensor_types
 from rlinf_comm._layout_checks import LAYOUT_CHECKS, execute_copies
-from rlinf_comm._transport_checks import TRANSPORT_CHECKS, PeersOver
+from rlinf_comm._transport_checks import TRANSPORT_CHECKS
+from rlinf_comm._transport_peers import PeersOver
 from rlinf_comm.errors import ChannelAborted, ChannelClosed, ChannelTimeout
 
 __all__ = ["assert_bitwise_equal", "ChannelLike", "CHANNEL_CHECKS", "LAYOUT_CHECKS", "execute_copies"]

@@ -68,3 +68,13 @@ class PeerAddress:
         if (self.host.boot_id, self.host.pid_namespace) != (here.boot_id, here.pid_namespace):
             return False
         return not _C.is_alive(self.pid, self.start_ticks)
+
+
+def check_arguments(name: str, host: str, capacity_bytes: int) -> None:
+    """ValueError for what a peer cannot be made of."""
+    if not name:
+        raise ValueError("name=''; a peer needs a name, say 'trainer/0'")
+    if host in ("", "0.0.0.0", "::"):
+        raise ValueError(f"peer {name!r}: host={host!r} is no address that others can call; give one of this host's")
+    if capacity_bytes < 1 << 16:
+        raise ValueError(f"peer {name!r}: capacity_bytes={capacity_bytes}; at least 65536")

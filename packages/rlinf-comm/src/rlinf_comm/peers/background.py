@@ -15,6 +15,21 @@ _MAX_WAITING_CALLS = 256
 _MAX_BROADCAST_THREADS = 8
 
 
+class Once:
+    """The result of a call that several threads may want, made by the first."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._lock = threading.Lock()
+        self._results: list[Any] = []
+
+    def get(self) -> Any:
+        with self._lock:
+            if not self._results:
+                self._results.append(self._call())
+            return self._results[0]
+
+
 class Background:
     """The threads of one peer, started when they are first needed."""
 

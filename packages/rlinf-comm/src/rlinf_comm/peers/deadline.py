@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 DEFAULT_TIMEOUT_S = 60.0
 """Longer than a loaded machine needs for anything here, short enough for a person to wait for the message."""
@@ -39,12 +37,26 @@ class Deadline:
         """The earlier one of this and `longest_s` from now."""
         return Deadline(min(self.left_s, longest_s))
 
-    @contextmanager
-    def holding(self, lock: threading.Lock) -> Iterator[bool]:
-        """Holds the lock; gives False when it was not to be had in time."""
-        held = lock.acquire(timeout=min(self.left_s, threading.TIMEOUT_MAX))
-        try:
-            yield held
-        finally:
-            if held:
-                lock.release()
+    def holding(self, lock: threading.Lock) -> _Holding:
+        """`with deadline.holding(lock) as held:`; held is False when the lock was not to be had in time."""
+        return _Holding(lock, self)
+
+
+class _Holding:
+    """A class and not a generator: a third of the time, in the path of every small value."""
+
+    __slots__ = ("_deadline", "_held", "_lock")
+
+    def __init__(self, lock: threading.Lock, deadline: Deadline) -> None:
+        self._lock = lock
+        self._deadline = deadline
+
+    def __enter__(self) -> bool:
+        self._held = self._lock.acquire(blocking=False) or self._lock.acquire(
+            timeout=min(self._deadline.left_s, threading.TIMEOUT_MAX)
+        )
+        return self._held
+
+    def __exit__(self, *_: object) -> None:
+        if self._held:
+            self._lock.release()

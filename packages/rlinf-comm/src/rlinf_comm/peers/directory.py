@@ -181,6 +181,8 @@ def _is_here(host: str) -> bool:
 
 def route_to(where: str | torch.distributed.Store) -> str:
     """The address of this host that others see who reach the directory too; loopback for a store that says nothing."""
+    while hasattr(where, "underlying_store"):  # a prefix
+        where = where.underlying_store  # pyright: ignore[reportAttributeAccessIssue]
     host = where.rpartition(":")[0].strip("[]") if isinstance(where, str) else getattr(where, "host", "127.0.0.1")
     family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as attempt:

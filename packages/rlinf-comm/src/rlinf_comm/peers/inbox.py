@@ -14,6 +14,10 @@ from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.transports.base import Incoming, TornStream
 
 
+class NoLink(Exception):
+    """Nothing has come in from this name, or what there was has just ended."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrival:
     """One link."""
@@ -46,9 +50,10 @@ class Inbox:
             return not (self._arrivals or self._returned or self._loss)
 
     def receive(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> Any:
-        """The next value. Only when not is_empty(); LookupError when that has just changed.
+        """The next value.
 
         Raises:
+            NoLink: there is no link, or not any more.
             PeerLost, PeerLeft: once for each process that has ended, after all that it had sent.
         """
         with self._lock:
@@ -58,15 +63,15 @@ class Inbox:
             if loss is not None:
                 raise loss
             if not self._arrivals:
-                raise LookupError
+                raise NoLink
             arrival = self._arrivals[0]
         try:
             return arrival.incoming.receive(deadline, is_cancelled)
         except PeerLost as error:
             if not self._drop(arrival):
-                raise LookupError from None  # another thread has been told
+                raise NoLink from None  # another thread has been told
             if isinstance(error, PeerLeft) and self.latest is not None:
-                raise LookupError from None  # it has left and come back, and nothing is lost
+                raise NoLink from None  # it has left and come back, and nothing is lost
             raise
         except TornStream:
             self._drop(arrival)
@@ -88,8 +93,10 @@ class Inbox:
     def sweep(self) -> None:
         """Closes the links of processes that have ended with nothing left, and keeps only their loss to be told."""
         with self._lock:
-            ended = [arrival for arrival in self._arrivals if arrival.incoming.is_spent()]
-        for arrival in ended:
+            arrivals = list(self._arrivals)
+        for arrival in arrivals:
+            if not arrival.incoming.is_spent():
+                continue
             try:
                 arrival.incoming.receive(Deadline(0.0), lambda: True)
             except PeerTimeout:

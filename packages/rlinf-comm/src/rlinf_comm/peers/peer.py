@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rlinf_comm import _C
 from rlinf_comm.errors import BroadcastError, PeerLeft, PeerLost, PeerTimeout
 from rlinf_comm.peers import meeting
-from rlinf_comm.peers.address import PeerAddress, this_host
-from rlinf_comm.peers.background import Background
+from rlinf_comm.peers.address import PeerAddress, check_arguments, this_host
+from rlinf_comm.peers.background import Background, Once
 from rlinf_comm.peers.deadline import DEFAULT_TIMEOUT_S, SLICE_S, Deadline
 from rlinf_comm.peers.directory import Directory, route_to
-from rlinf_comm.peers.inbox import Arrival, Inbox
+from rlinf_comm.peers.inbox import Arrival, Inbox, NoLink
 from rlinf_comm.peers.line import Line
+from rlinf_comm.peers.links import Links, plain_value
 from rlinf_comm.peers.listener import Listener
 from rlinf_comm.peers.transports import Transport, chosen_transports
 from rlinf_comm.peers.transports.base import ChosenTransport, Incoming, Unusable
@@ -63,10 +64,7 @@ class Peer:
         capacity_bytes: int,
     ) -> None:
         """Private: use Peer.join or Peer.listen."""
-        if not name:
-            raise ValueError("name=''; a peer needs a name, say 'trainer/0'")
-        if capacity_bytes < 1 << 16:
-            raise ValueError(f"peer {name!r}: capacity_bytes={capacity_bytes}; at least 65536")
+        check_arguments(name, host, capacity_bytes)
         self._transports = chosen_transports(transports)
         self._capacity_bytes = capacity_bytes
         token = secrets.token_bytes(16)
@@ -82,10 +80,7 @@ class Peer:
         )
         self._directory: Directory | None = None
         self._known: dict[str, PeerAddress] = {}
-        self._links: dict[str, meeting.Link] = {}
-        self._losses: dict[str, PeerLost] = {}
-        """Of links that have been swept, until a send has told."""
-        self._link_locks: dict[str, threading.Lock] = {}
+        self._links = Links(name, self._make_link)
         self._inboxes: dict[str, Inbox] = {}
         self._changed = threading.Condition()
         """Guards the dictionaries; notified when a link comes in, and by close()."""
@@ -183,7 +178,7 @@ class Peer:
             self._known[address.name] = address
         before = self._links.get(address.name)
         if before is not None and before.address.token != address.token:
-            self._drop(address.name, before)
+            self._links.drop(address.name, before)
         return self.transport_to(address.name, timeout_s=timeout_s)
 
     def wait_for(self, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> PeerAddress:
@@ -199,7 +194,8 @@ class Peer:
 
     def transport_to(self, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ChosenTransport:
         """How values get from here to that peer, and why so. Makes the link if there is none."""
-        return self._link_to(name, Deadline(timeout_s)).transport
+        self._check_open()
+        return self._links.to(name, Deadline(timeout_s)).transport
 
     def _find(self, name: str) -> PeerAddress | None:
         listed = None if self._directory is None else self._directory.find(name)
@@ -231,47 +227,29 @@ class Peer:
         self._send(to, value, Deadline(timeout_s))
 
     def _send(self, to: str, value: Any, deadline: Deadline) -> None:
-        if self._losses and (loss := self._losses.pop(to, None)) is not None:
-            raise loss
-        link = self._link_to(to, deadline)
-        try:
-            link.outgoing.send(value, deadline)
-        except PeerLost:
-            self._drop(to, link)
-            raise
+        self._check_open()
+        self._links.send(to, value, deadline)
 
     def broadcast(self, value: Any, to: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Sends one value to several peers at the same time, in order with the sends to each.
+
+        Tensors that are not contiguous are made so once for all.
 
         Raises:
             BroadcastError: names those that it did not reach, and why; the others have it.
         """
         names = list(dict.fromkeys(to))
         deadline = Deadline(timeout_s)
-        failures = self._background.for_each(lambda name: self._send(name, value, deadline), names)
+        self._check_open()
+        plain = Once(lambda: plain_value(value))
+        failures = self._background.for_each(lambda to: self._links.send(to, value, deadline, plain.get), names)
         if failures:
             reasons = "; ".join(f"{name}: {error}" for name, error in failures.items())
             raise BroadcastError(f"{len(failures)} of {len(names)} peers were not reached: {reasons}", failures)
 
-    def _link_to(self, name: str, deadline: Deadline) -> meeting.Link:
-        self._check_open()
-        link = self._links.get(name)
-        if link is not None:
-            return link
-        with self._changed:
-            lock = self._link_locks.setdefault(name, threading.Lock())
-        with deadline.holding(lock) as held:
-            if not held:
-                raise PeerTimeout(
-                    f"{self.name!r}: another thread is meeting {name!r} for timeout_s={deadline.timeout_s:g}"
-                )
-            link = self._links.get(name)
-            if link is None:
-                address = self._await_address(name, deadline)
-                link = meeting.call(self._address, address, self._transports, self._capacity_bytes, deadline)
-                with self._changed:
-                    self._links[name] = link
-        return link
+    def _make_link(self, name: str, deadline: Deadline) -> meeting.Link:
+        address = self._await_address(name, deadline)
+        return meeting.call(self._address, address, self._transports, self._capacity_bytes, deadline)
 
     def _await_address(self, name: str, deadline: Deadline) -> PeerAddress:
         while (address := self._find(name)) is None:
@@ -282,12 +260,6 @@ class Peer:
                 )
             time.sleep(min(deadline.slice_s, SLICE_S / 4))
         return address
-
-    def _drop(self, name: str, link: meeting.Link) -> None:
-        with self._changed:
-            if self._links.get(name) is link:
-                del self._links[name]
-        link.outgoing.close(farewell=False)
 
     # --- receiving ---
 
@@ -305,11 +277,10 @@ class Peer:
         inbox = self._inbox(name)
         while True:
             self._check_open()
-            if not inbox.is_empty():
-                try:
-                    return inbox.receive(deadline, is_cancelled)
-                except LookupError:
-                    continue
+            try:
+                return inbox.receive(deadline, is_cancelled)
+            except NoLink:
+                pass  # wait for one
             with self._changed:
                 if inbox.is_empty():
                     self._changed.wait(deadline.slice_s)
@@ -330,18 +301,21 @@ class Peer:
             if link is not None:
                 link.outgoing.check()
             elif self._find(name) is not None:
-                self._link_to(name, deadline.capped(_LOOK_TIMEOUT_S))
+                self._links.to(name, deadline.capped(_LOOK_TIMEOUT_S))
         except PeerTimeout:
             pass  # slow, and not gone
         except PeerLost:
             if link is not None:
-                self._drop(name, link)
+                self._links.drop(name, link)
             if self._inbox(name).is_empty():  # else it has sent something meanwhile
                 raise
 
     def _inbox(self, name: str) -> Inbox:
-        with self._changed:
-            return self._inboxes.setdefault(name, Inbox())
+        inbox = self._inboxes.get(name)
+        if inbox is None:
+            with self._changed:
+                inbox = self._inboxes.setdefault(name, Inbox())
+        return inbox
 
     # --- being called ---
 
@@ -381,18 +355,7 @@ class Peer:
             return
         for inbox in inboxes:
             inbox.sweep()
-        self._sweep_links()
-
-    def _sweep_links(self) -> None:
-        """Frees what belongs to peers that have ended, and keeps only the errors."""
-        for name, link in list(self._links.items()):
-            try:
-                link.outgoing.check()
-            except PeerLeft:
-                self._drop(name, link)
-            except PeerLost as error:
-                self._losses[name] = PeerLost(str(error))  # without the frames, which hold the link's memory
-                self._drop(name, link)
+        self._links.sweep()
 
     # --- asyncio ---
 
@@ -423,14 +386,13 @@ class Peer:
             if not self._is_open:
                 return
             self._is_open = False
-            links, inboxes = list(self._links.values()), list(self._inboxes.values())
-            self._links.clear()
+            inboxes = list(self._inboxes.values())
             self._changed.notify_all()
         shut_door(self._address.token)
         self._listener.close()
         self._read_ahead.close()
         if farewell and self._directory is not None:
             self._directory.leave()
-        for end in (*(link.outgoing for link in links), *inboxes):
+        for end in (self._links, *inboxes):
             end.close(farewell=farewell)
         self._background.close()

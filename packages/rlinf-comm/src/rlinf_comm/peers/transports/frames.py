@@ -28,6 +28,9 @@ _MORE, _ALL, _CANCELLED = b"m", b"a", b"x"
 _CHUNK_BYTES = 4 << 20
 """At most so much is copied to take a value back; the marks cost nothing beside it."""
 
+_VALUE_BYTES = 512
+"""What the objects of one waiting value take beside its bytes, so that very many small ones are bounded too."""
+
 _STAGING_BYTES = 64 << 10
 """Smaller pieces are read together, larger ones straight to where they belong."""
 
@@ -207,4 +210,4 @@ class StreamReader:
 
 
 def _num_bytes(header: bytes, buffers: list[memoryview]) -> int:
-    return len(header) + sum(map(len, buffers))
+    return _VALUE_BYTES + len(header) + sum(map(len, buffers))

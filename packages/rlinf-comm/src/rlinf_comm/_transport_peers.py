@@ -1,0 +1,70 @@
+"""The peers that a check of a transport needs. Public through rlinf_comm.testing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rlinf_comm.peers import Peer, Transport
+
+HANG_S = 20.0
+"""A check that takes longer has found a hang."""
+SMALL_CAPACITY_BYTES = 1 << 20
+
+
+class PeerLike(Protocol):
+    """What the checks need of a peer; rlinf_comm.peers.Peer says what each method means."""
+
+    @property
+    def name(self) -> str: ...
+    def send(self, to: str, value: Any, *, timeout_s: float) -> None: ...
+    def receive(self, from_: str, *, timeout_s: float) -> Any: ...
+    def broadcast(self, value: Any, to: Sequence[str], *, timeout_s: float) -> None: ...
+    def close(self) -> None: ...
+
+
+class PeersLike(Protocol):
+    """Makes the peers of one check."""
+
+    by_reference: bool
+    """Whether a receiver gets the sender's own objects."""
+
+    def make(self, *names: str, capacity_bytes: int = SMALL_CAPACITY_BYTES) -> Sequence[PeerLike]:
+        """New peers, which know each other and those made before."""
+        ...
+
+    def crash(self, peer: PeerLike) -> None:
+        """Ends the peer as the kernel ends those of a killed process: nothing more is said or sent."""
+        ...
+
+
+class PeersOver:
+    """Peers of this process that use one transport only, by its name or one of your own.
+
+    with PeersOver(MyTransport()) as peers:
+        check(peers)
+    """
+
+    def __init__(self, transport: str | Transport) -> None:
+        self._transport = transport
+        self._made: dict[str, Peer] = {}
+        self.by_reference = transport == "memory"
+
+    def make(self, *names: str, capacity_bytes: int = SMALL_CAPACITY_BYTES) -> Sequence[Peer]:
+        made = [Peer.listen(name, transports=(self._transport,), capacity_bytes=capacity_bytes) for name in names]
+        for peer in made:
+            self._made.pop(peer.name, None)
+            for other in self._made.values():
+                peer.connect(other.address, timeout_s=HANG_S)
+            self._made[peer.name] = peer
+        return made
+
+    def crash(self, peer: PeerLike) -> None:
+        self._made.pop(peer.name)._end(farewell=False)
+
+    def __enter__(self) -> PeersOver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for peer in self._made.values():
+            peer.close()

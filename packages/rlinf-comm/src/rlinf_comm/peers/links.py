@@ -1,0 +1,95 @@
+"""The links that go out from one peer, by the names of the others: made when needed, dropped when their peer ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from rlinf_comm import codec
+from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout
+from rlinf_comm.peers.deadline import Deadline
+from rlinf_comm.peers.meeting import Link
+from rlinf_comm.peers.transports import MemoryTransport
+
+
+class Links:
+    """Safe for several threads, which meet different peers at the same time, and each peer once."""
+
+    def __init__(self, mine: str, make: Callable[[str, Deadline], Link]) -> None:
+        """`make` meets a peer; `mine` is for messages."""
+        self._mine = mine
+        self._make = make
+        self._lock = threading.Lock()
+        self._links: dict[str, Link] = {}
+        self._making: dict[str, threading.Lock] = {}
+        self._losses: dict[str, PeerLost] = {}
+        """Of links that have been swept, until a send has told."""
+
+    def get(self, name: str) -> Link | None:
+        return self._links.get(name)
+
+    def to(self, name: str, deadline: Deadline) -> Link:
+        """The link to that peer, made if there is none."""
+        link = self._links.get(name)
+        if link is not None:
+            return link
+        with self._lock:
+            making = self._making.setdefault(name, threading.Lock())
+        with deadline.holding(making) as held:
+            if not held:
+                raise PeerTimeout(
+                    f"{self._mine!r}: another thread has been meeting {name!r} for timeout_s={deadline.timeout_s:g}"
+                )
+            link = self._links.get(name)
+            if link is None:
+                link = self._make(name, deadline)
+                with self._lock:
+                    self._links[name] = link
+        return link
+
+    def send(self, to: str, value: Any, deadline: Deadline, plain: Callable[[], Any] | None = None) -> None:
+        """Over the link to that peer; a link that turns out to be lost is dropped.
+
+        `plain` gives an equal value that is cheaper to encode, for links that encode.
+        """
+        if self._losses and (loss := self._losses.pop(to, None)) is not None:
+            raise loss
+        link = self.to(to, deadline)
+        try:
+            if plain is not None and link.transport.name != MemoryTransport.name:
+                value = plain()
+            link.outgoing.send(value, deadline)
+        except PeerLost:
+            self.drop(to, link)
+            raise
+
+    def drop(self, name: str, link: Link) -> None:
+        with self._lock:
+            if self._links.get(name) is link:
+                del self._links[name]
+        link.outgoing.close(farewell=False)
+
+    def sweep(self) -> None:
+        """Frees what belongs to peers that have ended, and keeps only the errors."""
+        for name, link in list(self._links.items()):
+            try:
+                link.outgoing.check()
+            except PeerLeft:
+                self.drop(name, link)
+            except PeerLost as error:
+                self._losses[name] = PeerLost(str(error))  # without the frames, which hold the link's memory
+                self.drop(name, link)
+
+    def close(self, *, farewell: bool) -> None:
+        with self._lock:
+            links = list(self._links.values())
+            self._links.clear()
+        for link in links:
+            link.outgoing.close(farewell=farewell)
+
+
+def plain_value(value: Any) -> Any:
+    """The same value with contiguous tensors in host memory, without a copy of those that are."""
+    encoded = codec.encode(value)
+    return codec.decode(encoded.header, encoded.buffers)
