@@ -4,6 +4,7 @@ import errno
 import mmap
 import os
 
+from rlinf_comm import _C
 from rlinf_comm.ipc import driver as drivers
 
 
@@ -18,7 +19,7 @@ class FakeDriver:
         self.live = {}
         self.maps = {}
         self.next = 0x10000
-        self.words = None
+        self.words: _C.SharedWords | None = None
         """SharedWords to look at when an event is recorded or waited for."""
 
     def _call(self, name, *arguments):
