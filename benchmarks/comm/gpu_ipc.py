@@ -47,7 +47,7 @@ def receive(pipe: Any, num_bytes: int, columns: int) -> None:
         for program, sources, targets in calls:
             program.run(sources, targets, stream=stream, max_ctas=max_ctas)
 
-    timed = {f"max_ctas_{ctas}": lambda ctas=ctas: pull(ctas) for ctas in (32, 132, 1056)}
+    timed: dict[str, Any] = {f"max_ctas_{ctas}": lambda ctas=ctas: pull(ctas) for ctas in (32, 132, 1056)}
     others = [torch.empty_like(whole) for whole in wholes]
     timed["memcpy"] = lambda: [other.copy_(whole) for other, whole in zip(others, wholes, strict=True)]
     results["ms"] = {name: seconds * 1e3 for name, seconds in median_s(timed).items()}
