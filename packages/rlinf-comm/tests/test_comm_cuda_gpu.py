@@ -95,6 +95,18 @@ def test_nan_becomes_the_quiet_nan():
         assert target.view(torch.int16).tolist() == [bits] * 3
 
 
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, torch.bfloat16)], ids=str)
+def test_negative_strides_reverse(dtypes):
+    source = torch.randn(37, 70, device="cuda").to(dtypes[0])
+    target = torch.zeros(37, 70, dtype=dtypes[1], device="cuda")
+    table = Table(source, target, FLOATS.index)
+    table.src_offset = [source.nbytes - source.itemsize]  # from the last element backwards
+    table.src_strides = [[-stride * source.itemsize for stride in source.stride()]]
+    program = cuda.CudaCopyProgram(table)
+    program.run([source.data_ptr()], [target.data_ptr()], stream=torch.cuda.current_stream())
+    assert torch.equal(target.cpu(), source.cpu().flip(0, 1).to(dtypes[1]))
+
+
 def test_the_copy_is_ordered_on_the_stream_it_is_given():
     stream = torch.cuda.Stream()
     source = torch.zeros(1 << 22, device="cuda")

@@ -94,7 +94,7 @@ def test_a_library_that_is_too_old_is_refused_with_its_version(library, tmp_path
 
 def test_a_library_without_a_needed_function_is_refused(library, tmp_path):
     lame = build(tmp_path, "-DncclCommAbort=other", name="liblame.so")
-    with pytest.raises(NcclError, match="liblame.so: it has no ncclCommAbort"):
+    with pytest.raises(NcclError, match=r"liblame.so: it has no ncclCommAbort"):
         nccl.load_library([lame])
 
 
@@ -208,7 +208,7 @@ def test_an_asynchronous_error_breaks_the_communicator_for_good(library, fake):
 
 def test_waiting_for_the_device_notices_the_communicator_s_error_and_the_deadline(library, fake):
     comm = make(library)
-    with pytest.raises(NcclTimeout, match="bucket 3 was not done within 0.1 s"):
+    with pytest.raises(NcclTimeout, match=r"bucket 3 was not done within 0.1 s"):
         comm.wait_until(lambda: False, timeout_s=0.1, what="bucket 3")
     polls = iter([False, False, True])
     make(library).wait_until(types.SimpleNamespace(query=lambda: next(polls)), timeout_s=5)

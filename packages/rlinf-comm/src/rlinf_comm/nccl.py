@@ -1,6 +1,6 @@
-"""NCCL communicators that never hang: made non-blocking, every wait with a deadline, aborted and never destroyed when broken.
+"""NCCL communicators that never hang: non-blocking, with a deadline for every wait, aborted when broken.
 
-    library = find_library()                    # the libnccl.so.2 of this process; library.path, .version, .capabilities
+    library = find_library()       # the libnccl.so.2 of this process: path, version, origin, capabilities()
     comm = Communicator.create(unique_id, num_ranks=3, rank=0, timeout_s=60, name="weights")
     comm.exchange([send(bucket, to=1), send(other, to=2)], stream=stream, timeout_s=30)   # one group
     comm.wait_until(event, timeout_s=30)        # watches the device *and* the communicator
@@ -87,7 +87,8 @@ def _dense(array: Any) -> tuple[int, int]:
     wanted = [s for s, n in zip(expected, region.shape, strict=True) if n != 1]
     if num_bytes and wanted != [s for s, n in zip(region.strides, region.shape, strict=True) if n != 1]:
         raise ValueError(
-            f"an array of shape {region.shape} with byte strides {region.strides} is not contiguous; pack it into a bucket"
+            f"an array of shape {region.shape} with byte strides {region.strides} is not contiguous; "
+            "pack it into a bucket"
         )
     return region.pointer, num_bytes
 
@@ -222,7 +223,7 @@ class Communicator:
         return self._native.grow_id()
 
     def grow(self, num_ranks: int, *, timeout_s: float, grow_id: bytes | None = None) -> Communicator:
-        """A communicator with new ranks at the end. The rank that made `grow_id` passes it, the other old ones do not."""
+        """A communicator with new ranks at the end. Of the old ranks only the one that made `grow_id` passes it."""
         if num_ranks <= self.num_ranks:
             raise ValueError(f"{self} cannot grow to {num_ranks} ranks")
         _check_capability(self.library, "grow")
@@ -245,7 +246,7 @@ class Communicator:
         self._run("resume", timeout_s, self._native.resume)
 
     def close(self, *, timeout_s: float = 30.0) -> None:
-        """Finalizes and destroys a healthy communicator; all ranks call it. A broken one is aborted, never destroyed."""
+        """Finalizes and destroys a healthy communicator; all ranks call it. A broken one is aborted instead."""
         if self._native.state() == NO_COMM:
             return
         if self._broken is None:
@@ -337,9 +338,9 @@ def _describe(transfers: Sequence[Transfer]) -> str:
 
 def _probe_of(done: Any) -> Callable[[], bool]:
     if callable(getattr(done, "query", None)):
-        return done.query
+        return lambda: bool(done.query())
     if hasattr(done, "done"):
         return lambda: bool(done.done)
     if callable(done):
-        return done
+        return lambda: bool(done())
     raise TypeError(f"{type(done).__name__} is no event, stream or function that tells when it is done")

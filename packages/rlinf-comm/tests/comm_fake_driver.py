@@ -1,0 +1,134 @@
+"""A CUDA driver without a device: notes what is called; its descriptors are real, so that two processes share."""
+
+import errno
+import mmap
+import os
+
+from rlinf_comm import _C
+from rlinf_comm.ipc import driver as drivers
+
+
+class FakeDriver:
+    def __init__(self, uuids=(b"A" * 16,), *, refuses=(), peers=(), supports=None, memory=None):
+        self.uuids = list(uuids)
+        self.refuses = set(refuses)
+        self.peers = set(peers)
+        self.supports = {drivers.DESCRIPTORS_SUPPORTED, drivers.IPC_EVENTS_SUPPORTED, drivers.VIRTUAL_MEMORY_SUPPORTED}
+        self.supports = set(supports) if supports is not None else self.supports
+        self.calls = []
+        self.live = {}
+        self.maps = {}
+        self.next = 0x10000
+        self.words: _C.SharedWords | None = None
+        """SharedWords to look at when an event is recorded or waited for."""
+
+    def _call(self, name, *arguments):
+        self.calls.append((name, *arguments))
+        if name in self.refuses:
+            raise OSError(errno.EIO, f"cu{name}: CUDA error 801 (CUDA_ERROR_NOT_SUPPORTED)")
+
+    def _address(self, num_bytes):
+        self.next += 0x1000000
+        self.live[self.next] = num_bytes
+        return self.next
+
+    def num_devices(self):
+        return len(self.uuids)
+
+    def uuid(self, device):
+        return self.uuids[device]
+
+    def attribute(self, device, which):
+        return int(which in self.supports)
+
+    def can_access_peer(self, device, peer):
+        return (self.uuids[device], self.uuids[peer]) in self.peers
+
+    def allocate(self, device, num_bytes):
+        self._call("allocate", device, num_bytes)
+        return self._address(num_bytes)
+
+    def free(self, device, pointer):
+        self._call("free", device, pointer)
+        del self.live[pointer]
+
+    def export_legacy(self, device, pointer):
+        self._call("export_legacy", device, pointer)
+        return pointer.to_bytes(64, "little")
+
+    def open_legacy(self, device, handle):
+        self._call("open_legacy", device, handle)
+        return self._address(0)
+
+    def close_legacy(self, device, pointer):
+        self._call("close_legacy", device, pointer)
+        del self.live[pointer]
+
+    def create_mapping(self, device, num_bytes, is_fabric):
+        self._call("create_mapping", device, num_bytes, is_fabric)
+        num_bytes = -(-num_bytes // 4096) * 4096
+        fd = os.memfd_create("fake device")
+        os.ftruncate(fd, num_bytes)
+        return self._map(fd, num_bytes)
+
+    def _map(self, fd, num_bytes):
+        pointer = self._address(num_bytes)
+        self.maps[pointer] = mmap.mmap(fd, num_bytes)
+        return fd, pointer, num_bytes
+
+    def export_descriptor(self, mapping):
+        self._call("export_descriptor", mapping)
+        return os.dup(mapping[0])
+
+    def export_fabric(self, mapping):
+        self._call("export_fabric", mapping)
+        return mapping[1].to_bytes(64, "little")
+
+    def import_descriptor(self, device, fd, num_bytes):
+        self._call("import_descriptor", device, fd, num_bytes)
+        return self._map(os.dup(fd), num_bytes)
+
+    def import_fabric(self, device, handle, num_bytes):
+        self._call("import_fabric", device, handle, num_bytes)
+        return 0, self._address(num_bytes), num_bytes
+
+    def release_mapping(self, device, mapping):
+        self._call("release_mapping", device, mapping)
+        del self.live[mapping[1]]
+        if mapping[1] in self.maps:
+            self.maps.pop(mapping[1]).close()
+            os.close(mapping[0])
+
+    def _place(self, pointer):
+        base = next(base for base in self.maps if base <= pointer < base + self.live[base])
+        return self.maps[base], pointer - base
+
+    def read(self, device, source, num_bytes):
+        memory, at = self._place(source)
+        return memory[at : at + num_bytes]
+
+    def write(self, device, target, content):
+        memory, at = self._place(target)
+        memory[at : at + len(content)] = content
+
+    def _flags(self):
+        return tuple(self.words.load(index) for index in (2, 3)) if self.words else ()
+
+    def create_event(self, device):
+        self.next += 1
+        return self.next
+
+    def export_event(self, device, event):
+        return event.to_bytes(64, "little")
+
+    def open_event(self, device, handle):
+        return int.from_bytes(handle, "little")
+
+    def record_event(self, device, event, stream):
+        self._call("record_event", event, stream, *self._flags())
+
+    def wait_for_event(self, device, stream, event):
+        self._call("wait_for_event", event, stream, *self._flags())
+
+    def destroy_event(self, device, event):
+        self._call("destroy_event", event)
