@@ -27,7 +27,7 @@ OTHER = (os.getppid(), 0)
 
 def facts(**changes):
     base = Facts(
-        process=(1, 1),
+        process=(1, 1, 9),
         host="here",
         uuid=A,
         visible=(A,),
@@ -48,7 +48,7 @@ def echo_that(**refusals):
     return echo, asked
 
 
-RECEIVER = {"process": (2, 2)}
+RECEIVER = {"process": (1, 1, 8)}  # the same numbers in another container
 CHOICES = [
     # sender, receiver, refusals of the echo, transport, kind, asked, part of the reason
     ({}, {}, {}, "same process", None, [], "the pointer itself"),
@@ -245,6 +245,20 @@ def test_the_own_process_s_arena_is_its_pointer_and_never_opened():
     assert arenas.open(arena.handle, 0) == arena.handle.pointer
     arenas.close(arena.handle, 0)
     assert driver.calls == []
+
+
+def test_a_process_of_another_container_with_the_same_number_is_not_taken_for_this_one():
+    driver = FakeDriver()
+    made_elsewhere = dataclasses.replace(IpcArena.create(0, 4096, driver=driver).handle, nonce=b"unknown!")
+    assert OpenedArenas(driver).open(made_elsewhere, 0) != made_elsewhere.pointer
+    assert driver.calls[-1][0] == "open_legacy"
+
+
+def test_a_fabric_handle_may_come_from_a_process_that_is_not_seen_here():
+    driver = FakeDriver()
+    handle = IpcArena.create(0, 4096, kind="fabric", driver=driver).handle
+    OpenedArenas(driver).open(foreign(handle, (4194399, 7)), 0)
+    assert driver.calls[-1] == ("import_fabric", 0, handle.token, 4096)
 
 
 def test_a_device_is_found_by_its_uuid_where_ordinals_differ(living):
