@@ -58,7 +58,7 @@ def facts_of(driver: Driver, device: int) -> Facts:
     if has_mapping and driver.attribute(device, drivers.FABRIC_SUPPORTED):
         kinds.append(FABRIC)
     return Facts(
-        process=(*_C.current_process(), pathlib.Path("/proc/self/ns/pid").stat().st_ino),
+        process=_C.own_process(),
         host=pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         uuid=driver.uuid(device),
         visible=tuple(driver.uuid(other) for other in devices),
