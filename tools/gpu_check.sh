@@ -73,7 +73,7 @@ if [ -n "$dry_run" ]; then
 else
   architecture="$("$python" -c 'import torch; print("%d%d-real" % torch.cuda.get_device_capability())')"
 fi
-RLINF_CUDA=ON RLINF_CUDA_ARCHS="$architecture" step build 120 "$python" -m pip install --quiet --no-build-isolation \
+RLINF_CUDA=ON RLINF_CUDA_ARCHS="$architecture" step build 110 "$python" -m pip install --quiet --no-build-isolation \
   --no-deps --no-index --target "$work/site" packages/rlinf-comm
 if [ "${codes[build]}" -ne 0 ]; then
   write_result
@@ -88,11 +88,11 @@ if [ -n "$dry_run" ]; then
   step collect 60 "${tests[@]}" --collect-only
   step benchmark 30 "$python" -m py_compile benchmarks/comm/gpu_copy.py benchmarks/comm/gpu_ipc.py
 else
-  step tests 100 "${tests[@]}"
+  step tests 120 "${tests[@]}"
   if command -v compute-sanitizer >/dev/null; then
     step sanitizer 80 compute-sanitizer --tool memcheck --error-exitcode 9 "${tests[@]}" -k "layouts or 0- or nan or digests"
   fi
-  step benchmark 70 "$python" benchmarks/comm/gpu_copy.py >"$work/benchmark.out"
+  step benchmark 60 "$python" benchmarks/comm/gpu_copy.py >"$work/benchmark.out"
   step ipc_benchmark 70 "$python" benchmarks/comm/gpu_ipc.py >"$work/ipc_benchmark.out"
   for name in benchmark ipc_benchmark; do grep '^{' "$work/$name.out" >"$work/$name.json"; done
 fi

@@ -10,6 +10,7 @@
 #include "bindings.h"
 #include "rlinf/comm/check.h"
 #include "rlinf/comm/cuda/driver.h"
+#include "rlinf/comm/process_id.h"
 #include "rlinf/comm/segment_server.h"
 
 namespace rlinf::comm {
@@ -160,6 +161,19 @@ void bind_ipc(py::module_& module) {
   bind_events(driver);
   module.def("serve_descriptor", &serve_descriptor, py::arg("fd"),
              "The address by which peers of the same user get it.");
+  module.def(
+      "own_process",
+      [] {
+        const ProcessId process = current_process();
+        return py::make_tuple(process.pid, process.start_ticks, process.pid_namespace);
+      },
+      "(pid, start time in ticks, inode of the pid namespace): also right for peers in other containers.");
+  module.def(
+      "is_process_alive",
+      [](int32_t pid, uint64_t start_ticks, uint64_t pid_namespace) {
+        return is_alive(ProcessId{pid, start_ticks, pid_namespace});
+      },
+      py::arg("pid"), py::arg("start_ticks"), py::arg("pid_namespace"), NoGil());
   module.def("stop_serving_descriptor", &stop_serving_segment, py::arg("fd"));
   module.def(
       "receive_descriptor",

@@ -112,7 +112,7 @@ class FakeDriver:
         memory[at : at + len(content)] = content
 
     def _flags(self):
-        return tuple(self.words.load(index) for index in (2, 3)) if self.words else ()
+        return tuple(self.words.load(index) for index in (3, 4)) if self.words else ()
 
     def create_event(self, device):
         self.next += 1

@@ -61,6 +61,12 @@ def test_what_is_not_in_device_memory_is_refused():
         cuda.as_region(interface(typestr="|V3"))
 
 
+def test_a_parameter_is_taken_without_its_gradient():
+    plain = interface(data=(64, False))
+    parameter = types.SimpleNamespace(requires_grad=True, detach=lambda: plain)
+    assert cuda.as_region(parameter) == cuda.as_region(plain)
+
+
 def one_copy():
     fields = {"src_buffer": [0], "dst_buffer": [1], "src_offset": [8], "dst_offset": [2], "lengths": [[5]]}
     fields |= {"src_strides": [[4]], "dst_strides": [[2]], "src_dtype": [0], "dst_dtype": [1]}

@@ -79,6 +79,8 @@ def as_region(array: Any) -> DeviceRegion:
         TypeError: neither protocol.
         ValueError: the array is not in CUDA memory.
     """
+    if getattr(array, "requires_grad", False):
+        array = array.detach()  # a parameter: torch does not export those
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
         device_type, device = array.__dlpack_device__()
         if int(device_type) not in _CUDA_DEVICE_TYPES:

@@ -14,7 +14,7 @@ from rlinf_comm import _C
 from rlinf_comm.cuda import as_region, row_major_strides
 from rlinf_comm.errors import IpcError
 from rlinf_comm.ipc.driver import Driver, Mapping, device_named, load_driver, uuid_text
-from rlinf_comm.ipc.opened import OpenedArenas
+from rlinf_comm.ipc.opened import OpenedArenas, mark_as_own
 from rlinf_comm.ipc.transport import FABRIC, KINDS, LEGACY
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ class IpcArena:
         self.handle = ArenaHandle(
             kind, token, address, driver.uuid(device), _C.current_process(), pointer, capacity_bytes, os.urandom(8)
         )
+        mark_as_own(self.handle.nonce)
         self._ranges = Ranges(capacity_bytes)
 
     @classmethod

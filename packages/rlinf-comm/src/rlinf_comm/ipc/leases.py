@@ -19,7 +19,7 @@ from rlinf_comm.cuda import stream_handle
 from rlinf_comm.errors import ChannelTimeout, IpcError, PeerLost
 from rlinf_comm.ipc.driver import Driver, load_driver
 
-_READER_PID, _READER_TICKS, _FIRST_BUCKET = 0, 1, 2
+_READER_PID, _READER_TICKS, _READER_NAMESPACE, _FIRST_BUCKET = 0, 1, 2, 3
 _PUBLISHED, _ACKNOWLEDGED, _WORDS_PER_BUCKET = 0, 1, 2
 _HANDLE_BYTES = 64
 
@@ -32,8 +32,8 @@ class LeaseAddress:
     num_buckets: int
     ready_events: tuple[bytes, ...]
     """One handle for each bucket."""
-    writer: tuple[int, int]
-    """(pid, start time)"""
+    writer: tuple[int, int, int]
+    """(pid, start time, inode of the pid namespace)"""
 
 
 class _Side:
@@ -94,20 +94,21 @@ class BucketWriter(_Side):
         super().__init__(_C.Segment.create("ipc leases", num_bytes), num_buckets, driver, device)
         self._ready = [driver.create_event(device) for _ in range(num_buckets)]
         self._consumed: dict[int, int] = {}
-        self._consumed_of = (0, 0)
+        self._consumed_of = (0, 0, 0)
         self.address = LeaseAddress(
             self._segment.address(),
             num_buckets,
             tuple(driver.export_event(device, event) for event in self._ready),
-            _C.current_process(),
+            _C.own_process(),
         )
 
-    def _reader(self) -> tuple[int, int]:
-        return self._words.load(_READER_PID), self._words.load(_READER_TICKS)
+    def _reader(self) -> tuple[int, int, int]:
+        pid = self._words.load(_READER_PID)
+        return pid, self._words.load(_READER_TICKS), self._words.load(_READER_NAMESPACE)
 
     def _reader_is_dead(self) -> bool:
-        pid, ticks = self._reader()
-        return pid != 0 and not _C.is_alive(pid, ticks)
+        reader = self._reader()
+        return reader[0] != 0 and not _C.is_process_alive(*reader)
 
     def acquire(self, bucket: int, *, stream: Any, timeout_s: float) -> bool:
         """Until the bucket may be written: work enqueued on `stream` from now on runs after the reader's.
@@ -163,7 +164,7 @@ class BucketReader(_Side):
     """The receiver's side, in another process."""
 
     def __init__(self, address: LeaseAddress, *, device: int, driver: Driver | None = None) -> None:
-        if address.writer == _C.current_process():
+        if address.writer == _C.own_process():
             raise IpcError("the writer is this process: its own events cannot be opened; order the streams directly")
         driver = driver or load_driver()
         try:
@@ -178,8 +179,9 @@ class BucketReader(_Side):
         for bucket, event in enumerate(self._consumed):
             start = self._handles_at + bucket * _HANDLE_BYTES
             area[start : start + _HANDLE_BYTES] = driver.export_event(device, event)
-        pid, ticks = _C.current_process()
+        pid, ticks, namespace = _C.own_process()
         self._words.store(_READER_TICKS, ticks)
+        self._words.store(_READER_NAMESPACE, namespace)
         self._words.store(_READER_PID, pid)  # last: now the writer may look at the rest
         self._words.notify_all()
 
@@ -192,7 +194,7 @@ class BucketReader(_Side):
         """
         is_there = self._wait(
             lambda: self._load(bucket, _PUBLISHED) > self._load(bucket, _ACKNOWLEDGED),
-            lambda: not _C.is_alive(*self._writer),
+            lambda: not _C.is_process_alive(*self._writer),
             timeout_s,
             f"bucket {bucket} of process {self._writer[0]}",
         )

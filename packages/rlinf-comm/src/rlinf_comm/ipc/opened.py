@@ -23,6 +23,19 @@ class _Entry:
     count: int
 
 
+_own_nonces: set[bytes] = set()
+
+
+def mark_as_own(nonce: bytes) -> None:
+    """The arena of this nonce was made in this process."""
+    _own_nonces.add(nonce)
+
+
+def is_own(handle: ArenaHandle) -> bool:
+    """Whether this process made the arena. Its number alone does not tell: containers give out the same ones."""
+    return handle.nonce in _own_nonces and handle.process == _C.current_process()  # a forked child knows the nonce, too
+
+
 class OpenedArenas:
     """By handle, UUID, process and local device. `open` and `close` come in pairs. Thread-safe."""
 
@@ -37,12 +50,13 @@ class OpenedArenas:
         Raises:
             IpcError: the process is gone, or the driver refuses; says which.
         """
-        if handle.process == _C.current_process():
+        if is_own(handle):
             return handle.pointer  # a process cannot open its own handle, and need not
         with self._lock:
             entry = self._entries.get((handle, device))
             if entry is None:
-                if not _C.is_alive(*handle.process):
+                # The others' owners are asked (for a descriptor), or may be on another host.
+                if handle.kind == LEGACY and not _C.is_alive(*handle.process):
                     raise IpcError(f"process {handle.process[0]}, whose device memory this is, is gone")
                 entry = self._entries[handle, device] = self._import(handle, device)
             entry.count += 1
@@ -50,7 +64,7 @@ class OpenedArenas:
 
     def close(self, handle: ArenaHandle, device: int) -> None:
         """Gives back one `open`."""
-        if handle.process == _C.current_process():
+        if is_own(handle):
             return
         with self._lock:
             entry = self._entries.get((handle, device))

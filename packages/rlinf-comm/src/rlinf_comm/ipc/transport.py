@@ -22,8 +22,8 @@ HOST_MEMORY, NETWORK = "host shared memory", "network"
 class Facts:
     """What a process knows of itself and its device. Packable; both sides exchange theirs."""
 
-    process: tuple[int, int]
-    """(pid, start time in clock ticks)"""
+    process: tuple[int, int, int]
+    """(pid, start time in clock ticks, inode of the pid namespace)"""
     host: str
     """The kernel's boot id: the same in all containers of a machine."""
     uuid: bytes
@@ -58,7 +58,7 @@ def facts_of(driver: Driver, device: int) -> Facts:
     if has_mapping and driver.attribute(device, drivers.FABRIC_SUPPORTED):
         kinds.append(FABRIC)
     return Facts(
-        process=_C.current_process(),
+        process=_C.own_process(),
         host=pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         uuid=driver.uuid(device),
         visible=tuple(driver.uuid(other) for other in devices),
