@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "gil.h"
 #include "rlinf/comm/check.h"
 #include "rlinf/comm/copy_program.h"
 #include "rlinf/comm/digest.h"
@@ -79,7 +80,7 @@ py::object run_program(const CopyProgram& program, const Column<int64_t>& src_po
   const InstructionSet set = instruction_set_named(instructions);
   std::vector<Digest> digests(wants_digests ? static_cast<size_t>(program.num_digests()) : 0);
   {
-    py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     program.run(src, dst, num_threads, wants_digests ? digests.data() : nullptr, set);
   }
   if (!wants_digests) {
@@ -100,7 +101,7 @@ void bind_copies(py::module_& module) {
   py::class_<CopyProgram>(module, "CopyProgram")
       .def(py::init([](const Column<int64_t>& lengths, const py::dict& columns) {
              const CopyTable table = copy_table_from(lengths, columns);
-             py::gil_scoped_release no_gil;
+             const WithoutGil no_gil;
              return std::make_unique<CopyProgram>(table);
            }),
            py::arg("lengths"), py::arg("columns"))

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "gil.h"
 #include "rlinf/comm/check.h"
 #include "rlinf/comm/cuda/copy_lowering.h"
 #include "rlinf/comm/cuda/digest_lowering.h"
@@ -60,7 +61,7 @@ py::bytes lower_copies(const Column<int32_t>& src_buffer, const Column<int32_t>&
   const py::ssize_t num_dims = lengths.shape(1);
   std::vector<CopyTile> tiles;
   {
-    py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     for (py::ssize_t row = 0; row < src_buffer.size(); ++row) {
       cuda::StridedCopy copy;
       copy.source = address_at(src_pointers, src_buffer.data()[row], src_offset.data()[row], "src", row);
@@ -161,7 +162,7 @@ void bind_device(py::module_& module) {
   py::class_<DeviceBytes>(module, "DeviceBytes")
       .def(py::init([](const py::bytes& bytes, int device) {
              const auto view = static_cast<std::string_view>(bytes);
-             py::gil_scoped_release no_gil;
+             const WithoutGil no_gil;
              return std::make_unique<DeviceBytes>(view.data(), view.size(), device);
            }),
            py::arg("bytes"), py::arg("device"))
@@ -173,13 +174,13 @@ void bind_device(py::module_& module) {
         cuda::batched_copy(static_cast<const CopyTile*>(tiles.pointer()), tiles.num_bytes() / sizeof(CopyTile),
                            max_ctas, stream_from(stream));
       },
-      py::arg("tiles"), py::arg("max_ctas"), py::arg("stream"), py::call_guard<py::gil_scoped_release>());
+      py::arg("tiles"), py::arg("max_ctas"), py::arg("stream"), py::call_guard<WithoutGil>());
   module.def(
       "run_digest_tiles",
       [](const DeviceBytes& tiles, uint64_t num_sums, int max_ctas, uint64_t stream) {
         std::vector<Digest> sums;
         {
-          py::gil_scoped_release no_gil;
+          const WithoutGil no_gil;
           sums = digest_on_device(tiles, num_sums, max_ctas, stream);
         }
         return pairs_of(sums);
@@ -199,7 +200,7 @@ void bind_cuda(py::module_& module) {
       "run_copy_tiles_on_cpu",
       [](const py::bytes& bytes) {
         const auto tiles = tiles_from<CopyTile>(bytes);
-        py::gil_scoped_release no_gil;
+        const WithoutGil no_gil;
         cuda::run_tiles_on_cpu(tiles.data(), tiles.size());
       },
       py::arg("tiles"));
@@ -210,7 +211,7 @@ void bind_cuda(py::module_& module) {
         const auto tiles = tiles_from<DigestTile>(bytes);
         std::vector<Digest> sums(num_sums);
         {
-          py::gil_scoped_release no_gil;
+          const WithoutGil no_gil;
           cuda::digest_tiles_on_cpu(tiles.data(), tiles.size(), sums.data(), num_sums);
         }
         return pairs_of(sums);

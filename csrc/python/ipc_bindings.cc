@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "bindings.h"
+#include "gil.h"
 #include "rlinf/comm/check.h"
 #include "rlinf/comm/cuda/driver.h"
 #include "rlinf/comm/process_id.h"
@@ -21,7 +22,7 @@ using cuda::Driver;
 using cuda::HandleType;
 using cuda::Mapping;
 using cuda::OpaqueHandle;
-using NoGil = py::call_guard<py::gil_scoped_release>;
+using NoGil = py::call_guard<WithoutGil>;
 
 py::bytes bytes_of(const OpaqueHandle& handle) {
   return py::bytes(reinterpret_cast<const char*>(handle.bytes), sizeof(handle.bytes));
@@ -108,14 +109,14 @@ void bind_memory(py::class_<Driver, std::shared_ptr<Driver>>& driver) {
            [](Driver& self, int device, uint64_t source, uint64_t num_bytes) {
              std::string bytes(num_bytes, '\0');
              {
-               py::gil_scoped_release no_gil;
+               const WithoutGil no_gil;
                self.read(device, source, bytes.data(), num_bytes);
              }
              return py::bytes(bytes);
            })
       .def("write", [](Driver& self, int device, uint64_t target, const py::bytes& bytes) {
         const auto view = static_cast<std::string_view>(bytes);
-        py::gil_scoped_release no_gil;
+        const WithoutGil no_gil;
         self.write(device, target, view.data(), view.size());
       });
 }
@@ -179,7 +180,7 @@ void bind_ipc(py::module_& module) {
       "receive_descriptor",
       [](const py::tuple& fields) {
         const SegmentAddress address = address_from(fields);
-        py::gil_scoped_release no_gil;
+        const WithoutGil no_gil;
         return receive_descriptor(address);
       },
       py::arg("address"), "A new descriptor of the caller's.");

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "bindings.h"
+#include "gil.h"
 #include "rlinf/comm/check.h"
 #include "rlinf/comm/nccl/nccl_communicator.h"
 
@@ -46,7 +47,7 @@ void* pointer_from(uintptr_t address) {
 }  // namespace
 
 void bind_nccl(py::module_& module) {
-  using NoGil = py::call_guard<py::gil_scoped_release>;
+  using NoGil = py::call_guard<WithoutGil>;
   py::class_<Library, std::shared_ptr<Library>>(module, "NcclLibrary")
       .def_static("load", &Library::load, py::arg("candidates"), NoGil())
       .def_property_readonly("path", &Library::path)
@@ -59,7 +60,7 @@ void bind_nccl(py::module_& module) {
         UniqueId id{};
         int result;
         {
-          py::gil_scoped_release no_gil;
+          const WithoutGil no_gil;
           result = library.functions().get_unique_id(&id);
         }
         RLINF_CHECK_USER(result == nccl::kSuccess, "ncclGetUniqueId: ", library.functions().get_error_string(result));
@@ -71,7 +72,7 @@ void bind_nccl(py::module_& module) {
                   [](std::shared_ptr<Library> library, const py::bytes& id, int num_ranks, int rank,
                      const std::string& name, int max_ctas) {
                     const UniqueId unique = id_from(id);
-                    py::gil_scoped_release no_gil;
+                    const WithoutGil no_gil;
                     return Communicator::create(std::move(library), unique, num_ranks, rank,
                                                 config_from(name, max_ctas));
                   })
@@ -79,7 +80,7 @@ void bind_nccl(py::module_& module) {
                   [](std::shared_ptr<Library> library, const py::bytes& id, int num_ranks, int rank,
                      const std::string& name, int max_ctas) {
                     const UniqueId unique = id_from(id);
-                    py::gil_scoped_release no_gil;
+                    const WithoutGil no_gil;
                     return Communicator::join(std::move(library), unique, num_ranks, rank, config_from(name, max_ctas));
                   })
       .def("state", &Communicator::state, NoGil())
@@ -90,7 +91,7 @@ void bind_nccl(py::module_& module) {
              for (const auto& [is_send, peer, pointer, num_bytes] : tuples) {
                transfers.push_back({is_send, peer, pointer_from(pointer), num_bytes});
              }
-             py::gil_scoped_release no_gil;
+             const WithoutGil no_gil;
              return self.exchange(transfers, pointer_from(stream));
            })
       .def(
@@ -117,7 +118,7 @@ void bind_nccl(py::module_& module) {
              if (!id.is_none()) {
                unique = id_from(id.cast<py::bytes>());
              }
-             py::gil_scoped_release no_gil;
+             const WithoutGil no_gil;
              return self.grow(num_ranks, unique, config_from(name, max_ctas));
            })
       .def("grow_id", [](Communicator& self) { return bytes_of(self.grow_id()); })

@@ -201,9 +201,7 @@ def check_senders_apart(peers: PeersLike) -> None:
     """Values of several senders do not mix, and one that is not received from holds up nobody."""
     hub, *senders = peers.make("hub", "s0", "s1", "s2")
     full = senders[0]
-    _assert_raises(
-        PeerTimeout, lambda: [full.send("hub", np.zeros(30_000), timeout_s=0.3) for _ in range(_MAX_VALUES)]
-    )
+    _assert_raises(PeerTimeout, lambda: [full.send("hub", np.zeros(30_000), timeout_s=0.3) for _ in range(_MAX_VALUES)])
     with _threads(2) as pool:
         calls = [
             pool.submit(lambda s=s: [s.send("hub", (s.name, index), timeout_s=HANG_S) for index in range(200)])

@@ -58,7 +58,9 @@ class SharedTransport:
 
     def offer(self, meeting: Meeting) -> tuple[Outgoing, str]:
         channel = Channel.create(
-            f"{meeting.mine.name} to {meeting.theirs.name}", capacity_bytes=meeting.capacity_bytes, num_producers=1
+            f"{meeting.mine.name} to {meeting.theirs.name}",
+            capacity_bytes=meeting.capacity_bytes,
+            lost_peers="tolerate",  # the lifeline tells, and names the peer
         )
         probe = os.urandom(PROBE_BYTES)
         channel.put(probe)
