@@ -43,7 +43,7 @@ def sections(results: Path, images: Path) -> Iterator[str]:
         _draw_hand_overs(measured, images / "hand-over.svg")
         yield "![Time of a hand-over by size](images/hand-over.svg)\n"
     if measured := load(results, CHANNEL):
-        yield from _plain(measured, "Items through a channel between two producers and two consumers")
+        yield from _channel(measured)
     if measured := load(results, RESHARD):
         yield from _shares(
             measured,
@@ -119,13 +119,19 @@ def _short(case: str) -> str:
     return case.split("[")[-1].rstrip("]")
 
 
-def _plain(measured: Measured, title: str) -> Iterator[str]:
-    yield f"\n{title} ({measured.origin}).\n"
-    yield "| case | side | items a second |\n|---|---|---|"
-    for cases in measured.cases.values():
-        for case, seen in cases.items():
-            for side, row in seen["sides"].items():
-                yield f"| {_short(case)} | {side} | {row['items_per_s']:,.0f} |"
+def _channel(measured: Measured) -> Iterator[str]:
+    yield (
+        "\nItems of 1 KB a second through one channel or queue, two producing and two consuming processes. Target: "
+        f"100,000 ({measured.origin}).\n"
+    )
+    yield "| items, at most so many a take | channel | multiprocessing.Queue | torch queue |\n|---|---|---|---|"
+    for case, seen in measured.cases.get("items_per_second", {}).items():
+        rates = (f"{seen[f'{side}_items_per_s']:,}" for side in ("channel", "multiprocessing", "torch"))
+        yield f"| {_short(case)} | {' | '.join(rates)} |"
+    yield "\n| round trip of 4 KB on so many cores | channel | torch queue |\n|---|---|---|"
+    for case, seen in measured.cases.get("round_trip_of_4_kb", {}).items():
+        times = (f"{seen[f'{side}_median_us']:.1f} us" for side in ("channel", "torch"))
+        yield f"| {_short(str(case))} | {' | '.join(times)} |"
     yield ""
 
 
@@ -143,7 +149,7 @@ def _draw_hand_overs(measured: Measured, path: Path) -> None:
         ours = side.startswith(("channel", "pool"))
         limit = side.startswith("memcpy")
         times = [case["sides"][side]["median_us"] for case in cases.values()]
-        style = {"linewidth": 2.2} if ours else {"linewidth": 1, "linestyle": ":" if limit else "--"}
+        style: dict[str, Any] = {"linewidth": 2.2} if ours else {"linewidth": 1, "linestyle": ":" if limit else "--"}
         axes.plot(sizes, times, marker="o", markersize=3, label=side, **style)
     axes.set(xscale="log", yscale="log", xlabel="tensor", ylabel="hand-over and acknowledgement, us")
     axes.set_xticks(sizes, list(cases), rotation=30)

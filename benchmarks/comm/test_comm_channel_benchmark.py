@@ -3,27 +3,23 @@
     pytest benchmarks/comm/test_comm_channel_benchmark.py --benchmark-json=channel.json
 
 Items of 1 KB. The channel, multiprocessing.Queue and torch.multiprocessing's queue are measured in turn within one run,
-round by round, so that a busy machine is busy for all of them. plain `python FILE` prints the same as a table.
+round by round, so that a busy machine is busy for all of them.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import pathlib
 import statistics
-import sys
 import time
 from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing
+from benchmarks.comm import channel_peers
 
 from rlinf_comm import Channel
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))  # spawned children inherit it, and import the peers from there
-import channel_peers
 
 NUM_SIDES = 2
 NUM_ITEMS = {"channel": 60_000, "multiprocessing": 10_000, "torch": 1_000}
@@ -123,18 +119,3 @@ def test_round_trip_of_4_kb(benchmark: Any, num_cores: int) -> None:
     ratio = statistics.median(found["torch"]) / statistics.median(found["channel"])
     benchmark.extra_info["torch_over_channel"] = round(ratio, 1)
     benchmark.pedantic(lambda: None, rounds=1)
-
-
-def main() -> None:
-    for kind in ("tensor", "bytes"):
-        for max_items in (64, 1):
-            for transport, rates in measure_throughput(kind, max_items).items():
-                print(f"{kind:7} take({max_items:2}) {transport:16} {statistics.median(rates):9.0f} {max(rates):9.0f}")
-    for num_cores in (2, 1):
-        os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:num_cores]))
-        for transport, times_us in measure_round_trips().items():
-            print(f"{num_cores} cores {transport:8} {statistics.median(times_us):7.1f} us, best {min(times_us):.1f}")
-
-
-if __name__ == "__main__":
-    main()
