@@ -54,6 +54,7 @@ def produce_into_queue(queue: Any, kind: str, num_items: int, start: Barrier, ti
     for value in values:
         queue.put(value)
     times.put((start_s, time.perf_counter()))
+    start.wait()  # the consumers open these tensors through this process
 
 
 def consume_from_queue(queue: Any, num_items: int, start: Barrier, times: Any) -> None:
@@ -63,6 +64,7 @@ def consume_from_queue(queue: Any, num_items: int, start: Barrier, times: Any) -
     for _ in range(num_items):
         queue.get()
     times.put((start_s, time.perf_counter()))
+    start.wait()
 
 
 def echo(incoming: ChannelAddress, outgoing: ChannelAddress) -> None:
