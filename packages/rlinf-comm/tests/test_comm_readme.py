@@ -1,4 +1,4 @@
-"""The README's resharding examples run as they stand."""
+"""The README's programs run as they stand, and print what their comments say."""
 
 import json
 import os
@@ -7,14 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 README = (Path(__file__).parents[1] / "README.md").read_text()
-SECTION = README.split("## Resharding between two layouts of your own")[1].split("\n## ")[0]
-RESHARD, BUILDERS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+CONFIG = {
+    "model_type": "qwen3_moe", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "vocab_size": 9,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2, "num_experts": 8, "moe_intermediate_size": 4,
+}  # fmt: skip
 
 
-def run(code, folder):
+def program_of(heading):
+    section = README.split(f"## {heading}\n")[1].split("\n## ")[0]
+    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return program
+
+
+def printed_by(program, folder):
     script = folder / "example.py"
-    script.write_text(code)
+    script.write_text(program)
     done = subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,
@@ -24,20 +34,37 @@ def run(code, folder):
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout.splitlines()
 
 
-def test_two_layouts_of_ones_own(tmp_path):
-    expected = re.findall(r"print\(.*\)  # (.*)", RESHARD)
-    assert len(expected) == 2
-    assert run(RESHARD, tmp_path).splitlines() == expected
+@pytest.mark.parametrize(
+    "heading",
+    [
+        "Tensors by reference",
+        "Named peers",
+        "Resharding between two layouts of your own",
+        "Proof that the right weights are served",
+    ],
+)
+def test_the_program_prints_what_its_comments_say(heading, tmp_path):
+    program = program_of(heading)
+    expected = re.findall(r"print\(.*\)  # (.*)", program)
+    assert expected
+    assert printed_by("import torch\n" + program, tmp_path) == expected
 
 
-def test_ready_layouts(tmp_path):
-    config = {
-        "model_type": "qwen3_moe", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "vocab_size": 9,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2, "num_experts": 8, "moe_intermediate_size": 4,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    check = "\nfrom rlinf_comm.weights import plan\nprint(plan(trainer, engine).num_bytes > 0)\n"
-    assert run("import json\n" + BUILDERS + check, tmp_path) == "True\n"
+def test_a_channel_between_two_processes(tmp_path):
+    lines = printed_by(program_of("A channel between two processes"), tmp_path)
+    assert "".join(lines).count("4999950000") == 2  # the sum of arange(100_000), for each prompt
+
+
+def test_a_trainer_and_an_engine(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    program = "import json\n" + program_of("Weights from a trainer to an engine")
+    assert printed_by(program + "print(reshard.num_bytes > 0, store.name)\n", tmp_path) == ["True actor-to-rollout"]
+
+
+def test_every_heading_of_the_table_is_there():
+    for anchor in re.findall(r"\]\(#([a-z0-9-]+)\)", README):
+        headings = [re.sub(r"[^a-z0-9 -]", "", line[3:].lower()).replace(" ", "-") for line in README.splitlines()]
+        assert anchor in headings
