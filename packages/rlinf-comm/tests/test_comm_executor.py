@@ -1,6 +1,7 @@
 """rlinf_comm.weights.executor against plain torch code that cuts as the engines do."""
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ SHAPE = TransformerShape(
     num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=4, vocab=13, intermediate=8, num_experts=4,
     expert_intermediate=4, dense_layers=(0,), qkv_bias=True, qk_norm=True, dtype="float32",
 )  # fmt: skip
-MEGATRON = {"tp": 2, "pp": 2, "dp": 2, "ep": 2}
+MEGATRON: dict[str, Any] = {"tp": 2, "pp": 2, "dp": 2, "ep": 2}
 
 
 def weights():
