@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "rlinf/comm/channel.h"
+#include "rlinf/comm/repairing_lock.h"
 
 namespace rlinf::comm {
 
@@ -61,45 +62,9 @@ struct ChannelHeader {
 constexpr uint64_t kArenaOffset = align_up(sizeof(ChannelHeader), 4096);
 
 // Holds the channel's mutex, and repairs what a process that died with it left behind.
-class Channel::Lock {
+class Channel::Lock : public RepairingLock<Channel> {
  public:
-  explicit Lock(Channel& channel) : channel_(channel) { acquire(); }
-  ~Lock() {
-    if (held_) {
-      channel_.header_->mutex.unlock();
-    }
-  }
-  Lock(const Lock&) = delete;
-  Lock& operator=(const Lock&) = delete;
-
-  // Waits for `event` without the mutex. The caller has seen, under the mutex, that its condition is false.
-  void wait(EventWord& event, int64_t deadline_ns) {
-    const uint32_t seen = event.sequence();
-    channel_.header_->mutex.unlock();
-    held_ = false;
-    event.wait(seen, deadline_ns);
-    acquire();
-  }
-  void keep_forever() { held_ = false; }
-
- private:
-  void acquire() {
-    const bool owner_died = channel_.header_->mutex.lock();
-    held_ = true;
-    if (owner_died) {
-      try {
-        channel_.repair();
-      } catch (...) {
-        channel_.header_->mutex.unlock();  // beyond repair: every later lock() fails instead of waiting for ever
-        held_ = false;
-        throw;
-      }
-      channel_.header_->mutex.mark_consistent();
-    }
-  }
-
-  Channel& channel_;
-  bool held_ = false;
+  explicit Lock(Channel& channel) : RepairingLock(channel, channel.header_->mutex) {}
 };
 
 }  // namespace rlinf::comm

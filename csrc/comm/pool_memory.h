@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "rlinf/comm/pool.h"
+#include "rlinf/comm/repairing_lock.h"
 
 namespace rlinf::comm {
 
@@ -58,31 +59,9 @@ inline bool is_in_flight(const Hold& hold) {
 }
 
 // Holds the pool's mutex, and repairs what a process that died with it left behind.
-class Pool::Lock {
+class Pool::Lock : public RepairingLock<Pool> {
  public:
-  explicit Lock(Pool& pool) : pool_(pool) {
-    if (pool_.header_->mutex.lock()) {
-      try {
-        pool_.repair();
-      } catch (...) {
-        pool_.header_->mutex.unlock();  // beyond repair: every later lock() fails instead of waiting for ever
-        throw;
-      }
-      pool_.header_->mutex.mark_consistent();
-    }
-  }
-  ~Lock() {
-    if (held_) {
-      pool_.header_->mutex.unlock();
-    }
-  }
-  Lock(const Lock&) = delete;
-  Lock& operator=(const Lock&) = delete;
-  void keep_forever() { held_ = false; }
-
- private:
-  Pool& pool_;
-  bool held_ = true;
+  explicit Lock(Pool& pool) : RepairingLock(pool, pool.header_->mutex) {}
 };
 
 }  // namespace rlinf::comm

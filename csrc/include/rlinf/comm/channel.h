@@ -113,6 +113,8 @@ struct ChannelCounts {
 enum class Waiting : int { kForItem = 0, kForRoom = 1 };
 
 struct ChannelHeader;
+template <typename Owner>
+class RepairingLock;
 
 class Channel {
  public:
@@ -171,6 +173,7 @@ class Channel {
 
  private:
   class Lock;
+  friend class RepairingLock<Channel>;
 
   explicit Channel(std::shared_ptr<Segment> segment);
 

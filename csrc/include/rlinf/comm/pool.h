@@ -66,6 +66,8 @@ struct PoolCounts {
 };
 
 struct PoolHeader;
+template <typename Owner>
+class RepairingLock;
 struct Hold;
 
 class Pool {
@@ -112,6 +114,7 @@ class Pool {
 
  private:
   class Lock;
+  friend class RepairingLock<Pool>;
 
   explicit Pool(std::shared_ptr<Segment> segment);
 
