@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rlinf_comm import DecodeError, Encoded, UnsupportedValueError, decode, encode, pack, unpack
+from rlinf_comm._arrays import describe_tensor
 from rlinf_comm.testing import assert_bitwise_equal
 
 
@@ -254,7 +255,7 @@ REFUSED = [
         "t: a tensor with a gradient graph cannot cross a channel; the graph",
     ),
     ({"t": torch.ones(2).to_sparse()}, "t: a tensor of layout torch.sparse_coo"),
-    ({"t": torch.ones(2, device="meta")}, "t: a tensor on meta cannot cross a channel; move it to the CPU"),
+    ({"t": torch.ones(2, device="meta")}, "t: a tensor on meta cannot cross a channel; it has a shape but no values"),
     ({"t": np.array([None])}, "t: an array of dtype object"),
     ({"t": np.zeros(1, dtype=[("x", "f4")])}, "t: an array of dtype [('x'"),
     ({"s": ["ok", "\ud800"]}, "s[1]: text that is no valid Unicode"),
@@ -386,3 +387,23 @@ def test_control_messages_need_no_torch():
 def test_encoded_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Encoded(b"", ()).header = b"x"  # type: ignore[misc]
+
+
+class OnDevice(torch.Tensor):
+    """As a tensor in another memory looks to the codec: `cpu()` is the only way to its values."""
+
+    @property
+    def is_cpu(self):
+        return False
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor).clone()
+
+
+def test_a_tensor_on_a_device_goes_through_host_memory():
+    values = torch.arange(6.0).view(2, 3)
+    owner, pointer, num_bytes, dtype = describe_tensor(values.t().as_subclass(OnDevice))
+    assert (type(owner), num_bytes, dtype) == (torch.Tensor, 24, "float32")
+    assert owner.data_ptr() == pointer != values.data_ptr()
+    assert owner.is_contiguous()
+    assert_bitwise_equal(owner, values.t().contiguous())

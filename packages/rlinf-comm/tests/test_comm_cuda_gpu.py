@@ -7,7 +7,7 @@ import pytest
 import torch
 from comm_digests import digest_by_program
 
-from rlinf_comm import _C, cuda
+from rlinf_comm import _C, Channel, cuda
 
 pytestmark = [
     pytest.mark.gpu,
@@ -137,3 +137,12 @@ def test_digests_equal_the_cpu_s(seed):
     )
     assert once == expected
     assert twice == 2 * once % (1 << 128)
+
+
+def test_a_channel_takes_tensors_on_the_device():
+    tensor = torch.arange(10_000, device="cuda").view(100, 100).t()
+    channel = Channel.create("device")
+    channel.put({"t": tensor})
+    (item,) = channel.take()
+    assert item.value["t"].device.type == "cpu"
+    assert torch.equal(item.value["t"], tensor.cpu())

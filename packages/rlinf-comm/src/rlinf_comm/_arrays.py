@@ -71,22 +71,24 @@ def tensor_types() -> tuple[type, ...]:
 
 
 def describe_tensor(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int, str]:
-    """(owner, pointer, num_bytes, dtype's name) of the row-major bytes of a CPU tensor; no copy when it is contiguous.
+    """(owner, pointer, num_bytes, dtype's name) of the row-major bytes; no copy when it is a contiguous CPU tensor.
 
     Raises:
-        Refused: not on the CPU, sparse, of a dtype without plain bytes, or the result of a differentiated operation.
+        Refused: without values (meta), sparse, of a dtype without plain bytes, or with a gradient graph.
     """
     import torch
 
     if tensor.layout is not torch.strided:
         raise Refused(f"a tensor of layout {tensor.layout}; convert it with tensor.to_dense()")
-    if not tensor.is_cpu:
-        raise Refused(f"a tensor on {tensor.device}; move it to the CPU first, tensor.cpu()")
+    if tensor.is_meta:
+        raise Refused("a tensor on meta; it has a shape but no values")
     if tensor.requires_grad and not tensor.is_leaf:
         raise Refused("a tensor with a gradient graph; the graph stays behind, say so with tensor.detach()")
     name = dtype_name(tensor.dtype)
     if name is None:
         raise Refused(f"a tensor of dtype {tensor.dtype}")
+    if not tensor.is_cpu:
+        tensor = tensor.detach().cpu()  # waits for the device
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return tensor, tensor.data_ptr(), tensor.nbytes, name
