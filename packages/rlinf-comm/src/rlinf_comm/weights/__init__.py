@@ -5,6 +5,7 @@
     executor.py runs a plan within one process, also on tensors that others share
     digest.py   additive digests of shards
     manifest.py digests of all that a rank holds, and their comparison
+    delta.py    what changed between two versions of a buffer, in a few bytes
     store.py    the shared-memory executor, with sender.py and receiver.py
 
 A sync in six lines, the two halves in different processes:
@@ -18,6 +19,7 @@ A sync in six lines, the two halves in different processes:
 
 from __future__ import annotations
 
+from rlinf_comm.weights.delta import DeltaEncoder, apply_delta
 from rlinf_comm.weights.digest import DIGEST_MODULUS, tensor_digest
 from rlinf_comm.weights.executor import Executor, execute
 from rlinf_comm.weights.layout import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec, specs_of
@@ -54,4 +56,6 @@ __all__ = [
     "WeightSender",
     "WeightReceiver",
     "SyncReport",
+    "DeltaEncoder",
+    "apply_delta",
 ]
