@@ -7,6 +7,7 @@
     manifest.py digests of all that a rank holds, and their comparison
     delta.py    what changed between two versions of a buffer, in a few bytes
     store.py    the shared-memory executor, with sender.py and receiver.py
+    streaming.py the same over any link, with streaming_receiver.py, streaming_wire.py, talk.py, delta_choice.py
 
 A sync in six lines, the two halves in different processes:
 
@@ -28,6 +29,9 @@ from rlinf_comm.weights.plan import Move, MoveTable, Piece, ReshardPlan, plan
 from rlinf_comm.weights.receiver import WeightReceiver
 from rlinf_comm.weights.sender import WeightSender
 from rlinf_comm.weights.store import SyncReport, WeightStore, WeightStoreAddress
+from rlinf_comm.weights.streaming import StreamReport, WeightStreamSender
+from rlinf_comm.weights.streaming_receiver import WeightStreamReceiver
+from rlinf_comm.weights.streaming_wire import Link
 
 __all__ = [
     "TensorSpec",
@@ -58,4 +62,8 @@ __all__ = [
     "SyncReport",
     "DeltaEncoder",
     "apply_delta",
+    "Link",
+    "WeightStreamSender",
+    "WeightStreamReceiver",
+    "StreamReport",
 ]

@@ -134,7 +134,7 @@ def _content_of(delta: BytesLike) -> Bytes:
 
     if isinstance(delta, torch.Tensor):
         return bytes_of_tensor(delta)
-    view = memoryview(delta)
+    view = memoryview(delta)  # pyright: ignore[reportArgumentType] - an array has a buffer, says Python 3.12 only
     if not view.c_contiguous:
         raise ValueError("the delta is not contiguous")
     return np.frombuffer(view, np.uint8)
