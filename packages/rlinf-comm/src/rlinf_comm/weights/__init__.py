@@ -5,7 +5,9 @@
     executor.py runs a plan within one process, also on tensors that others share
     digest.py   additive digests of shards
     manifest.py digests of all that a rank holds, and their comparison
+    delta.py    what changed between two versions of a buffer, in a few bytes
     store.py    the shared-memory executor, with sender.py and receiver.py
+    streaming.py the same over any link, with streaming_receiver.py, streaming_wire.py, talk.py, delta_choice.py
 
 A sync in six lines, the two halves in different processes:
 
@@ -18,6 +20,7 @@ A sync in six lines, the two halves in different processes:
 
 from __future__ import annotations
 
+from rlinf_comm.weights.delta import DeltaEncoder, apply_delta
 from rlinf_comm.weights.digest import DIGEST_MODULUS, tensor_digest
 from rlinf_comm.weights.executor import Executor, execute
 from rlinf_comm.weights.layout import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec, specs_of
@@ -26,6 +29,9 @@ from rlinf_comm.weights.plan import Move, MoveTable, Piece, ReshardPlan, plan
 from rlinf_comm.weights.receiver import WeightReceiver
 from rlinf_comm.weights.sender import WeightSender
 from rlinf_comm.weights.store import SyncReport, WeightStore, WeightStoreAddress
+from rlinf_comm.weights.streaming import StreamReport, WeightStreamSender
+from rlinf_comm.weights.streaming_receiver import WeightStreamReceiver
+from rlinf_comm.weights.streaming_wire import Link
 
 __all__ = [
     "TensorSpec",
@@ -54,4 +60,10 @@ __all__ = [
     "WeightSender",
     "WeightReceiver",
     "SyncReport",
+    "DeltaEncoder",
+    "apply_delta",
+    "Link",
+    "WeightStreamSender",
+    "WeightStreamReceiver",
+    "StreamReport",
 ]

@@ -27,7 +27,7 @@ import numpy as np
 
 from rlinf_comm import _C
 from rlinf_comm.errors import LayoutError, PeerLost, WeightMismatchError
-from rlinf_comm.weights.layout import TensorSpec
+from rlinf_comm.weights.layout import BufferSpec, TensorSpec
 from rlinf_comm.weights.plan import Piece, ReshardPlan
 from rlinf_comm.weights.region import Place, check_tensor
 from rlinf_comm.weights.transfer import Part, Transfer
@@ -246,20 +246,9 @@ class StoreSide:
 
     def _checked(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """This rank's tensors, which are what its layout says, in its order."""
-        missing = tuple(sorted(self._buffers.keys() - tensors.keys()))
-        if missing:
-            raise WeightMismatchError(
-                f"weight store {self._store.name!r}: {self._role} {self._rank} misses {listed(missing)}",
-                tensors=missing,
-            )
-        extra = tuple(sorted(tensors.keys() - self._buffers.keys()))
-        if extra:
-            raise LayoutError(
-                f"{listed(extra)}: not in the layout of {self._role} {self._rank}, so it would not be synchronized"
-            )
-        for name, spec in self._buffers.items():
-            check_tensor(name, tensors[name], spec)
-        return {name: tensors[name] for name in self._buffers}
+        return checked_tensors(
+            f"weight store {self._store.name!r}", f"{self._role} {self._rank}", self._buffers, tensors
+        )
 
     def _transfer(self, tensors: Mapping[str, torch.Tensor]) -> Transfer:
         """The programs for these tensors; made again when their strides change."""
@@ -323,6 +312,25 @@ def _placed(plan: ReshardPlan, rank: int, role: Literal["sender", "receiver"]) -
         index, offset, num_bytes = places[piece]
         own[piece if role == "sender" else row] = PlacedPiece(piece, place, index, offset, num_bytes)
     return list(own.values())
+
+
+def checked_tensors(
+    where: str, who: str, buffers: Mapping[str, BufferSpec], tensors: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The tensors of a rank, which are what its layout says, in its order.
+
+    Raises:
+        WeightMismatchError: one is missing. LayoutError: one is wrong, or not of this layout.
+    """
+    missing = tuple(sorted(buffers.keys() - tensors.keys()))
+    if missing:
+        raise WeightMismatchError(f"{where}: {who} misses {listed(missing)}", tensors=missing)
+    extra = tuple(sorted(tensors.keys() - buffers.keys()))
+    if extra:
+        raise LayoutError(f"{listed(extra)}: not in the layout of {who}, so it would not be synchronized")
+    for name, spec in buffers.items():
+        check_tensor(name, tensors[name], spec)
+    return {name: tensors[name] for name in buffers}
 
 
 def listed(names: Any) -> str:

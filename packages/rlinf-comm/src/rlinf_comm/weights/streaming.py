@@ -1,0 +1,243 @@
+"""Weights over any link between two processes: for other hosts, without shared memory.
+
+    sender = WeightStreamSender(reshard, src_rank=0, link=peer, dst_names=["engine0", "engine1"])
+    report = sender.publish(shard, policy_version=7)                                  # in the trainer
+    ...
+    WeightStreamReceiver(reshard, dst_rank=1, link=peer, src_names=["trainer0"]).receive(parameters, policy_version=7)
+
+Both calls meet: each waits for the other. Boxes travel in buckets, in the dtype that is served: whole, or as what
+changed since the version that the receiver acknowledged last (delta.py), whichever should be faster (delta_choice.py).
+A receiver digests the tensors that it is about to serve and compares with what the senders digested while they packed.
+
+Memory: each side keeps a copy of what it sent or got, against which deltas are made; with deltas=False neither does.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlinf_comm.copies import addresses_of
+from rlinf_comm.errors import LayoutError, WeightMismatchError
+from rlinf_comm.weights.delta import DeltaEncoder
+from rlinf_comm.weights.delta_choice import Choice, DeltaChoice
+from rlinf_comm.weights.plan import ReshardPlan
+from rlinf_comm.weights.store import checked_tensors
+from rlinf_comm.weights.streaming_wire import (
+    BUCKET_BYTES,
+    Ack,
+    Content,
+    Held,
+    Link,
+    Offer,
+    Pair,
+    Reply,
+    digests_to_bytes,
+)
+from rlinf_comm.weights.talk import Talk, for_each
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamReport:
+    """Of one publication, to one receiver."""
+
+    policy_version: int
+    dst_rank: int
+    choice: Choice
+    """Delta or dense, and why. A bucket whose delta would be as large as itself is dense in any case."""
+    num_bytes: int
+    """Of the weights."""
+    sent_bytes: int
+    """On the link."""
+    num_delta_buckets: int
+    num_buckets: int
+    seconds: float
+
+
+class _Destination:
+    """What a sender knows of one receiver."""
+
+    def __init__(self, name: str, pair: Pair, choice: DeltaChoice) -> None:
+        self.name = name
+        self.pair = pair
+        self.choice = choice
+        self.encoders = [DeltaEncoder(bucket.num_bytes, bucket.element_bytes) for bucket in pair.buckets]
+        self.acknowledged: Held | None = None
+
+    def forget(self) -> None:
+        self.acknowledged = None
+        for encoder in self.encoders:
+            encoder.reset()
+
+
+class WeightStreamSender:
+    """Publishes what one source rank stores, to all destination ranks that need any of it.
+
+    Args:
+        dst_names: Of every destination rank of the plan, as the link calls them.
+        bucket_bytes: The most that is packed at a time, for each receiver.
+        deltas: False: always dense, and no copy is kept on either side.
+        new_choice: Makes what decides between delta and dense, one for each receiver.
+
+    Raises:
+        LayoutError: the plan has no such rank, or not so many destination ranks.
+    """
+
+    def __init__(
+        self,
+        plan: ReshardPlan,
+        src_rank: int,
+        link: Link,
+        dst_names: Sequence[str],
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        deltas: bool = True,
+        new_choice: Callable[[], DeltaChoice] = DeltaChoice,
+    ) -> None:
+        if not 0 <= src_rank < plan.num_src_ranks or len(dst_names) != plan.num_dst_ranks:
+            raise LayoutError(
+                f"weight stream: source rank {src_rank} and {len(dst_names)} destinations; the plan has "
+                f"{plan.num_src_ranks} source and {plan.num_dst_ranks} destination ranks"
+            )
+        if bucket_bytes < 16:
+            raise ValueError(f"bucket_bytes={bucket_bytes}; at least one element of 16 bytes must fit")
+        self._plan = plan
+        self._src_rank = src_rank
+        self._link = link
+        self._bucket_bytes = bucket_bytes
+        self._deltas = deltas
+        self._session = uuid.uuid4().hex
+        self._attempt = 0
+        self._published = -1
+        self._destinations: dict[int, _Destination] = {}
+        for rank in sorted(set(plan.table.dst_rank[plan.table.src_rank == src_rank].tolist())):
+            pair = Pair(plan, src_rank, rank, "src", bucket_bytes)
+            self._destinations[rank] = _Destination(dst_names[rank], pair, new_choice())
+
+    def publish(
+        self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0
+    ) -> list[StreamReport]:
+        """Brings a version to all receivers, at the same time; returns when they have it and found it right.
+
+        Args:
+            tensors: This rank's buffers by name, exactly those of its layout; any strides. They must not change until
+                this returns.
+            policy_version: Larger than any that was published before. One that failed may be published again.
+            timeout_s: Seconds for all of it, the wait for the receivers included.
+
+        Raises:
+            WeightTimeout: a receiver did not come, or did not finish.
+            PeerLost: a receiver is gone. The others got the version.
+            WeightMismatchError: a receiver wants another version, or found other contents than were sent; `tensors`
+                names them. Or one of `tensors` is missing.
+            LayoutError: a tensor is of another shape or dtype, is not of this layout, or not on the CPU; names it.
+        """
+        who = f"sender {self._src_rank}"
+        own = checked_tensors("weight stream", who, self._plan.src_buffers[self._src_rank], tensors)
+        if policy_version < 0 or policy_version <= self._published:
+            raise ValueError(
+                f"weight stream: policy_version={policy_version} is not newer than {self._published}, which is "
+                "published already; versions count up from 0"
+            )
+        self._attempt += 1
+
+        def publish_to(rank: int, talk: Talk) -> StreamReport:
+            try:
+                return self._publish_to(rank, own, policy_version, talk)
+            except BaseException:
+                self._destinations[rank].forget()
+                raise
+
+        talks = {
+            rank: Talk(self._link, to.name, f"weight stream: {who}: receiver {rank}", policy_version, timeout_s)
+            for rank, to in self._destinations.items()
+        }
+        reports = for_each(publish_to, talks, stop_at_failure=False)
+        self._published = policy_version
+        return reports
+
+    def _publish_to(
+        self, rank: int, tensors: Mapping[str, torch.Tensor], policy_version: int, talk: Talk
+    ) -> StreamReport:
+        to = self._destinations[rank]
+        now = to.choice.now
+        start_s = now()
+        addresses = addresses_of(tensors.values())
+        transfers, tied = to.pair.prepare(tensors)
+        tied_digests = digests_to_bytes(tied.attest.run(addresses))
+        key = (self._session, self._attempt)
+        talk.send(Offer(*key, self._plan.digest, policy_version, self._bucket_bytes, tied_digests))
+        reply = talk.receive(Reply, key)
+        if reply.refusal is not None:
+            raise WeightMismatchError(
+                f"{talk.who} refused version {policy_version}: {reply.refusal}",
+                expected_version=reply.wanted_version,
+                found_version=policy_version,
+            )
+        choice = self._choice(to, reply.held)
+        busy_s = send_s = 0.0
+        encoded_bytes = sent_bytes = num_deltas = 0
+        for number, (bucket, transfer, encoder) in enumerate(zip(to.pair.buckets, transfers, to.encoders, strict=True)):
+            packing_s = now()
+            data = np.zeros(bucket.num_bytes, np.uint8)
+            digests = transfer.publish.run_with_digests(addresses, np.array([data.ctypes.data], np.int64))
+            encoding_s = now()
+            delta = self._delta(encoder, data, choice)
+            sending_s = now()
+            if choice.is_delta:
+                found_bytes = bucket.num_bytes if delta is None else delta.nbytes
+                to.choice.encoded(bucket.num_bytes, found_bytes, sending_s - encoding_s)
+            sent = data if delta is None else delta
+            talk.send(Content(*key, number, delta is not None, self._deltas, digests_to_bytes(digests), sent))
+            send_s += now() - sending_s
+            busy_s += sending_s - packing_s
+            sent_bytes += sent.nbytes
+            if delta is not None:
+                num_deltas += 1
+                encoded_bytes += bucket.num_bytes
+        ack = talk.receive(Ack, key)
+        if ack.held != Held(self._session, policy_version):
+            raise WeightMismatchError(
+                f"{talk.who} could not take version {policy_version}: {ack.fault}",
+                tensors=ack.tensors,
+                expected_version=policy_version,
+            )
+        to.acknowledged = ack.held if self._deltas else None
+        to.choice.applied(encoded_bytes, ack.apply_s)
+        to.choice.sent(sent_bytes, max(send_s, ack.window_s - ack.busy_s - busy_s))
+        return StreamReport(
+            policy_version=policy_version,
+            dst_rank=rank,
+            choice=choice,
+            num_bytes=to.pair.num_bytes,
+            sent_bytes=sent_bytes,
+            num_delta_buckets=num_deltas,
+            num_buckets=len(transfers),
+            seconds=now() - start_s,
+        )
+
+    def _choice(self, to: _Destination, held: Held | None) -> Choice:
+        if not self._deltas:
+            return Choice(is_delta=False, reason="deltas=False")
+        if to.acknowledged is None:
+            return Choice(is_delta=False, reason="the receiver has acknowledged no version yet, or the last one failed")
+        if held != to.acknowledged:
+            return Choice(is_delta=False, reason="the receiver does not hold the version that was acknowledged")
+        return to.choice.choose(to.pair.num_bytes)
+
+    def _delta(self, encoder: DeltaEncoder, data: np.ndarray, choice: Choice) -> np.ndarray | None:
+        import torch
+
+        if not self._deltas:
+            return None
+        if choice.is_delta:
+            return encoder.encode(torch.from_numpy(data))
+        encoder.keep(torch.from_numpy(data))
+        return None

@@ -1,0 +1,296 @@
+"""The fetching and checking end of a weight stream; see streaming.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlinf_comm.copies import addresses_of
+from rlinf_comm.errors import CommError, DecodeError, LayoutError, WeightMismatchError
+from rlinf_comm.weights.delta import apply_delta
+from rlinf_comm.weights.plan import ReshardPlan
+from rlinf_comm.weights.store import SyncReport, checked_tensors, listed
+from rlinf_comm.weights.streaming_wire import Ack, Bucket, Content, Held, Link, Offer, Pair, Reply, digests_to_bytes
+from rlinf_comm.weights.talk import Talk, for_each
+
+if TYPE_CHECKING:
+    import torch
+
+_FAREWELL_S = 1.0
+"""For telling a sender that its version failed here."""
+
+
+@dataclass(slots=True)
+class _Source:
+    """What a receiver knows of one sender."""
+
+    name: str
+    pair: Pair | None = None
+    held: Held | None = None
+    kept: list[np.ndarray] = field(default_factory=list)
+    """The buckets of `held`; empty when no deltas follow."""
+
+    def forget(self) -> None:
+        self.held = None
+        self.kept = []
+
+
+@dataclass(slots=True)
+class _Taken:
+    """From one sender, in one call."""
+
+    offer: Offer
+    digests: list[bytes] = field(default_factory=list)
+    """Of each bucket."""
+    window_s: float = 0.0
+    busy_s: float = 0.0
+    apply_s: float = 0.0
+    are_kept: bool = False
+
+
+class WeightStreamReceiver:
+    """Fetches what one destination rank serves, from all source ranks that store any of it.
+
+    Args:
+        src_names: Of every source rank of the plan, as the link calls them.
+
+    Raises:
+        LayoutError: the plan has no such rank, or not so many source ranks.
+    """
+
+    def __init__(self, plan: ReshardPlan, dst_rank: int, link: Link, src_names: Sequence[str]) -> None:
+        if not 0 <= dst_rank < plan.num_dst_ranks or len(src_names) != plan.num_src_ranks:
+            raise LayoutError(
+                f"weight stream: destination rank {dst_rank} and {len(src_names)} sources; the plan has "
+                f"{plan.num_dst_ranks} destination and {plan.num_src_ranks} source ranks"
+            )
+        self._plan = plan
+        self._dst_rank = dst_rank
+        self._link = link
+        ranks = sorted(set(plan.table.src_rank[plan.table.dst_rank == dst_rank].tolist()))
+        self._sources = {rank: _Source(src_names[rank]) for rank in ranks}
+
+    def receive(self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0) -> SyncReport:
+        """Copies a version into `tensors` in place, and checks that they now hold what the senders packed.
+
+        Until this returns, and after it raised, the tensors must not be served. It may be called again.
+
+        Args:
+            tensors: This rank's buffers by name, exactly those of its layout; any strides.
+            policy_version: Exactly this version. Offers of older ones are refused and passed over.
+            timeout_s: Seconds for all of it.
+
+        Raises:
+            WeightMismatchError: tensors are missing or differ from what was sent (named in the text and in `tensors`),
+                or a sender is past the version.
+            WeightTimeout: a sender did not offer the version, or did not finish.
+            PeerLost: a sender is gone.
+            DecodeError: a sender sent something else than a weight stream.
+            LayoutError: a tensor is of another shape or dtype, is not of this layout, or not on the CPU, or a sender
+                has another plan.
+        """
+        who = f"receiver {self._dst_rank}"
+        own = checked_tensors("weight stream", who, self._plan.dst_buffers[self._dst_rank], tensors)
+        talks = {
+            rank: Talk(self._link, source.name, f"weight stream: {who}: sender {rank}", policy_version, timeout_s)
+            for rank, source in self._sources.items()
+        }
+        taken: dict[int, _Taken] = {}
+        start_s = time.perf_counter()
+        try:
+            for_each(lambda rank, talk: self._take(rank, own, policy_version, talk, taken), talks, stop_at_failure=True)
+            copied_s = time.perf_counter()
+            self._verify(own, taken, policy_version)
+            for rank, found in taken.items():
+                source = self._sources[rank]
+                source.held = Held(found.offer.session, policy_version)
+                talks[rank].send(self._ack(found, source.held))
+        except BaseException as error:
+            for source in self._sources.values():
+                source.forget()
+            self._tell(talks, taken, error)
+            raise
+        window_s = max((found.window_s for found in taken.values()), default=0.0)
+        return SyncReport(
+            policy_version=policy_version,
+            num_bytes=sum(source.pair.num_bytes for source in self._sources.values() if source.pair),
+            num_tensors=len({name for source in self._sources.values() for name in _names_of(source)}),
+            wait_s=max(0.0, copied_s - start_s - window_s),
+            copy_s=window_s,
+            digest_s=time.perf_counter() - copied_s,
+        )
+
+    # --- one sender ---
+
+    def _take(
+        self,
+        rank: int,
+        tensors: Mapping[str, torch.Tensor],
+        policy_version: int,
+        talk: Talk,
+        taken: dict[int, _Taken],
+    ) -> None:
+        message: object = talk.receive(Offer)
+        while True:
+            while not isinstance(message, Offer) or not self._is_wanted(message, policy_version, talk):
+                message = talk.receive(Offer)
+            # A sender whose call failed on the way offers again: then all begins anew.
+            message = self._take_offered(self._sources[rank], message, tensors, talk, taken, rank)
+            if message is None:
+                return
+
+    def _is_wanted(self, offer: Offer, policy_version: int, talk: Talk) -> bool:
+        """Refuses it otherwise. Raises when the version can no longer come."""
+        refusal = None
+        if offer.plan_digest != self._plan.digest:
+            refusal = "it is of another plan"
+        elif offer.policy_version != policy_version:
+            refusal = f"version {policy_version} is wanted"
+        if refusal is None:
+            return True
+        talk.send(Reply(offer.session, offer.attempt, None, refusal, policy_version))
+        if offer.plan_digest != self._plan.digest:
+            raise LayoutError(f"{talk.who} has another plan")
+        if offer.policy_version > policy_version:
+            raise WeightMismatchError(
+                f"{talk.who} offers version {offer.policy_version}; version {policy_version} does not come back",
+                expected_version=policy_version,
+                found_version=offer.policy_version,
+            )
+        return False
+
+    def _take_offered(
+        self,
+        source: _Source,
+        offer: Offer,
+        tensors: Mapping[str, torch.Tensor],
+        talk: Talk,
+        taken: dict[int, _Taken],
+        rank: int,
+    ) -> Offer | None:
+        """All buckets, unpacked. Returns another offer if that comes instead."""
+        if source.pair is None or source.pair.bucket_bytes != offer.bucket_bytes:
+            if offer.bucket_bytes < 16:
+                raise DecodeError(f"{talk.who} offers buckets of {offer.bucket_bytes} bytes")
+            source.forget()
+            source.pair = Pair(self._plan, rank, self._dst_rank, "dst", offer.bucket_bytes)
+        held, kept = source.held, source.kept
+        if len(kept) != len(source.pair.buckets):
+            held, kept = None, [np.empty(0, np.uint8) for _ in source.pair.buckets]
+        source.forget()
+        found = taken[rank] = _Taken(offer)
+        transfers, _ = source.pair.prepare(tensors)
+        addresses = addresses_of(tensors.values())
+        talk.send(Reply(offer.session, offer.attempt, held, None, offer.policy_version))
+        start_s = time.perf_counter()
+        for number, (bucket, transfer) in enumerate(zip(source.pair.buckets, transfers, strict=True)):
+            message = talk.receive((Offer, Content))
+            while not isinstance(message, Offer) and (message.session, message.attempt) != (
+                offer.session,
+                offer.attempt,
+            ):
+                message = talk.receive((Offer, Content))
+            if isinstance(message, Offer):
+                return message
+            came_s = time.perf_counter()
+            data = self._data_of(message, number, bucket, kept, held is not None, talk, found)
+            transfer.receive.run(np.array([data.ctypes.data], np.int64), addresses)
+            found.digests.append(message.digests)
+            found.busy_s += time.perf_counter() - came_s
+        found.window_s = time.perf_counter() - start_s
+        source.kept = kept if found.are_kept else []
+        return None
+
+    def _data_of(
+        self,
+        message: Content,
+        number: int,
+        bucket: Bucket,
+        kept: list[np.ndarray],
+        has_base: bool,
+        talk: Talk,
+        found: _Taken,
+    ) -> np.ndarray:
+        """The bucket's bytes."""
+        import torch
+
+        data = message.data
+        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or not data.flags.c_contiguous:
+            raise DecodeError(f"{talk.who} sent a bucket that is no row of bytes")
+        if message.bucket != number or (message.is_delta and not has_base):
+            raise DecodeError(f"{talk.who} sent bucket {message.bucket} instead of {number}, or a delta to nothing")
+        if not message.is_delta and data.nbytes != bucket.num_bytes:
+            raise DecodeError(f"{talk.who} sent {data.nbytes} bytes for a bucket of {bucket.num_bytes} bytes")
+        found.are_kept = message.is_kept
+        if message.is_delta:
+            start_s = time.perf_counter()
+            try:
+                apply_delta(torch.from_numpy(kept[number]), data)
+            except DecodeError as error:
+                names = tuple(sorted(set(bucket.names)))
+                raise WeightMismatchError(f"{talk.who}: {listed(names)}: {error}", tensors=names) from error
+            found.apply_s += time.perf_counter() - start_s
+            return kept[number]
+        if not message.is_kept:
+            return data
+        if kept[number].nbytes != bucket.num_bytes:
+            kept[number] = np.empty(bucket.num_bytes, np.uint8)
+        np.copyto(kept[number], data)
+        return kept[number]
+
+    # --- all of them ---
+
+    def _verify(self, tensors: Mapping[str, torch.Tensor], taken: Mapping[int, _Taken], policy_version: int) -> None:
+        addresses = addresses_of(tensors.values())
+        wrong: set[str] = set()
+        for rank, found in taken.items():
+            pair = self._sources[rank].pair
+            assert pair is not None, "it was made for the offer"
+            transfers, tied = pair.prepare(tensors)
+            checks = [*zip(pair.buckets, transfers, found.digests, strict=True)]
+            checks.append((pair.tied, tied, found.offer.tied_digests))
+            for bucket, transfer, expected in checks:
+                served = transfer.attest.run(addresses)
+                for index, (name, digest) in enumerate(zip(bucket.names, served, strict=True)):
+                    if expected[16 * index : 16 * index + 16] != digests_to_bytes([digest]):
+                        wrong.add(name)
+        if wrong:
+            raise WeightMismatchError(
+                f"weight stream: receiver {self._dst_rank} must not serve version {policy_version}: "
+                f"{listed(sorted(wrong))} differs from what its sender packed",
+                tensors=tuple(sorted(wrong)),
+                expected_version=policy_version,
+            )
+
+    def _ack(self, found: _Taken, held: Held | None, error: BaseException | None = None) -> Ack:
+        fault = None
+        if error is not None:
+            fault = str(error) if isinstance(error, CommError) else f"{type(error).__name__}: {error}"
+        return Ack(
+            session=found.offer.session,
+            attempt=found.offer.attempt,
+            held=held,
+            tensors=error.tensors if isinstance(error, WeightMismatchError) else (),
+            fault=fault,
+            window_s=found.window_s,
+            busy_s=found.busy_s,
+            apply_s=found.apply_s,
+        )
+
+    def _tell(self, talks: Mapping[int, Talk], taken: Mapping[int, _Taken], error: BaseException) -> None:
+        """The senders need not wait until their time is up."""
+        for rank, found in taken.items():
+            try:
+                talks[rank].send(self._ack(found, None, error), within_s=_FAREWELL_S)
+            except (CommError, TimeoutError, OSError):
+                pass  # it is gone, or has its own trouble
+
+
+def _names_of(source: _Source) -> set[str]:
+    if source.pair is None:
+        return set()
+    return {name for bucket in (*source.pair.buckets, source.pair.tied) for name in bucket.names}

@@ -1,0 +1,216 @@
+"""What streamed weights are on their way: buckets of boxes, and the messages that carry them.
+
+For each receiver, in this order (the sender's messages on the left):
+
+    Offer ->        which version, of which plan
+    <- Reply        what the receiver holds, or why it does not want this version
+    Content -> ...  one for each bucket
+    <- Ack          what it holds now, after it has looked at its own tensors
+
+Both sides cut the same plan into the same buckets, so that only contents travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from rlinf_comm.weights.layout import Box, TensorSpec
+from rlinf_comm.weights.plan import ReshardPlan
+from rlinf_comm.weights.region import Place
+from rlinf_comm.weights.transfer import Part, Transfer
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+BUCKET_BYTES = 64 << 20
+_ALIGNMENT_BYTES = 64
+DIGEST_BYTES = 16
+
+
+class Link(Protocol):
+    """Sends values to named peers, in order for each. rlinf_comm.peers.Peer is one.
+
+    Several threads use it, each with another peer. Values are records of this file and numpy arrays.
+    """
+
+    def send(self, to: str, value: Any, *, timeout_s: float) -> None:
+        """Raises TimeoutError, or PeerLost. The value does not change after the call."""
+        ...
+
+    def receive(self, from_: str, *, timeout_s: float) -> Any:
+        """The next value of that peer. Raises TimeoutError, after which it may be called again, or PeerLost."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a receiver holds of a sender."""
+
+    session: str
+    """Of the sender: a new one may give the same version other contents."""
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    session: str
+    attempt: int
+    """Counts the offers of a session. Every other message belongs to one."""
+    plan_digest: str
+    policy_version: int
+    bucket_bytes: int
+    tied_digests: bytes
+    """Of the boxes that the receiver stores in the memory of others, which are not sent twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    session: str
+    attempt: int
+    held: Held | None
+    refusal: str | None
+    wanted_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    session: str
+    attempt: int
+    bucket: int
+    is_delta: bool
+    """To what the receiver said that it holds."""
+    is_kept: bool
+    """Whether the receiver must keep the bucket, because deltas may follow."""
+    digests: bytes
+    """Of each box, 16 bytes each: what the receiver's tensors must hold."""
+    data: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    session: str
+    attempt: int
+    held: Held | None
+    """None: it failed, and the next version must be sent whole."""
+    tensors: tuple[str, ...]
+    """That differ from what was sent."""
+    fault: str | None
+    window_s: float
+    """From the reply until the last bucket was unpacked."""
+    busy_s: float
+    """Of these, spent with unpacking."""
+    apply_s: float
+    """And with applying deltas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Boxes of one element size, packed."""
+
+    parts: tuple[Part, ...]
+    names: tuple[str, ...]
+    """Of their canonical tensors."""
+    num_bytes: int
+    element_bytes: int
+
+
+def digests_to_bytes(digests: list[int]) -> bytes:
+    return b"".join(digest.to_bytes(DIGEST_BYTES, "little") for digest in digests)
+
+
+def buckets_of(
+    plan: ReshardPlan, src_rank: int, dst_rank: int, side: Literal["src", "dst"], bucket_bytes: int
+) -> tuple[list[Bucket], Bucket]:
+    """(what one rank sends another, the boxes in memory that is sent under another name: those are only digested)."""
+    sent: list[tuple[str, Part]] = []
+    tied: list[tuple[str, Part]] = []
+    for name, part, is_tied in _parts(plan, src_rank, dst_rank, side):
+        if is_tied:
+            tied.append((name, part))
+        else:
+            sent += [(name, piece) for piece in _split(part, bucket_bytes // part.spec.element_bytes)]
+    buckets: list[Bucket] = []
+    for element_bytes in sorted({part.spec.element_bytes for _, part in sent}):
+        group: list[tuple[str, Part]] = []
+        offset = 0
+        for name, part in sent:
+            if part.spec.element_bytes != element_bytes:
+                continue
+            num_bytes = part.box.num_elements * element_bytes
+            if group and offset + num_bytes > bucket_bytes:
+                buckets.append(_bucket(group, element_bytes))
+                group, offset = [], 0
+            group.append((name, _at(part, offset)))
+            offset = -(-(offset + num_bytes) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        buckets.append(_bucket(group, element_bytes))
+    return buckets, Bucket(tuple(part for _, part in tied), tuple(name for name, _ in tied), 0, 1)
+
+
+class Pair:
+    """The buckets between two ranks, and the programs for the tensors of one of them."""
+
+    def __init__(
+        self, plan: ReshardPlan, src_rank: int, dst_rank: int, side: Literal["src", "dst"], bucket_bytes: int
+    ) -> None:
+        self.bucket_bytes = bucket_bytes
+        self.buckets, self.tied = buckets_of(plan, src_rank, dst_rank, side, bucket_bytes)
+        self.num_bytes = sum(bucket.num_bytes for bucket in self.buckets)
+        self._prepared: tuple[list[tuple[int, ...]], list[Transfer], Transfer] | None = None
+
+    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> tuple[list[Transfer], Transfer]:
+        """(one for each bucket, that of the tied boxes); made again when strides change."""
+        strides = [tensor.stride() for tensor in tensors.values()]
+        if self._prepared is None or self._prepared[0] != strides:
+            transfers = [Transfer(bucket.parts, tensors, [bucket.num_bytes]) for bucket in self.buckets]
+            self._prepared = (strides, transfers, Transfer(self.tied.parts, tensors, [0]))
+        return self._prepared[1], self._prepared[2]
+
+
+def _bucket(group: list[tuple[str, Part]], element_bytes: int) -> Bucket:
+    last = group[-1][1]
+    num_bytes = last.store_offset + last.box.num_elements * element_bytes
+    return Bucket(tuple(part for _, part in group), tuple(name for name, _ in group), num_bytes, element_bytes)
+
+
+def _parts(
+    plan: ReshardPlan, src_rank: int, dst_rank: int, side: Literal["src", "dst"]
+) -> Iterator[tuple[str, Part, bool]]:
+    table = plan.table
+    rows = np.flatnonzero((table.src_rank == src_rank) & (table.dst_rank == dst_rank))
+    if side == "src":
+        names, columns = list(plan.src_buffers[src_rank]), (table.src_buffer, table.src_offset, table.src_strides)
+    else:
+        names, columns = list(plan.dst_buffers[dst_rank]), (table.dst_buffer, table.dst_offset, table.dst_strides)
+    for row, number, start, strides in zip(rows.tolist(), *(column[rows].tolist() for column in columns), strict=True):
+        piece = plan.piece_of_moves[row]
+        shape = piece.box.shape
+        place = Place(names[number], start, shape, tuple(strides[len(strides) - len(shape) :]))
+        spec = TensorSpec(plan.specs[piece.name].shape, piece.dtype)
+        yield piece.name, Part(piece.box, spec, place, store=0, store_offset=0), bool(table.tied[row])
+
+
+def _split(part: Part, max_elements: int) -> Iterator[Part]:
+    """Along the outermost dimensions, until each fits."""
+    box, place = part.box, part.place
+    if box.num_elements <= max_elements:
+        yield part
+        return
+    dim = next(dim for dim, length in enumerate(box.shape) if length > 1)
+    for smaller in box.split(dim, min(-(-box.num_elements // max_elements), box.shape[dim])):
+        steps = smaller.start[dim] - box.start[dim]
+        offset = place.offset + steps * place.strides[dim]
+        moved = Place(place.buffer, offset, smaller.shape, place.strides)
+        yield from _split(_part(smaller, part.spec, moved, 0), max_elements)
+
+
+def _at(part: Part, store_offset: int) -> Part:
+    return _part(part.box, part.spec, part.place, store_offset)
+
+
+def _part(box: Box, spec: TensorSpec, place: Place, store_offset: int) -> Part:
+    return Part(box=box, spec=spec, place=place, store=0, store_offset=store_offset)

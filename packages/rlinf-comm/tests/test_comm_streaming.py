@@ -1,0 +1,357 @@
+"""Weights over a link: queues between threads here, rlinf_comm.peers between processes at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from comm_references import megatron_rank, merged_rank
+
+from rlinf_comm import PeerLost, WeightMismatchError, WeightTimeout, pack
+from rlinf_comm.peers import Peer
+from rlinf_comm.testing import assert_bitwise_equal
+from rlinf_comm.weights import Layout, TensorSpec, WeightStreamReceiver, WeightStreamSender, plan
+from rlinf_comm.weights.delta_choice import DeltaChoice
+from rlinf_comm.weights.layouts import TransformerShape, megatron, merged
+from rlinf_comm.weights.streaming_wire import Content
+
+HANG_S = 30.0
+SHAPE = TransformerShape(
+    num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=4, vocab=13, intermediate=8, num_experts=4,
+    expert_intermediate=4, dense_layers=(0,), qkv_bias=True, qk_norm=True, dtype="float32",
+)  # fmt: skip
+TP2: dict[str, Any] = {"tp": 2, "pp": 1, "dp": 1, "ep": 2}
+
+
+class Net:
+    """Queues by (from, to), and what was sent. `change` sees every value on its way."""
+
+    def __init__(self, change: Any = lambda value: value) -> None:
+        self.queues: dict[tuple[str, str], queue.Queue[Any]] = defaultdict(queue.Queue)
+        self.sent: list[Any] = []
+        self.lost: set[str] = set()
+        self.change = change
+
+    def link(self, name: str) -> QueueLink:
+        return QueueLink(self, name)
+
+
+class QueueLink:
+    def __init__(self, net: Net, name: str) -> None:
+        self.net, self.name = net, name
+
+    def send(self, to: str, value: Any, *, timeout_s: float) -> None:
+        if to in self.net.lost:
+            raise PeerLost(to)
+        self.net.sent.append(value)
+        self.net.queues[self.name, to].put(self.net.change(value))
+
+    def receive(self, from_: str, *, timeout_s: float) -> Any:
+        end_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self.net.queues[from_, self.name].get(timeout=0.02)
+            except queue.Empty:
+                if from_ in self.net.lost:
+                    raise PeerLost(from_) from None
+                if time.monotonic() > end_s:
+                    raise TimeoutError from None
+
+
+def together(*calls: Any) -> list[Any]:
+    """Results or errors, of calls that run at the same time."""
+    results: list[Any] = [None] * len(calls)
+
+    def run(index: int) -> None:
+        try:
+            results[index] = calls[index]()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_S)
+        assert not thread.is_alive()
+    return results
+
+
+def fast_deltas() -> DeltaChoice:
+    """Never measures any time, so that a delta is always tried."""
+    choice = DeltaChoice(clock=lambda: 0.0)
+    choice.applied = choice.sent = lambda *_: None  # type: ignore[method-assign]
+    return choice
+
+
+class Pairs:
+    """Megatron TP2 to a merged TP1 in bfloat16 by default: two senders, receivers as the plan says."""
+
+    def __init__(self, net: Net, reshard: Any, **options: Any) -> None:
+        self.net, self.plan = net, reshard
+        self.sources = [f"trainer{rank}" for rank in range(reshard.num_src_ranks)]
+        self.engines = [f"engine{rank}" for rank in range(reshard.num_dst_ranks)]
+        options = {"new_choice": fast_deltas, **options}
+        self.senders = [
+            WeightStreamSender(reshard, rank, net.link(name), self.engines, **options)
+            for rank, name in enumerate(self.sources)
+        ]
+        self.receivers = [self.receiver(rank) for rank in range(len(self.engines))]
+
+    def receiver(self, rank: int) -> WeightStreamReceiver:
+        return WeightStreamReceiver(self.plan, rank, self.net.link(self.engines[rank]), self.sources)
+
+    def sync(self, shards: Any, served: Any, version: int, *, wanted: int | None = None, timeout_s: float = HANG_S):
+        """(what the senders gave, what the receivers gave)"""
+        wanted = version if wanted is None else wanted
+        calls = [
+            lambda sender=sender, shard=shard: sender.publish(shard, version, timeout_s)
+            for sender, shard in zip(self.senders, shards, strict=True)
+        ]
+        calls += [
+            lambda receiver=receiver, tensors=tensors: receiver.receive(tensors, wanted, timeout_s)
+            for receiver, tensors in zip(self.receivers, served, strict=True)
+        ]
+        results = together(*calls)
+        return results[: len(shards)], results[len(shards) :]
+
+
+def raise_any(results: tuple[list[Any], list[Any]]) -> list[Any]:
+    for result in (*results[0], *results[1]):
+        if isinstance(result, BaseException):
+            raise result
+    return [report for reports in results[0] for report in reports]
+
+
+def small(num_dst: int = 1, num_rows: int = 5000):
+    """One sharded over two ranks, whole at the others; (plan, shards, served)."""
+    specs = {"a": TensorSpec((num_rows, 4), "bfloat16"), "b": TensorSpec((64,), "float32")}
+    reshard = plan(Layout.sharded(specs, 2), Layout.replicated(specs, num_dst))
+    generator = torch.Generator().manual_seed(0)
+    shards = [
+        {
+            name: torch.randn(spec.shape, generator=generator).to(getattr(torch, spec.dtype))
+            for name, spec in buffers.items()
+        }
+        for buffers in reshard.src_buffers
+    ]
+    served = [
+        {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in specs.items()}
+        for _ in range(num_dst)
+    ]
+    return reshard, shards, served
+
+
+def whole(shards: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
+
+
+def contents(net: Net) -> list[Content]:
+    found = [value for value in net.sent if isinstance(value, Content)]
+    net.sent.clear()
+    return found
+
+
+@pytest.mark.parametrize("bucket_bytes", [64, 1000, 64 << 20])
+@pytest.mark.parametrize("deltas", [True, False])
+def test_megatron_tp2_to_a_merged_engine_in_bfloat16(bucket_bytes: int, deltas: bool):
+    reshard = plan(megatron(SHAPE, **TP2), merged(SHAPE, tp=1, dtype="bfloat16"))
+    net = Net()
+    pairs = Pairs(net, reshard, bucket_bytes=bucket_bytes, deltas=deltas)
+    options: dict[str, Any] = dict(TP2, etp=1, te=True, experts="te_grouped", pad=-1.0, vocab_multiple=128)
+    engine: dict[str, Any] = {"tp": 1, "ep": 1, "etp": 1, "vocab_tp": 1, "rank": 0, "pad": 0.0, "vocab_multiple": 64}
+    generator = torch.Generator().manual_seed(0)
+    full = {name: torch.randn(spec.shape, generator=generator) for name, spec in SHAPE.specs().items()}
+    served = None
+    for version in range(3):
+        expected = {name: one.bfloat16() for name, one in merged_rank(full, SHAPE, **engine).items()}
+        served = served or {name: torch.zeros_like(one) for name, one in expected.items()}
+        shards = [megatron_rank(full, SHAPE, rank=rank, **options) for rank in range(2)]
+        reports = raise_any(pairs.sync(shards, [served], version))
+        assert_bitwise_equal(served, expected)
+        assert sum(report.num_bytes for report in reports) >= reshard.num_bytes
+        assert all(content.data.nbytes <= bucket_bytes for content in contents(net))
+        full = {name: -one if version else one for name, one in full.items()}
+
+
+def test_a_delta_when_little_changes_dense_when_all_does():
+    reshard, shards, served = small(num_dst=2)
+    net = Net()
+    pairs = Pairs(net, reshard)
+    first = raise_any(pairs.sync(shards, served, 0))
+    assert {report.choice.is_delta for report in first} == {False} and not any(one.is_delta for one in contents(net))
+    for shard in shards:
+        shard["a"][7, 2] += 1
+    little = raise_any(pairs.sync(shards, served, 1))
+    assert all(report.num_delta_buckets and report.sent_bytes < report.num_bytes / 10 for report in little)
+    contents(net)
+    for shard in shards:
+        for tensor in shard.values():
+            tensor.neg_()
+    everything = raise_any(pairs.sync(shards, served, 2))
+    assert not any(one.is_delta for one in contents(net))
+    assert all(report.sent_bytes == report.num_bytes for report in everything)
+    for tensors in served:
+        assert_bitwise_equal(tensors, whole(shards))
+
+
+@pytest.mark.parametrize("is_delta", [False, True])
+def test_a_flipped_bit_is_caught_its_tensor_named_and_the_next_version_arrives(is_delta: bool):
+    reshard, shards, served = small()
+    net = Net()
+    pairs = Pairs(net, reshard)
+    if is_delta:
+        raise_any(pairs.sync(shards, served, 0))
+        shards[1]["a"][9, 1] += 1
+
+    def flip(value: Any) -> Any:
+        if isinstance(value, Content) and value.is_delta is is_delta and value.data.nbytes > (30 if is_delta else 1000):
+            data = value.data.copy()
+            data[-1] ^= 4
+            return dataclasses.replace(value, data=data)
+        return value
+
+    net.change = flip
+    sent, received = pairs.sync(shards, served, 1)
+    assert isinstance(received[0], WeightMismatchError) and received[0].tensors == ("a",)
+    assert "a differs" in str(received[0])
+    assert all(isinstance(one, WeightMismatchError) and one.tensors == ("a",) for one in sent)
+    net.change = lambda value: value
+    contents(net)
+    raise_any(pairs.sync(shards, served, 1))
+    assert not any(one.is_delta for one in contents(net))
+    assert_bitwise_equal(served[0], whole(shards))
+
+
+def test_what_changes_in_the_tensors_behind_the_copy_is_caught():
+    reshard, shards, served = small()
+    pairs = Pairs(Net(), reshard)
+    verify = pairs.receivers[0]._verify
+
+    def spoil(*arguments: Any) -> None:
+        served[0]["b"][3] = 77.0
+        verify(*arguments)
+
+    pairs.receivers[0]._verify = spoil  # type: ignore[method-assign]
+    _, received = pairs.sync(shards, served, 0)
+    assert isinstance(received[0], WeightMismatchError) and received[0].tensors == ("b",)
+
+
+def test_a_replacement_receiver_gets_everything_whole_and_the_others_deltas():
+    reshard, shards, served = small(num_dst=2)
+    pairs = Pairs(Net(), reshard)
+    raise_any(pairs.sync(shards, served, 0))
+    pairs.receivers[1] = pairs.receiver(1)
+    served[1] = {name: torch.zeros_like(tensor) for name, tensor in served[1].items()}
+    for version in (1, 2):
+        for shard in shards:
+            shard["a"][version] += 1
+        reports = raise_any(pairs.sync(shards, served, version))
+        for report in reports:
+            assert report.choice.is_delta is (version == 2 or report.dst_rank == 0), report.choice.reason
+        for tensors in served:
+            assert_bitwise_equal(tensors, whole(shards))
+
+
+def test_a_lost_receiver_is_told_and_the_other_one_gets_its_version():
+    reshard, shards, served = small(num_dst=2)
+    net = Net()
+    pairs = Pairs(net, reshard)
+    net.lost.add("engine0")
+    pairs.receivers[0].receive = lambda *_: None  # type: ignore[method-assign]
+    sent, received = pairs.sync(shards, served, 0)
+    assert all(isinstance(one, PeerLost) for one in sent)
+    assert not isinstance(received[1], Exception)
+    assert_bitwise_equal(served[1], whole(shards))
+
+
+def test_nobody_comes_in_time():
+    reshard, shards, served = small()
+    net = Net()
+    pairs = Pairs(net, reshard)
+    with pytest.raises(WeightTimeout, match=r"receiver 0 \('engine0'\) sent no Reply within timeout_s=0.2"):
+        pairs.senders[0].publish(shards[0], 0, timeout_s=0.2)
+    other = Pairs(Net(), reshard)
+    with pytest.raises(WeightTimeout, match="sent no Offer"):
+        other.receivers[0].receive(served[0], 0, timeout_s=0.2)
+    raise_any(pairs.sync(shards, served, 0))  # the offer of the call that gave up is passed over
+    assert_bitwise_equal(served[0], whole(shards))
+
+
+def test_one_lost_sender_ends_the_wait_for_the_others():
+    reshard, _, served = small()
+    net = Net()
+    pairs = Pairs(net, reshard)
+    net.lost.add("trainer1")
+    start_s = time.monotonic()
+    with pytest.raises(PeerLost):
+        pairs.receivers[0].receive(served[0], 0, timeout_s=HANG_S)
+    assert time.monotonic() - start_s < 10
+
+
+def test_versions_that_are_not_wanted_are_refused():
+    reshard, shards, served = small()
+    pairs = Pairs(Net(), reshard)
+    raise_any(pairs.sync(shards, served, 5))
+    with pytest.raises(ValueError, match="policy_version=5 is not newer than 5"):
+        pairs.senders[0].publish(shards[0], 5)
+    before = {name: tensor.clone() for name, tensor in served[0].items()}
+    sent, received = pairs.sync(shards, served, 6, wanted=8, timeout_s=1.0)
+    assert all(isinstance(one, WeightMismatchError) and "version 8 is wanted" in str(one) for one in sent)
+    assert isinstance(received[0], WeightTimeout)
+    sent, received = pairs.sync(shards, served, 7, wanted=6, timeout_s=1.0)
+    assert type(received[0]) is WeightMismatchError and received[0].found_version == 7
+    assert all(isinstance(one, WeightMismatchError) for one in sent)
+    assert_bitwise_equal(served[0], before)
+
+
+def test_between_two_processes_over_peers():
+    specs = {"a": TensorSpec((5000, 4), "bfloat16"), "b": TensorSpec((64,), "float32")}
+    reshard = plan(Layout.replicated(specs, 1), Layout.replicated(specs, 1))
+    shards = [{"a": torch.randn(5000, 4).bfloat16(), "b": torch.randn(64)}]
+    with Peer.listen("trainer") as me:
+        script = pathlib.Path(__file__).with_name("comm_stream_peer.py")
+        process = subprocess.Popen([sys.executable, str(script), pack((me.address, reshard)).hex()])
+        try:
+            assert me.receive("engine", timeout_s=60.0) == "ready"
+            senders = [WeightStreamSender(reshard, 0, me, ["engine"], new_choice=fast_deltas)]
+            for version in range(3):
+                shards[0]["a"][version] += 1
+                (report,) = senders[0].publish(shards[0], version, timeout_s=HANG_S)
+                assert report.choice.is_delta is (version > 0)
+                found = me.receive("engine", timeout_s=HANG_S)
+                assert_bitwise_equal(found, shards[0])
+            process.kill()
+            start_s = time.monotonic()
+            with pytest.raises((PeerLost, WeightTimeout)):
+                senders[0].publish(shards[0], 3, timeout_s=20.0)
+            assert time.monotonic() - start_s < 15
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_the_array_of_a_link_may_be_read_only():
+    reshard, shards, served = small()
+
+    def freeze(value: Any) -> Any:
+        if isinstance(value, Content):
+            value.data.flags.writeable = False
+        return value
+
+    for deltas in (True, False):
+        pairs = Pairs(Net(freeze), reshard, deltas=deltas)
+        for version in range(2):
+            raise_any(pairs.sync(shards, served, version))
+        assert_bitwise_equal(served[0], whole(shards))
+    assert np.isfinite(served[0]["b"].numpy()).all()
