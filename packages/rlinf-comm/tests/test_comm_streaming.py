@@ -113,13 +113,13 @@ class Pairs:
 
     def sync(self, shards: Any, served: Any, version: int, *, wanted: int | None = None, timeout_s: float = HANG_S):
         """(what the senders gave, what the receivers gave)"""
-        wanted = version if wanted is None else wanted
+        wanted_version = version if wanted is None else wanted
         calls = [
             lambda sender=sender, shard=shard: sender.publish(shard, version, timeout_s)
             for sender, shard in zip(self.senders, shards, strict=True)
         ]
         calls += [
-            lambda receiver=receiver, tensors=tensors: receiver.receive(tensors, wanted, timeout_s)
+            lambda receiver=receiver, tensors=tensors: receiver.receive(tensors, wanted_version, timeout_s)
             for receiver, tensors in zip(self.receivers, served, strict=True)
         ]
         results = together(*calls)

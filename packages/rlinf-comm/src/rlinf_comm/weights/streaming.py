@@ -117,7 +117,8 @@ class WeightStreamSender:
         self._attempt = 0
         self._published = -1
         self._destinations: dict[int, _Destination] = {}
-        for rank in sorted(set(plan.table.dst_rank[plan.table.src_rank == src_rank].tolist())):
+        ranks: list[int] = sorted(set(plan.table.dst_rank[plan.table.src_rank == src_rank].tolist()))
+        for rank in ranks:
             pair = Pair(plan, src_rank, rank, "src", bucket_bytes)
             self._destinations[rank] = _Destination(dst_names[rank], pair, new_choice())
 

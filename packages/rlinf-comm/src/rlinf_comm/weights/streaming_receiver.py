@@ -71,7 +71,7 @@ class WeightStreamReceiver:
         self._plan = plan
         self._dst_rank = dst_rank
         self._link = link
-        ranks = sorted(set(plan.table.src_rank[plan.table.dst_rank == dst_rank].tolist()))
+        ranks: list[int] = sorted(set(plan.table.src_rank[plan.table.dst_rank == dst_rank].tolist()))
         self._sources = {rank: _Source(src_names[rank]) for rank in ranks}
 
     def receive(self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0) -> SyncReport:
