@@ -113,13 +113,13 @@ class Pairs:
 
     def sync(self, shards: Any, served: Any, version: int, *, wanted: int | None = None, timeout_s: float = HANG_S):
         """(what the senders gave, what the receivers gave)"""
-        wanted = version if wanted is None else wanted
+        expected = version if wanted is None else wanted
         calls = [
             lambda sender=sender, shard=shard: sender.publish(shard, version, timeout_s)
             for sender, shard in zip(self.senders, shards, strict=True)
         ]
         calls += [
-            lambda receiver=receiver, tensors=tensors: receiver.receive(tensors, wanted, timeout_s)
+            lambda receiver=receiver, tensors=tensors: receiver.receive(tensors, expected, timeout_s)
             for receiver, tensors in zip(self.receivers, served, strict=True)
         ]
         results = together(*calls)
@@ -261,6 +261,25 @@ def test_a_replacement_receiver_gets_everything_whole_and_the_others_deltas():
             assert report.choice.is_delta is (version == 2 or report.dst_rank == 0), report.choice.reason
         for tensors in served:
             assert_bitwise_equal(tensors, whole(shards))
+
+
+def test_a_link_faster_than_the_search_is_sent_dense_and_deltas_are_tried_again():
+    specs = {"a": TensorSpec((600_000,), "float32")}
+    reshard = plan(Layout.replicated(specs, 1), Layout.replicated(specs, 1))
+    shards, served = [{"a": torch.zeros(600_000)}], [{"a": torch.zeros(600_000)}]
+    ticks = iter(range(10**9))  # each look at the clock costs a second: searching takes as long as sending
+
+    def new_choice() -> DeltaChoice:
+        return DeltaChoice(retry_every=3, clock=lambda: float(next(ticks)))
+
+    pairs = Pairs(Net(), reshard, new_choice=new_choice)
+    choices = []
+    for version in range(10):
+        shards[0]["a"][version] = 1
+        choices += [report.choice for report in raise_any(pairs.sync(shards, served, version))]
+        assert_bitwise_equal(served, shards)
+    assert [choice.is_delta for choice in choices] == [False, True, *[False] * 3, True, *[False] * 3, True]
+    assert choices[2].reason == "predicted to be slower" and choices[5].reason == "tried again"
 
 
 def test_a_lost_receiver_is_told_and_the_other_one_gets_its_version():
