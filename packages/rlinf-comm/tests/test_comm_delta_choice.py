@@ -54,6 +54,14 @@ def test_one_slow_publication_does_not_decide_but_several_do():
     assert not choice.choose(N).is_delta
 
 
+def test_small_messages_say_nothing_of_the_link():
+    choice = DeltaChoice()
+    measured(choice, share=0.05, link=10 * GBPS)
+    for _ in range(20):
+        choice.sent(30, 1e-3)
+    assert choice.link_s_per_byte == pytest.approx(0.1e-9)
+
+
 def test_nothing_is_measured_of_nothing():
     choice = DeltaChoice()
     choice.encoded(0, 0, 1.0)

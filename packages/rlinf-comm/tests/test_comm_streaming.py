@@ -4,87 +4,40 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import queue
 import subprocess
 import sys
-import threading
 import time
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from comm_links import HANG_S, Net, together
 from comm_references import megatron_rank, merged_rank
 
 from rlinf_comm import PeerLost, WeightMismatchError, WeightTimeout, pack
 from rlinf_comm.peers import Peer
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_comm.weights import Layout, TensorSpec, WeightStreamReceiver, WeightStreamSender, plan
+from rlinf_comm.weights import (
+    Block,
+    Box,
+    BufferSpec,
+    Layout,
+    RankLayout,
+    TensorSpec,
+    WeightStreamReceiver,
+    WeightStreamSender,
+    plan,
+)
 from rlinf_comm.weights.delta_choice import DeltaChoice
 from rlinf_comm.weights.layouts import TransformerShape, megatron, merged
-from rlinf_comm.weights.streaming_wire import Content
+from rlinf_comm.weights.streaming_wire import Ack, Content
 
-HANG_S = 30.0
 SHAPE = TransformerShape(
     num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=4, vocab=13, intermediate=8, num_experts=4,
     expert_intermediate=4, dense_layers=(0,), qkv_bias=True, qk_norm=True, dtype="float32",
 )  # fmt: skip
 TP2: dict[str, Any] = {"tp": 2, "pp": 1, "dp": 1, "ep": 2}
-
-
-class Net:
-    """Queues by (from, to), and what was sent. `change` sees every value on its way."""
-
-    def __init__(self, change: Any = lambda value: value) -> None:
-        self.queues: dict[tuple[str, str], queue.Queue[Any]] = defaultdict(queue.Queue)
-        self.sent: list[Any] = []
-        self.lost: set[str] = set()
-        self.change = change
-
-    def link(self, name: str) -> QueueLink:
-        return QueueLink(self, name)
-
-
-class QueueLink:
-    def __init__(self, net: Net, name: str) -> None:
-        self.net, self.name = net, name
-
-    def send(self, to: str, value: Any, *, timeout_s: float) -> None:
-        if to in self.net.lost:
-            raise PeerLost(to)
-        self.net.sent.append(value)
-        self.net.queues[self.name, to].put(self.net.change(value))
-
-    def receive(self, from_: str, *, timeout_s: float) -> Any:
-        end_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                return self.net.queues[from_, self.name].get(timeout=0.02)
-            except queue.Empty:
-                if from_ in self.net.lost:
-                    raise PeerLost(from_) from None
-                if time.monotonic() > end_s:
-                    raise TimeoutError from None
-
-
-def together(*calls: Any) -> list[Any]:
-    """Results or errors, of calls that run at the same time."""
-    results: list[Any] = [None] * len(calls)
-
-    def run(index: int) -> None:
-        try:
-            results[index] = calls[index]()
-        except Exception as error:  # noqa: BLE001 - the test looks at it
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANG_S)
-        assert not thread.is_alive()
-    return results
 
 
 def fast_deltas() -> DeltaChoice:
@@ -113,13 +66,13 @@ class Pairs:
 
     def sync(self, shards: Any, served: Any, version: int, *, wanted: int | None = None, timeout_s: float = HANG_S):
         """(what the senders gave, what the receivers gave)"""
-        wanted_version = version if wanted is None else wanted
+        expected = version if wanted is None else wanted
         calls = [
             lambda sender=sender, shard=shard: sender.publish(shard, version, timeout_s)
             for sender, shard in zip(self.senders, shards, strict=True)
         ]
         calls += [
-            lambda receiver=receiver, tensors=tensors: receiver.receive(tensors, wanted_version, timeout_s)
+            lambda receiver=receiver, tensors=tensors: receiver.receive(tensors, expected, timeout_s)
             for receiver, tensors in zip(self.receivers, served, strict=True)
         ]
         results = together(*calls)
@@ -261,6 +214,57 @@ def test_a_replacement_receiver_gets_everything_whole_and_the_others_deltas():
             assert report.choice.is_delta is (version == 2 or report.dst_rank == 0), report.choice.reason
         for tensors in served:
             assert_bitwise_equal(tensors, whole(shards))
+
+
+def test_a_link_faster_than_the_search_is_sent_dense_and_deltas_are_tried_again():
+    specs = {"a": TensorSpec((600_000,), "float32")}
+    reshard = plan(Layout.replicated(specs, 1), Layout.replicated(specs, 1))
+    shards, served = [{"a": torch.zeros(600_000)}], [{"a": torch.zeros(600_000)}]
+    ticks = iter(range(10**9))  # each look at the clock costs a second: searching takes as long as sending
+
+    def new_choice() -> DeltaChoice:
+        return DeltaChoice(retry_every=3, clock=lambda: float(next(ticks)))
+
+    pairs = Pairs(Net(), reshard, new_choice=new_choice)
+    choices = []
+    for version in range(10):
+        shards[0]["a"][version] = 1
+        choices += [report.choice for report in raise_any(pairs.sync(shards, served, version))]
+        assert_bitwise_equal(served, shards)
+    assert [choice.is_delta for choice in choices] == [False, True, *[False] * 3, True, *[False] * 3, True]
+    assert choices[2].reason == "predicted to be slower" and choices[5].reason == "tried again"
+
+
+def test_an_acknowledgement_of_an_earlier_attempt_is_passed_over():
+    reshard, shards, served = small()
+    net = Net()
+    pairs = Pairs(net, reshard)
+    session = pairs.senders[0]._session
+
+    def add_stale(value: Any) -> Any:
+        if isinstance(value, Content) and value.session == session:
+            net.queues["engine0", "trainer0"].put(
+                Ack(session, value.attempt - 1, None, ("a",), "stale", window_s=0.0, busy_s=0.0, apply_s=0.0)
+            )
+        return value
+
+    net.change = add_stale
+    raise_any(pairs.sync(shards, served, 0))
+    assert_bitwise_equal(served[0], whole(shards))
+
+
+def test_tied_tensors_travel_once_and_are_checked_under_both_names():
+    specs = {name: TensorSpec((3, 2), "float32") for name in ("embed", "head")}
+    blocks = tuple(Block(name, Box((0, 0), (3, 2)), "embed", 0, (2, 1)) for name in specs)
+    tied = Layout(specs, (RankLayout({"embed": BufferSpec((3, 2), "float32")}, blocks),))
+    pairs = Pairs(Net(), plan(Layout.replicated(specs, 1), tied))
+    value = torch.arange(6.0).reshape(3, 2)
+    served = {"embed": torch.zeros(3, 2)}
+    (report,) = raise_any(pairs.sync([{"embed": value, "head": value.clone()}], [served], 0))
+    assert report.num_bytes == 24
+    assert_bitwise_equal(served, {"embed": value})
+    _, received = pairs.sync([{"embed": value, "head": value + 1}], [served], 1)
+    assert isinstance(received[0], WeightMismatchError) and len(received[0].tensors) == 1
 
 
 def test_a_lost_receiver_is_told_and_the_other_one_gets_its_version():

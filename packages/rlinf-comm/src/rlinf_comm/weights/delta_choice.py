@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 _WEIGHT = 0.25
 """Of the newest measurement: four or five publications until a change is believed."""
+_MIN_LINK_BYTES = 1_000_000
+"""Below that, what a message costs by itself (0.1 ms, say) would pass for a slow link."""
 RETRY_EVERY = 16
 """Versions: a delta that pays after all is found within so many, and trying costs at most that part of the time."""
 
@@ -85,8 +87,8 @@ class DeltaChoice:
             self.apply_s_per_byte = self._mean(self.apply_s_per_byte, seconds / num_bytes)
 
     def sent(self, num_bytes: int, seconds: float) -> None:
-        """So many bytes took that long on the link."""
-        if num_bytes:
+        """So many bytes took that long on the link. Too few tell nothing of its rate."""
+        if num_bytes >= _MIN_LINK_BYTES:
             self.link_s_per_byte = self._mean(self.link_s_per_byte, seconds / num_bytes)
 
     def _mean(self, before: float | None, new: float) -> float:

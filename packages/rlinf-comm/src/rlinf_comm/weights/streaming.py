@@ -117,8 +117,8 @@ class WeightStreamSender:
         self._attempt = 0
         self._published = -1
         self._destinations: dict[int, _Destination] = {}
-        ranks: list[int] = sorted(set(plan.table.dst_rank[plan.table.src_rank == src_rank].tolist()))
-        for rank in ranks:
+        ranks: set[int] = set(plan.table.dst_rank[plan.table.src_rank == src_rank].tolist())
+        for rank in sorted(ranks):
             pair = Pair(plan, src_rank, rank, "src", bucket_bytes)
             self._destinations[rank] = _Destination(dst_names[rank], pair, new_choice())
 
@@ -183,8 +183,8 @@ class WeightStreamSender:
                 found_version=policy_version,
             )
         choice = self._choice(to, reply.held)
-        busy_s = send_s = 0.0
-        encoded_bytes = sent_bytes = num_deltas = 0
+        busy_s = send_s = encode_s = 0.0
+        delta_bytes = sent_bytes = num_deltas = 0
         for number, (bucket, transfer, encoder) in enumerate(zip(to.pair.buckets, transfers, to.encoders, strict=True)):
             packing_s = now()
             data = np.zeros(bucket.num_bytes, np.uint8)
@@ -192,17 +192,15 @@ class WeightStreamSender:
             encoding_s = now()
             delta = self._delta(encoder, data, choice)
             sending_s = now()
-            if choice.is_delta:
-                found_bytes = bucket.num_bytes if delta is None else delta.nbytes
-                to.choice.encoded(bucket.num_bytes, found_bytes, sending_s - encoding_s)
             sent = data if delta is None else delta
             talk.send(Content(*key, number, delta is not None, self._deltas, digests_to_bytes(digests), sent))
             send_s += now() - sending_s
             busy_s += sending_s - packing_s
+            encode_s += sending_s - encoding_s
             sent_bytes += sent.nbytes
             if delta is not None:
                 num_deltas += 1
-                encoded_bytes += bucket.num_bytes
+                delta_bytes += bucket.num_bytes
         ack = talk.receive(Ack, key)
         if ack.held != Held(self._session, policy_version):
             raise WeightMismatchError(
@@ -211,7 +209,9 @@ class WeightStreamSender:
                 expected_version=policy_version,
             )
         to.acknowledged = ack.held if self._deltas else None
-        to.choice.applied(encoded_bytes, ack.apply_s)
+        if choice.is_delta:
+            to.choice.encoded(to.pair.num_bytes, sent_bytes, encode_s)
+        to.choice.applied(delta_bytes, ack.apply_s)
         to.choice.sent(sent_bytes, max(send_s, ack.window_s - ack.busy_s - busy_s))
         return StreamReport(
             policy_version=policy_version,

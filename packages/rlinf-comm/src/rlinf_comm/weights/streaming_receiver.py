@@ -71,8 +71,8 @@ class WeightStreamReceiver:
         self._plan = plan
         self._dst_rank = dst_rank
         self._link = link
-        ranks: list[int] = sorted(set(plan.table.src_rank[plan.table.dst_rank == dst_rank].tolist()))
-        self._sources = {rank: _Source(src_names[rank]) for rank in ranks}
+        ranks: set[int] = set(plan.table.src_rank[plan.table.dst_rank == dst_rank].tolist())
+        self._sources = {rank: _Source(src_names[rank]) for rank in sorted(ranks)}
 
     def receive(self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0) -> SyncReport:
         """Copies a version into `tensors` in place, and checks that they now hold what the senders packed.
