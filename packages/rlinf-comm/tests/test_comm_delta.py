@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_comm import _C, DecodeError
-from rlinf_comm.weights.delta import DeltaEncoder, apply_delta
+from rlinf_comm.weights.stream.delta import DeltaEncoder, apply_delta
 
 CHUNK = 4096
 DTYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlinf_comm.weights.delta_choice import DeltaChoice
+from rlinf_comm.weights.stream.choice import DeltaChoice
 
 N = 1_000_000
 GBPS = 1e9

@@ -29,9 +29,9 @@ from rlinf_comm.weights import (
     WeightStreamSender,
     plan,
 )
-from rlinf_comm.weights.delta_choice import DeltaChoice
 from rlinf_comm.weights.layouts import TransformerShape, megatron, merged
-from rlinf_comm.weights.streaming_wire import Ack, Content
+from rlinf_comm.weights.stream.choice import DeltaChoice
+from rlinf_comm.weights.stream.wire import Ack, Content
 
 SHAPE = TransformerShape(
     num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=4, vocab=13, intermediate=8, num_experts=4,

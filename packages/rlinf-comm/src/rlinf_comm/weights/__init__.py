@@ -5,9 +5,8 @@
     executor.py runs a plan within one process, also on tensors that others share
     digest.py   additive digests of shards
     manifest.py digests of all that a rank holds, and their comparison
-    delta.py    what changed between two versions of a buffer, in a few bytes
     store.py    the shared-memory executor, with sender.py and receiver.py
-    streaming.py the same over any link, with streaming_receiver.py, streaming_wire.py, talk.py, delta_choice.py
+    stream/     the same over any link, dense or as deltas
 
 A sync in six lines, the two halves in different processes:
 
@@ -20,7 +19,6 @@ A sync in six lines, the two halves in different processes:
 
 from __future__ import annotations
 
-from rlinf_comm.weights.delta import DeltaEncoder, apply_delta
 from rlinf_comm.weights.digest import DIGEST_MODULUS, tensor_digest
 from rlinf_comm.weights.executor import Executor, execute
 from rlinf_comm.weights.layout import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec, specs_of
@@ -29,9 +27,10 @@ from rlinf_comm.weights.plan import Move, MoveTable, Piece, ReshardPlan, plan
 from rlinf_comm.weights.receiver import WeightReceiver
 from rlinf_comm.weights.sender import WeightSender
 from rlinf_comm.weights.store import SyncReport, WeightStore, WeightStoreAddress
-from rlinf_comm.weights.streaming import StreamReport, WeightStreamSender
-from rlinf_comm.weights.streaming_receiver import WeightStreamReceiver
-from rlinf_comm.weights.streaming_wire import Link
+from rlinf_comm.weights.stream.delta import DeltaEncoder, apply_delta
+from rlinf_comm.weights.stream.receiver import WeightStreamReceiver
+from rlinf_comm.weights.stream.sender import StreamReport, WeightStreamSender
+from rlinf_comm.weights.stream.wire import Link
 
 __all__ = [
     "TensorSpec",

@@ -6,7 +6,7 @@
     WeightStreamReceiver(reshard, dst_rank=1, link=peer, src_names=["trainer0"]).receive(parameters, policy_version=7)
 
 Both calls meet: each waits for the other. Boxes travel in buckets, in the dtype that is served: whole, or as what
-changed since the version that the receiver acknowledged last (delta.py), whichever should be faster (delta_choice.py).
+changed since the version that the receiver acknowledged last (delta.py), whichever should be faster (choice.py).
 A receiver digests the tensors that it is about to serve and compares with what the senders digested while they packed.
 
 Memory: each side keeps a copy of what it sent or got, against which deltas are made; with deltas=False neither does.
@@ -23,11 +23,12 @@ import numpy as np
 
 from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import LayoutError, WeightMismatchError
-from rlinf_comm.weights.delta import DeltaEncoder
-from rlinf_comm.weights.delta_choice import Choice, DeltaChoice
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.store import checked_tensors
-from rlinf_comm.weights.streaming_wire import (
+from rlinf_comm.weights.stream.choice import Choice, DeltaChoice
+from rlinf_comm.weights.stream.delta import DeltaEncoder
+from rlinf_comm.weights.stream.talk import Talk, for_each
+from rlinf_comm.weights.stream.wire import (
     BUCKET_BYTES,
     Ack,
     Content,
@@ -38,7 +39,6 @@ from rlinf_comm.weights.streaming_wire import (
     Reply,
     digests_to_bytes,
 )
-from rlinf_comm.weights.talk import Talk, for_each
 
 if TYPE_CHECKING:
     import torch

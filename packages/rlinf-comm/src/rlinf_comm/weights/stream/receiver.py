@@ -1,4 +1,4 @@
-"""The fetching and checking end of a weight stream; see streaming.py."""
+"""The fetching and checking end of a weight stream; see sender.py."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import CommError, DecodeError, LayoutError, WeightMismatchError
-from rlinf_comm.weights.delta import apply_delta
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.store import SyncReport, checked_tensors, listed
-from rlinf_comm.weights.streaming_wire import Ack, Bucket, Content, Held, Link, Offer, Pair, Reply, digests_to_bytes
-from rlinf_comm.weights.talk import Talk, for_each
+from rlinf_comm.weights.stream.delta import apply_delta
+from rlinf_comm.weights.stream.talk import Talk, for_each
+from rlinf_comm.weights.stream.wire import Ack, Bucket, Content, Held, Link, Offer, Pair, Reply, digests_to_bytes
 
 if TYPE_CHECKING:
     import torch

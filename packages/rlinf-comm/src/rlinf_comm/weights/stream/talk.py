@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from rlinf_comm.errors import DecodeError, WeightTimeout
-from rlinf_comm.weights.streaming_wire import Link
+from rlinf_comm.weights.stream.wire import Link
 
 _Message = TypeVar("_Message")
 _Result = TypeVar("_Result")
