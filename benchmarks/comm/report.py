@@ -115,8 +115,9 @@ def _shares(measured: Measured, test: str, title: str) -> Iterator[str]:
 
 
 def _short(case: str) -> str:
-    """A benchmark's name may hold two parameters: [1 thread-Qwen...]"""
-    return case.split("[")[-1].rstrip("]")
+    """A benchmark's name may hold two parameters: [1 thread-Qwen...], [tensor-64]."""
+    inside = case.split("[")[-1].rstrip("]").removeprefix("tensor-")
+    return inside.replace("thread-", "thread: ").replace("threads-", "threads: ")
 
 
 def _channel(measured: Measured) -> Iterator[str]:
