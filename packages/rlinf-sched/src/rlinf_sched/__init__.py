@@ -3,12 +3,22 @@
 Needs neither torch nor Ray nor a GPU: a plan can be made, read and checked on any machine.
 """
 
-from rlinf_sched.cluster import Cluster, Device
+from rlinf_sched.cluster import Cluster, Device, Links
 from rlinf_sched.describe import describe_plan, diagram
-from rlinf_sched.errors import ClusterError, FlowError, PlanError, SchedError
+from rlinf_sched.errors import (
+    ClusterError,
+    FlowError,
+    InfeasibleError,
+    PlanError,
+    ProblemError,
+    ProfileError,
+    SchedError,
+)
 from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
 from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.plan import Mode, Plan, StagePlan
+from rlinf_sched.plan import Mode, Plan, Prediction, RunnerUp, StagePlan, StagePrediction
+from rlinf_sched.problem import Problem
+from rlinf_sched.profile import InstanceProfile, ItemCosts, Profiles, StageProfile, TimePoint
 
 __version__ = "0.1.0"
 
@@ -17,9 +27,19 @@ __all__ = [
     "WeightEdge",
     "FlowGraph",
     "Device",
+    "Links",
     "Cluster",
+    "TimePoint",
+    "ItemCosts",
+    "InstanceProfile",
+    "StageProfile",
+    "Profiles",
+    "Problem",
     "Mode",
     "StagePlan",
+    "StagePrediction",
+    "RunnerUp",
+    "Prediction",
     "Plan",
     "plan_for_mode",
     "describe_plan",
@@ -27,5 +47,8 @@ __all__ = [
     "SchedError",
     "FlowError",
     "ClusterError",
+    "ProfileError",
+    "ProblemError",
+    "InfeasibleError",
     "PlanError",
 ]

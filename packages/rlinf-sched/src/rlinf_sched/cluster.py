@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from rlinf_sched.errors import ClusterError
@@ -29,6 +29,23 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """How fast bytes move between devices, per device and direction.
+
+    Example: an H100 node with NVLink, one 400 Gb/s network port per GPU and PCIe 5 to the host is `Links()`.
+    """
+
+    node_bytes_per_s: float = 450e9
+    """Between two devices of one node (NVLink 4: 900 GB/s both ways)."""
+    network_bytes_per_s: float = 50e9
+    """Between devices of different nodes."""
+    host_bytes_per_s: float = 50e9
+    """Between a device and its host's memory: onload and offload."""
+    latency_s: float = 20e-6
+    """Of one hand-over."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
     """All devices of a run, in the order of their indices. Kinds, products and memory sizes may differ.
 
@@ -37,8 +54,14 @@ class Cluster:
     """
 
     devices: tuple[Device, ...]
+    links: Links = field(default_factory=Links)
 
     def __post_init__(self) -> None:
+        for name in ("node_bytes_per_s", "network_bytes_per_s", "host_bytes_per_s"):
+            if not getattr(self.links, name) > 0:
+                raise ClusterError(f"cluster.links.{name}={getattr(self.links, name)} must be positive")
+        if self.links.latency_s < 0:
+            raise ClusterError(f"cluster.links.latency_s={self.links.latency_s} must not be negative")
         if not self.devices:
             raise ClusterError("a cluster has no devices; give it at least one, for example Cluster.cpu_slots(1)")
         for i, device in enumerate(self.devices):

@@ -16,6 +16,18 @@ class ClusterError(SchedError):
     """A device list that contradicts itself."""
 
 
+class ProfileError(SchedError):
+    """Profiles that cannot be, or do not fit their flow."""
+
+
+class ProblemError(SchedError):
+    """A planning problem that contradicts itself, or its file cannot be read."""
+
+
+class InfeasibleError(SchedError):
+    """No plan fits: says which stage, by how much, and the smallest change that would make it fit."""
+
+
 class PlanError(SchedError):
     """A plan that does not fit its flow or its cluster, or plan JSON that cannot be read."""
 

@@ -3,8 +3,8 @@
 A flow graph says what depends on what; it holds no device, no mode and no batch size. Those are a plan's business.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from rlinf_sched import strict_json
@@ -51,9 +51,9 @@ class Stage:
     """A hand-over holds a multiple of this many items (a micro-batch size, a data-parallel degree); at least 1."""
 
     def __post_init__(self) -> None:
-        for field, channels in (("reads", self.reads), ("writes", self.writes)):
+        for key, channels in (("reads", self.reads), ("writes", self.writes)):
             if isinstance(channels, str):  # would be taken apart into letters
-                raise FlowError(f"stage {self.name!r}: {field}={channels!r} is a string; write {field}=({channels!r},)")
+                raise FlowError(f"stage {self.name!r}: {key}={channels!r} is a string; write {key}=({channels!r},)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +88,11 @@ class FlowGraph:
     """Channels the driver writes. A stage may write to them too (work that comes back)."""
     collects: tuple[str, ...] = ()
     """Channels the driver reads. No stage may read them: the driver and the stage would take each other's items."""
+    item_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Channel -> bytes of one of its items. A channel that is not named here costs nothing to move."""
+    max_staleness: int = 0
+    """How many optimizer steps the weights that generated an item may lie behind those it trains. 0: synchronous, each
+    step's generation begins with the weights of the step before."""
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -197,6 +202,13 @@ def _problems(graph: FlowGraph) -> Iterator[str]:
     for stage in graph.stages:
         yield from _stage_problems(stage)
     yield from _channel_problems(graph)
+    for channel, num_bytes in graph.item_bytes.items():
+        if channel not in graph.channels:
+            yield f"item_bytes.{channel}: there is no such channel{did_you_mean(channel, graph.channels)}"
+        if num_bytes < 0:
+            yield f"item_bytes.{channel}={num_bytes} must not be negative"
+    if graph.max_staleness < 0:
+        yield f"max_staleness={graph.max_staleness} must not be negative; 0 is synchronous"
     yield from _group_problems(graph)
     yield from _weight_problems(graph)
     for cycle in graph.cycles():
@@ -209,12 +221,12 @@ def _problems(graph: FlowGraph) -> Iterator[str]:
 
 
 def _stage_problems(stage: Stage) -> Iterator[str]:
-    for field, word in (("name", stage.name), ("worker", stage.worker), ("role", stage.role)):
+    for key, word in (("name", stage.name), ("worker", stage.worker), ("role", stage.role)):
         if not word or word != word.strip():
-            yield f"stage {stage.name!r}: {field}={word!r} is empty or has blanks around it; give it a plain name"
-    for field, channels in (("reads", stage.reads), ("writes", stage.writes)):
+            yield f"stage {stage.name!r}: {key}={word!r} is empty or has blanks around it; give it a plain name"
+    for key, channels in (("reads", stage.reads), ("writes", stage.writes)):
         for channel in _repeated(channels):
-            yield f"stage {stage.name!r}: {field} names channel {channel!r} twice; name it once"
+            yield f"stage {stage.name!r}: {key} names channel {channel!r} twice; name it once"
     if not stage.reads and not stage.writes:
         yield f"stage {stage.name!r} reads and writes no channel, so nothing joins it to the flow; give it a channel"
     if stage.dispatch not in get_args(Dispatch):
@@ -224,9 +236,9 @@ def _stage_problems(stage: Stage) -> Iterator[str]:
 
 
 def _channel_problems(graph: FlowGraph) -> Iterator[str]:
-    for field, channels in (("feeds", graph.feeds), ("collects", graph.collects)):
+    for key, channels in (("feeds", graph.feeds), ("collects", graph.collects)):
         for channel in _repeated(channels):
-            yield f"{field} names channel {channel!r} twice; name it once"
+            yield f"{key} names channel {channel!r} twice; name it once"
     for channel in graph.channels:
         writers, readers = graph.writers(channel), graph.readers(channel)
         if not channel or channel != channel.strip():

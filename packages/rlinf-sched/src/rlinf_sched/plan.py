@@ -7,7 +7,7 @@ That holds as long as no writer waits for *room* behind a reader whose turn has 
 waits for room give its devices back meanwhile (as rlinf-workers does), or gives such channels room for a whole step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal, get_args
@@ -46,6 +46,43 @@ class StagePlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StagePrediction:
+    """What the planner expects of one stage."""
+
+    start_s: float
+    """Of its first hand-over, from the beginning of the step."""
+    end_s: float
+    """Of its last."""
+    busy_s: float
+    """Computing, on the busiest of its instances."""
+    switch_s: float
+    """Onload and offload."""
+    peak_bytes: int
+    """On the fullest of its devices while it computes, with what others keep there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunnerUp:
+    """The best plan of another kind, and what it lost by."""
+
+    mode: Mode
+    step_s: float
+    reason: str
+    """The term that lost, for people: "actor waits 3.1 s for rollout's longest answers"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What the planner expects of a plan."""
+
+    step_s: float
+    sync_s: float
+    """Weight syncs at the end of the step, part of `step_s`."""
+    stages: Mapping[str, StagePrediction]
+    runners_up: tuple[RunnerUp, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """How a flow runs on a cluster. Made by `plan_for_mode`, by the planner, or by hand; checked by `validate`."""
 
@@ -57,6 +94,8 @@ class Plan:
     stages: tuple[StagePlan, ...]
     reason: str
     """Why this plan, for people."""
+    prediction: Prediction | None = None
+    """None: nobody has predicted anything."""
 
     def stage(self, name: str) -> StagePlan:
         """The plan of the stage of that name.

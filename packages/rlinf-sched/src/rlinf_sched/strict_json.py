@@ -1,19 +1,22 @@
 """Frozen dataclasses to and from JSON: sorted keys on the way out, no unknown key or wrong type on the way in.
 
-Only what the records of this package need: str, int, bool, Literal strings, tuples of one element type, nested records.
+Only what the records of this package need: str, int, float, bool, Literal strings, optional values, tuples of one
+element type, mappings from strings, nested records.
 A message names the place the way a person would point at it in the file: `plan.stages[2].granularity`.
 """
 
 import dataclasses
 import json
+import math
 import types
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rlinf_sched.errors import SchedError, did_you_mean
 
 T = TypeVar("T")
 
-_NAMES = {str: "a string", int: "an integer", bool: "true or false"}
+_NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 
 
 def dump(record: object, *, format_version: int) -> str:
@@ -24,7 +27,7 @@ def dump(record: object, *, format_version: int) -> str:
     if not dataclasses.is_dataclass(record) or isinstance(record, type):
         raise TypeError(f"dump() takes a dataclass instance, not {record!r}")
     tree = {"format": format_version, **dataclasses.asdict(record)}
-    return json.dumps(tree, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return json.dumps(tree, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def load(text: str, record_type: type[T], *, root: str, format_version: int, error: type[SchedError]) -> T:
@@ -41,8 +44,14 @@ def load(text: str, record_type: type[T], *, root: str, format_version: int, err
         tree = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, root, error))
     except json.JSONDecodeError as e:
         raise error(f"{root} is not valid JSON: {e.msg} at line {e.lineno}, column {e.colno}") from e
+    return load_tree(tree, record_type, root=root, format_version=format_version, error=error)
+
+
+def load_tree(tree: Any, record_type: type[T], *, root: str, format_version: int, error: type[SchedError]) -> T:
+    """As `load`, from what a JSON or YAML parser made of the document."""
     if not isinstance(tree, dict):
         raise error(f"{root} is {_kind(tree)}; expected an object with the keys of a {root}")
+    tree = dict(tree)
     if "format" not in tree:
         raise error(f'{root}.format is missing; expected "format": {format_version}')
     found = tree.pop("format")
@@ -64,7 +73,7 @@ def _object(pairs: list[tuple[str, Any]], root: str, error: type[SchedError]) ->
 def _record(value: Any, record_type: type[T], path: str, error: type[SchedError]) -> T:
     if not isinstance(value, dict):
         raise error(f"{path} is {_kind(value)}; expected an object")
-    fields = {f.name: f for f in dataclasses.fields(record_type)}  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(record_type) if f.init}  # type: ignore[arg-type]
     hints = get_type_hints(record_type)
     for key in value:
         if key not in fields:
@@ -91,6 +100,21 @@ def _value(value: Any, expected: Any, path: str, error: type[SchedError]) -> Any
             raise error(f"{path}={value!r} is {_kind(value)}; expected a list")
         element = get_args(expected)[0]
         return tuple(_value(v, element, f"{path}[{i}]", error) for i, v in enumerate(value))
+    if origin is Mapping:
+        if not isinstance(value, dict):
+            raise error(f"{path}={value!r} is {_kind(value)}; expected an object")
+        for key in value:
+            if not isinstance(key, str):
+                raise error(f"{path}: the key {key!r} is {_kind(key)}; expected a string")
+        element = get_args(expected)[1]
+        return {key: _value(v, element, f"{path}.{key}", error) for key, v in value.items()}
+    if origin in (Union, types.UnionType):  # `X | None`
+        options = [option for option in get_args(expected) if option is not types.NoneType]
+        return None if value is None else _value(value, options[0], path, error)
+    if expected is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise error(f"{path}={value!r} is not a finite number")
     # bool is an int to Python, but `true` is no count to a reader
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         raise error(f"{path}={value!r} is {_kind(value)}; expected {_NAMES[expected]}")
@@ -98,5 +122,5 @@ def _value(value: Any, expected: Any, path: str, error: type[SchedError]) -> Any
 
 
 def _kind(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", float: "a number with a fraction", types.NoneType: "null", **_NAMES}
-    return kinds[type(value)]
+    kinds = {dict: "an object", list: "a list", types.NoneType: "null", **_NAMES, float: "a number with a fraction"}
+    return kinds.get(type(value), f"a {type(value).__name__}")

@@ -1,0 +1,121 @@
+"""A planning problem: a flow, its profiles, a cluster and the size of a step. One JSON document, usable on its own."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf_sched import strict_json
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.errors import ProblemError, did_you_mean, raise_problems
+from rlinf_sched.flow_graph import FlowGraph
+from rlinf_sched.profile import Profiles, StageProfile
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """What the planner is asked."""
+
+    flow: FlowGraph
+    profiles: Profiles
+    cluster: Cluster
+    num_items: int
+    """Items that a step feeds in (prompt groups, environment slots); every stage sees each of them."""
+    granularities: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Stage -> the items per hand-over to choose from, 0 = the whole batch. A stage that is not named here may have its
+    item_multiple times any power of two, and the whole batch."""
+    pinned_devices: Mapping[str, int] = field(default_factory=dict)
+    """Worker group -> how many devices it must have. Others are free."""
+    allow_offload: bool = True
+
+    def profile(self, stage: str) -> StageProfile:
+        """Raises: ProblemError that says which stages have profiles."""
+        try:
+            return self.profiles.stages[stage]
+        except KeyError:
+            known = did_you_mean(stage, self.profiles.stages)
+            raise ProblemError(f"profiles.stages has no {stage!r}{known}") from None
+
+    def choices(self, stage: str) -> tuple[int, ...]:
+        """Items per hand-over that the stage may have, ascending; `num_items` is the whole batch."""
+        record = self.flow.stage(stage)
+        if record.whole_batch:
+            return (self.num_items,)
+        if stage in self.granularities:
+            given = {self.num_items if size == 0 else min(size, self.num_items) for size in self.granularities[stage]}
+            return tuple(sorted(given))
+        sizes, size = {self.num_items}, record.item_multiple
+        while size < self.num_items:
+            sizes.add(size)
+            size *= 2
+        return tuple(sorted(sizes))
+
+    def validate(self) -> None:
+        """Checks the whole problem.
+
+        Raises:
+            ProblemError: with every mistake found, each naming its key.
+            FlowError, ClusterError: the flow or the cluster itself is invalid.
+        """
+        self.flow.validate()
+        raise_problems(ProblemError, f"problem of flow {self.flow.name!r}", _problems(self))
+
+    def to_json(self) -> str:
+        """As JSON text: keys sorted, versioned, equal problems give equal text."""
+        return strict_json.dump(self, format_version=FORMAT_VERSION)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Problem":
+        """Reads what `to_json` wrote, or a person; does not call `validate`.
+
+        Raises:
+            ProblemError: malformed JSON, unknown or missing keys, wrong types; names the place.
+        """
+        return strict_json.load(text, cls, root="problem", format_version=FORMAT_VERSION, error=ProblemError)
+
+    @classmethod
+    def from_tree(cls, tree: Any) -> "Problem":
+        """As `from_json`, from what a YAML parser made of the document."""
+        return strict_json.load_tree(tree, cls, root="problem", format_version=FORMAT_VERSION, error=ProblemError)
+
+
+def _problems(problem: Problem) -> Iterator[str]:
+    names = [stage.name for stage in problem.flow.stages]
+    if problem.num_items < 1:
+        yield f"num_items={problem.num_items} must be at least 1"
+    for name in names:
+        if name not in problem.profiles.stages:
+            yield f"profiles.stages.{name} is missing{did_you_mean(name, problem.profiles.stages)}"
+    for name in problem.profiles.stages:
+        if name not in names:
+            yield f"profiles.stages.{name}: the flow has no such stage{did_you_mean(name, names)}"
+    yield from problem.profiles.problems()
+    for name, sizes in problem.granularities.items():
+        if name not in names:
+            yield f"granularities.{name}: the flow has no such stage{did_you_mean(name, names)}"
+            continue
+        multiple = problem.flow.stage(name).item_multiple
+        if not sizes:
+            yield f"granularities.{name} is empty; give at least one size, 0 is the whole batch"
+        for size in sizes:
+            if size < 0 or size % multiple:
+                yield f"granularities.{name}: {size} is no multiple of item_multiple={multiple}; 0 is the whole batch"
+    for group, count in problem.pinned_devices.items():
+        if group not in problem.flow.workers:
+            yield f"pinned_devices.{group}: there is no such worker group{did_you_mean(group, problem.flow.workers)}"
+        available = len(problem.cluster.compute_devices)
+        if not 1 <= count <= available:
+            yield f"pinned_devices.{group}={count}: the cluster has {available} devices to place stages on"
+    in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}
+    for stage in problem.flow.stages:
+        profile = problem.profiles.stages.get(stage.name)
+        if profile is None:
+            continue
+        on_host = [i for i, instance in enumerate(profile.instances) if instance.num_devices == 0]
+        if stage.needs_device and on_host:
+            yield f"profiles.stages.{stage.name}.instances[{on_host[0]}].num_devices=0, but the stage needs a device"
+        if not stage.needs_device and len(on_host) < len(profile.instances):
+            yield f"profiles.stages.{stage.name}: the stage needs no device, so its instances have num_devices=0"
+        if profile.rounds > 1 and stage.name not in in_cycle:
+            yield f"profiles.stages.{stage.name}.rounds={profile.rounds}, but the stage is in no cycle; use 1"

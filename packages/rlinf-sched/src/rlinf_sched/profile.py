@@ -1,0 +1,225 @@
+"""Profiles: the time and memory of a stage as a function of parallelism and items. Plain data, JSON.
+
+A stage runs in *instances* (ranks), each spanning the devices of one parallel choice (tensor times pipeline parallel).
+An instance takes hand-overs of items. What one costs is a table of points, and how the costs of unequal items add up is
+the stage's *batching*.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Literal, get_args
+
+import numpy as np
+
+from rlinf_sched import strict_json
+from rlinf_sched.errors import ProfileError, did_you_mean
+
+FORMAT_VERSION = 1
+Batching = Literal["sum", "longest", "continuous"]
+Spread = Literal["equal", "lognormal", "samples"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimePoint:
+    """`num_items` items of mean cost in one hand-over (continuous batching: at once in the engine) take `seconds`."""
+
+    num_items: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemCosts:
+    """How the costs of a stage's items spread around their mean, which counts as 1.
+
+    Example: generation lengths with a long tail, one in a thousand nine times the mean:
+        ItemCosts(spread="lognormal", sigma=0.8)
+    """
+
+    spread: Spread = "equal"
+    sigma: float = 0.0
+    """lognormal: standard deviation of the logarithm; the mean stays 1."""
+    samples: tuple[float, ...] = ()
+    """samples: measured costs in any unit; scaled to mean 1."""
+    longest: float | None = None
+    """No item costs more than this multiple of the mean before clipping (a limit on generated tokens)."""
+
+    def quantiles(self, num_items: int) -> np.ndarray:
+        """float64 [num_items], ascending: the costs at the middles of `num_items` equal shares, scaled to mean 1."""
+        shares = (np.arange(num_items) + 0.5) / num_items
+        costs = self._inverse(shares)
+        return costs / costs.mean()
+
+    def draw(self, num_items: int, seed: int) -> np.ndarray:
+        """float64 [num_items]: costs drawn at random, with mean 1 in expectation; the same for the same seed."""
+        shares = np.random.default_rng(seed).random(num_items)
+        return self._inverse(shares) / self._mean()
+
+    def _inverse(self, shares: np.ndarray) -> np.ndarray:
+        if self.spread == "lognormal":
+            costs = np.exp(self.sigma * _normal_quantiles(shares) - self.sigma**2 / 2)
+        elif self.spread == "samples":
+            ordered = np.sort(np.asarray(self.samples, dtype=np.float64))
+            costs = ordered[np.minimum((shares * len(ordered)).astype(int), len(ordered) - 1)] / ordered.mean()
+        else:
+            costs = np.ones_like(shares)
+        return costs if self.longest is None else np.minimum(costs, self.longest)
+
+    def _mean(self) -> float:
+        return float(self._inverse((np.arange(4096) + 0.5) / 4096).mean())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstanceProfile:
+    """A stage at one parallel choice."""
+
+    num_devices: int = 1
+    """Devices that one instance spans. 0: the instance runs on the host and holds no device."""
+    points: tuple[TimePoint, ...]
+    """Ascending in items. Between points: linear. Below the first: from zero items at the line through the first two
+    (one point: proportional). Above the last: the slope of the last two goes on, and the planner warns."""
+    max_items: int = 0
+    """Most items in one hand-over (continuous batching: at once in the engine). 0: no limit but memory."""
+    step_s: float = 0.0
+    """Once a step and instance, after its last item (gradient reduction, optimizer)."""
+    state_bytes: int = 0
+    """On each device while the stage is on it: weights, gradients, environment instances."""
+    sharded_state_bytes: int = 0
+    """Divided evenly over all devices of the stage: what FSDP or a distributed optimizer shards over the data ranks."""
+    work_bytes: int = 0
+    """More on each device while it computes, whatever the number of items."""
+    item_work_bytes: int = 0
+    """More on each device for each item in the hand-over: activations, KV cache."""
+    onload_s: float | None = None
+    """Bringing the state of a device from host memory. None: its bytes over the host link."""
+    offload_s: float | None = None
+    """Taking it back. None: its bytes over the host link."""
+
+    def seconds(self, num_items: float) -> float:
+        """Of a hand-over of `num_items` items of mean cost; 0 for none."""
+        if num_items <= 0:
+            return 0.0
+        items = [point.num_items for point in self.points]
+        times = [point.seconds for point in self.points]
+        if len(items) == 1:
+            return times[0] * num_items / items[0]
+        if num_items < items[0]:
+            slope = (times[1] - times[0]) / (items[1] - items[0])
+            return max(times[0] - slope * (items[0] - num_items), times[0] * num_items / items[0])
+        if num_items > items[-1]:
+            slope = (times[-1] - times[-2]) / (items[-1] - items[-2])
+            return times[-1] + max(slope, 0.0) * (num_items - items[-1])
+        return float(np.interp(num_items, items, times))
+
+    def resident_bytes(self, num_devices: int) -> int:
+        """On each of the stage's `num_devices` devices between its turns, when it does not offload."""
+        return self.state_bytes + -(-self.sharded_state_bytes // max(num_devices, 1))
+
+    def peak_bytes(self, num_devices: int, num_items: int) -> int:
+        """On each of them while it computes on hand-overs of `num_items`."""
+        return self.resident_bytes(num_devices) + self.work_bytes + self.item_work_bytes * num_items
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageProfile:
+    """What is known of one stage."""
+
+    instances: tuple[InstanceProfile, ...]
+    """Its legal parallel choices, each with another `num_devices`."""
+    batching: Batching = "sum"
+    """How unequal items add up in a hand-over of n items with costs c and the table T.
+    sum: T(n) times the mean of c (training: tokens add up).
+    longest: T(n) times the largest c (a static batch generates until its longest answer ends).
+    continuous: each item in the engine advances at 1 / T(items in it) and leaves once it has done its c."""
+    costs: ItemCosts = field(default_factory=ItemCosts)
+    rounds: int = 1
+    """How often each item comes through in a step: 1 but in a cycle (environment steps of an episode, turns)."""
+    max_instances: int = 0
+    """No more instances than this (shards of a batch, environment processes). 0: no limit."""
+    weights_bytes: int = 0
+    """What a weight sync moves, for the groups on either end of a weight edge; all ranks together."""
+    source: str = ""
+    """Where the numbers came from: "measured on ...", "derived from ...", with date and versions."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profiles:
+    """Profiles of all stages of a flow, by stage name."""
+
+    stages: Mapping[str, StageProfile]
+
+    def to_json(self) -> str:
+        """As JSON text: keys sorted, versioned, equal profiles give equal text."""
+        return strict_json.dump(self, format_version=FORMAT_VERSION)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Profiles":
+        """Reads what `to_json` wrote, or a person; does not call `problems`.
+
+        Raises:
+            ProfileError: malformed JSON, unknown or missing keys, wrong types; names the place.
+        """
+        return strict_json.load(text, cls, root="profiles", format_version=FORMAT_VERSION, error=ProfileError)
+
+    def problems(self) -> Iterator[str]:
+        """Every number that cannot be, as `profiles.stages.<stage>.<key>=...` and what was allowed."""
+        for name, stage in self.stages.items():
+            yield from _stage_problems(f"profiles.stages.{name}", stage)
+
+
+def _stage_problems(at: str, stage: StageProfile) -> Iterator[str]:
+    if stage.batching not in get_args(Batching):
+        yield f"{at}.batching={stage.batching!r}{did_you_mean(stage.batching, get_args(Batching))}"
+    if stage.rounds < 1:
+        yield f"{at}.rounds={stage.rounds} must be at least 1"
+    for key in ("max_instances", "weights_bytes"):
+        if getattr(stage, key) < 0:
+            yield f"{at}.{key}={getattr(stage, key)} must not be negative"
+    yield from _cost_problems(f"{at}.costs", stage.costs)
+    if not stage.instances:
+        yield f"{at}.instances is empty; give at least one parallel choice"
+    spans = [instance.num_devices for instance in stage.instances]
+    for i, instance in enumerate(stage.instances):
+        yield from _instance_problems(f"{at}.instances[{i}]", instance)
+        if spans.index(instance.num_devices) < i:
+            yield f"{at}.instances[{i}].num_devices={instance.num_devices} is there twice; keep one"
+
+
+def _cost_problems(at: str, costs: ItemCosts) -> Iterator[str]:
+    if costs.spread not in get_args(Spread):
+        yield f"{at}.spread={costs.spread!r}{did_you_mean(costs.spread, get_args(Spread))}"
+    if not 0 <= costs.sigma <= 5:
+        yield f"{at}.sigma={costs.sigma} must be from 0 to 5"
+    if costs.spread == "samples" and not costs.samples:
+        yield f"{at}.samples is empty; give measured costs or use another spread"
+    if any(not cost > 0 for cost in costs.samples):
+        yield f"{at}.samples must be positive; found {min(costs.samples)}"
+    if costs.longest is not None and not costs.longest >= 1:
+        yield f"{at}.longest={costs.longest} must be at least 1, the mean"
+
+
+def _instance_problems(at: str, instance: InstanceProfile) -> Iterator[str]:
+    if instance.num_devices < 0:
+        yield f"{at}.num_devices={instance.num_devices} must not be negative"
+    if not instance.points:
+        yield f"{at}.points is empty; give at least one time"
+    for i, point in enumerate(instance.points):
+        if point.num_items < 1:
+            yield f"{at}.points[{i}].num_items={point.num_items} must be at least 1"
+        if not point.seconds > 0:
+            yield f"{at}.points[{i}].seconds={point.seconds} must be positive"
+        if i and point.num_items <= instance.points[i - 1].num_items:
+            yield f"{at}.points[{i}].num_items={point.num_items} must be above the one before it"
+    for key in ("max_items", "step_s", "state_bytes", "sharded_state_bytes", "work_bytes", "item_work_bytes"):
+        if getattr(instance, key) < 0:
+            yield f"{at}.{key}={getattr(instance, key)} must not be negative"
+    for key in ("onload_s", "offload_s"):
+        value = getattr(instance, key)
+        if value is not None and value < 0:
+            yield f"{at}.{key}={value} must not be negative"
+
+
+def _normal_quantiles(shares: np.ndarray) -> np.ndarray:
+    """Of the standard normal distribution."""
+    inverse = NormalDist().inv_cdf
+    return np.array([inverse(share) for share in np.clip(shares, 1e-12, 1 - 1e-12)])
