@@ -1,0 +1,101 @@
+"""Profiles of simulators, from public throughput. An item is an environment slot, a round one hand-over of actions.
+
+A GPU-parallel simulator steps all environments of a device in one launch: nearly flat in their number, but for the
+cameras.
+A CPU-bound one runs a process for each core: a staircase in their number.
+"""
+
+from dataclasses import dataclass
+
+from rlinf_sched.derive.training import powers_up_to
+from rlinf_sched.profile import InstanceProfile, StageProfile, TimePoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuSimulator:
+    """Physics and cameras of many environments on one GPU."""
+
+    name: str
+    substeps: int
+    """Of physics in one control step: sim_freq / control_freq."""
+    substep_s: float
+    """Of one substep, whatever the number of environments."""
+    env_substep_s: float
+    """More for each environment."""
+    env_render_s: float
+    """Of one environment's cameras, once a control step."""
+    base_bytes: int
+    env_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CpuSimulator:
+    """One process for each core, each with several environments in turn."""
+
+    name: str
+    step_s: float
+    """Of one environment on one core: physics, controller and its share of the cameras."""
+    cores_per_device: int
+    """Of the host, for each GPU of the node."""
+    env_device_bytes: int
+    """Of the rendering context on the GPU."""
+
+
+_PICK_CUBE_SUBSTEPS, _BENCHMARK_ENVS, _BENCHMARK_PIXELS = 5, 4096, 128 * 128
+_PICK_CUBE_STATE_FPS, _PICK_CUBE_RGB_FPS, _CARTPOLE_STATE_FPS, _CARTPOLE_SUBSTEPS = 318_580, 18_549, 2_537_724, 2
+"""ManiSkill's performance page, RTX 4090: 4,096 environments for physics, 128 x 128 for cameras. PickCube runs physics
+at 100 Hz and control at 20 Hz."""
+
+_LAUNCH_S = _BENCHMARK_ENVS / _CARTPOLE_STATE_FPS / _CARTPOLE_SUBSTEPS  # the lightest scene: launches, hardly any work
+_RENDER_S = 1 / _PICK_CUBE_RGB_FPS - 1 / _PICK_CUBE_STATE_FPS
+
+MANISKILL_PUT_ON_PLATE = GpuSimulator(
+    name="ManiSkill PutOnPlateInScene",
+    substeps=100,  # 500 Hz and 5 Hz, the task's public settings
+    substep_s=_LAUNCH_S,
+    env_substep_s=1 / _PICK_CUBE_STATE_FPS / _PICK_CUBE_SUBSTEPS - _LAUNCH_S / _BENCHMARK_ENVS,
+    env_render_s=_RENDER_S * 640 * 480 / _BENCHMARK_PIXELS,  # the bridge scene's camera; cost taken as linear in pixels
+    base_bytes=2 * 10**9,  # CUDA and Vulkan contexts, PhysX buffers
+    env_bytes=70 * 10**6,  # 2.2 GB for 32 rendered environments (ManiSkill's notes on rendering memory)
+)
+"""Rates are those of the benchmark's RTX 4090, not scaled to other GPUs: launches do not scale, and data-centre GPUs
+have the fewer raster units."""
+
+LIBERO = CpuSimulator(
+    name="LIBERO",
+    step_s=1 / 70 + 2 / 300,  # 70 steps/s of physics and controller (measured by this project), two 3 ms images
+    cores_per_device=112 // 8,  # DGX H100 datasheet: two 56-core processors, eight GPUs
+    env_device_bytes=300 * 10**6,  # an EGL context with its textures
+)
+
+
+def gpu_simulator_profile(simulator: GpuSimulator, *, num_envs: int, num_rounds: int) -> StageProfile:
+    """Of `num_envs` environments that stay on their devices over all rounds of a step, whole or in part."""
+    flat_s = simulator.substeps * simulator.substep_s
+    env_s = simulator.substeps * simulator.env_substep_s + simulator.env_render_s
+    points = tuple(TimePoint(num_items=n, seconds=flat_s + n * env_s) for n in powers_up_to(num_envs))
+    instance = InstanceProfile(
+        points=points, state_bytes=simulator.base_bytes, sharded_state_bytes=simulator.env_bytes * num_envs
+    )
+    return StageProfile(
+        instances=(instance,),
+        batching="sum",
+        rounds=num_rounds,
+        source=f"derived: {simulator.name} from ManiSkill's public benchmark on an RTX 4090",
+    )
+
+
+def cpu_simulator_profile(
+    simulator: CpuSimulator, *, steps_per_round: int, num_envs: int, num_rounds: int
+) -> StageProfile:
+    """Of a simulator on the cores beside each device; the device itself only draws the cameras."""
+    cores = simulator.cores_per_device
+    counts = sorted({*powers_up_to(num_envs), *range(cores, num_envs, cores), *range(cores + 1, num_envs, cores)})
+    points = tuple(TimePoint(num_items=n, seconds=-(-n // cores) * steps_per_round * simulator.step_s) for n in counts)
+    instance = InstanceProfile(points=points, sharded_state_bytes=simulator.env_device_bytes * num_envs)
+    return StageProfile(
+        instances=(instance,),
+        batching="sum",
+        rounds=num_rounds,
+        source=f"derived: {simulator.name}, {cores} cores for each device",
+    )
