@@ -276,7 +276,8 @@ def test_answers_compare_with_the_plan_and_tell_what_does_not_fit(problem: Probl
 
 
 def test_quantities():
-    assert [seconds(value) for value in (0.0853, 2.414, 100.4, 252, 7500)] == [
+    assert [seconds(value) for value in (64.4e-6, 0.0853, 2.414, 100.4, 252, 7500)] == [
+        "64.4 us",
         "85.3 ms",
         "2.41 s",
         "100 s",

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlinf_sched.describe import ranges
 from rlinf_sched.explain.memory import MemoryUse, memory_uses
-from rlinf_sched.explain.sentences import measured_range_notes, sentences
+from rlinf_sched.explain.sentences import agreement_notes, measured_range_notes, sentences
 from rlinf_sched.explain.spans import Spans, device_groups, usage
 from rlinf_sched.explain.what_if import Answer
 from rlinf_sched.plan import Plan
@@ -93,8 +93,7 @@ def explain(
         path_s: label -> seconds of the critical path.
         answers: of `what_if`, where it was asked.
     """
-    total_s = sum(path_s.values()) or 1.0
-    parts = [PathPart(label=label, seconds=s, share=s / total_s) for label, s in path_s.items() if s > 0]
+    parts = [PathPart(label=label, seconds=s, share=s / spans.step_s) for label, s in path_s.items() if s > 0]
     return Explanation(
         problem=problem,
         plan=plan,
@@ -104,7 +103,7 @@ def explain(
         groups=tuple(_group_uses(plan, spans)),
         memory=tuple(memory_uses(problem, plan)),
         answers=tuple(answers),
-        notes=tuple(measured_range_notes(problem, plan)),
+        notes=(*measured_range_notes(problem, plan), *agreement_notes(plan, spans.step_s)),
     )
 
 

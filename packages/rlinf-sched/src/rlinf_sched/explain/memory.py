@@ -59,7 +59,7 @@ def _use(problem: Problem, plan: Plan, group: DeviceGroup) -> MemoryUse:
 def _moment(problem: Problem, plan: Plan, group: DeviceGroup, computing: str) -> tuple[dict[str, int], int]:
     """Resident bytes by stage and the work of the one that computes; stages of its turn are on the device with it."""
     turn, resident, work = plan.stage(computing).turn, {}, 0
-    for name in group.stages:
+    for name in _holders(problem, group, computing):
         stage = plan.stage(name)
         profile = instance_profile(problem, stage)
         if profile is None or (stage.offload and stage.turn != turn):
@@ -71,6 +71,14 @@ def _moment(problem: Problem, plan: Plan, group: DeviceGroup, computing: str) ->
             work = profile.peak_bytes(num_devices, num_items) - profile.resident_bytes(num_devices)
             work *= per_device
     return resident, work
+
+
+def _holders(problem: Problem, group: DeviceGroup, computing: str) -> list[str]:
+    """One stage for each worker group, as its stages share one state: the computing one, else the first."""
+    holder: dict[str, str] = {}
+    for name in (computing, *group.stages):
+        holder.setdefault(problem.flow.stage(name).worker, name)
+    return [name for name in group.stages if name in holder.values()]
 
 
 def items_at_once(problem: Problem, stage: StagePlan, profile: InstanceProfile) -> int:

@@ -2,7 +2,9 @@
 
 
 def seconds(value: float) -> str:
-    """`85.3 ms`, `2.41 s`, `4 min 12 s`, `2 h 05 min`."""
+    """`64.4 us`, `85.3 ms`, `2.41 s`, `4 min 12 s`, `2 h 05 min`."""
+    if 0 < value < 0.9995e-3:
+        return f"{value * 1e6:.3g} us"
     if value < 0.9995:
         return f"{value * 1e3:.3g} ms"
     if value < 119.5:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 BUSY_ENOUGH = 0.9
 """Below this share of computing devices the least busy group is named."""
 NEARLY_FULL = 0.95
+AGREEMENT = 0.05
+"""The planner and the simulator may differ by this much without a word."""
 CLOSE_CALL = 0.03
 """A runner-up that is this close deserves a measurement."""
 
@@ -46,6 +48,15 @@ def measured_range_notes(problem: Problem, plan: Plan) -> Iterator[str]:
                 f"{at}: the plan gives an instance {counted(num_items, 'item')} at once, more than the {largest:,} of "
                 "its largest point; the time goes on at the slope of the last points and is less certain"
             )
+
+
+def agreement_notes(plan: Plan, simulated_s: float) -> Iterator[str]:
+    """Where the planner and the simulator, which check each other, differ."""
+    if plan.prediction and abs(plan.prediction.step_s / simulated_s - 1) > AGREEMENT:
+        yield (
+            f"the planner expects {seconds(plan.prediction.step_s)} a step and the simulator {seconds(simulated_s)}; "
+            "the modes are compared by the planner, everything else is by the simulator"
+        )
 
 
 def _headline(explanation: Explanation) -> Iterator[str]:

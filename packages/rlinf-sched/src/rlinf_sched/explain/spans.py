@@ -37,9 +37,9 @@ class Spans:
     def __len__(self) -> int:
         return len(self.stage)
 
-    def is_kind(self, *kinds: Kind) -> np.ndarray:
+    def is_kind(self, *kinds: str) -> np.ndarray:
         """bool [n]."""
-        return np.isin(self.kind, [KINDS.index(kind) for kind in kinds])
+        return np.isin(self.kind, [KINDS.index(kind) for kind in KINDS if kind in kinds])
 
     def of_stage(self, name: str) -> np.ndarray:
         """bool [n]."""

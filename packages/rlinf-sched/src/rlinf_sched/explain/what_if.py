@@ -45,7 +45,7 @@ def changes(problem: Problem, plan: Plan) -> Iterator[Change]:
         plan: the plan of the problem as it is; says how many devices generation has.
     """
     num_devices = len(problem.cluster.compute_devices)
-    group = next(iter(problem.flow.generation_groups), None)
+    group = _main_generation_group(problem.flow)
     if group is not None:
         own = len(plan.stage(problem.flow.workers[group][0]).devices)
         yield Change(
@@ -101,6 +101,13 @@ def grown(cluster: Cluster, num_more: int) -> Cluster:
         replace(last, index=cluster.num_devices + i, node=first_node + i // max(sizes)) for i in range(num_more)
     )
     return replace(cluster, devices=(*cluster.devices, *more))
+
+
+def _main_generation_group(flow: FlowGraph) -> str | None:
+    """The one that plays the role rollout, else the first."""
+    groups = flow.generation_groups
+    playing = [group for group in groups if any(flow.stage(name).role == "rollout" for name in flow.workers[group])]
+    return next(iter([*playing, *groups]), None)
 
 
 def _answer(change: Change, plan: Plan, make_plan: Callable[[Problem], Plan]) -> Answer:

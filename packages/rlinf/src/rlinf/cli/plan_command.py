@@ -1,13 +1,17 @@
-"""`rlinf plan PROBLEM|RECIPE`: the best execution of a flow on a cluster, predicted and explained; nothing runs."""
+"""`rlinf plan PROBLEM`: the best execution of a flow on a cluster, predicted and explained; nothing runs."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlinf.config.overrides import parse_overrides
+from rlinf.config.catalog import SUFFIXES, read_recipe, shipped_recipes
+from rlinf.config.load import load_config
+from rlinf.config.overrides import Override, parse_overrides
 from rlinf.config.yaml_source import parse_file
 from rlinf.errors import UserError
 
@@ -25,9 +29,15 @@ def add_parser(subparsers: Any) -> None:
         "plan",
         help="the best execution of a flow on a cluster, and why",
         description="Plans a flow, predicts a step's time and memory, and explains both. Needs no GPU; nothing runs.",
-        epilog="A problem file holds a flow, its profiles and a cluster: docs/problem-file.md, or --schema.",
+        epilog="A problem file holds a flow, its profiles and a cluster: docs/problem-file.md, or --schema. "
+        "A recipe needs --model.path (a folder or a public name), --cluster.num_devices and --gpu; no data is read.",
     )
-    parser.add_argument("problem", nargs="?", help="a problem file (.json, .yaml), or a recipe as in rlinf train")
+    parser.add_argument(
+        "problem",
+        nargs="?",
+        help="a problem file (.json, .yaml), a workload of the planner, or a recipe as in rlinf train",
+    )
+    parser.add_argument("--gpu", default="H100", help="GPU that a recipe is planned for (default: H100)")
     parser.add_argument("--mode", choices=MODES, default="auto", help="plan this mode only (default: auto, the best)")
     parser.add_argument("--what-if", action="store_true", help="also plan changed problems: more devices, longer items")
     parser.add_argument(
@@ -55,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from rlinf_sched.explain import explain_problem, explanation_text
 
     try:
-        problem = _problem(args.problem, args.overrides)
+        problem = _problem(args.problem, args.overrides, args.gpu)
         modes = None if args.mode == "auto" else (args.mode,)
         explanation = explain_problem(problem, modes=modes, asks_what_if=args.what_if)
     except SchedError as error:
@@ -69,17 +79,34 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _problem(name: str, overrides: list[str]) -> Problem:
+def _problem(name: str, overrides: list[str], gpu: str) -> Problem:
+    from rlinf_sched.derive import WORKLOADS, workload
     from rlinf_sched.problem_file import read_problem
 
-    if _is_problem_file(Path(name)):
+    if name in WORKLOADS or _is_problem_file(Path(name)):
         if overrides:
-            raise UserError(f"{overrides[0]}: a problem file takes no overrides", hint=f"change the key in {name}")
-        return read_problem(name)
-    from rlinf.config.load import load_config
+            raise UserError(f"{overrides[0]}: only a recipe takes overrides", hint=f"{name} holds a whole problem")
+        return workload(name) if name in WORKLOADS else read_problem(name)
+    recipes = list(shipped_recipes())
+    if name not in recipes and Path(name).suffix not in SUFFIXES:
+        close = difflib.get_close_matches(name, [*WORKLOADS, *recipes], n=1, cutoff=0.5)
+        raise UserError(
+            f"{name!r} is no problem file, workload or recipe{f'; did you mean {close[0]}?' if close else ''}",
+            hint=f"workloads: {', '.join(WORKLOADS)}\nrecipes: {', '.join(recipes)}",
+        )
     from rlinf.jobs.problems import problem_of_recipe
 
-    return problem_of_recipe(load_config(name, parse_overrides(overrides)))
+    given = parse_overrides(overrides)
+    return problem_of_recipe(load_config(name, [*_unread_data(name, given), *given]), gpu=gpu)
+
+
+def _unread_data(name: str, given: Sequence[Override]) -> list[Override]:
+    """Stand-ins for the data files that a recipe leaves to its user: a plan reads none."""
+    task = read_recipe(name).values.get("task")
+    if not isinstance(task, dict) or any(override.key == ("task", "kind") for override in given):
+        return []
+    unset = [key for key in ("train_files", "eval_files") if key in task and task[key] is None]
+    return [Override(key=("task", key), value=["unread.jsonl"]) for key in unset]
 
 
 def _is_problem_file(path: Path) -> bool:

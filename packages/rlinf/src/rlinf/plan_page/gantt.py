@@ -165,9 +165,9 @@ def _areas(
         mean = float(share[start:end].mean()) * count
         amount = f"{number(mean)} of {number(count)} devices on average" if row.has_scale else ""
         busy = "" if row.has_scale or mean > 0.99 or not row.group.devices else f"{percent(mean)} of this time"
-        text = (
-            f"{TEXTS.get(label, label)}\n{seconds(edges_s[start])} to {seconds(edges_s[end])}\n{amount}{busy}".rstrip()
-        )
+        begin_s, end_s = float(edges_s[start]), float(edges_s[end])
+        lines = [TEXTS.get(label, label), f"{seconds(begin_s)} to {seconds(end_s)}", amount or busy]
+        text = "\n".join(line for line in lines if line)
         parts.append(f'<path fill="{colors[label]}" d="{path}" data-tip="{escape(text)}"/>')
     return parts
 

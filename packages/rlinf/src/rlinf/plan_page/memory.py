@@ -42,8 +42,9 @@ def _bar(use: MemoryUse, largest_bytes: int, colors: Mapping[str, str]) -> str:
         f'<div style="width:{size / largest_bytes:.3%};background:{color}" title="{escape(name)}: {_gib(size)}"></div>'
         for name, size, color in parts
     )
-    where = f"devices {ranges(use.group.devices)}" if len(use.group.devices) > 1 else f"device {use.group.devices[0]}"
-    where = where if len(where) <= MAX_LABEL else f"{len(use.group.devices):,} devices"
+    devices = use.group.devices
+    where = f"device{'s' if len(devices) > 1 else ''} {ranges(devices)}"
+    where = where if len(where) <= MAX_LABEL else f"{len(devices):,} devices"
     listing = ", ".join(f"{name} {_gib(size)}" for name, size, _ in parts)
     room = use.capacity_bytes / largest_bytes
     full = ' class="bad"' if use.used_bytes > use.capacity_bytes else ""
