@@ -2,8 +2,8 @@
 //
 // Time moves from moment to moment; events closer than one part in 10^12 are one moment. At a moment, first everything
 // that ends has ended and its items have arrived; then `settle` lets begin what can, stage by stage in order of
-// declaration, rank by rank, until nothing more can. Items that arrive in one moment queue by their number. So no result
-// depends on the order of events within a moment.
+// declaration, rank by rank, until nothing more can. Items that arrive in one moment queue by their number. So no
+// result depends on the order of events within a moment.
 #pragma once
 
 #include <cstdint>
@@ -156,9 +156,9 @@ class Simulator {
   std::vector<int32_t> instance_start_;  // [S + 1]
   std::vector<int32_t> queue_start_;     // [S + 1]
   std::vector<int32_t> queue_stage_;
-  std::vector<int32_t> queue_step_;      // the step that each queue serves
+  std::vector<int32_t> queue_step_;  // the step that each queue serves
   std::vector<uint8_t> queue_is_forced_;
-  std::vector<Queue> queues_;            // [steps, queues]
+  std::vector<Queue> queues_;  // [steps, queues]
   std::vector<Turn> turns_;
   std::vector<std::vector<int32_t>> out_edges_;
   std::vector<int32_t> num_first_;  // [S] inputs that an item needs in its first round, and later

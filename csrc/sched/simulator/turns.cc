@@ -11,7 +11,9 @@ void Simulator::mark_turn(int32_t turn) {
   }
 }
 
-bool Simulator::has_work(const Turn& turn) const { return first_step_with_work(turn) < model_.num_steps; }
+bool Simulator::has_work(const Turn& turn) const {
+  return first_step_with_work(turn) < model_.num_steps;
+}
 
 int32_t Simulator::first_step_with_work(const Turn& turn) const {
   int32_t first = model_.num_steps;
@@ -46,7 +48,7 @@ bool Simulator::leave_turns() {
     ++outcome_.num_events;
     turn.state = Turn::kLeaving;
     for (int32_t s : turn.stages) {
-      for (int32_t i = instance_start_[s]; model_.offload_s[s] > 0 && i < instance_start_[s + 1]; ++i) {
+      for (int32_t i = instance_start_[s]; model_.offload_s[s] >= 0 && i < instance_start_[s + 1]; ++i) {
         const double end = now_ + model_.offload_s[s];
         const int32_t span = outcome_.spans.add(s, instances_[i].rank, kOffload, std::max(0, instances_[i].step), 0,
                                                 instances_[i].last_span, now_, end);
@@ -107,7 +109,7 @@ bool Simulator::grant_turns() {
     turn.state = Turn::kLoading;
     turn.load_span = -1;
     for (int32_t s : turn.stages) {
-      for (int32_t i = instance_start_[s]; model_.onload_s[s] > 0 && i < instance_start_[s + 1]; ++i) {
+      for (int32_t i = instance_start_[s]; model_.onload_s[s] >= 0 && i < instance_start_[s + 1]; ++i) {
         int32_t cause = last_span_;  // of this moment: the items' arrival, or the turn that left
         const int32_t span =
             outcome_.spans.add(s, instances_[i].rank, kOnload, step, 0, cause, now_, now_ + model_.onload_s[s]);
@@ -125,8 +127,8 @@ bool Simulator::grant_turns() {
   return granted;
 }
 
-// A cycle in which nothing moves, to which nothing more will come and no stage of which has a whole hand-over: its first
-// stage that has items at all takes those.
+// A cycle in which nothing moves, to which nothing more will come and no stage of which has a whole hand-over: its
+// first stage that has items at all takes those.
 bool Simulator::pass_cycles() {
   bool forced = false;
   for (Turn& turn : turns_) {
@@ -175,8 +177,7 @@ bool Simulator::start_sync() {
       if (may_start) {
         const Turn& turn = turns_[model_.turn[last]];
         const int32_t cause = turn.offload_s > 0 ? turn.last_span : stage_span_[last];
-        const int32_t span =
-            outcome_.spans.add(last, -1, kSync, step, 0, cause, now_, now_ + model_.sync_s[i]);
+        const int32_t span = outcome_.spans.add(last, -1, kSync, step, 0, cause, now_, now_ + model_.sync_s[i]);
         running_sync_ = step * num_syncs + i;
         push(now_ + model_.sync_s[i], Event::kSynced, running_sync_, span);
         return true;

@@ -189,7 +189,8 @@ void Simulator::settle() {
   }
 }
 
-// -- items -------------------------------------------------------------------------------------------------------------
+// -- items
+// -------------------------------------------------------------------------------------------------------------
 
 void Simulator::release_step(int32_t step) {
   for (int32_t s = 0; s < num_stages_; ++s) {
@@ -277,13 +278,14 @@ void Simulator::deliver(int32_t edge, int32_t step, const Entry* entries, int64_
   transfer.step = step;
   transfer.entries.clear();
   std::copy_if(entries, entries + count, std::back_inserter(transfer.entries), goes);
-  transfer.span = outcome_.spans.add(source, rank, kTransfer, step, static_cast<int32_t>(num_going), span, now_,
-                                     now_ + seconds);
+  transfer.span =
+      outcome_.spans.add(source, rank, kTransfer, step, static_cast<int32_t>(num_going), span, now_, now_ + seconds);
   turns_[model_.turn[source]].num_in_transit += is_inner;
   push(now_ + seconds, Event::kArrival, index);
 }
 
-// -- what waits --------------------------------------------------------------------------------------------------------
+// -- what waits
+// --------------------------------------------------------------------------------------------------------
 
 void Simulator::stand_still() const {
   std::ostringstream text;

@@ -222,7 +222,8 @@ void Simulator::end_work(Instance& instance) {
   }
 }
 
-// -- engines -----------------------------------------------------------------------------------------------------------
+// -- engines
+// -----------------------------------------------------------------------------------------------------------
 
 bool Simulator::can_admit(const Instance& engine) const {
   if (engine.owes_step || static_cast<int32_t>(engine.inside.size()) >= model_.room[engine.stage]) {
@@ -301,14 +302,16 @@ void Simulator::enter(Instance& engine) {
 
 void Simulator::advance(Instance& engine) {
   if (!engine.inside.empty() && now_ > engine.progress_at) {
-    const double seconds = model_.table[model_.table_start[engine.stage] + static_cast<int64_t>(engine.inside.size()) - 1];
+    const double seconds =
+        model_.table[model_.table_start[engine.stage] + static_cast<int64_t>(engine.inside.size()) - 1];
     engine.progress += (now_ - engine.progress_at) / seconds;
   }
   engine.progress_at = now_;
 }
 
 void Simulator::reschedule(Instance& engine) {
-  const double seconds = model_.table[model_.table_start[engine.stage] + static_cast<int64_t>(engine.inside.size()) - 1];
+  const double seconds =
+      model_.table[model_.table_start[engine.stage] + static_cast<int64_t>(engine.inside.size()) - 1];
   const double left = std::max(0.0, engine.inside.front().first - engine.progress);
   engine.is_touched = false;
   push(now_ + left * seconds, Event::kEngine, index_of(engine.stage, engine.rank), ++engine.version);
