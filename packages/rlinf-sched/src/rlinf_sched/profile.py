@@ -50,6 +50,10 @@ class ItemCosts:
         costs = self._inverse(shares)
         return costs / costs.mean()
 
+    def typical(self, num_items: int) -> np.ndarray:
+        """float64 [num_items]: the quantiles in a fixed shuffled order, as items arrive; what plans are made for."""
+        return np.random.default_rng(num_items).permutation(self.quantiles(num_items))
+
     def draw(self, num_items: int, seed: int) -> np.ndarray:
         """float64 [num_items]: costs drawn at random, with mean 1 in expectation; the same for the same seed."""
         shares = np.random.default_rng(seed).random(num_items)
