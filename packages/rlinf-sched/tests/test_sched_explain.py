@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlinf_sched import Cluster, InfeasibleError, Plan, Prediction, Problem, RunnerUp, plan_for_mode
+from rlinf_sched import Cluster, InfeasibleError, Mode, Plan, Prediction, Problem, RunnerUp, plan_for_mode
 from rlinf_sched.explain import (
     KINDS,
     DeviceGroup,
@@ -20,10 +20,12 @@ from rlinf_sched.explain import (
     usage,
     what_if,
 )
+from rlinf_sched.explain.from_timeline import path_of, spans_of
 from rlinf_sched.explain.memory import memory_uses
 from rlinf_sched.explain.quantities import gib, listed, seconds
 from rlinf_sched.explain.what_if import changes, grown
 from rlinf_sched.problem_file import read_problem
+from rlinf_sched.simulator import simulate
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -145,6 +147,34 @@ def test_memory_counts_sharded_state_hand_overs_and_the_stages_of_a_cycle(embodi
     stages = {**embodied.profiles.stages, "actor": replace(embodied.profile("actor"), instances=(smaller,))}
     (use,) = memory_uses(replace(embodied, profiles=replace(embodied.profiles, stages=stages)), plan)
     assert (use.fullest, use.used_bytes) == ("policy", generation)
+
+
+@pytest.mark.parametrize("mode", ["collocated", "disaggregated", "hybrid"])
+@pytest.mark.parametrize("name", ["grpo-7b.yaml", "embodied-cycle.yaml", "laptop.json"])
+def test_memory_path_and_use_agree_with_the_simulator(name: str, mode: Mode):
+    pytest.importorskip("yaml")
+    problem = read_problem(EXAMPLES / name)
+    plan = plan_for_mode(problem.flow, problem.cluster, mode)
+    timeline = simulate(problem, plan)
+    for use in memory_uses(problem, plan):
+        assert use.used_bytes == max(timeline.memory(device).peak_bytes for device in use.group.devices)
+    assert sum(path_of(timeline).values()) == pytest.approx(timeline.step_s)
+    spans = spans_of(timeline)
+    for group in device_groups(plan):
+        used = usage(spans, plan, group, np.array([0.0, spans.step_s]))
+        busy = sum(float(used[stage][0]) for stage in group.stages if stage in used)
+        if group.devices:
+            assert busy == pytest.approx(sum(timeline.device_use[device].busy for device in group.devices))
+
+
+def test_of_an_asynchronous_flow_the_last_step_is_told(problem: Problem):
+    stale = replace(problem, flow=replace(problem.flow, max_staleness=1))
+    plan = plan_for_mode(stale.flow, stale.cluster, "disaggregated")
+    timeline = simulate(stale, plan)
+    spans = spans_of(timeline)
+    assert spans.step_s == pytest.approx(timeline.step_s)
+    assert spans.start_s.min() >= 0 and spans.end_s.max() == pytest.approx(spans.step_s)
+    assert 0 < sum(path_of(timeline).values()) <= spans.step_s * (1 + 1e-9)
 
 
 # -- the whole -------------------------------------------------------------------------------------------------------

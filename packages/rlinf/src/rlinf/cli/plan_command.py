@@ -85,7 +85,9 @@ def _problem(name: str, overrides: list[str], gpu: str) -> Problem:
 
     if name in WORKLOADS or _is_problem_file(Path(name)):
         if overrides:
-            raise UserError(f"{overrides[0]}: only a recipe takes overrides", hint=f"{name} holds a whole problem")
+            raise UserError(
+                f"{overrides[0]}: only a recipe takes overrides", hint="see rlinf plan --help for its options"
+            )
         return workload(name) if name in WORKLOADS else read_problem(name)
     recipes = list(shipped_recipes())
     if name not in recipes and Path(name).suffix not in SUFFIXES:
