@@ -11,6 +11,7 @@ import pytest
 from rlinf.cli.main import main
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
+from rlinf.config.reasoning import ReasoningConfig
 from rlinf.jobs.problems import grpo_flow, problem_of_recipe
 from rlinf_sched import Plan
 from rlinf_sched.problem_schema import problem_schema
@@ -98,7 +99,9 @@ def test_the_problem_of_a_recipe_has_its_numbers():
 def test_the_flow_of_a_recipe_is_that_of_the_job(kl_coef: str):
     from rlinf.jobs.reasoning import ReasoningJob
 
-    job = ReasoningJob(load_config("add-grpo", parse_overrides(["--algorithm.kl_coef", kl_coef])))
+    config = load_config("add-grpo", parse_overrides(["--algorithm.kl_coef", kl_coef]))
+    assert isinstance(config, ReasoningConfig)
+    job = ReasoningJob(config)
     declared = job.build(Path("unused")).train.graph()
     planned = grpo_flow(has_reference=kl_coef != "0", group_bytes=0)
     assert (planned.stages, planned.weight_edges, planned.feeds) == (

@@ -1,7 +1,7 @@
 """Why a plan is as it is: its critical path, its devices and memory, the other modes, what-if answers.
 
-`explain_problem` plans and explains a problem; `explain` explains a plan and its timeline. `explanation_text` tells it on
-a terminal, `trace_json` draws it for Perfetto.
+`explain_problem` plans and explains a problem; `explain` explains a plan and its timeline. `explanation_text` tells it
+on a terminal, `trace_json` draws it for Perfetto.
 """
 
 from rlinf_sched.explain.explanation import Explanation, GroupUse, ModeRow, PathPart, explain

@@ -130,7 +130,8 @@ def _memory(explanation: Explanation) -> Iterator[str]:
     if explanation.memory:
         use = max(explanation.memory, key=lambda use: use.used_bytes / use.capacity_bytes)
         share = use.used_bytes / use.capacity_bytes
-        warning = ", which leaves hardly any room for fragmentation" if share > NEARLY_FULL else ""
+        nearly = ", which leaves hardly any room for fragmentation" if share > NEARLY_FULL else ""
+        warning = ", more than there is" if share > 1 else nearly
         yield (
             f"Memory is fullest on {ranges(use.group.devices)} while {use.fullest} computes: {gib(use.used_bytes)} of "
             f"{gib(use.capacity_bytes)} ({share:.0%}){warning}."
