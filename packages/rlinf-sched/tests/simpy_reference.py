@@ -117,7 +117,7 @@ class Reference:
                 queue.left[step] = s.rounds * len(queue.members)
             if not self.inputs(s, first=True):
                 for item in range(self.problem.num_items):
-                    self.queue_of(s, item).new[step].append((item, 1))
+                    self.queue_of(s, item).new[step].append((0, item, 1))
 
     def queues(self, s):
         if not hasattr(s, "all_queues"):
@@ -182,8 +182,11 @@ class Reference:
 
     # -- stages --------------------------------------------------------------------------------------------------------
 
+    def held(self, q):
+        return len(q.there[q.step]) + len(q.new[q.step])
+
     def ready(self, s, q):
-        there, left = len(q.there[q.step]), q.left.get(q.step, 0)
+        there, left = self.held(q), q.left.get(q.step, 0)
         if not there:
             return False
         if there == left or q.forced:
@@ -202,7 +205,7 @@ class Reference:
             while q.left.get(q.step) == 0:
                 q.step += 1
             for step, new in q.new.items():
-                q.there[step] += sorted(new)
+                q.there[step] += [(item, r) for _, item, r in sorted(new)]
                 new.clear()
         if s.turn.needs_lease and s.turn.state != "held":
             return
@@ -335,14 +338,14 @@ class Reference:
                 continue
             seconds = self.transfer_s(edge, len(going))
             if not seconds:
-                self.arrive(edge, step, going)
+                self.arrive(edge, i.r, step, going)
                 continue
             s.turn.moving += edge.inner
             self.note(s, i.r, "transfer", step, len(going), self.env.now, self.env.now + seconds)
 
             def land(edge=edge, going=going):
                 edge.source.turn.moving -= edge.inner
-                self.arrive(edge, step, going)
+                self.arrive(edge, i.r, step, going)
 
             self.after(seconds, land)
 
@@ -357,14 +360,15 @@ class Reference:
         size = sum(self.flow.item_bytes.get(channel, 0) for channel in channels)
         return exact(cluster.links.latency_s) + Fraction(count * size) / Fraction(rate)
 
-    def arrive(self, edge, step, items):
+    def arrive(self, edge, rank, step, items):
         t = edge.target
         for item, r in items:
             r = (r + edge.back) if edge.inner else 1
             self.arrivals[t.name, step, item, r] += 1
             self.arrivals[id(t.turn), step] += not edge.inner
-            if self.arrivals[t.name, step, item, r] == len(self.inputs(t, first=r == 1)):
-                self.queue_of(t, item).new[step].append((item, r))
+            inputs = self.inputs(t, first=r == 1)
+            if self.arrivals[t.name, step, item, r] == len(inputs):
+                self.queue_of(t, item).new[step].append((rank if len(inputs) == 1 else 0, item, r))
 
     # -- turns, syncs, steps -------------------------------------------------------------------------------------------
 
@@ -404,7 +408,7 @@ class Reference:
             expected = sum(e.target.turn is turn and not e.inner for e in self.edges) * self.problem.num_items
             if self.has_work(turn) is None:
                 for q in (q for s in turn.stages for q in self.queues(s)):
-                    if q.there[q.step] and self.arrivals[id(turn), q.step] == expected:
+                    if self.held(q) and self.arrivals[id(turn), q.step] == expected:
                         q.forced = True
                         break
 
