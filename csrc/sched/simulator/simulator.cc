@@ -210,7 +210,7 @@ void Simulator::release_step(int32_t step) {
   for (int32_t s = 0; s < num_stages_; ++s) {
     if (num_first_[s] == 0) {
       for (int32_t item = 0; item < model_.num_items; ++item) {
-        enqueue(s, step, {item, 1, last_span_, now_});
+        enqueue(s, step, {item, 1, last_span_, 0, now_});
       }
     }
   }
@@ -222,7 +222,7 @@ void Simulator::enqueue(int32_t stage, int32_t step, Entry entry) {
   mark(stage);
 }
 
-void Simulator::arrive(int32_t edge, int32_t step, int32_t item, int32_t round, int32_t cause) {
+void Simulator::arrive(int32_t edge, int32_t step, int32_t item, int32_t round, int32_t span) {
   const int32_t target = model_.edge_target[edge];
   Turn& turn = turns_[model_.turn[target]];
   if (model_.turn[model_.edge_source[edge]] != model_.turn[target]) {
@@ -236,7 +236,8 @@ void Simulator::arrive(int32_t edge, int32_t step, int32_t item, int32_t round, 
   }
   auto& missing = missing_[static_cast<size_t>(step) * num_stages_ + target];
   if (--missing[static_cast<size_t>(round - 1) * model_.num_items + item] == 0) {
-    enqueue(target, step, {item, round, cause, now_});
+    const int32_t num_inputs = round == 1 ? num_first_[target] : num_later_[target];
+    enqueue(target, step, {item, round, span, num_inputs == 1 ? outcome_.spans.rank[span] : 0, now_});
   }
 }
 

@@ -40,6 +40,7 @@ class Simulator {
     int32_t item;
     int32_t round;
     int32_t cause;
+    int32_t sender;
     double time;
   };
   // Of one step. Entries before `head` are taken, those before `ordered` are in their final order.
@@ -100,7 +101,7 @@ class Simulator {
 
   // Items.
   void release_step(int32_t step);
-  void arrive(int32_t edge, int32_t step, int32_t item, int32_t round, int32_t cause);
+  void arrive(int32_t edge, int32_t step, int32_t item, int32_t round, int32_t span);
   void enqueue(int32_t stage, int32_t step, Entry entry);
   void hand_on(Instance& instance, const Entry* entries, int64_t count);
   void deliver(int32_t edge, int32_t step, const Entry* entries, int64_t count, int32_t span, int32_t rank);

@@ -33,8 +33,9 @@ void Simulator::order_arrivals(Queue& queue) {
   if (queue.ordered == queue.entries.size()) {
     return;
   }
-  std::sort(queue.entries.begin() + static_cast<int64_t>(queue.ordered), queue.entries.end(),
-            [](const Entry& a, const Entry& b) { return a.item < b.item; });
+  std::sort(
+      queue.entries.begin() + static_cast<int64_t>(queue.ordered), queue.entries.end(),
+      [](const Entry& a, const Entry& b) { return a.sender != b.sender ? a.sender < b.sender : a.item < b.item; });
   queue.ordered = queue.entries.size();
 }
 
