@@ -117,12 +117,11 @@ def _embodied(stage: Stage, model: ModelShape, gpu: Gpu, job: Embodied) -> Stage
         "micro_batch_tokens": job.micro_batch * tokens,
         "max_items": job.num_envs,
     }
-    if stage.role == "env" and isinstance(job.simulator, GpuSimulator):
-        return gpu_simulator_profile(job.simulator, num_envs=job.num_envs, num_rounds=job.num_rounds)
     if stage.role == "env":
-        return cpu_simulator_profile(
-            job.simulator, steps_per_round=job.chunk_steps, num_envs=job.num_envs, num_rounds=job.num_rounds
-        )
+        simulator, counts = job.simulator, {"num_envs": job.num_envs, "num_rounds": job.num_rounds}
+        if isinstance(simulator, GpuSimulator):
+            return gpu_simulator_profile(simulator, **counts)
+        return cpu_simulator_profile(simulator, steps_per_round=job.chunk_steps, **counts)
     if not stage.needs_device:
         return host_profile(RULE_REWARD_S, job.num_envs, source="derived: a rule of 2 ms for each environment")
     if stage.trains:

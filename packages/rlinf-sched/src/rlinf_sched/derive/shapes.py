@@ -125,7 +125,8 @@ class ModelShape:
         if kind not in _MODEL_TYPES:
             raise ProfileError(f"config.model_type={kind!r}{did_you_mean(str(kind), [*_MODEL_TYPES, 'openvla'])}")
         hidden, num_heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-        experts = _count(config, "num_experts") if kind == "qwen3_moe" else 0
+        # transformers 5 writes num_local_experts where checkpoints have num_experts
+        experts = _count(config, "num_experts", config.get("num_local_experts")) if kind == "qwen3_moe" else 0
         return cls(
             name=name or kind,
             num_layers=_count(config, "num_hidden_layers"),

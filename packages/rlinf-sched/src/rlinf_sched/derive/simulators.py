@@ -2,7 +2,8 @@
 
 A GPU-parallel simulator steps all environments of a device in one launch: nearly flat in their number, but for the
 cameras.
-A CPU-bound one runs a process for each core: a staircase in their number.
+A CPU-bound one runs a process for each environment: flat up to the number of cores, then proportional. The cores of a
+node are divided among its devices, so environments on few devices have few cores.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class GpuSimulator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CpuSimulator:
-    """One process for each core, each with several environments in turn."""
+    """One process for each environment, on the cores of the host."""
 
     name: str
     step_s: float
@@ -88,10 +89,13 @@ def gpu_simulator_profile(simulator: GpuSimulator, *, num_envs: int, num_rounds:
 def cpu_simulator_profile(
     simulator: CpuSimulator, *, steps_per_round: int, num_envs: int, num_rounds: int
 ) -> StageProfile:
-    """Of a simulator on the cores beside each device; the device itself only draws the cameras."""
-    cores = simulator.cores_per_device
-    counts = sorted({*powers_up_to(num_envs), *range(cores, num_envs, cores), *range(cores + 1, num_envs, cores)})
-    points = tuple(TimePoint(num_items=n, seconds=-(-n // cores) * steps_per_round * simulator.step_s) for n in counts)
+    """Of a simulator on the cores beside each device; the device itself only draws the cameras.
+
+    Each environment is a process: up to one for each core they run at once, more share the cores evenly.
+    """
+    cores, round_s = simulator.cores_per_device, steps_per_round * simulator.step_s
+    counts = sorted({*powers_up_to(num_envs), min(cores, num_envs)})
+    points = tuple(TimePoint(num_items=n, seconds=max(1, n / cores) * round_s) for n in counts)
     instance = InstanceProfile(points=points, sharded_state_bytes=simulator.env_device_bytes * num_envs)
     return StageProfile(
         instances=(instance,),
