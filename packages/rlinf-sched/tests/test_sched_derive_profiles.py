@@ -12,8 +12,10 @@ from rlinf_sched.derive import (
     WORKLOADS,
     Embodied,
     Lengths,
+    Reasoning,
     act_profile,
     cpu_simulator_profile,
+    derive_profiles,
     embodied,
     find_gpu,
     find_model,
@@ -261,6 +263,24 @@ def test_a_users_own_numbers(tmp_path) -> None:
     assert asynchronous.flow.max_staleness == 1
     own = Embodied(simulator=MANISKILL_PUT_ON_PLATE, num_envs=64, num_rounds=10)
     assert embodied(own, gpu="H200", num_devices=2).profiles.stages["env"].rounds == 10
+
+
+def test_profiles_of_a_users_own_flow() -> None:
+    flow = grpo(num_devices=8).flow
+    job = Reasoning(lengths=LENGTHS, num_groups=16)
+    profiles = derive_profiles(flow, model="Qwen2.5-1.5B", gpu="a100", job=job)
+    assert profiles.stages.keys() == {"rollout", "logprobs", "reward", "actor"}
+    assert profiles.stages["reward"].instances[0].num_devices == 0
+    assert profiles.stages["actor"].instances[0].step_s > 0 == profiles.stages["logprobs"].instances[0].step_s
+    with pytest.raises(ProfileError, match="derive it from an Embodied job"):
+        derive_profiles(workload("maniskill-openvla-8").flow, model="OpenVLA-7B", gpu="H100", job=job)
+
+
+def test_a_step_of_nothing_is_refused() -> None:
+    with pytest.raises(ProfileError, match="num_groups=0"):
+        grpo(num_prompts=0)
+    with pytest.raises(ProfileError, match="num_rounds=0"):
+        Embodied(simulator=LIBERO, num_envs=8, num_rounds=0)
 
 
 def test_an_unknown_workload_gets_the_nearest() -> None:

@@ -180,6 +180,17 @@ def find_model(name: str) -> ModelShape:
         raise ProfileError(f"model={name!r}{did_you_mean(name, MODELS)}, or the folder of a model") from None
 
 
+def resolve_model(model: str | Path | ModelShape) -> ModelShape:
+    """A shape as it is, the shape in a folder, or that of a public model.
+
+    Raises:
+        ProfileError: neither a folder with a config.json nor a known name.
+    """
+    if isinstance(model, ModelShape):
+        return model
+    return ModelShape.from_folder(model) if Path(model).is_dir() else find_model(str(model))
+
+
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
 _TOWER_PARAMETERS = {
