@@ -12,7 +12,7 @@ from rlinf_sched.derive.datasheets import GPUS, Gpu, find_gpu, gpu_cluster
 from rlinf_sched.derive.generation import act_profile, generate_profile
 from rlinf_sched.derive.lengths import Lengths
 from rlinf_sched.derive.profiles import Embodied, Reasoning, derive_profiles, host_profile
-from rlinf_sched.derive.shapes import MODELS, ModelShape, find_model
+from rlinf_sched.derive.shapes import MODELS, ModelShape, find_model, resolve_model
 from rlinf_sched.derive.simulators import (
     LIBERO,
     MANISKILL_PUT_ON_PLATE,
@@ -22,7 +22,7 @@ from rlinf_sched.derive.simulators import (
     gpu_simulator_profile,
 )
 from rlinf_sched.derive.training import forward_profile, train_profile
-from rlinf_sched.derive.workloads import WORKLOADS, embodied, grpo, ppo, resolve_model, workload
+from rlinf_sched.derive.workloads import WORKLOADS, embodied, grpo, ppo, workload
 
 __all__ = [
     "ModelShape",

@@ -101,6 +101,7 @@ def generate_profile(
                 max_items=most,
                 state_bytes=model.weights_bytes // size,
                 item_work_bytes=round(group_kv / size),
+                offload_s=0.0,  # the cache is dropped and the next weights come with the sync
             )
         )
     if not instances:

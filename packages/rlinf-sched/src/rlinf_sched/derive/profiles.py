@@ -1,11 +1,12 @@
 """Profiles of a whole flow from a model's shape and a GPU's datasheet, by the roles of its stages."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from rlinf_sched.derive.datasheets import Gpu
+from rlinf_sched.derive.datasheets import Gpu, find_gpu
 from rlinf_sched.derive.generation import MAX_RUNNING_SEQUENCES, Engine, act_profile, generate_profile
 from rlinf_sched.derive.lengths import Lengths
-from rlinf_sched.derive.shapes import ModelShape
+from rlinf_sched.derive.shapes import ModelShape, resolve_model
 from rlinf_sched.derive.simulators import (
     CpuSimulator,
     GpuSimulator,
@@ -40,6 +41,9 @@ class Reasoning:
     num_minibatches: int = NUM_MINIBATCHES
     max_running_sequences: int = MAX_RUNNING_SEQUENCES
 
+    def __post_init__(self) -> None:
+        _check_counts(self, "num_groups", "num_minibatches", "max_running_sequences")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embodied:
@@ -66,23 +70,34 @@ class Embodied:
     micro_batch: int = 32
     """Observations in one forward and backward pass; public recipes have 32 to 40."""
 
+    def __post_init__(self) -> None:
+        _check_counts(self, "num_envs", "num_rounds", "chunk_steps", "action_dim", "num_minibatches", "micro_batch")
+
     @property
     def action_tokens(self) -> int:
         """Of one answer."""
         return self.action_dim * self.chunk_steps
 
 
-def derive_profiles(flow: FlowGraph, model: ModelShape, gpu: Gpu, job: Reasoning | Embodied) -> Profiles:
+def derive_profiles(
+    flow: FlowGraph, *, model: str | Path | ModelShape, gpu: str | Gpu, job: Reasoning | Embodied
+) -> Profiles:
     """Of every stage of `flow`, all roles with the same model.
 
     A stage is taken by its role and its place: it trains; or has no device (a rule on the host); or is an env; or is a
     rollout; or else makes one forward pass (reference, critic).
 
+    Args:
+        model: a public model's name, the folder of one with its config.json, or a shape.
+        gpu: a name in `GPUS`, or a datasheet.
+
     Raises:
-        ProfileError: a stage that the job has no numbers for.
+        ProfileError, ClusterError: an unknown model or GPU, or a stage that the job has no numbers for.
     """
-    derive = _reasoning if isinstance(job, Reasoning) else _embodied
-    return Profiles(stages={stage.name: derive(stage, model, gpu, job) for stage in flow.stages})  # type: ignore[arg-type]
+    shape, sheet = resolve_model(model), gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
+    if isinstance(job, Reasoning):
+        return Profiles(stages={stage.name: _reasoning(stage, shape, sheet, job) for stage in flow.stages})
+    return Profiles(stages={stage.name: _embodied(stage, shape, sheet, job) for stage in flow.stages})
 
 
 def host_profile(seconds: float, max_items: int, *, source: str) -> StageProfile:
@@ -117,12 +132,11 @@ def _embodied(stage: Stage, model: ModelShape, gpu: Gpu, job: Embodied) -> Stage
         "micro_batch_tokens": job.micro_batch * tokens,
         "max_items": job.num_envs,
     }
-    if stage.role == "env" and isinstance(job.simulator, GpuSimulator):
-        return gpu_simulator_profile(job.simulator, num_envs=job.num_envs, num_rounds=job.num_rounds)
     if stage.role == "env":
-        return cpu_simulator_profile(
-            job.simulator, steps_per_round=job.chunk_steps, num_envs=job.num_envs, num_rounds=job.num_rounds
-        )
+        simulator, counts = job.simulator, {"num_envs": job.num_envs, "num_rounds": job.num_rounds}
+        if isinstance(simulator, GpuSimulator):
+            return gpu_simulator_profile(simulator, **counts)
+        return cpu_simulator_profile(simulator, steps_per_round=job.chunk_steps, **counts)
     if not stage.needs_device:
         return host_profile(RULE_REWARD_S, job.num_envs, source="derived: a rule of 2 ms for each environment")
     if stage.trains:
@@ -146,3 +160,9 @@ def _embodied(stage: Stage, model: ModelShape, gpu: Gpu, job: Embodied) -> Stage
             engine=job.engine,
         )
     return forward_profile(model, gpu, **sequences)
+
+
+def _check_counts(job: Reasoning | Embodied, *keys: str) -> None:
+    for key in keys:
+        if getattr(job, key) < 1:
+            raise ProfileError(f"{key}={getattr(job, key)} must be at least 1")

@@ -125,7 +125,8 @@ class ModelShape:
         if kind not in _MODEL_TYPES:
             raise ProfileError(f"config.model_type={kind!r}{did_you_mean(str(kind), [*_MODEL_TYPES, 'openvla'])}")
         hidden, num_heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-        experts = _count(config, "num_experts") if kind == "qwen3_moe" else 0
+        # transformers 5 writes num_local_experts where checkpoints have num_experts
+        experts = _count(config, "num_experts", config.get("num_local_experts")) if kind == "qwen3_moe" else 0
         return cls(
             name=name or kind,
             num_layers=_count(config, "num_hidden_layers"),
@@ -177,6 +178,17 @@ def find_model(name: str) -> ModelShape:
         return by_name[name.lower()]
     except KeyError:
         raise ProfileError(f"model={name!r}{did_you_mean(name, MODELS)}, or the folder of a model") from None
+
+
+def resolve_model(model: str | Path | ModelShape) -> ModelShape:
+    """A shape as it is, the shape in a folder, or that of a public model.
+
+    Raises:
+        ProfileError: neither a folder with a config.json nor a known name.
+    """
+    if isinstance(model, ModelShape):
+        return model
+    return ModelShape.from_folder(model) if Path(model).is_dir() else find_model(str(model))
 
 
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")

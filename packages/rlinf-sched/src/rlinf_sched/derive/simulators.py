@@ -2,7 +2,8 @@
 
 A GPU-parallel simulator steps all environments of a device in one launch: nearly flat in their number, but for the
 cameras.
-A CPU-bound one runs a process for each core: a staircase in their number.
+A CPU-bound one runs a process for each environment: flat up to the number of cores, then proportional. The cores of a
+node are divided among its devices, so environments on few devices have few cores.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class GpuSimulator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CpuSimulator:
-    """One process for each core, each with several environments in turn."""
+    """One process for each environment, on the cores of the host."""
 
     name: str
     step_s: float
@@ -41,19 +42,21 @@ class CpuSimulator:
     """Of the rendering context on the GPU."""
 
 
-_PICK_CUBE_SUBSTEPS, _BENCHMARK_ENVS, _BENCHMARK_PIXELS = 5, 4096, 128 * 128
-_PICK_CUBE_STATE_FPS, _PICK_CUBE_RGB_FPS, _CARTPOLE_STATE_FPS, _CARTPOLE_SUBSTEPS = 318_580, 18_549, 2_537_724, 2
-"""ManiSkill's performance page, RTX 4090: 4,096 environments for physics, 128 x 128 for cameras. PickCube runs physics
-at 100 Hz and control at 20 Hz."""
+_CARTPOLE_STATE_FPS, _PICK_CUBE_STATE_FPS, _PICK_CUBE_RGB_FPS = 2_537_724, 318_580, 18_549
+_BENCHMARK_ENVS, _BENCHMARK_SUBSTEPS, _BENCHMARK_PIXELS = 4096, 2, 128 * 128
+"""ManiSkill's page on performance benchmarking, one RTX 4090: physics of 4,096 environments, cameras of 128 x 128. Both
+benchmark tasks take two substeps in a control step (120 and 60 Hz, 100 and 50 Hz)."""
 
-_LAUNCH_S = _BENCHMARK_ENVS / _CARTPOLE_STATE_FPS / _CARTPOLE_SUBSTEPS  # the lightest scene: launches, hardly any work
+# the lightest scene is all launches and hardly any work
+_LAUNCH_S = _BENCHMARK_ENVS / _CARTPOLE_STATE_FPS / _BENCHMARK_SUBSTEPS
+_ENV_S = 1 / _PICK_CUBE_STATE_FPS / _BENCHMARK_SUBSTEPS - _LAUNCH_S / _BENCHMARK_ENVS
 _RENDER_S = 1 / _PICK_CUBE_RGB_FPS - 1 / _PICK_CUBE_STATE_FPS
 
 MANISKILL_PUT_ON_PLATE = GpuSimulator(
     name="ManiSkill PutOnPlateInScene",
     substeps=100,  # 500 Hz and 5 Hz, the task's public settings
     substep_s=_LAUNCH_S,
-    env_substep_s=1 / _PICK_CUBE_STATE_FPS / _PICK_CUBE_SUBSTEPS - _LAUNCH_S / _BENCHMARK_ENVS,
+    env_substep_s=_ENV_S,
     env_render_s=_RENDER_S * 640 * 480 / _BENCHMARK_PIXELS,  # the bridge scene's camera; cost taken as linear in pixels
     base_bytes=2 * 10**9,  # CUDA and Vulkan contexts, PhysX buffers
     env_bytes=70 * 10**6,  # 2.2 GB for 32 rendered environments (ManiSkill's notes on rendering memory)
@@ -88,10 +91,13 @@ def gpu_simulator_profile(simulator: GpuSimulator, *, num_envs: int, num_rounds:
 def cpu_simulator_profile(
     simulator: CpuSimulator, *, steps_per_round: int, num_envs: int, num_rounds: int
 ) -> StageProfile:
-    """Of a simulator on the cores beside each device; the device itself only draws the cameras."""
-    cores = simulator.cores_per_device
-    counts = sorted({*powers_up_to(num_envs), *range(cores, num_envs, cores), *range(cores + 1, num_envs, cores)})
-    points = tuple(TimePoint(num_items=n, seconds=-(-n // cores) * steps_per_round * simulator.step_s) for n in counts)
+    """Of a simulator on the cores beside each device; the device itself only draws the cameras.
+
+    Each environment is a process: up to one for each core they run at once, more share the cores evenly.
+    """
+    cores, round_s = simulator.cores_per_device, steps_per_round * simulator.step_s
+    counts = sorted({*powers_up_to(num_envs), min(cores, num_envs)})
+    points = tuple(TimePoint(num_items=n, seconds=max(1, n / cores) * round_s) for n in counts)
     instance = InstanceProfile(points=points, sharded_state_bytes=simulator.env_device_bytes * num_envs)
     return StageProfile(
         instances=(instance,),

@@ -124,6 +124,7 @@ def forward_profile(
                 state_bytes=model.weights_bytes // size,
                 work_bytes=_activation_bytes(model, micro_batch_tokens, training=False) // size,
                 item_work_bytes=round(_ITEM_BYTES_PER_TOKEN * item_tokens),
+                offload_s=0.0,  # weights do not change, and the host keeps its copy
             )
         )
     return StageProfile(

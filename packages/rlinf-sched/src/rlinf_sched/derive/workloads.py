@@ -3,13 +3,16 @@ published settings. What the paper leaves open follows the public recipes of the
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from rlinf_sched.derive.datasheets import find_gpu, gpu_cluster
+from rlinf_sched.derive.datasheets import gpu_cluster
+from rlinf_sched.derive.generation import MAX_RUNNING_SEQUENCES
 from rlinf_sched.derive.lengths import MEAN_SHARE_OF_LIMIT, Lengths
 from rlinf_sched.derive.profiles import Embodied, Reasoning, derive_profiles
-from rlinf_sched.derive.shapes import ModelShape, find_model
+from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.derive.simulators import LIBERO, MANISKILL_PUT_ON_PLATE
+from rlinf_sched.derive.training import Backend
 from rlinf_sched.errors import ProblemError, did_you_mean
 from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
 from rlinf_sched.problem import Problem
@@ -32,7 +35,8 @@ def grpo(
     sequence_tokens: int = 28_672,
     mean_tokens: float | None = None,
     max_staleness: int = 0,
-    **job: object,
+    backend: Backend = "megatron",
+    max_running_sequences: int = MAX_RUNNING_SEQUENCES,
 ) -> Problem:
     """GRPO with answers checked by rule: rollout, proximal log-probabilities, reward, training.
 
@@ -41,7 +45,9 @@ def grpo(
         num_prompts: groups in a step.
         sequence_tokens: prompt and answer at most.
         mean_tokens: of an answer; None: `MEAN_SHARE_OF_LIMIT` of the longest.
-        job: further fields of `Reasoning` (backend, num_minibatches, max_running_sequences).
+        max_staleness: steps that generation may run ahead; 0 is synchronous.
+        backend: of training.
+        max_running_sequences: in one engine at once.
     """
     flow = FlowGraph(
         name="grpo",
@@ -58,8 +64,13 @@ def grpo(
         feeds=("prompts",),
         max_staleness=max_staleness,
     )
-    lengths = _lengths(group_size, sequence_tokens, mean_tokens)
-    return _reasoning(flow, model, gpu, num_devices, Reasoning(lengths=lengths, num_groups=num_prompts, **job))  # type: ignore[arg-type]
+    job = Reasoning(
+        lengths=_lengths(group_size, sequence_tokens, mean_tokens),
+        num_groups=num_prompts,
+        backend=backend,
+        max_running_sequences=max_running_sequences,
+    )
+    return _reasoning(flow, model, gpu, num_devices, job)
 
 
 def ppo(
@@ -72,7 +83,8 @@ def ppo(
     sequence_tokens: int = 28_672,
     mean_tokens: float | None = None,
     max_staleness: int = 0,
-    **job: object,
+    backend: Backend = "megatron",
+    max_running_sequences: int = MAX_RUNNING_SEQUENCES,
 ) -> Problem:
     """PPO with a critic of the model's own size: rollout, reference, reward, values, training of critic and actor.
 
@@ -98,8 +110,13 @@ def ppo(
         feeds=("prompts",),
         max_staleness=max_staleness,
     )
-    lengths = _lengths(group_size, sequence_tokens, mean_tokens)
-    return _reasoning(flow, model, gpu, num_devices, Reasoning(lengths=lengths, num_groups=num_prompts, **job))  # type: ignore[arg-type]
+    job = Reasoning(
+        lengths=_lengths(group_size, sequence_tokens, mean_tokens),
+        num_groups=num_prompts,
+        backend=backend,
+        max_running_sequences=max_running_sequences,
+    )
+    return _reasoning(flow, model, gpu, num_devices, job)
 
 
 def embodied(
@@ -132,21 +149,10 @@ def embodied(
     )
     return Problem(
         flow=flow,
-        profiles=derive_profiles(flow, resolve_model(model), find_gpu(gpu), job),
+        profiles=derive_profiles(flow, model=model, gpu=gpu, job=job),
         cluster=gpu_cluster(gpu, num_devices),
         num_items=job.num_envs,
     )
-
-
-def resolve_model(model: str | Path | ModelShape) -> ModelShape:
-    """A shape as it is, the shape in a folder, or that of a public model.
-
-    Raises:
-        ProfileError: neither a folder with a config.json nor a known name.
-    """
-    if isinstance(model, ModelShape):
-        return model
-    return ModelShape.from_folder(model) if Path(model).is_dir() else find_model(str(model))
 
 
 MANISKILL = Embodied(simulator=MANISKILL_PUT_ON_PLATE, num_envs=256, num_rounds=80)
@@ -201,17 +207,9 @@ def _lengths(group_size: int, sequence_tokens: int, mean_tokens: float | None) -
 def _reasoning(flow: FlowGraph, model: str | Path | ModelShape, gpu: str, num_devices: int, job: Reasoning) -> Problem:
     group_bytes = round(_TOKEN_BYTES * job.lengths.group_tokens)
     item_bytes = {channel: group_bytes for channel in flow.channels if channel not in flow.feeds}
-    with_bytes = FlowGraph(
-        name=flow.name,
-        stages=flow.stages,
-        weight_edges=flow.weight_edges,
-        feeds=flow.feeds,
-        item_bytes=item_bytes,
-        max_staleness=flow.max_staleness,
-    )
     return Problem(
-        flow=with_bytes,
-        profiles=derive_profiles(flow, resolve_model(model), find_gpu(gpu), job),
+        flow=replace(flow, item_bytes=item_bytes),
+        profiles=derive_profiles(flow, model=model, gpu=gpu, job=job),
         cluster=gpu_cluster(gpu, num_devices),
         num_items=job.num_groups,
     )
