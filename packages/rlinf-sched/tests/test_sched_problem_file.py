@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rlinf_sched import Cluster, Links, Problem, ProblemError, SchedError, TimePoint
+from rlinf_sched.explain import explain_problem, explanation_text, trace_json
 from rlinf_sched.problem_file import problem_of_tree, read_problem
 from rlinf_sched.problem_schema import problem_schema
 
@@ -292,3 +293,33 @@ def refusal(tree: dict) -> str | None:
     except SchedError as e:
         return str(e)
     return None
+
+
+MAX_PLANNED_ITEMS = 20_000
+"""Of a stage in a step, its rounds included: more only take longer."""
+
+
+def test_a_sample_of_mutated_problems_is_explained_or_refused():
+    trees = [tree_of(name) for name in names()]
+    rng = random.Random(21)
+    outcomes = [outcome for _ in range(1000) if (outcome := explained(mutate(rng.choice(trees), rng))) is not None]
+    assert outcomes.count("") > 30
+    assert all(text == text.strip() for text in outcomes)
+
+
+def explained(tree: dict) -> str | None:
+    """Empty if the problem has a plan that can be told, the message if it has none, None if it is not worth asking."""
+    try:
+        problem = problem_of_tree(tree)
+    except SchedError:
+        return None
+    most_rounds = max(profile.rounds for profile in problem.profiles.stages.values())
+    if problem.num_items * most_rounds > MAX_PLANNED_ITEMS:
+        return None
+    try:
+        explanation = explain_problem(problem)
+    except SchedError as e:
+        return str(e)
+    assert explanation_text(explanation) and json.loads(explanation.to_json())
+    assert trace_json(explanation.spans, explanation.plan, problem.flow)
+    return ""
