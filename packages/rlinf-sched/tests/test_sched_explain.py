@@ -21,6 +21,7 @@ from rlinf_sched.explain import (
     what_if,
 )
 from rlinf_sched.explain.from_timeline import path_of, spans_of
+from rlinf_sched.explain.make import lost_term
 from rlinf_sched.explain.memory import memory_uses
 from rlinf_sched.explain.quantities import gib, listed, seconds
 from rlinf_sched.explain.what_if import changes, grown
@@ -254,6 +255,13 @@ def test_the_trace_has_every_span_in_microseconds_and_counters_that_add_up(probl
     assert names == {f"{worker}/{rank}, device {rank}" for worker in ("rollout", "actor") for rank in (0, 1)}
     counters = [event["args"] for event in events if event["ph"] == "C"]
     assert sum(values["rollout"] for values in counters) / len(counters) == pytest.approx(0.8, rel=0.01)
+
+
+def test_the_term_that_lost_is_what_the_other_path_has_most_more_of():
+    assert lost_term({"rollout": 50.0, "actor": 30.0}, {"rollout": 62.5, "actor": 20.0, "weight sync": 2.0}) == (
+        "12.5 s more of rollout on its critical path (62.5 s)"
+    )
+    assert lost_term({"rollout": 50.0}, {"rollout": 50.0}) == ""
 
 
 # -- what if -----------------------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """From a problem to its explained plan: planner, simulator and what-if answers in one call."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rlinf_sched.explain.explanation import Explanation, explain
 from rlinf_sched.explain.from_timeline import path_of, spans_of
+from rlinf_sched.explain.quantities import seconds
 from rlinf_sched.explain.what_if import what_if
 from rlinf_sched.plan import Mode, Plan
 from rlinf_sched.planner import plan as make_plan
@@ -29,5 +31,33 @@ def explain_problem(
 
     plan = planner(problem)
     timeline = simulate(problem, plan)
+    path_s = path_of(timeline)
+    plan = _with_reasons(problem, plan, path_s)
     answers = what_if(problem, plan, planner) if asks_what_if else ()
-    return explain(problem, plan, spans_of(timeline), path_of(timeline), answers)
+    return explain(problem, plan, spans_of(timeline), path_s, answers)
+
+
+def _with_reasons(problem: Problem, plan: Plan, path_s: Mapping[str, float]) -> Plan:
+    """The plan with a reason for each runner-up that came without one: what its critical path has more of."""
+    if plan.prediction is None:
+        return plan
+    others = []
+    for other in plan.prediction.runners_up:
+        if not other.reason:
+            timeline = simulate(problem, make_plan(problem, modes=(other.mode,)))
+            other = replace(other, reason=lost_term(path_s, path_of(timeline)))
+        others.append(other)
+    return replace(plan, prediction=replace(plan.prediction, runners_up=tuple(others)))
+
+
+def lost_term(chosen_s: Mapping[str, float], other_s: Mapping[str, float]) -> str:
+    """The part of the critical path that the other plan has most more of, for people; empty if there is none.
+
+    Args:
+        chosen_s, other_s: label -> seconds on the critical path.
+    """
+    more_s = {label: spent_s - chosen_s.get(label, 0.0) for label, spent_s in other_s.items()}
+    label = max(more_s, key=lambda label: more_s[label], default="")
+    if not label or more_s[label] <= 0:
+        return ""
+    return f"{seconds(more_s[label])} more of {label} on its critical path ({seconds(other_s[label])})"

@@ -42,6 +42,14 @@ def memory_uses(problem: Problem, plan: Plan) -> list[MemoryUse]:
     return [_use(problem, plan, group) for group in device_groups(plan) if group.devices]
 
 
+def peak_bytes(problem: Problem, plan: Plan, stage: str) -> int:
+    """On the fullest of a stage's devices while it computes, with what others keep there; 0 for one on the host."""
+    moments = [
+        _moment(problem, plan, group, stage) for group in device_groups(plan) if group.devices and stage in group.stages
+    ]
+    return max((sum(state.values()) + work for state, work in moments), default=0)
+
+
 def _use(problem: Problem, plan: Plan, group: DeviceGroup) -> MemoryUse:
     capacity = min(problem.cluster.devices[device].memory_bytes for device in group.devices)
     moments = [_moment(problem, plan, group, name) for name in group.stages]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from rlinf_sched.describe import ranges
 from rlinf_sched.explain.explanation import Explanation
+from rlinf_sched.explain.memory import peak_bytes
 from rlinf_sched.explain.quantities import gib, seconds
 
 WIDTH = 110
@@ -25,12 +26,11 @@ def explanation_text(explanation: Explanation) -> str:
 
 
 def _plan_rows(explanation: Explanation) -> list[tuple[str, ...]]:
-    plan, prediction = explanation.plan, explanation.plan.prediction
+    plan = explanation.plan
     rows = [("stage", "devices", "ranks", "items at a time", "offload", "turn", "from", "to", "peak memory")]
     spans = explanation.spans
     for stage in plan.stages:
         mine = spans.of_stage(stage.stage) & spans.is_kind("compute", "step")
-        expected = prediction.stages.get(stage.stage) if prediction else None
         rows.append(
             (
                 stage.stage,
@@ -41,7 +41,7 @@ def _plan_rows(explanation: Explanation) -> list[tuple[str, ...]]:
                 str(stage.turn + 1),
                 seconds(float(spans.start_s[mine].min())) if mine.any() else "",
                 seconds(float(spans.end_s[mine].max())) if mine.any() else "",
-                gib(expected.peak_bytes) if expected and stage.devices else "",
+                gib(peak_bytes(explanation.problem, plan, stage.stage)) if stage.devices else "",
             )
         )
     return rows
