@@ -112,7 +112,7 @@ def check_reshard(src, dst, sources, wanted):
         assert_bitwise_equal(got, want, f"rank {dst_rank}")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_megatron_to_merged(data):
     shape = data.draw(shapes())
@@ -125,7 +125,7 @@ def test_megatron_to_merged(data):
     check_reshard(src, dst, sources, all_ranks(merged_rank, full, shape, dst, dst_case, dtype=served))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_merged_to_megatron(data):
     shape = data.draw(shapes())
@@ -136,7 +136,7 @@ def test_merged_to_megatron(data):
     check_reshard(src, dst, sources, all_ranks(megatron_rank, full, shape, dst, dst_case))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_megatron_to_megatron_through_any_sizes(data):
     shape = data.draw(shapes())
@@ -147,7 +147,7 @@ def test_megatron_to_megatron_through_any_sizes(data):
     check_reshard(src, dst, sources, all_ranks(megatron_rank, full, shape, dst, dst_case))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.data(), st.booleans(), st.booleans())
 def test_huggingface_to_merged_and_back(data, fused_experts, back):
     shape = data.draw(shapes())
