@@ -1,6 +1,5 @@
 """The ranks of real FSDP2 models, for test_comm_fsdp2.py: answers each line `CASE WORLD STORE`, tabs between.
 
-
 A line forks WORLD ranks, so that torch is imported once for all. Each rank writes what it holds, and its layout, to
 STORE.RANK. The answer is `done`, or the ranks that failed.
 """
