@@ -394,6 +394,6 @@ class Peer:
         self._read_ahead.close()
         if farewell and self._directory is not None:
             self._directory.leave()
-        for end in (self._links, self._relay, *inboxes):
+        for end in (self._links, *inboxes, self._relay):  # the relay last: its end tells of theirs
             end.close(farewell=farewell)
         self._background.close()
