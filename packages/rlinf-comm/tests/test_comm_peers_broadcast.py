@@ -183,7 +183,7 @@ def test_one_that_is_stuck_on_the_way_costs_the_others_half_of_the_time(join, mo
         real(self, parcel)
 
     monkeypatch.setattr(Relay, "_take_in", take_in)
-    peers["a"].broadcast(LARGE, "cd", timeout_s=1.0)
+    peers["a"].broadcast(LARGE, "cd", timeout_s=3.0)
     going_on.set()  # the parcel comes late
     peers["a"].broadcast(LARGE[:2_000_000], "cd", timeout_s=HANG_S)
     for name in "cd":
