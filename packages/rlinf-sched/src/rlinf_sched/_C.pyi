@@ -1,4 +1,7 @@
 # ruff: noqa: N999 - the module is private, and named so
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
 class Columns:
@@ -52,3 +55,15 @@ class Front:
     @property
     def origins(self) -> np.ndarray:
         """int32 [size, 4]: kind (0 in turn, 1 side by side, -1 given), earlier part, its row, the later part's row."""
+
+class Standstill(RuntimeError): ...
+
+def simulate(
+    arrays: Mapping[str, np.ndarray],
+    *,
+    names: Sequence[str],
+    num_items: int,
+    num_steps: int,
+    max_staleness: int,
+    num_devices: int,
+) -> dict[str, Any]: ...

@@ -1,0 +1,364 @@
+// Instances: taking hand-overs, computing, handing on; and the engines of continuous batching.
+#include <algorithm>
+
+#include "simulator.h"
+
+namespace rlinf::sched {
+
+namespace {
+
+constexpr double kSameProgress = 1e-12;
+
+}  // namespace
+
+bool Simulator::is_ready(int32_t q) const {
+  if (queue_step_[q] >= model_.num_steps) {
+    return false;
+  }
+  const Queue& queue = queues_[static_cast<size_t>(queue_step_[q]) * num_queues_ + q];
+  const int32_t s = queue_stage_[q];
+  const int64_t size = queue.size();
+  if (size == 0 || size == queue.num_untaken || queue_is_forced_[q]) {
+    return size > 0;
+  }
+  if (model_.whole[s]) {
+    return false;
+  }
+  return model_.batching[s] == kContinuous ||
+         size >= instances_[instance_start_[s] + (model_.by_key[s] ? q - queue_start_[s] : 0)].hand_over;
+}
+
+// What came since the last call came in one moment.
+void Simulator::order_arrivals(Queue& queue) {
+  if (queue.ordered == queue.entries.size()) {
+    return;
+  }
+  std::sort(
+      queue.entries.begin() + static_cast<int64_t>(queue.ordered), queue.entries.end(),
+      [](const Entry& a, const Entry& b) { return a.sender != b.sender ? a.sender < b.sender : a.item < b.item; });
+  queue.ordered = queue.entries.size();
+}
+
+void Simulator::start_stage(int32_t s) {
+  for (int32_t q = queue_start_[s]; q < queue_start_[s + 1]; ++q) {
+    for (int32_t step = queue_step_[q]; step < num_released_; ++step) {
+      order_arrivals(queue_at(step, q));
+    }
+  }
+  const int32_t begin = instance_start_[s], end = instance_start_[s + 1];
+  if (model_.step_s[s] > 0) {
+    for (int32_t i = begin; i < end; ++i) {
+      if (instances_[i].owes_step && !instances_[i].is_busy) {
+        if (!may_compute(s)) {
+          break;
+        }
+        if (devices_free(instances_[i])) {
+          start_step(instances_[i]);
+        }
+      }
+    }
+  }
+  if (model_.batching[s] == kContinuous) {
+    admit(s);
+    close_drained(s);
+    return;
+  }
+  for (int32_t i = begin; i < end; ++i) {
+    Instance& instance = instances_[i];
+    if (instance.is_busy || instance.owes_step) {
+      continue;
+    }
+    if (!is_ready(instance.queue)) {
+      if (model_.by_key[s]) {
+        continue;
+      }
+      break;
+    }
+    if (!may_compute(s)) {
+      break;
+    }
+    if (devices_free(instance)) {
+      start_hand_over(instance);
+    }
+  }
+}
+
+bool Simulator::may_compute(int32_t stage) {
+  const int32_t turn = model_.turn[stage];
+  return !model_.turn_is_leased[turn] || turns_[turn].state == Turn::kHeld;
+}
+
+bool Simulator::devices_free(const Instance& instance) const {
+  if (!contends_[instance.stage]) {
+    return true;
+  }
+  const int32_t i = index_of(instance.stage, instance.rank);
+  for (int32_t d = model_.device_start[i]; d < model_.device_start[i + 1]; ++d) {
+    if (device_is_busy_[model_.device[d]]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Begins or ends computing on its devices.
+void Simulator::occupy(Instance& instance, bool value) {
+  const int32_t i = index_of(instance.stage, instance.rank);
+  instance.is_busy = value;
+  Turn& turn = turns_[model_.turn[instance.stage]];
+  turn.num_computing += value ? 1 : -1;
+  ++outcome_.num_events;
+  for (int32_t d = model_.device_start[i]; d < model_.device_start[i + 1]; ++d) {
+    const int32_t device = model_.device[d];
+    device_is_busy_[device] = value;
+    if (!value) {
+      device_span_[device] = instance.span;
+      device_end_[device] = now_;
+    }
+  }
+  if (value) {
+    return;
+  }
+  instance.last_span = instance.span;
+  instance.last_end = now_;
+  last_span_ = instance.span;
+  stage_span_[instance.stage] = instance.span;
+  mark(instance.stage);
+  if (contends_[instance.stage]) {
+    for (int32_t s : turn.stages) {
+      mark(s);
+    }
+  }
+}
+
+// The latest of what a start may have waited for: the items, the lease, the instance and its devices.
+int32_t Simulator::cause_of(const Instance& instance, int32_t cause, double time) const {
+  const auto consider = [&](int32_t span, double end) {
+    if (span >= 0 && (cause < 0 || end > time)) {
+      cause = span;
+      time = end;
+    }
+  };
+  const Turn& turn = turns_[model_.turn[instance.stage]];
+  consider(turn.load_span, turn.loaded_at);
+  consider(instance.last_span, instance.last_end);
+  const int32_t i = index_of(instance.stage, instance.rank);
+  for (int32_t d = model_.device_start[i]; d < model_.device_start[i + 1]; ++d) {
+    consider(device_span_[model_.device[d]], device_end_[model_.device[d]]);
+  }
+  return cause;
+}
+
+void Simulator::take(Instance& instance, int64_t count) {
+  const int32_t step = queue_step_[instance.queue];
+  Queue& queue = queue_at(step, instance.queue);
+  instance.step = step;
+  instance.taken.assign(queue.entries.begin() + static_cast<int64_t>(queue.head),
+                        queue.entries.begin() + static_cast<int64_t>(queue.head) + count);
+  queue.head += static_cast<size_t>(count);
+  queue.num_untaken -= count;
+  queue_is_forced_[instance.queue] = 0;
+}
+
+// After the last item of a step was taken: its instances owe their step_s, the queue serves the next step.
+void Simulator::close_queue(int32_t q) {
+  const int32_t step = queue_step_[q], s = queue_stage_[q];
+  if (model_.step_s[s] > 0) {
+    for (int32_t i = instance_start_[s]; i < instance_start_[s + 1]; ++i) {
+      Instance& instance = instances_[i];
+      if (instance.queue == q && instance.step == step) {
+        instance.owes_step = true;
+        ++num_owed_[static_cast<size_t>(step) * num_stages_ + s];
+      }
+    }
+  }
+  do {
+    ++queue_step_[q];
+  } while (queue_step_[q] < num_released_ && queue_at(queue_step_[q], q).num_untaken == 0);
+  mark(s);
+}
+
+void Simulator::start_hand_over(Instance& instance) {
+  const int32_t s = instance.stage;
+  Queue& queue = queue_at(queue_step_[instance.queue], instance.queue);
+  const int64_t count = std::min<int64_t>(instance.hand_over, queue.size());
+  take(instance, count);
+  const double* costs =
+      &model_.costs[(static_cast<size_t>(instance.step) * num_stages_ + s) * static_cast<size_t>(model_.num_items)];
+  double scale = 0.0;
+  for (const Entry& entry : instance.taken) {
+    scale = model_.batching[s] == kSum ? scale + costs[entry.item] : std::max(scale, costs[entry.item]);
+  }
+  if (model_.batching[s] == kSum) {
+    scale /= static_cast<double>(count);
+  }
+  const double seconds = model_.table[model_.table_start[s] + count - 1] * scale;
+  const int32_t cause = cause_of(instance, instance.taken.back().cause, instance.taken.back().time);
+  instance.span = outcome_.spans.add(s, instance.rank, kCompute, instance.step, static_cast<int32_t>(count), cause,
+                                     now_, now_ + seconds);
+  occupy(instance, true);
+  push(now_ + seconds, Event::kEnd, index_of(s, instance.rank));
+  if (queue.num_untaken == 0) {
+    close_queue(instance.queue);
+  }
+}
+
+void Simulator::start_step(Instance& instance) {
+  const double end = now_ + model_.step_s[instance.stage];
+  const int32_t cause = cause_of(instance, -1, 0.0);
+  instance.span = outcome_.spans.add(instance.stage, instance.rank, kStep, instance.step, 0, cause, now_, end);
+  instance.in_step = true;
+  instance.owes_step = false;
+  occupy(instance, true);
+  push(end, Event::kEnd, index_of(instance.stage, instance.rank));
+}
+
+void Simulator::end_work(Instance& instance) {
+  occupy(instance, false);
+  if (instance.in_step) {
+    instance.in_step = false;
+    --num_owed_[static_cast<size_t>(instance.step) * num_stages_ + instance.stage];
+  } else {
+    hand_on(instance, instance.taken.data(), static_cast<int64_t>(instance.taken.size()));
+  }
+}
+
+// -- engines
+// -----------------------------------------------------------------------------------------------------------
+
+bool Simulator::can_admit(const Instance& engine) const {
+  if (engine.owes_step || static_cast<int32_t>(engine.inside.size()) >= model_.room[engine.stage]) {
+    return false;
+  }
+  return engine.is_busy ? !engine.in_step && engine.step == queue_step_[engine.queue] : devices_free(engine);
+}
+
+// The emptiest engine that can admit; the first of equals.
+Simulator::Instance* Simulator::engine_with_room(int32_t s) {
+  Instance* found = nullptr;
+  for (int32_t i = instance_start_[s]; i < instance_start_[s + 1]; ++i) {
+    Instance& engine = instances_[i];
+    if ((found == nullptr || engine.inside.size() < found->inside.size()) && can_admit(engine)) {
+      found = &engine;
+      if (engine.inside.empty()) {
+        break;
+      }
+    }
+  }
+  return found;
+}
+
+void Simulator::admit(int32_t s) {
+  if (!may_compute(s)) {
+    return;
+  }
+  if (model_.by_key[s]) {
+    for (int32_t i = instance_start_[s]; i < instance_start_[s + 1]; ++i) {
+      while (is_ready(instances_[i].queue) && can_admit(instances_[i])) {
+        enter(instances_[i]);
+      }
+    }
+  } else {
+    while (is_ready(queue_start_[s])) {
+      Instance* engine = engine_with_room(s);
+      if (engine == nullptr) {
+        break;
+      }
+      enter(*engine);
+    }
+  }
+  for (int32_t i = instance_start_[s]; i < instance_start_[s + 1]; ++i) {
+    if (instances_[i].is_touched && !instances_[i].inside.empty()) {
+      reschedule(instances_[i]);
+    }
+  }
+}
+
+void Simulator::enter(Instance& engine) {
+  const int32_t s = engine.stage;
+  take(engine, 1);
+  const Entry entry = engine.taken.front();
+  if (!engine.is_busy) {
+    const int32_t cause = cause_of(engine, entry.cause, entry.time);
+    engine.span = outcome_.spans.add(s, engine.rank, kCompute, engine.step, 0, cause, now_, now_);
+    engine.progress = 0.0;
+    engine.progress_at = now_;
+    occupy(engine, true);
+  }
+  advance(engine);
+  const double cost =
+      model_.costs[(static_cast<size_t>(engine.step) * num_stages_ + s) * static_cast<size_t>(model_.num_items) +
+                   entry.item];
+  engine.inside.emplace_back(engine.progress + cost, entry);
+  std::push_heap(engine.inside.begin(), engine.inside.end(),
+                 [](const auto& a, const auto& b) { return a.first > b.first; });
+  engine.is_touched = true;
+  int32_t& width = outcome_.spans.width[engine.span];
+  width = std::max(width, static_cast<int32_t>(engine.inside.size()));
+  ++outcome_.spans.num_items[engine.span];
+  if (queue_at(engine.step, engine.queue).num_untaken == 0) {
+    close_queue(engine.queue);
+  }
+}
+
+void Simulator::advance(Instance& engine) {
+  if (!engine.inside.empty() && now_ > engine.progress_at) {
+    const double seconds =
+        model_.table[model_.table_start[engine.stage] + static_cast<int64_t>(engine.inside.size()) - 1];
+    engine.progress += (now_ - engine.progress_at) / seconds;
+  }
+  engine.progress_at = now_;
+}
+
+void Simulator::reschedule(Instance& engine) {
+  const double seconds =
+      model_.table[model_.table_start[engine.stage] + static_cast<int64_t>(engine.inside.size()) - 1];
+  const double left = std::max(0.0, engine.inside.front().first - engine.progress);
+  engine.is_touched = false;
+  push(now_ + left * seconds, Event::kEngine, index_of(engine.stage, engine.rank), ++engine.version);
+}
+
+void Simulator::let_leave(Instance& engine) {
+  const auto after = [](const auto& a, const auto& b) { return a.first > b.first; };
+  advance(engine);
+  engine.progress = engine.inside.front().first;
+  const double limit = engine.progress + kSameProgress * std::max(1.0, engine.progress);
+  const size_t num_left = engine.left.size();
+  while (!engine.inside.empty() && engine.inside.front().first <= limit) {
+    engine.left.push_back(engine.inside.front().second);
+    std::pop_heap(engine.inside.begin(), engine.inside.end(), after);
+    engine.inside.pop_back();
+    ++outcome_.num_events;
+  }
+  std::sort(engine.left.begin() + static_cast<int64_t>(num_left), engine.left.end(),
+            [](const Entry& a, const Entry& b) { return a.item < b.item; });
+  last_span_ = engine.span;
+  const size_t size = static_cast<size_t>(engine.hand_over);
+  size_t done = 0;
+  for (; engine.left.size() - done >= size; done += size) {
+    hand_on(engine, engine.left.data() + done, static_cast<int64_t>(size));
+  }
+  engine.left.erase(engine.left.begin(), engine.left.begin() + static_cast<int64_t>(done));
+  engine.is_touched = true;  // its next item's time is set once the moment has settled
+  ++engine.version;
+  mark(engine.stage);
+}
+
+// Engines that ran dry and got nothing new hand on what is left.
+void Simulator::close_drained(int32_t s) {
+  for (int32_t i = instance_start_[s]; i < instance_start_[s + 1]; ++i) {
+    Instance& engine = instances_[i];
+    if (!engine.is_touched || !engine.inside.empty()) {
+      continue;
+    }
+    engine.is_touched = false;
+    outcome_.spans.end_s[engine.span] = now_;
+    occupy(engine, false);
+    if (!engine.left.empty()) {
+      hand_on(engine, engine.left.data(), static_cast<int64_t>(engine.left.size()));
+      engine.left.clear();
+    }
+  }
+}
+
+}  // namespace rlinf::sched

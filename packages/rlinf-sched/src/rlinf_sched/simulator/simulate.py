@@ -1,0 +1,59 @@
+"""From a problem and a plan to the timeline that the plan would have."""
+
+from rlinf_sched.errors import SchedError
+from rlinf_sched.plan import Plan
+from rlinf_sched.problem import Problem
+from rlinf_sched.simulator.lowering import lower
+from rlinf_sched.simulator.timeline import Timeline
+
+
+def simulate(problem: Problem, plan: Plan, *, seed: int | None = None, num_steps: int = 1) -> Timeline:
+    """Executes `num_steps` steps of the plan.
+
+    Args:
+        problem: flow, profiles, cluster and items of a step.
+        plan: for that flow; its prediction is not looked at.
+        seed: None gives every stage its typical costs, the same in each step. A number draws them: an item's costs lie
+            at the same quantile in all stages (a long answer is long for whoever reads it), another in each step.
+        num_steps: at least 1. With `max_staleness` k at least 3 (k + 1) are run, for a steady state to set in.
+
+    Returns:
+        the timeline; equal inputs give equal timelines, bit for bit.
+
+    Raises:
+        ProblemError, FlowError, PlanError: the problem or the plan is invalid, or a stage has no profile for the number
+            of devices that the plan gives its instances.
+        SchedError: nothing can go on before the step is over; says who waits for what.
+    """
+    from rlinf_sched import _C  # the package imports without it
+
+    if num_steps < 1:
+        raise SchedError(f"num_steps={num_steps} must be at least 1")
+    problem.validate()
+    plan.validate(problem.flow, problem.cluster)
+    lowered = lower(problem, plan, seed=seed, num_steps=num_steps)
+    try:
+        outcome = _C.simulate(
+            lowered.arrays,
+            names=lowered.stages,
+            num_items=problem.num_items,
+            num_steps=lowered.num_steps,
+            max_staleness=problem.flow.max_staleness,
+            num_devices=problem.cluster.num_devices,
+        )
+    except _C.Standstill as e:
+        raise SchedError(f"plan for flow {plan.flow!r}: {e}") from e
+    return Timeline(
+        stages=lowered.stages,
+        num_steps=lowered.num_steps,
+        max_staleness=problem.flow.max_staleness,
+        num_devices=problem.cluster.num_devices,
+        device_start=lowered.arrays["device_start"],
+        device=lowered.arrays["device"],
+        num_instances=lowered.arrays["num_instances"],
+        resident_bytes=lowered.resident_bytes,
+        leaving=lowered.leaving,
+        work_bytes=lowered.work_bytes,
+        item_work_bytes=lowered.item_work_bytes,
+        **outcome,
+    )

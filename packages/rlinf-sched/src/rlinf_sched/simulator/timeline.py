@@ -1,0 +1,209 @@
+"""What a simulation says: spans, and the answers that are drawn from them when they are asked for."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+
+from rlinf_sched.errors import SchedError, did_you_mean
+
+SpanKind = Literal["compute", "onload", "offload", "sync", "transfer", "step"]
+SPAN_KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
+"""By the number in `Timeline.kind`."""
+COMPUTE, ONLOAD, OFFLOAD, SYNC, TRANSFER, STEP = range(6)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceUse:
+    """How a device spent the time from the first step's start to the last one's end; the shares add up to 1."""
+
+    device: int
+    busy: float
+    """Computing."""
+    switching: float
+    """Onload and offload."""
+    bubble: float
+    """Neither."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryCurve:
+    """Bytes on a device: `num_bytes[i]` from `times_s[i]` until the next, the last one until the end."""
+
+    times_s: np.ndarray
+    num_bytes: np.ndarray
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(self.num_bytes.max())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PathSegment:
+    """A piece of the critical path: from its start to its end nothing else would have helped."""
+
+    span: int
+    stage: str
+    kind: SpanKind
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Timeline:
+    """Everything that happened, as arrays of equal length, one entry a span, in the order in which the spans began.
+
+    Times are seconds from the beginning of the first step. A span of kind "compute" is one hand-over on one instance;
+    with continuous batching it is an engine's time from its first item until it runs dry.
+    """
+
+    stages: tuple[str, ...]
+    """Names, by the number in `stage`."""
+    num_steps: int
+    max_staleness: int
+    num_devices: int
+    num_instances: np.ndarray
+    """[stages]."""
+    stage: np.ndarray
+    rank: np.ndarray
+    """Instance of the stage; -1 for a weight sync, whose stage is the one that trained."""
+    kind: np.ndarray
+    """Index into SPAN_KINDS."""
+    step: np.ndarray
+    num_items: np.ndarray
+    width: np.ndarray
+    """Items at once: `num_items`, or the most that were in the engine."""
+    cause: np.ndarray
+    """The span whose end this one's start waited for last; -1: the beginning."""
+    start_s: np.ndarray
+    end_s: np.ndarray
+    step_end_s: np.ndarray
+    """[steps]: after the step's weight syncs."""
+    step_cause: np.ndarray
+    """[steps]: the span that the step's end waited for."""
+    num_events: int
+    """Starts and ends of hand-overs, items that left an engine, lease changes."""
+    device_start: np.ndarray
+    """[instances + 1]: where the devices of each instance (of all stages, by rank) begin in `device`."""
+    device: np.ndarray
+    resident_bytes: np.ndarray
+    """[stages]."""
+    leaving: np.ndarray
+    """bool [stages]: not on its devices between its turns."""
+    work_bytes: np.ndarray
+    item_work_bytes: np.ndarray
+
+    @property
+    def step_s(self) -> float:
+        """Of one step, the mean over all; with `max_staleness` k the period of the last k + 1."""
+        last = float(self.step_end_s[-1])
+        if self.max_staleness == 0:
+            return last / self.num_steps
+        period = self.max_staleness + 1
+        return (last - float(self.step_end_s[-1 - period])) / period
+
+    @property
+    def total_s(self) -> float:
+        return float(self.step_end_s[-1])
+
+    def of(self, stage: str, kind: SpanKind = "compute") -> np.ndarray:
+        """Indices of the spans of that stage and kind.
+
+        Raises:
+            SchedError: the flow has no such stage.
+        """
+        if stage not in self.stages:
+            raise SchedError(f"the timeline has no stage {stage!r}{did_you_mean(stage, self.stages)}")
+        return np.flatnonzero((self.stage == self.stages.index(stage)) & (self.kind == SPAN_KINDS.index(kind)))
+
+    def devices_of(self, stage: str, rank: int) -> tuple[int, ...]:
+        """Devices of one instance."""
+        i = self._instance_start[self.stages.index(stage)] + rank
+        return tuple(int(device) for device in self.device[self.device_start[i] : self.device_start[i + 1]])
+
+    @cached_property
+    def device_use(self) -> tuple[DeviceUse, ...]:
+        """Of every device of the cluster."""
+        busy = self._seconds_by_device(np.isin(self.kind, (COMPUTE, STEP))) / self.total_s
+        switching = self._seconds_by_device(np.isin(self.kind, (ONLOAD, OFFLOAD))) / self.total_s
+        return tuple(
+            DeviceUse(device=i, busy=float(b), switching=float(s), bubble=float(1 - b - s))
+            for i, (b, s) in enumerate(zip(busy, switching, strict=True))
+        )
+
+    def memory(self, device: int) -> MemoryCurve:
+        """Bytes on that device over time: each stage's state while it is there, and its work while it computes."""
+        instances = np.repeat(np.arange(len(self.device_start) - 1), np.diff(self.device_start))
+        here = instances[self.device == device]
+        stage_of = np.repeat(np.arange(len(self.stages)), self.num_instances)
+        staying = np.unique(stage_of[here])
+        base = int(self.resident_bytes[staying[~self.leaving[staying]]].sum())
+        mine = (self.rank >= 0) & (self.kind != TRANSFER)
+        mine[mine] = np.isin(self._instance[mine], here)
+        comes, goes = self._presence(mine, here, stage_of)
+        working = np.flatnonzero(mine & np.isin(self.kind, (COMPUTE, STEP)))
+        work = self.work_bytes[self.stage[working]]
+        work = work + self.item_work_bytes[self.stage[working]] * self.width[working]
+        state = self.resident_bytes[self.stage[comes]]
+        times = np.concatenate([self.start_s[comes], self.end_s[goes], self.start_s[working], self.end_s[working]])
+        changes = np.concatenate([state, -self.resident_bytes[self.stage[goes]], work, -work])
+        moments, place = np.unique(np.concatenate([[0.0], times]), return_inverse=True)
+        levels = np.zeros(len(moments), dtype=np.int64)
+        np.add.at(levels, place.reshape(-1)[1:], changes)
+        return MemoryCurve(times_s=moments, num_bytes=base + np.cumsum(levels))
+
+    @cached_property
+    def critical_path(self) -> tuple[PathSegment, ...]:
+        """The chain of spans, each of which waited for the one before, that ends with the last step; in order of time.
+
+        A span is on the path up to the moment at which it let the next one begin.
+        """
+        segments, until, span = [], self.total_s, int(self.step_cause[-1])
+        while span >= 0:
+            start = float(self.start_s[span])
+            if until > start:
+                segments.append(
+                    PathSegment(
+                        span=span,
+                        stage=self.stages[self.stage[span]],
+                        kind=SPAN_KINDS[self.kind[span]],
+                        start_s=start,
+                        end_s=until,
+                    )
+                )
+            until, span = start, int(self.cause[span])
+        return tuple(reversed(segments))
+
+    @cached_property
+    def critical_shares(self) -> dict[str, float]:
+        """Stage -> its part of the critical path, transfers from it and its weight syncs included; the sum is 1."""
+        shares = dict.fromkeys(self.stages, 0.0)
+        for segment in self.critical_path:
+            shares[segment.stage] += (segment.end_s - segment.start_s) / self.total_s
+        return shares
+
+    @cached_property
+    def _instance_start(self) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(self.num_instances)])
+
+    @cached_property
+    def _instance(self) -> np.ndarray:
+        return self._instance_start[self.stage] + self.rank
+
+    def _presence(self, mine: np.ndarray, here: np.ndarray, stage_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Spans with which the state of each stage comes and goes: of its first rank here, as ranks share a device's."""
+        first = {stage: instance for instance, stage in reversed(list(zip(here, stage_of[here], strict=True)))}
+        mine = mine & np.isin(self._instance, list(first.values()))
+        return np.flatnonzero(mine & (self.kind == ONLOAD)), np.flatnonzero(mine & (self.kind == OFFLOAD))
+
+    def _seconds_by_device(self, chosen: np.ndarray) -> np.ndarray:
+        spans = np.flatnonzero(chosen)
+        seconds = np.bincount(
+            self._instance[spans],
+            weights=self.end_s[spans] - self.start_s[spans],
+            minlength=len(self.device_start) - 1,
+        )
+        return np.bincount(
+            self.device, weights=np.repeat(seconds, np.diff(self.device_start)), minlength=self.num_devices
+        )

@@ -1,0 +1,131 @@
+"""Random problems with random valid plans: flows of two to six stages, cycles, shared devices, every batching."""
+
+from hypothesis import strategies as st
+
+from rlinf_sched import (
+    Cluster,
+    FlowGraph,
+    InstanceProfile,
+    ItemCosts,
+    Links,
+    Plan,
+    Problem,
+    Profiles,
+    Stage,
+    StagePlan,
+    StageProfile,
+    TimePoint,
+    WeightEdge,
+)
+
+EIGHTHS = st.integers(1, 40).map(lambda n: n / 8)
+
+
+@st.composite
+def flows(draw) -> FlowGraph:
+    num_stages = draw(st.integers(2, 6))
+    reads = [set() for _ in range(num_stages)]
+    writes = [{f"c{i}"} for i in range(num_stages)]
+    feeds = {"in"}
+    reads[0].add("in")
+    for i in range(1, num_stages):
+        for j in draw(st.sets(st.integers(0, i - 1), min_size=1, max_size=2)):
+            reads[i].add(f"c{j}")
+    if draw(st.booleans()):  # a way back makes a cycle of what lies between
+        end = draw(st.integers(0, num_stages - 2))
+        start = draw(st.integers(0, end))
+        writes[end].add("back")
+        reads[start].add("back")
+        if draw(st.booleans()) and start == 0:
+            feeds, reads[0] = set(), reads[0] - {"in"}
+    read = set().union(*reads)
+    stages = tuple(
+        Stage(
+            name=f"s{i}",
+            worker=f"w{i}",
+            role="actor" if i == num_stages - 1 else "rollout",
+            reads=tuple(sorted(reads[i])),
+            writes=tuple(sorted(writes[i])),
+            dispatch=draw(st.sampled_from(["any", "any", "key"])),
+            trains=i == num_stages - 1,
+            needs_device=draw(st.integers(0, 5)) > 0,
+        )
+        for i in range(num_stages)
+    )
+    synced = draw(st.sets(st.integers(0, num_stages - 2), max_size=2))
+    return FlowGraph(
+        name="f",
+        stages=stages,
+        feeds=tuple(feeds),
+        weight_edges=tuple(WeightEdge(source=f"w{num_stages - 1}", target=f"w{i}") for i in sorted(synced)),
+        collects=tuple(sorted(channel for channels in writes for channel in channels if channel not in read)),
+        item_bytes={channel: draw(st.integers(0, 3)) for channel in sorted(read) if draw(st.booleans())},
+        max_staleness=draw(st.sampled_from([0, 0, 0, 1, 2])),
+    )
+
+
+@st.composite
+def _profiles(draw, stage: Stage, rounds: int, span: int) -> StageProfile:
+    points = [TimePoint(num_items=1, seconds=draw(EIGHTHS))]
+    if draw(st.booleans()):
+        points.append(TimePoint(num_items=draw(st.sampled_from([2, 5])), seconds=points[0].seconds + draw(EIGHTHS)))
+    if draw(st.booleans()):
+        points = [TimePoint(num_items=p.num_items + 1, seconds=p.seconds) for p in points]
+    return StageProfile(
+        instances=(
+            InstanceProfile(
+                num_devices=span,
+                points=tuple(points),
+                max_items=draw(st.sampled_from([0, 0, 2, 3])),
+                step_s=draw(st.sampled_from([0.0, 0.5, 2.0])),
+                state_bytes=draw(st.integers(0, 20)),
+                work_bytes=draw(st.integers(0, 5)),
+                item_work_bytes=draw(st.integers(0, 2)),
+                onload_s=draw(st.sampled_from([None, 0.0, 0.25])),
+                offload_s=draw(st.sampled_from([None, 0.0, 0.5])),
+            ),
+        ),
+        batching=draw(st.sampled_from(["sum", "longest", "continuous"])),
+        costs=draw(
+            st.sampled_from(
+                [ItemCosts(), ItemCosts(spread="samples", samples=(1, 2, 5)), ItemCosts(spread="lognormal", sigma=0.7)]
+            )
+        ),
+        rounds=rounds,
+        weights_bytes=draw(st.integers(0, 4)),
+    )
+
+
+@st.composite
+def problems(draw) -> tuple[Problem, Plan]:
+    flow = draw(flows())
+    num_devices = draw(st.integers(1, 4))
+    cluster = Cluster.cuda_nodes(draw(st.integers(1, 2)), num_devices, name="gpu", memory_bytes=1 << 40)
+    links = Links(node_bytes_per_s=16, network_bytes_per_s=8, host_bytes_per_s=8, latency_s=draw(EIGHTHS) / 16)
+    cluster = Cluster(devices=cluster.devices, links=links)
+    in_cycle = {name for cycle in flow.cycles() for name in cycle}
+    rounds, num_items = draw(st.integers(1, 3)), draw(st.integers(1, 9))
+    plans, profiles = [], {}
+    for turn, names in enumerate(flow.turns()):
+        for name in names:
+            stage, devices, span = flow.stage(name), (), 0
+            num_ranks = draw(st.integers(1, 3))
+            if stage.needs_device:
+                first = draw(st.integers(0, cluster.num_devices - 1))
+                devices = tuple(range(first, draw(st.integers(first, cluster.num_devices - 1)) + 1))
+                divisors = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
+                num_ranks = draw(st.sampled_from([*divisors, 2 * len(devices)]))
+                span = max(1, len(devices) // num_ranks)
+            plans.append(
+                StagePlan(
+                    stage=name,
+                    devices=devices,
+                    num_ranks=num_ranks,
+                    granularity=draw(st.integers(1, 4) if name in in_cycle else st.integers(0, 4)),
+                    offload=draw(st.booleans()) and bool(devices),
+                    turn=turn,
+                )
+            )
+            profiles[name] = draw(_profiles(stage, rounds if name in in_cycle else 1, span))
+    problem = Problem(flow=flow, profiles=Profiles(stages=profiles), cluster=cluster, num_items=num_items)
+    return problem, Plan(flow="f", mode="hybrid", stages=tuple(plans), reason="generated")
