@@ -87,12 +87,18 @@ def _placement(problem: Problem, plan: Plan) -> Iterator[str]:
         yield f"Between turns the state of {listed(offloaded)} waits in host memory, which makes room for the others."
     for cycle in flow.cycles():
         yield f"{listed(list(cycle)).capitalize()} feed each other round after round and run at the same time."
-    small = [stage.stage for stage in plan.stages if stage.granularity and flow.stage(stage.stage).needs_device]
-    if small:
-        parts = [f"{name} {plan.stage(name).granularity:,}" for name in small]
+    pipelined = [stage for stage in plan.stages if stage.granularity and _overlaps(problem, plan, stage)]
+    if pipelined:
+        parts = [f"{stage.stage} {stage.granularity:,}" for stage in pipelined]
         yield f"Work is handed on before the batch is whole, so stages overlap; items at a time: {', '.join(parts)}."
     if flow.max_staleness:
         yield f"Generation may run up to {counted(flow.max_staleness, 'step')} ahead of training."
+
+
+def _overlaps(problem: Problem, plan: Plan, stage: StagePlan) -> bool:
+    """Whether another stage works on other devices on what this one hands on."""
+    readers = [plan.stage(name) for name in problem.flow.successors()[stage.stage]]
+    return any(stage.devices and reader.devices and not set(stage.devices) & set(reader.devices) for reader in readers)
 
 
 def _where(worker: str, stage: StagePlan) -> str:

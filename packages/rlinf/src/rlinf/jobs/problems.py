@@ -7,7 +7,7 @@ from dataclasses import replace
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.schema import Config
 from rlinf.errors import UserError
-from rlinf_sched.derive import Lengths, Reasoning, derive_profiles, find_gpu, gpu_cluster, resolve_model
+from rlinf_sched.derive import Lengths, Reasoning, derive_profiles, gpu_cluster
 from rlinf_sched.derive.lengths import MEAN_SHARE_OF_LIMIT
 from rlinf_sched.errors import SchedError
 from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
@@ -44,7 +44,7 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
     rollout, group_size = config.rollout, config.algorithm.group_size
     try:
         folder = config.model.path
-        model = resolve_model(folder if folder.is_dir() else folder.name)
+        model = folder if folder.is_dir() else folder.name
         lengths = Lengths(
             mean_tokens=max(1.0, rollout.max_new_tokens * MEAN_SHARE_OF_LIMIT),
             limit_tokens=rollout.max_new_tokens,
@@ -60,7 +60,7 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
         flow = grpo_flow(has_reference=bool(config.algorithm.kl_coef), group_bytes=TOKEN_BYTES * lengths.group_tokens)
         return Problem(
             flow=flow,
-            profiles=derive_profiles(flow, model, find_gpu(gpu), job),
+            profiles=derive_profiles(flow, model=model, gpu=gpu, job=job),
             cluster=gpu_cluster(gpu, config.cluster.num_devices),
             num_items=rollout.num_prompts,
         )
