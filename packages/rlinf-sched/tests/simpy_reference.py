@@ -1,16 +1,18 @@
 """What a plan means, written plainly on SimPy with exact fractions: slow, and independent of the native event core.
 
-SimPy keeps the clock. At each moment, after everything that ends then has ended, `settle` looks at every stage, turn and
-sync in order and begins what may begin.
+SimPy keeps the clock. At each moment, after everything that ends then has ended, `settle` looks at every stage, turn
+and sync in order and begins what may begin.
 """
 
 from collections import defaultdict
 from fractions import Fraction
 from types import SimpleNamespace
+from typing import Any, cast
 
 import simpy
 
-LAST_OF_A_MOMENT = 9
+NEVER = 1 << 30
+LAST_OF_A_MOMENT: Any = 9  # behind SimPy's own priorities 0 and 1
 
 
 def exact(number):
@@ -25,7 +27,7 @@ class Reference:
         self.problem, self.plan, self.flow = problem, plan, problem.flow
         self.late = self.flow.max_staleness
         self.num_steps = max(num_steps, 3 * (self.late + 1)) if self.late else num_steps
-        self.env = simpy.Environment(initial_time=Fraction(0))
+        self.env = simpy.Environment(initial_time=cast(Any, Fraction(0)))
         self.spans, self.step_ends, self.released = [], [], 0
         self.is_due, self.syncing, self.synced = False, False, set()
         self.busy_devices, self.leased = set(), {}
@@ -198,7 +200,7 @@ class Reference:
     def has_work(self, turn):
         steps = [q.step for s in turn.stages for q in self.queues(s) if self.ready(s, q)]
         steps += [i.step for s in turn.stages for i in s.ranks if i.owes]
-        return min(steps, default=None)
+        return min(steps, default=NEVER)
 
     def start(self, s):
         for q in self.queues(s):
@@ -374,10 +376,10 @@ class Reference:
 
     def change_leases(self):
         for turn in self.turns:
-            idle = not turn.computing and not turn.moving and self.has_work(turn) is None
+            idle = not turn.computing and not turn.moving and self.has_work(turn) == NEVER
             if turn.state == "held" and idle:
                 self.move(turn, "offload", turn.offload, lambda turn=turn: self.leased.pop(id(turn), None), "away")
-        waiting = [t for t in self.turns if t.needs_lease and t.state == "away" and self.has_work(t) is not None]
+        waiting = [t for t in self.turns if t.needs_lease and t.state == "away" and self.has_work(t) < NEVER]
         kept = set().union(*self.leased.values()) if self.leased else set()
         for turn in sorted(waiting, key=self.has_work):
             if not turn.devices & kept:
@@ -406,7 +408,7 @@ class Reference:
             if not inner or turn.computing or turn.moving or turn.state in ("onload", "offload"):
                 continue
             expected = sum(e.target.turn is turn and not e.inner for e in self.edges) * self.problem.num_items
-            if self.has_work(turn) is None:
+            if self.has_work(turn) == NEVER:
                 for q in (q for s in turn.stages for q in self.queues(s)):
                     if self.held(q) and self.arrivals[id(turn), q.step] == expected:
                         q.forced = True
@@ -444,8 +446,8 @@ class Reference:
         here, there = (set(self.plan.stage(names[0]).devices) for names in groups)
         one_node = len({cluster.devices[d].node for d in here | there}) <= 1 or here & there
         rate = cluster.links.node_bytes_per_s if one_node else cluster.links.network_bytes_per_s
-        count = max(1, min(len(here), len(there)))
-        seconds = exact(cluster.links.latency_s) + Fraction(size) / (Fraction(rate) * count)
+        span = max(1, len(there) // self.plan.stage(groups[1][0]).num_ranks)
+        seconds = exact(cluster.links.latency_s) + Fraction(size) / (Fraction(rate) * span)
 
         def done():
             self.syncing = False

@@ -25,6 +25,9 @@ from rlinf_sched import (
     TimePoint,
     WeightEdge,
 )
+from rlinf_sched.flow_graph import Dispatch
+from rlinf_sched.plan import Mode
+from rlinf_sched.profile import Batching
 from rlinf_sched.simulator import simulate
 
 GIB = 1 << 30
@@ -35,7 +38,9 @@ def cluster(num_devices: int, latency_s: float = 0.0) -> Cluster:
     return Cluster(devices=devices, links=Links(host_bytes_per_s=GIB, node_bytes_per_s=4, latency_s=latency_s))
 
 
-def profile(seconds: float, batching="sum", costs=None, rounds=1, weights_bytes=0, **fields) -> StageProfile:
+def profile(
+    seconds: float, batching: Batching = "sum", costs=None, rounds=1, weights_bytes=0, **fields
+) -> StageProfile:
     """`seconds` an item."""
     instance = InstanceProfile(points=(TimePoint(num_items=1, seconds=seconds),), **fields)
     costs = costs or ItemCosts()
@@ -58,7 +63,7 @@ def two_stages(max_staleness=0, item_bytes=0) -> FlowGraph:
     )
 
 
-def plan_of(mode="hybrid", **stages) -> Plan:
+def plan_of(mode: Mode = "hybrid", **stages) -> Plan:
     """Each stage as (devices, ranks, granularity, offload, turn)."""
     fields = ("devices", "num_ranks", "granularity", "offload", "turn")
     return Plan(
@@ -145,7 +150,7 @@ def test_a_turn_keeps_its_devices_while_it_has_work_and_gives_them_up_when_it_wa
     assert times(timeline, "actor") == [(3, 4), (5, 6), (7, 8)]
 
 
-def embodied(env_dispatch="key") -> FlowGraph:
+def embodied(env_dispatch: Dispatch = "key") -> FlowGraph:
     return FlowGraph(
         name="f",
         stages=(
@@ -206,11 +211,11 @@ def test_continuous_batching_of_three_items():
 
 
 def test_staleness_1_overlaps_the_next_generation_with_training():
-    """Rollout 4 s, actor 6 s, sync 1 s. Synchronous: 11 s. With k = 1 the actor never waits: 6 s, the sync beside it."""
+    """Rollout 4 s, actor 6 s, sync 1 s. Synchronous: 11 s. With k = 1 the actor never waits: 6 s."""
     profiles = {"rollout": profile(4), "actor": profile(6, weights_bytes=4)}
     plan = plan_of("disaggregated", rollout=((0,), 1, 0, False, 0), actor=((1,), 1, 0, False, 1))
-    assert simulate(problem_of(two_stages(), 2, 1, **profiles), plan).step_s == 11
-    timeline = simulate(problem_of(two_stages(max_staleness=1), 2, 1, **profiles), plan)
+    assert simulate(problem_of(two_stages(), 2, 1, 0.0, **profiles), plan).step_s == 11
+    timeline = simulate(problem_of(two_stages(max_staleness=1), 2, 1, 0.0, **profiles), plan)
     assert timeline.num_steps == 6
     assert times(timeline, "rollout") == [(0, 4), (4, 8), (11, 15), (17, 21), (23, 27), (29, 33)]
     assert times(timeline, "actor") == [(4, 10), (10, 16), (16, 22), (22, 28), (28, 34), (34, 40)]
@@ -249,8 +254,6 @@ def test_wrong_plans_and_problems_are_refused():
 
 def test_a_standstill_names_who_waits_for_what(monkeypatch):
     """No valid plan stands still, so the flow is broken below the validation: the actor waits for itself."""
-    from rlinf_sched.simulator import simulate as package_attribute  # noqa: F401  (the module hides behind it)
-
     module = sys.modules["rlinf_sched.simulator.simulate"]
     lower = module.lower
 

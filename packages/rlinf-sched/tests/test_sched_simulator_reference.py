@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,9 @@ def _load(name):
 
 Reference = _load("simpy_reference").Reference
 problems = _load("generated_problems").problems
-often = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+often = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 
 
 def spans_of(timeline):
@@ -50,3 +53,43 @@ def test_every_span_is_where_the_reference_has_it(case):
         np.array([s[5:] for s in ours]), np.array([[float(t) for t in s[5:]] for s in theirs]), rtol=1e-9, atol=1e-9
     )
     np.testing.assert_allclose(timeline.step_end_s, [float(t) for t in reference.step_ends], rtol=1e-9)
+
+
+@often
+@given(problems())
+def test_laws_that_every_timeline_keeps(case):
+    problem, plan = case
+    timeline = simulate(problem, plan, seed=5, num_steps=2)
+    compute = timeline.kind == SPAN_KINDS.index("compute")
+    in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}
+    for s, name in enumerate(timeline.stages):
+        rounds = problem.profile(name).rounds if name in in_cycle else 1
+        for step in range(timeline.num_steps):
+            mine = compute & (timeline.stage == s) & (timeline.step == step)
+            assert timeline.num_items[mine].sum() == problem.num_items * rounds
+    assert np.all(timeline.end_s >= timeline.start_s)
+    assert np.all(np.diff(timeline.step_end_s) >= 0)
+    assert problem.flow.max_staleness or timeline.end_s.max() <= timeline.step_end_s[-1] + 1e-9
+    working = np.flatnonzero(np.isin(timeline.kind, [SPAN_KINDS.index(kind) for kind in ("compute", "step")]))
+    for device in range(problem.cluster.num_devices):
+        here = [
+            (timeline.start_s[i], timeline.end_s[i])
+            for i in working
+            if device in timeline.devices_of(timeline.stages[timeline.stage[i]], timeline.rank[i])
+        ]
+        assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(sorted(here)))
+        memory = timeline.memory(device)
+        assert memory.num_bytes.min() >= 0 and memory.num_bytes[-1] == _kept(problem, plan, device)
+    assert all(-1e-9 <= use.bubble <= 1 for use in timeline.device_use)
+    path = timeline.critical_path
+    assert path[-1].end_s == timeline.step_end_s[-1] and sum(timeline.critical_shares.values()) <= 1 + 1e-9
+    assert all(before.end_s == after.start_s for before, after in pairwise(path))
+    causes = timeline.cause[timeline.cause >= 0]
+    assert np.all(timeline.start_s[causes] <= timeline.start_s[timeline.cause >= 0] + 1e-9)
+
+
+def _kept(problem, plan, device):
+    """Bytes of the stages that stay on the device (each is a worker group of its own)."""
+    staying = [placed for placed in plan.stages if device in placed.devices and not placed.offload]
+    instances = [(problem.profile(placed.stage).instances[0], len(placed.devices)) for placed in staying]
+    return sum(instance.resident_bytes(count) for instance, count in instances)

@@ -1,4 +1,6 @@
 # ruff: noqa: N999 - the module is private, and named so
+"""Types of the native module (csrc/sched). Private to this package."""
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,7 @@
 """The simulator: executes a plan event by event and says when what happens on which device.
 
-`simulate` lowers a problem and a plan to flat arrays (`lowering`), the native core (csrc/sched/simulator) runs them, and
-a `Timeline` answers what one may ask of the spans that come back.
+`simulate` lowers a problem and a plan to flat arrays (`lowering`), the native core (csrc/sched/simulator) runs them,
+and a `Timeline` answers what one may ask of the spans that come back.
 """
 
 from rlinf_sched.simulator.simulate import simulate

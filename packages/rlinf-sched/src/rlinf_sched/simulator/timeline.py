@@ -16,7 +16,7 @@ COMPUTE, ONLOAD, OFFLOAD, SYNC, TRANSFER, STEP = range(6)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceUse:
-    """How a device spent the time from the first step's start to the last one's end; the shares add up to 1."""
+    """How a device spent the time from the first step's start until everything has ended; the shares add up to 1."""
 
     device: int
     busy: float
@@ -105,7 +105,8 @@ class Timeline:
 
     @property
     def total_s(self) -> float:
-        return float(self.step_end_s[-1])
+        """Until everything has ended; with staleness an offload may outlast the last step."""
+        return float(max(self.step_end_s[-1], self.end_s.max()))
 
     def of(self, stage: str, kind: SpanKind = "compute") -> np.ndarray:
         """Indices of the spans of that stage and kind.
@@ -125,8 +126,8 @@ class Timeline:
     @cached_property
     def device_use(self) -> tuple[DeviceUse, ...]:
         """Of every device of the cluster."""
-        busy = self._seconds_by_device(np.isin(self.kind, (COMPUTE, STEP))) / self.total_s
-        switching = self._seconds_by_device(np.isin(self.kind, (ONLOAD, OFFLOAD))) / self.total_s
+        busy = self._seconds_by_device(COMPUTE, STEP) / self.total_s
+        switching = self._seconds_by_device(ONLOAD, OFFLOAD) / self.total_s
         return tuple(
             DeviceUse(device=i, busy=float(b), switching=float(s), bubble=float(1 - b - s))
             for i, (b, s) in enumerate(zip(busy, switching, strict=True))
@@ -159,7 +160,7 @@ class Timeline:
 
         A span is on the path up to the moment at which it let the next one begin.
         """
-        segments, until, span = [], self.total_s, int(self.step_cause[-1])
+        segments, until, span = [], float(self.step_end_s[-1]), int(self.step_cause[-1])
         while span >= 0:
             start = float(self.start_s[span])
             if until > start:
@@ -180,7 +181,7 @@ class Timeline:
         """Stage -> its part of the critical path, transfers from it and its weight syncs included; the sum is 1."""
         shares = dict.fromkeys(self.stages, 0.0)
         for segment in self.critical_path:
-            shares[segment.stage] += (segment.end_s - segment.start_s) / self.total_s
+            shares[segment.stage] += (segment.end_s - segment.start_s) / float(self.step_end_s[-1])
         return shares
 
     @cached_property
@@ -192,18 +193,20 @@ class Timeline:
         return self._instance_start[self.stage] + self.rank
 
     def _presence(self, mine: np.ndarray, here: np.ndarray, stage_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Spans with which the state of each stage comes and goes: of its first rank here, as ranks share a device's."""
+        """Spans with which the state of each stage comes and goes: ranks on one device share it."""
         first = {stage: instance for instance, stage in reversed(list(zip(here, stage_of[here], strict=True)))}
         mine = mine & np.isin(self._instance, list(first.values()))
         return np.flatnonzero(mine & (self.kind == ONLOAD)), np.flatnonzero(mine & (self.kind == OFFLOAD))
 
-    def _seconds_by_device(self, chosen: np.ndarray) -> np.ndarray:
-        spans = np.flatnonzero(chosen)
-        seconds = np.bincount(
-            self._instance[spans],
-            weights=self.end_s[spans] - self.start_s[spans],
-            minlength=len(self.device_start) - 1,
-        )
-        return np.bincount(
-            self.device, weights=np.repeat(seconds, np.diff(self.device_start)), minlength=self.num_devices
-        )
+    def _seconds_by_device(self, *kinds: int) -> np.ndarray:
+        """Of spans that never overlap on a device, or begin together (the onloads of one turn): the longest counts."""
+        spans = np.flatnonzero(np.isin(self.kind, kinds))
+        num_each = np.diff(self.device_start)[self._instance[spans]]
+        spans, first = np.repeat(spans, num_each), np.repeat(self.device_start[self._instance[spans]], num_each)
+        within = np.arange(len(spans)) - np.repeat(np.cumsum(num_each) - num_each, num_each)
+        devices, seconds = self.device[first + within], self.end_s[spans] - self.start_s[spans]
+        order = np.lexsort((seconds, self.start_s[spans], devices))
+        devices, starts, seconds = devices[order], self.start_s[spans][order], seconds[order]
+        longest = np.ones(len(order), dtype=bool)
+        longest[:-1] = (devices[1:] != devices[:-1]) | (starts[1:] != starts[:-1])
+        return np.bincount(devices[longest], weights=seconds[longest], minlength=self.num_devices)
