@@ -122,6 +122,22 @@ def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(name: str, text:
     assert expected in str(e.value)
 
 
+def test_the_documentation_is_right():
+    yaml = pytest.importorskip("yaml")
+    text = (Path(__file__).parents[3] / "docs" / "problem-file.md").read_text()
+    sections = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    clusters = [section for section in sections if "cluster" in section]
+    whole = {key: value for section in sections if "cluster" not in section for key, value in section.items()}
+    assert len(clusters) == 3
+    for cluster in clusters:
+        problem_of_tree({"format": 1, "num_items": 64, **whole, **cluster})
+    wrong = {"format": 1, "num_items": 64, **copy.deepcopy(whole), **clusters[0]}
+    wrong["flow"]["stages"][1]["item_multipel"] = wrong["flow"]["stages"][1].pop("item_multiple")
+    with pytest.raises(SchedError) as e:
+        problem_of_tree(wrong)
+    assert f"error: problem.yaml: {e.value}" in text
+
+
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 
