@@ -122,20 +122,21 @@ def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(name: str, text:
     assert expected in str(e.value)
 
 
-def test_the_documentation_is_right():
-    yaml = pytest.importorskip("yaml")
+def test_the_documentation_is_right(tmp_path: Path):
+    pytest.importorskip("yaml")
     text = (Path(__file__).parents[3] / "docs" / "problem-file.md").read_text()
-    sections = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
-    clusters = [section for section in sections if "cluster" in section]
-    whole = {key: value for section in sections if "cluster" not in section for key, value in section.items()}
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    clusters = [block for block in blocks if block.startswith("cluster:")]
+    rest = "".join(["format: 1\nnum_items: 64\n", *(block for block in blocks if block not in clusters)])
+    path = tmp_path / "problem.yaml"
     assert len(clusters) == 3
     for cluster in clusters:
-        problem_of_tree({"format": 1, "num_items": 64, **whole, **cluster})
-    wrong = {"format": 1, "num_items": 64, **copy.deepcopy(whole), **clusters[0]}
-    wrong["flow"]["stages"][1]["item_multipel"] = wrong["flow"]["stages"][1].pop("item_multiple")
+        path.write_text(rest + cluster)
+        read_problem(path)
+    path.write_text(rest.replace("item_multiple", "item_multipel") + clusters[0])
     with pytest.raises(SchedError) as e:
-        problem_of_tree(wrong)
-    assert f"error: problem.yaml: {e.value}" in text
+        read_problem(path)
+    assert f"error: {e.value}".replace(f"{tmp_path}/", "") in text
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------
