@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlinf.plan_page import render
-from rlinf.plan_page.gantt import LABEL_WIDTH, NUM_BINS
+from rlinf.plan_page.gantt import DEVICE_HEIGHT, LABEL_WIDTH, NUM_BINS
 from rlinf_sched import (
     Cluster,
     FlowGraph,
@@ -158,6 +158,28 @@ def test_a_row_of_one_device_has_an_area_where_a_stage_computes(collocated: Expl
         assert min(xs) == pytest.approx(LABEL_WIDTH + start_s / STEP_S * NUM_BINS, abs=1)
         assert max(xs) == pytest.approx(LABEL_WIDTH + end_s / STEP_S * NUM_BINS, abs=1)
     assert "rollout\n0\xa0µs to 20\xa0s" in Page(text).tips
+
+
+def test_hand_overs_of_a_few_pixels_are_drawn_as_their_mean():
+    problem = make_problem(1, 2)
+    plan = plan_for_mode(problem.flow, problem.cluster, "collocated")
+    starts = np.arange(0.0, 50.0, 0.25)  # 2.3 units; half of each is idle
+    spans = Spans(
+        step_s=STEP_S,
+        stages=STAGES,
+        stage=np.zeros(len(starts), dtype=int),
+        rank=np.zeros(len(starts), dtype=int),
+        kind=np.full(len(starts), KINDS.index("compute")),
+        start_s=starts,
+        end_s=starts + 0.125,
+        num_items=np.ones(len(starts), dtype=int),
+    )
+    text = render(explain(problem, plan, spans, {}))
+    (outline,) = re.findall(r'<path fill="var\(--c0\)" d="([^"]+)"', text)
+    assert outline.count("V") < 10  # one level, but for the last cell
+    base = float(outline.split("V")[-1].partition("H")[0])
+    assert base - float(re.findall(r"M\d+ ([\d.]+)", outline)[0]) == pytest.approx(DEVICE_HEIGHT / 2, rel=0.2)
+    assert "25.0\xa0% busy" in Page(text).says
 
 
 def test_a_thousand_devices_have_few_rows_and_a_small_page():

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlinf.report.axes import number, percent, seconds, ticks
 from rlinf_sched.describe import ranges
-from rlinf_sched.explain import DeviceGroup, Explanation, device_groups, usage
+from rlinf_sched.explain import DeviceGroup, Explanation, device_groups, rank_devices, usage
 
 MAX_SINGLE_ROWS = 16
 """A plan of more devices gets a row for each group of like devices, with a few of the group below it."""
@@ -28,6 +28,9 @@ TOP, BOTTOM = 10, 40
 GROUP_HEIGHT, DEVICE_HEIGHT, GAP = 84, 20, 9
 NUM_BINS = WIDTH - LABEL_WIDTH - RIGHT
 """One a unit of the drawing."""
+CELL, CROWDED = 7, 3
+"""Where 3 hand-overs of one device begin within a cell of 7 units, the cell shows their mean: stripes of a unit or two
+would only flicker."""
 SAME = 0.004
 """Shares that differ by less are drawn as one."""
 
@@ -119,9 +122,12 @@ def _axis(step_s: float, bottom: int) -> list[str]:
 
 
 def _draw_row(explanation: Explanation, row: _Row, y: int, edges_s: np.ndarray, colors: Mapping[str, str]) -> list[str]:
+    units = np.arange(NUM_BINS + 1) if row.has_scale else _uncrowded(explanation, row.group, edges_s)
+    edges_s, nothing = edges_s[units], np.zeros(len(units) - 1)
     used = usage(explanation.spans, explanation.plan, row.group, edges_s)
-    count = len(row.group.devices) or max(1.0, float(sum(used.values(), np.zeros(NUM_BINS)).max(initial=1.0)))
-    busy = sum((used[name] for name in row.group.stages if name in used), np.zeros(NUM_BINS)).mean() / count
+    count = len(row.group.devices) or max(1.0, float(sum(used.values(), nothing).max(initial=1.0)))
+    busy_s = sum((used[name] for name in row.group.stages if name in used), nothing) @ np.diff(edges_s)
+    busy = float(busy_s) / explanation.step_s / count
     note = ", ".join(text for text in (row.note, f"{percent(busy)} busy" if row.group.devices else "") if text)
     middle = y + row.height / 2
     text_y = middle - 4 if row.has_scale else middle + 4
@@ -137,13 +143,27 @@ def _draw_row(explanation: Explanation, row: _Row, y: int, edges_s: np.ndarray, 
             f'<text class="tick" text-anchor="end" x="{LABEL_WIDTH - 5}" y="{y + 8}">{count:,}</text>',
             f'<text class="tick" text-anchor="end" x="{LABEL_WIDTH - 5}" y="{y + row.height}">0</text>',
         ]
-    below = np.zeros(NUM_BINS)
+    below = nothing
     for label in [*row.group.stages, "switch", "sync"]:
         if label in used:
             share = np.clip(used[label] / count, 0.0, 1.0 - below)
-            parts += _areas(label, share, below, row, y, edges_s, colors, count)
+            parts += _areas(label, share, below, row, y, units, edges_s, colors, count)
             below = below + share
     return parts
+
+
+def _uncrowded(explanation: Explanation, group: DeviceGroup, edges_s: np.ndarray) -> np.ndarray:
+    """The edges that are left, as indices, when crowded cells are one bin each."""
+    spans, starts_s = explanation.spans, []
+    for name in group.stages:
+        stage = explanation.plan.stage(name)
+        ranks = [r for r in range(stage.num_ranks) if not group.devices or group.devices[0] in rank_devices(stage, r)]
+        starts_s.append(spans.start_s[spans.of_stage(name) & np.isin(spans.rank, ranks)])
+    cells_s = np.append(edges_s[:-1:CELL], edges_s[-1])
+    is_crowded = np.histogram(np.concatenate(starts_s), bins=cells_s)[0] >= CROWDED
+    units = np.arange(len(edges_s))
+    cell = np.minimum(units // CELL, len(is_crowded) - 1)
+    return units[(units % CELL == 0) | ~is_crowded[cell] | (units == units[-1])]
 
 
 def _areas(
@@ -152,6 +172,7 @@ def _areas(
     below: np.ndarray,
     row: _Row,
     y: int,
+    units: np.ndarray,
     edges_s: np.ndarray,
     colors: Mapping[str, str],
     count: float,
@@ -161,8 +182,9 @@ def _areas(
     borders = np.flatnonzero(np.diff(np.concatenate(([False], is_busy, [False])).astype(int)))
     parts = []
     for start, end in zip(borders[::2].tolist(), borders[1::2].tolist(), strict=True):
-        path = _outline(start, below[start:end], share[start:end], y + row.height, row.height)
-        mean = float(share[start:end].mean()) * count
+        xs = (LABEL_WIDTH + units[start : end + 1]).tolist()
+        path = _outline(xs, below[start:end], share[start:end], y + row.height, row.height)
+        mean = float(np.average(share[start:end], weights=np.diff(units[start : end + 1]))) * count
         amount = f"{number(mean)} of {number(count)} devices on average" if row.has_scale else ""
         busy = "" if row.has_scale or mean > 0.99 or not row.group.devices else f"{percent(mean)} of this time"
         begin_s, end_s = float(edges_s[start]), float(edges_s[end])
@@ -175,16 +197,15 @@ def _areas(
 TEXTS = {"switch": "moving state (onload, offload)", "sync": "weight sync"}
 
 
-def _outline(start: int, below: np.ndarray, share: np.ndarray, base: int, height: int) -> str:
-    """A closed path: along the top from left to right, back along the bottom."""
+def _outline(xs: Sequence[int], below: np.ndarray, share: np.ndarray, base: int, height: int) -> str:
+    """A closed path between the edges of bins at `xs`: along the top from left to right, back along the bottom."""
     top = _steps(base - (below + share) * height, height)
     bottom = _steps(base - below * height, height)
-    x = LABEL_WIDTH + start
-    points = [f"M{x} {top[0][1]:.1f}"]
-    points += [f"H{x + begin}V{level:.1f}" for begin, level in top[1:]]
-    points.append(f"H{x + len(share)}V{bottom[-1][1]:.1f}")
-    points += [f"H{x + begin}V{bottom[i][1]:.1f}" for i, (begin, _) in reversed(list(enumerate(bottom[1:])))]
-    return "".join([*points, f"H{x}Z"])
+    points = [f"M{xs[0]} {top[0][1]:.1f}"]
+    points += [f"H{xs[begin]}V{level:.1f}" for begin, level in top[1:]]
+    points.append(f"H{xs[-1]}V{bottom[-1][1]:.1f}")
+    points += [f"H{xs[begin]}V{bottom[i][1]:.1f}" for i, (begin, _) in reversed(list(enumerate(bottom[1:])))]
+    return "".join([*points, f"H{xs[0]}Z"])
 
 
 def _steps(levels: np.ndarray, height: int) -> list[tuple[int, float]]:
