@@ -57,7 +57,10 @@ class Links:
             raise loss
         link = self.to(to, deadline)
         try:
-            if plain is not None and link.transport.name != MemoryTransport.name:
+            takes_any = link.transport.name == MemoryTransport.name or getattr(
+                link.outgoing, "takes_device_memory", False
+            )
+            if plain is not None and not takes_any:
                 value = plain()
             link.outgoing.send(value, deadline)
         except PeerLost:
