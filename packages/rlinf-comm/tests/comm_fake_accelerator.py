@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import itertools
 import queue
 import sys
 import time
@@ -21,6 +22,7 @@ from rlinf_comm import _arrays
 from rlinf_comm.errors import NcclError
 from rlinf_comm.ipc import facts_of
 from rlinf_comm.peers.transports.accelerator import plain_tensor
+from rlinf_comm.peers.transports.nccl import NcclTransport
 
 
 class Stream:
@@ -151,3 +153,13 @@ class FakeNccl:
     def unique_id(self):
         self._ids += 1
         return self._ids.to_bytes(128, sys.byteorder)
+
+
+def nccl_transport(nccl=None, uuids=None):
+    """The transport; each of its ends has a device of its own, unless `uuids()` says otherwise."""
+    numbers = itertools.count(1)
+
+    def open_accelerator():
+        return FakeAccelerator(uuid=(uuids or (lambda: next(numbers).to_bytes(16, "little")))())
+
+    return NcclTransport(open_accelerator, nccl or FakeNccl())

@@ -1,25 +1,23 @@
-"""Peers that hand over tensors in device memory, against a device and an NCCL of host memory; no GPU."""
+"""Peers that hand over tensors in device memory by IPC, against a device of host memory; no GPU."""
 
-import dataclasses
+import contextlib
 import itertools
 import os
 import time
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from comm_device_peer import accelerator
-from comm_fake_accelerator import FakeAccelerator, FakeNccl
+from comm_fake_accelerator import FakeAccelerator, nccl_transport
+from comm_nurseries import wait_until
 
-from rlinf_comm.errors import NcclError, NoTransport, PeerLost, PeerTimeout, UnsupportedValueError
+from rlinf_comm.errors import NoTransport, PeerLost, PeerTimeout, UnsupportedValueError
 from rlinf_comm.ipc import IpcArena, leases, opened
 from rlinf_comm.peers import Peer
 from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.transports.base import Unusable
 from rlinf_comm.peers.transports.cuda_ipc import CudaIpcTransport
-from rlinf_comm.peers.transports.lifted import Place, lift_out, put_back
-from rlinf_comm.peers.transports.nccl import NcclTransport
 from rlinf_comm.testing import TRANSPORT_CHECKS, PeersOver, assert_bitwise_equal
 
 HANG_S = 60.0
@@ -45,37 +43,15 @@ def ipc(monkeypatch):
     return make
 
 
-def nccl_transport(nccl=None, uuids=None):
-    numbers = itertools.count(1)
-
-    def open_accelerator():
-        return FakeAccelerator(uuid=(uuids or (lambda: next(numbers).to_bytes(16, "little")))())
-
-    return NcclTransport(open_accelerator, nccl or FakeNccl())
-
-
 @pytest.mark.parametrize("check", TRANSPORT_CHECKS, ids=lambda check: check.__name__)
 def test_ipc_conforms(check, ipc):
     with PeersOver(ipc()) as peers:
         check(peers)
 
 
-@pytest.mark.parametrize("check", TRANSPORT_CHECKS, ids=lambda check: check.__name__)
-def test_nccl_conforms(check):
-    with PeersOver(nccl_transport()) as peers:
-        check(peers)
-
-
 def receive_until_lost(peer, from_):
     while True:
         peer.receive(from_, timeout_s=HANG_S)
-
-
-def wait_until(condition):
-    end_s = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < end_s, "a hang"
-        time.sleep(0.01)
 
 
 def send_until_lost(peer, to):
@@ -196,6 +172,52 @@ def test_a_full_arena_waits_and_says_for_what(ipc):
         assert [int(b.receive("a", timeout_s=HANG_S)[0]) for _ in range(2)] == [2, 4]
 
 
+@pytest.mark.parametrize("over", ["ipc", "nccl"])
+def test_sender_and_receiver_do_not_see_each_other_s_later_writes(over, ipc):
+    with PeersOver(ipc() if over == "ipc" else nccl_transport()) as peers:
+        a, b = peers.make("a", "b")
+        tensor = torch.ones(1000)
+        a.send("b", [tensor, tensor[::2]], timeout_s=HANG_S)
+        tensor.fill_(2.0)
+        received = b.receive("a", timeout_s=HANG_S)
+        assert (received[0] == 1).all() and (received[1] == 1).all()
+        a.send("b", torch.full((1000,), 3.0), timeout_s=HANG_S)  # takes the room of the first
+        received[1].fill_(4.0)
+        assert (received[0] == 1).all()
+        assert (b.receive("a", timeout_s=HANG_S) == 3).all()
+
+
+@pytest.mark.parametrize("over", ["ipc", "nccl"])
+def test_a_value_that_the_host_link_does_not_take_in_time_leaves_nothing_behind(over, ipc):
+    with PeersOver(ipc() if over == "ipc" else nccl_transport()) as peers:
+        a, b = peers.make("a", "b")
+        num_sent = 0
+        for size in (100_000, 10):  # until not even the form of a tensor has room
+            with contextlib.suppress(PeerTimeout):
+                while True:
+                    a.send("b", np.zeros(size), timeout_s=0.2)
+                    num_sent += 1
+        for _ in range(3):
+            with pytest.raises(PeerTimeout, match="'b'"):
+                a.send("b", torch.zeros(5), timeout_s=0.05)
+        for _ in range(num_sent):
+            b.receive("a", timeout_s=HANG_S)
+        for index in range(3):
+            a.send("b", torch.full((5,), index), timeout_s=HANG_S)
+            assert (b.receive("a", timeout_s=HANG_S) == index).all()
+
+
+def test_a_receiver_that_closes_lets_go_of_what_it_has_not_received(ipc):
+    transport = ipc()
+    with Peer.listen("a", transports=(transport,)) as a:
+        with Peer.listen("b", transports=(transport,)) as b:
+            a.connect(b.address, timeout_s=HANG_S)
+            for index in range(3):
+                a.send("b", torch.full((1000,), index), timeout_s=HANG_S)
+        a.close()
+    wait_until(lambda: not any(each.driver.live for each in ipc.made))
+
+
 # --- which transport, and why not -------------------------------------------------------------------------------------
 
 
@@ -237,127 +259,6 @@ def test_bytes_that_come_back_wrong_are_noticed(ipc, monkeypatch):
         pytest.raises(NoTransport, match="4096 bytes of device memory came back wrong through a descriptor"),
     ):
         a.connect(b.address, timeout_s=HANG_S)
-
-
-def test_nccl_s_reason_names_the_version_and_the_device_and_its_refusals_say_what_is_wrong():
-    one = nccl_transport(uuids=lambda: b"A" * 16)
-    with (
-        Peer.listen("a", transports=(one,)) as a,
-        Peer.listen("b", transports=(one,)) as b,
-        pytest.raises(NoTransport, match="both on GPU-4141"),
-    ):
-        a.connect(b.address, timeout_s=HANG_S)
-    apart = nccl_transport(FakeNccl(22800))
-    with (
-        Peer.listen("a", transports=(nccl_transport(),)) as a,
-        Peer.listen("b", transports=(apart,)) as b,
-        pytest.raises(NoTransport, match="NCCL 22907 at the sender, 22800 at the receiver"),
-    ):
-        a.connect(b.address, timeout_s=HANG_S)
-    absent = FakeNccl()
-    absent.library = NcclError("no usable NCCL")
-    with Peer.listen("a", transports=(nccl_transport(absent), "tcp")) as a, Peer.listen("b") as b:
-        chosen = a.connect(b.address, timeout_s=HANG_S)
-        assert dict(chosen.refused) == {"nccl": "no usable NCCL; tensors in device memory go through host memory"}
-
-
-# --- NCCL -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def nccl_pair():
-    nccl = FakeNccl()
-    transport = nccl_transport(nccl)
-    with Peer.listen("a", transports=(transport,)) as a, Peer.listen("b", transports=(transport,)) as b:
-        a.connect(b.address, timeout_s=HANG_S)
-        b.connect(a.address, timeout_s=HANG_S)
-        yield a, b, nccl
-
-
-def test_the_communicator_of_a_pair_is_made_for_the_first_tensor(nccl_pair):
-    a, b, nccl = nccl_pair
-    assert "tensors in device memory by NCCL 22907, from GPU-" in a.transport_to("b").reason
-    a.send("b", {"host": np.arange(3)}, timeout_s=HANG_S)
-    b.receive("a", timeout_s=HANG_S)
-    assert nccl.made == []
-    for index in range(3):
-        a.send("b", torch.full((5,), index), timeout_s=HANG_S)
-        assert (b.receive("a", timeout_s=HANG_S) == index).all()
-    assert sorted((each.name, each.rank) for each in nccl.made) == [("a to b", 0), ("a to b", 1)]
-
-
-def test_both_may_send_before_either_receives_and_sends_match_in_order(nccl_pair):
-    a, b, _ = nccl_pair
-    values = [[torch.full((7 * i + 1,), i), i, np.full(3, i), torch.tensor(float(i))] for i in range(20)]
-    for value in values:
-        a.send("b", value, timeout_s=HANG_S)
-        b.send("a", value, timeout_s=HANG_S)
-    for value in values:
-        assert_bitwise_equal(b.receive("a", timeout_s=HANG_S), value)
-        assert_bitwise_equal(a.receive("b", timeout_s=HANG_S), value)
-
-
-def test_a_receive_that_runs_out_of_time_is_continued_by_the_next(nccl_pair):
-    a, b, nccl = nccl_pair
-    create = nccl.Communicator.create
-    nccl.Communicator.create = lambda *arguments, rank, **options: (
-        time.sleep(0.5 * (rank == 0)),
-        create(*arguments, rank=rank, **options),
-    )[1]
-    a.send("b", torch.arange(9), timeout_s=HANG_S)
-    with pytest.raises(PeerTimeout, match=r"not yet its tensors in device memory.*over NCCL"):
-        b.receive("a", timeout_s=0.05)
-    assert_bitwise_equal(b.receive("a", timeout_s=HANG_S), torch.arange(9))
-
-
-def test_a_sender_waits_when_too_much_is_on_its_way(nccl_pair):
-    a, b, _ = nccl_pair
-    large = torch.zeros(40 << 20, dtype=torch.uint8)
-    a.send("b", large, timeout_s=HANG_S)
-    with pytest.raises(PeerTimeout, match="41943040 bytes in device memory wait for the receiver"):
-        a.send("b", large, timeout_s=0.1)
-    assert b.receive("a", timeout_s=HANG_S).numel() == 40 << 20
-    a.send("b", torch.ones(2), timeout_s=HANG_S)
-    assert (b.receive("a", timeout_s=HANG_S) == 1).all()
-
-
-def test_a_broken_communicator_is_aborted_and_loses_the_link_and_the_next_send_makes_another(nccl_pair):
-    a, b, nccl = nccl_pair
-    a.send("b", torch.ones(2), timeout_s=HANG_S)
-    b.receive("a", timeout_s=HANG_S)
-    nccl.is_broken = True
-    a.send("b", torch.ones(2), timeout_s=HANG_S)
-    with pytest.raises(PeerLost, match=r"the NCCL communicator of the pair broke \(a to b: remote process exited\)"):
-        b.receive("a", timeout_s=HANG_S)
-    nccl.is_broken = False
-    with pytest.raises(PeerLost):
-        send_until_lost(a, "b")
-    wait_until(lambda: all(each.is_aborted for each in nccl.made))
-    a.send("b", torch.ones(2), timeout_s=HANG_S)
-    assert (b.receive("a", timeout_s=HANG_S) == 1).all()
-
-
-def test_the_loss_of_the_sender_ends_a_receive_that_waits_for_tensors():
-    nccl = FakeNccl()
-    nccl.Communicator.exchange = lambda self, transfers, **_: setattr(
-        self, "wanted", [each for each in transfers if not each.is_send]
-    )
-    with PeersOver(nccl_transport(nccl)) as peers:
-        a, b = peers.make("a", "b")
-        a.send("b", torch.ones(2), timeout_s=HANG_S)
-        with pytest.raises(PeerTimeout):
-            b.receive("a", timeout_s=0.2)
-        peers.crash(a)
-        with pytest.raises(PeerLost, match="'a' is lost"):
-            b.receive("a", timeout_s=HANG_S)
-        wait_until(lambda: all(each.is_aborted for each in nccl.made))
-
-
-def test_a_broadcast_hands_over_device_memory(nccl_pair):
-    a, b, nccl = nccl_pair
-    a.broadcast({"w": torch.ones(3)}, ["b"], timeout_s=HANG_S)
-    assert_bitwise_equal(b.receive("a", timeout_s=HANG_S), {"w": torch.ones(3)})
-    assert len(nccl.made) == 2
 
 
 # --- arrays of other libraries ----------------------------------------------------------------------------------------
@@ -402,40 +303,3 @@ def test_an_array_that_torch_cannot_take_is_refused_with_its_reason(over):
         a, _ = peers.make("a", "b")
         with pytest.raises(UnsupportedValueError, match="Unwilling that torch cannot take: read-only"):
             a.send("b", {"x": Unwilling()}, timeout_s=HANG_S)
-
-
-# --- taking tensors out of a value ------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sample:
-    tokens: torch.Tensor
-    rest: object
-
-    def __post_init__(self):
-        assert not isinstance(self.tokens, Place), "the codec does not run it either"
-
-
-class Row(msgspec.Struct, frozen=True):
-    x: torch.Tensor
-    y: int = 0
-
-
-def test_tensors_are_taken_out_of_any_value_and_put_back():
-    t = [torch.full((1,), i) for i in range(5)]
-    value = {"a": [t[0], (t[1], "text")], "s": Sample(t[2], {"r": Row(t[3], 7)}), 5: t[4], "same": [1, {"b": 2}]}
-    out, taken = lift_out(value, lambda leaf: isinstance(leaf, torch.Tensor))
-    assert [each.item() for each in taken] == [0, 1, 2, 3, 4]
-    assert out["a"][1] == (Place(1), "text") and type(out["a"][1]) is tuple and out["same"] is value["same"]
-    assert out["s"].rest["r"] == Row(Place(3), 7)
-    back = put_back(out, taken)
-    assert back["s"].rest["r"].x is t[3] and back["a"][1][0] is t[1] and list(back) == ["a", "s", 5, "same"]
-    assert value["a"][0] is t[0] and value["s"].tokens is t[2]
-
-
-def test_a_value_without_tensors_stays_itself_and_one_that_contains_itself_is_left_to_the_codec():
-    value = {"a": [1, (2.0, None)], "b": Sample("no", b"tensor")}
-    assert lift_out(value, lambda leaf: False)[0] is value
-    loop = [torch.ones(1)]
-    loop.append(loop)
-    assert lift_out(loop, lambda leaf: isinstance(leaf, torch.Tensor)) == (loop, [])

@@ -41,6 +41,8 @@ _SENDER, _RECEIVER = 0, 1
 _FAILURES = (CommError, RuntimeError, OSError, ValueError)
 """Of NCCL and its binding, and of CUDA."""
 
+_FAREWELL_TIMEOUT_S = 60.0
+"""A sender that has closed hears nothing more of its receiver, and does not keep the memory for ever."""
 _CLOSE_TIMEOUT_S = 1.0
 """For a call in another thread to notice the end of its link."""
 
@@ -157,6 +159,8 @@ class _NcclOutgoing:
         self._failure: Exception | None = None
         self._lock = threading.Lock()
         self._is_open = True
+        self._farewell: Deadline | None = None
+        """Until then what is on its way is still sent."""
         self._is_cut = False
         """Closed without farewell: nothing more is to be sent."""
 
@@ -235,8 +239,8 @@ class _NcclOutgoing:
             raise PeerLeft(f"the link to {self._traffic.theirs.name!r} was closed by this process")
         if self._is_open:
             self._host.check()
-        elif self._traffic.theirs.is_known_dead():
-            kind, text = lost(self._traffic.theirs, "its process has ended")
+        elif self._traffic.theirs.is_known_dead() or (self._farewell is not None and self._farewell.has_passed):
+            kind, text = lost(self._traffic.theirs, "it did not receive what was on its way")
             raise kind(text)
 
     # ---
@@ -248,9 +252,10 @@ class _NcclOutgoing:
             raise kind(text) from self._failure
 
     def close(self, *, farewell: bool) -> None:
-        """With farewell, values on their way can still be received."""
+        """With farewell, values on their way can still be received for a minute."""
         if not self._is_open:
             return
+        self._farewell = Deadline(_FAREWELL_TIMEOUT_S)
         self._is_cut = not farewell
         self._is_open = False
         self._host.close(farewell=farewell)
