@@ -21,6 +21,7 @@ from comm_fake_driver import FakeDriver
 from rlinf_comm import _arrays
 from rlinf_comm.errors import NcclError
 from rlinf_comm.ipc import facts_of
+from rlinf_comm.ipc.opened import OpenedArenas
 from rlinf_comm.peers.transports.accelerator import plain_tensor
 from rlinf_comm.peers.transports.nccl import NcclTransport
 
@@ -38,9 +39,8 @@ class FakeAccelerator:
     def __init__(self, *, namespace=0, uuid=b"A" * 16, refuses=()):
         self.driver = FakeDriver([uuid], refuses=["allocate", *refuses], real_addresses=True)
         self.device = 0
+        self.arenas = OpenedArenas(self.driver)
         self.namespace = namespace
-        self.copies = []
-        """Shapes of what was put into an arena."""
 
     def facts(self):
         facts = facts_of(self.driver, self.device)

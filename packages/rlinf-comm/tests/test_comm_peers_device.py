@@ -114,6 +114,19 @@ def test_a_tensor_in_an_arena_crosses_without_a_copy_and_its_room_comes_back(ech
     assert link._arenas[0].num_free_bytes() == link._arenas[0].handle.num_bytes
 
 
+def test_a_tensor_of_the_link_s_arena_may_follow_one_of_another_that_nobody_has_received(ipc):
+    with PeersOver(ipc()) as peers:
+        a, b = peers.make("a", "b")
+        a.send("b", "first", timeout_s=HANG_S)
+        device = a._links.get("b").outgoing._accelerator
+        arena = IpcArena.create(0, 4096, driver=device.driver)
+        a.send("b", device.tensor_over(arena.reserve(64), (4, 4), (4, 1), torch.float32).fill_(1.0), timeout_s=HANG_S)
+        a.send("b", torch.full((3,), 2.0), timeout_s=HANG_S)
+        assert b.receive("a", timeout_s=HANG_S) == "first"
+        assert (b.receive("a", timeout_s=HANG_S) == 1).all()
+        assert (b.receive("a", timeout_s=HANG_S) == 2).all()
+
+
 def test_events_are_recorded_after_the_value_is_on_its_way_and_waited_for_by_the_reader(echo):
     me, _ = echo
     me.send("echo", torch.ones(3), timeout_s=HANG_S)

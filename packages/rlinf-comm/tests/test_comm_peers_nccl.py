@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from comm_fake_accelerator import FakeNccl, nccl_transport
+from comm_fake_accelerator import FakeAccelerator, FakeNccl, nccl_transport
 from comm_nurseries import wait_until
 
 from rlinf_comm.errors import NcclError, NoTransport, PeerLost, PeerTimeout
@@ -158,8 +158,11 @@ def test_a_sender_that_has_closed_does_not_wait_for_ever(nccl_pair, monkeypatch)
 
 
 def test_a_broadcast_hands_over_device_memory_without_a_detour_over_the_host(nccl_pair, monkeypatch):
-    a, b, nccl = nccl_pair
-    monkeypatch.setattr("rlinf_comm.peers.peer.plain_value", None)
-    a.broadcast({"w": torch.ones(3)}, ["b"], timeout_s=HANG_S)
-    assert_bitwise_equal(b.receive("a", timeout_s=HANG_S), {"w": torch.ones(3)})
-    assert len(nccl.made) == 2
+    a, b, _ = nccl_pair
+    tensor, seen, as_tensor = torch.arange(12.0).view(3, 4).T, [], FakeAccelerator.as_tensor
+    monkeypatch.setattr(
+        FakeAccelerator, "as_tensor", lambda self, array: (seen.append(array), as_tensor(self, array))[1]
+    )
+    a.broadcast({"w": tensor}, ["b"], timeout_s=HANG_S)
+    assert_bitwise_equal(b.receive("a", timeout_s=HANG_S), {"w": tensor})
+    assert len(seen) == 1 and seen[0] is tensor

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rlinf_comm import _arrays
 from rlinf_comm.errors import IpcError, UnsupportedValueError
-from rlinf_comm.ipc.arena import DeviceMemory, tensor_over
+from rlinf_comm.ipc.arena import DeviceMemory, opened_arenas, tensor_over
 from rlinf_comm.ipc.driver import Driver, load_driver
+from rlinf_comm.ipc.opened import OpenedArenas
 from rlinf_comm.ipc.transport import Facts, facts_of
 from rlinf_comm.peers.transports.base import Unusable
 
@@ -29,6 +30,8 @@ class Accelerator(Protocol):
 
     driver: Driver
     device: int
+    arenas: OpenedArenas
+    """Of other processes, opened in this one."""
 
     def facts(self) -> Facts: ...
 
@@ -96,6 +99,7 @@ class CudaAccelerator:
     def __init__(self, driver: Driver, device: int) -> None:
         self.driver = driver
         self.device = device
+        self.arenas = opened_arenas(driver)
 
     @classmethod
     def open(cls) -> CudaAccelerator:

@@ -26,7 +26,6 @@ from rlinf_comm.cuda import row_major_strides
 from rlinf_comm.errors import ChannelTimeout, DecodeError, IpcError, PeerLeft, PeerLost
 from rlinf_comm.ipc.arena import ALIGNMENT, ArenaHandle, DeviceMemory, IpcArena, IpcRecord, arena_with, open_memory
 from rlinf_comm.ipc.leases import BucketReader, BucketWriter, LeaseAddress
-from rlinf_comm.ipc.opened import OpenedArenas
 from rlinf_comm.ipc.probe import ECHO_BYTES, invert, inverted
 from rlinf_comm.ipc.transport import Choice, Facts, choose
 from rlinf_comm.peers.address import PeerAddress
@@ -232,7 +231,7 @@ class _IpcOutgoing:
         span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         pointer = tensor.data_ptr()
         arena = arena_with(pointer, span * tensor.itemsize) if tensor.numel() else None
-        if arena is not None and arena.handle.uuid == self._uuid:
+        if arena is not None and (arena.handle.uuid, arena.handle.kind) == (self._uuid, self._kind):
             flying.sent.append(tensor)
             return IpcRecord(arena.handle, pointer - arena.handle.pointer, shape, strides, dtype)
         arena, block = self._reserve(tensor.nbytes, deadline)
@@ -251,7 +250,7 @@ class _IpcOutgoing:
                     return arena, arena.reserve(num_bytes)
                 except IpcError:
                     continue  # no room in this one
-            if self._flying and num_bytes <= max(arena.handle.num_bytes for arena in self._arenas or ()):
+            if self._flying and num_bytes <= max((arena.handle.num_bytes for arena in self._arenas), default=0):
                 self._await_oldest(deadline)
                 continue
             wanted = max(self._capacity_bytes, -(-num_bytes // ALIGNMENT) * ALIGNMENT)
@@ -315,7 +314,6 @@ class _IpcIncoming:
         self._traffic = traffic
         self._accelerator = accelerator
         self._reader = reader
-        self._arenas = OpenedArenas(accelerator.driver)
         self._opened: dict[ArenaHandle, DeviceMemory] = {}
         """The sender's arenas, open as long as the link."""
         self._parcel: _Parcel | None = None
@@ -369,7 +367,7 @@ class _IpcIncoming:
         arena = record.arena
         if arena not in self._opened:
             whole = IpcRecord(arena, 0, (arena.num_bytes,), (1,), "uint8")
-            self._opened[arena] = open_memory(whole, device=device, arenas=self._arenas, driver=driver)
+            self._opened[arena] = open_memory(whole, device=device, arenas=self._accelerator.arenas, driver=driver)
         base = self._opened[arena].__cuda_array_interface__["data"][0]
         memory = DeviceMemory(base + record.offset, arena.num_bytes - record.offset, self._opened[arena])
         return copy_bits(copy, self._accelerator.tensor_over(memory, record.shape, record.strides, dtype))
