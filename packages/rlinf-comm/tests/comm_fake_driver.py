@@ -1,5 +1,6 @@
 """A CUDA driver without a device: notes what is called; its descriptors are real, so that two processes share."""
 
+import ctypes
 import errno
 import mmap
 import os
@@ -9,7 +10,7 @@ from rlinf_comm.ipc import driver as drivers
 
 
 class FakeDriver:
-    def __init__(self, uuids=(b"A" * 16,), *, refuses=(), peers=(), supports=None, memory=None):
+    def __init__(self, uuids=(b"A" * 16,), *, refuses=(), peers=(), supports=None, real_addresses=False):
         self.uuids = list(uuids)
         self.refuses = set(refuses)
         self.peers = set(peers)
@@ -19,6 +20,8 @@ class FakeDriver:
         self.live = {}
         self.maps = {}
         self.next = 0x10000
+        self.real_addresses = real_addresses
+        """Whether pointers of mappings are addresses of this process."""
         self.words: _C.SharedWords | None = None
         """SharedWords to look at when an event is recorded or waited for."""
 
@@ -72,8 +75,13 @@ class FakeDriver:
         return self._map(fd, num_bytes)
 
     def _map(self, fd, num_bytes):
-        pointer = self._address(num_bytes)
-        self.maps[pointer] = mmap.mmap(fd, num_bytes)
+        mapped = mmap.mmap(fd, num_bytes)
+        if self.real_addresses:
+            pointer = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+            self.live[pointer] = num_bytes
+        else:
+            pointer = self._address(num_bytes)
+        self.maps[pointer] = mapped
         return fd, pointer, num_bytes
 
     def export_descriptor(self, mapping):

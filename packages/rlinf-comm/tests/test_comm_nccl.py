@@ -153,6 +153,27 @@ def test_a_rank_that_never_comes_ends_in_a_timeout_and_an_abort(library, fake):
     assert [line.split()[0] for line in fake.log()] == ["init", "abort"]
 
 
+def test_a_check_ends_a_wait_undoes_a_creation_and_leaves_an_exchange_in_flight(library, fake):
+    def check():
+        raise KeyError("no more")
+
+    fake.set(polls=-1)
+    with pytest.raises(KeyError):
+        make(library, check=check)
+    assert [line.split()[0] for line in fake.log()] == ["init", "abort"]
+    fake.set(polls=2)
+    comm = make(library)
+    fake.set(polls=-1)
+    with pytest.raises(KeyError):
+        comm.exchange([nccl.send(Array(0x1000, (2, 3)), to=0)], stream=0, timeout_s=float("inf"), check=check)
+    fake.set(polls=2)
+    comm.revoke(timeout_s=5)  # begins a new state of the fake's
+    with pytest.raises(KeyError):
+        comm.wait_until(lambda: False, timeout_s=float("inf"), check=check)
+    comm.wait_until(lambda: True, timeout_s=5)
+    assert "abort" not in {line.split()[0] for line in fake.log()}
+
+
 def test_an_exchange_is_one_group_in_the_given_order(library, fake):
     comm = make(library)
     fake.log()

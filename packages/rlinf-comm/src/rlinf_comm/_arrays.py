@@ -15,6 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
+_CUDA_DEVICE_TYPES = (2, 13)  # DLPack: kDLCUDA, kDLCUDAManaged
 _NUMPY_KINDS = frozenset("biufcMmSU")  # bool, integers, floats, complex, dates, fixed-width bytes and text
 
 
@@ -68,6 +69,50 @@ def tensor_types() -> tuple[type, ...]:
     """torch.Tensor and torch.nn.Parameter; nothing while torch is not imported, since no value can be one then."""
     torch = sys.modules.get("torch")
     return () if torch is None else (torch.Tensor, torch.nn.Parameter)
+
+
+def is_on_cuda(value: Any) -> bool:
+    """Whether it is an array in CUDA memory: a torch tensor, or one that says so by either array protocol."""
+    if isinstance(value, tensor_types()):
+        return value.is_cuda
+    return is_foreign_array(type(value)) and (
+        hasattr(value, "__cuda_array_interface__") or int(value.__dlpack_device__()[0]) in _CUDA_DEVICE_TYPES
+    )
+
+
+def has_plain_bytes(tensor: torch.Tensor) -> bool:
+    """Whether describe_tensor would not refuse it."""
+    import torch
+
+    has_graph = tensor.requires_grad and not tensor.is_leaf
+    return tensor.layout is torch.strided and not has_graph and dtype_name(tensor.dtype) is not None
+
+
+def is_foreign_array(cls: type) -> bool:
+    """Whether values of the class are arrays that neither torch nor numpy made (CuPy's, JAX's, ...)."""
+    if issubclass(cls, (np.ndarray, np.generic, *tensor_types())):
+        return False
+    return hasattr(cls, "__cuda_array_interface__") or (
+        hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")
+    )
+
+
+def tensor_of(array: Any) -> torch.Tensor:
+    """A torch tensor of the same memory: itself, or of an array with DLPack or __cuda_array_interface__.
+
+    DLPack is taken where both are there: it alone knows bfloat16, and orders the two libraries' streams.
+
+    Raises:
+        Refused: torch cannot take it; says why.
+    """
+    import torch
+
+    if isinstance(array, torch.Tensor):
+        return array
+    try:
+        return torch.from_dlpack(array) if hasattr(array, "__dlpack__") else torch.as_tensor(array, device="cuda")
+    except (RuntimeError, TypeError, ValueError, BufferError, AssertionError) as error:
+        raise Refused(f"{describe_type(type(array))} that torch cannot take: {error}") from error
 
 
 def describe_tensor(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int, str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_comm._lowering import DATACLASS, ENUM, FLAG, NUMPY_SCALAR, PATH, STRUCT, is_struct
+from rlinf_comm._lowering import DATACLASS, ENUM, FLAG, FOREIGN_ARRAY, NUMPY_SCALAR, PATH, STRUCT, is_struct
 from rlinf_comm.errors import DecodeError
 
 _Build = Callable[[list[Any]], Any]
@@ -96,4 +96,7 @@ def lift(tag: int, cls: Any, values: list[Any]) -> Any:
     if tag == NUMPY_SCALAR:
         dtype, raw = values
         return np.frombuffer(raw, dtype=dtype)[0]
+    if tag == FOREIGN_ARRAY:
+        (tensor,) = values
+        return tensor
     raise ValueError(f"unknown tag {tag}")

@@ -21,6 +21,7 @@ from rlinf_comm import _arrays
 from rlinf_comm._arrays import Refused, describe_type
 
 DATACLASS, STRUCT, ENUM, FLAG, PATH, TENSOR, NDARRAY, NUMPY_SCALAR = range(5, 13)
+FOREIGN_ARRAY = 14
 
 
 def is_struct(cls: Any) -> bool:
@@ -54,6 +55,8 @@ def describe_class(cls: type) -> Description:
         return NUMPY_SCALAR, None, None, _lower_numpy_scalar
     if cls is type(pathlib.Path()):
         return PATH, None, None, _lower_path
+    if _arrays.is_foreign_array(cls):
+        return FOREIGN_ARRAY, None, None, _lower_foreign_array
     raise Refused(describe_type(cls))
 
 
@@ -69,6 +72,10 @@ def _lower_enum(value: enum.Enum) -> tuple[Any, ...]:
 
 def _lower_path(value: pathlib.Path) -> tuple[Any, ...]:
     return PATH, os.fsencode(value)
+
+
+def _lower_foreign_array(value: Any) -> tuple[Any, ...]:
+    return FOREIGN_ARRAY, _arrays.tensor_of(value)
 
 
 def _lower_numpy_scalar(value: np.generic) -> tuple[Any, ...]:

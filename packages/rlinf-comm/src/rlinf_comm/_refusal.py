@@ -12,7 +12,7 @@ from rlinf_comm.errors import UnsupportedValueError
 
 _ALLOWED = (
     "None, bool, int, float, str, bytes, list, tuple, dict with str or int keys, Enum, pathlib.Path, "
-    "importable dataclasses and msgspec.Struct, numpy arrays, torch tensors"
+    "importable dataclasses and msgspec.Struct, numpy arrays, torch tensors, arrays with DLPack"
 )
 
 

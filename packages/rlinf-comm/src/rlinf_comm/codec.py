@@ -8,9 +8,11 @@
 What crosses, and comes back as the same type: None, bool, int (of any size), float (all bits), str, bytes, list,
 tuple, dict with str or int keys, Enum and Flag members, pathlib.Path, dataclasses, msgspec.Struct, numpy arrays and
 scalars, torch tensors of every dtype and shape. What a view or a subclass adds does not cross: strides (the copy is
-row-major), `requires_grad`, Parameter (arrives as a Tensor). A tensor on a device goes through host memory and arrives
-there, since the receiver may not see that device; rlinf_comm.ipc hands over the memory itself. Dataclasses are rebuilt
-from their fields, and their `__post_init__` does not run again.
+row-major), `requires_grad`, Parameter (arrives as a Tensor). Arrays of other libraries that have DLPack or
+__cuda_array_interface__ (CuPy's, JAX's) arrive as torch tensors, which cupy.from_dlpack(tensor) takes without a copy. A
+tensor on a device goes through host memory and arrives there, since the receiver may not see that device; peers
+(rlinf_comm.peers) and rlinf_comm.ipc hand it over in device memory. Dataclasses are rebuilt from their fields, and
+their `__post_init__` does not run again.
 
 A class crosses by name, "module:qualname", and is imported by the receiver. Nothing is built but dataclasses, Enums and
 Structs, so that bytes from a stranger cannot call a function of his choice (importing a module does run its body).

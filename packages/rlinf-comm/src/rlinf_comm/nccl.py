@@ -130,12 +130,14 @@ class Communicator:
         name: str = "rlinf",
         max_ctas: int = 0,
         library: Library | None = None,
+        check: Callable[[], object] | None = None,
     ) -> Communicator:
         """All ranks call it, each with its CUDA device current (`torch.cuda.set_device`).
 
         Args:
             unique_id: of `unique_id()`, the same on all ranks.
             max_ctas: thread blocks that NCCL may take from the device; 0: NCCL's choice.
+            check: called while it waits; what that raises ends the creation.
 
         Raises:
             NcclTimeout: not all ranks came within `timeout_s`; what was made is aborted.
@@ -145,7 +147,7 @@ class Communicator:
             raise ValueError(f"rank={rank} is not one of the {num_ranks} ranks 0..{num_ranks - 1}")
         library = library or find_library()
         native = _C.NcclCommunicator.create(library, unique_id, num_ranks, rank, name, max_ctas)
-        return cls(native, library, num_ranks, rank, name)._made("creation", timeout_s)
+        return cls(native, library, num_ranks, rank, name)._made("creation", timeout_s, check)
 
     @classmethod
     def join(
@@ -165,8 +167,17 @@ class Communicator:
         native = _C.NcclCommunicator.join(library, grow_id, num_ranks, rank, name, max_ctas)
         return cls(native, library, num_ranks, rank, name)._made("join", timeout_s)
 
-    def exchange(self, transfers: Iterable[Transfer], *, stream: Any, timeout_s: float) -> None:
+    def exchange(
+        self,
+        transfers: Iterable[Transfer],
+        *,
+        stream: Any,
+        timeout_s: float,
+        check: Callable[[], object] | None = None,
+    ) -> None:
         """Enqueues all transfers as one group on `stream`, in the order given. `wait_until` tells when data has moved.
+
+        `check` is called while it waits; what that raises leaves the operation in flight.
 
         Raises:
             ValueError: a peer that is no other rank.
@@ -177,7 +188,7 @@ class Communicator:
             if not 0 <= transfer.peer < self.num_ranks:
                 raise ValueError(f"{self}: {transfer}: the ranks are 0..{self.num_ranks - 1}")
         tuples = [(each.is_send, each.peer, each.pointer, each.num_bytes) for each in transfers]
-        self._run(_describe(transfers), timeout_s, lambda: self._native.exchange(tuples, stream_handle(stream)))
+        self._run(_describe(transfers), timeout_s, lambda: self._native.exchange(tuples, stream_handle(stream)), check)
 
     def broadcast(self, array: Any, *, root: int, stream: Any, timeout_s: float) -> None:
         """Enqueues a broadcast of the root's array into the others', in place."""
@@ -188,12 +199,19 @@ class Communicator:
         handle = stream_handle(stream)
         self._run(what, timeout_s, lambda: self._native.broadcast(pointer, pointer, num_bytes, root, handle))
 
-    def wait_until(self, done: Any, *, timeout_s: float, what: str = "the work on the stream") -> None:
+    def wait_until(
+        self,
+        done: Any,
+        *,
+        timeout_s: float,
+        what: str = "the work on the stream",
+        check: Callable[[], object] | None = None,
+    ) -> None:
         """Until a torch event or stream (`query()`), a cupy one (`done`) or a function says so.
 
-        Unlike a stream synchronization it notices a broken communicator, and it ends.
+        Unlike a stream synchronization it notices a broken communicator, and it ends. `check` as of exchange().
         """
-        self._poll(what, timeout_s, _probe_of(done))
+        self._poll(what, timeout_s, _probe_of(done), check)
 
     def split(self, color: int | None, *, key: int = 0, num_ranks: int, rank: int, timeout_s: float) -> Communicator:
         """The ranks of one color as a communicator. `num_ranks` and `rank` are the new ones, which the caller knows."""
@@ -276,10 +294,10 @@ class Communicator:
         else:
             self.abort()
 
-    def _made(self, what: str, timeout_s: float) -> Communicator:
+    def _made(self, what: str, timeout_s: float, check: Callable[[], object] | None = None) -> Communicator:
         try:
-            self._poll(what, timeout_s, lambda: True)
-        except NcclError:
+            self._poll(what, timeout_s, lambda: True, check)
+        except BaseException:
             self.abort()
             raise
         return self
@@ -292,13 +310,17 @@ class Communicator:
         except ValueError as error:
             raise NcclError(f"{self}: {error}") from None
 
-    def _run(self, what: str, timeout_s: float, call: Callable[[], int]) -> None:
+    def _run(
+        self, what: str, timeout_s: float, call: Callable[[], int], check: Callable[[], object] | None = None
+    ) -> None:
         result = self._begin(call)
         if result not in (SUCCESS, IN_PROGRESS):
             self._fail(what, result)
-        self._poll(what, timeout_s, lambda: True)
+        self._poll(what, timeout_s, lambda: True, check)
 
-    def _poll(self, what: str, timeout_s: float, is_done: Callable[[], bool]) -> None:
+    def _poll(
+        self, what: str, timeout_s: float, is_done: Callable[[], bool], check: Callable[[], object] | None = None
+    ) -> None:
         """Until NCCL is done with its own part and `is_done`."""
         deadline = time.monotonic() + timeout_s
         nap_s = 0.0
@@ -308,6 +330,8 @@ class Communicator:
                 self._fail(what, state)
             if state == SUCCESS and is_done():
                 return
+            if check is not None:
+                check()
             if time.monotonic() >= deadline:
                 self._broken = f"{what} timed out"
                 raise NcclTimeout(

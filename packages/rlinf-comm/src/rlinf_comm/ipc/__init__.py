@@ -4,6 +4,7 @@
     weights = arena.empty((4096, 4096), torch.bfloat16)           # a torch tensor in it
     record = arena.export(weights)                                # small, packable: put it through any channel
     same = open_record(record)                                    # in the receiver: a tensor of the same memory
+    theirs = cupy.from_dlpack(same)                               # the same as CuPy's; so with all tensors from here
 
 rlinf_comm.ipc.driver      the driver's functions, as a protocol that tests replace
 rlinf_comm.ipc.transport   which way two processes share device memory, from facts and an echo

@@ -108,6 +108,18 @@ class DeviceMemory:
         }
 
 
+_living: weakref.WeakSet[IpcArena] = weakref.WeakSet()
+
+
+def arena_with(pointer: int, num_bytes: int) -> IpcArena | None:
+    """The arena of this process in which these bytes lie."""
+    for arena in list(_living):
+        start = arena.handle.pointer
+        if start <= pointer and pointer + num_bytes <= start + arena.handle.num_bytes:
+            return arena
+    return None
+
+
 class IpcArena:
     """Device memory of this process that others may open. It must outlive their use: see rlinf_comm.ipc.leases."""
 
@@ -142,6 +154,7 @@ class IpcArena:
             kind, token, address, driver.uuid(device), _C.current_process(), pointer, capacity_bytes, os.urandom(8)
         )
         mark_as_own(self.handle.nonce)
+        _living.add(self)
         self._ranges = Ranges(capacity_bytes)
 
     @classmethod
@@ -193,7 +206,7 @@ class IpcArena:
         num_bytes = dtype.itemsize
         for length in shape:
             num_bytes *= length
-        return _tensor(self.reserve(num_bytes), num_bytes, shape, None, dtype, self.device)
+        return tensor_over(self.reserve(num_bytes), num_bytes, shape, None, dtype, self.device)
 
     def export(self, array: Any) -> IpcRecord:
         """The record of an array (any view) in this arena; torch's, CuPy's or `reserve`'s.
@@ -229,6 +242,7 @@ class IpcArena:
             _C.stop_serving_descriptor(self._fd)
             os.close(self._fd)
             self._fd = None
+        _living.discard(self)
         self._release()
 
 
@@ -281,10 +295,10 @@ def open_record(record: IpcRecord, *, device: int | None = None) -> torch.Tensor
     dtype = getattr(torch, record.dtype)
     last = sum((n - 1) * max(s, 0) for n, s in zip(record.shape, record.strides, strict=True))
     num_bytes = 0 if 0 in record.shape else (last + 1) * dtype.itemsize
-    return _tensor(memory, num_bytes, record.shape, record.strides, dtype, home)
+    return tensor_over(memory, num_bytes, record.shape, record.strides, dtype, home)
 
 
-def _tensor(
+def tensor_over(
     memory: DeviceMemory,
     num_bytes: int,
     shape: Sequence[int],
@@ -292,6 +306,7 @@ def _tensor(
     dtype: torch.dtype,
     device: int | None,
 ) -> torch.Tensor:
+    """The first `num_bytes` as a tensor on the local `device`; strides in elements, None: row-major."""
     import torch
 
     if num_bytes == 0:

@@ -160,11 +160,15 @@ class BucketWriter(_Side):
         self._ready, self._consumed = [], {}
 
 
+def _is_here(process: tuple[int, int, int]) -> bool:
+    return process == _C.own_process()
+
+
 class BucketReader(_Side):
     """The receiver's side, in another process."""
 
     def __init__(self, address: LeaseAddress, *, device: int, driver: Driver | None = None) -> None:
-        if address.writer == _C.own_process():
+        if _is_here(address.writer):
             raise IpcError("the writer is this process: its own events cannot be opened; order the streams directly")
         driver = driver or load_driver()
         try:
@@ -207,6 +211,12 @@ class BucketReader(_Side):
         if self._load(bucket, _PUBLISHED) <= self._load(bucket, _ACKNOWLEDGED):
             raise ValueError(f"bucket {bucket} is acknowledged already, or was never published")
         self._advance(bucket, _ACKNOWLEDGED, self._consumed[bucket], stream)
+
+    def acknowledge_all(self, *, stream: Any) -> None:
+        """Lets go of every bucket that is published, received or not."""
+        for bucket in range(self.num_buckets):
+            if self._load(bucket, _PUBLISHED) > self._load(bucket, _ACKNOWLEDGED):
+                self.acknowledge(bucket, stream=stream)
 
     def close(self) -> None:
         """Destroys the events. The writer must have stopped using them: after its last acquire, or its death."""

@@ -50,7 +50,7 @@ def answer_probe(connection: Connection, *, device: int, driver: Driver | None =
             return message
         assert isinstance(message, IpcRecord), "the probe's own messages"
         try:
-            _invert(driver, device, message)
+            invert(driver, device, message)
         except (IpcError, OSError) as error:
             connection.send_bytes(pack(str(error)))
         else:
@@ -69,7 +69,7 @@ def _echo(connection: Connection, driver: Driver, device: int, kind: str) -> str
         refusal = unpack(connection.recv_bytes())
         if refusal is not None:
             return refusal
-        if driver.read(device, arena.handle.pointer + _OFFSET, ECHO_BYTES) != _inverted(content):
+        if driver.read(device, arena.handle.pointer + _OFFSET, ECHO_BYTES) != inverted(content):
             return f"{ECHO_BYTES} bytes came back wrong"
         return None
     except OSError as error:
@@ -78,14 +78,16 @@ def _echo(connection: Connection, driver: Driver, device: int, kind: str) -> str
         arena.close()
 
 
-def _invert(driver: Driver, device: int, record: IpcRecord) -> None:
+def invert(driver: Driver, device: int, record: IpcRecord) -> None:
+    """Opens the record's bytes, inverts them, and closes them. Raises IpcError or OSError."""
     arenas = OpenedArenas(driver)  # closed before the sender frees the arena
     pointer = arenas.open(record.arena, device) + record.offset
     try:
-        driver.write(device, pointer, _inverted(driver.read(device, pointer, record.shape[0])))
+        driver.write(device, pointer, inverted(driver.read(device, pointer, record.shape[0])))
     finally:
         arenas.close(record.arena, device)
 
 
-def _inverted(content: bytes) -> bytes:
+def inverted(content: bytes) -> bytes:
+    """What the sender finds after the receiver's invert()."""
     return bytes(255 - byte for byte in content)

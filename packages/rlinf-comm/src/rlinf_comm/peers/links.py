@@ -9,10 +9,10 @@ from typing import Any
 from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout
 from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.meeting import Link
-from rlinf_comm.peers.transports import MemoryTransport, SharedTransport
+from rlinf_comm.peers.transports import CudaIpcTransport, MemoryTransport, NcclTransport, SharedTransport
 
-_BY_REFERENCE = (MemoryTransport.name, SharedTransport.name)
-"""These hand over the value as it is, or tensors in a pool."""
+_BY_REFERENCE = (MemoryTransport.name, SharedTransport.name, CudaIpcTransport.name, NcclTransport.name)
+"""These hand over the value as it is, tensors in a pool, or device memory."""
 
 
 class Links:

@@ -114,7 +114,8 @@ class Peer:
             serve: Serve the directory from this process; None: if it is on this host and nobody does yet.
             host: Address or interface to be called at; by default the one that leads to the directory.
             transports: The only ones to use, in order of preference; by default all, the fastest first. Names
-                ("memory", "shared", "tcp") or Transport objects. RLINF_COMM_TRANSPORTS="shared,tcp" does the same.
+                ("memory", "ipc", "nccl", "shared", "tcp") or Transport objects. RLINF_COMM_TRANSPORTS="shared,tcp" does
+                the same.
             capacity_bytes: Of values on their way over one link, before the sender waits for the receiver. Larger
                 values cross too, in parts.
             timeout_s: For reaching the directory.

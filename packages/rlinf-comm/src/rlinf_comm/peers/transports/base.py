@@ -8,7 +8,7 @@ the first that really carries a probe:
     offer(meeting)              the sender's part: sends a probe, checks that it came back, returns its end
     answer(offer, meeting)      the receiver's part: gives back the probe that arrived, returns its end
 
-Further ones (device memory) are further classes in the list of Peer(transports=...).
+Further ones are further classes in the list of Peer(transports=...).
 """
 
 from __future__ import annotations

@@ -219,7 +219,8 @@ class ReadAhead:
         self._thread: threading.Thread | None = None
 
     def add(self, link: object) -> None:
-        """Of other transports too, which need nothing."""
+        """Of other transports too, which need nothing but where this one is a part of theirs."""
+        link = getattr(link, "host", link)
         if not isinstance(link, _TcpIncoming):
             return
         self._links = [*(known for known in self._links if known._is_open), link]

@@ -1,0 +1,394 @@
+"""Between two devices that share no memory: tensors in device memory go over an NCCL communicator of the pair.
+
+    sender      copies the tensors -> the value with their forms goes over TCP -> a thread sends the copies, in order
+    receiver    takes the forms -> takes tensors of its own -> receives into them, in the same order -> waits for them
+
+Everything else goes as between hosts (tcp.py), or in shared memory where the two are on one. NCCL matches sends and
+receives by their order alone, so each side keeps the order of the values on the host link. The communicator is made in
+the background when the first tensor is sent; it is not tried before. Its rank 0 is the sender. Whoever finds the other
+gone, or NCCL broken, aborts, and the link is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from rlinf_comm import _arrays
+from rlinf_comm import nccl as nccl_binding
+from rlinf_comm.codec import pack, unpack
+from rlinf_comm.errors import CommError, NcclError, PeerLeft, PeerTimeout
+from rlinf_comm.ipc.driver import uuid_text
+from rlinf_comm.nccl import Communicator, Library, Transfer
+from rlinf_comm.peers.address import PeerAddress
+from rlinf_comm.peers.deadline import SLICE_S, Deadline
+from rlinf_comm.peers.line import lost
+from rlinf_comm.peers.transports.accelerator import STAGED, Accelerator, CudaAccelerator, copy_bits
+from rlinf_comm.peers.transports.alongside import answer_alongside, offer_alongside, question_in
+from rlinf_comm.peers.transports.base import Incoming, Meeting, Outgoing, TornStream, Traffic, Unusable
+from rlinf_comm.peers.transports.lifted import lift_out, put_back
+
+if TYPE_CHECKING:
+    import torch
+
+_SENDER, _RECEIVER = 0, 1
+_FAILURES = (CommError, RuntimeError, OSError, ValueError)
+"""Of NCCL and its binding, and of CUDA."""
+
+_FAREWELL_TIMEOUT_S = 60.0
+"""A sender that has closed hears nothing more of its receiver, and does not keep the memory for ever."""
+_CLOSE_TIMEOUT_S = 1.0
+"""For a call in another thread to notice the end of its link."""
+
+
+class Nccl(Protocol):
+    """What the transport needs of rlinf_comm.nccl."""
+
+    Communicator: type[Communicator]
+
+    def find_library(self) -> Library: ...
+    def unique_id(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """What the two have to agree in. Packable."""
+
+    version: int
+    """Of NCCL."""
+    uuid: bytes
+    """Of the device."""
+
+    def objection(self, other: _Side) -> str | None:
+        """Of the receiver's side `other` to this, the sender's."""
+        if self.version != other.version:
+            return f"NCCL {self.version} at the sender, {other.version} at the receiver; install the same; {STAGED}"
+        if self.uuid == other.uuid:
+            return f"both on {uuid_text(self.uuid)}, and NCCL wants two devices; {STAGED}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Parcel:
+    """A value whose tensors come over NCCL."""
+
+    value: Any
+    forms: list[tuple[tuple[int, ...], str]]
+    """(shape, dtype's name) of each."""
+    unique_id: bytes
+    """Of the communicator, the same for all values of the link."""
+
+
+class NcclTransport:
+    """NCCL beside a host transport."""
+
+    name = "nccl"
+    needs_line = True
+
+    def __init__(
+        self,
+        open_accelerator: Callable[[], Accelerator] = CudaAccelerator.open,
+        nccl: Nccl = nccl_binding,  # pyright: ignore[reportArgumentType]
+    ) -> None:
+        """`open_accelerator` raises Unusable where there is no device, nccl.find_library NcclError where it is not."""
+        self._open_accelerator = open_accelerator
+        self._nccl = nccl
+
+    def _open(self) -> tuple[Accelerator, _Side]:
+        accelerator = self._open_accelerator()
+        try:
+            version = self._nccl.find_library().version
+        except NcclError as error:
+            raise Unusable(f"{error}; {STAGED}") from error
+        return accelerator, _Side(version, accelerator.driver.uuid(accelerator.device))
+
+    def objection(self, mine: PeerAddress, theirs: PeerAddress) -> str | None:
+        try:
+            self._open()
+        except Unusable as error:
+            return str(error)
+        return None
+
+    def offer(self, meeting: Meeting) -> tuple[Outgoing, str]:
+        accelerator, side = self._open()
+        host, host_reason, _ = offer_alongside(self.name, pack(side), meeting)
+        link = _NcclOutgoing(host, meeting, accelerator, self._nccl)
+        return link, f"{host_reason}; tensors in device memory by NCCL {side.version}, from {uuid_text(side.uuid)}"
+
+    def answer(self, details: bytes, meeting: Meeting) -> tuple[Incoming, bytes]:
+        accelerator, side = self._open()
+        host_details, packed = question_in(details)
+        objection = unpack(packed).objection(side)
+        if objection is not None:
+            raise Unusable(objection)
+        host, arrived = answer_alongside(host_details, b"", meeting)
+        return _NcclIncoming(host, meeting, accelerator, self._nccl), arrived
+
+
+class _Departure:
+    """Tensors that wait for the sending thread."""
+
+    def __init__(self, tensors: list[torch.Tensor], mark: Any) -> None:
+        self.tensors = tensors
+        self.mark = mark
+        """On the stream where the tensors were made."""
+        self.num_bytes = sum(tensor.nbytes for tensor in tensors)
+
+
+class _NcclOutgoing:
+    def __init__(self, host: Outgoing, meeting: Meeting, accelerator: Accelerator, nccl: Nccl) -> None:
+        self._host = host
+        self._mine = meeting.mine.name
+        self._traffic = Traffic("NCCL", meeting.theirs)
+        self._capacity_bytes = meeting.capacity_bytes
+        self._accelerator = accelerator
+        self._nccl = nccl
+        self._unique_id = b""
+        self._departures: queue.SimpleQueue[_Departure | None] = queue.SimpleQueue()
+        self._waiting_bytes = 0
+        self._changed = threading.Condition()
+        """Guards _waiting_bytes and _failure."""
+        self._failure: Exception | None = None
+        self._lock = threading.Lock()
+        self._is_open = True
+        self._farewell: Deadline | None = None
+        """Until then what is on its way is still sent."""
+        self._is_cut = False
+        """Closed without farewell: nothing more is to be sent."""
+
+    def send(self, value: Any, deadline: Deadline) -> None:
+        value, arrays = lift_out(value, self._accelerator.holds)
+        if not arrays:
+            self.check()
+            self._host.send(value, deadline)
+            return
+        with deadline.holding(self._lock) as held:
+            if not held:
+                raise self._traffic.timeout("send to", deadline, "another thread is sending to it")
+            self.check()
+            copies = [self._private_copy(array) for array in arrays]
+            departure = _Departure(copies, self._accelerator.mark())
+            self._await_room(departure.num_bytes, deadline)
+            if not self._unique_id:
+                self._unique_id = self._nccl.unique_id()
+                threading.Thread(target=self._run, name="rlinf-comm NCCL send", daemon=True).start()
+            forms = [(tuple(copy.shape), str(copy.dtype).removeprefix("torch.")) for copy in copies]
+            self._host.send(_Parcel(value, forms, self._unique_id), deadline)
+            with self._changed:
+                self._waiting_bytes += departure.num_bytes
+            self._departures.put(departure)
+            self._traffic.count()
+
+    def _private_copy(self, array: Any) -> torch.Tensor:
+        tensor = self._accelerator.as_tensor(array)
+        return copy_bits(self._accelerator.empty(tensor.shape, tensor.dtype), tensor)
+
+    def _await_room(self, num_bytes: int, deadline: Deadline) -> None:
+        with self._changed:
+            while self._waiting_bytes and self._waiting_bytes + num_bytes > self._capacity_bytes:
+                if deadline.has_passed:
+                    detail = f"{self._waiting_bytes} bytes in device memory wait for the receiver or its communicator"
+                    raise self._traffic.timeout("send to", deadline, detail)
+                self._changed.wait(deadline.slice_s)
+                self.check()
+
+    # --- in the sending thread ---
+
+    def _run(self) -> None:
+        communicator: Communicator | None = None
+        try:
+            self._accelerator.make_current()
+            communicator = self._nccl.Communicator.create(
+                self._unique_id,
+                num_ranks=2,
+                rank=_SENDER,
+                timeout_s=math.inf,
+                name=f"{self._mine} to {self._traffic.theirs.name}",
+                check=self._check_end,
+            )
+            stream = self._accelerator.new_stream()
+            while (departure := self._departures.get()) is not None:
+                self._transmit(communicator, departure, stream)
+        except _FAILURES as error:  # send and check raise it
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+        finally:
+            if communicator is not None:
+                communicator.abort()  # a finalization would need the receiver
+
+    def _transmit(self, communicator: Communicator, departure: _Departure, stream: Any) -> None:
+        self._accelerator.wait_for_mark(stream, departure.mark)
+        options: dict[str, Any] = {"timeout_s": math.inf, "check": self._check_end}
+        communicator.exchange(_transfers(departure.tensors, is_send=True), stream=stream, **options)
+        communicator.wait_until(stream, **options)
+        with self._changed:
+            self._waiting_bytes -= departure.num_bytes
+            self._changed.notify_all()
+
+    def _check_end(self) -> None:
+        if self._is_cut:
+            raise PeerLeft(f"the link to {self._traffic.theirs.name!r} was closed by this process")
+        if self._is_open:
+            self._host.check()
+        elif self._traffic.theirs.is_known_dead() or (self._farewell is not None and self._farewell.has_passed):
+            kind, text = lost(self._traffic.theirs, "it did not receive what was on its way")
+            raise kind(text)
+
+    # ---
+
+    def check(self) -> None:
+        self._host.check()
+        if self._failure is not None:
+            kind, text = lost(self._traffic.theirs, f"the NCCL communicator of the pair broke ({self._failure})")
+            raise kind(text) from self._failure
+
+    def close(self, *, farewell: bool) -> None:
+        """With farewell, values on their way can still be received for a minute."""
+        if not self._is_open:
+            return
+        self._farewell = Deadline(_FAREWELL_TIMEOUT_S)
+        self._is_cut = not farewell
+        self._is_open = False
+        self._host.close(farewell=farewell)
+        self._departures.put(None)
+
+
+class _Landing:
+    """A value whose tensors are to be received."""
+
+    def __init__(self, parcel: _Parcel) -> None:
+        self.parcel = parcel
+        self.tensors: list[torch.Tensor] | None = None
+        """Once NCCL has been told to receive into them."""
+
+
+class _NcclIncoming:
+    def __init__(self, host: Incoming, meeting: Meeting, accelerator: Accelerator, nccl: Nccl) -> None:
+        self.host = host
+        self._mine = meeting.mine.name
+        self._traffic = Traffic("NCCL", meeting.theirs)
+        self._accelerator = accelerator
+        self._nccl = nccl
+        self._communicator: Future[Communicator] | None = None
+        self._stream: Any = None
+        self._landing: _Landing | None = None
+        """What a receive that ran out of time has begun."""
+        self._lock = threading.Lock()
+        self._is_open = True
+
+    def receive(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> Any:
+        with deadline.holding(self._lock) as held:
+            if not held:
+                raise self._traffic.timeout("receive from", deadline, "another thread is receiving from it")
+            if self._landing is None:
+                value = self.host.receive(deadline, is_cancelled)
+                if not isinstance(value, _Parcel):
+                    return value
+                self._landing = _Landing(value)
+            landing = self._landing
+
+            def check() -> None:
+                self._check_end()
+                if deadline.has_passed or is_cancelled():
+                    detail = "a value has come, and not yet its tensors in device memory"
+                    raise self._traffic.timeout("receive from", deadline, detail)
+
+            try:
+                tensors = self._land(landing, check)
+            except NcclError as error:
+                self._fail(error)
+            self._landing = None
+            self._traffic.count()
+            return put_back(landing.parcel.value, tensors)
+
+    def _land(self, landing: _Landing, check: Callable[[], None]) -> list[torch.Tensor]:
+        """The tensors, when they are complete."""
+        communicator = self._await_communicator(landing.parcel.unique_id, check)
+        options: dict[str, Any] = {"timeout_s": math.inf, "check": check}
+        if landing.tensors is None:
+            if self._stream is None:
+                self._stream = self._accelerator.new_stream()
+            landing.tensors = [self._accelerator.empty(shape, _dtype(name)) for shape, name in landing.parcel.forms]
+            self._accelerator.wait_for_mark(self._stream, self._accelerator.mark())
+            communicator.exchange(_transfers(landing.tensors, is_send=False), stream=self._stream, **options)
+        communicator.wait_until(self._stream, **options)
+        return landing.tensors
+
+    def _await_communicator(self, unique_id: bytes, check: Callable[[], None]) -> Communicator:
+        """Made in a thread of its own, so that a receive that runs out of time does not undo it."""
+        if self._communicator is None:
+            self._communicator = Future()
+            threading.Thread(target=self._make, args=(unique_id,), name="rlinf-comm NCCL", daemon=True).start()
+        while True:
+            try:
+                return self._communicator.result(SLICE_S / 10)
+            except TimeoutError:
+                check()
+
+    def _make(self, unique_id: bytes) -> None:
+        assert self._communicator is not None
+        try:
+            self._accelerator.make_current()
+            communicator = self._nccl.Communicator.create(
+                unique_id,
+                num_ranks=2,
+                rank=_RECEIVER,
+                timeout_s=math.inf,
+                name=f"{self._traffic.theirs.name} to {self._mine}",
+                check=self._check_end,
+            )
+        except _FAILURES as error:  # receive raises it
+            self._communicator.set_exception(error)
+        else:
+            self._communicator.set_result(communicator)
+
+    def _check_end(self) -> None:
+        theirs = self._traffic.theirs
+        if not self._is_open:
+            raise PeerLeft(f"the link from {theirs.name!r} was closed by this process")
+        if theirs.is_known_dead():
+            kind, text = lost(theirs, "its process has ended")
+            raise kind(text)
+        if self.host.is_spent():
+            with contextlib.suppress(PeerLeft, PeerTimeout):  # after a farewell its thread goes on sending
+                self.host.receive(Deadline(0.0), lambda: True)
+
+    def _fail(self, error: Exception) -> NoReturn:
+        kind, text = lost(self._traffic.theirs, f"the NCCL communicator of the pair broke ({error})")
+        raise kind(text) from error
+
+    def is_spent(self) -> bool:
+        return self._landing is None and self.host.is_spent()
+
+    def close(self, *, farewell: bool) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        self.host.close(farewell=farewell)
+        with Deadline(_CLOSE_TIMEOUT_S).holding(self._lock):
+            made = self._communicator
+            if made is not None:
+                made.add_done_callback(lambda future: None if future.exception() else future.result().abort())
+
+
+def _transfers(tensors: list[torch.Tensor], *, is_send: bool) -> list[Transfer]:
+    peer = _RECEIVER if is_send else _SENDER
+    return [
+        Transfer(is_send=is_send, peer=peer, pointer=tensor.data_ptr(), num_bytes=tensor.nbytes)
+        for tensor in tensors
+        if tensor.nbytes
+    ]
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = _arrays.dtype_named(name)
+    if dtype is None:
+        raise TornStream(f"a tensor of dtype {name!r}, which this version of torch does not have")
+    return dtype

@@ -1,0 +1,42 @@
+"""Tensors are taken out of values of any depth, and put back in their places."""
+
+import dataclasses
+
+import msgspec
+import torch
+
+from rlinf_comm.peers.transports.lifted import Place, lift_out, put_back
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sample:
+    tokens: torch.Tensor
+    rest: object
+
+    def __post_init__(self):
+        assert not isinstance(self.tokens, Place), "the codec does not run it either"
+
+
+class Row(msgspec.Struct, frozen=True):
+    x: torch.Tensor
+    y: int = 0
+
+
+def test_tensors_are_taken_out_of_any_value_and_put_back():
+    t = [torch.full((1,), i) for i in range(5)]
+    value = {"a": [t[0], (t[1], "text")], "s": Sample(t[2], {"r": Row(t[3], 7)}), 5: t[4], "same": [1, {"b": 2}]}
+    out, taken = lift_out(value, lambda leaf: isinstance(leaf, torch.Tensor))
+    assert [each.item() for each in taken] == [0, 1, 2, 3, 4]
+    assert out["a"][1] == (Place(1), "text") and type(out["a"][1]) is tuple and out["same"] is value["same"]
+    assert out["s"].rest["r"] == Row(Place(3), 7)
+    back = put_back(out, taken)
+    assert back["s"].rest["r"].x is t[3] and back["a"][1][0] is t[1] and list(back) == ["a", "s", 5, "same"]
+    assert value["a"][0] is t[0] and value["s"].tokens is t[2]
+
+
+def test_a_value_without_tensors_stays_itself_and_one_that_contains_itself_is_left_to_the_codec():
+    value = {"a": [1, (2.0, None)], "b": Sample("no", b"tensor")}
+    assert lift_out(value, lambda leaf: False)[0] is value
+    loop = [torch.ones(1)]
+    loop.append(loop)
+    assert lift_out(loop, lambda leaf: isinstance(leaf, torch.Tensor)) == (loop, [])
