@@ -73,7 +73,7 @@ PATH = {"rollout": 6.0, "moving state": 0.5, "actor": 2.5, "weight sync": 1.0}
 def plan(problem: Problem) -> Plan:
     plan = plan_for_mode(problem.flow, problem.cluster, "collocated")
     other = RunnerUp(mode="disaggregated", step_s=12.5, reason="actor waits 3.1 s for rollout's longest answers")
-    return replace(plan, prediction=Prediction(step_s=10.0, sync_s=1.0, stages={}, runners_up=(other,)))
+    return replace(plan, prediction=Prediction(estimate_s=0.0, step_s=10.0, sync_s=1.0, stages={}, runners_up=(other,)))
 
 
 # -- devices ---------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class StagePrediction:
     switch_s: float
     """Onload and offload."""
     peak_bytes: int
-    """On the fullest of its devices while it computes, with what others keep there."""
+    """On the first of its devices at its fullest, whoever computes there then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +76,11 @@ class Prediction:
     """What the planner expects of a plan."""
 
     step_s: float
+    """By the simulator."""
+    estimate_s: float
+    """By the search's algebra, which knows no events."""
     sync_s: float
-    """Weight syncs at the end of the step, part of `step_s`."""
+    """Weight syncs of a step."""
     stages: Mapping[str, StagePrediction]
     runners_up: tuple[RunnerUp, ...] = ()
 

@@ -8,7 +8,7 @@ from rlinf_sched import strict_json
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.errors import ProblemError, did_you_mean, raise_problems
 from rlinf_sched.flow_graph import FlowGraph, WeightEdge
-from rlinf_sched.profile import Profiles, StageProfile
+from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
 
 FORMAT_VERSION = 1
 MAX_ITEMS = 10_000_000
@@ -43,6 +43,18 @@ class Problem:
         """Weights that a sync over the edge moves: the most that a stage of either end names."""
         names = self.flow.workers[edge.source] + self.flow.workers[edge.target]
         return max(self.profile(name).weights_bytes for name in names)
+
+    def state_bytes(self, stage: str, instance: InstanceProfile, num_devices: int) -> int:
+        """On each of `num_devices` devices for the whole worker group of the stage, which keeps one state for all its
+        stages: the most that one of them names for instances of this size."""
+        names = self.flow.workers[self.flow.stage(stage).worker]
+        alike = [
+            other.resident_bytes(num_devices)
+            for name in names
+            for other in self.profile(name).instances
+            if (other.num_devices, other.device_name) == (instance.num_devices, instance.device_name)
+        ]
+        return max(alike, default=0)
 
     def choices(self, stage: str) -> tuple[int, ...]:
         """Items per hand-over that the stage may have, ascending; `num_items` is the whole batch."""

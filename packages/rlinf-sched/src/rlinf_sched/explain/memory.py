@@ -76,7 +76,7 @@ def _moment(problem: Problem, plan: Plan, group: DeviceGroup, computing: str) ->
         resident[name] = per_device * profile.resident_bytes(num_devices)
         if name == computing:
             num_items = items_at_once(problem, stage, profile)
-            work = profile.peak_bytes(num_devices, num_items) - profile.resident_bytes(num_devices)
+            work = profile.extra_bytes(num_items)
             work *= per_device
     return resident, work
 

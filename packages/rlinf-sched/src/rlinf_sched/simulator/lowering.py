@@ -85,7 +85,10 @@ def lower(problem: Problem, plan: Plan, *, seed: int | None, num_steps: int) -> 
         arrays=arrays,
         num_steps=num_steps,
         resident_bytes=np.array(
-            [p.profile.resident_bytes(len(p.plan.devices)) * c for p, c in zip(placed, counts, strict=True)],
+            [
+                problem.state_bytes(p.stage.name, p.profile, len(p.plan.devices)) * c
+                for p, c in zip(placed, counts, strict=True)
+            ],
             dtype=np.int64,
         ),
         leaving=np.array([p.plan.offload for p in placed]),
@@ -117,7 +120,7 @@ def _place(problem: Problem, stage: Stage, stage_plan: StagePlan) -> _Placed:
     hand_over = min(stage_plan.granularity or problem.num_items, -(-problem.num_items // num_ranks))
     if instance.max_items and profile.batching != "continuous":
         hand_over = min(hand_over, instance.max_items)
-    moved_s = instance.resident_bytes(num_devices) / problem.cluster.links.host_bytes_per_s
+    moved_s = problem.state_bytes(stage.name, instance, num_devices) / problem.cluster.links.host_bytes_per_s
     leaves = stage_plan.offload and num_devices > 0
     return _Placed(
         stage=stage,
