@@ -28,7 +28,7 @@ from rlinf_sched import (
 from rlinf_sched.flow_graph import Dispatch
 from rlinf_sched.plan import Mode
 from rlinf_sched.profile import Batching
-from rlinf_sched.simulator import simulate
+from rlinf_sched.simulator import simulate, simulation
 
 GIB = 1 << 30
 
@@ -222,6 +222,38 @@ def test_staleness_1_overlaps_the_next_generation_with_training():
     assert timeline.step_s == 6
 
 
+def test_stages_of_one_worker_group_share_their_state():
+    """The policy stays on the device with 2 GiB, once, while it first scores and then trains."""
+    flow = FlowGraph(
+        name="f",
+        stages=(
+            Stage(name="score", worker="policy", role="actor", reads=("in",), writes=("scored",)),
+            Stage(name="train", worker="policy", role="actor", reads=("scored",), trains=True),
+        ),
+        feeds=("in",),
+    )
+    state = {"state_bytes": 2 * GIB}
+    problem = problem_of(flow, 1, 2, 0.0, score=profile(1, **state), train=profile(1, work_bytes=GIB, **state))
+    timeline = simulate(problem, plan_of(score=((0,), 1, 0, False, 0), train=((0,), 1, 0, False, 1)))
+    assert (timeline.memory(0).num_bytes / GIB).tolist() == [2, 3, 2]
+    assert timeline.memory(0).times_s.tolist() == [0, 2, 4]
+
+
+def test_the_profile_of_the_product_counts():
+    problem = problem_of(two_stages(), 2, 1, 0.0, rollout=profile(1), actor=profile(1))
+    plain = problem.profiles.stages["actor"]
+    here = replace(plain.instances[0], device_name="gpu", points=(TimePoint(num_items=1, seconds=7),))
+    elsewhere = replace(here, device_name="other", points=(TimePoint(num_items=1, seconds=9),))
+    both = Profiles(
+        stages={
+            **problem.profiles.stages,
+            "actor": replace(plain, instances=(*plain.instances, here, elsewhere)),
+        }
+    )
+    plan = plan_of("disaggregated", rollout=((0,), 1, 1, False, 0), actor=((1,), 1, 1, False, 1))
+    assert simulate(replace(problem, profiles=both), plan).step_s == 8
+
+
 def test_equal_inputs_give_equal_timelines_and_a_seed_others():
     costs = ItemCosts(spread="lognormal", sigma=1.0)
     problem = problem_of(two_stages(), 4, 64, rollout=profile(1, "continuous", costs), actor=profile(1, costs=costs))
@@ -254,15 +286,14 @@ def test_wrong_plans_and_problems_are_refused():
 
 def test_a_standstill_names_who_waits_for_what(monkeypatch):
     """No valid plan stands still, so the flow is broken below the validation: the actor waits for itself."""
-    module = sys.modules["rlinf_sched.simulator.simulate"]
-    lower = module.lower
+    lower = simulation.lower
 
     def broken(*args, **kwargs):
         lowered = lower(*args, **kwargs)
         lowered.arrays["edge_source"][0] = 1
         return lowered
 
-    monkeypatch.setattr(module, "lower", broken)
+    monkeypatch.setattr(simulation, "lower", broken)
     problem = problem_of(two_stages(), 2, 6, rollout=profile(1), actor=profile(2))
     plan = plan_of("disaggregated", rollout=((0,), 1, 2, False, 0), actor=((1,), 1, 2, False, 1))
     with pytest.raises(SchedError, match="stands still at 6 s:\n  - actor waits for items of step 0: 0 of 2 are there"):

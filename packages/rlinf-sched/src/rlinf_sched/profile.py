@@ -79,6 +79,8 @@ class InstanceProfile:
 
     num_devices: int = 1
     """Devices that one instance spans. 0: the instance runs on the host and holds no device."""
+    device_name: str = ""
+    """Product it was measured on or derived for (`Device.name`). Empty: any device the cluster places stages on."""
     points: tuple[TimePoint, ...]
     """Ascending in items. Between points: linear. Below the first: from zero items at the line through the first two
     (one point: proportional). Above the last: the slope of the last two goes on, and the planner warns."""
@@ -182,10 +184,10 @@ def _stage_problems(at: str, stage: StageProfile) -> Iterator[str]:
     yield from _cost_problems(f"{at}.costs", stage.costs)
     if not stage.instances:
         yield f"{at}.instances is empty; give at least one parallel choice"
-    spans = [instance.num_devices for instance in stage.instances]
+    spans = [(instance.num_devices, instance.device_name) for instance in stage.instances]
     for i, instance in enumerate(stage.instances):
         yield from _instance_problems(f"{at}.instances[{i}]", instance)
-        if spans.index(instance.num_devices) < i:
+        if spans.index(spans[i]) < i:
             yield f"{at}.instances[{i}].num_devices={instance.num_devices} is there twice; keep one"
 
 
