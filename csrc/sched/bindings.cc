@@ -1,9 +1,11 @@
 // rlinf_sched._C: the native part of rlinf_sched.
 #include <pybind11/pybind11.h>
 
+#include "planner/planner_bindings.h"
 #include "simulator/simulator_bindings.h"
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Native part of rlinf_sched. Private: use the Python modules.";
+  rlinf::sched::bind_planner(module);
   rlinf::sched::bind_simulator(module);
 }

@@ -1,10 +1,15 @@
-"""Two processes of a real FSDP2 model, for test_comm_fsdp2.py: `comm_fsdp_ranks.py CASE RANK WORLD STORE PORT`.
+"""The ranks of real FSDP2 models, for test_comm_fsdp2.py: answers each line `CASE WORLD STORE`, tabs between.
 
-Each writes what it holds, and its layout, to STORE.RANK.
+A line forks WORLD ranks, so that torch is imported once for all. Each rank writes what it holds, and its layout, to
+STORE.RANK. The answer is `done`, or the ranks that failed.
 """
 
+import os
 import pathlib
+import signal
+import socket
 import sys
+import traceback
 from typing import Any
 
 import torch
@@ -15,6 +20,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from rlinf_comm import pack
 from rlinf_comm.weights.layouts import TransformerShape, fsdp2, huggingface, local_shards
+
+HANG_S = 120
 
 
 class Net(torch.nn.Module):
@@ -87,9 +94,9 @@ def build(case, world):
     return parameters, fsdp2(parameters, canonical_dtype="bfloat16" if case == "cast" else None)
 
 
-def main(case, rank, world, store, port):
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=int(rank), world_size=int(world))
-    parameters, layout = build(case, int(world))
+def run_rank(case, rank, world, store, port):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    parameters, layout = build(case, world)
     full = {name: getattr(parameter, "full_tensor", lambda p=parameter: p)() for name, parameter in parameters.items()}
     shards = {name: tensor.detach().clone().contiguous() for name, tensor in local_shards(parameters).items()}
     record = [layout, shards, {name: tensor.detach() for name, tensor in full.items()}]
@@ -98,5 +105,30 @@ def main(case, rank, world, store, port):
     dist.destroy_process_group()
 
 
+def fork_rank(*arguments):
+    """The child's pid."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(HANG_S)
+        try:
+            run_rank(*arguments)
+        except BaseException:  # noqa: BLE001 - the end of a process
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return pid
+
+
+def main():
+    for line in sys.stdin:
+        case, world, store = line.rstrip("\n").split("\t")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        pids = [fork_rank(case, rank, int(world), store, port) for rank in range(int(world))]
+        failed = [rank for rank, pid in enumerate(pids) if os.waitpid(pid, 0)[1]]
+        print(f"ranks {failed} failed" if failed else "done", flush=True)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

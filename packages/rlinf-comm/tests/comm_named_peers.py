@@ -36,6 +36,18 @@ def echo(name: str, parent: PeerAddress, transport: str) -> None:
             return
 
 
+def halve(name: str, parent: PeerAddress, transport: str) -> None:
+    """Changes the tensors in place and sends them back."""
+    me = Peer.listen(name, transports=(transport,))
+    me.connect(parent)
+    while True:
+        tensors = list(me.receive(PARENT, timeout_s=HANG_S).values())
+        for tensor in tensors:
+            tensor *= 0.5
+        me.send(PARENT, tensors)
+        del tensors, tensor
+
+
 def traffic(name: str, parent: PeerAddress, transport: str) -> None:
     """Sends and receives as fast as it can until it is killed."""
     me = Peer.listen(name, transports=(transport,), capacity_bytes=1 << 20)

@@ -1,7 +1,6 @@
 """fsdp2(): the layout of real fully_shard models on several gloo processes, against DTensor.full_tensor()."""
 
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -15,29 +14,26 @@ from rlinf_comm.weights.layouts import fsdp2, huggingface
 from rlinf_comm.weights.layouts.shape import TransformerShape
 
 SCRIPT = pathlib.Path(__file__).with_name("comm_fsdp_ranks.py")
-HANG_S = 120.0
 
 
-def run_ranks(case, world, folder):
-    """[(layout, shards, full tensors)] of each rank."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    store = folder / "rank"
-    commands = [
-        [sys.executable, str(SCRIPT), case, str(rank), str(world), str(store), str(port)] for rank in range(world)
-    ]
-    processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for command in commands
-    ]
-    try:
-        outputs = [process.communicate(timeout=HANG_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
-    return [unpack(pathlib.Path(f"{store}.{rank}").read_bytes()) for rank in range(world)]
+@pytest.fixture(scope="module")
+def start_ranks():
+    """start_ranks(case, world, folder) -> [(layout, shards, full tensors)] of each rank"""
+    process = subprocess.Popen([sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    inbox, outbox = process.stdin, process.stdout
+
+    def start(case, world, folder):
+        store = folder / "rank"
+        inbox.write(f"{case}\t{world}\t{store}\n")
+        inbox.flush()
+        answer = outbox.readline()
+        assert answer == "done\n", f"{answer}; what they raised is in the captured output"
+        return [unpack(pathlib.Path(f"{store}.{rank}").read_bytes()) for rank in range(world)]
+
+    yield start
+    process.kill()
+    process.communicate()
 
 
 def ordered(tensors):
@@ -47,10 +43,10 @@ def ordered(tensors):
 @pytest.mark.parametrize(
     ("case", "world"), [("uneven", 2), ("columns", 2), ("cast", 2), ("moe", 2), ("hybrid", 4), ("tensor parallel", 4)]
 )
-def test_shards_of_a_real_model_make_its_full_tensors(case, world, tmp_path):
+def test_shards_of_a_real_model_make_its_full_tensors(case, world, tmp_path, start_ranks):
     if case == "moe":
         pytest.importorskip("transformers")
-    ranks = run_ranks(case, world, tmp_path)
+    ranks = start_ranks(case, world, tmp_path)
     layout, full = ranks[0][0], ranks[0][2]
     sources = []
     for rank, (own_layout, shards, _) in enumerate(ranks):

@@ -1,5 +1,6 @@
 """The ready layouts against plain torch code that cuts as the engines do: names, shapes and every bit."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -112,7 +113,7 @@ def check_reshard(src, dst, sources, wanted):
         assert_bitwise_equal(got, want, f"rank {dst_rank}")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_megatron_to_merged(data):
     shape = data.draw(shapes())
@@ -125,7 +126,7 @@ def test_megatron_to_merged(data):
     check_reshard(src, dst, sources, all_ranks(merged_rank, full, shape, dst, dst_case, dtype=served))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_merged_to_megatron(data):
     shape = data.draw(shapes())
@@ -136,7 +137,7 @@ def test_merged_to_megatron(data):
     check_reshard(src, dst, sources, all_ranks(megatron_rank, full, shape, dst, dst_case))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_megatron_to_megatron_through_any_sizes(data):
     shape = data.draw(shapes())
@@ -147,7 +148,7 @@ def test_megatron_to_megatron_through_any_sizes(data):
     check_reshard(src, dst, sources, all_ranks(megatron_rank, full, shape, dst, dst_case))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.data(), st.booleans(), st.booleans())
 def test_huggingface_to_merged_and_back(data, fused_experts, back):
     shape = data.draw(shapes())
@@ -174,6 +175,7 @@ LAYOUTS = {
     "huggingface": huggingface(SMALL, 2, fused_experts=True, dtype="float32"),
     "merged": merged(SMALL, tp=4, ep=2),
     "megatron": megatron(SMALL, tp=2, pp=2, ep=2, expert_tp=2, vocab_multiple=4),
+    "megatron virtual": megatron(dataclasses.replace(SMALL, num_layers=4), tp=2, pp=2, virtual_stages=2),
     "megatron grouped": megatron(SMALL, tp=4, ep=4, experts="grouped", dtype="float16"),
 }
 
@@ -192,6 +194,8 @@ def test_ready_layouts_conform(name, check):
         (lambda: merged(SMALL, tp=2, num_ranks=3), "num_ranks=3 is not a multiple of tp=2"),
         (lambda: merged(SMALL, tp=2, vocab_multiple=1, expert_tp=1), "the padded vocabulary=11 is not a multiple"),
         (lambda: megatron(SMALL, pp=3), "num_layers=2 is not a multiple of pp=3"),
+        (lambda: megatron(SMALL, virtual_stages=2), "virtual_stages=2 with pp=1 .* it needs pp > 1"),
+        (lambda: megatron(SMALL, pp=2, virtual_stages=2), r"num_layers=2 is not a multiple of pp \* virtual_stages=4"),
         (lambda: megatron(SMALL, pp=2, layers_by_stage=[1, 2]), r"layers_by_stage=\[1, 2\] for pp=2 and num_layers=2"),
         (lambda: megatron(SMALL, tp=2, dp=1, ep=4), r"tp \* dp=2 is not a multiple of ep \* expert_tp=4"),
         (lambda: TransformerShape.from_config({"model_type": "bert"}), "model_type='bert' has no ready layouts"),
@@ -206,6 +210,29 @@ def test_stages_may_be_uneven():
     layout = megatron(SMALL, pp=2, layers_by_stage=[2, 0])
     assert not any(name.startswith("decoder.layers.") for name in layout.ranks[1].buffers)
     assert "decoder.layers.1.mlp.linear_fc1.weight" in layout.ranks[0].buffers
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_virtual_stages_are_dealt_out_in_turn(tied):
+    """Chunk c of stage s is what stage c * pp + s of a longer pipeline would be."""
+    shape = dataclasses.replace(SMALL, num_layers=8, dense_layers=(1,), tied_embeddings=tied)
+    dealt = megatron(shape, tp=2, pp=2, ep=2, virtual_stages=2)
+    long = megatron(shape, tp=2, pp=4, ep=2)
+    assert dealt.num_ranks == 4
+    for rank, stored in enumerate(dealt.ranks):
+        chunks = [long.ranks[(2 * chunk + rank // 2) * 2 + rank % 2] for chunk in range(2)]
+        assert stored.buffers == {
+            f"model{chunk}.{name}": spec for chunk, part in enumerate(chunks) for name, spec in part.buffers.items()
+        }
+        blocks = [
+            dataclasses.replace(block, buffer=f"model{chunk}.{block.buffer}")
+            for chunk, part in enumerate(chunks)
+            for block in part.blocks
+        ]
+        assert sorted(stored.blocks, key=str) == sorted(blocks, key=str)
+    assert {"model0.decoder.layers.1.self_attention.linear_proj.weight", "model1.output_layer.weight"} <= {
+        *dealt.ranks[3].buffers
+    }
 
 
 CONFIGS = {

@@ -147,3 +147,58 @@ def test_boxes_that_overlap_are_refused():
     parts.append(manifest_of(layout, 1, {"w": torch.ones(2)}, policy_version=0))
     with pytest.raises(LayoutError, match=r"w: ranks store the boxes \(0,\) \(3,\) and \(2,\) \(2,\), which overlap"):
         merge_manifests(parts)
+
+
+# --- an engine that stores less than the canonical dtype --------------------------------------------------------------
+
+WIDE = replace(SHAPE, dtype="float32")
+NARROW = merged(WIDE, tp=2, ep=2, dtype="bfloat16")
+
+
+def trained_and_served():
+    """(manifests' arguments of a float32 trainer, those of the bfloat16 engine that it feeds)"""
+    trainer = megatron(WIDE, tp=2, pp=2, dp=2, ep=2)
+    generator = torch.Generator().manual_seed(0)
+    whole = {name: torch.randn(spec.shape, generator=generator) for name, spec in WIDE.specs().items()}
+    whole["model.norm.weight"][:3] = torch.tensor([float("nan"), -0.0, 1e-40])
+    sources, served = buffers(trainer), buffers(NARROW)
+    execute(plan(Layout.replicated(WIDE.specs(), 1), trainer), [whole], sources)
+    execute(plan(trainer, NARROW), sources, served)
+    return (trainer, sources), (NARROW, served)
+
+
+def manifest_as(layout, ranks, served_by):
+    parts = [manifest_of(layout, rank, each, policy_version=7, served_by=served_by) for rank, each in enumerate(ranks)]
+    return merge_manifests(parts)
+
+
+def test_a_narrower_engine_is_compared_in_its_own_dtypes():
+    trained, served = trained_and_served()
+    expected, found = manifest_as(*trained, NARROW), manifest_as(*served, NARROW)
+    verify(expected, unpack(pack(found)))
+    name = "model.layers.1.self_attn.k_proj.weight"
+    block = next(block for block in NARROW.ranks[-1].blocks if block.name == name)
+    served[1][-1][block.buffer].view(-1)[block.offset] += 1
+    with pytest.raises(WeightMismatchError, match=f"different: {name}"):
+        verify(expected, manifest_as(*served, NARROW))
+
+
+def test_a_narrower_engine_that_is_compared_in_the_canonical_dtype_is_told_how_to():
+    trained, served = trained_and_served()
+    expected = manifest_as(*trained, None)
+    with pytest.raises(WeightMismatchError, match=r"but served as bfloat16 and compared as float32 \(.*served_by"):
+        verify(expected, manifest_as(*served, None))
+    with pytest.raises(WeightMismatchError, match=r"in different dtypes \(give .* same served_by\): lm_head"):
+        verify(expected, manifest_as(*served, NARROW))
+
+
+def test_an_engine_that_stores_a_tensor_in_two_dtypes_cannot_be_the_measure():
+    specs = {"w": TensorSpec((4,), "float32")}
+
+    def rank(start, dtype):
+        block = Block("w", Box((start,), (2,)), "w", 0, (1,))
+        return RankLayout({"w": BufferSpec((2,), dtype)}, (block,))
+
+    mixed = Layout(specs, (rank(0, "float32"), rank(2, "bfloat16")))
+    with pytest.raises(LayoutError, match="w: stored as bfloat16, float32; in one dtype"):
+        manifest_of(mixed, 0, {"w": torch.ones(2)}, policy_version=0, served_by=mixed)

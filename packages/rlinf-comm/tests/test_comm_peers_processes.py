@@ -205,3 +205,23 @@ def test_many_connections_leave_no_descriptor(nursery, me, transport):
     for index in range(30):
         visit(nursery, me, transport, f"visitor {index}")
     assert settled_descriptors(nursery, me, transport) <= before + 3
+
+
+def test_a_tensor_in_a_pool_crosses_by_reference(nursery, me):
+    """Also when it is much larger than the link's capacity, and in a broadcast."""
+    import torch
+
+    from rlinf_comm import SharedPool
+
+    nursery.start("halve", "halver", me.address, "shared")
+    pool = SharedPool.create("values", capacity_bytes=512 << 20)
+    tensor = pool.empty((128, 1 << 20))
+    tensor[5, ::1000] = 3.0
+    for view in (tensor, tensor[4:6].T):
+        me.broadcast({"w": view}, ["halver"], timeout_s=HANG_S)
+        (back,) = me.receive("halver", timeout_s=HANG_S)
+        assert back.data_ptr() == view.data_ptr() and back.stride() == view.stride()
+    assert tensor[5, ::1000].eq(0.75).all() and tensor[:5, 0].eq(0).all()
+    large = torch.ones(20 << 20)
+    me.send("halver", {"w": large}, timeout_s=HANG_S)
+    assert me.receive("halver", timeout_s=HANG_S)[0].eq(0.5).all() and large.eq(1).all(), "what is in no pool is copied"

@@ -1,7 +1,5 @@
 """rlinf_comm.SharedPool against a model of it: any order of allocating, sending, taking and dropping."""
 
-import gc
-
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -88,7 +86,6 @@ class PoolMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.tensors.clear()
-        gc.collect()
 
 
 TestPool = PoolMachine.TestCase

@@ -37,20 +37,35 @@ def printed_by(program, folder):
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    "heading",
-    [
-        "Tensors by reference",
-        "Named peers",
-        "Resharding between two layouts of your own",
-        "Proof that the right weights are served",
-    ],
-)
-def test_the_program_prints_what_its_comments_say(heading, tmp_path):
-    program = program_of(heading)
-    expected = re.findall(r"print\(.*\)  # (.*)", program)
+HEADINGS = [
+    "Tensors by reference",
+    "Named peers",
+    "Resharding between two layouts of your own",
+    "Proof that the right weights are served",
+]
+BORDER = "--- the next program ---"
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """Lines by heading; the programs run one after the other in one process, which imports torch once."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "programs.json").write_text(json.dumps(["import torch\n" + program_of(heading) for heading in HEADINGS]))
+    run_all = f"""
+import json
+for program in json.load(open("programs.json")):
+    exec(program, {{"__name__": "__main__"}})
+    print({BORDER!r})
+"""
+    programs = "\n".join(printed_by(run_all, folder)).split(BORDER)
+    return {heading: text.split("\n") for heading, text in zip(HEADINGS, programs, strict=False)}
+
+
+@pytest.mark.parametrize("heading", HEADINGS)
+def test_the_program_prints_what_its_comments_say(heading, printed):
+    expected = re.findall(r"print\(.*\)  # (.*)", program_of(heading))
     assert expected
-    assert printed_by("import torch\n" + program, tmp_path) == expected
+    assert [line for line in printed[heading] if line] == expected
 
 
 def test_a_channel_between_two_processes(tmp_path):

@@ -11,10 +11,8 @@ from rlinf_comm.testing import (
     CHANNEL_CHECKS,
     LAYOUT_CHECKS,
     assert_bitwise_equal,
-    check_hoarding,
-    check_order,
-    check_privacy,
 )
+from rlinf_comm.testing.channels import check_hoarding, check_order, check_privacy
 from rlinf_comm.weights import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec
 
 
@@ -106,9 +104,9 @@ def test_checks_notice_a_wrong_channel(check, channel):
 
 
 def test_all_checks_are_listed():
-    import rlinf_comm.testing
+    import rlinf_comm.testing.channels
 
-    names = [name for name in vars(rlinf_comm.testing) if name.startswith("check_")]
+    names = [name for name in vars(rlinf_comm.testing.channels) if name.startswith("check_")]
     assert [check.__name__ for check in CHANNEL_CHECKS] == names
 
 

@@ -1,8 +1,13 @@
 """Flows that several test files use: a reasoning flow, an embodied one with a cycle, and random ones."""
 
+import pathlib
+import sys
+
 import pytest
 
 from rlinf_sched import FlowGraph, Stage, WeightEdge
+
+sys.path.append(str(pathlib.Path(__file__).parent))  # for sched_brute_force.py
 
 
 @pytest.fixture

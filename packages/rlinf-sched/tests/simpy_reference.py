@@ -446,8 +446,8 @@ class Reference:
         here, there = (set(self.plan.stage(names[0]).devices) for names in groups)
         one_node = len({cluster.devices[d].node for d in here | there}) <= 1 or here & there
         rate = cluster.links.node_bytes_per_s if one_node else cluster.links.network_bytes_per_s
-        count = max(1, min(len(here), len(there)))
-        seconds = exact(cluster.links.latency_s) + Fraction(size) / (Fraction(rate) * count)
+        span = max(1, len(there) // self.plan.stage(groups[1][0]).num_ranks)
+        seconds = exact(cluster.links.latency_s) + Fraction(size) / (Fraction(rate) * span)
 
         def done():
             self.syncing = False

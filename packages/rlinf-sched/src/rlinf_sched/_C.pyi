@@ -6,6 +6,58 @@ from typing import Any
 
 import numpy as np
 
+class Columns:
+    def __init__(self, *, num_pools: int, num_out: int, num_edges: int) -> None: ...
+
+class Limits:
+    def __init__(
+        self,
+        *,
+        devices: list[float],
+        memory: list[float],
+        rest_resident: list[float],
+        rest_peak: list[float],
+        bound_s: float,
+        rest_area: float,
+        tolerance_s: float,
+        may_mix: bool,
+    ) -> None: ...
+
+class Join:
+    def __init__(
+        self,
+        *,
+        side_by_side: bool,
+        before_part: int,
+        feeds: bool,
+        moved_s: float,
+        syncs: list[bool],
+        sync_latency_s: float,
+        sync_bytes_per_s: float,
+        mixes: bool,
+        steps_under_way: int,
+    ) -> None: ...
+
+class Front:
+    """Candidates for a part of a flow, none as good as another in every column. See csrc/sched/front.h."""
+
+    def __init__(self, columns: Columns, limits: Limits, *, num_groups: int) -> None: ...
+    def offer(self, rows: np.ndarray, signatures: np.ndarray, is_mixed: np.ndarray) -> None: ...
+    def offer_joins(self, before: Front, after: Front, join: Join, forget: list[bool]) -> None: ...
+    def best_joins(
+        self, before: Front, after: Front, join: Join, *, count: int
+    ) -> list[tuple[float, float, bool, tuple[int, int, int, int]]]:
+        """(step_s, sync_s, is_mixed, origin): the best of those that mix and of those that do not."""
+    def __len__(self) -> int: ...
+    @property
+    def rows(self) -> np.ndarray:
+        """float64 [size, width]."""
+    @property
+    def is_mixed(self) -> np.ndarray: ...
+    @property
+    def origins(self) -> np.ndarray:
+        """int32 [size, 4]: kind (0 in turn, 1 side by side, -1 given), earlier part, its row, the later part's row."""
+
 class Standstill(RuntimeError): ...
 
 def simulate(

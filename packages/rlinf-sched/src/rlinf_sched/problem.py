@@ -7,7 +7,7 @@ from typing import Any
 from rlinf_sched import strict_json
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.errors import ProblemError, did_you_mean, raise_problems
-from rlinf_sched.flow_graph import FlowGraph
+from rlinf_sched.flow_graph import FlowGraph, WeightEdge
 from rlinf_sched.profile import Profiles, StageProfile
 
 FORMAT_VERSION = 1
@@ -36,6 +36,11 @@ class Problem:
         except KeyError:
             known = did_you_mean(stage, self.profiles.stages)
             raise ProblemError(f"profiles.stages has no {stage!r}{known}") from None
+
+    def synced_bytes(self, edge: WeightEdge) -> int:
+        """Weights that a sync over the edge moves: the most that a stage of either end names."""
+        names = self.flow.workers[edge.source] + self.flow.workers[edge.target]
+        return max(self.profile(name).weights_bytes for name in names)
 
     def choices(self, stage: str) -> tuple[int, ...]:
         """Items per hand-over that the stage may have, ascending; `num_items` is the whole batch."""

@@ -49,6 +49,10 @@ class Background:
                 raise error
         return failures
 
+    def start(self, call: Callable[[], None]) -> None:
+        """In a thread; for calls that raise nothing."""
+        self._waiting.submit(call)
+
     async def call(
         self, function: Callable[[Callable[[], bool]], Any], give_back: Callable[[Any], None] | None = None
     ) -> Any:

@@ -29,7 +29,9 @@ class Arrival:
 class Inbox:
     """What one sender has sent, in its order, over all of its links."""
 
-    def __init__(self) -> None:
+    def __init__(self, forget: Callable[[PeerAddress], None]) -> None:
+        """`forget` is called with each sender that has ended."""
+        self._forget = forget
         self._lock = threading.Lock()
         self._arrivals: deque[Arrival] = deque()
         self._returned: deque[Any] = deque()
@@ -87,6 +89,9 @@ class Inbox:
             if arrival not in self._arrivals:
                 return False
             self._arrivals.remove(arrival)
+            is_known = any(other.theirs.token == arrival.theirs.token for other in self._arrivals)
+        if not is_known:
+            self._forget(arrival.theirs)
         arrival.incoming.close(farewell=False)
         return True
 

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rlinf_comm import codec
 from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout
 from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.meeting import Link
-from rlinf_comm.peers.transports import MemoryTransport
+from rlinf_comm.peers.transports import MemoryTransport, SharedTransport
+
+_BY_REFERENCE = (MemoryTransport.name, SharedTransport.name)
+"""These hand over the value as it is, or tensors in a pool."""
 
 
 class Links:
@@ -51,13 +53,13 @@ class Links:
     def send(self, to: str, value: Any, deadline: Deadline, plain: Callable[[], Any] | None = None) -> None:
         """Over the link to that peer; a link that turns out to be lost is dropped.
 
-        `plain` gives an equal value that is cheaper to encode, for links that encode.
+        `plain` gives an equal value that is cheaper to encode, for links that encode all of it.
         """
         if self._losses and (loss := self._losses.pop(to, None)) is not None:
             raise loss
         link = self.to(to, deadline)
         try:
-            if plain is not None and link.transport.name != MemoryTransport.name:
+            if plain is not None and link.transport.name not in _BY_REFERENCE:
                 value = plain()
             link.outgoing.send(value, deadline)
         except PeerLost:
@@ -87,9 +89,3 @@ class Links:
             self._links.clear()
         for link in links:
             link.outgoing.close(farewell=farewell)
-
-
-def plain_value(value: Any) -> Any:
-    """The same value with contiguous tensors in host memory, without a copy of those that are."""
-    encoded = codec.encode(value)
-    return codec.decode(encoded.header, encoded.buffers)

@@ -26,16 +26,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlinf_comm import _C
-from rlinf_comm.errors import BroadcastError, PeerLeft, PeerLost, PeerTimeout
+from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout
 from rlinf_comm.peers import meeting
-from rlinf_comm.peers.address import PeerAddress, check_arguments, this_host
-from rlinf_comm.peers.background import Background, Once
+from rlinf_comm.peers.address import RELAY_PREFIX, PeerAddress, check_arguments, this_host
+from rlinf_comm.peers.background import Background
+from rlinf_comm.peers.broadcast import Broadcaster
 from rlinf_comm.peers.deadline import DEFAULT_TIMEOUT_S, SLICE_S, Deadline
 from rlinf_comm.peers.directory import Directory, route_to
 from rlinf_comm.peers.inbox import Arrival, Inbox, NoLink
 from rlinf_comm.peers.line import Line
-from rlinf_comm.peers.links import Links, plain_value
+from rlinf_comm.peers.links import Links
 from rlinf_comm.peers.listener import Listener
+from rlinf_comm.peers.relay import Announced, Relay
 from rlinf_comm.peers.transports import Transport, chosen_transports
 from rlinf_comm.peers.transports.base import ChosenTransport, Incoming, Unusable
 from rlinf_comm.peers.transports.memory import open_door, shut_door
@@ -81,11 +83,13 @@ class Peer:
         self._directory: Directory | None = None
         self._known: dict[str, PeerAddress] = {}
         self._links = Links(name, self._make_link)
+        self._relay = Relay(self._address, self._meet_at, capacity_bytes)
         self._inboxes: dict[str, Inbox] = {}
         self._changed = threading.Condition()
         """Guards the dictionaries; notified when a link comes in, and by close()."""
         self._read_ahead = ReadAhead()
         self._background = Background()
+        self._broadcaster = Broadcaster(self._address, self._links, self._relay, self._background, self._find)
         self._is_open = True
         open_door(token, self)
         self._listener.start()
@@ -212,7 +216,8 @@ class Peer:
     def send(self, to: str, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Sends one value; waits for the peer to appear, and while more than capacity_bytes are on their way.
 
-        Within one process the receiver gets the value itself; else a copy is made before this returns.
+        Within one process the receiver gets the value itself, within one host tensors of a SharedPool by reference; of
+        all else a copy is made before this returns.
 
         Args:
             to: The peer's name.
@@ -224,32 +229,26 @@ class Peer:
             PeerTimeout: nothing of the value will be received.
             UnsupportedValueError: the value cannot cross; names the part of it.
         """
-        self._send(to, value, Deadline(timeout_s))
-
-    def _send(self, to: str, value: Any, deadline: Deadline) -> None:
         self._check_open()
-        self._links.send(to, value, deadline)
+        self._links.send(to, value, Deadline(timeout_s))
 
     def broadcast(self, value: Any, to: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Sends one value to several peers at the same time, in order with the sends to each.
 
-        Tensors that are not contiguous are made so once for all.
+        A large value goes to each other host once, and from there to the peers of that host (relay.py); one that dies
+        on the way keeps it from nobody else. Tensors that are not contiguous are made so once for all.
 
         Raises:
             BroadcastError: names those that it did not reach, and why; the others have it.
         """
-        names = list(dict.fromkeys(to))
-        deadline = Deadline(timeout_s)
         self._check_open()
-        plain = Once(lambda: plain_value(value))
-        failures = self._background.for_each(lambda to: self._links.send(to, value, deadline, plain.get), names)
-        if failures:
-            reasons = "; ".join(f"{name}: {error}" for name, error in failures.items())
-            raise BroadcastError(f"{len(failures)} of {len(names)} peers were not reached: {reasons}", failures)
+        self._broadcaster.send(value, list(dict.fromkeys(to)), Deadline(timeout_s))
 
     def _make_link(self, name: str, deadline: Deadline) -> meeting.Link:
-        address = self._await_address(name, deadline)
-        return meeting.call(self._address, address, self._transports, self._capacity_bytes, deadline)
+        return self._meet_at(self._address, self._await_address(name, deadline), deadline)
+
+    def _meet_at(self, mine: PeerAddress, theirs: PeerAddress, deadline: Deadline) -> meeting.Link:
+        return meeting.call(mine, theirs, self._transports, self._capacity_bytes, deadline)
 
     def _await_address(self, name: str, deadline: Deadline) -> PeerAddress:
         while (address := self._find(name)) is None:
@@ -278,7 +277,8 @@ class Peer:
         while True:
             self._check_open()
             try:
-                return inbox.receive(deadline, is_cancelled)
+                value = inbox.receive(deadline, is_cancelled)
+                return self._relay.open(value) if type(value) is Announced else value
             except NoLink:
                 pass  # wait for one
             with self._changed:
@@ -289,9 +289,7 @@ class Peer:
             self._look_at(name, deadline)
             if deadline.has_passed or is_cancelled():
                 known = self._find(name)
-                what = (
-                    f"{name!r} ({known.place}) has not sent anything" if known else f"no {name!r} yet; {self._where()}"
-                )
+                what = f"{name!r} ({known.place}) has sent nothing" if known else f"no {name!r} yet; {self._where()}"
                 raise PeerTimeout(f"{self.name!r}: receive from {name!r} not done in {deadline.timeout_s:g} s: {what}")
 
     def _look_at(self, name: str, deadline: Deadline) -> None:
@@ -314,7 +312,7 @@ class Peer:
         inbox = self._inboxes.get(name)
         if inbox is None:
             with self._changed:
-                inbox = self._inboxes.setdefault(name, Inbox())
+                inbox = self._inboxes.setdefault(name, Inbox(self._relay.forget))
         return inbox
 
     # --- being called ---
@@ -330,10 +328,11 @@ class Peer:
 
     def _objection(self, caller: PeerAddress) -> str | None:
         """Why this caller is not to be met."""
+        if caller.name.startswith(RELAY_PREFIX):
+            return None
         before = self._address if caller.name == self.name else self._known.get(caller.name)
-        is_other = before is not None and before.token != caller.token
         is_me = before is self._address
-        if before and is_other and (is_me or meeting.is_living(before, Deadline(_LOOK_TIMEOUT_S))):
+        if before and before.token != caller.token and (is_me or meeting.is_living(before, Deadline(_LOOK_TIMEOUT_S))):
             return f"a living peer has the name {caller.name!r}: {before.place}"
         with self._changed:
             self._known[caller.name] = caller
@@ -343,25 +342,27 @@ class Peer:
         """Private: takes a link that comes in. Raises Unusable."""
         if transport not in (known.name for known in self._transports):
             raise Unusable(f"{self.name!r} does not allow it")
+        if theirs.name.startswith(RELAY_PREFIX):
+            self._relay.enter(incoming)
+            return
         self._read_ahead.add(incoming)
         with self._changed:
             if self._is_open:
                 self._known[theirs.name] = theirs
-                self._inboxes.setdefault(theirs.name, Inbox()).add(Arrival(theirs, incoming))
+                self._inboxes.setdefault(theirs.name, Inbox(self._relay.forget)).add(Arrival(theirs, incoming))
                 self._changed.notify_all()
                 inboxes = list(self._inboxes.values())
         if not self._is_open:
             incoming.close(farewell=True)
             return
-        for inbox in inboxes:
-            inbox.sweep()
-        self._links.sweep()
+        for end in (*inboxes, self._links, self._relay):
+            end.sweep()
 
     # --- asyncio ---
 
     async def asend(self, to: str, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """send() in a thread. The value must not change meanwhile; cancelling does not stop it."""
-        await self._background.call(lambda _: self._send(to, value, Deadline(timeout_s)))
+        await self._background.call(lambda _: self.send(to, value, timeout_s=timeout_s))
 
     async def areceive(self, from_: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
         """receive() in a thread. Cancelling it loses no value."""
@@ -393,6 +394,6 @@ class Peer:
         self._read_ahead.close()
         if farewell and self._directory is not None:
             self._directory.leave()
-        for end in (self._links, *inboxes):
+        for end in (self._links, *inboxes, self._relay):  # the relay last: its end tells of theirs
             end.close(farewell=farewell)
         self._background.close()

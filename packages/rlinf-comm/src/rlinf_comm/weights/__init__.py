@@ -5,7 +5,7 @@
     executor.py runs a plan within one process, also on tensors that others share
     digest.py   additive digests of shards
     manifest.py digests of all that a rank holds, and their comparison
-    store.py    the shared-memory executor, with sender.py and receiver.py
+    store/      the shared-memory executor
     stream/     the same over any link, dense or as deltas
 
 A sync in six lines, the two halves in different processes:
@@ -24,9 +24,10 @@ from rlinf_comm.weights.executor import Executor, execute
 from rlinf_comm.weights.layout import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec, specs_of
 from rlinf_comm.weights.manifest import BoxDigest, WeightManifest, manifest_of, merge_manifests, verify
 from rlinf_comm.weights.plan import Move, MoveTable, Piece, ReshardPlan, plan
-from rlinf_comm.weights.receiver import WeightReceiver
-from rlinf_comm.weights.sender import WeightSender
-from rlinf_comm.weights.store import SyncReport, WeightStore, WeightStoreAddress
+from rlinf_comm.weights.report import SyncReport
+from rlinf_comm.weights.store.memory import WeightStore, WeightStoreAddress
+from rlinf_comm.weights.store.receiver import WeightReceiver
+from rlinf_comm.weights.store.sender import WeightSender
 from rlinf_comm.weights.stream.delta import DeltaEncoder, apply_delta
 from rlinf_comm.weights.stream.receiver import WeightStreamReceiver
 from rlinf_comm.weights.stream.sender import StreamReport, WeightStreamSender

@@ -7,6 +7,9 @@
 Each rank digests the boxes that it stores, in the canonical dtype. Disjoint boxes add up to their tensor; boxes that
 several ranks store must be equal on all of them, which is found when their manifests meet. A manifest is plain values
 that cross a channel.
+
+Where the engine stores less than the canonical dtype holds, say bfloat16 of float32, the two are equal only in the
+engine's dtypes: then both sides pass manifest_of(..., served_by=engine), and the trainer digests its values as cast.
 """
 
 from __future__ import annotations
@@ -38,11 +41,20 @@ class BoxDigest:
     start: tuple[int, ...]
     shape: tuple[int, ...]
     digest: int
-    """128 bits, in the canonical dtype; see weights/digest.py."""
+    """128 bits, in the dtype that the manifest says; see weights/digest.py."""
+    dtype: str
+    """In which the digest was computed; the elements are cast to it."""
+    stored_dtype: str
+    """Of the buffer."""
 
     @property
     def num_elements(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def has_lost_bits(self) -> bool:
+        """Whether the buffer cannot hold all values of the dtype that is compared."""
+        return self.stored_dtype not in (self.dtype, "float32")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,16 +74,24 @@ class WeightManifest:
 
 
 def manifest_of(
-    layout: Layout, rank: int, tensors: Mapping[str, torch.Tensor], *, policy_version: int, num_threads: int = 1
+    layout: Layout,
+    rank: int,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    policy_version: int,
+    served_by: Layout | None = None,
+    num_threads: int = 1,
 ) -> WeightManifest:
     """What a rank of a layout holds.
 
     Args:
         tensors: The rank's buffers by name; contiguous CPU tensors.
+        served_by: Digest each tensor as this layout stores it, instead of in its canonical dtype. For an engine that
+            stores less than that; trainer and engine give the same one.
 
     Raises:
         LayoutError: the layout has no such rank, or a tensor is missing, not contiguous or not what the layout says;
-            names it.
+            or served_by does not store it in one dtype; names it.
     """
     if not 0 <= rank < layout.num_ranks:
         raise LayoutError(f"rank {rank} of a layout with {layout.num_ranks} ranks")
@@ -82,25 +102,42 @@ def manifest_of(
         check_tensor(f"rank {rank}: {name}", tensors[name], spec)
         if not tensors[name].is_contiguous():
             raise LayoutError(f"rank {rank}: {name}: not contiguous; pass tensor.contiguous()")
-    table, names, starts, shapes = _digest_table(layout, rank)
+    dtypes = {name: spec.dtype for name, spec in layout.specs.items()}
+    if served_by is not None:
+        dtypes |= _stored_dtypes(served_by)
+    table, names, starts, shapes = _digest_table(layout, rank, dtypes)
     digests = DigestProgram(table).run(addresses_of(tensors[name] for name in buffers), num_threads)
+    stored = [spec.dtype for spec in buffers.values()]
     boxes: dict[str, list[BoxDigest]] = defaultdict(list)
-    for name, start, shape, digest in zip(names, starts, shapes, digests, strict=True):
-        boxes[name].append(BoxDigest(start=start, shape=shape, digest=digest))
+    for name, start, shape, digest, buffer in zip(names, starts, shapes, digests, table.buffer.tolist(), strict=True):
+        box = BoxDigest(start=start, shape=shape, digest=digest, dtype=dtypes[name], stored_dtype=stored[buffer])
+        boxes[name].append(box)
     return WeightManifest(
         policy_version=policy_version, boxes={name: tuple(found) for name, found in sorted(boxes.items())}
     )
 
 
+def _stored_dtypes(layout: Layout) -> dict[str, str]:
+    """Canonical name -> the dtype of its buffers."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for rank in {id(rank): rank for rank in layout.ranks}.values():  # replicas share one
+        for block in rank.blocks:
+            found[block.name].add(rank.buffers[block.buffer].dtype)
+    for name, dtypes in found.items():
+        if len(dtypes) > 1:
+            raise LayoutError(f"{name}: stored as {', '.join(sorted(dtypes))}; in one dtype, its digests can add up")
+    return {name: dtype for name, (dtype,) in found.items()}
+
+
 def _digest_table(
-    layout: Layout, rank: int
+    layout: Layout, rank: int, dtypes: Mapping[str, str]
 ) -> tuple[DigestTable, list[str], list[tuple[int, ...]], list[tuple[int, ...]]]:
     """(one digest for each block, canonical names, starts, shapes)"""
     blocks = layout.table
     rows = np.flatnonzero(blocks.rank == rank)
     stored = list(layout.ranks[rank].buffers.values())
     stored_codes = np.array([_code(spec.dtype) for spec in stored], np.uint8)[blocks.buffer[rows]]
-    codes = np.array([_code(dtype) for dtype in blocks.dtypes], np.uint8)[blocks.tensor[rows]]
+    codes = np.array([_code(dtype) for dtype in (dtypes[name] for name in blocks.names)], np.uint8)[blocks.tensor[rows]]
     index_strides = np.ones_like(blocks.shapes)
     index_strides[:, :-1] = np.cumprod(blocks.shapes[:, :0:-1], axis=1)[:, ::-1]
     index_strides = index_strides[blocks.tensor[rows]]
@@ -155,7 +192,7 @@ def merge_manifests(manifests: Iterable[WeightManifest]) -> WeightManifest:
         for name, found in part.boxes.items():
             for box in found:
                 known = boxes[name].setdefault((box.start, box.shape), box)
-                if known.digest != box.digest:
+                if known.digest != box.digest or known.dtype != box.dtype:
                     unequal.add(name)
     if unequal:
         raise WeightMismatchError(
@@ -204,7 +241,7 @@ def verify(expected: WeightManifest, served: WeightManifest) -> None:
             expected_version=expected.policy_version,
             found_version=served.policy_version,
         )
-    found: dict[str, list[str]] = {"missing": [], "incomplete": [], "different": [], "not expected": []}
+    found: defaultdict[str, list[str]] = defaultdict(list)
     for name in sorted(expected.boxes.keys() | served.boxes.keys()):
         if name not in served.boxes:
             found["missing"].append(name)
@@ -212,15 +249,29 @@ def verify(expected: WeightManifest, served: WeightManifest) -> None:
             found["not expected"].append(name)
         elif served.num_elements_of(name) != expected.num_elements_of(name):
             found["incomplete"].append(name)
+        elif _dtypes_of(served, name) != _dtypes_of(expected, name):
+            found["compared in different dtypes (give both manifests the same served_by)"].append(name)
         elif served.digest_of(name) != expected.digest_of(name):
-            found["different"].append(name)
-    wrong = {what: names for what, names in found.items() if names}
-    if wrong:
+            found[_difference(expected, served, name)].append(name)
+    if found:
         raise WeightMismatchError(
             f"version {expected.policy_version} must not be served: "
-            + "; ".join(f"{what}: {_listed(names)}" for what, names in wrong.items()),
-            tensors=tuple(sorted(name for names in wrong.values() for name in names)),
+            + "; ".join(f"{what}: {_listed(names)}" for what, names in found.items()),
+            tensors=tuple(sorted(name for names in found.values() for name in names)),
         )
+
+
+def _dtypes_of(manifest: WeightManifest, name: str) -> set[str]:
+    return {box.dtype for box in manifest.boxes[name]}
+
+
+def _difference(expected: WeightManifest, served: WeightManifest, name: str) -> str:
+    """What to call it: a dtype that one side cannot hold says nothing about the weights."""
+    boxes = served.boxes[name]
+    if any(box.has_lost_bits for box in boxes) and not all(box.has_lost_bits for box in expected.boxes[name]):
+        stored, dtype = boxes[0].stored_dtype, boxes[0].dtype
+        return f"different, but served as {stored} and compared as {dtype} (see served_by of manifest_of)"
+    return "different"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlinf_comm._arrays import dtype_name
-from rlinf_comm.errors import LayoutError
+from rlinf_comm.errors import LayoutError, WeightMismatchError
 from rlinf_comm.weights.layout import BufferSpec
 
 if TYPE_CHECKING:
@@ -47,6 +48,31 @@ def check_tensor(name: str, tensor: torch.Tensor, spec: BufferSpec) -> None:
         raise LayoutError(f"{name}: a lazy conjugate or negative view; pass tensor.resolve_conj().resolve_neg()")
     if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
         raise LayoutError(f"{name}: an expanded tensor, whose elements share memory; pass tensor.contiguous()")
+
+
+def checked_tensors(
+    where: str, who: str, buffers: Mapping[str, BufferSpec], tensors: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The tensors of a rank, which are what its layout says, in its order.
+
+    Raises:
+        WeightMismatchError: one is missing. LayoutError: one is wrong, or not of this layout.
+    """
+    missing = tuple(sorted(buffers.keys() - tensors.keys()))
+    if missing:
+        raise WeightMismatchError(f"{where}: {who} misses {listed(missing)}", tensors=missing)
+    extra = tuple(sorted(tensors.keys() - buffers.keys()))
+    if extra:
+        raise LayoutError(f"{listed(extra)}: not in the layout of {who}, so it would not be synchronized")
+    for name, spec in buffers.items():
+        check_tensor(name, tensors[name], spec)
+    return {name: tensors[name] for name in buffers}
+
+
+def listed(names: Any) -> str:
+    """The first few of many names."""
+    unique = list(dict.fromkeys(names))
+    return ", ".join(unique[:5]) + (f" and {len(unique) - 5} more" if len(unique) > 5 else "")
 
 
 def view_of(tensor: torch.Tensor, place: Place) -> torch.Tensor:

@@ -267,16 +267,15 @@ def _instance_devices(placed: list[_Placed]) -> dict[str, np.ndarray]:
 
 
 def _syncs(problem: Problem, plan: Plan) -> dict[str, np.ndarray]:
-    """One for each weight edge: the links of the smaller side carry the weights."""
+    """One for each weight edge: each device of the target receives its part of an instance's weights."""
     flow, links = problem.flow, problem.cluster.links
     index = {stage.name: s for s, stage in enumerate(flow.stages)}
     seconds, sources = [], []
     for edge in flow.weight_edges:
-        names = flow.workers[edge.source] + flow.workers[edge.target]
-        num_bytes = max(problem.profile(name).weights_bytes for name in names)
         here, there = (plan.stage(flow.workers[group][0]).devices for group in (edge.source, edge.target))
         rate = links.node_bytes_per_s if set(here) & set(there) else _rate(problem, {*here, *there})
-        seconds.append(links.latency_s + num_bytes / (rate * max(1, min(len(here), len(there)))))
+        span = max(1, len(there) // plan.stage(flow.workers[edge.target][0]).num_ranks)
+        seconds.append(links.latency_s + problem.synced_bytes(edge) / (rate * span))
         sources.append([index[name] for name in flow.workers[edge.source] if flow.stage(name).trains])
     return {
         "sync_s": np.array(seconds, dtype=np.float64),

@@ -31,6 +31,7 @@ def megatron(
     ep: int = 1,
     expert_tp: int = 1,
     layers_by_stage: Sequence[int] | None = None,
+    virtual_stages: int = 1,
     transformer_engine: bool = True,
     experts: Literal["te_grouped", "grouped", "sequential"] = "te_grouped",
     vocab_multiple: int = 128,
@@ -41,7 +42,9 @@ def megatron(
     Args:
         tp, pp, ep, expert_tp: Megatron's parallel sizes. Its own default for expert_tp is tp: say so.
         dp: Data-parallel replicas; the least that the experts need when it is not given.
-        layers_by_stage: Layers of each pipeline stage; even when it is not given. No virtual stages.
+        layers_by_stage: Layers of each pipeline stage; even when it is not given.
+        virtual_stages: Model chunks of each rank, which hold every pp-th part of the layers. With several, buffers are
+            named as in Megatron's checkpoints: `model0.decoder...`, `model1.decoder...`.
         transformer_engine: The names of the Transformer Engine layer spec, in which norms belong to the linear layer
             behind them; otherwise those of the local spec.
         experts: "te_grouped" is TEGroupedMLP (`linear_fc1.weight0`, ...), "grouped" is GroupedMLP (`weight1` and
@@ -53,7 +56,7 @@ def megatron(
         LayoutError: sizes that do not divide; says which.
     """
     dp = max(1, ep * expert_tp // tp) if dp is None and shape.num_experts else dp or 1
-    stages = _stages(shape, pp, layers_by_stage)
+    chunks = _chunks(shape, pp, layers_by_stage, virtual_stages)
     _check(shape, tp, dp, ep, expert_tp)
     specs = shape.specs()
     sizes = _Sizes(tp=tp, pp=pp, ep=ep, expert_tp=expert_tp, num_padded=rounded_up(shape.vocab, vocab_multiple * tp))
@@ -65,7 +68,10 @@ def megatron(
         order.append(place)
         if place not in ranks:
             assembly = RankAssembly(specs, dtype)
-            _MegatronRank(shape, specs, assembly, place, sizes, transformer_engine, experts).add_stage(stages[place[1]])
+            built = _MegatronRank(shape, specs, assembly, place, sizes, transformer_engine, experts)
+            for number in range(virtual_stages):
+                prefix = f"model{number}." if virtual_stages > 1 else ""
+                built.add_chunk(prefix, number * pp + place[1], chunks)
             ranks[place] = assembly.layout()
     return Layout(specs, tuple(ranks[place] for place in order))
 
@@ -80,7 +86,18 @@ class _Sizes:
     """Rows of the padded embedding."""
 
 
-def _stages(shape: TransformerShape, pp: int, layers_by_stage: Sequence[int] | None) -> list[range]:
+def _chunks(
+    shape: TransformerShape, pp: int, layers_by_stage: Sequence[int] | None, virtual_stages: int
+) -> list[range]:
+    """The layers of each chunk of the model, in the order in which a sample passes them."""
+    if virtual_stages > 1:
+        if pp == 1 or layers_by_stage is not None:
+            raise LayoutError(
+                f"virtual_stages={virtual_stages} with pp={pp} and layers_by_stage={layers_by_stage}; "
+                "it needs pp > 1 and an even split of the layers"
+            )
+        check_divides("num_layers", shape.num_layers, "pp * virtual_stages", pp * virtual_stages)
+        pp *= virtual_stages
     if layers_by_stage is None:
         check_divides("num_layers", shape.num_layers, "pp", pp)
         layers_by_stage = [shape.num_layers // pp] * pp
@@ -120,7 +137,7 @@ class _MegatronRank:
         self._shape = shape
         self._specs = specs
         self._rank = assembly
-        self._tp_rank, self._stage, self._ep_rank, self._expert_tp_rank = place
+        self._tp_rank, _, self._ep_rank, self._expert_tp_rank = place
         self._sizes = sizes
         self._transformer_engine = transformer_engine
         self._add_experts = {
@@ -129,19 +146,21 @@ class _MegatronRank:
             "sequential": self._add_sequential,
         }[experts]
 
-    def add_stage(self, layers: range) -> None:
-        rank, last = self._rank, self._stage == self._sizes.pp - 1
+    def add_chunk(self, prefix: str, number: int, chunks: Sequence[range]) -> None:
+        """One of the model's chunks; the first has the embedding, the last one the head."""
+        rank, last = self._rank, number == len(chunks) - 1
         embedding = "model.embed_tokens.weight"
-        if self._stage == 0:
-            self._add_vocab("embedding.word_embeddings.weight", embedding)
-        for index, layer in enumerate(layers):
-            self._add_layer(f"decoder.layers.{index}.", f"model.layers.{layer}.", self._shape.has_experts(layer))
+        if number == 0:
+            self._add_vocab(prefix + "embedding.word_embeddings.weight", embedding)
+        for index, layer in enumerate(chunks[number]):
+            here = f"{prefix}decoder.layers.{index}."
+            self._add_layer(here, f"model.layers.{layer}.", self._shape.has_experts(layer))
         if last:
-            rank.add_whole("decoder.final_layernorm.weight", "model.norm.weight")
+            rank.add_whole(prefix + "decoder.final_layernorm.weight", "model.norm.weight")
             if not self._shape.tied_embeddings:
-                self._add_vocab("output_layer.weight", "lm_head.weight")
-            elif self._stage > 0:  # the first stage has the embedding; the last one a copy
-                self._add_vocab("output_layer.weight", embedding)
+                self._add_vocab(prefix + "output_layer.weight", "lm_head.weight")
+            elif number > 0:  # a copy of the embedding
+                self._add_vocab(prefix + "output_layer.weight", embedding)
 
     def _add_vocab(self, buffer: str, name: str) -> None:
         self._rank.add_vocab(buffer, name, self._sizes.num_padded, self._tp_rank, self._sizes.tp)

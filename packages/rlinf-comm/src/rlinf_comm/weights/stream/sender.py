@@ -24,7 +24,7 @@ import numpy as np
 from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import LayoutError, WeightMismatchError
 from rlinf_comm.weights.plan import ReshardPlan
-from rlinf_comm.weights.store import checked_tensors
+from rlinf_comm.weights.region import checked_tensors
 from rlinf_comm.weights.stream.choice import Choice, DeltaChoice
 from rlinf_comm.weights.stream.delta import DeltaEncoder
 from rlinf_comm.weights.stream.talk import Talk, for_each

@@ -1,4 +1,4 @@
-"""The peers that a check of a transport needs. Public through rlinf_comm.testing."""
+"""The peers that a check of a transport needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What any transport between peers must fulfil. Public through rlinf_comm.testing."""
+"""What any transport between peers must fulfil."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_comm._transport_peers import HANG_S, PeerLike, PeersLike
 from rlinf_comm.errors import DecodeError, PeerLeft, PeerLost, PeerTimeout, UnsupportedValueError
+from rlinf_comm.testing.bitwise import assert_bitwise_equal
+from rlinf_comm.testing.peers_over import HANG_S, PeerLike, PeersLike
 
 _MAX_VALUES = 100_000
 """More than any transport takes before it makes a sender wait."""
@@ -38,8 +39,6 @@ def _assert_raises(expected: type[Exception], function: Callable[[], Any], *text
 
 
 def _assert_crosses(peers: PeersLike, values: Sequence[Any]) -> None:
-    from rlinf_comm.testing import assert_bitwise_equal
-
     a, b = peers.make("a", "b")
     with _threads(1) as pool:
         sent = pool.submit(lambda: [a.send("b", value, timeout_s=HANG_S) for value in values])

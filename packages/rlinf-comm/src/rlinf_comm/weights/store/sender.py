@@ -11,15 +11,9 @@ import numpy as np
 from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import PeerLost, WeightTimeout
 from rlinf_comm.weights.plan import ReshardPlan
-from rlinf_comm.weights.store import (
-    NO_VERSION,
-    NUM_SLOTS,
-    WORD_MODULUS,
-    StoreSide,
-    SyncReport,
-    WeightStore,
-    signed_word,
-)
+from rlinf_comm.weights.report import SyncReport
+from rlinf_comm.weights.store.memory import NO_VERSION, NUM_SLOTS, WORD_MODULUS, WeightStore, signed_word
+from rlinf_comm.weights.store.side import StoreSide
 
 if TYPE_CHECKING:
     import torch

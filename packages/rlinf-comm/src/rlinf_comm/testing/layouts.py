@@ -1,4 +1,4 @@
-"""What any layout must fulfil, and a plain executor of copies to try it with. Public through rlinf_comm.testing."""
+"""What any layout must fulfil, and a plain executor of copies to try it with."""
 
 from __future__ import annotations
 

@@ -1,0 +1,116 @@
+// The candidates worth keeping for a part of a flow, and the two ways to join those of two parts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace rlinf::sched {
+
+// Where what stands in a row of `width()` numbers, all to be minimised: devices taken of each pool, times at which
+// items come out (first hand-over, ..., last item), tail, weight sync, and for each pool bytes between turns and at the
+// fullest.
+struct Columns {
+  int num_pools;
+  int num_out;
+  int num_edges;
+
+  int first() const { return num_pools; }
+  int last() const { return num_pools + num_out - 1; }
+  int tail() const { return last() + 1; }
+  int sync() const { return tail() + 1; }
+  int resident() const { return sync() + 1; }
+  int peak() const { return resident() + num_pools; }
+  int edges() const { return peak() + num_pools; }
+  int width() const { return edges() + num_edges; }
+};
+
+// What keeps a row out of a front.
+struct Limits {
+  std::vector<double> devices;        // of each pool
+  std::vector<double> memory;         // bytes of a device of each pool
+  std::vector<double> rest_resident;  // most bytes that the rest of the flow may keep on a device of each pool
+  std::vector<double> rest_peak;      // most bytes that one of its turns may need there
+  double bound_s;                     // a whole plan known to be this good; infinity for none
+  double rest_area;                   // least device-seconds of the rest of the flow
+  double tolerance_s;                 // times closer than this count as equal
+  bool may_mix;                       // whether a device may serve generation and training
+};
+
+// Which of a row's two parts it came from and how they were joined.
+struct Origin {
+  int32_t kind;  // 0: in turn, 1: side by side; -1: given
+  int32_t before_part;
+  int32_t before_row;
+  int32_t after_row;
+};
+
+// How the candidates of two parts combine.
+struct Join {
+  int32_t kind;
+  int32_t before_part;
+  bool feeds;               // the part after takes items of the part before
+  double moved_s;           // a hand-over from one to the other, when side by side
+  std::vector<bool> syncs;  // of each weight edge: whether its two ends meet here
+  double sync_latency_s;    // of one sync
+  double sync_bytes_per_s;  // of one device's link
+  bool mixes;               // one has training stages and the other generation stages
+  int32_t steps_under_way;  // of whole plans side by side whose generation may run ahead of training: how many; else 1
+};
+
+// A whole plan.
+struct Whole {
+  double step_s;
+  double sync_s;
+  bool is_mixed;
+  Origin origin;
+};
+
+// Rows of which none is as good as another in every column. A row as good as an earlier one in all but `tolerance_s`
+// stays out. Memory counts only where, with the fullest that the rest of the flow may be, it exceeds the limit. Rows of
+// different signature (where a worker group runs that has stages elsewhere too) do not compare.
+class Front {
+ public:
+  Front(Columns columns, Limits limits, int num_groups);
+
+  // Adds a row unless it does not fit, cannot beat the bound, or another is as good.
+  bool offer(const double* row, const int64_t* signature, bool is_mixed, Origin origin);
+  // Offers every pair of rows of two fronts. `forget`: groups that are complete in this part, whose signature is
+  // dropped.
+  void offer_joins(const Front& before, const Front& after, const Join& join, const std::vector<bool>& forget);
+
+  // The best `count` pairs as whole plans, of those that mix generation and training on a device and of those that do
+  // not.
+  std::vector<Whole> best_joins(const Front& before, const Front& after, const Join& join, std::size_t count) const;
+
+  std::size_t size() const { return origins_.size(); }
+  const double* row(std::size_t i) const { return &rows_[i * columns_.width()]; }
+  const int64_t* signature(std::size_t i) const { return signatures_.data() + i * num_groups_; }
+  bool is_mixed(std::size_t i) const { return is_mixed_[i]; }
+  Origin origin(std::size_t i) const { return origins_[i]; }
+  const Columns& columns() const { return columns_; }
+
+ private:
+  bool fits(const double* row, bool mixed) const;
+  template <typename Take>
+  void for_each_join(const Front& before, const Front& after, const Join& join, const std::vector<bool>& forget,
+                     Take take) const;
+  bool compares(const double* a, const double* b, bool with_tolerance) const;
+  void remove(std::size_t i);
+
+  Columns columns_;
+  Limits limits_;
+  std::size_t num_groups_;
+  double num_devices_;
+  std::vector<double> rows_;
+  std::vector<double> seen_;  // rows as they compare: memory that cannot exceed the limit is 0
+  std::vector<int64_t> signatures_;
+  std::vector<bool> is_mixed_;
+  std::vector<Origin> origins_;
+  std::vector<double> scratch_;
+};
+
+// The row of two parts joined; what the columns mean is in Columns, the algebra in docs/scheduling.md.
+void join_rows(const Columns& columns, const Join& join, const double* a, const double* b, double* row);
+
+}  // namespace rlinf::sched

@@ -1,0 +1,111 @@
+// The planner's part of rlinf_sched._C. Rows are float64 arrays, copied in and out.
+#include "planner_bindings.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "front.h"
+
+namespace py = pybind11;
+namespace sched = rlinf::sched;
+
+namespace {
+
+using Rows = py::array_t<double, py::array::c_style | py::array::forcecast>;
+using Signatures = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
+using Flags = py::array_t<bool, py::array::c_style | py::array::forcecast>;
+
+void offer_all(sched::Front& front, const Rows& rows, const Signatures& signatures, const Flags& mixed) {
+  if (rows.ndim() != 2 || rows.shape(1) != front.columns().width() || signatures.ndim() != 2 ||
+      signatures.shape(0) != rows.shape(0) || mixed.ndim() != 1 || mixed.shape(0) != rows.shape(0)) {
+    throw py::value_error("rows, signatures and flags do not fit the front");
+  }
+  for (py::ssize_t i = 0; i < rows.shape(0); ++i) {
+    front.offer(rows.data(i, 0), signatures.data() + i * signatures.shape(1), *mixed.data(i),
+                sched::Origin{-1, 0, static_cast<int32_t>(i), static_cast<int32_t>(i)});
+  }
+}
+
+py::array_t<double> rows_of(const sched::Front& front) {
+  const py::ssize_t width = front.columns().width(), size = static_cast<py::ssize_t>(front.size());
+  py::array_t<double> result({size, width});
+  for (py::ssize_t i = 0; i < size; ++i) std::copy_n(front.row(i), width, result.mutable_data(i, 0));
+  return result;
+}
+
+py::array_t<int32_t> origins_of(const sched::Front& front) {
+  const py::ssize_t size = static_cast<py::ssize_t>(front.size());
+  py::array_t<int32_t> result({size, py::ssize_t{4}});
+  auto out = result.mutable_unchecked<2>();
+  for (py::ssize_t i = 0; i < size; ++i) {
+    const sched::Origin origin = front.origin(i);
+    out(i, 0) = origin.kind;
+    out(i, 1) = origin.before_part;
+    out(i, 2) = origin.before_row;
+    out(i, 3) = origin.after_row;
+  }
+  return result;
+}
+
+py::array_t<bool> mixed_of(const sched::Front& front) {
+  py::array_t<bool> result(static_cast<py::ssize_t>(front.size()));
+  for (std::size_t i = 0; i < front.size(); ++i) result.mutable_at(i) = front.is_mixed(i);
+  return result;
+}
+
+}  // namespace
+
+void rlinf::sched::bind_planner(py::module_& m) {
+  py::class_<sched::Columns>(m, "Columns")
+      .def(py::init(
+               [](int num_pools, int num_out, int num_edges) { return sched::Columns{num_pools, num_out, num_edges}; }),
+           py::kw_only(), py::arg("num_pools"), py::arg("num_out"), py::arg("num_edges"));
+  py::class_<sched::Limits>(m, "Limits")
+      .def(py::init([](std::vector<double> devices, std::vector<double> memory, std::vector<double> rest_resident,
+                       std::vector<double> rest_peak, double bound_s, double rest_area, double tolerance_s,
+                       bool may_mix) {
+             return sched::Limits{std::move(devices),
+                                  std::move(memory),
+                                  std::move(rest_resident),
+                                  std::move(rest_peak),
+                                  bound_s,
+                                  rest_area,
+                                  tolerance_s,
+                                  may_mix};
+           }),
+           py::kw_only(), py::arg("devices"), py::arg("memory"), py::arg("rest_resident"), py::arg("rest_peak"),
+           py::arg("bound_s"), py::arg("rest_area"), py::arg("tolerance_s"), py::arg("may_mix"));
+  py::class_<sched::Join>(m, "Join").def(
+      py::init([](bool side_by_side, int before_part, bool feeds, double moved_s, std::vector<bool> syncs,
+                  double sync_latency_s, double sync_bytes_per_s, bool mixes, int steps_under_way) {
+        return sched::Join{side_by_side,   before_part,      feeds, moved_s,        std::move(syncs),
+                           sync_latency_s, sync_bytes_per_s, mixes, steps_under_way};
+      }),
+      py::kw_only(), py::arg("side_by_side"), py::arg("before_part"), py::arg("feeds"), py::arg("moved_s"),
+      py::arg("syncs"), py::arg("sync_latency_s"), py::arg("sync_bytes_per_s"), py::arg("mixes"),
+      py::arg("steps_under_way"));
+  py::class_<sched::Front>(m, "Front")
+      .def(py::init<sched::Columns, sched::Limits, int>(), py::arg("columns"), py::arg("limits"), py::kw_only(),
+           py::arg("num_groups"))
+      .def("offer", &offer_all, py::arg("rows"), py::arg("signatures"), py::arg("is_mixed"))
+      .def("offer_joins", &sched::Front::offer_joins, py::arg("before"), py::arg("after"), py::arg("join"),
+           py::arg("forget"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "best_joins",
+          [](const sched::Front& front, const sched::Front& before, const sched::Front& after, const sched::Join& join,
+             std::size_t count) {
+            py::list result;
+            for (const sched::Whole& w : front.best_joins(before, after, join, count)) {
+              const auto origin =
+                  py::make_tuple(w.origin.kind, w.origin.before_part, w.origin.before_row, w.origin.after_row);
+              result.append(py::make_tuple(w.step_s, w.sync_s, w.is_mixed, origin));
+            }
+            return result;
+          },
+          py::arg("before"), py::arg("after"), py::arg("join"), py::kw_only(), py::arg("count"))
+      .def("__len__", &sched::Front::size)
+      .def_property_readonly("rows", &rows_of)
+      .def_property_readonly("is_mixed", &mixed_of)
+      .def_property_readonly("origins", &origins_of);
+}

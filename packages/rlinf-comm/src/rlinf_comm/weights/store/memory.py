@@ -1,0 +1,154 @@
+"""The memory of a weight store: two slots for pieces, and words that say what is in them.
+
+Control words (one writer each, see csrc/include/rlinf/comm/shared_words.h):
+    header    plan digest (4 words)
+    sender    pid, start time, number of publications, version in slot 0, version in slot 1
+    receiver  pid, start time, version wanted, version served
+    piece     for each slot: version, digest (2 words)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlinf_comm import _C
+from rlinf_comm.errors import PeerLost
+from rlinf_comm.weights.layout import TensorSpec
+from rlinf_comm.weights.plan import Piece, ReshardPlan
+
+NUM_SLOTS = 2
+_ALIGNMENT_BYTES = 64
+NO_VERSION = -1
+WORD_MODULUS = 1 << 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightStoreAddress:
+    """How a process of the same machine and user opens a store. Valid while the creating WeightStore object lives."""
+
+    name: str
+    creator_pid: int
+    creator_start_ticks: int
+    fd: int
+    nonce: int
+    num_words: int
+    """Control words before the slots."""
+
+
+class ControlWords:
+    """Where each control word of a plan's store is."""
+
+    def __init__(self, plan: ReshardPlan, num_pieces: int) -> None:
+        self._receivers = 4 + 5 * plan.num_src_ranks
+        self._pieces = self._receivers + 4 * plan.num_dst_ranks
+        self._num_pieces = num_pieces
+        self.num_words = self._pieces + NUM_SLOTS * 3 * num_pieces
+
+    def sender(self, src_rank: int) -> int:
+        return 4 + 5 * src_rank
+
+    def num_published(self, src_rank: int) -> int:
+        return self.sender(src_rank) + 2
+
+    def slot_version(self, src_rank: int, slot: int) -> int:
+        return self.sender(src_rank) + 3 + slot
+
+    def receiver(self, dst_rank: int) -> int:
+        return self._receivers + 4 * dst_rank
+
+    def wanted(self, dst_rank: int) -> int:
+        return self.receiver(dst_rank) + 2
+
+    def served(self, dst_rank: int) -> int:
+        return self.receiver(dst_rank) + 3
+
+    def piece(self, slot: int, index: int) -> int:
+        """Of the version; the digest's two words follow."""
+        return self._pieces + 3 * (slot * self._num_pieces + index)
+
+
+def plan_words(plan: ReshardPlan) -> list[int]:
+    """The plan's digest as four signed words."""
+    raw = bytes.fromhex(plan.digest)
+    return [int.from_bytes(raw[start : start + 8], "little", signed=True) for start in range(0, 32, 8)]
+
+
+def signed_word(word: int) -> int:
+    return word - WORD_MODULUS if word >= WORD_MODULUS // 2 else word
+
+
+class WeightStore:
+    """Shared memory for one reshard plan, twice the bytes of its pieces. One process creates it, the others open it."""
+
+    def __init__(self, segment: _C.Segment, address: WeightStoreAddress) -> None:
+        """Private: use WeightStore.create or WeightStore.open."""
+        self.address = address
+        self.words = _C.SharedWords(segment, address.num_words)
+        self.slots_pointer = segment.pointer + _slots_offset(address.num_words)
+        self._segment = segment
+
+    @classmethod
+    def create(cls, plan: ReshardPlan, *, name: str) -> WeightStore:
+        """An empty store for `plan`. Memory is only used once weights are published."""
+        pieces = plan.pieces
+        control = ControlWords(plan, len(pieces))
+        slot_bytes = slot_bytes_of(pieces)
+        segment = _C.Segment.create(name, _slots_offset(control.num_words) + NUM_SLOTS * slot_bytes)
+        pid, start_ticks, fd, nonce = segment.address()
+        store = cls(
+            segment,
+            WeightStoreAddress(
+                name=name,
+                creator_pid=pid,
+                creator_start_ticks=start_ticks,
+                fd=fd,
+                nonce=nonce,
+                num_words=control.num_words,
+            ),
+        )
+        for index, word in enumerate(plan_words(plan)):
+            store.words.store(index, word)
+        for src_rank in range(plan.num_src_ranks):
+            for slot in range(NUM_SLOTS):
+                store.words.store(control.slot_version(src_rank, slot), NO_VERSION)
+        for dst_rank in range(plan.num_dst_ranks):
+            store.words.store(control.wanted(dst_rank), NO_VERSION)
+            store.words.store(control.served(dst_rank), NO_VERSION)
+        for slot in range(NUM_SLOTS):
+            for index in range(len(pieces)):
+                store.words.store(control.piece(slot, index), NO_VERSION)
+        return store
+
+    @classmethod
+    def open(cls, address: WeightStoreAddress) -> WeightStore:
+        """The store at `address`, from any process of this machine and user.
+
+        Raises:
+            PeerLost: the creating process is gone or has dropped its WeightStore object.
+        """
+        fields = (address.creator_pid, address.creator_start_ticks, address.fd, address.nonce)
+        try:
+            segment = _C.Segment.open(fields)
+        except ValueError as error:
+            raise PeerLost(f"weight store {address.name!r}: {error}") from error
+        return cls(segment, address)
+
+    @property
+    def name(self) -> str:
+        return self.address.name
+
+
+def _slots_offset(num_words: int) -> int:
+    return align(_C.SharedWords.bytes_needed(num_words))
+
+
+def align(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def slot_bytes_of(pieces: tuple[Piece, ...]) -> int:
+    return sum(align(bytes_of(piece)) for piece in pieces)
+
+
+def bytes_of(piece: Piece) -> int:
+    return piece.box.num_elements * TensorSpec((), piece.dtype).element_bytes

@@ -1,0 +1,146 @@
+"""What sender and receiver of a weight store have in common: one rank's view of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from rlinf_comm import _C
+from rlinf_comm.errors import LayoutError
+from rlinf_comm.weights.layout import TensorSpec
+from rlinf_comm.weights.plan import Piece, ReshardPlan
+from rlinf_comm.weights.region import Place, checked_tensors
+from rlinf_comm.weights.store.memory import ControlWords, WeightStore, align, bytes_of, plan_words, slot_bytes_of
+from rlinf_comm.weights.transfer import Part, Transfer
+
+if TYPE_CHECKING:
+    import torch
+
+_WAIT_SLICE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPiece:
+    """A piece that this rank writes or reads."""
+
+    piece: Piece
+    place: Place
+    """In this rank's buffers."""
+    index: int
+    """Among all pieces of the plan."""
+    offset: int
+    """In a slot, bytes."""
+    num_bytes: int
+
+
+class StoreSide:
+    """What sender and receiver have in common: one rank's view of a store."""
+
+    def __init__(
+        self, store: WeightStore, plan: ReshardPlan, rank: int, *, role: Literal["sender", "receiver"]
+    ) -> None:
+        ranks = plan.src_buffers if role == "sender" else plan.dst_buffers
+        if not 0 <= rank < len(ranks):
+            raise LayoutError(f"weight store {store.name!r}: {role} rank {rank}; the plan has {len(ranks)}")
+        if [store.words.load(index) for index in range(4)] != plan_words(plan):
+            raise LayoutError(f"weight store {store.name!r} was created for another plan than the one of {role} {rank}")
+        self._store = store
+        self._words = store.words
+        self._plan = plan
+        self._rank = rank
+        self._role = role
+        self._buffers = ranks[rank]
+        pieces = plan.pieces
+        self._control = ControlWords(plan, len(pieces))
+        self._slot_bytes = slot_bytes_of(pieces)
+        self._own = _placed(plan, rank, role)
+        self._prepared: tuple[list[tuple[int, ...]], Transfer] | None = None
+
+    def _register(self, first_word: int) -> None:
+        """Tells the peers which process this rank is, so that they notice its death."""
+        pid, start_ticks = _C.current_process()
+        known = (self._words.load(first_word), self._words.load(first_word + 1))
+        if known[0] not in (0, pid) and _C.is_alive(*known):
+            raise LayoutError(
+                f"weight store {self._store.name!r}: {self._role} {self._rank} is process {known[0]}, which is alive; "
+                "one process for each rank"
+            )
+        self._words.store(first_word, pid)
+        self._words.store(first_word + 1, start_ticks)
+
+    def _is_lost(self, first_word: int) -> bool:
+        pid, start_ticks = self._words.load(first_word), self._words.load(first_word + 1)
+        return pid != 0 and not _C.is_alive(pid, start_ticks)
+
+    def _checked(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """This rank's tensors, which are what its layout says, in its order."""
+        return checked_tensors(
+            f"weight store {self._store.name!r}", f"{self._role} {self._rank}", self._buffers, tensors
+        )
+
+    def _transfer(self, tensors: Mapping[str, torch.Tensor]) -> Transfer:
+        """The programs for these tensors; made again when their strides change."""
+        strides = [tensor.stride() for tensor in tensors.values()]
+        if self._prepared is None or self._prepared[0] != strides:
+            parts = self._parts()
+            store_bytes = [self._slot_bytes] * (1 + max((part.store for part in parts), default=0))
+            self._prepared = (strides, Transfer(parts, tensors, store_bytes))
+        return self._prepared[1]
+
+    def _parts(self) -> list[Part]:
+        return [
+            Part(
+                box=placed.piece.box,
+                spec=TensorSpec(self._plan.specs[placed.piece.name].shape, placed.piece.dtype),
+                place=placed.place,
+                store=self._slot_number(placed.piece.src_rank),
+                store_offset=placed.offset,
+            )
+            for placed in self._own
+        ]
+
+    def _slot_number(self, src_rank: int) -> int:
+        """Which of the store buffers of a transfer holds what a source rank hands out."""
+        raise NotImplementedError
+
+    def _slot_address(self, slot: int) -> int:
+        return self._store.slots_pointer + slot * self._slot_bytes
+
+    def _wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> float | None:
+        """Seconds waited; None when the time was up. `is_done` is asked after every change, and every 0.1 s."""
+        start_s = time.monotonic()
+        while True:
+            seen = self._words.sequence()
+            if is_done():
+                return time.monotonic() - start_s
+            left_s = start_s + timeout_s - time.monotonic()
+            if left_s <= 0:
+                return None
+            self._words.wait(seen, min(left_s, _WAIT_SLICE_S))
+
+
+def _placed(plan: ReshardPlan, rank: int, role: Literal["sender", "receiver"]) -> list[PlacedPiece]:
+    """The pieces of a rank, each once for a sender and as often as a receiver stores it."""
+    places, offset = {}, 0
+    for index, piece in enumerate(plan.pieces):
+        places[piece] = (index, offset, bytes_of(piece))
+        offset += align(places[piece][2])
+    table = plan.table
+    if role == "sender":
+        ranks, columns = table.src_rank, (table.src_buffer, table.src_offset, table.src_strides)
+    else:
+        ranks, columns = table.dst_rank, (table.dst_buffer, table.dst_offset, table.dst_strides)
+    rows = np.flatnonzero(ranks == rank)
+    names = list((plan.src_buffers if role == "sender" else plan.dst_buffers)[rank])
+    own: dict[object, PlacedPiece] = {}
+    for row, number, start, strides in zip(rows.tolist(), *(column[rows].tolist() for column in columns), strict=True):
+        piece = plan.piece_of_moves[row]
+        shape = piece.box.shape
+        place = Place(names[number], start, shape, tuple(strides[len(strides) - len(shape) :]))
+        index, offset, num_bytes = places[piece]
+        own[piece if role == "sender" else row] = PlacedPiece(piece, place, index, offset, num_bytes)
+    return list(own.values())

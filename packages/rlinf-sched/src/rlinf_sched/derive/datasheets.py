@@ -1,0 +1,104 @@
+"""GPUs by their public datasheets. Peak rates; what share of them real kernels reach is the builders' business.
+
+Sources: NVIDIA datasheets "H100 Tensor Core GPU", "H200 Tensor Core GPU", "A100 80GB" (SXM parts; the bf16 figure is
+half of the printed one, which counts structured sparsity), "Ada GPU architecture" (RTX 4090), and the H20's public
+figures.
+Memory is the printed size in powers of ten; drivers report a few per cent more.
+Network: one port per GPU as in DGX systems, 400 Gb/s for Hopper (DGX H100 datasheet), 200 Gb/s for A100 (DGX A100).
+"""
+
+from dataclasses import dataclass
+
+from rlinf_sched.cluster import Cluster, Device, Links
+from rlinf_sched.errors import ClusterError, did_you_mean
+
+GPUS_PER_NODE = 8
+"""HGX and DGX boards."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """One GPU product. Rates are per GPU and, for links, one direction."""
+
+    name: str
+    flops_per_s: float
+    """bf16, dense, tensor cores with fp32 accumulation."""
+    memory_bytes: int
+    memory_bytes_per_s: float
+    node_bytes_per_s: float
+    """To another GPU of the node: NVLink, or PCIe where there is none."""
+    host_bytes_per_s: float
+    """To host memory: PCIe."""
+    network_bytes_per_s: float
+
+    @property
+    def links(self) -> Links:
+        """Of a node of these GPUs."""
+        return Links(
+            node_bytes_per_s=self.node_bytes_per_s,
+            network_bytes_per_s=self.network_bytes_per_s,
+            host_bytes_per_s=self.host_bytes_per_s,
+        )
+
+
+_HOPPER_LINKS = {"node_bytes_per_s": 450e9, "host_bytes_per_s": 64e9, "network_bytes_per_s": 50e9}
+
+GPUS = {
+    "H100": Gpu(
+        name="NVIDIA H100 SXM", flops_per_s=989e12, memory_bytes=80 * 10**9, memory_bytes_per_s=3.35e12, **_HOPPER_LINKS
+    ),
+    "H200": Gpu(
+        name="NVIDIA H200 SXM", flops_per_s=989e12, memory_bytes=141 * 10**9, memory_bytes_per_s=4.8e12, **_HOPPER_LINKS
+    ),
+    "H20": Gpu(
+        name="NVIDIA H20", flops_per_s=148e12, memory_bytes=96 * 10**9, memory_bytes_per_s=4.0e12, **_HOPPER_LINKS
+    ),
+    "A100": Gpu(
+        name="NVIDIA A100 80GB SXM",
+        flops_per_s=312e12,
+        memory_bytes=80 * 10**9,
+        memory_bytes_per_s=2.039e12,
+        node_bytes_per_s=300e9,
+        host_bytes_per_s=32e9,
+        network_bytes_per_s=25e9,
+    ),
+    "RTX 4090": Gpu(
+        name="NVIDIA GeForce RTX 4090",
+        flops_per_s=165e12,
+        memory_bytes=24 * 10**9,
+        memory_bytes_per_s=1.008e12,
+        node_bytes_per_s=32e9,
+        host_bytes_per_s=32e9,
+        network_bytes_per_s=12.5e9,  # 100 Gb/s shared by the node would be less; consumer boards have none of their own
+    ),
+}
+"""By short name."""
+
+
+def find_gpu(name: str) -> Gpu:
+    """The GPU of that short name, upper or lower case.
+
+    Raises:
+        ClusterError: there is none; says which there are.
+    """
+    by_name = {key.lower(): gpu for key, gpu in GPUS.items()}
+    try:
+        return by_name[name.lower()]
+    except KeyError:
+        raise ClusterError(f"gpu={name!r}{did_you_mean(name, GPUS)}") from None
+
+
+def gpu_cluster(gpu: str, num_devices: int, *, num_devices_per_node: int = GPUS_PER_NODE) -> Cluster:
+    """`num_devices` equal GPUs in nodes of `num_devices_per_node`; the last node may have fewer.
+
+    Raises:
+        ClusterError: an unknown GPU, or fewer than one device.
+    """
+    if num_devices < 1 or num_devices_per_node < 1:
+        raise ClusterError(f"num_devices={num_devices}, num_devices_per_node={num_devices_per_node}: use at least 1")
+    sheet = find_gpu(gpu)
+    devices = (
+        Device(index=i, kind="cuda", node=i // num_devices_per_node, name=sheet.name, memory_bytes=sheet.memory_bytes)
+        for i in range(num_devices)
+    )
+    return Cluster(devices=tuple(devices), links=sheet.links)

@@ -1,0 +1,179 @@
+"""Profiles of generation with continuous batching, and of policies that act on images.
+
+A decode step reads the weights once and every running sequence's keys and values, or does their arithmetic, whichever
+takes longer. An item of generation is a prompt's group: it stays for its longest answer, while fewer and fewer of its
+sequences run; they are counted at their mean over that time.
+"""
+
+from typing import Literal
+
+from rlinf_sched.derive.datasheets import Gpu
+from rlinf_sched.derive.lengths import Lengths
+from rlinf_sched.derive.shapes import BYTES_PER_PARAMETER, ModelShape
+from rlinf_sched.derive.training import PARALLEL_SIZES, powers_up_to, utilisation
+from rlinf_sched.errors import ProfileError
+from rlinf_sched.profile import InstanceProfile, StageProfile, TimePoint
+
+Engine = Literal["graphs", "eager"]
+
+BANDWIDTH_UTILISATION = 0.72
+"""Share of the memory's peak rate that decoding reaches with captured graphs: 104.9 tokens/s of Llama-2-7B in bf16 on
+one A100 (PyTorch blog, "Accelerating Generative AI with PyTorch II: GPT, Fast")."""
+EAGER_LAYER_S = 1.2e-3
+"""Of one layer in eager PyTorch, whatever the batch: 25.5 tokens/s of the same 32 layers before compilation (same
+blog)."""
+GRAPH_LAYER_S = 20e-6
+"""Floor of one layer in a captured graph: about ten dependent kernels of 2 us. An assumption."""
+ALL_REDUCE_S = 10e-6
+"""Latency of one small all-reduce over NVLink. An assumption: what one-shot kernels of public engines take."""
+ENGINE_MEMORY_SHARE = 0.9
+"""Of the device's memory that the engine fills (vLLM's default gpu_memory_utilization)."""
+MAX_RUNNING_SEQUENCES = 256
+"""In one engine at once (vLLM's default max_num_seqs on most devices, and the largest batch it captures by default)."""
+
+
+def decode_step_s(
+    model: ModelShape,
+    gpu: Gpu,
+    *,
+    num_sequences: float,
+    context_tokens: float,
+    num_devices: int = 1,
+    engine: Engine = "graphs",
+) -> float:
+    """One more token for each of `num_sequences`, on a model split over `num_devices` by tensor parallelism."""
+    idle_share = (1 - model.num_active_experts / model.num_experts) ** num_sequences if model.num_experts else 0.0
+    looked_up = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
+    read = model.num_parameters - model.vision_parameters - looked_up - idle_share * model.num_expert_parameters
+    num_bytes = BYTES_PER_PARAMETER * read + num_sequences * context_tokens * model.kv_bytes_per_token
+    memory_s = num_bytes / (BANDWIDTH_UTILISATION * gpu.memory_bytes_per_s)
+    compute_s = num_sequences * model.forward_flops(context_tokens) / (utilisation(model) * gpu.flops_per_s)
+    floor_s = model.num_layers * (EAGER_LAYER_S if engine == "eager" else GRAPH_LAYER_S)
+    busy_s = max(memory_s / num_devices, compute_s / num_devices, floor_s)
+    return busy_s + _all_reduce_s(model, gpu, num_sequences, num_devices)
+
+
+def generate_profile(
+    model: ModelShape,
+    gpu: Gpu,
+    lengths: Lengths,
+    *,
+    max_items: int,
+    max_running_sequences: int = MAX_RUNNING_SEQUENCES,
+) -> StageProfile:
+    """Of an engine with continuous batching and paged KV cache; prompts of a group are prefilled once.
+
+    Args:
+        max_items: the step's number of groups; no engine runs more at once.
+
+    Raises:
+        ProfileError: one group alone fits no engine at any parallel size.
+    """
+    longest = lengths.longest_of_group_tokens
+    running = lengths.group_size * lengths.mean_tokens / longest
+    group_kv = model.kv_bytes_per_token * (
+        lengths.prompt_tokens + running * min(lengths.limit_tokens, 2 * _answer_so_far(lengths))
+    )
+    instances = []
+    for size in _engine_sizes(model):
+        room = ENGINE_MEMORY_SHARE * gpu.memory_bytes - model.weights_bytes / size
+        fit = int(room // (group_kv / size))
+        most = min(max_items, fit, max(1, max_running_sequences // lengths.group_size))
+        if most < 1:
+            continue
+        prefill_s = lengths.prompt_tokens * (
+            model.forward_flops(lengths.prompt_tokens / 2) / (size * utilisation(model) * gpu.flops_per_s)
+        )
+        points = []
+        for n in powers_up_to(most):
+            step_s = decode_step_s(
+                model,
+                gpu,
+                num_sequences=n * running,
+                context_tokens=lengths.mean_context_tokens,
+                num_devices=size,
+            )
+            points.append(TimePoint(num_items=n, seconds=longest * step_s + n * prefill_s))
+        instances.append(
+            InstanceProfile(
+                num_devices=size,
+                points=tuple(points),
+                max_items=most,
+                state_bytes=model.weights_bytes // size,
+                item_work_bytes=round(group_kv / size),
+                offload_s=0.0,  # the cache is dropped and the next weights come with the sync
+            )
+        )
+    if not instances:
+        raise ProfileError(
+            f"{model.name} with {group_kv / 1e9:.1f} GB of KV cache for one group of {lengths.group_size} fits no "
+            f"engine of up to {_engine_sizes(model)[-1]} {gpu.name}; use a smaller group, shorter answers or a larger "
+            "GPU"
+        )
+    return StageProfile(
+        instances=tuple(instances),
+        batching="continuous",
+        costs=lengths.longest_costs,
+        weights_bytes=model.weights_bytes,
+        source=f"derived: decoding {model.name} on {gpu.name} at {BANDWIDTH_UTILISATION:.0%} of its memory's rate",
+    )
+
+
+def act_profile(
+    model: ModelShape,
+    gpu: Gpu,
+    *,
+    text_tokens: int,
+    decode_tokens: int,
+    parallel_tokens: int = 0,
+    num_rounds: int,
+    max_items: int,
+    engine: Engine = "eager",
+) -> StageProfile:
+    """Of a vision-language-action policy that answers one observation of each item.
+
+    Args:
+        text_tokens: of the instruction.
+        decode_tokens: generated one after the other; the first comes out of the prefill.
+        parallel_tokens: of actions that come out of the prefill all at once (OpenVLA-OFT).
+        num_rounds: observations of an item in a step.
+        max_items: the most observations in one hand-over.
+    """
+    tokens = model.num_patches + text_tokens + parallel_tokens
+    forward_flops = tokens * model.forward_flops(tokens / 2) + model.vision_flops
+    floor_s = model.num_layers * (EAGER_LAYER_S if engine == "eager" else GRAPH_LAYER_S)
+    points = []
+    for n in powers_up_to(max_items):
+        read_s = model.weights_bytes / (BANDWIDTH_UTILISATION * gpu.memory_bytes_per_s)
+        prefill_s = max(n * forward_flops / (utilisation(model) * gpu.flops_per_s), read_s, floor_s)
+        step_s = decode_step_s(model, gpu, num_sequences=n, context_tokens=tokens, engine=engine)
+        points.append(TimePoint(num_items=n, seconds=prefill_s + max(decode_tokens - 1, 0) * step_s))
+    instance = InstanceProfile(
+        points=tuple(points),
+        state_bytes=model.weights_bytes,
+        item_work_bytes=(tokens + decode_tokens) * model.kv_bytes_per_token,
+    )
+    return StageProfile(
+        instances=(instance,),
+        batching="sum",
+        rounds=num_rounds,
+        weights_bytes=model.weights_bytes,
+        source=f"derived: {model.name} acting on {gpu.name}, {engine}",
+    )
+
+
+def _engine_sizes(model: ModelShape) -> tuple[int, ...]:
+    return tuple(size for size in PARALLEL_SIZES[:4] if model.num_kv_heads % size == 0)
+
+
+def _answer_so_far(lengths: Lengths) -> float:
+    """Tokens a running answer has, in the mean."""
+    return lengths.mean_context_tokens - lengths.prompt_tokens
+
+
+def _all_reduce_s(model: ModelShape, gpu: Gpu, num_sequences: float, size: int) -> float:
+    """Two all-reduces of the hidden states in each layer."""
+    if size == 1:
+        return 0.0
+    moved = 2 * (size - 1) / size * BYTES_PER_PARAMETER * model.hidden_size * num_sequences
+    return 2 * model.num_layers * (ALL_REDUCE_S + moved / gpu.node_bytes_per_s)

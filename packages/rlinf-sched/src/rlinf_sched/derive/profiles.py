@@ -1,0 +1,168 @@
+"""Profiles of a whole flow from a model's shape and a GPU's datasheet, by the roles of its stages."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlinf_sched.derive.datasheets import Gpu, find_gpu
+from rlinf_sched.derive.generation import MAX_RUNNING_SEQUENCES, Engine, act_profile, generate_profile
+from rlinf_sched.derive.lengths import Lengths
+from rlinf_sched.derive.shapes import ModelShape, resolve_model
+from rlinf_sched.derive.simulators import (
+    CpuSimulator,
+    GpuSimulator,
+    cpu_simulator_profile,
+    gpu_simulator_profile,
+)
+from rlinf_sched.derive.training import (
+    NUM_MINIBATCHES,
+    Backend,
+    forward_profile,
+    powers_up_to,
+    sequence_arguments,
+    train_profile,
+)
+from rlinf_sched.errors import ProfileError
+from rlinf_sched.flow_graph import FlowGraph, Stage
+from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile, TimePoint
+
+RULE_REWARD_S = 2e-3
+"""Of checking one answer by rule on one core: parsing and comparing an expression takes milliseconds. An assumption."""
+HOST_PROCESSES = 64
+"""That a host stage may have: cores of a node are plenty."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reasoning:
+    """What a step of reasoning RL asks of its stages."""
+
+    lengths: Lengths
+    num_groups: int
+    backend: Backend = "megatron"
+    num_minibatches: int = NUM_MINIBATCHES
+    max_running_sequences: int = MAX_RUNNING_SEQUENCES
+
+    def __post_init__(self) -> None:
+        _check_counts(self, "num_groups", "num_minibatches", "max_running_sequences")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Embodied:
+    """What a step of embodied RL asks of its stages.
+
+    Example: OpenVLA in ManiSkill, one action a round: `Embodied(simulator=MANISKILL_PUT_ON_PLATE, num_envs=256,
+    num_rounds=80)`.
+    """
+
+    simulator: GpuSimulator | CpuSimulator
+    num_envs: int
+    num_rounds: int
+    """Observations that the policy answers for each environment."""
+    chunk_steps: int = 1
+    """Simulator steps of one answer."""
+    parallel_decoding: bool = False
+    """True: all tokens of an answer come out of one forward pass (OpenVLA-OFT)."""
+    action_dim: int = 7
+    text_tokens: int = 30
+    """Of an instruction with its template."""
+    engine: Engine = "eager"
+    backend: Backend = "fsdp"
+    num_minibatches: int = 1
+    micro_batch: int = 32
+    """Observations in one forward and backward pass; public recipes have 32 to 40."""
+
+    def __post_init__(self) -> None:
+        _check_counts(self, "num_envs", "num_rounds", "chunk_steps", "action_dim", "num_minibatches", "micro_batch")
+
+    @property
+    def action_tokens(self) -> int:
+        """Of one answer."""
+        return self.action_dim * self.chunk_steps
+
+
+def derive_profiles(
+    flow: FlowGraph, *, model: str | Path | ModelShape, gpu: str | Gpu, job: Reasoning | Embodied
+) -> Profiles:
+    """Of every stage of `flow`, all roles with the same model.
+
+    A stage is taken by its role and its place: it trains; or has no device (a rule on the host); or is an env; or is a
+    rollout; or else makes one forward pass (reference, critic).
+
+    Args:
+        model: a public model's name, the folder of one with its config.json, or a shape.
+        gpu: a name in `GPUS`, or a datasheet.
+
+    Raises:
+        ProfileError, ClusterError: an unknown model or GPU, or a stage that the job has no numbers for.
+    """
+    shape, sheet = resolve_model(model), gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
+    if isinstance(job, Reasoning):
+        return Profiles(stages={stage.name: _reasoning(stage, shape, sheet, job) for stage in flow.stages})
+    return Profiles(stages={stage.name: _embodied(stage, shape, sheet, job) for stage in flow.stages})
+
+
+def host_profile(seconds: float, max_items: int, *, source: str) -> StageProfile:
+    """Of a stage without a device that takes `seconds` for each item."""
+    points = tuple(TimePoint(num_items=n, seconds=n * seconds) for n in powers_up_to(max_items))
+    instance = InstanceProfile(num_devices=0, points=points)
+    return StageProfile(instances=(instance,), max_instances=HOST_PROCESSES, source=source)
+
+
+def _reasoning(stage: Stage, model: ModelShape, gpu: Gpu, job: Reasoning) -> StageProfile:
+    arguments = sequence_arguments(job.lengths, max_items=job.num_groups)
+    if not stage.needs_device:
+        return host_profile(
+            RULE_REWARD_S * job.lengths.group_size, job.num_groups, source="derived: a rule of 2 ms for each answer"
+        )
+    if stage.trains:
+        return train_profile(model, gpu, backend=job.backend, num_minibatches=job.num_minibatches, **arguments)
+    if stage.role == "rollout":
+        return generate_profile(
+            model, gpu, job.lengths, max_items=job.num_groups, max_running_sequences=job.max_running_sequences
+        )
+    if stage.role == "env":
+        raise ProfileError(f"stage {stage.name!r} has the role 'env'; derive it from an Embodied job")
+    return forward_profile(model, gpu, **arguments)
+
+
+def _embodied(stage: Stage, model: ModelShape, gpu: Gpu, job: Embodied) -> StageProfile:
+    tokens = model.num_patches + job.text_tokens + job.action_tokens
+    sequences = {
+        "item_tokens": float(job.num_rounds * tokens),
+        "context_tokens": tokens / 2,
+        "micro_batch_tokens": job.micro_batch * tokens,
+        "max_items": job.num_envs,
+    }
+    if stage.role == "env":
+        simulator, counts = job.simulator, {"num_envs": job.num_envs, "num_rounds": job.num_rounds}
+        if isinstance(simulator, GpuSimulator):
+            return gpu_simulator_profile(simulator, **counts)
+        return cpu_simulator_profile(simulator, steps_per_round=job.chunk_steps, **counts)
+    if not stage.needs_device:
+        return host_profile(RULE_REWARD_S, job.num_envs, source="derived: a rule of 2 ms for each environment")
+    if stage.trains:
+        return train_profile(
+            model,
+            gpu,
+            backend=job.backend,
+            num_minibatches=job.num_minibatches,
+            extra_item_flops=job.num_rounds * model.vision_flops,
+            **sequences,
+        )
+    if stage.role == "rollout":
+        return act_profile(
+            model,
+            gpu,
+            text_tokens=job.text_tokens,
+            decode_tokens=0 if job.parallel_decoding else job.action_tokens,
+            parallel_tokens=job.action_tokens if job.parallel_decoding else 0,
+            num_rounds=job.num_rounds,
+            max_items=job.num_envs,
+            engine=job.engine,
+        )
+    return forward_profile(model, gpu, **sequences)
+
+
+def _check_counts(job: Reasoning | Embodied, *keys: str) -> None:
+    for key in keys:
+        if getattr(job, key) < 1:
+            raise ProfileError(f"{key}={getattr(job, key)} must be at least 1")

@@ -1,0 +1,303 @@
+"""What a model costs, from the shape in its Hugging Face config.json: parameters, KV cache, floating-point operations.
+
+Dense and mixture-of-experts decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE), and OpenVLA: a
+Llama decoder that reads image patches. A multiply-add counts as two operations; attention is counted at the context it
+has, softmax and norms are left out (under 1 %).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf_sched.errors import ProfileError, did_you_mean
+
+BYTES_PER_PARAMETER = 2
+"""bf16, in which models are served and their weights synced."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """The numbers of a decoder that decide its cost.
+
+    Example: Qwen2.5-7B is `find_model("Qwen2.5-7B")`, with 7.62e9 parameters and 57,344 bytes of KV cache per token.
+    """
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    """Of the dense MLP; unused where there are experts."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tied_embeddings: bool = False
+    """True: one matrix embeds tokens and predicts them."""
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    num_experts: int = 0
+    """0: a dense MLP."""
+    num_active_experts: int = 0
+    expert_intermediate_size: int = 0
+    vision_parameters: int = 0
+    """Of the towers and the projector in front of the decoder."""
+    num_patches: int = 0
+    """Image patches per observation, each a token of the decoder."""
+    source: str = ""
+
+    @property
+    def num_parameters(self) -> int:
+        """All of them."""
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        layer = self._attention_parameters + self._mlp_parameters + self._expert_parameters * self.num_experts
+        return self.num_layers * layer + embeddings + self.hidden_size + self.vision_parameters
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Those that one token meets: of the experts only the chosen ones."""
+        idle = self._expert_parameters * (self.num_experts - self.num_active_experts)
+        return self.num_parameters - self.num_layers * idle
+
+    @property
+    def num_expert_parameters(self) -> int:
+        """Those of all experts."""
+        return self.num_layers * self._expert_parameters * self.num_experts
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """Those that a text token is multiplied with: active, without the table it is looked up in and the towers."""
+        looked_up = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
+        return self.num_active_parameters - looked_up - self.vision_parameters
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of all parameters in bf16."""
+        return BYTES_PER_PARAMETER * self.num_parameters
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of all layers in bf16."""
+        return 2 * BYTES_PER_PARAMETER * self.num_layers * self.num_kv_heads * self.head_dim
+
+    def forward_flops(self, context_tokens: float) -> float:
+        """Of one text token that attends to `context_tokens` on average (prefill, decode, log-probabilities)."""
+        attention = 4 * self.num_layers * self.num_heads * self.head_dim * context_tokens
+        return 2.0 * self.num_matmul_parameters + attention
+
+    def training_flops(self, context_tokens: float, *, recompute: bool = False) -> float:
+        """Of one token forward and backward (three times forward); `recompute` repeats the forward pass."""
+        return self.forward_flops(context_tokens) * (4 if recompute else 3)
+
+    @property
+    def vision_flops(self) -> float:
+        """Of one observation, forward, in the towers and the projector."""
+        return 2.0 * self.vision_parameters * self.num_patches
+
+    @property
+    def _attention_parameters(self) -> int:
+        """Of one layer, with its two norms and the MLP's router."""
+        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        bias = q + 2 * kv if self.qkv_bias else 0
+        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
+        return self.hidden_size * (2 * q + 2 * kv) + bias + norms + self.hidden_size * self.num_experts
+
+    @property
+    def _mlp_parameters(self) -> int:
+        return 0 if self.num_experts else 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def _expert_parameters(self) -> int:
+        """Of one expert in one layer: gate, up and down."""
+        return 3 * self.hidden_size * self.expert_intermediate_size
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], *, name: str = "", source: str = "config.json") -> "ModelShape":
+        """The shape in a Hugging Face configuration.
+
+        Raises:
+            ProfileError: a model type that is not of this family, or a missing or impossible number; names the key.
+        """
+        kind = config.get("model_type")
+        if kind == "openvla":
+            return _openvla(config, name=name or kind, source=source)
+        if kind not in _MODEL_TYPES:
+            raise ProfileError(f"config.model_type={kind!r}{did_you_mean(str(kind), [*_MODEL_TYPES, 'openvla'])}")
+        hidden, num_heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+        # transformers 5 writes num_local_experts where checkpoints have num_experts
+        experts = _count(config, "num_experts", config.get("num_local_experts")) if kind == "qwen3_moe" else 0
+        return cls(
+            name=name or kind,
+            num_layers=_count(config, "num_hidden_layers"),
+            hidden_size=hidden,
+            intermediate_size=_count(config, "intermediate_size"),
+            num_heads=num_heads,
+            num_kv_heads=_count(config, "num_key_value_heads", num_heads),
+            head_dim=_count(config, "head_dim", hidden // num_heads),
+            vocab_size=_count(config, "vocab_size"),
+            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
+            qk_norm=kind in ("qwen3", "qwen3_moe"),
+            num_experts=experts,
+            num_active_experts=_count(config, "num_experts_per_tok") if experts else 0,
+            expert_intermediate_size=_count(config, "moe_intermediate_size") if experts else 0,
+            source=source,
+        )
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> "ModelShape":
+        """The shape in `folder/config.json`.
+
+        Raises:
+            ProfileError: no such file, not JSON, or not a configuration `from_config` knows; names the file.
+        """
+        path = Path(folder) / "config.json"
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as e:
+            raise ProfileError(f"{path}: {e.strerror}; give the folder of a Hugging Face model") from e
+        except ValueError as e:
+            raise ProfileError(f"{path} is not valid JSON: {e}") from e
+        if not isinstance(config, dict):
+            raise ProfileError(f"{path} holds no object; expected a Hugging Face configuration")
+        try:
+            return cls.from_config(config, name=Path(folder).resolve().name, source=str(path))
+        except ProfileError as e:
+            raise ProfileError(f"{path}: {e}") from e
+
+
+def find_model(name: str) -> ModelShape:
+    """The shape of that public model.
+
+    Raises:
+        ProfileError: there is none; says which there are.
+    """
+    by_name = {key.lower(): shape for key, shape in MODELS.items()}
+    try:
+        return by_name[name.lower()]
+    except KeyError:
+        raise ProfileError(f"model={name!r}{did_you_mean(name, MODELS)}, or the folder of a model") from None
+
+
+def resolve_model(model: str | Path | ModelShape) -> ModelShape:
+    """A shape as it is, the shape in a folder, or that of a public model.
+
+    Raises:
+        ProfileError: neither a folder with a config.json nor a known name.
+    """
+    if isinstance(model, ModelShape):
+        return model
+    return ModelShape.from_folder(model) if Path(model).is_dir() else find_model(str(model))
+
+
+_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+
+_TOWER_PARAMETERS = {
+    "vit_large_patch14_reg4_dinov2.lvd142m": 304_368_640,  # timm's model card: 304.4 M
+    "vit_so400m_patch14_siglip_224": 427_680_704,  # timm's model card: 427.7 M, with its pooling head
+}
+_TOWER_WIDTHS = {"vit_large_patch14_reg4_dinov2.lvd142m": 1024, "vit_so400m_patch14_siglip_224": 1152}
+_PATCH_SIZE = 14
+_LLAMA_2_7B = {  # what OpenVLA's text_config leaves to the defaults of Llama
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+
+
+def _openvla(config: Mapping[str, Any], *, name: str, source: str) -> ModelShape:
+    towers = config.get("timm_model_ids", ())
+    for tower in towers:
+        if tower not in _TOWER_PARAMETERS:
+            raise ProfileError(f"config.timm_model_ids: {tower!r}{did_you_mean(str(tower), _TOWER_PARAMETERS)}")
+    text = ModelShape.from_config({**_LLAMA_2_7B, **config.get("text_config", {})})
+    width, hidden = sum(_TOWER_WIDTHS[tower] for tower in towers), text.hidden_size
+    projector = 4 * width * width + 4 * width * hidden + hidden * hidden + 4 * width + 2 * hidden  # three linear layers
+    image_size = config.get("image_sizes", [224])[0]
+    return ModelShape(
+        name=name,
+        num_layers=text.num_layers,
+        hidden_size=hidden,
+        intermediate_size=text.intermediate_size,
+        num_heads=text.num_heads,
+        num_kv_heads=text.num_kv_heads,
+        head_dim=text.head_dim,
+        vocab_size=text.vocab_size,
+        vision_parameters=sum(_TOWER_PARAMETERS[tower] for tower in towers) + projector,
+        num_patches=(image_size // _PATCH_SIZE) ** 2,
+        source=source,
+    )
+
+
+def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise ProfileError(f"config.{key} is missing; add it")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ProfileError(f"config.{key}={value!r} must be an integer of at least 1")
+    return value
+
+
+def _public(name: str, repository: str, kind: str, **config: Any) -> ModelShape:
+    source = f"config.json of huggingface.co/{repository}"
+    return ModelShape.from_config({"model_type": kind, **config}, name=name, source=source)
+
+
+def _qwen25(
+    size: str, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, **more: Any
+) -> ModelShape:
+    return _public(
+        f"Qwen2.5-{size}",
+        f"Qwen/Qwen2.5-{size}",
+        "qwen2",
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        **{"vocab_size": 152064, **more},
+    )
+
+
+def _openvla_7b(name: str, repository: str) -> ModelShape:
+    return _public(
+        name,
+        repository,
+        "openvla",
+        text_config={"model_type": "llama", "vocab_size": 32064},
+        timm_model_ids=list(_TOWER_PARAMETERS),
+        image_sizes=[224, 224],
+    )
+
+
+MODELS: Mapping[str, ModelShape] = {
+    shape.name: shape
+    for shape in (
+        _qwen25("1.5B", 1536, 8960, 28, 12, 2, vocab_size=151936, tie_word_embeddings=True),
+        _qwen25("7B", 3584, 18944, 28, 28, 4),
+        _qwen25("32B", 5120, 27648, 64, 40, 8),
+        _public(
+            "Qwen3-30B-A3B",
+            "Qwen/Qwen3-30B-A3B",
+            "qwen3_moe",
+            hidden_size=2048,
+            intermediate_size=6144,
+            num_hidden_layers=48,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            head_dim=128,
+            vocab_size=151936,
+            num_experts=128,
+            num_experts_per_tok=8,
+            moe_intermediate_size=768,
+        ),
+        _openvla_7b("OpenVLA-7B", "openvla/openvla-7b"),
+        _openvla_7b("OpenVLA-OFT", "moojink/openvla-7b-oft-finetuned-libero-spatial"),
+    )
+}
+"""By name."""

@@ -1,0 +1,107 @@
+"""Profiles of simulators, from public throughput. An item is an environment slot, a round one hand-over of actions.
+
+A GPU-parallel simulator steps all environments of a device in one launch: nearly flat in their number, but for the
+cameras.
+A CPU-bound one runs a process for each environment: flat up to the number of cores, then proportional. The cores of a
+node are divided among its devices, so environments on few devices have few cores.
+"""
+
+from dataclasses import dataclass
+
+from rlinf_sched.derive.training import powers_up_to
+from rlinf_sched.profile import InstanceProfile, StageProfile, TimePoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuSimulator:
+    """Physics and cameras of many environments on one GPU."""
+
+    name: str
+    substeps: int
+    """Of physics in one control step: sim_freq / control_freq."""
+    substep_s: float
+    """Of one substep, whatever the number of environments."""
+    env_substep_s: float
+    """More for each environment."""
+    env_render_s: float
+    """Of one environment's cameras, once a control step."""
+    base_bytes: int
+    env_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CpuSimulator:
+    """One process for each environment, on the cores of the host."""
+
+    name: str
+    step_s: float
+    """Of one environment on one core: physics, controller and its share of the cameras."""
+    cores_per_device: int
+    """Of the host, for each GPU of the node."""
+    env_device_bytes: int
+    """Of the rendering context on the GPU."""
+
+
+_CARTPOLE_STATE_FPS, _PICK_CUBE_STATE_FPS, _PICK_CUBE_RGB_FPS = 2_537_724, 318_580, 18_549
+_BENCHMARK_ENVS, _BENCHMARK_SUBSTEPS, _BENCHMARK_PIXELS = 4096, 2, 128 * 128
+"""ManiSkill's page on performance benchmarking, one RTX 4090: physics of 4,096 environments, cameras of 128 x 128. Both
+benchmark tasks take two substeps in a control step (120 and 60 Hz, 100 and 50 Hz)."""
+
+# the lightest scene is all launches and hardly any work
+_LAUNCH_S = _BENCHMARK_ENVS / _CARTPOLE_STATE_FPS / _BENCHMARK_SUBSTEPS
+_ENV_S = 1 / _PICK_CUBE_STATE_FPS / _BENCHMARK_SUBSTEPS - _LAUNCH_S / _BENCHMARK_ENVS
+_RENDER_S = 1 / _PICK_CUBE_RGB_FPS - 1 / _PICK_CUBE_STATE_FPS
+
+MANISKILL_PUT_ON_PLATE = GpuSimulator(
+    name="ManiSkill PutOnPlateInScene",
+    substeps=100,  # 500 Hz and 5 Hz, the task's public settings
+    substep_s=_LAUNCH_S,
+    env_substep_s=_ENV_S,
+    env_render_s=_RENDER_S * 640 * 480 / _BENCHMARK_PIXELS,  # the bridge scene's camera; cost taken as linear in pixels
+    base_bytes=2 * 10**9,  # CUDA and Vulkan contexts, PhysX buffers
+    env_bytes=70 * 10**6,  # 2.2 GB for 32 rendered environments (ManiSkill's notes on rendering memory)
+)
+"""Rates are those of the benchmark's RTX 4090, not scaled to other GPUs: launches do not scale, and data-centre GPUs
+have the fewer raster units."""
+
+LIBERO = CpuSimulator(
+    name="LIBERO",
+    step_s=1 / 70 + 2 / 300,  # 70 steps/s of physics and controller (measured by this project), two 3 ms images
+    cores_per_device=112 // 8,  # DGX H100 datasheet: two 56-core processors, eight GPUs
+    env_device_bytes=300 * 10**6,  # an EGL context with its textures
+)
+
+
+def gpu_simulator_profile(simulator: GpuSimulator, *, num_envs: int, num_rounds: int) -> StageProfile:
+    """Of `num_envs` environments that stay on their devices over all rounds of a step, whole or in part."""
+    flat_s = simulator.substeps * simulator.substep_s
+    env_s = simulator.substeps * simulator.env_substep_s + simulator.env_render_s
+    points = tuple(TimePoint(num_items=n, seconds=flat_s + n * env_s) for n in powers_up_to(num_envs))
+    instance = InstanceProfile(
+        points=points, state_bytes=simulator.base_bytes, sharded_state_bytes=simulator.env_bytes * num_envs
+    )
+    return StageProfile(
+        instances=(instance,),
+        batching="sum",
+        rounds=num_rounds,
+        source=f"derived: {simulator.name} from ManiSkill's public benchmark on an RTX 4090",
+    )
+
+
+def cpu_simulator_profile(
+    simulator: CpuSimulator, *, steps_per_round: int, num_envs: int, num_rounds: int
+) -> StageProfile:
+    """Of a simulator on the cores beside each device; the device itself only draws the cameras.
+
+    Each environment is a process: up to one for each core they run at once, more share the cores evenly.
+    """
+    cores, round_s = simulator.cores_per_device, steps_per_round * simulator.step_s
+    counts = sorted({*powers_up_to(num_envs), min(cores, num_envs)})
+    points = tuple(TimePoint(num_items=n, seconds=max(1, n / cores) * round_s) for n in counts)
+    instance = InstanceProfile(points=points, sharded_state_bytes=simulator.env_device_bytes * num_envs)
+    return StageProfile(
+        instances=(instance,),
+        batching="sum",
+        rounds=num_rounds,
+        source=f"derived: {simulator.name}, {cores} cores for each device",
+    )

@@ -1,0 +1,63 @@
+"""Candidates for a part of a flow, as rows of numbers to minimise.
+
+A row holds the devices that the candidate takes of each pool, the times at which its items come out, the tail, and for
+each pool the bytes that stay on its devices between turns and at their fullest, and for each weight edge whose source
+is not in the part the bytes that a device of its target receives. Less is better in every column.
+"""
+
+from dataclasses import dataclass
+
+from rlinf_sched.stage_time import FRACTIONS
+
+NUM_OUT = len(FRACTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Where what stands in a row."""
+
+    num_pools: int
+    num_edges: int
+
+    @property
+    def devices(self) -> slice:
+        return slice(0, self.num_pools)
+
+    @property
+    def out(self) -> slice:
+        """Seconds at which the first hand-over, the middle and the last item of a step come out."""
+        return slice(self.num_pools, self.num_pools + NUM_OUT)
+
+    @property
+    def first(self) -> int:
+        return self.num_pools
+
+    @property
+    def last(self) -> int:
+        return self.num_pools + NUM_OUT - 1
+
+    @property
+    def tail(self) -> int:
+        """Seconds from the arrival of the last input at an idle part to its end."""
+        return self.last + 1
+
+    @property
+    def sync(self) -> int:
+        """Seconds of the weight syncs within the part, after the step."""
+        return self.tail + 1
+
+    @property
+    def resident(self) -> slice:
+        return slice(self.sync + 1, self.sync + 1 + self.num_pools)
+
+    @property
+    def peak(self) -> slice:
+        return slice(self.resident.stop, self.resident.stop + self.num_pools)
+
+    @property
+    def edges(self) -> slice:
+        return slice(self.peak.stop, self.peak.stop + self.num_edges)
+
+    @property
+    def width(self) -> int:
+        return self.edges.stop

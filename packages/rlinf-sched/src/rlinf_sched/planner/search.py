@@ -1,0 +1,353 @@
+"""The search: every way to take a flow apart, in time and in space, down to single turns.
+
+A part of the flow is a set of turns. It is cut into a part that needs nothing of the rest (a down-set) and the rest;
+the two run in turn on the same devices, or side by side on devices of their own, pipelined. Every cut of every part is
+tried, and for each part only candidates are kept that no other equals in devices, times and memory at once. As a whole
+gets no better by a worse part, none of the best plans is lost.
+
+The temporal and spatial composition is that of arXiv:2509.15965. Differences: cuts are all down-sets, not the prefixes
+of one order; a part is described by when its items come out and by what it holds, not by one time; numbers of devices
+are a column to minimise, not an axis of the table, so that the work does not grow with the cluster.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlinf_sched import _C
+from rlinf_sched.plan import Mode
+from rlinf_sched.planner.columns import NUM_OUT, Columns
+from rlinf_sched.planner.options import StageOptions
+from rlinf_sched.planner.pools import Pool
+from rlinf_sched.planner.tree import Join, Tree, leaves, mode_of, shape, shares_everything
+from rlinf_sched.problem import Problem
+
+_LEVELS = (0.1, 0.03, 0.01, 0.003)
+_MANY_ROWS = 2000
+_NUM_SHAPES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A whole plan that the search found."""
+
+    step_s: float
+    sync_s: float
+    mode: Mode
+    tree: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The candidates worth keeping for a part of the flow, and what their rows were joined from."""
+
+    front: _C.Front
+    options: Sequence[Tree] = ()
+    halves: dict[int, tuple["_Part", "_Part"]] = field(default_factory=dict)
+
+    def num_rows(self) -> int:
+        return len(self.front) + sum(before.num_rows() + after.num_rows() for before, after in self.halves.values())
+
+    def tree(self, row: int) -> Tree:
+        return self.tree_of(self.front.origins[row])
+
+    def tree_of(self, origin: Sequence[int]) -> Tree:
+        kind, before_part, i, j = (int(x) for x in origin)
+        if kind == -1:
+            return self.options[i]
+        before, after = self.halves[before_part]
+        return Join("side by side" if kind else "in turn", before.tree(i), after.tree(j))
+
+
+class Search:
+    """One search over one problem.
+
+    Args:
+        pools: the cluster's devices.
+        tolerance: times that differ by less than this part of a step count as equal. With 0 the result is exact.
+        has_memory_limit: False finds out how much memory is missing.
+    """
+
+    def __init__(
+        self, problem: Problem, pools: Sequence[Pool], *, tolerance: float = 1e-3, has_memory_limit: bool = True
+    ) -> None:
+        flow = problem.flow
+        self._problem, self._tolerance = problem, tolerance
+        self._columns = Columns(len(pools), len(flow.weight_edges))
+        self._makes = StageOptions(problem, pools)
+        self._turns = flow.turns()
+        self._num_devices = [float(pool.num_devices) for pool in pools]
+        self._memory = [float(pool.memory_bytes) if has_memory_limit else np.inf for pool in pools]
+        turn_of = self._turn_of = {name: i for i, names in enumerate(self._turns) for name in names}
+        self._needs = [0] * len(self._turns)  # bit set of the turns that feed each turn
+        for name, others in flow.successors().items():
+            for other in others:
+                if turn_of[name] != turn_of[other]:
+                    self._needs[turn_of[other]] |= 1 << turn_of[name]
+        self._all = (1 << len(self._turns)) - 1
+
+        def mask_of(groups: Sequence[str]) -> int:
+            return sum({1 << turn_of[name] for group in groups for name in flow.workers[group]})
+
+        self._training, self._generation = mask_of(flow.training_groups), mask_of(flow.generation_groups)
+        self._group_masks = [mask_of([group]) for group in self._makes.groups]
+        self._edges = [(mask_of([edge.source]), mask_of([edge.target])) for edge in flow.weight_edges]
+        self._channels = [
+            (1 << turn_of[writer], 1 << turn_of[reader], flow.item_bytes.get(channel, 0))
+            for channel in flow.channels
+            for writer in flow.writers(channel)
+            for reader in flow.readers(channel)
+        ]
+        self.turn_options = [self._makes.of_turn(names) for names in self._turns]
+        """The options of each turn, whether their memory fits or not."""
+        c = self._columns
+        self._most_resident, self._most_peak = [], []
+        for options in self.turn_options:
+            self._most_resident.append(options.rows[:, c.resident].max(axis=0, initial=0.0))
+            self._most_peak.append(options.rows[:, c.peak].max(axis=0, initial=0.0))
+        self._parts: dict[int, _Part] = {}
+        self._least_area = [0.0] * len(self._turns)
+        self._bound_s, self._tolerance_s, self._may_mix = np.inf, 0.0, True
+
+    def best(self, modes: Sequence[Mode], num_each: int = 1) -> list[Candidate]:
+        """The best candidates of each mode, at most `num_each` of one, best first."""
+        if not all(len(options.rows) for options in self.turn_options):
+            return []
+        found: list[Candidate] = []
+        if "collocated" in modes or "hybrid" in modes:
+            found += self._collocated()
+        if "hybrid" in modes:
+            found += self._refined(found, True, num_each)
+        if "disaggregated" in modes and self._generation and self._training:
+            found += self._refined([c for c in found if c.mode == "disaggregated"], False, num_each)
+        found.sort(key=lambda candidate: candidate.step_s)
+        result: list[Candidate] = []
+        for mode in modes:
+            of_mode = [candidate for candidate in found if candidate.mode == mode]
+            distinct = [c for i, c in enumerate(of_mode) if c.tree not in [other.tree for other in of_mode[:i]]]
+            result += distinct[:num_each]
+        return sorted(result, key=lambda candidate: candidate.step_s)
+
+    def _refined(self, known: Sequence[Candidate], may_mix: bool, num_each: int) -> list[Candidate]:
+        """Passes of ever smaller tolerance, each with the best plan so far as its bound, down to the one asked for.
+        Where a pass keeps so many rows that the next would take long, only the best shapes found are searched on."""
+        found: list[Candidate] = []
+        for tolerance in [*(level for level in _LEVELS if level > self._tolerance), self._tolerance]:
+            bound_s = min((candidate.step_s for candidate in [*known, *found]), default=np.inf)
+            found += self._roots(bound_s, tolerance, may_mix, max(num_each, _NUM_SHAPES))
+            if tolerance and sum(len(part.front) for part in self._parts.values()) > _MANY_ROWS:
+                return found + self._polished(found, may_mix, num_each)
+        return found
+
+    def _polished(self, found: Sequence[Candidate], may_mix: bool, num_each: int) -> list[Candidate]:
+        """What is better than all candidates and cut as one of the best of them is, at a fine tolerance."""
+        shapes: dict[object, Tree] = {}
+        for candidate in sorted(found, key=lambda candidate: candidate.step_s):
+            shapes.setdefault(shape(candidate.tree), candidate.tree)
+        best_s = min((candidate.step_s for candidate in found), default=np.inf)
+        result: list[Candidate] = []
+        for tree in list(shapes.values())[:_NUM_SHAPES]:
+            for tolerance in [level for level in _LEVELS[1:] if level > self._tolerance]:
+                self._set_bound(best_s, tolerance, may_mix)
+                part = self._shaped(tree)
+                result += self._best_rows(part, num_each)
+                best_s = min([best_s, *(candidate.step_s for candidate in result)])
+                if part.num_rows() > _MANY_ROWS:
+                    break
+        return result
+
+    def _shaped(self, tree: Tree) -> _Part:
+        """The candidates of a part that is cut as the tree is."""
+        mask = sum({1 << self._turn_of[leaf.stage] for leaf in leaves(tree)})
+        front = self._new_front(mask)
+        if not isinstance(tree, Join):
+            return self._single(front, mask)
+        before, after = self._shaped(tree.before), self._shaped(tree.after)
+        before_mask = sum({1 << self._turn_of[leaf.stage] for leaf in leaves(tree.before)})
+        join = self._join(before_mask, mask & ~before_mask, side_by_side=tree.kind == "side by side")
+        front.offer_joins(before.front, after.front, join, self._complete(mask))
+        return _Part(front, halves={before_mask: (before, after)})
+
+    def _set_bound(self, bound_s: float, tolerance: float, may_mix: bool) -> None:
+        self._bound_s, self._may_mix = bound_s, may_mix
+        self._least_area = [self._least_area_of(options.rows) for options in self.turn_options]
+        least_s = sum(self._least_area) / sum(self._num_devices)
+        self._tolerance_s = tolerance * (bound_s if np.isfinite(bound_s) else least_s)
+
+    def _roots(self, bound_s: float, tolerance: float, may_mix: bool, num_each: int) -> list[Candidate]:
+        self._parts.clear()
+        self._set_bound(bound_s, tolerance, may_mix)
+        if self._all & (self._all - 1) == 0:
+            return self._best_rows(self._part(self._all), num_each)
+        root = _Part(self._new_front(self._all))
+        wholes = []
+        for before in self._cuts(self._all):
+            halves = self._part(before), self._part(self._all & ~before)
+            root.halves[before] = halves
+            for join in self._joins(before, self._all & ~before):
+                wholes += root.front.best_joins(halves[0].front, halves[1].front, join, count=2 * num_each)
+        result = []
+        for mixed in (False, True):
+            for step_s, sync_s, _, origin in sorted(w for w in wholes if w[2] == mixed)[: 2 * num_each]:
+                tree = root.tree_of(origin)
+                result.append(Candidate(step_s, sync_s, mode_of(tree, self._problem.flow), tree))
+        return result
+
+    # -- the parts ---------------------------------------------------------------------------------------------------
+
+    def _part(self, mask: int) -> _Part:
+        part = self._parts.get(mask)
+        if part is None:
+            front = self._new_front(mask)
+            part = self._parts[mask] = _Part(front)
+            if mask & (mask - 1) == 0:
+                part = self._parts[mask] = self._single(front, mask)
+            else:
+                for before in self._cuts(mask):
+                    part.halves[before] = self._part(before), self._part(mask & ~before)
+                    for join in self._joins(before, mask & ~before):
+                        left, right = part.halves[before]
+                        front.offer_joins(left.front, right.front, join, self._complete(mask))
+        return part
+
+    def _single(self, front: _C.Front, mask: int) -> _Part:
+        options = self.turn_options[mask.bit_length() - 1]
+        mixes = bool(mask & self._training) and bool(mask & self._generation)
+        self._offer(front, mask, np.arange(len(options.rows)), mixes)
+        return _Part(front, options.trees)
+
+    def _offer(self, front: _C.Front, mask: int, members: np.ndarray, mixes: bool) -> None:
+        options = self.turn_options[mask.bit_length() - 1]
+        signatures = options.signatures[members]
+        signatures[:, self._complete(mask)] = -1
+        front.offer(options.rows[members], signatures, np.full(len(members), mixes))
+
+    def _cuts(self, mask: int) -> Iterator[int]:
+        """The down-sets of a part, but for none and all of it."""
+        sub = (mask - 1) & mask
+        while sub:
+            rest = mask & ~sub
+            if all(not (self._needs[i] & rest) for i in _bits(sub)):
+                yield sub
+            sub = (sub - 1) & mask
+
+    def _feeds(self, before: int, after: int) -> bool:
+        return any(self._needs[i] & before for i in _bits(after))
+
+    def _complete(self, mask: int) -> list[bool]:
+        """Of each group with several stages: whether all of them are in the part, so that nobody else must agree."""
+        return [group & mask == group for group in self._group_masks]
+
+    # -- numbers -----------------------------------------------------------------------------------------------------
+
+    def _joins(self, before: int, after: int) -> Iterator[_C.Join]:
+        """In turn; and side by side, which of two independent parts is tried once, unless it tears a group apart."""
+        yield self._join(before, after, side_by_side=False)
+        torn = any(group & before and group & after for group in self._group_masks)
+        if not torn and (self._feeds(before, after) or before > after):
+            yield self._join(before, after, side_by_side=True)
+
+    def _join(self, before: int, after: int, *, side_by_side: bool) -> _C.Join:
+        """Weight edges that the cut divides cost a sync, in which each device of the target receives its part; items
+        that cross it wait for one hand-over's way."""
+        links = self._problem.cluster.links
+        far = side_by_side and self._problem.cluster.num_nodes > 1
+        rate = links.network_bytes_per_s if far else links.node_bytes_per_s
+        crossing = [num_bytes for writer, reader, num_bytes in self._channels if writer & before and reader & after]
+        trains, generates = self._training, self._generation
+        runs_ahead = side_by_side and not before & trains and not after & generates and before | after == self._all
+        return _C.Join(
+            side_by_side=side_by_side,
+            before_part=before,
+            feeds=self._feeds(before, after),
+            moved_s=links.latency_s + max(crossing, default=0) / rate,
+            syncs=[
+                bool((source & before and target & after) or (source & after and target & before))
+                for source, target in self._edges
+            ],
+            sync_latency_s=links.latency_s,
+            sync_bytes_per_s=rate,
+            mixes=bool((before & trains and after & generates) or (before & generates and after & trains)),
+            steps_under_way=self._problem.flow.max_staleness + 1 if runs_ahead else 1,
+        )
+
+    def _limits(self, mask: int) -> _C.Limits:
+        num_pools = len(self._num_devices)
+        rest = list(_bits(self._all & ~mask))
+        resident = sum((self._most_resident[i] for i in rest), np.zeros(num_pools))
+        peak = np.max([np.zeros(num_pools), *(self._most_peak[i] for i in rest)], axis=0)
+        return _C.Limits(
+            devices=self._num_devices,
+            memory=self._memory,
+            rest_resident=resident.tolist(),
+            rest_peak=peak.tolist(),
+            bound_s=self._bound_s,
+            rest_area=sum(self._least_area[i] for i in rest),
+            tolerance_s=self._tolerance_s,
+            may_mix=self._may_mix,
+        )
+
+    def _least_area_of(self, rows: np.ndarray) -> float:
+        """Device-seconds that a turn takes at least, in a plan that keeps the bound."""
+        c = self._columns
+        quick = rows[rows[:, c.last] <= self._bound_s * (1 + 1e-9)]
+        return float((quick[:, c.devices].sum(axis=1) * quick[:, c.last]).min(initial=np.inf))
+
+    def _new_front(self, mask: int) -> _C.Front:
+        c = self._columns
+        columns = _C.Columns(num_pools=c.num_pools, num_out=NUM_OUT, num_edges=c.num_edges)
+        return _C.Front(columns, self._limits(mask), num_groups=len(self._group_masks))
+
+    # -- whole plans -------------------------------------------------------------------------------------------------
+
+    def _collocated(self) -> list[Candidate]:
+        """The best plan in which every stage has the same devices, if any: for each number of devices that all turns
+        can have, all turns one after the other, with host stages beside them where that is better."""
+        c = self._columns
+        self._set_bound(np.inf, 0.0, True)
+        one_set = [np.array([shares_everything(tree) for tree in options.trees]) for options in self.turn_options]
+        counts = [
+            {tuple(row) for row in options.rows[members][:, c.devices] if row.any()}
+            for options, members in zip(self.turn_options, one_set, strict=True)
+        ]
+        common = set.intersection(*(count for count in counts if count)) if any(counts) else {(0.0,) * c.num_pools}
+        chains = [self._chain(np.array(devices), one_set) for devices in sorted(common)]
+        return sorted((chain for chain in chains if chain), key=lambda candidate: candidate.step_s)[:1]
+
+    def _chain(self, devices: np.ndarray, one_set: list[np.ndarray]) -> Candidate | None:
+        """All turns one after the other on so many devices of each pool."""
+        c = self._columns
+        chain, done, beside = None, 0, True
+        for turn, options in enumerate(self.turn_options):
+            mask, counts = 1 << turn, options.rows[:, c.devices]
+            on_host = not counts.any()
+            members = np.flatnonzero((np.all(counts == devices, axis=1) | on_host) & one_set[turn])
+            part = _Part(self._new_front(mask), [options.trees[i] for i in members])
+            self._offer(part.front, mask, members, False)
+            if chain is not None:
+                joined = _Part(self._new_front(done | mask), halves={done: (chain, part)})
+                for side_by_side in (False, True) if on_host or beside else (False,):
+                    join = self._join(done, mask, side_by_side=side_by_side)
+                    joined.front.offer_joins(chain.front, part.front, join, self._complete(done | mask))
+                part = joined
+            chain, done, beside = part, done | mask, beside and on_host
+        assert chain is not None
+        return next(iter(self._best_rows(chain, 1)), None)
+
+    def _best_rows(self, part: _Part, count: int) -> list[Candidate]:
+        """The best rows of a part that is the whole flow."""
+        rows = part.front.rows
+        sync_s = rows[:, self._columns.sync]
+        step_s = rows[:, self._columns.last] + sync_s
+        return [
+            Candidate(float(step_s[i]), float(sync_s[i]), mode_of(tree := part.tree(int(i)), self._problem.flow), tree)
+            for i in np.argsort(step_s, kind="stable")[:count]
+        ]
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low

@@ -1,0 +1,100 @@
+"""The planner finds what trying everything finds, and its plans are what they say."""
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from sched_brute_force import least_step_s
+
+from rlinf_sched import (
+    Cluster,
+    FlowGraph,
+    InstanceProfile,
+    ItemCosts,
+    Problem,
+    Profiles,
+    Stage,
+    StageProfile,
+    TimePoint,
+    WeightEdge,
+)
+from rlinf_sched.planner.pools import pools_of
+from rlinf_sched.planner.search import Search
+
+MODES = ("collocated", "disaggregated", "hybrid")
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """Flows without cycles: each stage reads from one or two earlier ones. Larger flows get fewer choices."""
+    num_stages = draw(st.integers(2, 6))
+    num_devices = draw(st.integers(1, 8 if num_stages <= 4 else 3))
+    num_items = draw(st.sampled_from([1, 3, 4]))
+    stages, item_bytes, profiles = [], {}, {}
+    for i in range(num_stages):
+        name = f"s{i}"
+        sources = draw(st.sets(st.integers(0, i - 1), min_size=1, max_size=2)) if i else set()
+        reads = tuple(f"c{source}-{i}" for source in sorted(sources)) or ("feed",)
+        for channel in reads:
+            item_bytes[channel] = draw(st.sampled_from([0, 10**8]))
+        stages.append((name, reads, draw(st.booleans())))
+        # few different numbers, so that trying everything stays possible
+        slope, fixed = draw(st.sampled_from([1.0, 2.0])), draw(st.sampled_from([0.0, 1.0]))
+        points = (TimePoint(num_items=1, seconds=fixed + slope), TimePoint(num_items=4, seconds=fixed + 4 * slope))
+        profiles[name] = StageProfile(
+            instances=(
+                InstanceProfile(
+                    num_devices=draw(st.sampled_from([1, 1, 2])),
+                    points=points,
+                    step_s=draw(st.sampled_from([0.0, 0.5])),
+                    state_bytes=draw(st.sampled_from([0, 10 << 30])),
+                    sharded_state_bytes=draw(st.sampled_from([0, 20 << 30])),
+                    item_work_bytes=draw(st.sampled_from([0, 1 << 30])),
+                ),
+            ),
+            batching=draw(st.sampled_from(["sum", "longest", "continuous"])),
+            costs=draw(st.sampled_from([ItemCosts(), ItemCosts(spread="lognormal", sigma=0.5)])),
+            weights_bytes=draw(st.sampled_from([0, 10 << 30])),
+        )
+    channels = [channel for _, reads, _ in stages for channel in reads]
+    flow_stages = tuple(
+        Stage(
+            name=name,
+            worker=name,
+            role="actor" if trains else "rollout",
+            reads=reads,
+            writes=tuple(channel for channel in channels if channel.startswith(f"c{name[1:]}-")),
+            trains=trains,
+        )
+        for name, reads, trains in stages
+    )
+    trainers = [name for name, _, trains in stages if trains]
+    others = [name for name, _, trains in stages if not trains]
+    edges = (WeightEdge(source=trainers[0], target=others[0]),) if trainers and others else ()
+    feeds = tuple(channel for channel in channels if channel == "feed")
+    flow = FlowGraph(name="flow", stages=flow_stages, weight_edges=edges, feeds=feeds[:1], item_bytes=item_bytes)
+    memory = draw(st.sampled_from([24, 48, 1000])) << 30
+    sizes = draw(st.sampled_from([(1, 0), (0,)])) if num_stages <= 4 else (draw(st.sampled_from([0, 1])),)
+    problem = Problem(
+        flow=flow,
+        profiles=Profiles(stages=profiles),
+        cluster=Cluster.cuda_nodes(1, num_devices, name="GPU", memory_bytes=memory),
+        num_items=num_items,
+        granularities={name: sizes for name, _, _ in stages},
+        allow_offload=draw(st.booleans()) if num_stages <= 4 else draw(st.booleans()) and num_devices <= 2,
+    )
+    return problem
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems())
+def test_it_finds_what_trying_everything_finds(problem: Problem) -> None:
+    try:
+        problem.validate()
+    except ValueError:
+        assume(False)
+    expected = least_step_s(problem)
+    found = Search(problem, pools_of(problem.cluster), tolerance=0.0).best(MODES)
+    if expected is None:
+        assert found == []
+    else:
+        assert found[0].step_s == pytest.approx(expected, rel=1e-9)
