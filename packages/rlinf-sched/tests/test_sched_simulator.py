@@ -232,15 +232,15 @@ def test_stages_of_one_worker_group_share_their_state():
         ),
         feeds=("in",),
     )
-    state = {"state_bytes": 2 * GIB}
-    problem = problem_of(flow, 1, 2, 0.0, score=profile(1, **state), train=profile(1, work_bytes=GIB, **state))
+    score, train = profile(1, state_bytes=2 * GIB), profile(1, state_bytes=2 * GIB, work_bytes=GIB)
+    problem = problem_of(flow, 1, 2, score=score, train=train)
     timeline = simulate(problem, plan_of(score=((0,), 1, 0, False, 0), train=((0,), 1, 0, False, 1)))
     assert (timeline.memory(0).num_bytes / GIB).tolist() == [2, 3, 2]
     assert timeline.memory(0).times_s.tolist() == [0, 2, 4]
 
 
 def test_the_profile_of_the_product_counts():
-    problem = problem_of(two_stages(), 2, 1, 0.0, rollout=profile(1), actor=profile(1))
+    problem = problem_of(two_stages(), 2, 1, rollout=profile(1), actor=profile(1))
     plain = problem.profiles.stages["actor"]
     here = replace(plain.instances[0], device_name="gpu", points=(TimePoint(num_items=1, seconds=7),))
     elsewhere = replace(here, device_name="other", points=(TimePoint(num_items=1, seconds=9),))
