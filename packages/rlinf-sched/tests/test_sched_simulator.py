@@ -191,6 +191,29 @@ def test_a_cycle_that_starves_takes_what_there_is():
     assert timeline.num_items[timeline.of("policy")].tolist() == [2, 2, 2]
 
 
+def test_an_instance_waits_for_no_more_items_than_it_owns():
+    """Of three items two belong to rank 0, one to rank 1, which begins with that though hand-overs hold two."""
+    problem = problem_of(embodied(), 3, 3, env=profile(1, rounds=2), policy=profile(1, rounds=2))
+    plan = plan_of(env=((0, 1), 2, 2, False, 0), policy=((2,), 1, 1, False, 0))
+    assert times(simulate(problem, plan), "env")[:2] == [(0, 2), (0, 1)]
+
+
+def test_a_cycle_waits_for_what_is_still_to_come():
+    """An item every 3 s; the cycle takes two at a time, so it begins with the second."""
+    flow = FlowGraph(
+        name="f",
+        stages=(
+            Stage(name="source", worker="source", role="env", reads=("in",), writes=("new",)),
+            Stage(name="agent", worker="agent", role="rollout", reads=("new", "again"), writes=("again", "out")),
+        ),
+        feeds=("in",),
+        collects=("out",),
+    )
+    problem = problem_of(flow, 2, 2, source=profile(3), agent=profile(1, rounds=2))
+    plan = plan_of(source=((0,), 1, 1, False, 0), agent=((1,), 1, 2, False, 1))
+    assert times(simulate(problem, plan), "agent") == [(6, 8), (8, 10)]
+
+
 def test_continuous_batching_of_three_items():
     """Items of costs 0.5, 1 and 1.5 in some order. n items in the engine take n seconds, so each of three advances at a
     third, of two at half."""
