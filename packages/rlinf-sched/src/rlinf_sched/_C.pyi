@@ -56,7 +56,7 @@ class Front:
     def is_mixed(self) -> np.ndarray: ...
     @property
     def origins(self) -> np.ndarray:
-        """int32 [size, 4]: kind (index into planner.tree.JOINS; -1: given), earlier part, its row, the later part's row."""
+        """int32 [size, 4]: index into planner.tree.JOINS (-1: given), earlier part, its row, the row of the later."""
 
 class Standstill(RuntimeError): ...
 
