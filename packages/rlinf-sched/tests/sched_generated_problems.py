@@ -43,7 +43,7 @@ def flows(draw) -> FlowGraph:
         Stage(
             name=f"s{i}",
             worker=f"w{i}",
-            role="actor" if i == num_stages - 1 else "rollout",
+            role="actor" if i == num_stages - 1 else "rollout" if i or feeds else "env",  # env: begins by itself
             reads=tuple(sorted(reads[i])),
             writes=tuple(sorted(writes[i])),
             dispatch=draw(st.sampled_from(["any", "any", "key"])),

@@ -1,7 +1,7 @@
 """The planner finds what trying everything finds, and its plans are what they say."""
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from sched_brute_force import least_step_s
 
@@ -12,6 +12,7 @@ from rlinf_sched import (
     ItemCosts,
     Problem,
     Profiles,
+    SchedError,
     Stage,
     StageProfile,
     TimePoint,
@@ -23,11 +24,15 @@ from rlinf_sched.planner.search import Search
 MODES = ("collocated", "disaggregated", "hybrid")
 
 
+MOST_DEVICES = {2: 8, 3: 8, 4: 4, 5: 3, 6: 2}
+"""By stages, so that trying everything takes a second."""
+
+
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
+def problems(draw: st.DrawFn, most_devices: dict[int, int] = MOST_DEVICES) -> Problem:
     """Flows without cycles: each stage reads from one or two earlier ones. Larger flows get fewer choices."""
     num_stages = draw(st.integers(2, 6))
-    num_devices = draw(st.integers(1, 8 if num_stages <= 4 else 3))
+    num_devices = draw(st.integers(1, most_devices[num_stages]))
     num_items = draw(st.sampled_from([1, 3, 4]))
     stages, item_bytes, profiles = [], {}, {}
     for i in range(num_stages):
@@ -85,12 +90,23 @@ def problems(draw: st.DrawFn) -> Problem:
     return problem
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems())
 def test_it_finds_what_trying_everything_finds(problem: Problem) -> None:
+    check_against_trying_everything(problem)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(problems(dict.fromkeys(range(2, 7), 8)))
+def test_it_finds_what_trying_everything_finds_on_eight_devices(problem: Problem) -> None:
+    check_against_trying_everything(problem)
+
+
+def check_against_trying_everything(problem: Problem) -> None:
     try:
         problem.validate()
-    except ValueError:
+    except SchedError:
         assume(False)
     expected = least_step_s(problem)
     found = Search(problem, pools_of(problem.cluster), tolerance=0.0).best(MODES)

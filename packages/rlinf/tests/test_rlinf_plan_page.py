@@ -111,7 +111,7 @@ def make_explanation(problem: Problem, plan: Plan, answers: tuple[Answer, ...] =
         num_items=np.ones(len(rows), dtype=int),
     )
     other = RunnerUp(mode="hybrid", step_s=130.0, reason="critic & actor wait")
-    prediction = Prediction(step_s=STEP_S, sync_s=0.0, stages={}, runners_up=(other,))
+    prediction = Prediction(estimate_s=0.0, step_s=STEP_S, sync_s=0.0, stages={}, runners_up=(other,))
     path: dict[str, float] = dict.fromkeys(STAGES, 20.0)
     return explain(problem, replace(plan, prediction=prediction), spans, path, answers)
 

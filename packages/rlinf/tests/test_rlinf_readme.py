@@ -27,7 +27,7 @@ def test_every_command_is_accepted(line: str):
     program, *arguments = shlex.split(line, comments=True)
     assert program == "rlinf"
     parser = make_parser()
-    known, overrides = split_overrides(arguments, parser.options())
+    known, overrides = split_overrides(arguments, parser.options(arguments))
     args, unknown = parser.parse_known_args(known)
     assert unknown == []
     if getattr(args, "recipe", None):

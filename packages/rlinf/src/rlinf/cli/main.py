@@ -27,12 +27,14 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(message, hint=f"see {self.prog} --help")
 
-    def options(self) -> set[str]:
-        """The options of this command and of all below it."""
+    def options(self, arguments: Sequence[str]) -> set[str]:
+        """The options of this command and of those below it that the arguments name; to others `--mode` is a key."""
         found = set(self._option_string_actions)
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
-                found = found.union(*(parser.options() for parser in action.choices.values()))
+                named = [i for i, argument in enumerate(arguments) if argument in action.choices]
+                for i in named[:1]:
+                    found |= action.choices[arguments[i]].options(arguments[i + 1 :])
         return found
 
 
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     shows_traceback = "--traceback" in arguments
     parser = make_parser()
-    known, overrides = split_overrides(arguments, parser.options())
+    known, overrides = split_overrides(arguments, parser.options(arguments))
     try:
         args, unknown = parser.parse_known_args([argument for argument in known if argument != "--traceback"])
         if not getattr(args, "takes_overrides", False):
