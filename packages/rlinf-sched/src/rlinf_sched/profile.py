@@ -5,6 +5,8 @@ An instance takes hand-overs of items. What one costs is a table of points, and 
 the stage's *batching*.
 """
 
+import bisect
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import NormalDist
@@ -51,8 +53,9 @@ class ItemCosts:
         return costs / costs.mean()
 
     def typical(self, num_items: int) -> np.ndarray:
-        """float64 [num_items]: the quantiles in a fixed shuffled order, as items arrive; what plans are made for."""
-        return np.random.default_rng(num_items).permutation(self.quantiles(num_items))
+        """float64 [num_items], read-only: the quantiles in a fixed shuffled order, as items arrive; what plans are made
+        for."""
+        return _typical(self, num_items)
 
     def draw(self, num_items: int, seed: int) -> np.ndarray:
         """float64 [num_items]: costs drawn at random, with mean 1 in expectation; the same for the same seed."""
@@ -105,17 +108,15 @@ class InstanceProfile:
         """Of a hand-over of `num_items` items of mean cost; 0 for none."""
         if num_items <= 0:
             return 0.0
-        items = [point.num_items for point in self.points]
-        times = [point.seconds for point in self.points]
+        items, times = [point.num_items for point in self.points], [point.seconds for point in self.points]
         if len(items) == 1:
             return times[0] * num_items / items[0]
-        if num_items < items[0]:
-            slope = (times[1] - times[0]) / (items[1] - items[0])
-            return max(times[0] - slope * (items[0] - num_items), times[0] * num_items / items[0])
+        upper = min(max(bisect.bisect_left(items, num_items), 1), len(items) - 1)
+        slope = (times[upper] - times[upper - 1]) / (items[upper] - items[upper - 1])
         if num_items > items[-1]:
-            slope = (times[-1] - times[-2]) / (items[-1] - items[-2])
-            return times[-1] + max(slope, 0.0) * (num_items - items[-1])
-        return float(np.interp(num_items, items, times))
+            slope = max(slope, 0.0)
+        line = times[upper] + slope * (num_items - items[upper])
+        return max(line, times[0] * num_items / items[0]) if num_items < items[0] else line
 
     def resident_bytes(self, num_devices: int) -> int:
         """On each of the stage's `num_devices` devices between its turns, when it does not offload."""
@@ -171,6 +172,33 @@ class Profiles:
         """Every number that cannot be, as `profiles.stages.<stage>.<key>=...` and what was allowed."""
         for name, stage in self.stages.items():
             yield from _stage_problems(f"profiles.stages.{name}", stage)
+
+
+@functools.lru_cache(maxsize=4096)
+def seconds_table(instance: InstanceProfile, most: int) -> np.ndarray:
+    """float64 [most], read-only: `instance.seconds` of 1, 2, ... items."""
+    counts = np.arange(1, most + 1, dtype=np.float64)
+    items = np.array([point.num_items for point in instance.points], dtype=np.float64)
+    times = np.array([point.seconds for point in instance.points])
+    if len(items) == 1:
+        seconds = times[0] * counts / items[0]
+    else:
+        seconds = np.interp(counts, items, times)
+        below, above = counts < items[0], counts > items[-1]
+        slope = (times[1] - times[0]) / (items[1] - items[0])
+        line = times[0] - slope * (items[0] - counts[below])
+        seconds[below] = np.maximum(line, times[0] * counts[below] / items[0])
+        slope = max((times[-1] - times[-2]) / (items[-1] - items[-2]), 0.0)
+        seconds[above] = times[-1] + slope * (counts[above] - items[-1])
+    seconds.flags.writeable = False
+    return seconds
+
+
+@functools.lru_cache(maxsize=64)
+def _typical(costs: ItemCosts, num_items: int) -> np.ndarray:
+    shuffled = np.random.default_rng(num_items).permutation(costs.quantiles(num_items))
+    shuffled.flags.writeable = False
+    return shuffled
 
 
 def _stage_problems(at: str, stage: StageProfile) -> Iterator[str]:

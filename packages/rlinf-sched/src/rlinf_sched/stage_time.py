@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlinf_sched.profile import Batching, InstanceProfile, ItemCosts
+from rlinf_sched.profile import Batching, InstanceProfile, ItemCosts, seconds_table
 
 FRACTIONS = (0.0, 0.5, 1.0)
 """Of a step's items, whose time of coming out describes a stage or a part of a flow; 0: the first hand-over."""
@@ -121,7 +121,7 @@ def _continuous_ends(instance: InstanceProfile, costs: ItemCosts, num_items: int
     typical = costs.typical(num_items)
     share = -(-num_items // num_instances)
     room = min(instance.max_items or share, share)
-    seconds = np.array([instance.seconds(count) for count in range(1, room + 1)])
+    seconds = seconds_table(instance, room)
     if share <= room:
         padded = np.full(share * num_instances, np.nan)
         padded[:num_items] = typical

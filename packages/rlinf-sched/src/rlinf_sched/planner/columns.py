@@ -6,63 +6,64 @@ is not in the part the bytes that a device of its target receives. Less is bette
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from rlinf_sched.stage_time import FRACTIONS
 
 NUM_OUT = len(FRACTIONS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Columns:
     """Where what stands in a row."""
 
     num_pools: int
     num_edges: int
 
-    @property
+    @cached_property
     def devices(self) -> slice:
         return slice(0, self.num_pools)
 
-    @property
+    @cached_property
     def out(self) -> slice:
         """Seconds at which the first hand-over, the middle and the last item of a step come out."""
         return slice(self.num_pools, self.num_pools + NUM_OUT)
 
-    @property
+    @cached_property
     def first(self) -> int:
         return self.num_pools
 
-    @property
+    @cached_property
     def last(self) -> int:
         return self.num_pools + NUM_OUT - 1
 
-    @property
+    @cached_property
     def tail(self) -> int:
         """Seconds from the arrival of the last input at an idle part to its end."""
         return self.last + 1
 
-    @property
+    @cached_property
     def sync(self) -> int:
         """Seconds of the weight syncs within the part, after the step."""
         return self.tail + 1
 
-    @property
+    @cached_property
     def switches(self) -> int:
         """1 where a stage of the part offloads, else 0."""
         return self.sync + 1
 
-    @property
+    @cached_property
     def resident(self) -> slice:
         return slice(self.switches + 1, self.switches + 1 + self.num_pools)
 
-    @property
+    @cached_property
     def peak(self) -> slice:
         return slice(self.resident.stop, self.resident.stop + self.num_pools)
 
-    @property
+    @cached_property
     def edges(self) -> slice:
         return slice(self.peak.stop, self.peak.stop + self.num_edges)
 
-    @property
+    @cached_property
     def width(self) -> int:
         return self.edges.stop

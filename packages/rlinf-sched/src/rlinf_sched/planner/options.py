@@ -42,6 +42,10 @@ class StageOptions:
         flow = problem.flow
         self.groups = [group for group, stages in flow.workers.items() if len(stages) > 1]
         self._first_of_group = {stages[0] for stages in flow.workers.values()}
+        self._receives = {  # first stage of a group -> the weight edges that lead to it
+            stages[0]: [(i, problem.synced_bytes(e)) for i, e in enumerate(flow.weight_edges) if e.target == worker]
+            for worker, stages in flow.workers.items()
+        }
         self._signatures: dict[tuple[int, ...], int] = {}
 
     def of_turn(self, names: Sequence[str]) -> Options:
@@ -129,9 +133,8 @@ class StageOptions:
         columns, problem = self._columns, self._problem
         onload_s = offload_s = 0.0
         for leaf, instance in placed:
-            for i, edge in enumerate(problem.flow.weight_edges):
-                if problem.flow.workers[edge.target][0] == leaf.stage:
-                    row[columns.edges.start + i] = problem.synced_bytes(edge) / max(instance.num_devices, 1)
+            for i, num_bytes in self._receives.get(leaf.stage, ()):
+                row[columns.edges.start + i] = num_bytes / max(instance.num_devices, 1)
             if not leaf.num_devices:
                 continue
             resident, peak = self._bytes(leaf, instance)

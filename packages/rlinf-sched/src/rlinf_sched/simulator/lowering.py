@@ -9,7 +9,7 @@ from rlinf_sched.errors import PlanError
 from rlinf_sched.flow_graph import FlowGraph, Stage
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_sched.problem import Problem
-from rlinf_sched.profile import InstanceProfile, ItemCosts
+from rlinf_sched.profile import InstanceProfile, ItemCosts, seconds_table
 
 STAYS = -1.0
 """In place of the seconds of an onload: the state never leaves."""
@@ -55,7 +55,7 @@ def lower(problem: Problem, plan: Plan, *, seed: int | None, num_steps: int) -> 
     placed = [_place(problem, stage, plan.stage(stage.name)) for stage in flow.stages]
     profiles = [problem.profile(stage.name) for stage in flow.stages]
     tables = [
-        _seconds(p.profile, _room(problem, p) if profile.batching == "continuous" else p.hand_over)
+        seconds_table(p.profile, _room(problem, p) if profile.batching == "continuous" else p.hand_over)
         for p, profile in zip(placed, profiles, strict=True)
     ]
     arrays: dict[str, np.ndarray] = {
@@ -148,24 +148,6 @@ def _room(problem: Problem, placed: _Placed) -> int:
     """Most items in an engine: its even share of the step, or the profile's limit."""
     share = -(-problem.num_items // placed.plan.num_ranks)
     return min(placed.profile.max_items or share, share)
-
-
-@functools.lru_cache(maxsize=4096)
-def _seconds(instance: InstanceProfile, most: int) -> np.ndarray:
-    """float64 [most]: `instance.seconds` of 1, 2, ... items."""
-    counts = np.arange(1, most + 1, dtype=np.float64)
-    items = np.array([point.num_items for point in instance.points], dtype=np.float64)
-    times = np.array([point.seconds for point in instance.points])
-    if len(items) == 1:
-        return times[0] * counts / items[0]
-    seconds = np.interp(counts, items, times)
-    below, above = counts < items[0], counts > items[-1]
-    slope = (times[1] - times[0]) / (items[1] - items[0])
-    line = times[0] - slope * (items[0] - counts[below])
-    seconds[below] = np.maximum(line, times[0] * counts[below] / items[0])
-    slope = max((times[-1] - times[-2]) / (items[-1] - items[-2]), 0.0)
-    seconds[above] = times[-1] + slope * (counts[above] - items[-1])
-    return seconds
 
 
 @functools.lru_cache(maxsize=256)
