@@ -135,7 +135,7 @@ def test_a_receive_after_the_end_was_told_waits_for_the_next_of_that_name(pair):
         a.receive("b", timeout_s=3 * SLICE_S)
     with Peer.listen("b", transports=("tcp",)) as late:
         late.connect(a.address, timeout_s=HANG_S)
-        late.send("a", 2, timeout_s=HANG_S)
+        late.send("a", 2)
         assert a.receive("b", timeout_s=HANG_S) == 2
 
 
@@ -148,6 +148,16 @@ def test_all_receives_that_wait_are_told_of_an_end(pair):
         time.sleep(SLICE_S)  # for all of them to wait
         b._end(farewell=False)
         assert [type(each.exception(HANG_S)) for each in waiting] == [PeerLost] * 3
+
+
+def test_the_end_of_a_link_that_is_polled_is_seen_at_once(pair):
+    a, b = pair("tcp")
+    a.send("b", 1, timeout_s=HANG_S)
+    assert b.receive("a", timeout_s=HANG_S) == 1
+    time.sleep(2 * SLICE_S)  # b reads ahead by now
+    b._inboxes["a"].close(farewell=False)
+    with pytest.raises(PeerLost, match="without a farewell"):
+        a._links.get("b").outgoing.check()
 
 
 def test_an_address_crosses_and_a_peer_does_not(pair):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from rlinf_comm import PeerLost, PeerTimeout, pack
+from rlinf_comm import BroadcastError, PeerLost, PeerTimeout, pack
 from rlinf_comm.peers import Peer
 from rlinf_comm.testing import assert_bitwise_equal
 
@@ -173,6 +173,32 @@ def test_a_peer_killed_at_random_is_noticed_and_its_name_works_again(nursery, me
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_a_hundred_random_kills(nursery, me, transport):
     kill_many(nursery, me, transport, 100)
+
+
+@pytest.mark.parametrize("dies_in", ["_take_in", "_pass_on"])
+def test_a_forwarder_that_is_killed_keeps_a_broadcast_from_nobody_else(nursery, me, dies_in):
+    """Before its receipt, and with the receipt given and nothing passed on."""
+    large = np.random.default_rng(0).integers(0, 256, 3_000_001, dtype=np.uint8)
+    names = ["forwarder", "mate 1", "mate 2"]
+    for name in names:
+        nursery.start("echo_elsewhere", name, me.address, "tcp", dies_in if name == "forwarder" else "")
+        me.wait_for(name, timeout_s=HANG_S)
+    me.broadcast("small", names, timeout_s=HANG_S)
+    assert [me.receive(name, timeout_s=HANG_S) for name in names] == ["small"] * 3
+    start_s = time.monotonic()
+    failures = {}
+    try:
+        me.broadcast(large, names, timeout_s=HANG_S)
+    except BroadcastError as error:
+        failures = error.failures
+    is_told = failures or dies_in == "_take_in"  # a send to one that dies after its receipt may be in time
+    assert {name: type(error) for name, error in failures.items()} == ({"forwarder": PeerLost} if is_told else {})
+    assert time.monotonic() - start_s < IN_TIME_S, "the death was not noticed, only the time passed"
+    with pytest.raises(PeerLost):
+        me.receive("forwarder", timeout_s=HANG_S)
+    me.broadcast(large, names[1:], timeout_s=HANG_S)
+    for name in names[1:] * 2:
+        assert_bitwise_equal(me.receive(name, timeout_s=HANG_S), large)
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
