@@ -11,7 +11,7 @@ import pytest
 import torch
 from comm_device_peer import accelerator
 from comm_fake_accelerator import FakeAccelerator, nccl_transport
-from comm_nurseries import wait_until
+from comm_nurseries import Nursery, kill, wait_until
 
 from rlinf_comm.errors import NoTransport, PeerLost, PeerTimeout, UnsupportedValueError
 from rlinf_comm.ipc import IpcArena, leases, opened
@@ -22,7 +22,6 @@ from rlinf_comm.peers.transports.cuda_ipc import CudaIpcTransport
 from rlinf_comm.testing import TRANSPORT_CHECKS, PeersOver, assert_bitwise_equal
 
 HANG_S = 60.0
-SCRIPT = "comm_device_peer.py"
 
 
 @pytest.fixture
@@ -72,11 +71,17 @@ def send_until_lost(peer, to):
 # --- between two processes --------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def nursery():
+    with Nursery("torch") as nursery:
+        yield nursery
+
+
 @pytest.fixture
-def echo(start_peer):
-    """(a peer with the fake device, another process that sends everything back)"""
+def echo(nursery):
+    """(a peer with the fake device, pid of another process that sends everything back)"""
     with Peer.listen("parent", transports=(CudaIpcTransport(accelerator), "shared")) as me:
-        child = start_peer("echo", me.address, script=SCRIPT)
+        child = nursery.start("device_echo", me.address)
         first = me.receive("echo", timeout_s=HANG_S)
         assert first == "here"
         yield me, child
@@ -151,8 +156,7 @@ def test_a_killed_process_is_a_lost_peer_on_both_sides(echo):
     me.send("echo", torch.ones(3), timeout_s=HANG_S)
     me.receive("echo", timeout_s=HANG_S)
     me.send("echo", ("keep", torch.ones(1000)), timeout_s=HANG_S)
-    child.process.kill()
-    child.process.wait(HANG_S)
+    kill(child)
     with pytest.raises(PeerLost, match="'echo'"):
         receive_until_lost(me, "echo")
     with pytest.raises(PeerLost, match="'echo'"):
