@@ -26,7 +26,7 @@ find_python() {
 
 check_compiler() {
   command -v c++ >/dev/null || command -v g++ >/dev/null ||
-    fail "needs a C++ compiler for the native code of rlinf-comm; for example: apt-get install g++"
+    fail "needs a C++ compiler for the native code; for example: apt-get install g++"
 }
 
 # Everything that decides what is installed: the packages' metadata, the native sources and this file.

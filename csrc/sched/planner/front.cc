@@ -17,10 +17,10 @@ double sum_of_devices(const Columns& c, const double* row) {
 }  // namespace
 
 void join_rows(const Columns& c, const Join& join, const double* a, const double* b, double* row) {
-  const bool in_turn = join.kind == 0;
+  const bool in_turn = join.kind == kInTurn, same_devices = join.kind != kSideBySide;
   for (int p = 0; p < c.num_pools; ++p) {
     const int resident = c.resident() + p, peak = c.peak() + p;
-    if (in_turn) {
+    if (same_devices) {
       row[p] = std::max(a[p], b[p]);
       row[resident] = a[resident] + b[resident];
       row[peak] = std::max(a[peak] + b[resident], a[resident] + b[peak]);
@@ -34,6 +34,8 @@ void join_rows(const Columns& c, const Join& join, const double* a, const double
   if (in_turn) {
     for (int i = first; i <= last; ++i) row[i] = a[last] + b[i];
     row[c.tail()] = a[c.tail()] + b[last];
+  } else if (same_devices) {
+    for (int i = first; i <= c.tail(); ++i) row[i] = a[i] + b[i];
   } else if (join.feeds) {
     // The part after serves items in order: its output is the maximum-plus convolution of what comes in and its own
     // pace.
@@ -47,6 +49,7 @@ void join_rows(const Columns& c, const Join& join, const double* a, const double
     for (int i = first; i <= c.tail(); ++i) row[i] = std::max(a[i], b[i]);
   }
   row[c.sync()] = a[c.sync()] + b[c.sync()];
+  row[c.switches()] = std::max(a[c.switches()], b[c.switches()]);
   for (int e = 0; e < c.num_edges; ++e) {
     const int edge = c.edges() + e;
     row[edge] = std::max(a[edge], b[edge]);
@@ -94,7 +97,7 @@ bool Front::compares(const double* a, const double* b, bool with_tolerance) cons
     if (a[i] > b[i] + tolerance)
       return false;
   }
-  for (int i = c.resident(); i < c.width(); ++i) {
+  for (int i = c.switches(); i < c.width(); ++i) {
     if (a[i] > b[i])
       return false;
   }
@@ -182,7 +185,8 @@ void Front::for_each_join(const Front& before, const Front& after, const Join& j
       if (!agree)
         continue;
       join_rows(c, join, a, b, row.data());
-      const bool shares = join.kind == 0 && join.mixes && sum_of_devices(c, a) > 0 && sum_of_devices(c, b) > 0;
+      const bool shares =
+          join.kind != kSideBySide && join.mixes && sum_of_devices(c, a) > 0 && sum_of_devices(c, b) > 0;
       const bool mixed = before.is_mixed(i) || after.is_mixed(j) || shares;
       const Origin origin{join.kind, join.before_part, static_cast<int32_t>(i), static_cast<int32_t>(j)};
       take(a, b, row.data(), signature.data(), mixed, origin);

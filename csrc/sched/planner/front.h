@@ -19,7 +19,8 @@ struct Columns {
   int last() const { return num_pools + num_out - 1; }
   int tail() const { return last() + 1; }
   int sync() const { return tail() + 1; }
-  int resident() const { return sync() + 1; }
+  int switches() const { return sync() + 1; }
+  int resident() const { return switches() + 1; }
   int peak() const { return resident() + num_pools; }
   int edges() const { return peak() + num_pools; }
   int width() const { return edges() + num_edges; }
@@ -39,10 +40,16 @@ struct Limits {
 
 // Which of a row's two parts it came from and how they were joined.
 struct Origin {
-  int32_t kind;  // 0: in turn, 1: side by side; -1: given
+  int32_t kind;  // a JoinKind; -1: given
   int32_t before_part;
   int32_t before_row;
   int32_t after_row;
+};
+
+enum JoinKind : int32_t {
+  kInTurn,       // on the same devices, the part after when the part before is done
+  kSideBySide,   // on devices of their own, pipelined
+  kInterleaved,  // on the same devices, pipelined: whichever has work, without offload
 };
 
 // How the candidates of two parts combine.

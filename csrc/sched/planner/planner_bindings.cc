@@ -77,14 +77,13 @@ void rlinf::sched::bind_planner(py::module_& m) {
            py::kw_only(), py::arg("devices"), py::arg("memory"), py::arg("rest_resident"), py::arg("rest_peak"),
            py::arg("bound_s"), py::arg("rest_area"), py::arg("tolerance_s"), py::arg("may_mix"));
   py::class_<sched::Join>(m, "Join").def(
-      py::init([](bool side_by_side, int before_part, bool feeds, double moved_s, std::vector<bool> syncs,
-                  double sync_latency_s, double sync_bytes_per_s, bool mixes, int steps_under_way) {
-        return sched::Join{side_by_side,   before_part,      feeds, moved_s,        std::move(syncs),
+      py::init([](int kind, int before_part, bool feeds, double moved_s, std::vector<bool> syncs, double sync_latency_s,
+                  double sync_bytes_per_s, bool mixes, int steps_under_way) {
+        return sched::Join{kind,           before_part,      feeds, moved_s,        std::move(syncs),
                            sync_latency_s, sync_bytes_per_s, mixes, steps_under_way};
       }),
-      py::kw_only(), py::arg("side_by_side"), py::arg("before_part"), py::arg("feeds"), py::arg("moved_s"),
-      py::arg("syncs"), py::arg("sync_latency_s"), py::arg("sync_bytes_per_s"), py::arg("mixes"),
-      py::arg("steps_under_way"));
+      py::kw_only(), py::arg("kind"), py::arg("before_part"), py::arg("feeds"), py::arg("moved_s"), py::arg("syncs"),
+      py::arg("sync_latency_s"), py::arg("sync_bytes_per_s"), py::arg("mixes"), py::arg("steps_under_way"));
   py::class_<sched::Front>(m, "Front")
       .def(py::init<sched::Columns, sched::Limits, int>(), py::arg("columns"), py::arg("limits"), py::kw_only(),
            py::arg("num_groups"))

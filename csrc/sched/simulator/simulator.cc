@@ -68,6 +68,7 @@ Simulator::Simulator(const Model& model) : model_(model), num_stages_(static_cas
   num_owed_.assign(missing_.size(), 0);
   is_marked_.assign(num_stages_, 0);
   stage_span_.assign(num_stages_, -1);
+  touched_.resize(num_stages_);
   device_is_busy_.assign(model.num_devices, 0);
   device_holder_.assign(model.num_devices, -1);
   device_span_.assign(model.num_devices, -1);

@@ -128,13 +128,14 @@ class Simulator {
 
   // Engines.
   void admit(int32_t stage);
-  Instance* engine_with_room(int32_t stage);
+  void admit_any(int32_t stage);
   bool can_admit(const Instance& engine) const;
   void enter(Instance& engine);
   void advance(Instance& engine);
   void reschedule(Instance& engine);
   void let_leave(Instance& engine);
-  void close_drained(int32_t stage);
+  void touch(Instance& engine);
+  void go_on(int32_t stage);
 
   // Turns, syncs, steps.
   bool pass_leases();
@@ -181,6 +182,7 @@ class Simulator {
   int32_t num_released_ = 0;
   int32_t last_span_ = -1;
   std::vector<int32_t> stage_span_;
+  std::vector<std::vector<int32_t>> touched_;  // [S] ranks of engines that changed in this moment
 };
 
 }  // namespace rlinf::sched

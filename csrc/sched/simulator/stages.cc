@@ -60,7 +60,7 @@ void Simulator::start_stage(int32_t s) {
   }
   if (model_.batching[s] == kContinuous) {
     admit(s);
-    close_drained(s);
+    go_on(s);
     return;
   }
   for (int32_t i = begin; i < end; ++i) {
@@ -233,19 +233,29 @@ bool Simulator::can_admit(const Instance& engine) const {
   return engine.is_busy ? !engine.in_step && engine.step == queue_step_[engine.queue] : devices_free(engine);
 }
 
-// The emptiest engine that can admit; the first of equals.
-Simulator::Instance* Simulator::engine_with_room(int32_t s) {
-  Instance* found = nullptr;
-  for (int32_t i = instance_start_[s]; i < instance_start_[s + 1]; ++i) {
-    Instance& engine = instances_[i];
-    if ((found == nullptr || engine.inside.size() < found->inside.size()) && can_admit(engine)) {
-      found = &engine;
-      if (engine.inside.empty()) {
+// Gives each item to the emptiest engine, the first of equals. As engines only fill up here, the search goes on where
+// the last one ended, level by level.
+void Simulator::admit_any(int32_t s) {
+  const int32_t q = queue_start_[s], begin = instance_start_[s], end = instance_start_[s + 1];
+  int32_t level = 0, i = begin, step = queue_step_[q];
+  while (is_ready(q) && level < model_.room[s]) {
+    for (; i < end; ++i) {
+      if (static_cast<int32_t>(instances_[i].inside.size()) == level && can_admit(instances_[i])) {
         break;
       }
     }
+    if (i == end) {
+      ++level;
+      i = begin;
+      continue;
+    }
+    enter(instances_[i]);
+    if (queue_step_[q] != step) {
+      step = queue_step_[q];
+      level = 0;
+      i = begin;
+    }
   }
-  return found;
 }
 
 void Simulator::admit(int32_t s) {
@@ -259,18 +269,7 @@ void Simulator::admit(int32_t s) {
       }
     }
   } else {
-    while (is_ready(queue_start_[s])) {
-      Instance* engine = engine_with_room(s);
-      if (engine == nullptr) {
-        break;
-      }
-      enter(*engine);
-    }
-  }
-  for (int32_t i = instance_start_[s]; i < instance_start_[s + 1]; ++i) {
-    if (instances_[i].is_touched && !instances_[i].inside.empty()) {
-      reschedule(instances_[i]);
-    }
+    admit_any(s);
   }
 }
 
@@ -292,7 +291,7 @@ void Simulator::enter(Instance& engine) {
   engine.inside.emplace_back(engine.progress + cost, entry);
   std::push_heap(engine.inside.begin(), engine.inside.end(),
                  [](const auto& a, const auto& b) { return a.first > b.first; });
-  engine.is_touched = true;
+  touch(engine);
   int32_t& width = outcome_.spans.width[engine.span];
   width = std::max(width, static_cast<int32_t>(engine.inside.size()));
   ++outcome_.spans.num_items[engine.span];
@@ -314,7 +313,6 @@ void Simulator::reschedule(Instance& engine) {
   const double seconds =
       model_.table[model_.table_start[engine.stage] + static_cast<int64_t>(engine.inside.size()) - 1];
   const double left = std::max(0.0, engine.inside.front().first - engine.progress);
-  engine.is_touched = false;
   push(now_ + left * seconds, Event::kEngine, index_of(engine.stage, engine.rank), ++engine.version);
 }
 
@@ -339,19 +337,31 @@ void Simulator::let_leave(Instance& engine) {
     hand_on(engine, engine.left.data() + done, static_cast<int64_t>(size));
   }
   engine.left.erase(engine.left.begin(), engine.left.begin() + static_cast<int64_t>(done));
-  engine.is_touched = true;  // its next item's time is set once the moment has settled
+  touch(engine);
   ++engine.version;
   mark(engine.stage);
 }
 
-// Engines that ran dry and got nothing new hand on what is left.
-void Simulator::close_drained(int32_t s) {
-  for (int32_t i = instance_start_[s]; i < instance_start_[s + 1]; ++i) {
-    Instance& engine = instances_[i];
-    if (!engine.is_touched || !engine.inside.empty()) {
+void Simulator::touch(Instance& engine) {
+  if (!engine.is_touched) {
+    engine.is_touched = true;
+    touched_[engine.stage].push_back(engine.rank);
+  }
+}
+
+// Engines that changed in this moment get the time of their next leave; those that ran dry and got nothing new hand on
+// what is left.
+void Simulator::go_on(int32_t s) {
+  std::vector<int32_t> ranks;
+  ranks.swap(touched_[s]);
+  std::sort(ranks.begin(), ranks.end());
+  for (int32_t rank : ranks) {
+    Instance& engine = instances_[index_of(s, rank)];
+    engine.is_touched = false;
+    if (!engine.inside.empty()) {
+      reschedule(engine);
       continue;
     }
-    engine.is_touched = false;
     outcome_.spans.end_s[engine.span] = now_;
     occupy(engine, false);
     if (!engine.left.empty()) {

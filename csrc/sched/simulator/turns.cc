@@ -50,8 +50,9 @@ bool Simulator::leave_turns() {
     for (int32_t s : turn.stages) {
       for (int32_t i = instance_start_[s]; model_.offload_s[s] >= 0 && i < instance_start_[s + 1]; ++i) {
         const double end = now_ + model_.offload_s[s];
+        // Not the instance's own last span: it may have had none, and all leave when the last of the turn is done.
         const int32_t span = outcome_.spans.add(s, instances_[i].rank, kOffload, std::max(0, instances_[i].step), 0,
-                                                instances_[i].last_span, now_, end);
+                                                last_span_, now_, end);
         if (model_.offload_s[s] == turn.offload_s) {
           turn.last_span = span;
         }

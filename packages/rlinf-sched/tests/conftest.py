@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_sched import FlowGraph, Stage, WeightEdge
 
-sys.path.append(str(pathlib.Path(__file__).parent))  # for sched_brute_force.py
+sys.path.append(str(pathlib.Path(__file__).parent))  # for the references beside the tests
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 Only for one pool of devices and flows without cycles or groups of several stages.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
@@ -20,6 +20,7 @@ class Part:
     resident: int
     peak: int
     edges: tuple[float, ...]
+    offloads: bool
 
 
 def least_step_s(problem: Problem) -> float | None:
@@ -48,14 +49,16 @@ def least_step_s(problem: Problem) -> float | None:
                         num_instances=count,
                         granularity=granularity,
                     )
-                    share = min(granularity, -(-problem.num_items // count))
+                    share = -(-problem.num_items // count)
+                    if profile.batching != "continuous":
+                        share = min(granularity, share)
                     state = instance.state_bytes + -(-instance.sharded_state_bytes // devices)
                     peak = state + instance.work_bytes + instance.item_work_bytes * share
-                    found.add(Part(devices, time.out_s, time.tail_s, 0.0, state, peak, edges))
+                    found.add(Part(devices, time.out_s, time.tail_s, 0.0, state, peak, edges, False))
                     if problem.allow_offload:
                         move = state / links.host_bytes_per_s
                         out = (*(t + move for t in time.out_s[:-1]), time.out_s[-1] + 2 * move)
-                        found.add(Part(devices, out, time.tail_s + move, 0.0, 0, peak, edges))
+                        found.add(Part(devices, out, time.tail_s + move, 0.0, 0, peak, edges, True))
         return found
 
     @cache
@@ -71,6 +74,14 @@ def least_step_s(problem: Problem) -> float | None:
                 for a in parts(before):
                     for b in parts(after):
                         found |= {in_turn(a, b, before, after), side_by_side(a, b, before, after)}
+                        feeds = any((x, y) in feeding for x in before for y in after)
+                        if (
+                            feeds
+                            and all(flow.stage(x).reads != ("feed",) for x in before)
+                            and not a.offloads
+                            and not b.offloads
+                        ):
+                            found.add(interleaved(a, b, before, after))
         return frozenset(p for p in found if p.devices <= total and p.peak <= memory)
 
     def sync(a: Part, b: Part, before: frozenset[str], after: frozenset[str], near: bool) -> tuple[float, tuple]:
@@ -96,7 +107,12 @@ def least_step_s(problem: Problem) -> float | None:
             a.resident + b.resident,
             max(a.peak + b.resident, a.resident + b.peak),
             edges,
+            a.offloads or b.offloads,
         )
+
+    def interleaved(a: Part, b: Part, before: frozenset[str], after: frozenset[str]) -> Part:
+        whole = in_turn(a, b, before, after)
+        return replace(whole, out=tuple(x + y for x, y in zip(a.out, b.out, strict=True)), tail=a.tail + b.tail)
 
     def side_by_side(a: Part, b: Part, before: frozenset[str], after: frozenset[str]) -> Part:
         if any((x, y) in feeding for x in before for y in after):
@@ -127,6 +143,7 @@ def least_step_s(problem: Problem) -> float | None:
             max(a.resident, b.resident),
             max(a.peak, b.peak),
             edges,
+            a.offloads or b.offloads,
         )
 
     return min((part.out[-1] + part.sync for part in parts(frozenset(names))), default=None)

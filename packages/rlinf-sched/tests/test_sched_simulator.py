@@ -28,7 +28,7 @@ from rlinf_sched import (
 from rlinf_sched.flow_graph import Dispatch
 from rlinf_sched.plan import Mode
 from rlinf_sched.profile import Batching
-from rlinf_sched.simulator import simulate
+from rlinf_sched.simulator import simulate, simulation
 
 GIB = 1 << 30
 
@@ -191,6 +191,29 @@ def test_a_cycle_that_starves_takes_what_there_is():
     assert timeline.num_items[timeline.of("policy")].tolist() == [2, 2, 2]
 
 
+def test_an_instance_waits_for_no_more_items_than_it_owns():
+    """Of three items two belong to rank 0, one to rank 1, which begins with that though hand-overs hold two."""
+    problem = problem_of(embodied(), 3, 3, env=profile(1, rounds=2), policy=profile(1, rounds=2))
+    plan = plan_of(env=((0, 1), 2, 2, False, 0), policy=((2,), 1, 1, False, 0))
+    assert times(simulate(problem, plan), "env")[:2] == [(0, 2), (0, 1)]
+
+
+def test_a_cycle_waits_for_what_is_still_to_come():
+    """An item every 3 s; the cycle takes two at a time, so it begins with the second."""
+    flow = FlowGraph(
+        name="f",
+        stages=(
+            Stage(name="source", worker="source", role="env", reads=("in",), writes=("new",)),
+            Stage(name="agent", worker="agent", role="rollout", reads=("new", "again"), writes=("again", "out")),
+        ),
+        feeds=("in",),
+        collects=("out",),
+    )
+    problem = problem_of(flow, 2, 2, source=profile(3), agent=profile(1, rounds=2))
+    plan = plan_of(source=((0,), 1, 1, False, 0), agent=((1,), 1, 2, False, 1))
+    assert times(simulate(problem, plan), "agent") == [(6, 8), (8, 10)]
+
+
 def test_continuous_batching_of_three_items():
     """Items of costs 0.5, 1 and 1.5 in some order. n items in the engine take n seconds, so each of three advances at a
     third, of two at half."""
@@ -220,6 +243,38 @@ def test_staleness_1_overlaps_the_next_generation_with_training():
     assert times(timeline, "rollout") == [(0, 4), (4, 8), (11, 15), (17, 21), (23, 27), (29, 33)]
     assert times(timeline, "actor") == [(4, 10), (10, 16), (16, 22), (22, 28), (28, 34), (34, 40)]
     assert timeline.step_s == 6
+
+
+def test_stages_of_one_worker_group_share_their_state():
+    """The policy stays on the device with 2 GiB, once, while it first scores and then trains."""
+    flow = FlowGraph(
+        name="f",
+        stages=(
+            Stage(name="score", worker="policy", role="actor", reads=("in",), writes=("scored",)),
+            Stage(name="train", worker="policy", role="actor", reads=("scored",), trains=True),
+        ),
+        feeds=("in",),
+    )
+    score, train = profile(1, state_bytes=2 * GIB), profile(1, state_bytes=2 * GIB, work_bytes=GIB)
+    problem = problem_of(flow, 1, 2, score=score, train=train)
+    timeline = simulate(problem, plan_of(score=((0,), 1, 0, False, 0), train=((0,), 1, 0, False, 1)))
+    assert (timeline.memory(0).num_bytes / GIB).tolist() == [2, 3, 2]
+    assert timeline.memory(0).times_s.tolist() == [0, 2, 4]
+
+
+def test_the_profile_of_the_product_counts():
+    problem = problem_of(two_stages(), 2, 1, rollout=profile(1), actor=profile(1))
+    plain = problem.profiles.stages["actor"]
+    here = replace(plain.instances[0], device_name="gpu", points=(TimePoint(num_items=1, seconds=7),))
+    elsewhere = replace(here, device_name="other", points=(TimePoint(num_items=1, seconds=9),))
+    both = Profiles(
+        stages={
+            **problem.profiles.stages,
+            "actor": replace(plain, instances=(*plain.instances, here, elsewhere)),
+        }
+    )
+    plan = plan_of("disaggregated", rollout=((0,), 1, 1, False, 0), actor=((1,), 1, 1, False, 1))
+    assert simulate(replace(problem, profiles=both), plan).step_s == 8
 
 
 def test_equal_inputs_give_equal_timelines_and_a_seed_others():
@@ -254,15 +309,14 @@ def test_wrong_plans_and_problems_are_refused():
 
 def test_a_standstill_names_who_waits_for_what(monkeypatch):
     """No valid plan stands still, so the flow is broken below the validation: the actor waits for itself."""
-    module = sys.modules["rlinf_sched.simulator.simulate"]
-    lower = module.lower
+    lower = simulation.lower
 
     def broken(*args, **kwargs):
         lowered = lower(*args, **kwargs)
         lowered.arrays["edge_source"][0] = 1
         return lowered
 
-    monkeypatch.setattr(module, "lower", broken)
+    monkeypatch.setattr(simulation, "lower", broken)
     problem = problem_of(two_stages(), 2, 6, rollout=profile(1), actor=profile(2))
     plan = plan_of("disaggregated", rollout=((0,), 1, 2, False, 0), actor=((1,), 1, 2, False, 1))
     with pytest.raises(SchedError, match="stands still at 6 s:\n  - actor waits for items of step 0: 0 of 2 are there"):

@@ -1,27 +1,15 @@
 """The native event core against a plain SimPy model, and laws that hold for every timeline."""
 
-import importlib.util
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
+from sched_generated_problems import problems
+from sched_simpy_reference import Reference
 
 from rlinf_sched.simulator import simulate
 from rlinf_sched.simulator.timeline import SPAN_KINDS
 
-
-def _load(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec and spec.loader
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-Reference = _load("simpy_reference").Reference
-problems = _load("generated_problems").problems
 often = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )

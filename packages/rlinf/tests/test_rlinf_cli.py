@@ -78,6 +78,9 @@ def test_the_public_command_line_is_this():
     assert command_line(make_parser()) == {
         "rlinf": ["-h", "--help", "--version", "--traceback"],
         "rlinf train": ["-h", "--help", "recipe", "--output", "--resume"],
+        "rlinf plan": [
+            *("-h", "--help", "problem", "--gpu", "--mode", "--what-if", "--output", "--json", "--schema"),
+        ],
         "rlinf config": ["-h", "--help"],
         "rlinf config list": ["-h", "--help"],
         "rlinf config show": ["-h", "--help", "recipe"],

@@ -24,7 +24,14 @@ sys.exit(code)
 
 @pytest.mark.parametrize(
     ("line", "code"),
-    [("--help", 0), ("train --help", 0), ("config list", 0), ("config show sort-grpo", 0), ("config schema", 0)],
+    [
+        ("--help", 0),
+        ("train --help", 0),
+        ("plan --help", 0),
+        ("config list", 0),
+        ("config show sort-grpo", 0),
+        ("config schema", 0),
+    ],
 )
 def test_looking_at_recipes_imports_nothing_heavy(line: str, code: int, tmp_path: Path):
     done = subprocess.run(

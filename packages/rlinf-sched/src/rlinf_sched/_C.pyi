@@ -27,7 +27,7 @@ class Join:
     def __init__(
         self,
         *,
-        side_by_side: bool,
+        kind: int,
         before_part: int,
         feeds: bool,
         moved_s: float,
@@ -56,7 +56,7 @@ class Front:
     def is_mixed(self) -> np.ndarray: ...
     @property
     def origins(self) -> np.ndarray:
-        """int32 [size, 4]: kind (0 in turn, 1 side by side, -1 given), earlier part, its row, the later part's row."""
+        """int32 [size, 4]: index into planner.tree.JOINS (-1: given), earlier part, its row, the row of the later."""
 
 class Standstill(RuntimeError): ...
 

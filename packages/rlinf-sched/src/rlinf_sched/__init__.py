@@ -19,6 +19,7 @@ from rlinf_sched.modes import plan_for_mode
 from rlinf_sched.plan import Mode, Plan, Prediction, RunnerUp, StagePlan, StagePrediction
 from rlinf_sched.problem import Problem
 from rlinf_sched.profile import InstanceProfile, ItemCosts, Profiles, StageProfile, TimePoint
+from rlinf_sched.simulator import Timeline, simulate
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,8 @@ __all__ = [
     "Prediction",
     "Plan",
     "plan_for_mode",
+    "simulate",
+    "Timeline",
     "describe_plan",
     "diagram",
     "SchedError",

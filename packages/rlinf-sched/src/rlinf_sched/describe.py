@@ -19,7 +19,7 @@ def describe_plan(plan: Plan, graph: FlowGraph, cluster: Cluster) -> str:
         (
             stage_plan.stage,
             graph.stage(stage_plan.stage).worker,
-            _ranges(stage_plan.devices) or "host",
+            ranges(stage_plan.devices) or "host",
             str(stage_plan.num_ranks),
             str(stage_plan.granularity or "whole batch"),
             "yes" if stage_plan.offload else "no",
@@ -90,7 +90,7 @@ def _escape(text: str) -> str:
     return text.replace("#", "#35;").replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")
 
 
-def _ranges(indices: Sequence[int]) -> str:
+def ranges(indices: Sequence[int]) -> str:
     """(0, 1, 2, 5) -> "0-2, 5"; the order given is kept."""
     runs: list[list[int]] = []
     for index in indices:

@@ -7,6 +7,7 @@ That holds as long as no writer waits for *room* behind a reader whose turn has 
 waits for room give its devices back meanwhile (as rlinf-workers does), or gives such channels room for a whole step.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -58,7 +59,7 @@ class StagePrediction:
     switch_s: float
     """Onload and offload."""
     peak_bytes: int
-    """On the fullest of its devices while it computes, with what others keep there."""
+    """On the first of its devices at its fullest, whoever computes there then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +77,11 @@ class Prediction:
     """What the planner expects of a plan."""
 
     step_s: float
+    """By the simulator."""
+    estimate_s: float
+    """By the search's algebra, which knows no events."""
     sync_s: float
-    """Weight syncs at the end of the step, part of `step_s`."""
+    """Weight syncs of a step."""
     stages: Mapping[str, StagePrediction]
     runners_up: tuple[RunnerUp, ...] = ()
 
@@ -187,9 +191,9 @@ def _device_problems(stage_plan: StagePlan, graph: FlowGraph, cluster: Cluster) 
         yield f"{where}: the stage needs a device; give it at least one, or set needs_device=False on the stage"
     if not needs_device and devices:
         yield f"{where}: the stage has needs_device=False and runs on the host; use []"
-    for device in dict.fromkeys(devices):
-        if devices.count(device) > 1:
-            yield f"{where}: device {device} is named {devices.count(device)} times; name it once"
+    for device, count in Counter(devices).items():
+        if count > 1:
+            yield f"{where}: device {device} is named {count} times; name it once"
     unknown = [device for device in dict.fromkeys(devices) if not 0 <= device < cluster.num_devices]
     for device in unknown:
         yield f"{where}: device {device} does not exist; this cluster has {_device_list(cluster)}"

@@ -8,9 +8,11 @@ from rlinf_sched import strict_json
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.errors import ProblemError, did_you_mean, raise_problems
 from rlinf_sched.flow_graph import FlowGraph, WeightEdge
-from rlinf_sched.profile import Profiles, StageProfile
+from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
 
 FORMAT_VERSION = 1
+MAX_ITEMS = 10_000_000
+"""Of one stage in one step, its rounds included: what a simulation can hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +43,18 @@ class Problem:
         """Weights that a sync over the edge moves: the most that a stage of either end names."""
         names = self.flow.workers[edge.source] + self.flow.workers[edge.target]
         return max(self.profile(name).weights_bytes for name in names)
+
+    def state_bytes(self, stage: str, instance: InstanceProfile, num_devices: int) -> int:
+        """On each of `num_devices` devices for the whole worker group of the stage, which keeps one state for all its
+        stages: the most that one of them names for instances of this size."""
+        names = self.flow.workers[self.flow.stage(stage).worker]
+        alike = [
+            other.resident_bytes(num_devices)
+            for name in names
+            for other in self.profile(name).instances
+            if (other.num_devices, other.device_name) == (instance.num_devices, instance.device_name)
+        ]
+        return max(alike, default=0)
 
     def choices(self, stage: str) -> tuple[int, ...]:
         """Items per hand-over that the stage may have, ascending; `num_items` is the whole batch."""
@@ -87,8 +101,8 @@ class Problem:
 
 def _problems(problem: Problem) -> Iterator[str]:
     names = [stage.name for stage in problem.flow.stages]
-    if problem.num_items < 1:
-        yield f"num_items={problem.num_items} must be at least 1"
+    if not 1 <= problem.num_items <= MAX_ITEMS:
+        yield f"num_items={problem.num_items} must be from 1 to {MAX_ITEMS:,}"
     for name in names:
         if name not in problem.profiles.stages:
             yield f"profiles.stages.{name} is missing{did_you_mean(name, problem.profiles.stages)}"
@@ -124,3 +138,22 @@ def _problems(problem: Problem) -> Iterator[str]:
             yield f"profiles.stages.{stage.name}: the stage needs no device, so its instances have num_devices=0"
         if profile.rounds > 1 and stage.name not in in_cycle:
             yield f"profiles.stages.{stage.name}.rounds={profile.rounds}, but the stage is in no cycle; use 1"
+        if profile.rounds * problem.num_items > MAX_ITEMS >= problem.num_items:
+            most = MAX_ITEMS // max(problem.num_items, 1)
+            yield f"profiles.stages.{stage.name}.rounds={profile.rounds} must be at most {most:,} at this num_items"
+    yield from _cycle_problems(problem.flow)
+
+
+def _cycle_problems(flow: FlowGraph) -> Iterator[str]:
+    """Something has to go round: what enters from outside, or what an environment gives when it is reset."""
+    for cycle in flow.cycles():
+        stages = [flow.stage(name) for name in cycle]
+        inner = {channel for stage in stages for channel in stage.writes} - set(flow.feeds)
+        outer_writes = {channel for stage in flow.stages if stage.name not in cycle for channel in stage.writes}
+        enters = any(channel not in inner or channel in outer_writes for stage in stages for channel in stage.reads)
+        if not enters and all(stage.role != "env" for stage in stages):
+            channel = next(channel for stage in stages for channel in stage.reads)
+            yield (
+                f"flow.feeds: the cycle {' <-> '.join(cycle)} has no initial item, as nothing enters it from outside; "
+                f"add one of its channels, for example feeds: [{channel}], or give the stage that begins role: env"
+            )

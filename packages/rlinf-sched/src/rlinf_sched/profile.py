@@ -121,9 +121,9 @@ class InstanceProfile:
         """On each of the stage's `num_devices` devices between its turns, when it does not offload."""
         return self.state_bytes + -(-self.sharded_state_bytes // max(num_devices, 1))
 
-    def peak_bytes(self, num_devices: int, num_items: int) -> int:
-        """On each of them while it computes on hand-overs of `num_items`."""
-        return self.resident_bytes(num_devices) + self.work_bytes + self.item_work_bytes * num_items
+    def extra_bytes(self, num_items: int) -> int:
+        """On each of its devices beside the state, while it computes on so many items at once."""
+        return self.work_bytes + self.item_work_bytes * num_items
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,6 +34,15 @@ def hand_over_size(num_items: int, num_instances: int, granularity: int, max_ite
     return min(size, max_items) if max_items else size
 
 
+def items_at_once(
+    instance: InstanceProfile, batching: Batching, *, num_items: int, num_instances: int, granularity: int
+) -> int:
+    """Most items of a step that an instance holds at a time: a hand-over, or what its engine has room for."""
+    if batching == "continuous":
+        granularity = 0
+    return hand_over_size(num_items, num_instances, granularity, instance.max_items)
+
+
 @functools.lru_cache(maxsize=65536)
 def stage_time(
     instance: InstanceProfile,

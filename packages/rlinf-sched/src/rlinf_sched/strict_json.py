@@ -6,6 +6,7 @@ A message names the place the way a person would point at it in the file: `plan.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -15,6 +16,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from rlinf_sched.errors import SchedError, did_you_mean
 
 T = TypeVar("T")
+
+MAX_INTEGER = 2**63 - 1
+"""What numpy and other readers of JSON can hold."""
 
 _NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 
@@ -40,11 +44,22 @@ def load(text: str, record_type: type[T], *, root: str, format_version: int, err
         format_version: the only "format" accepted.
         error: raised, with the path, for malformed JSON, duplicate, unknown or missing keys, wrong types and formats.
     """
+    tree = parse(text, root=root, error=error)
+    return load_tree(tree, record_type, root=root, format_version=format_version, error=error)
+
+
+def parse(text: str, *, root: str, error: type[SchedError]) -> Any:
+    """The nested values of a JSON document; raises `error` for what is no JSON and for a key that occurs twice."""
     try:
-        tree = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, root, error))
+        return json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, root, error))
     except json.JSONDecodeError as e:
         raise error(f"{root} is not valid JSON: {e.msg} at line {e.lineno}, column {e.colno}") from e
-    return load_tree(tree, record_type, root=root, format_version=format_version, error=error)
+    except RecursionError:
+        raise error(f"{root} is not valid JSON: it is nested too deep") from None
+    except SchedError:
+        raise
+    except ValueError as e:  # an integer of thousands of digits
+        raise error(f"{root} is not valid JSON: {e}") from e
 
 
 def load_tree(tree: Any, record_type: type[T], *, root: str, format_version: int, error: type[SchedError]) -> T:
@@ -57,7 +72,7 @@ def load_tree(tree: Any, record_type: type[T], *, root: str, format_version: int
     found = tree.pop("format")
     if isinstance(found, bool) or not isinstance(found, int) or found != format_version:
         raise error(f"{root}.format={found!r}: this version of rlinf-sched reads format {format_version}")
-    return _record(tree, record_type, root, error)
+    return record(tree, record_type, root, error)
 
 
 def _object(pairs: list[tuple[str, Any]], root: str, error: type[SchedError]) -> dict[str, Any]:
@@ -70,14 +85,14 @@ def _object(pairs: list[tuple[str, Any]], root: str, error: type[SchedError]) ->
     return result
 
 
-def _record(value: Any, record_type: type[T], path: str, error: type[SchedError]) -> T:
+def record(value: Any, record_type: type[T], path: str, error: type[SchedError]) -> T:
+    """The record that an object at `path` describes; raises `error` as `load` does."""
     if not isinstance(value, dict):
         raise error(f"{path} is {_kind(value)}; expected an object")
-    fields = {f.name: f for f in dataclasses.fields(record_type) if f.init}  # type: ignore[arg-type]
-    hints = get_type_hints(record_type)
+    fields, hints = _fields_and_hints(record_type)
     for key in value:
         if key not in fields:
-            raise error(f"{path}.{key} is not a known key{did_you_mean(key, fields)}")
+            raise error(f"{path}.{key} is not a known key{did_you_mean(str(key), fields)}")
     arguments = {}
     for name, field in fields.items():
         if name in value:
@@ -87,9 +102,15 @@ def _record(value: Any, record_type: type[T], path: str, error: type[SchedError]
     return record_type(**arguments)
 
 
+@functools.cache
+def _fields_and_hints(record_type: type) -> tuple[dict[str, dataclasses.Field[Any]], dict[str, Any]]:
+    fields = {f.name: f for f in dataclasses.fields(record_type) if f.init}  # type: ignore[arg-type]
+    return fields, get_type_hints(record_type)
+
+
 def _value(value: Any, expected: Any, path: str, error: type[SchedError]) -> Any:
     if dataclasses.is_dataclass(expected):
-        return _record(value, expected, path, error)  # type: ignore[arg-type]
+        return record(value, expected, path, error)  # type: ignore[arg-type]
     origin = get_origin(expected)
     if origin is Literal:
         if value not in get_args(expected) or not isinstance(value, str):
@@ -111,6 +132,8 @@ def _value(value: Any, expected: Any, path: str, error: type[SchedError]) -> Any
     if origin in (Union, types.UnionType):  # `X | None`
         options = [option for option in get_args(expected) if option is not types.NoneType]
         return None if value is None else _value(value, options[0], path, error)
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        raise error(f"{path} is an integer beyond 2**63; give a smaller one")
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, float) and not math.isfinite(value):

@@ -47,8 +47,13 @@ class Columns:
         return self.tail + 1
 
     @property
+    def switches(self) -> int:
+        """1 where a stage of the part offloads, else 0."""
+        return self.sync + 1
+
+    @property
     def resident(self) -> slice:
-        return slice(self.sync + 1, self.sync + 1 + self.num_pools)
+        return slice(self.switches + 1, self.switches + 1 + self.num_pools)
 
     @property
     def peak(self) -> slice:

@@ -1,44 +1,77 @@
-"""From a problem to the plan that the search likes best, with predictions and what the other modes would have given."""
+"""From a problem to a plan: the search proposes, the simulator decides, and the plan says what is expected of it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import get_args
 
-from rlinf_sched.errors import InfeasibleError, PlanError, did_you_mean
-from rlinf_sched.plan import Mode, Plan, Prediction, RunnerUp, StagePlan
+import numpy as np
+
+from rlinf_sched.errors import InfeasibleError, PlanError, ProblemError, did_you_mean
+from rlinf_sched.plan import Mode, Plan, Prediction, RunnerUp, StagePlan, StagePrediction
+from rlinf_sched.planner.infeasible import why_nothing_fits
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Candidate, Search
 from rlinf_sched.planner.tree import leaves, place
 from rlinf_sched.problem import Problem
+from rlinf_sched.simulator import Timeline, simulate
 
 ALL_MODES: tuple[Mode, ...] = get_args(Mode)
+NUM_SIMULATED = 4
+"""Candidates of each mode that the simulator judges: the search takes parts of a flow for boxes, the simulator does
+not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    candidate: Candidate
+    plan: Plan
+    timeline: Timeline
 
 
 def plan(problem: Problem, modes: Sequence[Mode] = ALL_MODES) -> Plan:
-    """The best plan of the given modes.
+    """The best plan of the given modes: of the search's best of each mode the one that the simulator finds shortest.
 
     Returns:
         a plan that has passed `Plan.validate`, with `prediction` set.
 
     Raises:
         ProblemError, FlowError: the problem contradicts itself.
-        InfeasibleError: nothing fits; says what is missing.
+        InfeasibleError: nothing fits; says which stage, by how much, and what would make it fit.
     """
     problem.validate()
     for mode in modes:
         if mode not in ALL_MODES:
             raise PlanError(f"mode={mode!r}{did_you_mean(mode, ALL_MODES)}")
+    if not modes:
+        raise ProblemError(f"modes is empty; allowed: {', '.join(ALL_MODES)}")
     pools = pools_of(problem.cluster)
-    candidates = Search(problem, pools).best(modes)
+    candidates = Search(problem, pools).best(modes, num_each=NUM_SIMULATED)
     if not candidates:
-        raise InfeasibleError("no plan fits")
-    best = candidates[0]
-    return to_plan(problem, best, reason="least predicted step time", others=candidates[1:])
+        raise InfeasibleError(why_nothing_fits(problem, pools, modes))
+    judged = [_judge(problem, candidate) for candidate in candidates]
+    judged.sort(key=lambda one: one.timeline.step_s)
+    best = judged[0]
+    others = [next(one for one in judged if one.plan.mode == mode) for mode in _modes_of(judged[1:], best)]
+    return replace(
+        best.plan,
+        reason=_reason(best, others),
+        prediction=_prediction(best, [RunnerUp(mode=o.plan.mode, step_s=o.timeline.step_s, reason="") for o in others]),
+    )
 
 
-def to_plan(problem: Problem, candidate: Candidate, *, reason: str, others: Sequence[Candidate] = ()) -> Plan:
+def _modes_of(judged: Sequence[_Judged], best: _Judged) -> list[Mode]:
+    """The other modes, best first."""
+    return list(dict.fromkeys(one.plan.mode for one in judged if one.plan.mode != best.plan.mode))
+
+
+def _judge(problem: Problem, candidate: Candidate) -> _Judged:
+    made = to_plan(problem, candidate)
+    return _Judged(candidate, made, simulate(problem, made))
+
+
+def to_plan(problem: Problem, candidate: Candidate) -> Plan:
     """The candidate as a plan, its stages ordered by turn."""
-    pools = pools_of(problem.cluster)
-    placed = place(candidate.tree, [list(pool.devices) for pool in pools])
+    placed = place(candidate.tree, [list(pool.devices) for pool in pools_of(problem.cluster)])
     turns = {name: turn for turn, names in enumerate(problem.flow.turns()) for name in names}
     stages = [
         StagePlan(
@@ -55,13 +88,49 @@ def to_plan(problem: Problem, candidate: Candidate, *, reason: str, others: Sequ
         flow=problem.flow.name,
         mode=candidate.mode,
         stages=tuple(sorted(stages, key=lambda stage: stage.turn)),
-        reason=reason,
-        prediction=Prediction(
-            step_s=candidate.step_s,
-            sync_s=candidate.sync_s,
-            stages={},
-            runners_up=tuple(RunnerUp(mode=c.mode, step_s=c.step_s, reason="") for c in others),
-        ),
+        reason="proposed by the search",
     )
     result.validate(problem.flow, problem.cluster)
     return result
+
+
+def _reason(best: _Judged, others: Sequence[_Judged]) -> str:
+    chosen_s = best.timeline.step_s
+    lost = [f"{o.plan.mode} {o.timeline.step_s:.3g} s (+{o.timeline.step_s / chosen_s - 1:.0%})" for o in others]
+    text = f"shortest step in simulation, {chosen_s:.3g} s"
+    return f"{text}; best of the other modes: {', '.join(lost)}" if lost else text
+
+
+def _prediction(judged: _Judged, runners_up: Sequence[RunnerUp]) -> Prediction:
+    timeline = judged.timeline
+    syncs = [timeline.end_s[i] - timeline.start_s[i] for name in timeline.stages for i in timeline.of(name, "sync")]
+    return Prediction(
+        step_s=timeline.step_s,
+        estimate_s=judged.candidate.step_s,
+        sync_s=float(sum(syncs)) / timeline.num_steps,
+        stages={stage.stage: _stage_prediction(timeline, stage) for stage in judged.plan.stages},
+        runners_up=tuple(runners_up),
+    )
+
+
+def _stage_prediction(timeline: Timeline, stage: StagePlan) -> StagePrediction:
+    """Of the timeline's last step, in seconds from that step's beginning."""
+    last = timeline.step[-1]
+    begins = float(timeline.step_end_s[-2]) if len(timeline.step_end_s) > 1 else 0.0
+
+    def spans(kind: str) -> np.ndarray:
+        found = timeline.of(stage.stage, kind)  # type: ignore[arg-type]
+        return found[timeline.step[found] == last]
+
+    compute = spans("compute")
+    seconds = timeline.end_s - timeline.start_s
+    busy = np.bincount(timeline.rank[compute], weights=seconds[compute])
+    switches = np.concatenate([spans("onload"), spans("offload")])
+    switch = np.bincount(timeline.rank[switches], weights=seconds[switches]) if len(switches) else np.zeros(1)
+    return StagePrediction(
+        start_s=float(timeline.start_s[compute].min()) - begins,
+        end_s=float(timeline.end_s[compute].max()) - begins,
+        busy_s=float(busy.max()),
+        switch_s=float(switch.max()),
+        peak_bytes=max((timeline.memory(device).peak_bytes for device in stage.devices[:1]), default=0),
+    )

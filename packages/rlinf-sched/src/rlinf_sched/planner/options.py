@@ -12,7 +12,7 @@ from rlinf_sched.planner.pools import Pool, device_counts, host_instances
 from rlinf_sched.planner.tree import Cycle, Leaf, Tree
 from rlinf_sched.problem import Problem
 from rlinf_sched.profile import InstanceProfile
-from rlinf_sched.stage_time import hand_over_size, stage_time
+from rlinf_sched.stage_time import hand_over_size, items_at_once, stage_time
 
 NO_SIGNATURE = -1
 
@@ -134,14 +134,13 @@ class StageOptions:
                     row[columns.edges.start + i] = problem.synced_bytes(edge) / max(instance.num_devices, 1)
             if not leaf.num_devices:
                 continue
-            items = hand_over_size(problem.num_items, leaf.num_instances, leaf.granularity, instance.max_items)
-            state = instance.resident_bytes(leaf.num_devices)
-            counts_state = leaf.stage in self._first_of_group
+            resident, peak = self._bytes(leaf, instance)
             row[columns.devices.start + leaf.pool] += leaf.num_devices
-            row[columns.resident.start + leaf.pool] += state if counts_state and not leaf.offload else 0
-            peak = instance.peak_bytes(leaf.num_devices, items)
-            row[columns.peak.start + leaf.pool] += peak if counts_state or leaf.offload else peak - state
+            row[columns.resident.start + leaf.pool] += resident
+            row[columns.peak.start + leaf.pool] += peak
             if leaf.offload:
+                row[columns.switches] = 1.0
+                state = problem.state_bytes(leaf.stage, instance, leaf.num_devices)
                 host_link = problem.cluster.links.host_bytes_per_s
                 onload = state / host_link if instance.onload_s is None else instance.onload_s
                 offload = state / host_link if instance.offload_s is None else instance.offload_s
@@ -175,6 +174,9 @@ class StageOptions:
             offload = False
         for choice, instance in enumerate(profile.instances):
             for pool, num_devices, num_instances in self._counts(stage, instance, (granularity,)):
+                share = self._problem.num_items // num_instances
+                if share * num_instances < self._problem.num_items or share % min(granularity, share):
+                    continue  # an instance would wait for items that are a round behind
                 yield Leaf(name, choice, pool, num_instances, num_devices, granularity, offload), instance
 
     def _cycle_row(
@@ -236,14 +238,22 @@ class StageOptions:
         return row
 
     def _bytes(self, leaf: Leaf, instance: InstanceProfile) -> tuple[int, int]:
-        """(between turns, at its fullest) on each device of the stage."""
+        """(between turns, at its fullest) on each device of the stage. A worker group's state counts with the first of
+        its stages, and with the others where they bring it back themselves."""
         if not leaf.num_devices:
             return 0, 0
-        items = hand_over_size(self._problem.num_items, leaf.num_instances, leaf.granularity, instance.max_items)
-        state, peak = instance.resident_bytes(leaf.num_devices), instance.peak_bytes(leaf.num_devices, items)
+        problem = self._problem
+        items = items_at_once(
+            instance,
+            problem.profile(leaf.stage).batching,
+            num_items=problem.num_items,
+            num_instances=leaf.num_instances,
+            granularity=leaf.granularity,
+        )
+        state = problem.state_bytes(leaf.stage, instance, leaf.num_devices)
         counts_state = leaf.stage in self._first_of_group
         resident = state if counts_state and not leaf.offload else 0
-        return resident, peak if counts_state or leaf.offload else peak - state
+        return resident, instance.extra_bytes(items) + (state if counts_state or leaf.offload else 0)
 
 
 def _blocks(leaves: Sequence[Leaf]) -> Iterator[tuple[tuple[int, ...], ...]]:

@@ -1,9 +1,9 @@
 """The search: every way to take a flow apart, in time and in space, down to single turns.
 
 A part of the flow is a set of turns. It is cut into a part that needs nothing of the rest (a down-set) and the rest;
-the two run in turn on the same devices, or side by side on devices of their own, pipelined. Every cut of every part is
-tried, and for each part only candidates are kept that no other equals in devices, times and memory at once. As a whole
-gets no better by a worse part, none of the best plans is lost.
+the two run in turn on the same devices, interleaved on them, or side by side on devices of their own. Every cut of
+every part is tried, and for each part only candidates are kept that no other equals in devices, times and memory at
+once. As a whole gets no better by a worse part, none of the best plans is lost.
 
 The temporal and spatial composition is that of arXiv:2509.15965. Differences: cuts are all down-sets, not the prefixes
 of one order; a part is described by when its items come out and by what it holds, not by one time; numbers of devices
@@ -20,7 +20,7 @@ from rlinf_sched.plan import Mode
 from rlinf_sched.planner.columns import NUM_OUT, Columns
 from rlinf_sched.planner.options import StageOptions
 from rlinf_sched.planner.pools import Pool
-from rlinf_sched.planner.tree import Join, Tree, leaves, mode_of, shape, shares_everything
+from rlinf_sched.planner.tree import JOINS, Join, JoinKind, Tree, leaves, mode_of, shape, shares_everything
 from rlinf_sched.problem import Problem
 
 _LEVELS = (0.1, 0.03, 0.01, 0.003)
@@ -57,7 +57,7 @@ class _Part:
         if kind == -1:
             return self.options[i]
         before, after = self.halves[before_part]
-        return Join("side by side" if kind else "in turn", before.tree(i), after.tree(j))
+        return Join(JOINS[kind], before.tree(i), after.tree(j))
 
 
 class Search:
@@ -66,19 +66,16 @@ class Search:
     Args:
         pools: the cluster's devices.
         tolerance: times that differ by less than this part of a step count as equal. With 0 the result is exact.
-        has_memory_limit: False finds out how much memory is missing.
     """
 
-    def __init__(
-        self, problem: Problem, pools: Sequence[Pool], *, tolerance: float = 1e-3, has_memory_limit: bool = True
-    ) -> None:
+    def __init__(self, problem: Problem, pools: Sequence[Pool], *, tolerance: float = 1e-3) -> None:
         flow = problem.flow
         self._problem, self._tolerance = problem, tolerance
         self._columns = Columns(len(pools), len(flow.weight_edges))
         self._makes = StageOptions(problem, pools)
         self._turns = flow.turns()
         self._num_devices = [float(pool.num_devices) for pool in pools]
-        self._memory = [float(pool.memory_bytes) if has_memory_limit else np.inf for pool in pools]
+        self._memory = [float(pool.memory_bytes) for pool in pools]
         turn_of = self._turn_of = {name: i for i, names in enumerate(self._turns) for name in names}
         self._needs = [0] * len(self._turns)  # bit set of the turns that feed each turn
         for name, others in flow.successors().items():
@@ -165,7 +162,7 @@ class Search:
             return self._single(front, mask)
         before, after = self._shaped(tree.before), self._shaped(tree.after)
         before_mask = sum({1 << self._turn_of[leaf.stage] for leaf in leaves(tree.before)})
-        join = self._join(before_mask, mask & ~before_mask, side_by_side=tree.kind == "side by side")
+        join = self._join(before_mask, mask & ~before_mask, tree.kind)
         front.offer_joins(before.front, after.front, join, self._complete(mask))
         return _Part(front, halves={before_mask: (before, after)})
 
@@ -242,23 +239,29 @@ class Search:
     # -- numbers -----------------------------------------------------------------------------------------------------
 
     def _joins(self, before: int, after: int) -> Iterator[_C.Join]:
-        """In turn; and side by side, which of two independent parts is tried once, unless it tears a group apart."""
-        yield self._join(before, after, side_by_side=False)
+        """Of two parts, every kind that can be. A stage whose items lie ready would not let go of its devices before it
+        is done, so it cannot be interleaved; side by side, which of two independent parts is tried once, may not tear a
+        worker group apart."""
+        yield self._join(before, after, "in turn")
+        if self._feeds(before, after) and all(self._needs[i] for i in _bits(before)):
+            yield self._join(before, after, "interleaved")
         torn = any(group & before and group & after for group in self._group_masks)
         if not torn and (self._feeds(before, after) or before > after):
-            yield self._join(before, after, side_by_side=True)
+            yield self._join(before, after, "side by side")
 
-    def _join(self, before: int, after: int, *, side_by_side: bool) -> _C.Join:
+    def _join(self, before: int, after: int, kind: JoinKind) -> _C.Join:
         """Weight edges that the cut divides cost a sync, in which each device of the target receives its part; items
         that cross it wait for one hand-over's way."""
         links = self._problem.cluster.links
-        far = side_by_side and self._problem.cluster.num_nodes > 1
+        far = kind == "side by side" and self._problem.cluster.num_nodes > 1
         rate = links.network_bytes_per_s if far else links.node_bytes_per_s
         crossing = [num_bytes for writer, reader, num_bytes in self._channels if writer & before and reader & after]
         trains, generates = self._training, self._generation
-        runs_ahead = side_by_side and not before & trains and not after & generates and before | after == self._all
+        runs_ahead = (
+            kind == "side by side" and not before & trains and not after & generates and before | after == self._all
+        )
         return _C.Join(
-            side_by_side=side_by_side,
+            kind=JOINS.index(kind),
             before_part=before,
             feeds=self._feeds(before, after),
             moved_s=links.latency_s + max(crossing, default=0) / rate,
@@ -327,8 +330,9 @@ class Search:
             self._offer(part.front, mask, members, False)
             if chain is not None:
                 joined = _Part(self._new_front(done | mask), halves={done: (chain, part)})
-                for side_by_side in (False, True) if on_host or beside else (False,):
-                    join = self._join(done, mask, side_by_side=side_by_side)
+                kinds: tuple[JoinKind, ...] = ("in turn", "side by side") if on_host or beside else ("in turn",)
+                for kind in kinds:
+                    join = self._join(done, mask, kind)
                     joined.front.offer_joins(chain.front, part.front, join, self._complete(done | mask))
                 part = joined
             chain, done, beside = part, done | mask, beside and on_host

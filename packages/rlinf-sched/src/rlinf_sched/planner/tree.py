@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from rlinf_sched.flow_graph import FlowGraph
 from rlinf_sched.plan import Mode
@@ -33,12 +33,18 @@ class Cycle:
     """Indices into `leaves`."""
 
 
+JoinKind = Literal["in turn", "side by side", "interleaved"]
+JOINS: tuple[JoinKind, ...] = get_args(JoinKind)
+"""By the number that the native part has for them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Join:
     """Two parts of a flow; `before` needs nothing of `after`."""
 
-    kind: Literal["in turn", "side by side"]
-    """in turn: on the same devices, one after the other. side by side: on devices of their own, pipelined."""
+    kind: JoinKind
+    """in turn: on the same devices, one after the other. side by side: on devices of their own, pipelined. interleaved:
+    on the same devices, whichever has work; nothing offloads."""
     before: "Tree"
     after: "Tree"
 
@@ -68,7 +74,7 @@ def num_devices(tree: Tree, num_pools: int) -> tuple[int, ...]:
                 counts[pool] += max(num_devices(tree.leaves[i], num_pools)[pool] for i in block)
         return tuple(counts)
     before, after = num_devices(tree.before, num_pools), num_devices(tree.after, num_pools)
-    join = max if tree.kind == "in turn" else lambda a, b: a + b
+    join = (lambda a, b: a + b) if tree.kind == "side by side" else max
     return tuple(join(a, b) for a, b in zip(before, after, strict=True))
 
 
@@ -92,7 +98,7 @@ def place(tree: Tree, pools: list[list[int]]) -> dict[str, tuple[int, ...]]:
                     taken[leaf.pool] = max(taken[leaf.pool], leaf.num_devices)
             rest = [pool[count:] for pool, count in zip(rest, taken, strict=True)]
         return result
-    if tree.kind == "in turn":
+    if tree.kind != "side by side":
         return place(tree.before, pools) | place(tree.after, pools)
     first, second = sorted((tree.before, tree.after), key=lambda part: -max(map(_width, leaves(part))))
     counts = num_devices(first, len(pools))

@@ -4,7 +4,7 @@
 and a `Timeline` answers what one may ask of the spans that come back.
 """
 
-from rlinf_sched.simulator.simulate import simulate
+from rlinf_sched.simulator.simulation import simulate
 from rlinf_sched.simulator.timeline import DeviceUse, MemoryCurve, Timeline
 
 __all__ = ["simulate", "Timeline", "DeviceUse", "MemoryCurve"]

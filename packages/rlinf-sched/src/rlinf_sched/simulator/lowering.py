@@ -85,7 +85,10 @@ def lower(problem: Problem, plan: Plan, *, seed: int | None, num_steps: int) -> 
         arrays=arrays,
         num_steps=num_steps,
         resident_bytes=np.array(
-            [p.profile.resident_bytes(len(p.plan.devices)) * c for p, c in zip(placed, counts, strict=True)],
+            [
+                problem.state_bytes(p.stage.name, p.profile, len(p.plan.devices)) * c
+                for p, c in zip(placed, counts, strict=True)
+            ],
             dtype=np.int64,
         ),
         leaving=np.array([p.plan.offload for p in placed]),
@@ -102,13 +105,7 @@ def _place(problem: Problem, stage: Stage, stage_plan: StagePlan) -> _Placed:
     profile = problem.profile(stage.name)
     num_devices, num_ranks = len(stage_plan.devices), stage_plan.num_ranks
     span = max(1, num_devices // num_ranks) if num_devices else 0
-    instance = next((choice for choice in profile.instances if choice.num_devices == span), None)
-    if instance is None:
-        known = ", ".join(str(choice.num_devices) for choice in profile.instances)
-        raise PlanError(
-            f"plan.{stage.name}.num_ranks={num_ranks}: an instance spans {span} of its {num_devices} devices, but "
-            f"profiles.stages.{stage.name}.instances have num_devices {known}; use one of those"
-        )
+    instance = _instance(problem, stage.name, stage_plan, span)
     if profile.max_instances and num_ranks > profile.max_instances:
         raise PlanError(
             f"plan.{stage.name}.num_ranks={num_ranks} is more than profiles.stages.{stage.name}.max_instances="
@@ -117,7 +114,7 @@ def _place(problem: Problem, stage: Stage, stage_plan: StagePlan) -> _Placed:
     hand_over = min(stage_plan.granularity or problem.num_items, -(-problem.num_items // num_ranks))
     if instance.max_items and profile.batching != "continuous":
         hand_over = min(hand_over, instance.max_items)
-    moved_s = instance.resident_bytes(num_devices) / problem.cluster.links.host_bytes_per_s
+    moved_s = problem.state_bytes(stage.name, instance, num_devices) / problem.cluster.links.host_bytes_per_s
     leaves = stage_plan.offload and num_devices > 0
     return _Placed(
         stage=stage,
@@ -127,6 +124,24 @@ def _place(problem: Problem, stage: Stage, stage_plan: StagePlan) -> _Placed:
         onload_s=(moved_s if instance.onload_s is None else instance.onload_s) if leaves else STAYS,
         offload_s=(moved_s if instance.offload_s is None else instance.offload_s) if leaves else STAYS,
     )
+
+
+def _instance(problem: Problem, stage: str, stage_plan: StagePlan, span: int) -> InstanceProfile:
+    """The profile of so many devices: that of the product the stage is on, or the one that names none."""
+    products = {
+        "CPU slot" if device.kind == "cpu" else device.name
+        for device in map(problem.cluster.devices.__getitem__, stage_plan.devices)
+    }
+    known = [choice for choice in problem.profile(stage).instances if choice.device_name in {"", *products}]
+    fitting = [choice for choice in known if choice.num_devices == span]
+    if not fitting:
+        spans = ", ".join(str(choice.num_devices) for choice in known) or "nothing for these devices"
+        raise PlanError(
+            f"plan.{stage}.num_ranks={stage_plan.num_ranks}: an instance spans {span} of its "
+            f"{len(stage_plan.devices)} devices, but profiles.stages.{stage}.instances have num_devices {spans}; "
+            "use one of those"
+        )
+    return max(fitting, key=lambda choice: choice.device_name != "")
 
 
 def _room(problem: Problem, placed: _Placed) -> int:

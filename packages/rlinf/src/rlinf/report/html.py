@@ -1,9 +1,29 @@
-"""Pieces of HTML, escaped."""
+"""Pages and pieces of HTML, escaped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib import resources
+
+
+def document(title: str, body: Iterable[str], *, footer: str) -> str:
+    """A whole page with the report's looks; it loads nothing from anywhere.
+
+    Args:
+        body: HTML.
+        footer: text.
+    """
+    style, script = (
+        resources.files("rlinf.report").joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{style}</style></head>"
+        f"<body><main>{''.join(body)}<footer>{escape(footer)}</footer></main>"
+        f'<div id="tip" hidden></div><script>{script}</script></body></html>\n'
+    )
 
 
 def section(title: str, *body: str, note: str = "") -> str:

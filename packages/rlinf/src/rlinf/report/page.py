@@ -6,7 +6,6 @@ import shlex
 from collections import defaultdict
 from collections.abc import Mapping
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +63,11 @@ def render(records: RunRecords) -> str:
         _samples(records),
         _what_ran(records),
     ]
-    style, script = (_resource(name) for name in ("page.css", "page.js"))
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(records.name)} - run report</title><style>{style}</style></head>"
-        f"<body><main>{''.join(body)}<footer>Written by rlinf report from {escape(records.path.name)}/; "
-        "trace.json opens in ui.perfetto.dev, tensorboard/ in TensorBoard.</footer></main>"
-        f'<div id="tip" hidden></div><script>{script}</script></body></html>\n'
+    footer = (
+        f"Written by rlinf report from {records.path.name}/; trace.json opens in ui.perfetto.dev, tensorboard/ in "
+        "TensorBoard."
     )
+    return html.document(f"{records.name} - run report", body, footer=footer)
 
 
 # -- sections ----------------------------------------------------------------------------------------------------------
@@ -291,7 +286,3 @@ def _what_ran(records: RunRecords) -> str:
         html.folded("Config", config),
         html.folded("All installed packages", f"<pre>{escape(versions)}</pre>" if versions else ""),
     )
-
-
-def _resource(name: str) -> str:
-    return resources.files("rlinf.report").joinpath(name).read_text(encoding="utf-8")

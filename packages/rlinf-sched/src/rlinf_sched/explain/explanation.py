@@ -1,0 +1,151 @@
+"""Everything that can be told about a plan: what happens, how long it takes, what it waits for, what lost."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from rlinf_sched.describe import ranges
+from rlinf_sched.explain.memory import MemoryUse, memory_uses
+from rlinf_sched.explain.sentences import agreement_notes, measured_range_notes, sentences
+from rlinf_sched.explain.spans import Spans, device_groups, usage
+from rlinf_sched.explain.what_if import Answer
+from rlinf_sched.plan import Plan
+from rlinf_sched.problem import Problem
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PathPart:
+    """One stage's part of the critical path."""
+
+    label: str
+    """A stage, or what else the step waits for: `weight sync`, `moving state`."""
+    seconds: float
+    share: float
+    """Of the step, from 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModeRow:
+    """The best plan of one mode."""
+
+    mode: str
+    step_s: float
+    is_chosen: bool
+    reason: str
+    """The term that lost; for the chosen one, why it was chosen."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupUse:
+    """How busy a group of devices is."""
+
+    devices: tuple[int, ...]
+    busy_share: Mapping[str, float]
+    """Stage -> share of the step in which it computes on a device of the group, on average; `switch` is moving state,
+    `sync` new weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Explanation:
+    """A plan and what there is to say about it. Text, JSON and the page are made from this alone."""
+
+    problem: Problem
+    plan: Plan
+    spans: Spans
+    path: tuple[PathPart, ...]
+    modes: tuple[ModeRow, ...]
+    """The chosen one first, then the others from fast to slow."""
+    groups: tuple[GroupUse, ...]
+    memory: tuple[MemoryUse, ...]
+    answers: tuple[Answer, ...]
+    """Empty where nobody asked."""
+    notes: tuple[str, ...]
+    """What to be careful about."""
+
+    @property
+    def step_s(self) -> float:
+        """By the simulator; the planner's own prediction is in the plan."""
+        return self.spans.step_s
+
+    @property
+    def sentences(self) -> list[str]:
+        """The plan in plain words."""
+        return sentences(self)
+
+    def to_json(self) -> str:
+        """As JSON text: the plan, and all that the page shows but the timeline."""
+        return json.dumps(_tree(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def explain(
+    problem: Problem, plan: Plan, spans: Spans, path_s: Mapping[str, float], answers: Sequence[Answer] = ()
+) -> Explanation:
+    """What there is to say about a plan.
+
+    Args:
+        plan: fits the problem.
+        spans: its predicted timeline.
+        path_s: label -> seconds of the critical path.
+        answers: of `what_if`, where it was asked.
+    """
+    parts = [PathPart(label=label, seconds=s, share=s / spans.step_s) for label, s in path_s.items() if s > 0]
+    return Explanation(
+        problem=problem,
+        plan=plan,
+        spans=spans,
+        path=tuple(sorted(parts, key=lambda part: -part.seconds)),
+        modes=_modes(plan, spans.step_s),
+        groups=tuple(_group_uses(plan, spans)),
+        memory=tuple(memory_uses(problem, plan)),
+        answers=tuple(answers),
+        notes=(*measured_range_notes(problem, plan), *agreement_notes(plan, spans.step_s)),
+    )
+
+
+def _modes(plan: Plan, simulated_s: float) -> tuple[ModeRow, ...]:
+    """Step times by one measure, the planner's; the simulator's where the planner said nothing."""
+    step_s = plan.prediction.step_s if plan.prediction else simulated_s
+    others = plan.prediction.runners_up if plan.prediction else ()
+    chosen = ModeRow(mode=plan.mode, step_s=step_s, is_chosen=True, reason=plan.reason)
+    rest = [ModeRow(mode=other.mode, step_s=other.step_s, is_chosen=False, reason=other.reason) for other in others]
+    return (chosen, *sorted(rest, key=lambda row: row.step_s))
+
+
+def _group_uses(plan: Plan, spans: Spans) -> list[GroupUse]:
+    whole = np.array([0.0, spans.step_s])
+    found = []
+    for group in device_groups(plan):
+        num = max(1, len(group.devices))
+        busy = {label: float(devices[0]) / num for label, devices in usage(spans, plan, group, whole).items()}
+        found.append(GroupUse(devices=group.devices, busy_share=busy))
+    return [use for use in found if use.devices]
+
+
+def _tree(explanation: Explanation) -> dict[str, Any]:
+    return {
+        "format": FORMAT_VERSION,
+        "step_s": explanation.step_s,
+        "sentences": explanation.sentences,
+        "notes": list(explanation.notes),
+        "critical_path": [asdict(part) for part in explanation.path],
+        "modes": [asdict(row) for row in explanation.modes],
+        "devices": [{"devices": ranges(use.devices), "busy_share": use.busy_share} for use in explanation.groups],
+        "memory": [
+            {
+                "devices": ranges(use.group.devices),
+                "fullest_in": use.fullest,
+                "capacity_bytes": use.capacity_bytes,
+                "used_bytes": use.used_bytes,
+                "state_bytes": use.state_bytes,
+                "work_bytes": use.work_bytes,
+            }
+            for use in explanation.memory
+        ],
+        "what_if": [asdict(answer) for answer in explanation.answers],
+        "plan": json.loads(explanation.plan.to_json()),
+    }

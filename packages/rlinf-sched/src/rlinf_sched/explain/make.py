@@ -1,0 +1,63 @@
+"""From a problem to its explained plan: planner, simulator and what-if answers in one call."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rlinf_sched.explain.explanation import Explanation, explain
+from rlinf_sched.explain.from_timeline import path_of, spans_of
+from rlinf_sched.explain.quantities import seconds
+from rlinf_sched.explain.what_if import what_if
+from rlinf_sched.plan import Mode, Plan
+from rlinf_sched.planner import plan as make_plan
+from rlinf_sched.problem import Problem
+from rlinf_sched.simulator import simulate
+
+
+def explain_problem(
+    problem: Problem, *, modes: Sequence[Mode] | None = None, asks_what_if: bool = False
+) -> Explanation:
+    """Plans a problem, simulates a step of the plan, and explains both.
+
+    Args:
+        modes: plan only these; None: all.
+        asks_what_if: also plan the changed problems of `what_if.changes`.
+
+    Raises:
+        SchedError: the problem contradicts itself, or no plan fits.
+    """
+
+    def planner(changed: Problem) -> Plan:
+        return make_plan(changed) if modes is None else make_plan(changed, modes=modes)
+
+    plan = planner(problem)
+    timeline = simulate(problem, plan)
+    path_s = path_of(timeline)
+    plan = _with_reasons(problem, plan, path_s)
+    answers = what_if(problem, plan, planner) if asks_what_if else ()
+    return explain(problem, plan, spans_of(timeline), path_s, answers)
+
+
+def _with_reasons(problem: Problem, plan: Plan, path_s: Mapping[str, float]) -> Plan:
+    """The plan with a reason for each runner-up that came without one: what its critical path has more of."""
+    if plan.prediction is None:
+        return plan
+    others = []
+    for other in plan.prediction.runners_up:
+        if not other.reason:
+            timeline = simulate(problem, make_plan(problem, modes=(other.mode,)))
+            other = replace(other, reason=lost_term(path_s, path_of(timeline)))
+        others.append(other)
+    return replace(plan, prediction=replace(plan.prediction, runners_up=tuple(others)))
+
+
+def lost_term(chosen_s: Mapping[str, float], other_s: Mapping[str, float]) -> str:
+    """The part of the critical path that the other plan has most more of, for people; empty if there is none.
+
+    Args:
+        chosen_s, other_s: label -> seconds on the critical path.
+    """
+    more_s = {label: spent_s - chosen_s.get(label, 0.0) for label, spent_s in other_s.items()}
+    label = max(more_s, key=lambda label: more_s[label], default="")
+    if not label or more_s[label] <= 0:
+        return ""
+    return f"{seconds(more_s[label])} more of {label} on its critical path ({seconds(other_s[label])})"

@@ -1,0 +1,97 @@
+"""What lies in the memory of each group of devices at its fullest moment."""
+
+from dataclasses import dataclass
+
+from rlinf_sched.explain.spans import DeviceGroup, device_groups
+from rlinf_sched.plan import Plan, StagePlan
+from rlinf_sched.problem import Problem
+from rlinf_sched.profile import InstanceProfile
+from rlinf_sched.stage_time import hand_over_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryUse:
+    """Of one device of a group (all of a group hold the same)."""
+
+    group: DeviceGroup
+    capacity_bytes: int
+    """Of the smallest device of the group."""
+    fullest: str
+    """The stage that computes when the device is fullest."""
+    state_bytes: dict[str, int]
+    """Stage -> weights, optimizer, environments that lie there at that moment."""
+    work_bytes: int
+    """Of the computing stage: activations, KV cache."""
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(self.state_bytes.values()) + self.work_bytes
+
+
+def instance_profile(problem: Problem, stage: StagePlan) -> InstanceProfile | None:
+    """The profile of the parallel choice that the plan uses; None where nothing was profiled for it."""
+    span = max(1, len(stage.devices) // stage.num_ranks) if stage.devices else 0
+    fitting = [entry for entry in problem.profile(stage.stage).instances if entry.num_devices == span]
+    names = {problem.cluster.devices[device].name for device in stage.devices}
+    exact = [entry for entry in fitting if getattr(entry, "device_name", "") in names]
+    return next(iter([*exact, *fitting]), None)
+
+
+def memory_uses(problem: Problem, plan: Plan) -> list[MemoryUse]:
+    """One for each group of devices, in the order of `device_groups`; the host is left out."""
+    return [_use(problem, plan, group) for group in device_groups(plan) if group.devices]
+
+
+def peak_bytes(problem: Problem, plan: Plan, stage: str) -> int:
+    """On the fullest of a stage's devices while it computes, with what others keep there; 0 for one on the host."""
+    moments = [
+        _moment(problem, plan, group, stage) for group in device_groups(plan) if group.devices and stage in group.stages
+    ]
+    return max((sum(state.values()) + work for state, work in moments), default=0)
+
+
+def _use(problem: Problem, plan: Plan, group: DeviceGroup) -> MemoryUse:
+    capacity = min(problem.cluster.devices[device].memory_bytes for device in group.devices)
+    moments = [_moment(problem, plan, group, name) for name in group.stages]
+    fullest = max(range(len(moments)), key=lambda i: sum(moments[i][0].values()) + moments[i][1])
+    state, work = moments[fullest]
+    return MemoryUse(
+        group=group,
+        capacity_bytes=capacity,
+        fullest=group.stages[fullest],
+        state_bytes=state,
+        work_bytes=work,
+    )
+
+
+def _moment(problem: Problem, plan: Plan, group: DeviceGroup, computing: str) -> tuple[dict[str, int], int]:
+    """Resident bytes by stage and the work of the one that computes; stages of its turn are on the device with it."""
+    turn, resident, work = plan.stage(computing).turn, {}, 0
+    for name in _holders(problem, group, computing):
+        stage = plan.stage(name)
+        profile = instance_profile(problem, stage)
+        if profile is None or (stage.offload and stage.turn != turn):
+            continue
+        num_devices, per_device = len(stage.devices), max(1, stage.num_ranks // len(stage.devices))
+        resident[name] = per_device * profile.resident_bytes(num_devices)
+        if name == computing:
+            num_items = items_at_once(problem, stage, profile)
+            work = profile.extra_bytes(num_items)
+            work *= per_device
+    return resident, work
+
+
+def _holders(problem: Problem, group: DeviceGroup, computing: str) -> list[str]:
+    """One stage for each worker group, as its stages share one state: the computing one, else the first."""
+    holder: dict[str, str] = {}
+    for name in (computing, *group.stages):
+        holder.setdefault(problem.flow.stage(name).worker, name)
+    return [name for name in group.stages if name in holder.values()]
+
+
+def items_at_once(problem: Problem, stage: StagePlan, profile: InstanceProfile) -> int:
+    """Items in one hand-over, or in a continuously batching engine at its fullest."""
+    if problem.profile(stage.stage).batching == "continuous":
+        share = -(-problem.num_items // stage.num_ranks)
+        return min(share, profile.max_items) if profile.max_items else share
+    return hand_over_size(problem.num_items, stage.num_ranks, stage.granularity, profile.max_items)

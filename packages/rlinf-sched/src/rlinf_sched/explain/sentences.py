@@ -1,0 +1,154 @@
+"""A plan in plain words, for readers who have never seen one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rlinf_sched.describe import ranges
+from rlinf_sched.explain.memory import instance_profile, items_at_once
+from rlinf_sched.explain.quantities import counted, gib, listed, seconds
+from rlinf_sched.plan import Plan, StagePlan
+from rlinf_sched.problem import Problem
+
+if TYPE_CHECKING:
+    from rlinf_sched.explain.explanation import Explanation
+
+BUSY_ENOUGH = 0.9
+"""Below this share of computing devices the least busy group is named."""
+NEARLY_FULL = 0.95
+AGREEMENT = 0.05
+"""The planner and the simulator may differ by this much without a word."""
+CLOSE_CALL = 0.03
+"""A runner-up that is this close deserves a measurement."""
+
+
+def sentences(explanation: Explanation) -> list[str]:
+    """What happens and why, one sentence each, from the plan as a whole to its details."""
+    return [
+        *_headline(explanation),
+        *_placement(explanation.problem, explanation.plan),
+        *_path(explanation),
+        *_use(explanation),
+        *_memory(explanation),
+        *_runner_up(explanation),
+    ]
+
+
+def measured_range_notes(problem: Problem, plan: Plan) -> Iterator[str]:
+    """Where the plan relies on a profile outside the range it was given for."""
+    for stage in plan.stages:
+        profile = instance_profile(problem, stage)
+        if profile is None:
+            continue
+        largest, num_items = profile.points[-1].num_items, items_at_once(problem, stage, profile)
+        at = f"profiles.stages.{stage.stage}"
+        if num_items > largest > 1:
+            yield (
+                f"{at}: the plan gives an instance {counted(num_items, 'item')} at once, more than the {largest:,} of "
+                "its largest point; the time goes on at the slope of the last points and is less certain"
+            )
+
+
+def agreement_notes(plan: Plan, simulated_s: float) -> Iterator[str]:
+    """Where the planner and the simulator, which check each other, differ."""
+    if plan.prediction and abs(plan.prediction.step_s / simulated_s - 1) > AGREEMENT:
+        yield (
+            f"the planner expects {seconds(plan.prediction.step_s)} a step and the simulator {seconds(simulated_s)}; "
+            "the modes are compared by the planner, everything else is by the simulator"
+        )
+
+
+def _headline(explanation: Explanation) -> Iterator[str]:
+    problem = explanation.problem
+    yield (
+        f"One step of {problem.flow.name} takes {problem.num_items:,} items through "
+        f"{counted(len(problem.flow.stages), 'stage')} in {seconds(explanation.step_s)}, as predicted for "
+        f"{problem.cluster.describe()}."
+    )
+
+
+def _placement(problem: Problem, plan: Plan) -> Iterator[str]:
+    flow = problem.flow
+    groups = {worker: plan.stage(names[0]) for worker, names in flow.workers.items()}
+    placed = [(worker, stage) for worker, stage in groups.items() if stage.devices]
+    if plan.mode == "collocated":
+        yield f"Collocated: {listed([worker for worker, _ in placed])} take turns on the same devices."
+    elif plan.mode == "disaggregated":
+        yield (
+            "Disaggregated: generation and training have devices of their own and work at the same time; "
+            + listed([_where(worker, stage) for worker, stage in placed])
+            + "."
+        )
+    else:
+        yield f"Hybrid: {listed([_where(worker, stage) for worker, stage in placed])}."
+    offloaded = [worker for worker, stage in placed if stage.offload]
+    if offloaded:
+        yield f"Between turns the state of {listed(offloaded)} waits in host memory, which makes room for the others."
+    for cycle in flow.cycles():
+        yield f"{listed(list(cycle)).capitalize()} feed each other round after round and run at the same time."
+    pipelined = [stage for stage in plan.stages if stage.granularity and _overlaps(problem, plan, stage)]
+    if pipelined:
+        parts = [f"{stage.stage} {stage.granularity:,}" for stage in pipelined]
+        yield f"Work is handed on before the batch is whole, so stages overlap; items at a time: {', '.join(parts)}."
+    if flow.max_staleness:
+        yield f"Generation may run up to {counted(flow.max_staleness, 'step')} ahead of training."
+
+
+def _overlaps(problem: Problem, plan: Plan, stage: StagePlan) -> bool:
+    """Whether another stage works on other devices on what this one hands on."""
+    readers = [plan.stage(name) for name in problem.flow.successors()[stage.stage]]
+    return any(stage.devices and reader.devices and not set(stage.devices) & set(reader.devices) for reader in readers)
+
+
+def _where(worker: str, stage: StagePlan) -> str:
+    return f"{worker} on {counted(len(stage.devices), 'device')} ({ranges(stage.devices)})"
+
+
+def _path(explanation: Explanation) -> Iterator[str]:
+    parts = [part for part in explanation.path if part.share >= 0.005]
+    if parts:
+        texts = [f"{part.label} ({part.share:.0%})" for part in parts]
+        yield f"What the step waits for: {listed(texts)}. Making {parts[0].label} faster helps most."
+
+
+def _use(explanation: Explanation) -> Iterator[str]:
+    stages = set(explanation.spans.stages)
+    shares = [
+        (sum(share for label, share in use.busy_share.items() if label in stages), use.devices)
+        for use in explanation.groups
+    ]
+    num_devices = sum(len(devices) for _, devices in shares)
+    if not num_devices:
+        return
+    mean = sum(share * len(devices) for share, devices in shares) / num_devices
+    least, where = min(shares)
+    text = f"On average {mean:.0%} of the devices compute"
+    if len(shares) > 1 and least < BUSY_ENOUGH:
+        text += f"; the least busy are {ranges(where)}, with {least:.0%}"
+    yield f"{text}."
+    idle = len(explanation.problem.cluster.compute_devices) - num_devices
+    if idle > 0:
+        yield f"The plan leaves {counted(idle, 'device')} unused."
+
+
+def _memory(explanation: Explanation) -> Iterator[str]:
+    if explanation.memory:
+        use = max(explanation.memory, key=lambda use: use.used_bytes / use.capacity_bytes)
+        share = use.used_bytes / use.capacity_bytes
+        nearly = ", which leaves hardly any room for fragmentation" if share > NEARLY_FULL else ""
+        warning = ", more than there is" if share > 1 else nearly
+        yield (
+            f"Memory is fullest on {ranges(use.group.devices)} while {use.fullest} computes: {gib(use.used_bytes)} of "
+            f"{gib(use.capacity_bytes)} ({share:.0%}){warning}."
+        )
+
+
+def _runner_up(explanation: Explanation) -> Iterator[str]:
+    chosen, *others = explanation.modes
+    for row in others[:1]:
+        more = row.step_s / chosen.step_s - 1
+        reason = f": {row.reason.rstrip('.')}" if row.reason else ""
+        yield f"The best {row.mode} plan would take {seconds(row.step_s)}, {more:.1%} more{reason}."
+        if abs(more) < CLOSE_CALL:
+            yield "That is a close call; measure both before a long run."

@@ -1,0 +1,128 @@
+"""A predicted timeline as columns of spans, and which devices each span holds."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from rlinf_sched.plan import Plan, StagePlan
+
+Kind = Literal["compute", "step", "onload", "offload", "sync", "transfer"]
+"""compute: on a hand-over. step: once after the last hand-over (optimizer). onload, offload: moving state.
+sync: new weights. transfer: a hand-over under way, which holds no device."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Spans:
+    """What every rank does when, in one step. One entry of each array is one span."""
+
+    step_s: float
+    stages: tuple[str, ...]
+    """Names that `stage` counts in."""
+    stage: np.ndarray
+    """[n] integers, into `stages`."""
+    rank: np.ndarray
+    """[n] integers, instance of the stage."""
+    kind: np.ndarray
+    """[n] integers, into `KINDS`."""
+    start_s: np.ndarray
+    """[n] float64, from the beginning of the step."""
+    end_s: np.ndarray
+    """[n] float64."""
+    num_items: np.ndarray
+    """[n] integers; 0 where a span is about no items."""
+
+    def __len__(self) -> int:
+        return len(self.stage)
+
+    def is_kind(self, *kinds: str) -> np.ndarray:
+        """bool [n]."""
+        return np.isin(self.kind, [KINDS.index(kind) for kind in KINDS if kind in kinds])
+
+    def of_stage(self, name: str) -> np.ndarray:
+        """bool [n]."""
+        return self.stage == self.stages.index(name)
+
+
+def rank_devices(stage: StagePlan, rank: int) -> tuple[int, ...]:
+    """Devices of one rank of a planned stage; none for a stage on the host."""
+    num_devices = len(stage.devices)
+    if stage.num_ranks >= num_devices:
+        return stage.devices[rank * num_devices // stage.num_ranks :][:1]
+    span = num_devices // stage.num_ranks
+    return stage.devices[rank * span : (rank + 1) * span]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceGroup:
+    """Devices that carry the same stages; in a drawing one row can stand for all of them."""
+
+    devices: tuple[int, ...]
+    """Ascending; empty for the host."""
+    stages: tuple[str, ...]
+    """By turn."""
+
+
+def device_groups(plan: Plan) -> list[DeviceGroup]:
+    """The devices the plan uses, by the stages on them, in the order of the first stage; the host last."""
+    ordered = sorted(plan.stages, key=lambda stage: stage.turn)
+    carried: dict[int, list[str]] = {}
+    for stage in ordered:
+        for device in stage.devices:
+            carried.setdefault(device, []).append(stage.stage)
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for device in sorted(carried):
+        groups.setdefault(tuple(carried[device]), []).append(device)
+    on_host = tuple(stage.stage for stage in ordered if not stage.devices)
+    found = [DeviceGroup(devices=tuple(devices), stages=stages) for stages, devices in groups.items()]
+    turn = {stage.stage: i for i, stage in enumerate(ordered)}
+    found.sort(key=lambda group: (turn[group.stages[0]], group.devices))
+    return [*found, DeviceGroup(devices=(), stages=on_host)] if on_host else found
+
+
+def usage(spans: Spans, plan: Plan, group: DeviceGroup, edges_s: np.ndarray) -> dict[str, np.ndarray]:
+    """How many of a group's devices each stage keeps busy, on average over each bin of time.
+
+    Args:
+        edges_s: [bins + 1] float64, ascending.
+
+    Returns:
+        stage -> [bins] float64 of devices (on the host: of ranks). Moving state and weights counts under "switch" and
+        "sync".
+    """
+    found = {}
+    for name in group.stages:
+        weights = _rank_weights(plan.stage(name), group)
+        mine = spans.of_stage(name)
+        for label, kinds in ((name, ("compute", "step")), ("switch", ("onload", "offload")), ("sync", ("sync",))):
+            chosen = mine & spans.is_kind(*kinds)
+            if chosen.any():
+                covered = _covered(spans.start_s[chosen], spans.end_s[chosen], weights[spans.rank[chosen]], edges_s)
+                found[label] = found.get(label, 0.0) + covered
+    return found
+
+
+def _rank_weights(stage: StagePlan, group: DeviceGroup) -> np.ndarray:
+    """[ranks] float64: how much of the group's devices a busy rank takes."""
+    if not group.devices:
+        return np.ones(stage.num_ranks)
+    inside = set(group.devices)
+    share = min(1.0, len(stage.devices) / stage.num_ranks)
+    return np.array([share * len(inside.intersection(rank_devices(stage, r))) for r in range(stage.num_ranks)])
+
+
+def _covered(start_s: np.ndarray, end_s: np.ndarray, weight: np.ndarray, edges_s: np.ndarray) -> np.ndarray:
+    """[bins] float64: the sum of the weights of the spans that cover a moment, averaged over each bin."""
+    integral = _passed(start_s, weight, edges_s) - _passed(end_s, weight, edges_s)
+    return np.maximum(np.diff(integral) / np.diff(edges_s), 0.0)
+
+
+def _passed(times_s: np.ndarray, weight: np.ndarray, at_s: np.ndarray) -> np.ndarray:
+    """[len(at_s)]: the sum over all times before a moment of weight * (moment - time)."""
+    order = np.argsort(times_s, kind="stable")
+    times_s, weight = times_s[order], weight[order]
+    count = np.searchsorted(times_s, at_s)
+    weights = np.concatenate(([0.0], np.cumsum(weight)))[count]
+    return weights * at_s - np.concatenate(([0.0], np.cumsum(weight * times_s)))[count]

@@ -1,0 +1,95 @@
+"""An explanation for the terminal."""
+
+import textwrap
+from collections.abc import Sequence
+
+from rlinf_sched.describe import ranges
+from rlinf_sched.explain.explanation import Explanation
+from rlinf_sched.explain.memory import peak_bytes
+from rlinf_sched.explain.quantities import gib, seconds
+
+WIDTH = 110
+BAR_WIDTH = 40
+
+
+def explanation_text(explanation: Explanation) -> str:
+    """Tables of the plan, its critical path, the modes and what-if answers, and the plan in words."""
+    parts = [
+        "\n".join(_wrapped(sentence, "") for sentence in explanation.sentences),
+        _titled("plan", _plan_rows(explanation), right=(2, 3, 6, 7, 8)),
+        _titled("critical path", _path_rows(explanation), right=(1, 2)),
+        _titled("modes", _mode_rows(explanation), right=(1, 2)),
+        _titled("what if", _answer_rows(explanation), right=(1, 2)),
+        "\n".join(_wrapped(note, "note: ") for note in explanation.notes),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _plan_rows(explanation: Explanation) -> list[tuple[str, ...]]:
+    plan = explanation.plan
+    rows = [("stage", "devices", "ranks", "items at a time", "offload", "turn", "from", "to", "peak memory")]
+    spans = explanation.spans
+    for stage in plan.stages:
+        mine = spans.of_stage(stage.stage) & spans.is_kind("compute", "step")
+        rows.append(
+            (
+                stage.stage,
+                ranges(stage.devices) or "host",
+                str(stage.num_ranks),
+                str(stage.granularity or "all"),
+                "yes" if stage.offload else "no",
+                str(stage.turn + 1),
+                seconds(float(spans.start_s[mine].min())) if mine.any() else "",
+                seconds(float(spans.end_s[mine].max())) if mine.any() else "",
+                gib(peak_bytes(explanation.problem, plan, stage.stage)) if stage.devices else "",
+            )
+        )
+    return rows
+
+
+def _path_rows(explanation: Explanation) -> list[tuple[str, ...]]:
+    return [
+        (part.label, seconds(part.seconds), f"{part.share:.0%}", "#" * round(part.share * BAR_WIDTH))
+        for part in explanation.path
+    ]
+
+
+def _mode_rows(explanation: Explanation) -> list[tuple[str, ...]]:
+    chosen = explanation.modes[0]
+    rows = [("mode", "step", "against the plan", "why")]
+    for row in explanation.modes:
+        against = "chosen" if row.is_chosen else f"{row.step_s / chosen.step_s - 1:+.1%}"
+        rows.append((row.mode, seconds(row.step_s), against, row.reason))
+    return rows
+
+
+def _answer_rows(explanation: Explanation) -> list[tuple[str, ...]]:
+    if not explanation.answers:
+        return []
+    rows = [("question", "step", "devices", "answer")]
+    for answer in explanation.answers:
+        step = "does not fit" if answer.step_s is None else seconds(answer.step_s)
+        rows.append((answer.question, step, f"{answer.num_devices:,}", answer.text))
+    return rows
+
+
+def _titled(title: str, rows: Sequence[tuple[str, ...]], *, right: Sequence[int]) -> str:
+    """Columns of equal width; long texts in the last column are wrapped below themselves."""
+    if not rows:
+        return ""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=False))
+        ]
+        head = "  ".join(["", *cells, ""])
+        room = max(30, WIDTH - len(head))
+        last = textwrap.wrap(row[-1].replace("\n", " "), room, break_long_words=False) or [""]
+        lines += [(head + last[0]).rstrip(), *(" " * len(head) + rest for rest in last[1:])]
+    return "\n".join([title, *lines])
+
+
+def _wrapped(text: str, head: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)

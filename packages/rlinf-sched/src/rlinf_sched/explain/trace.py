@@ -1,0 +1,75 @@
+"""The predicted timeline as Chrome trace events, which Perfetto (ui.perfetto.dev) opens, as the trace of a run does.
+
+A worker group is a "process" of the trace and a rank a "thread"; counters tell how many devices compute. Format: "Trace
+Event Format", the object form, by the Chromium authors.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from rlinf_sched.describe import ranges
+from rlinf_sched.explain.spans import KINDS, Spans, device_groups, rank_devices, usage
+from rlinf_sched.flow_graph import FlowGraph
+from rlinf_sched.plan import Plan
+
+CATEGORIES = {"compute": "stage", "step": "stage", "onload": "lease", "offload": "lease", "sync": "sync"}
+"""As in the trace of a run; a transfer has category channel."""
+NUM_SAMPLES = 500
+"""Of each counter."""
+
+
+def trace_json(spans: Spans, plan: Plan, flow: FlowGraph) -> str:
+    """The trace as JSON text; times in microseconds."""
+    events = [*_names(plan, flow), *_events(spans, plan, flow), *_counters(spans, plan)]
+    lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
+    return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n'
+
+
+def _names(plan: Plan, flow: FlowGraph) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    for pid, (worker, names) in enumerate(flow.workers.items(), start=1):
+        events.append({"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": worker}})
+        stage = plan.stage(names[0])
+        for rank in range(stage.num_ranks):
+            devices = rank_devices(stage, rank)
+            where = f"device {ranges(devices)}" if devices else "host"
+            label = f"{worker}/{rank}, {where}"
+            events.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": rank, "args": {"name": label}})
+    return events
+
+
+def _events(spans: Spans, plan: Plan, flow: FlowGraph) -> list[dict[str, Any]]:
+    pids = {worker: pid for pid, worker in enumerate(flow.workers, start=1)}
+    pid_of_stage = [pids[flow.stage(name).worker] for name in spans.stages]
+    events = []
+    for i in np.argsort(spans.start_s, kind="stable"):
+        kind, stage = KINDS[int(spans.kind[i])], int(spans.stage[i])
+        events.append(
+            {
+                "name": spans.stages[stage] if kind == "compute" else f"{spans.stages[stage]}: {kind}",
+                "cat": CATEGORIES.get(kind, "channel"),
+                "ph": "X",
+                "ts": round(float(spans.start_s[i]) * 1e6, 1),
+                "dur": round(float(spans.end_s[i] - spans.start_s[i]) * 1e6, 1),
+                "pid": pid_of_stage[stage],
+                "tid": int(spans.rank[i]),
+                "args": {"num_items": int(spans.num_items[i])} if spans.num_items[i] else {},
+            }
+        )
+    return events
+
+
+def _counters(spans: Spans, plan: Plan) -> list[dict[str, Any]]:
+    edges_s = np.linspace(0.0, spans.step_s, NUM_SAMPLES + 1)
+    events = []
+    for group in device_groups(plan):
+        if not group.devices:
+            continue
+        name = f"computing on devices {ranges(group.devices)}"
+        by_stage = {stage: busy for stage, busy in usage(spans, plan, group, edges_s).items() if stage in group.stages}
+        for i in range(NUM_SAMPLES):
+            values = {stage: round(float(busy[i]), 3) for stage, busy in by_stage.items()}
+            events.append({"name": name, "ph": "C", "ts": round(float(edges_s[i]) * 1e6, 1), "pid": 0, "args": values})
+    return events

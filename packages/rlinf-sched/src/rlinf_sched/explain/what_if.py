@@ -1,0 +1,170 @@
+"""What another problem would give: more devices, longer answers, no offload. Each answer is a plan of its own."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.errors import InfeasibleError
+from rlinf_sched.flow_graph import FlowGraph
+from rlinf_sched.plan import Plan
+from rlinf_sched.problem import Problem
+from rlinf_sched.profile import Profiles, StageProfile
+
+LONGER = 1.3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """Another problem to ask about."""
+
+    question: str
+    """For people: "twice the devices"."""
+    meaning: str
+    """What exactly was changed."""
+    problem: Problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What the planner makes of a changed problem."""
+
+    question: str
+    meaning: str
+    step_s: float | None
+    """None: no plan fits."""
+    mode: str | None
+    num_devices: int
+    text: str
+    """For people: the change in words, or why nothing fits."""
+
+
+def changes(problem: Problem, plan: Plan) -> Iterator[Change]:
+    """The questions that make sense for a problem.
+
+    Args:
+        plan: the plan of the problem as it is; says how many devices generation has.
+    """
+    num_devices = len(problem.cluster.compute_devices)
+    group = _main_generation_group(problem.flow)
+    if group is not None:
+        own = len(plan.stage(problem.flow.workers[group][0]).devices)
+        yield Change(
+            question=f"twice the {group} devices",
+            meaning=f"{own} more devices, {2 * own} of all {num_devices + own} for {group}",
+            problem=replace(
+                problem,
+                cluster=grown(problem.cluster, own),
+                pinned_devices={**problem.pinned_devices, group: 2 * own},
+            ),
+        )
+    yield Change(
+        question="twice the devices",
+        meaning=f"{2 * num_devices} in place of {num_devices}",
+        problem=replace(problem, cluster=grown(problem.cluster, num_devices)),
+    )
+    if problem.flow.cycles():
+        yield Change(
+            question="30 % longer episodes",
+            meaning=f"rounds and the time of what comes after them times {LONGER}",
+            problem=_longer(problem, set().union(*problem.flow.cycles())),
+        )
+    else:
+        yield Change(
+            question="30 % longer answers",
+            meaning=f"time, memory and bytes of every item times {LONGER}, in every stage",
+            problem=_longer(problem, set()),
+        )
+    if problem.allow_offload:
+        yield Change(
+            question="no offload",
+            meaning="state stays on the devices between turns",
+            problem=replace(problem, allow_offload=False),
+        )
+
+
+def what_if(problem: Problem, plan: Plan, make_plan: Callable[[Problem], Plan]) -> list[Answer]:
+    """Plans every changed problem and compares.
+
+    Args:
+        plan: of the problem as it is, with a prediction.
+        make_plan: the planner, with the choices that the plan itself was made with.
+    """
+    return [_answer(change, plan, make_plan) for change in changes(problem, plan)]
+
+
+def grown(cluster: Cluster, num_more: int) -> Cluster:
+    """The cluster with more devices like its last one, on new nodes as large as its largest."""
+    last = cluster.devices[cluster.compute_devices[-1]]
+    sizes = [sum(device.node == node for device in cluster.devices) for node in {d.node for d in cluster.devices}]
+    first_node = max(device.node for device in cluster.devices) + 1
+    more = tuple(
+        replace(last, index=cluster.num_devices + i, node=first_node + i // max(sizes)) for i in range(num_more)
+    )
+    return replace(cluster, devices=(*cluster.devices, *more))
+
+
+def _main_generation_group(flow: FlowGraph) -> str | None:
+    """The one that plays the role rollout, else the first."""
+    groups = flow.generation_groups
+    playing = [group for group in groups if any(flow.stage(name).role == "rollout" for name in flow.workers[group])]
+    return next(iter([*playing, *groups]), None)
+
+
+def _answer(change: Change, plan: Plan, make_plan: Callable[[Problem], Plan]) -> Answer:
+    num_devices = len(change.problem.cluster.compute_devices)
+    try:
+        other = make_plan(change.problem)
+    except InfeasibleError as e:
+        return Answer(
+            question=change.question,
+            meaning=change.meaning,
+            step_s=None,
+            mode=None,
+            num_devices=num_devices,
+            text=str(e),
+        )
+    assert plan.prediction is not None and other.prediction is not None, "the planner predicts what it plans"
+    before_s, after_s = plan.prediction.step_s, other.prediction.step_s
+    if abs(after_s - before_s) < 0.005 * before_s:
+        text = "makes no difference"
+    elif after_s < before_s:
+        text = f"{before_s / after_s:.2f} times as fast"
+    else:
+        text = f"{after_s / before_s - 1:.0%} slower"
+    if other.mode != plan.mode:
+        text += f"; {other.mode} in place of {plan.mode}"
+    return Answer(
+        question=change.question,
+        meaning=change.meaning,
+        step_s=after_s,
+        mode=other.mode,
+        num_devices=num_devices,
+        text=text,
+    )
+
+
+def _longer(problem: Problem, cycle: set[str]) -> Problem:
+    """More rounds for the stages of a cycle; more time, memory and bytes an item for all others."""
+    stages = {
+        name: replace(profile, rounds=round(profile.rounds * LONGER)) if name in cycle else _slower(profile)
+        for name, profile in problem.profiles.stages.items()
+    }
+    return replace(problem, profiles=Profiles(stages=stages), flow=_larger_items(problem.flow, cycle))
+
+
+def _slower(profile: StageProfile) -> StageProfile:
+    instances = tuple(
+        replace(
+            instance,
+            points=tuple(replace(point, seconds=point.seconds * LONGER) for point in instance.points),
+            item_work_bytes=round(instance.item_work_bytes * LONGER),
+        )
+        for instance in profile.instances
+    )
+    return replace(profile, instances=instances)
+
+
+def _larger_items(flow: FlowGraph, cycle: set[str]) -> FlowGraph:
+    inner = {channel for stage in flow.stages if stage.name in cycle for channel in stage.reads}
+    sizes = {channel: size if channel in inner else round(size * LONGER) for channel, size in flow.item_bytes.items()}
+    return replace(flow, item_bytes=sizes)

@@ -1,0 +1,326 @@
+"""Explanations of hand-made timelines, against numbers worked out by hand."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlinf_sched import Cluster, InfeasibleError, Mode, Plan, Prediction, Problem, RunnerUp, plan_for_mode
+from rlinf_sched.explain import (
+    KINDS,
+    DeviceGroup,
+    Spans,
+    device_groups,
+    explain,
+    explanation_text,
+    rank_devices,
+    trace_json,
+    usage,
+    what_if,
+)
+from rlinf_sched.explain.from_timeline import path_of, spans_of
+from rlinf_sched.explain.make import lost_term
+from rlinf_sched.explain.memory import memory_uses
+from rlinf_sched.explain.quantities import gib, listed, seconds
+from rlinf_sched.explain.what_if import changes, grown
+from rlinf_sched.problem_file import read_problem
+from rlinf_sched.simulator import simulate
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return read_problem(EXAMPLES / "laptop.json")
+
+
+@pytest.fixture
+def embodied() -> Problem:
+    pytest.importorskip("yaml")
+    return read_problem(EXAMPLES / "embodied-cycle.yaml")
+
+
+def make_spans(*rows: tuple[int, int, str, float, float], step_s: float = 10.0) -> Spans:
+    """Rows of (stage, rank, kind, start, end) of rollout and actor."""
+    return Spans(
+        step_s=step_s,
+        stages=("rollout", "actor"),
+        stage=np.array([row[0] for row in rows]),
+        rank=np.array([row[1] for row in rows]),
+        kind=np.array([KINDS.index(row[2]) for row in rows]),  # type: ignore[arg-type]
+        start_s=np.array([row[3] for row in rows]),
+        end_s=np.array([row[4] for row in rows]),
+        num_items=np.full(len(rows), 8),
+    )
+
+
+STEP = make_spans(
+    (0, 0, "compute", 0.0, 6.0),
+    (0, 1, "compute", 0.0, 2.0),
+    (1, 0, "onload", 6.0, 6.5),
+    (1, 1, "onload", 6.0, 6.5),
+    (1, 0, "compute", 6.5, 8.0),
+    (1, 1, "compute", 6.5, 8.0),
+    (1, 0, "step", 8.0, 9.0),
+    (1, 0, "sync", 9.0, 10.0),
+)
+PATH = {"rollout": 6.0, "moving state": 0.5, "actor": 2.5, "weight sync": 1.0}
+
+
+@pytest.fixture
+def plan(problem: Problem) -> Plan:
+    plan = plan_for_mode(problem.flow, problem.cluster, "collocated")
+    other = RunnerUp(mode="disaggregated", step_s=12.5, reason="actor waits 3.1 s for rollout's longest answers")
+    return replace(plan, prediction=Prediction(estimate_s=0.0, step_s=10.0, sync_s=1.0, stages={}, runners_up=(other,)))
+
+
+# -- devices ---------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_are_on_the_devices_that_the_plan_says(problem: Problem):
+    cluster = Cluster.cuda_nodes(1, 4, name="x", memory_bytes=1 << 30)
+
+    def devices(num_ranks: int) -> list[tuple[int, ...]]:
+        plan = plan_for_mode(problem.flow, cluster, "collocated", num_ranks={"rollout": num_ranks})
+        return [rank_devices(plan.stage("rollout"), rank) for rank in range(num_ranks)]
+
+    assert devices(4) == [(0,), (1,), (2,), (3,)]
+    assert devices(2) == [(0, 1), (2, 3)]
+    assert devices(8) == [(0,), (0,), (1,), (1,), (2,), (2,), (3,), (3,)]
+
+
+def test_devices_with_the_same_stages_are_one_group(grpo):
+    cluster = Cluster.cuda_nodes(128, 8, name="x", memory_bytes=1 << 30)
+    chosen = {"rollout": range(700), "reference": range(600, 1024), "actor": range(1024)}
+    plan = plan_for_mode(grpo, cluster, "hybrid", devices=chosen)
+    assert [(g.stages, len(g.devices), g.devices[:1]) for g in device_groups(plan)] == [
+        (("rollout", "actor"), 600, (0,)),
+        (("rollout", "reference", "actor"), 100, (600,)),
+        (("reference", "actor"), 324, (700,)),
+        (("reward",), 0, ()),
+    ]
+
+
+def test_usage_is_the_mean_number_of_busy_devices_in_each_bin(plan: Plan):
+    group = device_groups(plan)[0]
+    used = usage(STEP, plan, group, np.array([0.0, 2.0, 4.0, 10.0]))
+    assert {name: values.round(9).tolist() for name, values in used.items()} == {
+        "rollout": [2.0, 1.0, round(2 / 6, 9)],
+        "actor": [0.0, 0.0, round(4 / 6, 9)],
+        "switch": [0.0, 0.0, round(1 / 6, 9)],
+        "sync": [0.0, 0.0, round(1 / 6, 9)],
+    }
+    single = DeviceGroup(devices=(1,), stages=group.stages)
+    assert usage(STEP, plan, single, np.array([0.0, 10.0]))["rollout"].tolist() == [0.2]
+
+
+def test_ranks_that_share_or_span_devices_count_with_their_part(problem: Problem):
+    for num_ranks, expected in ((1, 4.0), (8, 0.5)):
+        cluster = Cluster.cuda_nodes(1, 4, name="x", memory_bytes=1 << 30)
+        plan = plan_for_mode(problem.flow, cluster, "collocated", num_ranks={"rollout": num_ranks})
+        spans = make_spans((0, 0, "compute", 0.0, 10.0))
+        assert usage(spans, plan, device_groups(plan)[0], np.array([0.0, 10.0]))["rollout"].tolist() == [expected]
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_at_the_fullest_moment_of_a_collocated_plan(problem: Problem, plan: Plan):
+    (use,) = memory_uses(problem, plan)
+    assert (use.fullest, use.state_bytes, use.work_bytes) == ("actor", {"actor": 600_000_000}, 0)
+    staying = replace(plan, stages=tuple(replace(stage, offload=False) for stage in plan.stages))
+    (use,) = memory_uses(problem, staying)
+    assert use.state_bytes == {"rollout": 200_000_000, "actor": 600_000_000}
+    assert (use.used_bytes, use.capacity_bytes) == (800_000_000, 4 << 30)
+
+
+def test_memory_counts_sharded_state_hand_overs_and_the_stages_of_a_cycle(embodied: Problem):
+    plan = plan_for_mode(embodied.flow, embodied.cluster, "collocated", granularity={"env": 8, "policy": 8})
+    (use,) = memory_uses(embodied, plan)
+    # env and policy share a turn, so both are there; 8 items of the policy at a time
+    generation = (6 << 30) + 15_000_000_000 + (1 << 30) + 8 * (40 << 20)
+    training = 2_000_000_000 + 110_000_000_000 // 8 + (20 << 30)
+    assert use.fullest == "actor"
+    assert use.used_bytes == training > generation
+    smaller = replace(embodied.profile("actor").instances[0], work_bytes=0)
+    stages = {**embodied.profiles.stages, "actor": replace(embodied.profile("actor"), instances=(smaller,))}
+    (use,) = memory_uses(replace(embodied, profiles=replace(embodied.profiles, stages=stages)), plan)
+    assert (use.fullest, use.used_bytes) == ("policy", generation)
+
+
+@pytest.mark.parametrize("mode", ["collocated", "disaggregated", "hybrid"])
+@pytest.mark.parametrize("name", ["grpo-7b.yaml", "embodied-cycle.yaml", "laptop.json"])
+def test_memory_path_and_use_agree_with_the_simulator(name: str, mode: Mode):
+    pytest.importorskip("yaml")
+    problem = read_problem(EXAMPLES / name)
+    plan = plan_for_mode(problem.flow, problem.cluster, mode)
+    timeline = simulate(problem, plan)
+    for use in memory_uses(problem, plan):
+        assert use.used_bytes == max(timeline.memory(device).peak_bytes for device in use.group.devices)
+    assert sum(path_of(timeline).values()) == pytest.approx(timeline.step_s)
+    spans = spans_of(timeline)
+    for group in device_groups(plan):
+        used = usage(spans, plan, group, np.array([0.0, spans.step_s]))
+        busy = sum(float(used[stage][0]) for stage in group.stages if stage in used)
+        if group.devices:
+            assert busy == pytest.approx(sum(timeline.device_use[device].busy for device in group.devices))
+
+
+def test_of_an_asynchronous_flow_the_last_step_is_told(problem: Problem):
+    stale = replace(problem, flow=replace(problem.flow, max_staleness=1))
+    plan = plan_for_mode(stale.flow, stale.cluster, "disaggregated")
+    timeline = simulate(stale, plan)
+    spans = spans_of(timeline)
+    assert spans.step_s == pytest.approx(timeline.step_s)
+    assert spans.start_s.min() >= 0 and spans.end_s.max() == pytest.approx(spans.step_s)
+    assert 0 < sum(path_of(timeline).values()) <= spans.step_s * (1 + 1e-9)
+
+
+# -- the whole -------------------------------------------------------------------------------------------------------
+
+
+def test_an_explanation_tells_path_modes_use_and_memory(problem: Problem, plan: Plan):
+    explanation = explain(problem, plan, STEP, PATH)
+    assert [(part.label, part.share) for part in explanation.path][:2] == [("rollout", 0.6), ("actor", 0.25)]
+    assert [(row.mode, row.step_s, row.is_chosen) for row in explanation.modes] == [
+        ("collocated", 10.0, True),
+        ("disaggregated", 12.5, False),
+    ]
+    (use,) = explanation.groups
+    assert {label: round(share, 9) for label, share in use.busy_share.items()} == {
+        "rollout": 0.4,
+        "actor": 0.2,
+        "switch": 0.05,
+        "sync": 0.05,
+    }
+    words = " ".join(explanation.sentences)
+    assert "rollout and actor take turns on the same devices" in words
+    assert "rollout (60%), actor (25%), weight sync (10%) and moving state (5%). Making rollout faster helps" in words
+    assert "On average 60% of the devices compute" in words
+    assert "12.5 s, 25.0% more: actor waits 3.1 s for rollout's longest answers." in words
+    assert "close call" not in words
+
+
+def test_a_runner_up_that_is_close_is_told(problem: Problem, plan: Plan):
+    assert plan.prediction is not None
+    close = replace(plan.prediction, runners_up=(RunnerUp(mode="hybrid", step_s=10.2, reason=""),))
+    words = explain(problem, replace(plan, prediction=close), STEP, PATH).sentences
+    assert words[-2:] == [
+        "The best hybrid plan would take 10.2 s, 2.0% more.",
+        "That is a close call; measure both before a long run.",
+    ]
+
+
+def test_a_hand_over_beyond_the_measured_range_is_noted(problem: Problem, plan: Plan):
+    assert explain(problem, plan, STEP, PATH).notes == ()
+    (note,) = explain(replace(problem, num_items=17), plan, STEP, PATH).notes[:1]
+    assert note.startswith("profiles.stages.rollout: the plan gives an instance 9 items at once, more than the 8 of")
+
+
+def test_text_and_json_say_the_same(problem: Problem, plan: Plan):
+    explanation = explain(problem, plan, STEP, PATH, what_if(problem, plan, lambda _: plan))
+    text = explanation_text(explanation)
+    assert max(map(len, text.splitlines())) <= 110
+    assert text.splitlines()[-1].split() == ["no", "offload", "10", "s", "2", "makes", "no", "difference"]
+    tree = json.loads(explanation.to_json())
+    assert tree["sentences"] == explanation.sentences
+    assert Plan.from_json(json.dumps(tree["plan"])) == plan
+    assert tree["critical_path"][0] == {"label": "rollout", "seconds": 6.0, "share": 0.6}
+    assert tree["memory"][0]["used_bytes"] == 600_000_000
+    assert [answer["question"] for answer in tree["what_if"]] == [
+        "twice the rollout devices",
+        "twice the devices",
+        "30 % longer answers",
+        "no offload",
+    ]
+
+
+def test_the_trace_has_every_span_in_microseconds_and_counters_that_add_up(problem: Problem, plan: Plan):
+    events = json.loads(trace_json(STEP, plan, problem.flow))["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert [(e["name"], e["tid"], e["ts"], e["dur"]) for e in spans][:2] == [
+        ("rollout", 0, 0.0, 6e6),
+        ("rollout", 1, 0.0, 2e6),
+    ]
+    assert {e["name"]: e["cat"] for e in spans} == {
+        "rollout": "stage",
+        "actor: onload": "lease",
+        "actor": "stage",
+        "actor: step": "stage",
+        "actor: sync": "sync",
+    }
+    names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {f"{worker}/{rank}, device {rank}" for worker in ("rollout", "actor") for rank in (0, 1)}
+    counters = [event["args"] for event in events if event["ph"] == "C"]
+    assert sum(values["rollout"] for values in counters) / len(counters) == pytest.approx(0.8, rel=0.01)
+
+
+def test_the_term_that_lost_is_what_the_other_path_has_most_more_of():
+    assert lost_term({"rollout": 50.0, "actor": 30.0}, {"rollout": 62.5, "actor": 20.0, "weight sync": 2.0}) == (
+        "12.5 s more of rollout on its critical path (62.5 s)"
+    )
+    assert lost_term({"rollout": 50.0}, {"rollout": 50.0}) == ""
+
+
+# -- what if -----------------------------------------------------------------------------------------------------------
+
+
+def test_questions_change_what_they_say(problem: Problem, plan: Plan):
+    by_question = {change.question: change.problem for change in changes(problem, plan)}
+    for change in by_question.values():
+        change.validate()
+    assert by_question["twice the rollout devices"].pinned_devices == {"rollout": 4}
+    assert by_question["twice the rollout devices"].cluster.num_devices == 4
+    assert by_question["twice the devices"].cluster.num_devices == 4
+    longer = by_question["30 % longer answers"].profile("actor").instances[0]
+    assert [point.seconds for point in longer.points] == pytest.approx([0.26, 2.08])
+    assert not by_question["no offload"].allow_offload
+
+
+def test_longer_episodes_are_more_rounds_and_larger_trajectories(embodied: Problem):
+    plan = plan_for_mode(embodied.flow, embodied.cluster, "collocated")
+    by_question = {change.question: change.problem for change in changes(embodied, plan)}
+    longer = by_question["30 % longer episodes"]
+    longer.validate()
+    assert longer.profile("env").rounds == 104
+    assert longer.profile("env").instances == embodied.profile("env").instances
+    assert longer.profile("actor").instances[0].points[0].seconds == pytest.approx(1.43)
+    assert longer.flow.item_bytes == {"observations": 600_000, "actions": 1_000, "trajectories": 65_000_000}
+
+
+def test_more_devices_are_on_new_nodes():
+    cluster = grown(Cluster.cuda_nodes(2, 4, name="x", memory_bytes=5), 6)
+    assert [device.node for device in cluster.devices] == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 2
+    assert {device.name for device in cluster.devices} == {"x"}
+
+
+def test_answers_compare_with_the_plan_and_tell_what_does_not_fit(problem: Problem, plan: Plan):
+    def planner(changed: Problem) -> Plan:
+        if not changed.allow_offload:
+            raise InfeasibleError("actor does not fit")
+        step_s = {2: 13.0, 4: 5.0}[changed.cluster.num_devices]
+        assert plan.prediction is not None
+        return replace(plan, mode="hybrid", prediction=replace(plan.prediction, step_s=step_s))
+
+    answers = what_if(problem, plan, planner)
+    assert [(answer.step_s, answer.text) for answer in answers] == [
+        (5.0, "2.00 times as fast; hybrid in place of collocated"),
+        (5.0, "2.00 times as fast; hybrid in place of collocated"),
+        (13.0, "30% slower; hybrid in place of collocated"),
+        (None, "actor does not fit"),
+    ]
+
+
+def test_quantities():
+    assert [seconds(value) for value in (64.4e-6, 0.0853, 2.414, 100.4, 252, 7500)] == [
+        "64.4 us",
+        "85.3 ms",
+        "2.41 s",
+        "100 s",
+        "4 min 12 s",
+        "2 h 05 min",
+    ]
+    assert gib(3 << 29) == "1.5 GiB"
+    assert [listed(list("abc")[:n]) for n in range(4)] == ["", "a", "a and b", "a, b and c"]

@@ -1,0 +1,146 @@
+"""`rlinf plan PROBLEM`: the best execution of a flow on a cluster, predicted and explained; nothing runs."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlinf.config.catalog import SUFFIXES, read_recipe, shipped_recipes
+from rlinf.config.load import load_config
+from rlinf.config.overrides import Override, parse_overrides
+from rlinf.config.yaml_source import parse_file
+from rlinf.errors import UserError
+
+if TYPE_CHECKING:
+    from rlinf_sched import Problem
+    from rlinf_sched.explain import Explanation
+
+MODES = ("auto", "collocated", "disaggregated", "hybrid")
+PROBLEM_KEYS = ("flow", "profiles", "num_items")
+"""What a problem file has and a recipe has not."""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "plan",
+        help="the best execution of a flow on a cluster, and why",
+        description="Plans a flow, predicts a step's time and memory, and explains both. Needs no GPU; nothing runs.",
+        epilog="A problem file holds a flow, its profiles and a cluster: docs/problem-file.md, or --schema. "
+        "A recipe needs --model.path (a folder or a public name), --cluster.num_devices and --gpu; no data is read.",
+    )
+    parser.add_argument(
+        "problem",
+        nargs="?",
+        help="a problem file (.json, .yaml), a workload of the planner, or a recipe as in rlinf train",
+    )
+    parser.add_argument("--gpu", default="H100", help="GPU that a recipe is planned for (default: H100)")
+    parser.add_argument("--mode", choices=MODES, default="auto", help="plan this mode only (default: auto, the best)")
+    parser.add_argument("--what-if", action="store_true", help="also plan changed problems: more devices, longer items")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="write plan.html, plan.json, explanation.json and trace.json there",
+    )
+    parser.add_argument("--json", action="store_true", help="print the explanation as JSON")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of problem files")
+    parser.set_defaults(run=run, takes_overrides=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.schema:
+        from rlinf_sched.problem_schema import problem_schema
+
+        print(json.dumps(problem_schema(), indent=2))
+        return 0
+    if args.problem is None:
+        raise UserError(
+            "give a problem file or a recipe", hint="see rlinf plan --help; rlinf config list names recipes"
+        )
+    from rlinf_sched import SchedError
+    from rlinf_sched.explain import explain_problem, explanation_text
+
+    try:
+        problem = _problem(args.problem, args.overrides, args.gpu)
+        modes = None if args.mode == "auto" else (args.mode,)
+        explanation = explain_problem(problem, modes=modes, asks_what_if=args.what_if)
+    except SchedError as error:
+        raise UserError(str(error)) from error
+    page = None if args.output is None else _write(explanation, args.output)
+    if args.json:
+        print(explanation.to_json(), end="")
+        return 0
+    print(explanation_text(explanation), end="")
+    print(f"\npage: {page}" if page else "\nfor the page with the timeline, add --output FOLDER")
+    return 0
+
+
+def _problem(name: str, overrides: list[str], gpu: str) -> Problem:
+    from rlinf_sched.derive import WORKLOADS, workload
+    from rlinf_sched.problem_file import read_problem
+
+    if name in WORKLOADS or _is_problem_file(Path(name)):
+        if overrides:
+            raise UserError(
+                f"{overrides[0]}: only a recipe takes overrides", hint="see rlinf plan --help for its options"
+            )
+        return workload(name) if name in WORKLOADS else read_problem(name)
+    recipes = list(shipped_recipes())
+    if name not in recipes and Path(name).suffix not in SUFFIXES:
+        close = difflib.get_close_matches(name, [*WORKLOADS, *recipes], n=1, cutoff=0.5)
+        raise UserError(
+            f"{name!r} is no problem file, workload or recipe{f'; did you mean {close[0]}?' if close else ''}",
+            hint=f"workloads: {', '.join(WORKLOADS)}\nrecipes: {', '.join(recipes)}",
+        )
+    from rlinf.jobs.problems import problem_of_recipe
+
+    given = parse_overrides(overrides)
+    return problem_of_recipe(load_config(name, [*_unread_data(name, given), *given]), gpu=gpu)
+
+
+def _unread_data(name: str, given: Sequence[Override]) -> list[Override]:
+    """Stand-ins for the data files that a recipe leaves to its user: a plan reads none."""
+    task = read_recipe(name).values.get("task")
+    if not isinstance(task, dict) or any(override.key == ("task", "kind") for override in given):
+        return []
+    unset = [key for key in ("train_files", "eval_files") if key in task and task[key] is None]
+    return [Override(key=("task", key), value=["unread.jsonl"]) for key in unset]
+
+
+def _is_problem_file(path: Path) -> bool:
+    """By its content where both are YAML. A file that cannot be read is for the recipes' reader to refuse."""
+    if path.suffix == ".json":
+        return True
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return False
+    try:
+        values = parse_file(path.read_text(encoding="utf-8"), str(path)).values
+    except UnicodeDecodeError:
+        return False
+    return any(key in values for key in PROBLEM_KEYS)
+
+
+def _write(explanation: Explanation, folder: Path) -> Path:
+    from rlinf.plan_page import render
+    from rlinf.run_folder.rows import write_file
+    from rlinf_sched.explain import trace_json
+
+    files = {
+        "plan.json": explanation.plan.to_json(),
+        "explanation.json": explanation.to_json(),
+        "trace.json": trace_json(explanation.spans, explanation.plan, explanation.problem.flow),
+        "plan.html": render(explanation),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            write_file(folder / name, text)
+    except OSError as error:
+        raise UserError(
+            f"--output={folder}: cannot write there: {error.strerror or error}", hint="choose another folder"
+        ) from error
+    return folder / "plan.html"

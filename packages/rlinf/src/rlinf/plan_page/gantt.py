@@ -1,0 +1,217 @@
+"""The predicted timeline: what the devices do over one step.
+
+Every row is a stack of areas: at each moment, the share of the row's devices that each stage keeps busy. The row of
+one device is a plain Gantt chart wherever its hand-overs are wider than a pixel; narrower ones show as their share. So
+a thousand devices have a few rows, and the draining tail of a rollout is the slope of its area.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+
+from rlinf.report.axes import number, percent, seconds, ticks
+from rlinf_sched.describe import ranges
+from rlinf_sched.explain import DeviceGroup, Explanation, device_groups, rank_devices, usage
+
+MAX_SINGLE_ROWS = 16
+"""A plan of more devices gets a row for each group of like devices, with a few of the group below it."""
+NUM_EXAMPLES = 3
+
+WIDTH = 1120
+LABEL_WIDTH = 168
+RIGHT = 14
+TOP, BOTTOM = 10, 40
+GROUP_HEIGHT, DEVICE_HEIGHT, GAP = 84, 20, 9
+NUM_BINS = WIDTH - LABEL_WIDTH - RIGHT
+"""One a unit of the drawing."""
+CELL, CROWDED = 7, 3
+"""Where 3 hand-overs of one device begin within a cell of 7 units, the cell shows their mean: stripes of a unit or two
+would only flicker."""
+SAME = 0.004
+"""Shares that differ by less are drawn as one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Row:
+    label: str
+    note: str
+    group: DeviceGroup
+    height: int
+    has_scale: bool
+
+
+def draw_gantt(explanation: Explanation, colors: Mapping[str, str]) -> str:
+    """The drawing as HTML.
+
+    Args:
+        colors: stage, `switch` and `sync` -> CSS colour.
+    """
+    step_s = explanation.step_s
+    edges_s = np.linspace(0.0, step_s, NUM_BINS + 1)
+    parts: list[str] = []
+    y = TOP
+    for row in _rows(explanation):
+        parts += _draw_row(explanation, row, y, edges_s, colors)
+        y += row.height + GAP
+    height = y + BOTTOM
+    drawn = "".join([*_axis(step_s, y), *parts])
+    return (
+        f'<div class="wide"><svg class="timeline" data-timeline viewBox="0 0 {WIDTH} {height}" role="img"'
+        f' aria-label="Predicted timeline of stages on devices over one step">{drawn}</svg></div>'
+    )
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def _rows(explanation: Explanation) -> list[_Row]:
+    groups = device_groups(explanation.plan)
+    num_devices = sum(len(group.devices) for group in groups)
+    rows = []
+    for group in groups:
+        if not group.devices:
+            rows.append(_Row(label="host", note="", group=group, height=DEVICE_HEIGHT, has_scale=False))
+        elif num_devices <= MAX_SINGLE_ROWS:
+            rows += [_device_row(explanation, group, device) for device in group.devices]
+        else:
+            rows.append(_group_row(group))
+            rows += [_device_row(explanation, group, device) for device in _examples(group)]
+    return rows
+
+
+def _group_row(group: DeviceGroup) -> _Row:
+    count = len(group.devices)
+    label = f"devices {ranges(group.devices)}"
+    label = label if len(label) < 26 else f"{count:,} devices"
+    note = f"{count:,} devices" if label.startswith("devices") else ""
+    return _Row(label=label, note=note, group=group, height=GROUP_HEIGHT, has_scale=True)
+
+
+def _device_row(explanation: Explanation, group: DeviceGroup, device: int) -> _Row:
+    name = explanation.problem.cluster.devices[device].name
+    single = DeviceGroup(devices=(device,), stages=group.stages)
+    label = name if name.startswith("cpu:") else f"device {device}"
+    return _Row(label=label, note="", group=single, height=DEVICE_HEIGHT, has_scale=False)
+
+
+def _examples(group: DeviceGroup) -> Sequence[int]:
+    """A few devices from end to end of the group."""
+    last = len(group.devices) - 1
+    chosen = np.linspace(0, last, min(NUM_EXAMPLES, last + 1)).round().astype(int)
+    return [group.devices[i] for i in dict.fromkeys(chosen.tolist())]
+
+
+# -- drawing -----------------------------------------------------------------------------------------------------------
+
+
+def _axis(step_s: float, bottom: int) -> list[str]:
+    unit, factor = ("ms", 1e3) if step_s < 2 else ("s", 1.0) if step_s < 600 else ("min", 1 / 60)
+    parts = []
+    for value in ticks(0.0, step_s * factor, max_ticks=10):
+        x = LABEL_WIDTH + value / factor / step_s * NUM_BINS
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
+        parts.append(f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{bottom + 14}">{number(value)}</text>')
+    middle = LABEL_WIDTH + NUM_BINS / 2
+    text = f"{unit} since the start of the step"
+    parts.append(f'<text class="tick" text-anchor="middle" x="{middle}" y="{bottom + 31}">{text}</text>')
+    return parts
+
+
+def _draw_row(explanation: Explanation, row: _Row, y: int, edges_s: np.ndarray, colors: Mapping[str, str]) -> list[str]:
+    units = np.arange(NUM_BINS + 1) if row.has_scale else _uncrowded(explanation, row.group, edges_s)
+    edges_s, nothing = edges_s[units], np.zeros(len(units) - 1)
+    used = usage(explanation.spans, explanation.plan, row.group, edges_s)
+    count = len(row.group.devices) or max(1.0, float(sum(used.values(), nothing).max(initial=1.0)))
+    busy_s = sum((used[name] for name in row.group.stages if name in used), nothing) @ np.diff(edges_s)
+    busy = float(busy_s) / explanation.step_s / count
+    note = ", ".join(text for text in (row.note, f"{percent(busy)} busy" if row.group.devices else "") if text)
+    middle = y + row.height / 2
+    text_y = middle - 4 if row.has_scale else middle + 4
+    parts = [
+        f'<rect class="step" x="{LABEL_WIDTH}" y="{y}" width="{NUM_BINS}" height="{row.height}"/>',
+        f'<text class="lane" x="0" y="{text_y}">{escape(row.label)}</text>',
+        f'<text class="tick" x="0" y="{text_y + 15}">{escape(note)}</text>'
+        if row.has_scale
+        else f'<text class="tick" text-anchor="end" x="{LABEL_WIDTH - 8}" y="{text_y}">{escape(note)}</text>',
+    ]
+    if row.has_scale:
+        parts += [
+            f'<text class="tick" text-anchor="end" x="{LABEL_WIDTH - 5}" y="{y + 8}">{count:,}</text>',
+            f'<text class="tick" text-anchor="end" x="{LABEL_WIDTH - 5}" y="{y + row.height}">0</text>',
+        ]
+    below = nothing
+    for label in [*row.group.stages, "switch", "sync"]:
+        if label in used:
+            share = np.clip(used[label] / count, 0.0, 1.0 - below)
+            parts += _areas(label, share, below, row, y, units, edges_s, colors, count)
+            below = below + share
+    return parts
+
+
+def _uncrowded(explanation: Explanation, group: DeviceGroup, edges_s: np.ndarray) -> np.ndarray:
+    """The edges that are left, as indices, when crowded cells are one bin each."""
+    spans, starts_s = explanation.spans, []
+    for name in group.stages:
+        stage = explanation.plan.stage(name)
+        ranks = [r for r in range(stage.num_ranks) if not group.devices or group.devices[0] in rank_devices(stage, r)]
+        starts_s.append(spans.start_s[spans.of_stage(name) & np.isin(spans.rank, ranks)])
+    cells_s = np.append(edges_s[:-1:CELL], edges_s[-1])
+    is_crowded = np.histogram(np.concatenate(starts_s), bins=cells_s)[0] >= CROWDED
+    units = np.arange(len(edges_s))
+    cell = np.minimum(units // CELL, len(is_crowded) - 1)
+    return units[(units % CELL == 0) | ~is_crowded[cell] | (units == units[-1])]
+
+
+def _areas(
+    label: str,
+    share: np.ndarray,
+    below: np.ndarray,
+    row: _Row,
+    y: int,
+    units: np.ndarray,
+    edges_s: np.ndarray,
+    colors: Mapping[str, str],
+    count: float,
+) -> list[str]:
+    """One area for each stretch of bins in which the stage is busy."""
+    is_busy = share > SAME
+    borders = np.flatnonzero(np.diff(np.concatenate(([False], is_busy, [False])).astype(int)))
+    parts = []
+    for start, end in zip(borders[::2].tolist(), borders[1::2].tolist(), strict=True):
+        xs = (LABEL_WIDTH + units[start : end + 1]).tolist()
+        path = _outline(xs, below[start:end], share[start:end], y + row.height, row.height)
+        mean = float(np.average(share[start:end], weights=np.diff(units[start : end + 1]))) * count
+        amount = f"{number(mean)} of {number(count)} devices on average" if row.has_scale else ""
+        busy = "" if row.has_scale or mean > 0.99 or not row.group.devices else f"{percent(mean)} of this time"
+        begin_s, end_s = float(edges_s[start]), float(edges_s[end])
+        lines = [TEXTS.get(label, label), f"{seconds(begin_s)} to {seconds(end_s)}", amount or busy]
+        text = "\n".join(line for line in lines if line)
+        parts.append(f'<path fill="{colors[label]}" d="{path}" data-tip="{escape(text)}"/>')
+    return parts
+
+
+TEXTS = {"switch": "moving state (onload, offload)", "sync": "weight sync"}
+
+
+def _outline(xs: Sequence[int], below: np.ndarray, share: np.ndarray, base: int, height: int) -> str:
+    """A closed path between the edges of bins at `xs`: along the top from left to right, back along the bottom."""
+    top = _steps(base - (below + share) * height, height)
+    bottom = _steps(base - below * height, height)
+    points = [f"M{xs[0]} {top[0][1]:.1f}"]
+    points += [f"H{xs[begin]}V{level:.1f}" for begin, level in top[1:]]
+    points.append(f"H{xs[-1]}V{bottom[-1][1]:.1f}")
+    points += [f"H{xs[begin]}V{bottom[i][1]:.1f}" for i, (begin, _) in reversed(list(enumerate(bottom[1:])))]
+    return "".join([*points, f"H{xs[0]}Z"])
+
+
+def _steps(levels: np.ndarray, height: int) -> list[tuple[int, float]]:
+    """(first bin, level) of each stretch of nearly equal levels."""
+    found = [(0, float(levels[0]))]
+    for i, level in enumerate(levels.tolist()):
+        if abs(level - found[-1][1]) > SAME * height:
+            found.append((i, level))
+    return found

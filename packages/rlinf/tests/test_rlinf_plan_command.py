@@ -1,0 +1,171 @@
+"""`rlinf plan`: what it takes, prints and writes, and how each mistake ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rlinf.cli.main import main
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.config.reasoning import ReasoningConfig
+from rlinf.jobs.problems import grpo_flow, problem_of_recipe
+from rlinf_sched import Plan
+from rlinf_sched.problem_schema import problem_schema
+
+EXAMPLES = Path(__file__).parents[2] / "rlinf-sched" / "examples"
+LAPTOP = str(EXAMPLES / "laptop.json")
+RECIPE = ["gsm8k-grpo", "--model.path", "Qwen2.5-7B", "--cluster.num_devices", "16"]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs `rlinf plan` in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> SimpleNamespace:
+        capsys.readouterr()
+        code = main(["plan", *arguments])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+def test_a_problem_file_is_planned_and_told(plan, tmp_path: Path):
+    outcome = plan(LAPTOP)
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert lines[0].startswith("One step of laptop takes 16 items through 2 stages in ")
+    assert [line for line in lines if line in ("plan", "critical path", "modes", "what if")] == [
+        *("plan", "critical path", "modes"),
+    ]
+    assert outcome.out.endswith("for the page with the timeline, add --output FOLDER\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_written_where_asked_and_agree(plan, tmp_path: Path):
+    outcome = plan(LAPTOP, "--output", "new/folder", "--what-if")
+    assert outcome.out.splitlines()[-1] == "page: new/folder/plan.html"
+    folder = tmp_path / "new" / "folder"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "explanation.json",
+        "plan.html",
+        "plan.json",
+        "trace.json",
+    ]
+    told = json.loads((folder / "explanation.json").read_text())
+    written = Plan.from_json((folder / "plan.json").read_text())
+    assert Plan.from_json(json.dumps(told["plan"])) == written
+    assert "what if\n" in outcome.out and len(told["what_if"]) == 4
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert {event["name"] for event in events if event["ph"] == "X"} >= {"rollout", "actor"}
+    assert "What if" in (folder / "plan.html").read_text()
+
+
+def test_json_is_the_explanation_and_nothing_else(plan):
+    told = json.loads(plan(LAPTOP, "--json").out)
+    assert told["step_s"] > 0 and told["plan"]["flow"] == "laptop" and told["what_if"] == []
+
+
+@pytest.mark.parametrize("mode", ["collocated", "disaggregated"])
+def test_a_mode_can_be_asked_for(plan, mode: str):
+    told = json.loads(plan(LAPTOP, "--mode", mode, "--json").out)
+    assert told["plan"]["mode"] == mode
+    assert {row["mode"] for row in told["modes"]} == {mode}
+
+
+def test_the_schema_needs_no_problem(plan):
+    assert json.loads(plan("--schema").out) == problem_schema()
+
+
+def test_a_recipe_is_planned_for_gpus_that_are_not_there(plan):
+    told = json.loads(plan(*RECIPE, "--gpu", "H200", "--json").out)
+    assert told["plan"]["flow"] == "grpo"
+    assert {stage["stage"] for stage in told["plan"]["stages"]} == {"rollout", "reference", "reward", "actor"}
+    assert "16 x NVIDIA H200" in told["sentences"][0]
+
+
+def test_the_problem_of_a_recipe_has_its_numbers():
+    overrides = parse_overrides([*RECIPE[1:], "--task.train_files", "[a]", "--task.eval_files", "[b]"])
+    problem = problem_of_recipe(load_config("gsm8k-grpo", [*overrides, *parse_overrides(["--algorithm.kl_coef", "0"])]))
+    problem.validate()
+    assert (problem.num_items, problem.cluster.num_devices) == (32, 16)
+    assert [stage.name for stage in problem.flow.stages] == ["rollout", "reward", "actor"]
+
+
+@pytest.mark.parametrize("kl_coef", ["0", "0.1"])
+def test_the_flow_of_a_recipe_is_that_of_the_job(kl_coef: str):
+    from rlinf.jobs.reasoning import ReasoningJob
+
+    config = load_config("add-grpo", parse_overrides(["--algorithm.kl_coef", kl_coef]))
+    assert isinstance(config, ReasoningConfig)
+    job = ReasoningJob(config)
+    declared = job.build(Path("unused")).train.graph()
+    planned = grpo_flow(has_reference=kl_coef != "0", group_bytes=0)
+    assert (planned.stages, planned.weight_edges, planned.feeds) == (
+        declared.stages,
+        declared.weight_edges,
+        declared.feeds,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "give a problem file or a recipe\nhint: see rlinf plan --help"),
+        (
+            ["gsm8k-grop"],
+            "'gsm8k-grop' is no problem file, workload or recipe; did you mean gsm8k-grpo?\nhint: workloads",
+        ),
+        (["absent.json"], "absent.json: No such file or directory"),
+        (["absent.yaml"], "absent.yaml: No such file or directory"),
+        ([LAPTOP, "--mode", "fast"], "argument --mode: invalid choice: 'fast'"),
+        ([LAPTOP, "--num_items", "3"], "--num_items: only a recipe takes overrides"),
+        (["pushcube-ppo"], "job=embodied: what this recipe's stages take is not known before they are profiled"),
+        (["gsm8k-grpo"], "gsm8k-grpo.yaml:28: model.path is not set; give --model.path FOLDER"),
+        (RECIPE[:3], "cluster.num_devices=auto: a plan is made for a number of GPUs"),
+        ([*RECIPE, "--model.path", "Qwen2.5-8B"], "model='Qwen2.5-8B'; did you mean 'Qwen2.5-"),
+        ([*RECIPE, "--gpu", "H10"], "gpu='H10'; did you mean 'H100'?"),
+        (["sort-grpo"], "model.path is not set: times are derived from the shape of a model"),
+    ],
+)
+def test_a_mistake_is_told(plan, arguments: list[str], expected: str):
+    outcome = plan(*arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith(f"error: {expected}")
+
+
+def test_a_mistake_in_a_problem_file_names_file_and_key(plan, tmp_path: Path):
+    text = (EXAMPLES / "laptop.json").read_text()
+    (tmp_path / "mine.yaml").write_text(text.replace('"trains"', '"train"'))  # JSON is YAML, too
+    assert plan("mine.yaml").err == (
+        "error: mine.yaml: problem.flow.stages[1].train is not a known key; did you mean 'trains'?\n"
+    )
+    (tmp_path / "mine.json").write_text(text.replace('"num_items": 16', '"num_items": -16'))
+    assert plan("mine.json").err == "error: mine.json: num_items=-16 must be from 1 to 10,000,000\n"
+
+
+def test_an_output_that_cannot_be_a_folder_is_refused(plan, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    assert plan(LAPTOP, "--output", "file").err == (
+        "error: --output=file: cannot write there: File exists\nhint: choose another folder\n"
+    )
+
+
+def test_planning_imports_no_torch(tmp_path: Path):
+    program = (
+        "import sys; from rlinf.cli.main import main; code = main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    )
+    for arguments in ([LAPTOP, "--output", "out"], [*RECIPE]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, "plan", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=120,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
