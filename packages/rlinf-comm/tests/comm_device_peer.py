@@ -1,12 +1,9 @@
-"""Another process with a peer and a fake device: `comm_device_peer.py ROLE PACKED_ARGUMENTS`."""
+"""A peer with a fake device, for another process (comm_nursery.py)."""
 
 from __future__ import annotations
 
-import sys
-
 from comm_fake_accelerator import FakeAccelerator
 
-from rlinf_comm import unpack
 from rlinf_comm.errors import PeerLost
 from rlinf_comm.peers import Peer, PeerAddress
 from rlinf_comm.peers.transports.cuda_ipc import CudaIpcTransport
@@ -28,8 +25,3 @@ def echo(parent: PeerAddress) -> None:
                 me.send("parent", me.receive("parent", timeout_s=HANG_S), timeout_s=HANG_S)
         except PeerLost:
             return
-
-
-if __name__ == "__main__":
-    print("ready", flush=True)
-    globals()[sys.argv[1]](*unpack(bytes.fromhex(sys.argv[2])))

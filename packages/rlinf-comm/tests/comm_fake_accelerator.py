@@ -14,6 +14,8 @@ import queue
 import sys
 import time
 import types
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from comm_fake_driver import FakeDriver
@@ -21,9 +23,11 @@ from comm_fake_driver import FakeDriver
 from rlinf_comm import _arrays
 from rlinf_comm.errors import NcclError
 from rlinf_comm.ipc import facts_of
+from rlinf_comm.ipc.driver import Driver
 from rlinf_comm.ipc.opened import OpenedArenas
+from rlinf_comm.nccl import Library
 from rlinf_comm.peers.transports.accelerator import plain_tensor
-from rlinf_comm.peers.transports.nccl import NcclTransport
+from rlinf_comm.peers.transports.nccl import Nccl, NcclTransport
 
 
 class Stream:
@@ -37,7 +41,7 @@ class FakeAccelerator:
     """One "process" of each `namespace`, so that two ends in one process take each other for two."""
 
     def __init__(self, *, namespace=0, uuid=b"A" * 16, refuses=()):
-        self.driver = FakeDriver([uuid], refuses=["allocate", *refuses], real_addresses=True)
+        self.driver: Driver = FakeDriver([uuid], refuses=["allocate", *refuses], real_addresses=True)
         self.device = 0
         self.arenas = OpenedArenas(self.driver)
         self.namespace = namespace
@@ -90,7 +94,7 @@ class FakeNccl:
     """Matches sends with receives by their order alone, and bytes by their number, as NCCL does."""
 
     def __init__(self, version=22907):
-        self.library = types.SimpleNamespace(version=version)
+        self.library: Library | NcclError = cast("Library", types.SimpleNamespace(version=version))
         self.made = []
         self.is_broken = False
         self._ids = 0
@@ -143,10 +147,10 @@ class FakeNccl:
             def abort(self):
                 self.is_aborted = True
 
-        self.Communicator = Communicator
+        self.Communicator: Any = Communicator
 
     def find_library(self):
-        if isinstance(self.library, Exception):
+        if isinstance(self.library, NcclError):
             raise self.library
         return self.library
 
@@ -155,7 +159,7 @@ class FakeNccl:
         return self._ids.to_bytes(128, sys.byteorder)
 
 
-def nccl_transport(nccl=None, uuids=None):
+def nccl_transport(nccl: Nccl | None = None, uuids: Callable[[], bytes] | None = None):
     """The transport; each of its ends has a device of its own, unless `uuids()` says otherwise."""
     numbers = itertools.count(1)
 

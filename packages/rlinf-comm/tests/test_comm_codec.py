@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from comm_properties import holds_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -357,8 +358,7 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
-@given(values)
+@holds_for(values, num=60, num_slow=500)
 def test_any_value_comes_back(value):
     assert_crosses(value)
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from comm_properties import holds_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,8 +121,7 @@ class Model:
         return value
 
 
-@settings(deadline=None, max_examples=150)
-@given(values)
+@holds_for(values, num=60, num_slow=500)
 def test_the_wire_form_is_the_documented_one(value):
     model = Model()
     root = model.tree(value)
@@ -142,8 +142,7 @@ def test_a_torch_without_the_dlpack_exchange_gives_the_same(value):
     assert_bitwise_equal(decode(header, copies), value)
 
 
-@settings(deadline=None, max_examples=200)
-@given(values, st.data())
+@holds_for(values, st.data(), num=60, num_slow=1000)
 def test_damaged_headers_are_errors_or_other_values_and_never_crash(value, data):
     encoded = encode(value)
     header = bytearray(encoded.header)

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from comm_properties import holds_for
 from hypothesis import strategies as st
 
 from rlinf_comm import _C, DecodeError
@@ -113,8 +113,7 @@ def pointers(arrays):
     return np.array([array.ctypes.data for array in arrays], dtype=np.int64)
 
 
-@settings(deadline=None, max_examples=300)
-@given(tables(), st.sampled_from(AVAILABLE_SETS), st.integers(1, 3))
+@holds_for(tables(), st.sampled_from(AVAILABLE_SETS), st.integers(1, 3), num=100, num_slow=1000)
 def test_any_table_does_what_it_says(table, instructions, num_threads):
     copies, src_bytes, dst_bytes = table
     sources = [random_bytes(size, seed) for seed, size in enumerate(src_bytes)]

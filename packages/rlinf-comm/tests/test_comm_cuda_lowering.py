@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from comm_digests import digest_by_program
+from comm_properties import holds_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,8 +55,7 @@ def aligned_base(memory):
     return -memory.ctypes.data % 16
 
 
-@settings(deadline=None, max_examples=400)
-@given(st.data())
+@holds_for(st.data(), num=100, num_slow=1000)
 def test_plain_copies_agree_with_numpy(data):
     element = data.draw(st.sampled_from([1, 2, 4, 8, 16]))
     shape = data.draw(st.lists(st.sampled_from([1, 2, 3, 5, 8, 16, 33, 70]), min_size=1, max_size=4))

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -29,6 +31,7 @@ def test_two_processes_share_tensors():
     ]
 
 
+@pytest.mark.slow
 def test_fsdp2_trainer_feeds_an_engine():
     lines = lines_of("fsdp2_to_engine.py")
     versions, num_bytes, outputs = zip(

@@ -5,7 +5,8 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from comm_properties import holds_for
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_comm import LayoutError, pack, unpack
@@ -179,8 +180,7 @@ def test_blocks_may_be_interleaved_and_tied():
         Layout(specs, one_rank({"f": ((8, 3), F32)}, *blocks[:2], shifted))
 
 
-@settings(deadline=None, max_examples=300)
-@given(st.data())
+@holds_for(st.data(), num=100, num_slow=1000)
 def test_a_layout_is_refused_exactly_when_memory_or_elements_are_used_twice(data):
     specs = {name: TensorSpec((3, 3), F32) for name in "ab"}
     blocks, memory, elements = [], [], []

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from comm_properties import holds_for
 from comm_references import huggingface_rank, megatron_rank, merged_rank
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_comm import LayoutError
@@ -113,8 +113,7 @@ def check_reshard(src, dst, sources, wanted):
         assert_bitwise_equal(got, want, f"rank {dst_rank}")
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.data())
+@holds_for(st.data(), num=15, num_slow=60)
 def test_megatron_to_merged(data):
     shape = data.draw(shapes())
     src_case, dst_case = data.draw(megatron_cases(shape)), data.draw(merged_cases(shape))
@@ -126,8 +125,7 @@ def test_megatron_to_merged(data):
     check_reshard(src, dst, sources, all_ranks(merged_rank, full, shape, dst, dst_case, dtype=served))
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.data())
+@holds_for(st.data(), num=15, num_slow=60)
 def test_merged_to_megatron(data):
     shape = data.draw(shapes())
     src_case, dst_case = data.draw(merged_cases(shape)), data.draw(megatron_cases(shape))
@@ -137,8 +135,7 @@ def test_merged_to_megatron(data):
     check_reshard(src, dst, sources, all_ranks(megatron_rank, full, shape, dst, dst_case))
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.data())
+@holds_for(st.data(), num=12, num_slow=40)
 def test_megatron_to_megatron_through_any_sizes(data):
     shape = data.draw(shapes())
     src_case, dst_case = data.draw(megatron_cases(shape)), data.draw(megatron_cases(shape))
@@ -148,8 +145,7 @@ def test_megatron_to_megatron_through_any_sizes(data):
     check_reshard(src, dst, sources, all_ranks(megatron_rank, full, shape, dst, dst_case))
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.data(), st.booleans(), st.booleans())
+@holds_for(st.data(), st.booleans(), st.booleans(), num=12, num_slow=40)
 def test_huggingface_to_merged_and_back(data, fused_experts, back):
     shape = data.draw(shapes())
     case = data.draw(merged_cases(shape))

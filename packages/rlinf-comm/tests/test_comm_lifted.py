@@ -10,7 +10,7 @@ from rlinf_comm.peers.transports.lifted import Place, lift_out, put_back
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    tokens: torch.Tensor
+    tokens: torch.Tensor | str
     rest: object
 
     def __post_init__(self):
@@ -18,7 +18,7 @@ class Sample:
 
 
 class Row(msgspec.Struct, frozen=True):
-    x: torch.Tensor
+    x: torch.Tensor | Place
     y: int = 0
 
 
@@ -37,6 +37,6 @@ def test_tensors_are_taken_out_of_any_value_and_put_back():
 def test_a_value_without_tensors_stays_itself_and_one_that_contains_itself_is_left_to_the_codec():
     value = {"a": [1, (2.0, None)], "b": Sample("no", b"tensor")}
     assert lift_out(value, lambda leaf: False)[0] is value
-    loop = [torch.ones(1)]
+    loop: list[object] = [torch.ones(1)]
     loop.append(loop)
     assert lift_out(loop, lambda leaf: isinstance(leaf, torch.Tensor)) == (loop, [])

@@ -4,13 +4,14 @@ import contextlib
 import itertools
 import os
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from comm_device_peer import accelerator
 from comm_fake_accelerator import FakeAccelerator, nccl_transport
-from comm_nurseries import wait_until
+from comm_nurseries import Nursery, kill, wait_until
 
 from rlinf_comm.errors import NoTransport, PeerLost, PeerTimeout, UnsupportedValueError
 from rlinf_comm.ipc import IpcArena, leases, opened
@@ -21,7 +22,6 @@ from rlinf_comm.peers.transports.cuda_ipc import CudaIpcTransport
 from rlinf_comm.testing import TRANSPORT_CHECKS, PeersOver, assert_bitwise_equal
 
 HANG_S = 60.0
-SCRIPT = "comm_device_peer.py"
 
 
 @pytest.fixture
@@ -49,6 +49,14 @@ def test_ipc_conforms(check, ipc):
         check(peers)
 
 
+def outgoing_to(peer: Peer, name: str) -> Any:
+    """The sending end of the link, met if it was not; whose it is, the test knows."""
+    peer.transport_to(name)
+    link = peer._links.get(name)
+    assert link is not None
+    return link.outgoing
+
+
 def receive_until_lost(peer, from_):
     while True:
         peer.receive(from_, timeout_s=HANG_S)
@@ -63,11 +71,17 @@ def send_until_lost(peer, to):
 # --- between two processes --------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def nursery():
+    with Nursery("torch") as nursery:
+        yield nursery
+
+
 @pytest.fixture
-def echo(start_peer):
-    """(a peer with the fake device, another process that sends everything back)"""
+def echo(nursery):
+    """(a peer with the fake device, pid of another process that sends everything back)"""
     with Peer.listen("parent", transports=(CudaIpcTransport(accelerator), "shared")) as me:
-        child = start_peer("echo", me.address, script=SCRIPT)
+        child = nursery.start("device_echo", me.address)
         first = me.receive("echo", timeout_s=HANG_S)
         assert first == "here"
         yield me, child
@@ -93,8 +107,7 @@ def test_tensors_cross_to_another_process_and_back_bit_for_bit(echo):
 
 def test_a_tensor_in_an_arena_crosses_without_a_copy_and_its_room_comes_back(echo):
     me, _ = echo
-    me.transport_to("echo")
-    link = me._links.get("echo").outgoing
+    link = outgoing_to(me, "echo")
     device = link._accelerator
     arena = IpcArena.create(0, 1 << 20, driver=device.driver)
     memory = arena.reserve(4096)
@@ -118,7 +131,7 @@ def test_a_tensor_of_the_link_s_arena_may_follow_one_of_another_that_nobody_has_
     with PeersOver(ipc()) as peers:
         a, b = peers.make("a", "b")
         a.send("b", "first", timeout_s=HANG_S)
-        device = a._links.get("b").outgoing._accelerator
+        device = outgoing_to(a, "b")._accelerator
         arena = IpcArena.create(0, 4096, driver=device.driver)
         a.send("b", device.tensor_over(arena.reserve(64), (4, 4), (4, 1), torch.float32).fill_(1.0), timeout_s=HANG_S)
         a.send("b", torch.full((3,), 2.0), timeout_s=HANG_S)
@@ -131,10 +144,10 @@ def test_events_are_recorded_after_the_value_is_on_its_way_and_waited_for_by_the
     me, _ = echo
     me.send("echo", torch.ones(3), timeout_s=HANG_S)
     me.receive("echo", timeout_s=HANG_S)
-    names = [call[0] for call in me._links.get("echo").outgoing._accelerator.driver.calls]
+    names = [call[0] for call in outgoing_to(me, "echo")._accelerator.driver.calls]
     assert "record_event" in names
     me.send("echo", torch.ones(3), timeout_s=HANG_S)
-    names = [call[0] for call in me._links.get("echo").outgoing._accelerator.driver.calls]
+    names = [call[0] for call in outgoing_to(me, "echo")._accelerator.driver.calls]
     assert names[-2:] == ["wait_for_event", "record_event"], "the room of the first was taken over before it was read"
 
 
@@ -143,8 +156,7 @@ def test_a_killed_process_is_a_lost_peer_on_both_sides(echo):
     me.send("echo", torch.ones(3), timeout_s=HANG_S)
     me.receive("echo", timeout_s=HANG_S)
     me.send("echo", ("keep", torch.ones(1000)), timeout_s=HANG_S)
-    child.process.kill()
-    child.process.wait(HANG_S)
+    kill(child)
     with pytest.raises(PeerLost, match="'echo'"):
         receive_until_lost(me, "echo")
     with pytest.raises(PeerLost, match="'echo'"):

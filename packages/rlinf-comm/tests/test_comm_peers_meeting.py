@@ -7,6 +7,8 @@ import pickle
 import socket
 import struct
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from rlinf_comm import (
     unpack,
 )
 from rlinf_comm.peers import HostIdentity, Peer
+from rlinf_comm.peers.deadline import SLICE_S
 from rlinf_comm.peers.line import MAGIC, VERSION
 from rlinf_comm.testing import assert_bitwise_equal
 
@@ -118,6 +121,43 @@ def test_a_living_name_is_refused_and_a_dead_one_is_free(pair):
         with pytest.raises(PeerLost):
             a.receive("b", timeout_s=HANG_S)
         assert a.receive("b", timeout_s=HANG_S) == 2
+
+
+def test_a_receive_after_the_end_was_told_waits_for_the_next_of_that_name(pair):
+    """Also when that one takes longer than the looks at the old address are apart."""
+    a, b = pair("tcp")
+    b.send("a", 1, timeout_s=HANG_S)
+    assert a.receive("b", timeout_s=HANG_S) == 1
+    b._end(farewell=False)
+    with pytest.raises(PeerLost):
+        a.receive("b", timeout_s=HANG_S)
+    with pytest.raises(PeerTimeout, match=r"'b' \(.*\) has ended, and no other has come"):
+        a.receive("b", timeout_s=3 * SLICE_S)
+    with Peer.listen("b", transports=("tcp",)) as late:
+        late.connect(a.address, timeout_s=HANG_S)
+        late.send("a", 2)
+        assert a.receive("b", timeout_s=HANG_S) == 2
+
+
+def test_all_receives_that_wait_are_told_of_an_end(pair):
+    a, b = pair("tcp")
+    b.send("a", 1, timeout_s=HANG_S)
+    assert a.receive("b", timeout_s=HANG_S) == 1
+    with ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(a.receive, "b", timeout_s=HANG_S) for _ in range(3)]
+        time.sleep(SLICE_S)  # for all of them to wait
+        b._end(farewell=False)
+        assert [type(each.exception(HANG_S)) for each in waiting] == [PeerLost] * 3
+
+
+def test_the_end_of_a_link_that_is_polled_is_seen_at_once(pair):
+    a, b = pair("tcp")
+    a.send("b", 1, timeout_s=HANG_S)
+    assert b.receive("a", timeout_s=HANG_S) == 1
+    time.sleep(2 * SLICE_S)  # b reads ahead by now
+    b._inboxes["a"].close(farewell=False)
+    with pytest.raises(PeerLost, match="without a farewell"):
+        a._links.get("b").outgoing.check()
 
 
 def test_an_address_crosses_and_a_peer_does_not(pair):

@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from comm_properties import holds_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -163,8 +164,7 @@ def stored(rank, full):
     return [tensor.to(getattr(torch, rank.buffers[name].dtype)) for name, tensor in flat.items()]
 
 
-@settings(deadline=None, max_examples=200)
-@given(st.data())
+@holds_for(st.data(), num=70, num_slow=500)
 def test_copies_put_every_element_in_its_place(data):
     specs = data.draw(specs_strategy())
     src = data.draw(fused_layouts(specs, complete=True))

@@ -200,7 +200,7 @@ def test_processes_allocate_and_hand_over_at_once(pool):
     assert_all_room_comes_back(pool)
 
 
-@pytest.mark.parametrize("num_kills", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_kills", [12, pytest.param(1000, marks=pytest.mark.slow)])
 def test_processes_killed_at_random_leave_the_pool_in_order(num_kills, pool):
     there, back = Channel.create("there", num_producers=1 << 20), Channel.create("back", num_producers=1 << 20)
     survivor = Fork(churn, pool, there, back, -1, -1)

@@ -89,7 +89,7 @@ def _kill_channels(nursery: Nursery, num_points: int) -> None:
 
 
 def test_kills_at_random_points_of_channel_traffic(nursery):
-    _kill_channels(nursery, 12)
+    _kill_channels(nursery, 6)
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def _kill_weights(nursery: Nursery, num_points: int) -> None:
 
 
 def test_kills_at_random_points_of_reshard_traffic(torch_nursery):
-    _kill_weights(torch_nursery, 8)
+    _kill_weights(torch_nursery, 4)
 
 
 @pytest.mark.slow

@@ -43,6 +43,7 @@ HEADINGS = [
     "Resharding between two layouts of your own",
     "Proof that the right weights are served",
 ]
+WEIGHTS = "Weights from a trainer to an engine"
 BORDER = "--- the next program ---"
 
 
@@ -50,7 +51,10 @@ BORDER = "--- the next program ---"
 def printed(tmp_path_factory):
     """Lines by heading; the programs run one after the other in one process, which imports torch once."""
     folder = tmp_path_factory.mktemp("readme")
-    (folder / "programs.json").write_text(json.dumps(["import torch\n" + program_of(heading) for heading in HEADINGS]))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    weights = "import json\n" + program_of(WEIGHTS) + "print(reshard.num_bytes > 0, store.name)\n"
+    programs = ["import torch\n" + program_of(heading) for heading in HEADINGS]
+    (folder / "programs.json").write_text(json.dumps([*programs, weights]))
     run_all = f"""
 import json
 for program in json.load(open("programs.json")):
@@ -58,7 +62,7 @@ for program in json.load(open("programs.json")):
     print({BORDER!r})
 """
     programs = "\n".join(printed_by(run_all, folder)).split(BORDER)
-    return {heading: text.split("\n") for heading, text in zip(HEADINGS, programs, strict=False)}
+    return {heading: text.split("\n") for heading, text in zip([*HEADINGS, WEIGHTS], programs, strict=False)}
 
 
 @pytest.mark.parametrize("heading", HEADINGS)
@@ -73,10 +77,8 @@ def test_a_channel_between_two_processes(tmp_path):
     assert "".join(lines).count("4999950000") == 2  # the sum of arange(100_000), for each prompt
 
 
-def test_a_trainer_and_an_engine(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    program = "import json\n" + program_of("Weights from a trainer to an engine")
-    assert printed_by(program + "print(reshard.num_bytes > 0, store.name)\n", tmp_path) == ["True actor-to-rollout"]
+def test_a_trainer_and_an_engine(printed):
+    assert [line for line in printed[WEIGHTS] if line] == ["True actor-to-rollout"]
 
 
 def test_every_heading_of_the_table_is_there():

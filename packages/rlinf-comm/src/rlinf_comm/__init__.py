@@ -1,4 +1,4 @@
-"""Moving values and weights between the processes of one machine.
+"""Moving values and weights between processes, of one machine and of several.
 
 rlinf_comm.channel   bounded shared-memory queues
 rlinf_comm.pool      tensors in shared memory, which cross a channel by reference

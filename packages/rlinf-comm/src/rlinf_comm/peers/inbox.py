@@ -37,6 +37,8 @@ class Inbox:
         self._returned: deque[Any] = deque()
         self._loss: PeerLost | None = None
         """Of a process whose links had nothing left; told once."""
+        self.ended: bytes | None = None
+        """Token of the latest process whose end a receive has been told."""
 
     def add(self, arrival: Arrival) -> None:
         with self._lock:
@@ -74,6 +76,7 @@ class Inbox:
                 raise NoLink from None  # another thread has been told
             if isinstance(error, PeerLeft) and self.latest is not None:
                 raise NoLink from None  # it has left and come back, and nothing is lost
+            self.ended = arrival.theirs.token
             raise
         except TornStream:
             self._drop(arrival)
@@ -109,6 +112,7 @@ class Inbox:
             except PeerLost as error:
                 if self._drop(arrival) and not (isinstance(error, PeerLeft) and self.latest is not None):
                     self._loss = type(error)(str(error))  # without the frames, which hold the link's memory
+                    self.ended = arrival.theirs.token
 
     def close(self, *, farewell: bool) -> None:
         with self._lock:

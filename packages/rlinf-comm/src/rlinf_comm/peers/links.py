@@ -66,6 +66,21 @@ class Links:
             self.drop(to, link)
             raise
 
+    def look_at(self, name: str, deadline: Deadline) -> None:
+        """Raises PeerLost when that peer is gone; meets it if there is no link. One that is slow is not gone."""
+        link = self.get(name)
+        try:
+            if link is None:
+                self.to(name, deadline)
+            else:
+                link.outgoing.check()
+        except PeerTimeout:
+            pass
+        except PeerLost:
+            if link is not None:
+                self.drop(name, link)
+            raise
+
     def drop(self, name: str, link: Link) -> None:
         with self._lock:
             if self._links.get(name) is link:

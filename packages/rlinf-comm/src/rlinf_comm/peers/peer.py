@@ -12,8 +12,8 @@ and a sender that is not received from holds up nobody else.
 
 A send is done when the transport has the value: the receiver may be up to `capacity_bytes` behind. All waits end: with
 what was waited for, with PeerTimeout, or, soon after the other process is gone, with PeerLost (PeerLeft when it said
-farewell). A loss is told to those who send and to those who receive, after all values that had been sent, and again
-until somebody else has the name (wait_for); then calls go to that one.
+farewell). A loss is told to those who send, until somebody else has the name (wait_for), and once to those who receive,
+after all values that had been sent: a receive that begins later waits for the next process of that name.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class Peer:
         """The next value of that peer, in the order of its sends.
 
         Raises:
-            PeerLost, PeerLeft: it is gone, and everything that it had sent has been received.
+            PeerLost, PeerLeft: once, when it is gone and all that it had sent has been received.
             PeerTimeout: nothing came; says what is known of the peer.
             DecodeError: the value cannot be built here; later ones can be received.
         """
@@ -275,6 +275,7 @@ class Peer:
 
     def _receive(self, name: str, deadline: Deadline, is_cancelled: Any = bool) -> Any:
         inbox = self._inbox(name)
+        ended = inbox.ended
         while True:
             self._check_open()
             try:
@@ -287,26 +288,25 @@ class Peer:
                     self._changed.wait(deadline.slice_s)
             if not inbox.is_empty():
                 continue
-            self._look_at(name, deadline)
+            self._look_at(name, ended, deadline)
             if deadline.has_passed or is_cancelled():
                 known = self._find(name)
-                what = f"{name!r} ({known.place}) has sent nothing" if known else f"no {name!r} yet; {self._where()}"
+                state = "has ended, and no other has come" if known and known.token == ended else "has sent nothing"
+                what = f"{name!r} ({known.place}) {state}" if known else f"no {name!r} yet; {self._where()}"
                 raise PeerTimeout(f"{self.name!r}: receive from {name!r} not done in {deadline.timeout_s:g} s: {what}")
 
-    def _look_at(self, name: str, deadline: Deadline) -> None:
-        """Raises PeerLost when a peer that has never sent anything is gone."""
+    def _look_at(self, name: str, ended: bytes | None, deadline: Deadline) -> None:
+        """Raises PeerLost when a peer that has never sent anything is gone, unless its token is `ended`."""
         link = self._links.get(name)
+        address = self._find(name) if link is None else link.address
+        if address is None or address.token == ended:
+            return
         try:
-            if link is not None:
-                link.outgoing.check()
-            elif self._find(name) is not None:
-                self._links.to(name, deadline.capped(_LOOK_TIMEOUT_S))
-        except PeerTimeout:
-            pass  # slow, and not gone
+            self._links.look_at(name, deadline.capped(_LOOK_TIMEOUT_S))
         except PeerLost:
-            if link is not None:
-                self._links.drop(name, link)
-            if self._inbox(name).is_empty():  # else it has sent something meanwhile
+            inbox = self._inbox(name)
+            if inbox.is_empty():  # else it has sent something meanwhile
+                inbox.ended = address.token
                 raise
 
     def _inbox(self, name: str) -> Inbox:

@@ -207,6 +207,10 @@ class _TcpIncoming:
                     self._socket.send(b"F")
                 except OSError:
                     pass  # it has gone first
+            try:
+                self._socket.shutdown(socket.SHUT_RDWR)  # close() alone would take effect when ReadAhead's poll ends
+            except OSError:
+                pass  # it has gone first
             self._socket.close()
 
 
