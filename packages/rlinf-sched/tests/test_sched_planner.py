@@ -20,6 +20,7 @@ from rlinf_sched import (
 )
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
+from rlinf_sched.planner.tree import Join, Leaf, place
 
 MODES = ("collocated", "disaggregated", "hybrid")
 
@@ -114,3 +115,17 @@ def check_against_trying_everything(problem: Problem) -> None:
         assert found == []
     else:
         assert found[0].step_s == pytest.approx(expected, rel=1e-9)
+
+
+def test_stages_of_a_worker_group_come_to_be_in_one_place():
+    """Beside a wide part first and beside a narrow one later, the group would else be on two ranges of devices."""
+    x, y = (Leaf(name, 0, 0, count, count, 1, False) for name, count in (("x", 3), ("y", 1)))
+    first, second = (Leaf(name, 0, 0, 2, 2, 1, False) for name in ("g1", "g2"))
+    tree = Join("in turn", Join("side by side", x, first), Join("side by side", second, y))
+    workers = {"x": "x", "y": "y", "g1": "g", "g2": "g"}
+    assert place(tree, [list(range(5))], workers) == {"x": (0, 1, 2), "g1": (3, 4), "g2": (3, 4), "y": (0,)}
+    other = Leaf("h2", 0, 0, 2, 2, 1, False)  # together first, apart later: impossible
+    apart = Join(
+        "in turn", Join("in turn", first, Leaf("h1", 0, 0, 2, 2, 1, False)), Join("side by side", second, other)
+    )
+    assert place(apart, [list(range(5))], {**workers, "h1": "h", "h2": "h"}) is None

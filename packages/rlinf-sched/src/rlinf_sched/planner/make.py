@@ -48,7 +48,9 @@ def plan(problem: Problem, modes: Sequence[Mode] = ALL_MODES) -> Plan:
     candidates = Search(problem, pools).best(modes, num_each=NUM_SIMULATED)
     if not candidates:
         raise InfeasibleError(why_nothing_fits(problem, pools, modes))
-    judged = [_judge(problem, candidate) for candidate in candidates]
+    judged = [found for candidate in candidates if (found := _judge(problem, candidate))]
+    if not judged:
+        raise InfeasibleError("every plan found tears a worker group's stages apart; plan one of the modes alone")
     judged.sort(key=lambda one: one.timeline.step_s)
     best = judged[0]
     others = [next(one for one in judged if one.plan.mode == mode) for mode in _modes_of(judged[1:], best)]
@@ -64,14 +66,17 @@ def _modes_of(judged: Sequence[_Judged], best: _Judged) -> list[Mode]:
     return list(dict.fromkeys(one.plan.mode for one in judged if one.plan.mode != best.plan.mode))
 
 
-def _judge(problem: Problem, candidate: Candidate) -> _Judged:
+def _judge(problem: Problem, candidate: Candidate) -> _Judged | None:
     made = to_plan(problem, candidate)
-    return _Judged(candidate, made, simulate(problem, made))
+    return made and _Judged(candidate, made, simulate(problem, made))
 
 
-def to_plan(problem: Problem, candidate: Candidate) -> Plan:
-    """The candidate as a plan, its stages ordered by turn."""
-    placed = place(candidate.tree, [list(pool.devices) for pool in pools_of(problem.cluster)])
+def to_plan(problem: Problem, candidate: Candidate) -> Plan | None:
+    """The candidate as a plan, stages ordered by turn; None where the stages of a worker group cannot be in one place."""
+    workers = {stage.name: stage.worker for stage in problem.flow.stages}
+    placed = place(candidate.tree, [list(pool.devices) for pool in pools_of(problem.cluster)], workers)
+    if placed is None:
+        return None
     turns = {name: turn for turn, names in enumerate(problem.flow.turns()) for name in names}
     stages = [
         StagePlan(

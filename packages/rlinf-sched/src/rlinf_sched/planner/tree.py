@@ -1,6 +1,6 @@
 """What a candidate stands for: stages on devices, one after the other or side by side."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -78,31 +78,63 @@ def num_devices(tree: Tree, num_pools: int) -> tuple[int, ...]:
     return tuple(join(a, b) for a, b in zip(before, after, strict=True))
 
 
-def place(tree: Tree, pools: list[list[int]]) -> dict[str, tuple[int, ...]]:
+def place(tree: Tree, pools: list[list[int]], workers: Mapping[str, str]) -> dict[str, tuple[int, ...]] | None:
     """Stage -> devices, from the pools' lists of devices in order.
 
     Parts side by side get consecutive ranges, the part with the widest instances first, so that instances of 2, 4 or 8
-    devices never straddle a node.
+    devices never straddle a node. The stages of a worker group are where the first of them came to be; None: they
+    cannot all be there.
+
+    Args:
+        workers: stage -> worker group.
     """
+    placed: dict[str, tuple[int, ...]] = {}
+    groups: dict[str, tuple[int, ...]] = {}
+    return placed if _put(tree, pools, workers, groups, placed) else None
+
+
+def _put(
+    tree: Tree,
+    pools: list[list[int]],
+    workers: Mapping[str, str],
+    groups: dict[str, tuple[int, ...]],
+    placed: dict[str, tuple[int, ...]],
+) -> bool:
     if isinstance(tree, Leaf):
-        return {tree.stage: tuple(pools[tree.pool][: tree.num_devices]) if tree.num_devices else ()}
-    if isinstance(tree, Cycle):
-        result: dict[str, tuple[int, ...]] = {}
-        rest = [list(pool) for pool in pools]
-        for block in sorted(tree.blocks, key=lambda block: -max(_width(tree.leaves[i]) for i in block)):
-            taken = [0] * len(pools)
-            for i in block:
-                leaf = tree.leaves[i]
-                result |= place(leaf, rest)
-                if leaf.num_devices:
-                    taken[leaf.pool] = max(taken[leaf.pool], leaf.num_devices)
-            rest = [pool[count:] for pool, count in zip(rest, taken, strict=True)]
-        return result
-    if tree.kind != "side by side":
-        return place(tree.before, pools) | place(tree.after, pools)
-    first, second = sorted((tree.before, tree.after), key=lambda part: -max(map(_width, leaves(part))))
-    counts = num_devices(first, len(pools))
-    return place(first, pools) | place(second, [pool[n:] for pool, n in zip(pools, counts, strict=True)])
+        pool = pools[tree.pool] if tree.num_devices else []
+        chosen = groups.setdefault(workers[tree.stage], tuple(pool[: tree.num_devices]))
+        placed[tree.stage] = chosen
+        return set(chosen) <= set(pool)
+    if isinstance(tree, Join) and tree.kind != "side by side":
+        return all(_put(part, pools, workers, groups, placed) for part in (tree.before, tree.after))
+    parts = _side_by_side(tree)
+    fixed = [{d for leaf in part for d in groups.get(workers[leaf.stage], ())} for _, part in parts]
+    rest = [list(pool) for pool in pools]
+    taken: list[list[list[int]]] = [[] for _ in parts]
+    for i in sorted(range(len(parts)), key=lambda i: (not fixed[i], -max(map(_width, parts[i][1])))):
+        others = set().union(*(fixed[k] for k in range(len(parts)) if k != i and not taken[k]))
+        for pool, count in enumerate(_counts(parts[i][0], len(pools))):
+            mine = [d for d in rest[pool] if d in fixed[i]]
+            mine += [d for d in rest[pool] if d not in fixed[i] and d not in others]
+            taken[i].append(mine[:count])
+            rest[pool] = [d for d in rest[pool] if d not in taken[i][pool]]
+    return all(
+        all(_put(tree, mine, workers, groups, placed) for tree in trees)
+        for (trees, _), mine in zip(parts, taken, strict=True)
+    )
+
+
+def _side_by_side(tree: Cycle | Join) -> list[tuple[list[Tree], list[Leaf]]]:
+    """The parts that have devices of their own: for each its trees, which share them, and their leaves."""
+    if isinstance(tree, Join):
+        return [([part], list(leaves(part))) for part in (tree.before, tree.after)]
+    return [([tree.leaves[i] for i in block], [tree.leaves[i] for i in block]) for block in tree.blocks]
+
+
+def _counts(trees: list[Tree], num_pools: int) -> list[int]:
+    """Devices of each pool that trees need which share them."""
+    each = [num_devices(tree, num_pools) for tree in trees]
+    return [max(counts) for counts in zip(*each, strict=True)]
 
 
 def shares_everything(tree: Tree) -> bool:
