@@ -72,7 +72,7 @@ def _judge(problem: Problem, candidate: Candidate) -> _Judged | None:
 
 
 def to_plan(problem: Problem, candidate: Candidate) -> Plan | None:
-    """The candidate as a plan, stages ordered by turn; None where a worker group cannot have all its stages together."""
+    """The candidate as a plan, stages ordered by turn; None where the stages of a worker group cannot be together."""
     workers = {stage.name: stage.worker for stage in problem.flow.stages}
     placed = place(candidate.tree, [list(pool.devices) for pool in pools_of(problem.cluster)], workers)
     if placed is None:
