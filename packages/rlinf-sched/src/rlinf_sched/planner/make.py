@@ -73,12 +73,13 @@ def to_plan(problem: Problem, candidate: Candidate) -> Plan:
     """The candidate as a plan, its stages ordered by turn."""
     placed = place(candidate.tree, [list(pool.devices) for pool in pools_of(problem.cluster)])
     turns = {name: turn for turn, names in enumerate(problem.flow.turns()) for name in names}
+    in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}  # where 0, the end of the batch, never comes
     stages = [
         StagePlan(
             stage=leaf.stage,
             devices=placed[leaf.stage],
             num_ranks=leaf.num_instances,
-            granularity=0 if leaf.granularity >= problem.num_items else leaf.granularity,
+            granularity=0 if leaf.granularity >= problem.num_items and leaf.stage not in in_cycle else leaf.granularity,
             offload=leaf.offload,
             turn=turns[leaf.stage],
         )
