@@ -99,6 +99,23 @@ def test_a_plan_that_may_run_ahead_is_no_slower(mode: Mode | None):
     assert steps[1] <= steps[0] * (1 + 1e-9)
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="Timeline.step_s takes the last k + 1 steps for the period; here the steady state repeats after three",
+)
+def test_a_plan_that_may_run_ahead_keeps_its_predicted_pace():
+    profiles = {
+        "rollout": profile(0.5, fixed=1.0, state_bytes=15 * GIB),
+        "reference": profile(0.37),
+        "actor": profile(1.1, step_s=0.3, state_bytes=20 * GIB),
+    }
+    problem = chain(profiles, gpus(8), num_items=96, max_staleness=1)
+    made = plan(problem)
+    assert made.prediction is not None
+    ends = simulate(problem, made, num_steps=61).step_end_s
+    assert made.prediction.step_s == pytest.approx((ends[-1] - ends[0]) / 60, rel=0.03)
+
+
 @pytest.mark.parametrize("num_devices", [8, 64, 1024])
 def test_plans_of_any_size_are_valid_and_say_what_the_search_thought(num_devices: int, record_property):
     problem = ppo(num_devices)
