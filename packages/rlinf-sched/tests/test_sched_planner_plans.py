@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 from sched_planner_problems import GIB, MODES, chain, gpus, ppo, profile
 
-from rlinf_sched import Cluster, Device, PlanError, ProblemError, simulate
+from rlinf_sched import Cluster, Device, Plan, PlanError, ProblemError, StagePlan, simulate
 from rlinf_sched.plan import Mode
 from rlinf_sched.planner import plan
 
@@ -103,17 +103,21 @@ def test_a_plan_that_may_run_ahead_is_no_slower(mode: Mode | None):
     strict=True,
     reason="Timeline.step_s takes the last k + 1 steps for the period; here the steady state repeats after three",
 )
-def test_a_plan_that_may_run_ahead_keeps_its_predicted_pace():
+def test_the_pace_of_a_plan_that_runs_ahead_is_that_of_many_steps():
     profiles = {
         "rollout": profile(0.5, fixed=1.0, state_bytes=15 * GIB),
         "reference": profile(0.37),
         "actor": profile(1.1, step_s=0.3, state_bytes=20 * GIB),
     }
     problem = chain(profiles, gpus(8), num_items=96, max_staleness=1)
-    made = plan(problem)
-    assert made.prediction is not None
+    places = {"rollout": (range(3), 32), "reference": (range(3), 1), "actor": (range(3, 8), 1)}
+    stages = tuple(
+        StagePlan(stage=name, devices=tuple(on), num_ranks=len(on), granularity=size, offload=False, turn=turn)
+        for turn, (name, (on, size)) in enumerate(places.items())
+    )
+    made = Plan(flow="chain", mode="disaggregated", stages=stages, reason="by hand")
     ends = simulate(problem, made, num_steps=61).step_end_s
-    assert made.prediction.step_s == pytest.approx((ends[-1] - ends[0]) / 60, rel=0.03)
+    assert simulate(problem, made).step_s == pytest.approx((ends[-1] - ends[0]) / 60, rel=0.03)
 
 
 @pytest.mark.parametrize("num_devices", [8, 64, 1024])
