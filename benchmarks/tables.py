@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.comm import report as communication
+from benchmarks.sched import report as planning
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -47,6 +48,8 @@ def main() -> None:
     lines = [HEAD, "## Learning", *_learning(), "## Speed", *_comparisons()]
     lines.append("![100 ms of env and policy, pipelined and in turn](images/pipelining.svg)\n")
     lines += ["## Failures", *_failures(), "## Communication", *communication.sections(RESULTS, IMAGES)]
+    if plans := list(planning.sections(RESULTS, IMAGES)):
+        lines += ["## Planning", *plans]
     PAGE.write_text("\n".join(lines), encoding="utf-8")
     print(f"written to {PAGE}")
 

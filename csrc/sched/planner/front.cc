@@ -37,11 +37,15 @@ void join_rows(const Columns& c, const Join& join, const double* a, const double
   } else if (same_devices) {
     for (int i = first; i <= c.tail(); ++i) row[i] = a[i] + b[i];
   } else if (join.feeds) {
-    // The part after serves items in order: its output is the maximum-plus convolution of what comes in and its own
-    // pace.
+    // The part after serves items in order. What arrives when a share of the items is out on both sides waits for the
+    // rest at the even pace between its first hand-over and its last; a maximum-plus convolution, rising in every
+    // number.
     for (int i = first; i <= last; ++i) {
       double end = i == last ? a[i] + b[c.tail()] : a[i] + b[first];
-      for (int q = first; q < i; ++q) end = std::max(end, a[q] + (b[i] - b[q] + b[first]));
+      for (int q = first; q < i; ++q) {
+        const double left = 1.0 - static_cast<double>(q - first) / (i - first);
+        end = std::max(end, a[q] + b[first] + (b[i] - b[first]) * left);
+      }
       row[i] = end + join.moved_s;
     }
     row[c.tail()] = a[c.tail()] + join.moved_s + b[c.tail()];
@@ -75,6 +79,11 @@ bool Front::fits(const double* row, bool mixed) const {
     if (row[p] > limits_.devices[p] || row[c.peak() + p] > limits_.memory[p])
       return false;
   }
+  return true;
+}
+
+bool Front::keeps_bound(const double* row) const {
+  const Columns& c = columns_;
   if (!std::isfinite(limits_.bound_s))
     return true;
   // Parts are rectangles of devices and time that tile the step's: what a part wastes, the whole wastes.
@@ -105,7 +114,7 @@ bool Front::compares(const double* a, const double* b, bool with_tolerance) cons
 }
 
 bool Front::offer(const double* row, const int64_t* signature, bool mixed, Origin origin) {
-  if (!fits(row, mixed))
+  if (!fits(row, mixed) || !keeps_bound(row))
     return false;
   const Columns& c = columns_;
   const std::size_t width = c.width();
@@ -209,9 +218,14 @@ std::vector<Whole> Front::best_joins(const Front& before, const Front& after, co
                   if (!fits(row, mixed))
                     return;
                   double step_s = row[c.last()] + row[c.sync()];
-                  if (join.steps_under_way > 1) {
+                  if (join.steps_under_way == 1) {
+                    if (!keeps_bound(row))
+                      return;
+                  } else {  // the bound is a period, and steps overlap
                     const double sides = std::max(a[c.last()], b[c.last()] + row[c.sync()]);
                     step_s = std::max(sides, step_s / join.steps_under_way);
+                    if (step_s > limits_.bound_s * (1 + 1e-9))
+                      return;
                   }
                   std::vector<Whole>& list = best[mixed];
                   if (list.size() == count && step_s >= list.back().step_s)

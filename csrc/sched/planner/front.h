@@ -99,6 +99,7 @@ class Front {
 
  private:
   bool fits(const double* row, bool mixed) const;
+  bool keeps_bound(const double* row) const;
   template <typename Take>
   void for_each_join(const Front& before, const Front& after, const Join& join, const std::vector<bool>& forget,
                      Take take) const;

@@ -129,7 +129,7 @@ def least_step_s(problem: Problem) -> float | None:
             for p in range(count):
                 best = arrives[p] + (b.tail if p == count - 1 else b.out[0])
                 for q in range(p):
-                    best = max(best, arrives[q] + b.out[p] - b.out[q] + b.out[0])
+                    best = max(best, arrives[q] + b.out[0] + (b.out[p] - b.out[0]) * (1 - q / p))
                 out.append(best + moved)
             tail = a.tail + moved + b.tail
         else:

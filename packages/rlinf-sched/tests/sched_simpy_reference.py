@@ -26,7 +26,7 @@ class Reference:
     def __init__(self, problem, plan, num_steps=1):
         self.problem, self.plan, self.flow = problem, plan, problem.flow
         self.late = self.flow.max_staleness
-        self.num_steps = max(num_steps, 3 * (self.late + 1)) if self.late else num_steps
+        self.num_steps = max(num_steps, 12 * (self.late + 1)) if self.late else num_steps
         self.env = simpy.Environment(initial_time=cast(Any, Fraction(0)))
         self.spans, self.step_ends, self.released = [], [], 0
         self.is_due, self.syncing, self.synced = False, False, set()

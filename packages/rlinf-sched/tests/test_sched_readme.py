@@ -1,4 +1,4 @@
-"""The README's example runs and prints what it says; the package needs neither torch nor Ray."""
+"""The README's examples run, in order, and print what it says; the package needs neither torch nor Ray."""
 
 import contextlib
 import io
@@ -7,16 +7,44 @@ import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).parents[1] / "README.md"
+import pytest
+
+PACKAGE = Path(__file__).parents[1]
+README = PACKAGE / "README.md"
 
 
-def test_the_example_prints_what_the_readme_shows():
-    text = README.read_text(encoding="utf-8")
-    code, shown = re.findall(r"```(?:python|text)\n(.*?)```", text, flags=re.DOTALL)[:2]
+def blocks() -> list[tuple[str, str]]:
+    """(language, content) of every code block."""
+    return re.findall(r"^```(\w+)\n(.*?)^```$", README.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_python_examples_print_what_the_readme_shows():
+    names: dict[str, object] = {}
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(code, str(README), "exec"), {})
-    assert printed.getvalue().strip() == shown.strip()
+    kinds = [kind for kind, _ in blocks()]
+    assert kinds.count("python") >= 5
+    for kind, content in blocks():
+        if kind == "python":
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(content, str(README), "exec"), names)
+        elif kind == "text":
+            assert printed.getvalue().strip() == content.strip()
+
+
+def test_the_commands_run(tmp_path: Path):
+    rlinf = Path(sys.executable).with_name("rlinf")
+    if not rlinf.exists():
+        pytest.skip("rlinf is not installed beside this package")
+    pytest.importorskip("yaml")
+    (tmp_path / "examples").symlink_to(PACKAGE / "examples")
+    commands = [line for kind, content in blocks() if kind == "bash" for line in content.splitlines()]
+    assert len(commands) >= 4
+    for command in commands:
+        words = command.partition("#")[0].split()
+        done = subprocess.run([str(rlinf), *words[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert words[0] == "rlinf" and done.returncode == 0, f"{command}\n{done.stderr}"
+    assert (tmp_path / "laptop-plan" / "plan.html").exists()
 
 
 def test_importing_it_loads_no_heavy_package():

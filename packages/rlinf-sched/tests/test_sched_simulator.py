@@ -239,9 +239,9 @@ def test_staleness_1_overlaps_the_next_generation_with_training():
     plan = plan_of("disaggregated", rollout=((0,), 1, 0, False, 0), actor=((1,), 1, 0, False, 1))
     assert simulate(problem_of(two_stages(), 2, 1, 0.0, **profiles), plan).step_s == 11
     timeline = simulate(problem_of(two_stages(max_staleness=1), 2, 1, 0.0, **profiles), plan)
-    assert timeline.num_steps == 6
-    assert times(timeline, "rollout") == [(0, 4), (4, 8), (11, 15), (17, 21), (23, 27), (29, 33)]
-    assert times(timeline, "actor") == [(4, 10), (10, 16), (16, 22), (22, 28), (28, 34), (34, 40)]
+    assert timeline.num_steps == 24
+    assert times(timeline, "rollout")[:6] == [(0, 4), (4, 8), (11, 15), (17, 21), (23, 27), (29, 33)]
+    assert times(timeline, "actor")[:6] == [(4, 10), (10, 16), (16, 22), (22, 28), (28, 34), (34, 40)]
     assert timeline.step_s == 6
 
 

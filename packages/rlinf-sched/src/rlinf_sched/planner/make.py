@@ -28,8 +28,11 @@ class _Judged:
     timeline: Timeline
 
 
-def plan(problem: Problem, modes: Sequence[Mode] = ALL_MODES) -> Plan:
-    """The best plan of the given modes: of the search's best of each mode the one that the simulator finds shortest.
+def plan(problem: Problem, modes: Sequence[Mode] | None = None) -> Plan:
+    """Of the search's best of each mode the one that the simulator finds shortest.
+
+    Args:
+        modes: consider only these; None: all.
 
     Returns:
         a plan that has passed `Plan.validate`, with `prediction` set.
@@ -39,6 +42,7 @@ def plan(problem: Problem, modes: Sequence[Mode] = ALL_MODES) -> Plan:
         InfeasibleError: nothing fits; says which stage, by how much, and what would make it fit.
     """
     problem.validate()
+    modes = ALL_MODES if modes is None else modes
     for mode in modes:
         if mode not in ALL_MODES:
             raise PlanError(f"mode={mode!r}{did_you_mean(mode, ALL_MODES)}")
@@ -78,12 +82,13 @@ def to_plan(problem: Problem, candidate: Candidate) -> Plan | None:
     if placed is None:
         return None
     turns = {name: turn for turn, names in enumerate(problem.flow.turns()) for name in names}
+    in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}  # where 0, the end of the batch, never comes
     stages = [
         StagePlan(
             stage=leaf.stage,
             devices=placed[leaf.stage],
             num_ranks=leaf.num_instances,
-            granularity=0 if leaf.granularity >= problem.num_items else leaf.granularity,
+            granularity=0 if leaf.granularity >= problem.num_items and leaf.stage not in in_cycle else leaf.granularity,
             offload=leaf.offload,
             turn=turns[leaf.stage],
         )

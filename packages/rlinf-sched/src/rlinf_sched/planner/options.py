@@ -11,7 +11,7 @@ from rlinf_sched.planner.columns import Columns
 from rlinf_sched.planner.pools import Pool, device_counts, host_instances
 from rlinf_sched.planner.tree import Cycle, Leaf, Tree
 from rlinf_sched.problem import Problem
-from rlinf_sched.profile import InstanceProfile
+from rlinf_sched.profile import InstanceProfile, ItemCosts
 from rlinf_sched.stage_time import hand_over_size, items_at_once, stage_time
 
 NO_SIGNATURE = -1
@@ -279,7 +279,8 @@ def _blocks(leaves: Sequence[Leaf]) -> Iterator[tuple[tuple[int, ...], ...]]:
     yield from extend(0, [])
 
 
-def _mean_longest(costs: object, num_items: int, size: int) -> float:
-    typical = costs.typical(num_items)  # type: ignore[attr-defined]
+def _mean_longest(costs: ItemCosts, num_items: int, size: int) -> float:
+    """Mean over hand-overs of their largest cost."""
+    typical = costs.typical(num_items)
     whole = typical[: num_items // size * size].reshape(-1, size)
     return float(whole.max(axis=1).mean())

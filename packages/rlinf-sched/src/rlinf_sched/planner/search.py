@@ -26,6 +26,8 @@ from rlinf_sched.problem import Problem
 _LEVELS = (0.1, 0.03, 0.01, 0.003)
 _MANY_ROWS = 2000
 _NUM_SHAPES = 4
+_RUNNER_UP = 1.5
+"""Plans of another mode are looked for up to this multiple of the best one's step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class Search:
         if not all(len(options.rows) for options in self.turn_options):
             return []
         found: list[Candidate] = []
-        if "collocated" in modes or "hybrid" in modes:
+        if "collocated" in modes:
             found += self._collocated()
         if "hybrid" in modes:
             found += self._refined(found, True, num_each)
@@ -132,6 +134,8 @@ class Search:
         found: list[Candidate] = []
         for tolerance in [*(level for level in _LEVELS if level > self._tolerance), self._tolerance]:
             bound_s = min((candidate.step_s for candidate in [*known, *found]), default=np.inf)
+            if not found:
+                bound_s *= _RUNNER_UP  # so that there is something to compare the best with
             found += self._roots(bound_s, tolerance, may_mix, max(num_each, _NUM_SHAPES))
             if tolerance and sum(len(part.front) for part in self._parts.values()) > _MANY_ROWS:
                 return found + self._polished(found, may_mix, num_each)

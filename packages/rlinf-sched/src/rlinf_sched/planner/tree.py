@@ -150,8 +150,8 @@ def shares_everything(tree: Tree) -> bool:
 
 def mode_of(tree: Tree, flow: FlowGraph) -> Mode:
     """Which of the three names is true of the plan."""
-    counts = {leaf.num_devices for leaf in leaves(tree) if leaf.num_devices}
-    if len(counts) <= 1 and shares_everything(tree):
+    places = {(leaf.pool, leaf.num_devices) for leaf in leaves(tree) if leaf.num_devices}
+    if len(places) <= 1 and shares_everything(tree):
         return "collocated"
     return "hybrid" if _is_mixed(tree, set(flow.training_groups), flow) else "disaggregated"
 

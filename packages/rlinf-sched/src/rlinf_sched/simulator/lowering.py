@@ -51,7 +51,7 @@ def lower(problem: Problem, plan: Plan, *, seed: int | None, num_steps: int) -> 
     """
     flow = problem.flow
     if flow.max_staleness:
-        num_steps = max(num_steps, 3 * (flow.max_staleness + 1))
+        num_steps = max(num_steps, 12 * (flow.max_staleness + 1))
     placed = [_place(problem, stage, plan.stage(stage.name)) for stage in flow.stages]
     profiles = [problem.profile(stage.name) for stage in flow.stages]
     tables = [

@@ -15,7 +15,7 @@ def simulate(problem: Problem, plan: Plan, *, seed: int | None = None, num_steps
         plan: for that flow; its prediction is not looked at.
         seed: None gives every stage its typical costs, the same in each step. A number draws them: an item's costs lie
             at the same quantile in all stages (a long answer is long for whoever reads it), another in each step.
-        num_steps: at least 1. With `max_staleness` k at least 3 (k + 1) are run, for a steady state to set in.
+        num_steps: at least 1. With `max_staleness` k at least 12 (k + 1) are run, for a steady state to set in.
 
     Returns:
         the timeline; equal inputs give equal timelines, bit for bit.

@@ -96,12 +96,10 @@ class Timeline:
 
     @property
     def step_s(self) -> float:
-        """Of one step, the mean over all; with `max_staleness` k the period of the last k + 1."""
-        last = float(self.step_end_s[-1])
-        if self.max_staleness == 0:
-            return last / self.num_steps
-        period = self.max_staleness + 1
-        return (last - float(self.step_end_s[-1 - period])) / period
+        """Of one step, the mean over all; with `max_staleness` over the second half, when the steps have settled."""
+        skipped = len(self.step_end_s) // 2 if self.max_staleness else 0
+        begins_s = float(self.step_end_s[skipped - 1]) if skipped else 0.0
+        return (float(self.step_end_s[-1]) - begins_s) / (len(self.step_end_s) - skipped)
 
     @property
     def total_s(self) -> float:

@@ -1,0 +1,78 @@
+"""The planning part of docs/performance.md: a table and a plot, from what pytest-benchmark wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PLANNER = "sched-planner"
+
+
+class Measured:
+    """One JSON file; what each benchmark kept, by test."""
+
+    def __init__(self, path: Path) -> None:
+        content = json.loads(path.read_text())
+        machine = content["machine_info"]
+        self.origin = (
+            f"{machine['cpu'].get('brand_raw', machine['processor'])}, {content['datetime'][:10]}, commit "
+            f"{content['commit_info']['id'][:7]}, load {machine.get('load', ['?'])[0]}"
+        )
+        self.cases: dict[str, list[dict[str, Any]]] = {}
+        for benchmark in content["benchmarks"]:
+            test = benchmark["name"].split("[")[0].removeprefix("test_")
+            self.cases.setdefault(test, []).append(benchmark["extra_info"])
+
+
+def sections(results: Path, images: Path) -> Iterator[str]:
+    """Lines of the page; the plot is written beside."""
+    path = results / f"{PLANNER}.json"
+    if not path.exists():
+        return
+    measured = Measured(path)
+    by_devices = sorted(measured.cases["by_devices"], key=lambda case: case["devices"])
+    by_stages = sorted(measured.cases["by_stages"], key=lambda case: case["stages"])
+    yield f"\nPlanning of a PPO graph, search and simulation of the best plans; medians ({measured.origin}).\n"
+    yield from _table("devices", by_devices)
+    yield ""
+    yield from _table("stages", by_stages)
+    _draw(by_devices, by_stages, images / "planning-time.svg")
+    yield "\n![Planning time by devices and by stages](images/planning-time.svg)\n"
+
+
+def _table(what: str, cases: list[dict[str, Any]]) -> Iterator[str]:
+    fixed = {"devices": "stages", "stages": "devices"}[what]
+    yield f"| {what} ({cases[0][fixed]:,} {fixed}) | planning | target | plan | simulated step | search's estimate |"
+    yield "|---|---|---|---|---|---|"
+    for case in cases:
+        target = f"{case['target_s']:g} s" if "target_s" in case else ""
+        yield (
+            f"| {case[what]:,} | {case['median_s']:.2f} s | {target} | {case['mode']} | {case['step_s']:.1f} s "
+            f"| {case['estimate_s'] / case['step_s'] - 1:+.1%} |"
+        )
+
+
+def _draw(by_devices: list[dict[str, Any]], by_stages: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "rlinf"  # the same file from the same numbers
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.5, 3.8), sharey=True)
+    for axes, what, cases in ((left, "devices", by_devices), (right, "stages", by_stages)):
+        axes.plot([case[what] for case in cases], [case["median_s"] for case in cases], marker="o", label="planning")
+        targets = [case for case in cases if "target_s" in case]
+        if targets:
+            axes.plot([c[what] for c in targets], [c["target_s"] for c in targets], "v", color="gray", label="target")
+            axes.legend(fontsize=8)
+        axes.set(xlabel=what, yscale="log")
+        axes.grid(alpha=0.3)
+    left.set(xscale="log", ylabel="seconds")
+    right.set_xticks([case["stages"] for case in by_stages])
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)

@@ -1,0 +1,115 @@
+"""Planning time of a PPO graph, by devices and by stages: search, simulation of the best, and the plan's prediction.
+
+    pytest benchmarks/sched/test_sched_planner_benchmark.py --benchmark-json=benchmarks/results/sched-planner.json
+
+Profiles are round numbers of the size of a 7B model's; the batch grows with the devices, up to 4,096 items.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlinf_sched import (
+    Cluster,
+    FlowGraph,
+    InstanceProfile,
+    ItemCosts,
+    Problem,
+    Profiles,
+    Stage,
+    StageProfile,
+    TimePoint,
+    WeightEdge,
+)
+from rlinf_sched.planner import plan
+
+DEVICES = (8, 64, 512, 1_024, 8_192, 100_000)
+STAGES = (2, 3, 4, 5, 6)
+TARGETS = {1_024: 0.2, 100_000: 10.0}
+"""Devices -> seconds, for five stages."""
+GIB = 1 << 30
+ANSWERS = ItemCosts(spread="lognormal", sigma=0.6, longest=4)
+
+
+def ppo(num_devices: int, num_stages: int = 5) -> Problem:
+    """Rollout, reference, reward on the host, critic, actor: of them rollout, actor and the first others; a sixth stage
+    scores with a model of its own."""
+    others = ("reference", "critic", "reward", "judge")[: num_stages - 2]
+    names = ["rollout", *(name for name in ("reference", "reward", "judge", "critic") if name in others), "actor"]
+    stages = tuple(
+        Stage(
+            name=name,
+            worker=name,
+            role={"judge": "reward"}.get(name, name),
+            reads=(f"to-{name}",),
+            writes=tuple(f"to-{following}" for following in names[i + 1 : i + 2]),
+            trains=name == "actor",
+            needs_device=name != "reward",
+        )
+        for i, name in enumerate(names)
+    )
+    flow = FlowGraph(
+        name="ppo",
+        stages=stages,
+        weight_edges=(WeightEdge(source="actor", target="rollout"),),
+        feeds=("to-rollout",),
+        item_bytes={f"to-{name}": 1 << 20 for name in names[1:]},
+    )
+    return Problem(
+        flow=flow,
+        profiles=Profiles(stages={name: _profile(name) for name in names}),
+        cluster=Cluster.cuda_nodes(num_devices // 8, 8, name="NVIDIA H100", memory_bytes=80 * GIB),
+        num_items=min(4096, max(512, 4 * num_devices)),
+    )
+
+
+def _profile(name: str) -> StageProfile:
+    if name == "rollout":
+        points = (TimePoint(num_items=1, seconds=40), TimePoint(num_items=32, seconds=96))
+        engine = InstanceProfile(
+            points=points, max_items=32, state_bytes=15 * GIB, work_bytes=2 * GIB, item_work_bytes=GIB
+        )
+        return StageProfile(instances=(engine,), batching="continuous", costs=ANSWERS, weights_bytes=15 * GIB)
+    if name == "reward":
+        host = InstanceProfile(num_devices=0, points=(TimePoint(num_items=1, seconds=0.01),))
+        return StageProfile(instances=(host,))
+    seconds = {"reference": 0.9, "judge": 0.5, "critic": 3.0, "actor": 3.6}[name]
+    trains = name in ("critic", "actor")
+    instance = InstanceProfile(
+        points=(TimePoint(num_items=1, seconds=seconds), TimePoint(num_items=8, seconds=7.5 * seconds)),
+        step_s=0.8 if trains else 0.0,
+        state_bytes=(4 if trains else 15) * GIB,
+        sharded_state_bytes=120 * GIB if trains else 0,
+        work_bytes=20 * GIB if trains else 4 * GIB,
+    )
+    return StageProfile(instances=(instance,), costs=ANSWERS, weights_bytes=15 * GIB)
+
+
+def _measure(benchmark: Any, problem: Problem, target_s: float | None = None) -> None:
+    made = plan(problem)
+    benchmark.pedantic(lambda: plan(problem), rounds=3)
+    assert made.prediction is not None
+    num_devices = problem.cluster.num_devices
+    benchmark.extra_info |= {
+        "devices": num_devices,
+        "stages": len(problem.flow.stages),
+        "median_s": benchmark.stats.stats.median,
+        "step_s": made.prediction.step_s,
+        "estimate_s": made.prediction.estimate_s,
+        "mode": made.mode,
+    }
+    if target_s:
+        benchmark.extra_info["target_s"] = target_s
+    print(f"\n{len(problem.flow.stages)} stages, {num_devices:,} devices: {benchmark.stats.stats.median:.2f} s")
+
+
+@pytest.mark.parametrize("num_devices", DEVICES)
+def test_by_devices(benchmark: Any, num_devices: int) -> None:
+    _measure(benchmark, ppo(num_devices), TARGETS.get(num_devices))
+
+
+@pytest.mark.parametrize("num_stages", STAGES)
+def test_by_stages(benchmark: Any, num_stages: int) -> None:
+    _measure(benchmark, ppo(64, num_stages))

@@ -1,0 +1,79 @@
+"""Cycles: the planner's best is as good as every split and granularity tried through the simulator."""
+
+import itertools
+from collections.abc import Iterator
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sched_planner_problems import gpus, profile
+
+from rlinf_sched import FlowGraph, Plan, Problem, Profiles, Stage, StagePlan, simulate
+from rlinf_sched.planner import plan
+
+NUM_ITEMS = 8
+SIZES = (1, 2, 4, 8)
+
+
+@st.composite
+def cycles(draw: st.DrawFn) -> Problem:
+    """Environments and a policy, 8 items, a few rounds, on up to four devices."""
+    stages = (
+        Stage(name="env", worker="env", role="env", reads=("actions",), writes=("observations",), dispatch="key"),
+        Stage(name="policy", worker="policy", role="rollout", reads=("observations",), writes=("actions", "out")),
+    )
+    rounds = draw(st.integers(2, 6))
+    profiles = {
+        stage.name: profile(
+            draw(st.sampled_from([0.1, 0.5, 1.0])), fixed=draw(st.sampled_from([0.0, 0.5, 2.0])), rounds=rounds
+        )
+        for stage in stages
+    }
+    return Problem(
+        flow=FlowGraph(name="cycle", stages=stages, collects=("out",)),
+        profiles=Profiles(stages=profiles),
+        cluster=gpus(draw(st.sampled_from([1, 2, 3, 4]))),
+        num_items=NUM_ITEMS,
+        granularities={"env": SIZES, "policy": SIZES},
+        allow_offload=False,
+    )
+
+
+def every_plan(problem: Problem) -> Iterator[Plan]:
+    """Both stages on the same devices, or on their own; one granularity, as chunks go round whole."""
+    total = problem.cluster.num_devices
+    places = [(range(n), range(n)) for n in range(1, total + 1)]
+    places += [(range(a), range(a, a + b)) for a in range(1, total) for b in range(1, total - a + 1)]
+    for (env, policy), size in itertools.product(places, SIZES):
+        if any(NUM_ITEMS % len(on) or (NUM_ITEMS // len(on)) % min(size, NUM_ITEMS // len(on)) for on in (env, policy)):
+            continue
+        rows = zip(("env", "policy"), (env, policy), strict=True)
+        stages = tuple(
+            StagePlan(stage=name, devices=tuple(on), num_ranks=len(on), granularity=size, offload=False, turn=0)
+            for name, on in rows
+        )
+        yield Plan(flow="cycle", mode="hybrid", stages=stages, reason="tried")
+
+
+@settings(max_examples=40, deadline=None)
+@given(cycles())
+def test_the_best_is_as_good_as_trying_all_splits_and_granularities(problem: Problem) -> None:
+    least = min(simulate(problem, candidate).step_s for candidate in every_plan(problem))
+    found = plan(problem).prediction
+    assert found is not None
+    assert found.step_s <= 1.03 * least
+    assert found.step_s >= least * (1 - 1e-9), "it found a plan that was not tried"
+
+
+def test_a_chunk_of_the_whole_batch_goes_round_as_a_number():
+    """0 would wait for the end of the batch, which only ends after the cycle."""
+    stages = (
+        Stage(name="env", worker="env", role="env", reads=("actions",), writes=("observations",), dispatch="key"),
+        Stage(name="policy", worker="policy", role="rollout", reads=("observations",), writes=("actions", "out")),
+    )
+    problem = Problem(
+        flow=FlowGraph(name="cycle", stages=stages, collects=("out",)),
+        profiles=Profiles(stages={name: profile(0.1, fixed=2.0, rounds=2) for name in ("env", "policy")}),
+        cluster=gpus(1),
+        num_items=NUM_ITEMS,
+    )
+    assert [stage.granularity for stage in plan(problem).stages] == [NUM_ITEMS, NUM_ITEMS]

@@ -1,0 +1,131 @@
+"""What plans hold to: modes, pins, groups, products, staleness, size, determinism."""
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from sched_planner_problems import GIB, MODES, chain, gpus, ppo, profile
+
+from rlinf_sched import Cluster, Device, Plan, PlanError, ProblemError, StagePlan, simulate
+from rlinf_sched.plan import Mode
+from rlinf_sched.planner import plan
+
+TWO = {"rollout": profile(0.5, fixed=1.0, state_bytes=15 * GIB), "actor": profile(1.0, state_bytes=20 * GIB)}
+
+
+@pytest.mark.parametrize("mode", ["collocated", "disaggregated"])
+def test_only_the_modes_that_were_asked_for(mode: Mode):
+    made = plan(chain(TWO, gpus(4)), modes=(mode,))
+    assert made.mode == mode
+    assert made.prediction is not None
+    assert made.prediction.runners_up == ()
+
+
+def test_hybrid_alone_is_found_where_collocated_is_better():
+    assert plan(chain(TWO, gpus(4)), modes=("hybrid",)).mode == "hybrid"
+
+
+def test_the_best_of_all_modes_is_the_best_of_each():
+    problem = chain(TWO, gpus(4))
+    best = plan(problem)
+    assert best.prediction is not None
+    rows = {best.mode: best.prediction.step_s} | {o.mode: o.step_s for o in best.prediction.runners_up}
+    for mode in ("collocated", "disaggregated"):
+        alone = plan(problem, modes=(mode,))
+        assert alone.prediction is not None
+        assert alone.prediction.step_s == pytest.approx(rows[mode])
+        assert best.prediction.step_s <= alone.prediction.step_s
+
+
+def test_a_mode_that_does_not_exist_and_none_at_all():
+    problem = chain(TWO, gpus(2))
+    with pytest.raises(PlanError, match="did you mean 'hybrid'"):
+        plan(problem, modes=("hybird",))  # type: ignore[arg-type]
+    with pytest.raises(ProblemError, match="modes is empty"):
+        plan(problem, modes=())
+    assert set(get_args(Mode)) == set(MODES)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_pinned_devices_are_kept(count: int):
+    made = plan(chain(TWO, gpus(4), pinned_devices={"rollout": count}))
+    assert len(made.stage("rollout").devices) == count
+
+
+def test_stages_of_a_worker_group_land_in_one_place():
+    profiles = {
+        "rollout": profile(0.5, fixed=1.0),
+        "values": profile(0.2, state_bytes=10 * GIB),
+        "reference": profile(0.3),
+        "critic": profile(0.7, state_bytes=10 * GIB),
+        "actor": profile(1.0),
+    }
+    problem = chain(profiles, gpus(4), num_items=8, workers={"values": "critic"})
+    for mode in ("collocated", "disaggregated"):
+        made = plan(problem, modes=(mode,))
+        values, critic = made.stage("values"), made.stage("critic")
+        assert (values.devices, values.num_ranks) == (critic.devices, critic.num_ranks)
+
+
+def test_products_differ_and_each_stage_gets_the_one_its_profile_names():
+    devices = tuple(
+        Device(
+            index=i, kind="cuda", node=0, name="fast" if i < 4 else "small", memory_bytes=(80 if i < 4 else 24) * GIB
+        )
+        for i in range(8)
+    )
+    profiles = {
+        "rollout": profile(1.0, device_name="small", state_bytes=10 * GIB),
+        "actor": profile(1.0, device_name="fast", state_bytes=60 * GIB),
+    }
+    made = plan(chain(profiles, Cluster(devices=devices)))
+    assert set(made.stage("rollout").devices) <= set(range(4, 8))
+    assert set(made.stage("actor").devices) <= set(range(4))
+    assert made.mode == "disaggregated"
+
+
+@pytest.mark.parametrize("mode", ["collocated", "disaggregated", None])
+def test_a_plan_that_may_run_ahead_is_no_slower(mode: Mode | None):
+    steps = []
+    for max_staleness in (0, 1):
+        problem = chain(TWO, gpus(4), max_staleness=max_staleness)
+        made = plan(problem) if mode is None else plan(problem, modes=(mode,))
+        assert made.prediction is not None
+        steps.append(made.prediction.step_s)
+    assert steps[1] <= steps[0] * (1 + 1e-9)
+
+
+def test_the_pace_of_a_plan_that_runs_ahead_is_that_of_many_steps():
+    profiles = {
+        "rollout": profile(0.5, fixed=1.0, state_bytes=15 * GIB),
+        "reference": profile(0.37),
+        "actor": profile(1.1, step_s=0.3, state_bytes=20 * GIB),
+    }
+    problem = chain(profiles, gpus(8), num_items=96, max_staleness=1)
+    places = {"rollout": (range(3), 32), "reference": (range(3), 1), "actor": (range(3, 8), 1)}
+    stages = tuple(
+        StagePlan(stage=name, devices=tuple(on), num_ranks=len(on), granularity=size, offload=False, turn=turn)
+        for turn, (name, (on, size)) in enumerate(places.items())
+    )
+    made = Plan(flow="chain", mode="disaggregated", stages=stages, reason="by hand")
+    ends = simulate(problem, made, num_steps=61).step_end_s
+    assert simulate(problem, made).step_s == pytest.approx((ends[-1] - ends[0]) / 60, rel=0.03)
+
+
+@pytest.mark.parametrize("num_devices", [8, 64, 1024])
+def test_plans_of_any_size_are_valid_and_say_what_the_search_thought(num_devices: int, record_property):
+    problem = ppo(num_devices)
+    made = plan(problem)
+    made.validate(problem.flow, problem.cluster)
+    assert made.prediction is not None
+    assert made.prediction.step_s == pytest.approx(simulate(problem, replace(made, prediction=None)).step_s)
+    assert made.prediction.estimate_s == pytest.approx(made.prediction.step_s, rel=0.25)
+    record_property("estimate_over_step", made.prediction.estimate_s / made.prediction.step_s)
+    for stage in made.prediction.stages.values():
+        assert stage.peak_bytes <= 80 * GIB
+
+
+@pytest.mark.parametrize("num_devices", [8, 64])
+def test_the_same_problem_gives_the_same_plan(num_devices: int):
+    problem = ppo(num_devices, num_items=128)
+    assert plan(problem).to_json() == plan(type(problem).from_json(problem.to_json())).to_json()
