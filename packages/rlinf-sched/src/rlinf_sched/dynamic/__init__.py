@@ -1,0 +1,25 @@
+"""Scheduling while a run goes on: between steps, from step times that have drifted to another plan and the transition
+there; within a step, from the draining tail of a rollout to the stages that wait for it.
+"""
+
+from rlinf_sched.dynamic.transition import (
+    Action,
+    Outcome,
+    Transition,
+    check_transitions,
+    execute,
+    make_transition,
+    rank_devices,
+    transition_seconds,
+)
+
+__all__ = [
+    "Action",
+    "Transition",
+    "Outcome",
+    "make_transition",
+    "check_transitions",
+    "transition_seconds",
+    "rank_devices",
+    "execute",
+]
