@@ -2,6 +2,14 @@
 there; within a step, from the draining tail of a rollout to the stages that wait for it.
 """
 
+from rlinf_sched.dynamic.long_tail import (
+    LongTailOutcome,
+    LongTailPolicy,
+    best_long_tail,
+    least_step_s,
+    parallel_choices,
+    simulate_long_tail,
+)
 from rlinf_sched.dynamic.transition import (
     Action,
     Outcome,
@@ -22,4 +30,10 @@ __all__ = [
     "transition_seconds",
     "rank_devices",
     "execute",
+    "LongTailPolicy",
+    "LongTailOutcome",
+    "simulate_long_tail",
+    "best_long_tail",
+    "parallel_choices",
+    "least_step_s",
 ]
