@@ -15,7 +15,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -115,9 +115,8 @@ class _Stage:
         self.instance = _instance(problem, name, len(self.places[0]))
         self.costs = costs(name)
         self.longest = profile.batching == "longest"
-        self.size = max(placed.granularity, record.item_multiple)
-        if placed.granularity == 0:
-            self.size = -(-problem.num_items // placed.num_ranks)
+        most = min(-(-problem.num_items // placed.num_ranks), self.instance.max_items or problem.num_items)
+        self.size = min(max(placed.granularity, record.item_multiple), most) if placed.granularity else most
         self.waits_for_all = record.whole_batch
         self.ready: deque[int] = deque()
         self.busy = [False] * len(self.places)
@@ -336,8 +335,8 @@ class _Step:
 
 
 def least_step_s(problem: Problem) -> float:
-    """Below this no schedule of the step can get, static or not: every item at each stage's most efficient parallel size
-    and batch, on all devices without a pause; or the longest item alone through its stages."""
+    """No schedule of a step is shorter, static or not: every item at each stage's most efficient parallel size and
+    batch, on all devices without a pause; or the longest item alone through its stages."""
     work = chain = 0.0
     for name, profile in problem.profiles.stages.items():
         places = [instance for instance in profile.instances if instance.num_devices]
@@ -383,7 +382,7 @@ def _given_or(given: float | None, otherwise: float) -> float:
 def _check_chain(problem: Problem, names: Sequence[str]) -> None:
     if problem.profile(names[0]).batching != "continuous":
         raise ProblemError(f"stage {names[0]!r} comes first and must have batching 'continuous': it is what drains")
-    for before, name in zip(names[:-1], names[1:], strict=True):
+    for before, name in pairwise(names):
         if (
             len(problem.flow.stage(name).reads) != 1
             or problem.flow.stage(name).reads[0] not in problem.flow.stage(before).writes
