@@ -2,6 +2,8 @@
 there; within a step, from the draining tail of a rollout to the stages that wait for it.
 """
 
+from rlinf_sched.dynamic.controller import Controller, Proposal
+from rlinf_sched.dynamic.drift import DriftDetector, cusum_threshold
 from rlinf_sched.dynamic.long_tail import (
     LongTailOutcome,
     LongTailPolicy,
@@ -10,6 +12,7 @@ from rlinf_sched.dynamic.long_tail import (
     parallel_choices,
     simulate_long_tail,
 )
+from rlinf_sched.dynamic.multi_turn import MultiTurnOutcome, Priority, simulate_multi_turn
 from rlinf_sched.dynamic.transition import (
     Action,
     Outcome,
@@ -30,10 +33,17 @@ __all__ = [
     "transition_seconds",
     "rank_devices",
     "execute",
+    "DriftDetector",
+    "cusum_threshold",
+    "Controller",
+    "Proposal",
     "LongTailPolicy",
     "LongTailOutcome",
     "simulate_long_tail",
     "best_long_tail",
     "parallel_choices",
     "least_step_s",
+    "Priority",
+    "MultiTurnOutcome",
+    "simulate_multi_turn",
 ]
