@@ -50,8 +50,8 @@ def random_owners(graph: FlowGraph, num_devices: int, draw: random.Random) -> li
 
 
 def overlapping(seed: int) -> list[Transition]:
-    """Two to five transitions of three to six groups on 8 to 32 devices; each moves one to four devices of the plan before
-    it to another group."""
+    """Two to five transitions of three to six groups on 8 to 32 devices; each moves one to four devices of the
+    plan before it to another group."""
     draw = random.Random(seed)
     graph = flow(draw.randint(3, 6))
     owners = random_owners(graph, draw.choice([8, 16, 32]), draw)

@@ -7,6 +7,7 @@ fewer trajectories are open at once.
 """
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -60,15 +61,16 @@ def simulate_multi_turn(
     if not turns_s or any(len(turns) == 0 for turns in turns_s):
         raise SchedError("turns_s needs at least one trajectory, each with at least one turn")
     waiting = [(0, i, i, 0) for i in range(len(turns_s))]  # (rank by priority, arrival, trajectory, its turn)
-    events: list[tuple[float, int, str, int, int]] = []
+    events: list[tuple[float, int, str, int, int]] = []  # (time, tie-break, kind, trajectory, its turn)
     num_arrived, num_free, now, num_open, most_open, open_time = len(turns_s), num_slots, 0.0, 0, 0, 0.0
     ends: list[float] = []
+    order = itertools.count()
     while waiting or events:
         while num_free and waiting:
             _, _, trajectory, turn = heapq.heappop(waiting)
             num_free -= 1
             num_open += turn == 0
-            heapq.heappush(events, (now + turns_s[trajectory][turn], len(ends), "turn", trajectory, turn))
+            heapq.heappush(events, (now + turns_s[trajectory][turn], next(order), "turn", trajectory, turn))
         most_open = max(most_open, num_open)
         end, _, kind, trajectory, turn = heapq.heappop(events)
         open_time += num_open * (end - now)
@@ -79,7 +81,7 @@ def simulate_multi_turn(
             continue
         num_free += 1
         if turn + 1 < len(turns_s[trajectory]):
-            heapq.heappush(events, (now + tool_s, len(ends), "tool", trajectory, turn + 1))
+            heapq.heappush(events, (now + tool_s, next(order), "tool", trajectory, turn + 1))
         else:
             ends.append(now)
             num_open -= 1

@@ -222,8 +222,9 @@ def _programs(transitions: Sequence[Transition], order: Order) -> dict[str, list
             actions.sort(key=lambda action: action.kind in ("leave", "offload", "release"))
         for action in actions:
             single = action.kind in ("release", "acquire")
-            steps = [(action.kind, transition.number, device) for device in (action.devices if single else (-1,))]
-            programs.setdefault(action.worker, []).extend(steps)
+            program = programs.setdefault(action.worker, [])
+            for device in action.devices if single else (-1,):
+                program.append((action.kind, transition.number, device))
     return programs
 
 
