@@ -27,9 +27,8 @@ def small():
 
 def test_without_handing_over_it_agrees_with_the_simulator(small):
     problem, chosen = small
-    chosen = replace(chosen, stages=tuple(replace(stage, granularity=1) for stage in chosen.stages))
     equal = {name: replace(profile, costs=ItemCosts()) for name, profile in problem.profiles.stages.items()}
-    for tried, tolerance in ((problem, 0.06), (replace(problem, profiles=Profiles(stages=equal)), 0.005)):
+    for tried, tolerance in ((problem, 1e-6), (replace(problem, profiles=Profiles(stages=equal)), 1e-6)):
         own = simulate_long_tail(tried, chosen, STATIC)
         reference = simulate(tried, chosen)
         assert own.step_s == pytest.approx(reference.step_s, rel=tolerance)
@@ -60,7 +59,8 @@ def test_no_schedule_is_below_the_bound(small, seed):
     problem, chosen = small
     for fill in (0.0, 0.5, 1.0):
         outcome = simulate_long_tail(problem, chosen, LongTailPolicy(fill=fill), seed=seed)
-        assert outcome.step_s >= least_step_s(problem) * (1 if seed is None else 0.9)
+        drawn = 0.85  # a draw's costs have mean 1 in expectation only
+        assert outcome.step_s >= least_step_s(problem) * (1 if seed is None else drawn)
 
 
 @pytest.mark.parametrize(("num_devices", "gain"), [(64, 1.12), (128, 1.2)])

@@ -288,9 +288,11 @@ class _Step:
         """False: by the static rule an earlier stage keeps the devices."""
         if self.policy.hand_over:
             return True
-        mine = {device for devices in self.later[place].places for device in devices}
-        earlier = [stage for stage in self.later[:place] if mine & {d for devices in stage.places for d in devices}]
-        return not mine & self.held and all(stage.num_done == self.num_items for stage in earlier)
+        stage = self.later[place]
+        mine = {device for devices in stage.places for device in devices}
+        own = {device for rank, devices in enumerate(stage.places) if stage.busy[rank] for device in devices}
+        earlier = [other for other in self.later[:place] if not mine.isdisjoint(d for p in other.places for d in p)]
+        return (mine & self.held) <= own and all(other.num_done == self.num_items for other in earlier)
 
     def _start(self) -> None:
         """Hand-overs of all stages on the devices that are free, those of earlier stages first."""
