@@ -44,7 +44,8 @@ class Controller:
     Example: after every step
         for stage, factor in controller.observe(measured).items():
             controller.set_profile(stage, probe(stage))  # or: controller.rescale(stage, factor)
-        proposal = controller.propose(); controller.adopt(proposal)
+        if (proposal := controller.propose()) and proposal.admitted:
+            controller.adopt(proposal)  # and carry out proposal.transition
     """
 
     problem: Problem
