@@ -1,13 +1,12 @@
 """Drift that lasts is found, noise is not; a change is proposed where it helps and admitted where it pays."""
 
-import time
-
 import numpy as np
 import pytest
 
 from rlinf_sched import PlanError, SchedError
 from rlinf_sched.derive import grpo
 from rlinf_sched.dynamic import Controller, DriftDetector, cusum_threshold
+from rlinf_sched.dynamic import controller as controller_module
 from rlinf_sched.planner import plan
 from rlinf_sched.simulator import simulate
 
@@ -105,13 +104,16 @@ def test_no_neighbour_is_proposed_that_is_no_better(running):
     assert proposal is None or proposal.gain_s > 0
 
 
-def test_a_decision_at_1024_devices_is_quick():
+def test_a_decision_at_1024_devices_simulates_few_plans(monkeypatch):
+    """What keeps it within 0.2 s there; the benchmark takes the time."""
     problem = grpo(num_devices=1024, num_prompts=2048)
     controller = Controller(problem=problem, plan=plan(problem, modes=["disaggregated"]))
     controller.rescale("actor", 1.6)
-    began = time.perf_counter()
+    simulated = []
+    real = controller_module.simulate
+    monkeypatch.setattr(controller_module, "simulate", lambda *args, **kw: simulated.append(1) or real(*args, **kw))
     proposal = controller.propose()
-    assert time.perf_counter() - began < 2.0, "0.2 s, ten times over for a busy machine"
+    assert len(simulated) <= 20
     assert proposal is not None and proposal.admitted
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 
 from rlinf_sched import _C
 from rlinf_sched.planner.columns import NUM_OUT, Columns

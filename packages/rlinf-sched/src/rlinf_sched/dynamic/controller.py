@@ -1,9 +1,9 @@
 """Between steps: what has drifted, whether another plan pays, and how to get there.
 
 The full search takes about a second at 1,024 devices, too long between two steps. The controller looks at neighbours of
-the current plan only: some devices of one worker group go to another, or one stage changes its parallel size or its
-hand-overs. Neighbours that help the drifted stages come first, and a fixed number of them is simulated. Where drift
-calls for another mode altogether, the planner has to be asked.
+the current plan only: some devices of one worker group go to another, or one group changes its parallel size.
+Neighbours that help the drifted stages come first, and a fixed number of them is simulated. Where drift calls for
+another mode altogether, the planner has to be asked.
 """
 
 from collections.abc import Iterator, Mapping
