@@ -1,4 +1,4 @@
-"""The planning part of docs/performance.md: a table and a plot, from what pytest-benchmark wrote."""
+"""The planning part of docs/performance.md: tables and a plot, from what pytest-benchmark wrote."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PLANNER = "sched-planner"
+PLANNER, SIMULATOR, DYNAMIC = "sched-planner", "sched-simulator", "sched-dynamic"
 
 
 class Measured:
@@ -22,16 +22,20 @@ class Measured:
         )
         self.cases: dict[str, list[dict[str, Any]]] = {}
         for benchmark in content["benchmarks"]:
-            test = benchmark["name"].split("[")[0].removeprefix("test_")
-            self.cases.setdefault(test, []).append(benchmark["extra_info"])
+            test, _, case = benchmark["name"].removeprefix("test_").rstrip("]").partition("[")
+            kept = {"case": case, "seconds": benchmark["stats"]["median"], **benchmark["extra_info"]}
+            self.cases.setdefault(test, []).append(kept)
 
 
 def sections(results: Path, images: Path) -> Iterator[str]:
     """Lines of the page; the plot is written beside."""
-    path = results / f"{PLANNER}.json"
-    if not path.exists():
-        return
-    measured = Measured(path)
+    for name, lines in ((PLANNER, _planning), (SIMULATOR, _simulation), (DYNAMIC, _adapting)):
+        path = results / f"{name}.json"
+        if path.exists():
+            yield from lines(Measured(path), images)
+
+
+def _planning(measured: Measured, images: Path) -> Iterator[str]:
     by_devices = sorted(measured.cases["by_devices"], key=lambda case: case["devices"])
     by_stages = sorted(measured.cases["by_stages"], key=lambda case: case["stages"])
     yield f"\nPlanning of a PPO graph, search and simulation of the best plans; medians ({measured.origin}).\n"
@@ -40,6 +44,29 @@ def sections(results: Path, images: Path) -> Iterator[str]:
     yield from _table("stages", by_stages)
     _draw(by_devices, by_stages, images / "planning-time.svg")
     yield "\n![Planning time by devices and by stages](images/planning-time.svg)\n"
+
+
+def _simulation(measured: Measured, images: Path) -> Iterator[str]:
+    yield f"\nEvents that the simulator executes a second. Target: 1,000,000 ({measured.origin}).\n"
+    yield "| case | events/s |\n|---|---|"
+    for case in measured.cases["events"]:
+        yield f"| {case['case']} | {case['events_per_s']:,} |"
+    for case in measured.cases["events_of_simpy"]:
+        yield f"| SimPy, without leases, batching and spans | {case['events_per_s']:,} |"
+    yield ""
+
+
+def _adapting(measured: Measured, images: Path) -> Iterator[str]:
+    yield f"\nA decision of the controller between steps. Target: 0.2 s at 1,024 devices ({measured.origin}).\n"
+    yield "| devices | decision |\n|---|---|"
+    for case in measured.cases["decision"]:
+        yield f"| {int(case['case']):,} | {case['seconds'] * 1e3:.0f} ms |"
+    yield "\nHanding a draining rollout's devices on, against the best static plan. Target: 1.4, overhead 1 %.\n"
+    yield "| GRPO 7B, devices | gain | overhead | bound on any schedule |\n|---|---|---|---|"
+    for case in measured.cases["long_tail"]:
+        bound = case["gain_of_a_perfect_schedule"]
+        yield f"| {case['case']} | {case['gain']:.2f} | {case['overhead']:.2%} | {bound:.2f} |"
+    yield ""
 
 
 def _table(what: str, cases: list[dict[str, Any]]) -> Iterator[str]:

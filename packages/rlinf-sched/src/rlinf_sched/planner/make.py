@@ -16,9 +16,9 @@ from rlinf_sched.problem import Problem
 from rlinf_sched.simulator import Timeline, simulate
 
 ALL_MODES: tuple[Mode, ...] = get_args(Mode)
-NUM_SIMULATED = 4
-"""Candidates of each mode that the simulator judges: the search takes parts of a flow for boxes, the simulator does
-not."""
+MOST_SIMULATED, FEWEST_SIMULATED = 16, 4
+"""Candidates of each mode that the simulator judges, fewer on clusters of over a thousand devices: the search takes
+parts of a flow for boxes, the simulator does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ def plan(problem: Problem, modes: Sequence[Mode] | None = None) -> Plan:
     if not modes:
         raise ProblemError(f"modes is empty; allowed: {', '.join(ALL_MODES)}")
     pools = pools_of(problem.cluster)
-    candidates = Search(problem, pools).best(modes, num_each=NUM_SIMULATED)
+    num_each = max(FEWEST_SIMULATED, min(MOST_SIMULATED, 16_384 // problem.cluster.num_devices))
+    candidates = Search(problem, pools).best(modes, num_each=num_each)
     if not candidates:
         raise InfeasibleError(why_nothing_fits(problem, pools, modes))
     judged = [found for candidate in candidates if (found := _judge(problem, candidate))]

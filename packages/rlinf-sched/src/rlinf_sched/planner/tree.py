@@ -117,7 +117,8 @@ def _put(
             mine = [d for d in rest[pool] if d in fixed[i]]
             mine += [d for d in rest[pool] if d not in fixed[i] and d not in others]
             taken[i].append(mine[:count])
-            rest[pool] = [d for d in rest[pool] if d not in taken[i][pool]]
+            gone = set(taken[i][pool])
+            rest[pool] = [d for d in rest[pool] if d not in gone]
     return all(
         all(_put(tree, mine, workers, groups, placed) for tree in trees)
         for (trees, _), mine in zip(parts, taken, strict=True)
