@@ -63,11 +63,12 @@ def test_no_schedule_is_below_the_bound(small, seed):
         assert outcome.step_s >= least_step_s(problem) * (1 if seed is None else drawn)
 
 
-@pytest.mark.parametrize(("num_devices", "gain"), [(64, 1.15), (128, 1.25)])
+@pytest.mark.parametrize(("num_devices", "gain"), [(64, 1.15), (128, 1.2)])
 def test_long_tailed_grpo_gains_over_the_best_static_plan(num_devices, gain):
     problem = workload("grpo-qwen2.5-7b-64") if num_devices == 64 else grpo(num_devices=num_devices)
     static = plan(problem)
-    chosen, policy = best_long_tail(problem, [static], fills=(0.5, 1.0))
+    plans = [static, plan(problem, modes=["collocated"])]
+    chosen, policy = best_long_tail(problem, plans, fills=(0.5, 1.0))
     outcome = simulate_long_tail(problem, chosen, policy)
     assert simulate(problem, static).step_s / outcome.step_s > gain
     assert outcome.overhead < 0.01
