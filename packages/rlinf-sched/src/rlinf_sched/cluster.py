@@ -27,6 +27,11 @@ class Device:
     memory_bytes: int
     """Capacity a worker may count on; for a CPU slot its share of the host's memory."""
 
+    @property
+    def product(self) -> str:
+        """What profiles name it by: slots of a CPU are all alike, whatever their names."""
+        return "CPU slot" if self.kind == "cpu" else self.name
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Links:

@@ -8,6 +8,7 @@ from rlinf_sched import strict_json
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.errors import ProblemError, did_you_mean, raise_problems
 from rlinf_sched.flow_graph import FlowGraph, WeightEdge
+from rlinf_sched.plan import StagePlan
 from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
 
 FORMAT_VERSION = 1
@@ -55,6 +56,26 @@ class Problem:
             if (other.num_devices, other.device_name) == (instance.num_devices, instance.device_name)
         ]
         return max(alike, default=0)
+
+    def switch_s(self, stage: str, instance: InstanceProfile, num_devices: int) -> tuple[float, float]:
+        """Onload and offload of the state: as profiled, or its bytes over the host link."""
+        moved_s = self.state_bytes(stage, instance, num_devices) / self.cluster.links.host_bytes_per_s
+        return (
+            moved_s if instance.onload_s is None else instance.onload_s,
+            moved_s if instance.offload_s is None else instance.offload_s,
+        )
+
+    def instance(self, placed: StagePlan) -> InstanceProfile | None:
+        """The profile of the stage for the devices that its instances span: that of the product they are, or the one
+        that names none; None where nothing was profiled for them."""
+        span = max(1, len(placed.devices) // placed.num_ranks) if placed.devices else 0
+        products = {self.cluster.devices[index].product for index in placed.devices}
+        fitting = [
+            choice
+            for choice in self.profile(placed.stage).instances
+            if choice.num_devices == span and choice.device_name in {"", *products}
+        ]
+        return max(fitting, key=lambda choice: choice.device_name != "", default=None)
 
     def choices(self, stage: str) -> tuple[int, ...]:
         """Items per hand-over that the stage may have, ascending; `num_items` is the whole batch."""

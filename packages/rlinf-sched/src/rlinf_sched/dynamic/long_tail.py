@@ -122,10 +122,8 @@ class _Stage:
         self.busy = [False] * len(self.places)
         self.num_done = 0
         self.num_inside = 0
-        bytes_there = problem.state_bytes(name, self.instance, len(placed.devices)) if placed.offload else 0
-        host = problem.cluster.links.host_bytes_per_s
-        self.onload_s = _given_or(self.instance.onload_s, bytes_there / host) if placed.offload else 0.0
-        self.offload_s = _given_or(self.instance.offload_s, bytes_there / host) if placed.offload else 0.0
+        switch_s = problem.switch_s(name, self.instance, len(placed.devices)) if placed.offload else (0.0, 0.0)
+        self.onload_s, self.offload_s = switch_s
 
     def take(self, num_items: int) -> list[int]:
         """The next hand-over; empty while there is none."""
@@ -375,10 +373,6 @@ def _fits(problem: Problem, plan: Plan) -> bool:
 def _instance(problem: Problem, stage: str, span: int) -> InstanceProfile:
     instances = problem.profile(stage).instances
     return next((instance for instance in instances if instance.num_devices == span), instances[0])
-
-
-def _given_or(given: float | None, otherwise: float) -> float:
-    return otherwise if given is None else given
 
 
 def _check_chain(problem: Problem, names: Sequence[str]) -> None:

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from rlinf_sched import stage_time
 from rlinf_sched.explain.spans import DeviceGroup, device_groups
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_sched.problem import Problem
 from rlinf_sched.profile import InstanceProfile
-from rlinf_sched.stage_time import hand_over_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,15 +26,6 @@ class MemoryUse:
     @property
     def used_bytes(self) -> int:
         return sum(self.state_bytes.values()) + self.work_bytes
-
-
-def instance_profile(problem: Problem, stage: StagePlan) -> InstanceProfile | None:
-    """The profile of the parallel choice that the plan uses; None where nothing was profiled for it."""
-    span = max(1, len(stage.devices) // stage.num_ranks) if stage.devices else 0
-    fitting = [entry for entry in problem.profile(stage.stage).instances if entry.num_devices == span]
-    names = {problem.cluster.devices[device].name for device in stage.devices}
-    exact = [entry for entry in fitting if getattr(entry, "device_name", "") in names]
-    return next(iter([*exact, *fitting]), None)
 
 
 def memory_uses(problem: Problem, plan: Plan) -> list[MemoryUse]:
@@ -69,7 +60,7 @@ def _moment(problem: Problem, plan: Plan, group: DeviceGroup, computing: str) ->
     turn, resident, work = plan.stage(computing).turn, {}, 0
     for name in _holders(problem, group, computing):
         stage = plan.stage(name)
-        profile = instance_profile(problem, stage)
+        profile = problem.instance(stage)
         if profile is None or (stage.offload and stage.turn != turn):
             continue
         num_devices, per_device = len(stage.devices), max(1, stage.num_ranks // len(stage.devices))
@@ -91,7 +82,10 @@ def _holders(problem: Problem, group: DeviceGroup, computing: str) -> list[str]:
 
 def items_at_once(problem: Problem, stage: StagePlan, profile: InstanceProfile) -> int:
     """Items in one hand-over, or in a continuously batching engine at its fullest."""
-    if problem.profile(stage.stage).batching == "continuous":
-        share = -(-problem.num_items // stage.num_ranks)
-        return min(share, profile.max_items) if profile.max_items else share
-    return hand_over_size(problem.num_items, stage.num_ranks, stage.granularity, profile.max_items)
+    return stage_time.items_at_once(
+        profile,
+        problem.profile(stage.stage).batching,
+        num_items=problem.num_items,
+        num_instances=stage.num_ranks,
+        granularity=stage.granularity,
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlinf_sched.describe import ranges
-from rlinf_sched.explain.memory import instance_profile, items_at_once
+from rlinf_sched.explain.memory import items_at_once
 from rlinf_sched.explain.quantities import counted, gib, listed, seconds
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_sched.problem import Problem
@@ -38,7 +38,7 @@ def sentences(explanation: Explanation) -> list[str]:
 def measured_range_notes(problem: Problem, plan: Plan) -> Iterator[str]:
     """Where the plan relies on a profile outside the range it was given for."""
     for stage in plan.stages:
-        profile = instance_profile(problem, stage)
+        profile = problem.instance(stage)
         if profile is None:
             continue
         largest, num_items = profile.points[-1].num_items, items_at_once(problem, stage, profile)

@@ -143,10 +143,7 @@ class StageOptions:
             row[columns.peak.start + leaf.pool] += peak
             if leaf.offload:
                 row[columns.switches] = 1.0
-                state = problem.state_bytes(leaf.stage, instance, leaf.num_devices)
-                host_link = problem.cluster.links.host_bytes_per_s
-                onload = state / host_link if instance.onload_s is None else instance.onload_s
-                offload = state / host_link if instance.offload_s is None else instance.offload_s
+                onload, offload = problem.switch_s(leaf.stage, instance, leaf.num_devices)
                 onload_s, offload_s = max(onload_s, onload), max(offload_s, offload)
         row[columns.out] += onload_s
         row[columns.last] += offload_s

@@ -35,8 +35,7 @@ def pools_of(cluster: Cluster) -> list[Pool]:
     default = set(cluster.compute_devices)
     groups: dict[tuple[str, str, int], list[int]] = {}
     for device in cluster.devices:
-        name = "CPU slot" if device.kind == "cpu" else device.name
-        groups.setdefault((device.kind, name, device.memory_bytes), []).append(device.index)
+        groups.setdefault((device.kind, device.product, device.memory_bytes), []).append(device.index)
     return [Pool(name, indices[0] in default, tuple(indices), memory) for (_, name, memory), indices in groups.items()]
 
 

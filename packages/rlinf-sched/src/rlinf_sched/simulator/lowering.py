@@ -104,8 +104,7 @@ def _ints(values: object) -> np.ndarray:
 def _place(problem: Problem, stage: Stage, stage_plan: StagePlan) -> _Placed:
     profile = problem.profile(stage.name)
     num_devices, num_ranks = len(stage_plan.devices), stage_plan.num_ranks
-    span = max(1, num_devices // num_ranks) if num_devices else 0
-    instance = _instance(problem, stage.name, stage_plan, span)
+    instance = _instance(problem, stage_plan)
     if profile.max_instances and num_ranks > profile.max_instances:
         raise PlanError(
             f"plan.{stage.name}.num_ranks={num_ranks} is more than profiles.stages.{stage.name}.max_instances="
@@ -114,34 +113,31 @@ def _place(problem: Problem, stage: Stage, stage_plan: StagePlan) -> _Placed:
     hand_over = min(stage_plan.granularity or problem.num_items, -(-problem.num_items // num_ranks))
     if instance.max_items and profile.batching != "continuous":
         hand_over = min(hand_over, instance.max_items)
-    moved_s = problem.state_bytes(stage.name, instance, num_devices) / problem.cluster.links.host_bytes_per_s
+    onload_s, offload_s = problem.switch_s(stage.name, instance, num_devices)
     leaves = stage_plan.offload and num_devices > 0
     return _Placed(
         stage=stage,
         plan=stage_plan,
         profile=instance,
         hand_over=hand_over,
-        onload_s=(moved_s if instance.onload_s is None else instance.onload_s) if leaves else STAYS,
-        offload_s=(moved_s if instance.offload_s is None else instance.offload_s) if leaves else STAYS,
+        onload_s=onload_s if leaves else STAYS,
+        offload_s=offload_s if leaves else STAYS,
     )
 
 
-def _instance(problem: Problem, stage: str, stage_plan: StagePlan, span: int) -> InstanceProfile:
-    """The profile of so many devices: that of the product the stage is on, or the one that names none."""
-    products = {
-        "CPU slot" if device.kind == "cpu" else device.name
-        for device in map(problem.cluster.devices.__getitem__, stage_plan.devices)
-    }
-    known = [choice for choice in problem.profile(stage).instances if choice.device_name in {"", *products}]
-    fitting = [choice for choice in known if choice.num_devices == span]
-    if not fitting:
+def _instance(problem: Problem, stage_plan: StagePlan) -> InstanceProfile:
+    instance = problem.instance(stage_plan)
+    if instance is None:
+        stage, products = stage_plan.stage, {problem.cluster.devices[index].product for index in stage_plan.devices}
+        known = [choice for choice in problem.profile(stage).instances if choice.device_name in {"", *products}]
         spans = ", ".join(str(choice.num_devices) for choice in known) or "nothing for these devices"
+        span = max(1, len(stage_plan.devices) // stage_plan.num_ranks) if stage_plan.devices else 0
         raise PlanError(
             f"plan.{stage}.num_ranks={stage_plan.num_ranks}: an instance spans {span} of its "
             f"{len(stage_plan.devices)} devices, but profiles.stages.{stage}.instances have num_devices {spans}; "
             "use one of those"
         )
-    return max(fitting, key=lambda choice: choice.device_name != "")
+    return instance
 
 
 def _room(problem: Problem, placed: _Placed) -> int:
