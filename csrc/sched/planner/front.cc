@@ -185,13 +185,14 @@ void Front::for_each_join(const Front& before, const Front& after, const Join& j
     const double* a = before.row(i);
     for (std::size_t j = 0; j < after.size(); ++j) {
       const double* b = after.row(j);
-      bool agree = true;
+      // Interleaved parts change places at every lull, and the times added up know nothing of a switch each time.
+      bool may_join = join.kind != kInterleaved || (a[c.switches()] == 0 && b[c.switches()] == 0);
       for (std::size_t g = 0; g < num_groups_; ++g) {
         const int64_t left = before.signature(i)[g], right = after.signature(j)[g];
-        agree = agree && (left == right || left == kNoSignature || right == kNoSignature);
+        may_join = may_join && (left == right || left == kNoSignature || right == kNoSignature);
         signature[g] = forget[g] ? kNoSignature : std::max(left, right);
       }
-      if (!agree)
+      if (!may_join)
         continue;
       join_rows(c, join, a, b, row.data());
       const bool shares =

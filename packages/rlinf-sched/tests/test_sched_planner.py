@@ -117,6 +117,33 @@ def check_against_trying_everything(problem: Problem) -> None:
         assert found[0].step_s == pytest.approx(expected, rel=1e-9)
 
 
+def test_stages_that_offload_are_not_interleaved():
+    """Three stages that fill a device each, on two devices: the last two share one, and wait for the first's end."""
+    state_bytes, names = 20 << 30, ("s0", "s1", "s2")
+    stages = tuple(
+        Stage(name=name, worker=name, role="rollout", reads=(f"c{i}",), writes=(f"c{i + 1}",))
+        for i, name in enumerate(names)
+    )
+    points = (TimePoint(num_items=1, seconds=1.0),)
+    profiles = {
+        name: StageProfile(instances=(InstanceProfile(points=points, state_bytes=state_bytes, step_s=step_s),))
+        for name, step_s in zip(names, (0.5, 0.0, 0.0), strict=True)
+    }
+    problem = Problem(
+        flow=FlowGraph(name="flow", stages=stages, feeds=("c0",), collects=("c3",)),
+        profiles=Profiles(stages=profiles),
+        cluster=Cluster.cuda_nodes(1, 2, name="GPU", memory_bytes=24 << 30),
+        num_items=1,
+    )
+    links = problem.cluster.links
+    move_s = state_bytes / links.host_bytes_per_s
+    # s0; then s1, loaded by then, and its offload; then s2 with both
+    step_s = 1.5 + (1.0 + move_s) + (1.0 + 2 * move_s) + links.latency_s
+    found = Search(problem, pools_of(problem.cluster), tolerance=0.0).best(MODES)
+    assert found[0].step_s == pytest.approx(step_s, rel=1e-9)
+    check_against_trying_everything(problem)
+
+
 def test_stages_of_a_worker_group_come_to_be_in_one_place():
     """Beside a wide part first and beside a narrow one later, the group would else be on two ranges of devices."""
     x, y = (Leaf(name, 0, 0, count, count, 1, False) for name, count in (("x", 3), ("y", 1)))
