@@ -12,6 +12,7 @@ import pytest
 
 from rlinf_workers import FlowDefinitionError, LocalLauncher, RemoteError, WorkerGroup, WorkerLost
 from rlinf_workers.launcher import WorkerSpec
+from rlinf_workers.launcher.cores import cores_of_slots
 from rlinf_workers.testing import Fault, Scale
 
 
@@ -161,3 +162,19 @@ def test_workers_end_with_their_driver(tmp_path, how):
     driver.send_signal(how)
     driver.wait(timeout=60)
     assert wait_until_gone([pid])
+
+
+@pytest.mark.parametrize(
+    ("devices", "cores", "num_threads", "expected"),
+    [
+        (("cpu:0",), (0, 1), 1, {0}),
+        (("cpu:1",), (2, 5), 1, {5}),
+        (("cpu:2",), (0, 1), 1, {0}),
+        (("cpu:1",), (0, 1, 2, 3), 2, {2, 3}),
+        (("cpu:0", "cpu:1"), (0, 1, 2), 1, {0, 1}),
+        (("cuda:1",), (0, 1), 1, set()),
+        ((), (0, 1), 1, set()),
+    ],
+)
+def test_a_slot_is_a_core_of_those_there_are(devices, cores, num_threads, expected):
+    assert cores_of_slots(devices, cores, num_threads) == expected

@@ -78,6 +78,7 @@ def test_the_public_command_line_is_this():
     assert command_line(make_parser()) == {
         "rlinf": ["-h", "--help", "--version", "--traceback"],
         "rlinf train": ["-h", "--help", "recipe", "--output", "--resume"],
+        "rlinf profile": ["-h", "--help", "recipe", "--output"],
         "rlinf plan": [
             *("-h", "--help", "problem", "--gpu", "--mode", "--what-if", "--output", "--json", "--schema"),
         ],
@@ -143,7 +144,10 @@ GSM8K += ["--task.eval_files", "[test.jsonl]"]
         ("train sort-grpo --rollout.temperature hot", "--rollout.temperature='hot'; allowed: a number"),
         ("train sort-grpo --job embodied", "the config has 13 mistakes:\n  - env is not set"),
         ("train sort-grpo --cluster.num_devices 9999", "cluster.num_devices=9999: this machine has "),
-        ("train sort-grpo --plan.devices.actor [0,9999]", "plan.devices.actor=[0, 9999]: device 9999 does not exist"),
+        (
+            "train sort-grpo --mode collocated --plan.devices.actor [0,9999]",
+            "plan.devices.actor=[0, 9999]: device 9999 does not exist",
+        ),
         ("train sort-grpo --model.architecture null --model.path absent", "model.path="),
     ],
 )
@@ -160,8 +164,8 @@ def test_train_points_into_the_recipe_file(refused, tmp_path: Path):
 
 
 def test_train_refuses_a_placement_that_does_not_fit_the_flow(refused):
-    assert "did you mean 'actor'?" in refused("train", "sort-grpo", "--plan.devices={actr: [0]}")
-    assert "did you mean 'rollout'?" in refused("train", "sort-grpo", "--plan.granularity.rolout=1")
+    assert "did you mean 'actor'?" in refused("train", "sort-grpo", "--mode=hybrid", "--plan.devices={actr: [0]}")
+    assert "did you mean 'rollout'?" in refused("train", "sort-grpo", "--mode=hybrid", "--plan.granularity.rolout=1")
 
 
 @pytest.fixture

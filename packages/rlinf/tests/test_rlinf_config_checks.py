@@ -62,19 +62,23 @@ def message(recipe: str, line: str) -> str:
             "--actor.num_shards: warm_start.batch_size=256 is not a multiple of actor.num_shards=3; use 255 or 258",
         ),
         (
-            "--plan.num_ranks.actor=4",
+            "--mode=hybrid --plan.num_ranks.actor=4",
             "--plan.num_ranks.actor: plan.num_ranks.actor=4 does not divide actor.num_shards=2; use a divisor of 2, "
             "or 4 or a multiple of it as actor.num_shards",
         ),
         (
-            "--plan.devices.actor=[0,7] --cluster.num_devices=2",
+            "--mode=collocated --plan.devices.actor=[0,7] --cluster.num_devices=2",
             "--plan.devices.actor: plan.devices.actor=[0, 7]: device 7 does not exist with cluster.num_devices=2; "
             "use 0 to 1",
         ),
         (
             "--mode=hybrid --cluster.num_devices=1",
-            "--mode: mode=hybrid needs at least 2 devices, but cluster.num_devices=1; "
-            "use mode collocated or more devices",
+            "--mode: mode=hybrid needs at least 2 devices, but cluster.num_devices=1; use mode auto or more devices",
+        ),
+        (
+            "--plan.num_ranks.actor=2",
+            "--plan.num_ranks.actor: plan.num_ranks={'actor': 2}: mode=auto chooses it; choose by hand under "
+            "another mode, for example mode=hybrid",
         ),
     ],
 )
@@ -164,7 +168,7 @@ def check(line: str, *, num_cpus: int = 4, num_gpus: int = 0) -> None:
             1,
             0,
             "mode=hybrid needs at least 2 devices, this machine has 1 CPU core and no GPU\nhint: use --mode "
-            "collocated, or --cluster.num_devices 2 --cluster.oversubscribe true",
+            "auto, or --cluster.num_devices 2 --cluster.oversubscribe true",
         ),
         (
             "--mode=disaggregated",
@@ -173,7 +177,7 @@ def check(line: str, *, num_cpus: int = 4, num_gpus: int = 0) -> None:
             "mode=disaggregated needs at least 2 devices, this machine has 1 GPU\nhint: use",
         ),
         (
-            "--plan.devices.actor=[0,4]",
+            "--mode=collocated --plan.devices.actor=[0,4]",
             4,
             0,
             "plan.devices.actor=[0, 4]: device 4 does not exist; the run has devices 0 to 3",

@@ -59,7 +59,7 @@ def message(name: str, *arguments: str) -> str:
             "actor:\n  betas: [0.9, 0.9, 0.9]",
             "mine.yaml:3: actor.betas=[0.9, 0.9, 0.9]; allowed: a list with at most 2",
         ),
-        ("mode: hybird", "mine.yaml:2: mode='hybird'; allowed: 'collocated', 'disaggregated' or 'hybrid'"),
+        ("mode: hybird", "mine.yaml:2: mode='hybird'; allowed: 'auto', 'collocated', 'disaggregated' or 'hybrid'"),
         ("task:\n  kind: srot", "mine.yaml:3: task.kind='srot'; allowed: 'sort', 'add', 'jsonl'"),
         ("job: reasonning", "mine.yaml:2: job='reasonning'; allowed: reasoning, embodied (did you mean reasoning?)"),
         ("rollout: 3", "mine.yaml:2: rollout=3; allowed: a section with the keys num_prompts, max_new_tokens"),
@@ -83,7 +83,7 @@ def test_all_mistakes_are_listed_together(recipe):
     assert text.splitlines() == [
         "the config has 3 mistakes:",
         "  - mine.yaml:2: seed='x'; allowed: a whole number",
-        "  - mine.yaml:3: mode='y'; allowed: 'collocated', 'disaggregated' or 'hybrid'",
+        "  - mine.yaml:3: mode='y'; allowed: 'auto', 'collocated', 'disaggregated' or 'hybrid'",
         "  - --actor.num_shards=0; allowed: 1 or more",
     ]
 
@@ -255,7 +255,7 @@ def test_resume_may_change_the_section_run(run_folder: Path):
     [
         ("--seed=1", "--seed would change seed from 0 to 1"),
         ("--actor.learning_rate=1e-3", "--actor.learning_rate would change actor.learning_rate from 0.0003 to 0.001"),
-        ("--mode=hybrid", "--mode would change mode from 'collocated' to 'hybrid'"),
+        ("--mode=hybrid", "--mode would change mode from 'auto' to 'hybrid'"),
         ("--warm_start=null", "--warm_start would change warm_start from {'target_accuracy'"),
         (
             "--plan.granularity.rollout=8",

@@ -6,6 +6,7 @@ a chunk and how many ranks work beside it is decided by the plan and never shows
 
 from __future__ import annotations
 
+import resource
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -183,6 +184,15 @@ class Worker:
         """Publishes `weights()` on one edge; returns the version."""
         self._weight_ports[edge].publish(self.weights(), self.policy_version)
         return self.policy_version
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """What this process holds of its device at the moment, and at most since it began; of the host's memory on a
+        CPU slot."""
+        if self.device.type == "cuda":
+            return torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        with open("/proc/self/statm") as file:
+            resident = int(file.read().split()[1]) * resource.getpagesize()
+        return resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def current_waits(self) -> list[Wait]:
         return [Wait(waiter=waiter, target=target, since_s=since) for waiter, target, since in self._waits.current()]

@@ -9,6 +9,8 @@ another mode altogether, the planner has to be asked.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from rlinf_sched.dynamic.drift import DriftDetector
 from rlinf_sched.dynamic.transition import Transition, make_transition, transition_seconds
 from rlinf_sched.errors import PlanError, SchedError, did_you_mean
@@ -57,6 +59,8 @@ class Controller:
     detector: DriftDetector = field(default_factory=DriftDetector)
     """Its settings are those of every stage."""
     _detectors: dict[str, DriftDetector] = field(default_factory=dict)
+    step_s: float = field(default=0.0, init=False)
+    """Of a step under the current plan, predicted."""
     _predicted_s: dict[str, float] = field(default_factory=dict)
     _num_transitions: int = 0
 
@@ -118,8 +122,7 @@ class Controller:
 
     def propose(self, num_simulated: int = NUM_SIMULATED) -> Proposal | None:
         """The best neighbour of the current plan; None where none has a shorter step."""
-        best, best_s = None, simulate(self.problem, self.plan).step_s
-        now_s, tried = best_s, 0
+        best, best_s, tried = None, self.step_s, 0
         for neighbour in self._neighbours():
             if tried == num_simulated:
                 break
@@ -133,7 +136,7 @@ class Controller:
         if best is None:
             return None
         cost_s = transition_seconds(self.problem, self.plan, best, restart_s=self.restart_s)
-        gain_s = now_s - best_s
+        gain_s = self.step_s - best_s
         admitted = gain_s * self.horizon_steps > cost_s
         return Proposal(
             plan=best,
@@ -141,7 +144,7 @@ class Controller:
             gain_s=gain_s,
             cost_s=cost_s,
             admitted=admitted,
-            reason=f"{best.reason}: a step of {best_s:.3g} s in place of {now_s:.3g} s; the transition takes "
+            reason=f"{best.reason}: a step of {best_s:.3g} s in place of {self.step_s:.3g} s; the transition takes "
             f"{cost_s:.3g} s and is paid back after {cost_s / gain_s:.1f} steps "
             f"({'within' if admitted else 'beyond'} the horizon of {self.horizon_steps})",
         )
@@ -160,6 +163,7 @@ class Controller:
 
     def _predict(self) -> None:
         timeline = simulate(self.problem, self.plan)
+        self.step_s = timeline.step_s
         predicted = {placed.stage: _busy_seconds(timeline, placed) for placed in self.plan.stages}
         for name, seconds in predicted.items():
             if seconds != self._predicted_s.get(name):
@@ -217,12 +221,11 @@ class Controller:
 
 
 def _busy_seconds(timeline: Timeline, placed: StagePlan) -> float:
-    compute = timeline.of(placed.stage)
-    busy = [0.0] * placed.num_ranks
+    """Hand-overs of the last step, and what comes after them."""
+    working = np.concatenate([timeline.of(placed.stage), timeline.of(placed.stage, "step")])
+    working = working[timeline.step[working] == timeline.step[-1]]
     seconds = timeline.end_s - timeline.start_s
-    for i in compute[timeline.step[compute] == timeline.step[-1]]:
-        busy[timeline.rank[i]] += float(seconds[i])
-    return max(busy)
+    return float(np.bincount(timeline.rank[working], weights=seconds[working]).max())
 
 
 def _fits(problem: Problem, plan: Plan, timeline: Timeline) -> bool:

@@ -123,6 +123,7 @@ class StageOptions:
                 num_items=problem.num_items,
                 sizes=sizes,
                 most=profile.max_instances,
+                num_parts=profile.num_parts,
                 exactly=problem.pinned_devices.get(stage.worker, 0) / instance.num_devices,
             ):
                 yield index, count * instance.num_devices, count

@@ -40,7 +40,7 @@ def pools_of(cluster: Cluster) -> list[Pool]:
 
 
 def device_counts(
-    available: int, *, num_items: int, sizes: tuple[int, ...], most: int, exactly: float = 0
+    available: int, *, num_items: int, sizes: tuple[int, ...], most: int, num_parts: int = 0, exactly: float = 0
 ) -> Iterator[int]:
     """Numbers of instances to try, ascending.
 
@@ -48,12 +48,16 @@ def device_counts(
         available: the most that the pool holds.
         sizes: granularities; with a finer one more instances can work at once.
         most: the profile's own limit, 0 for none.
+        num_parts: only its divisors, 0 for any number.
         exactly: only this many, 0 for any; yields nothing where it is no whole number.
     """
     limit = min(available, most or available)  # more than there are hand-overs still share what is sharded
     if exactly:
-        if exactly == int(exactly) and exactly <= limit:
+        if exactly == int(exactly) and exactly <= limit and not (num_parts and num_parts % exactly):
             yield int(exactly)
+        return
+    if num_parts:
+        yield from (count for count in range(1, min(limit, num_parts) + 1) if num_parts % count == 0)
         return
     if limit <= ALL_COUNTS_UP_TO:
         yield from range(1, limit + 1)

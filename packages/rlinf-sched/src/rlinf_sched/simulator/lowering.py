@@ -110,6 +110,11 @@ def _place(problem: Problem, stage: Stage, stage_plan: StagePlan) -> _Placed:
             f"plan.{stage.name}.num_ranks={num_ranks} is more than profiles.stages.{stage.name}.max_instances="
             f"{profile.max_instances}; use at most that many"
         )
+    if profile.num_parts and profile.num_parts % num_ranks:
+        raise PlanError(
+            f"plan.{stage.name}.num_ranks={num_ranks} does not divide profiles.stages.{stage.name}.num_parts="
+            f"{profile.num_parts}; use a divisor of it"
+        )
     hand_over = min(stage_plan.granularity or problem.num_items, -(-problem.num_items // num_ranks))
     if instance.max_items and profile.batching != "continuous":
         hand_over = min(hand_over, instance.max_items)

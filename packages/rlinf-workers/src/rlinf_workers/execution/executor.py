@@ -23,7 +23,7 @@ from typing import Any, Literal
 from rlinf_comm.channel import Channel
 from rlinf_comm.weights import WeightStore
 from rlinf_sched.cluster import Cluster
-from rlinf_sched.flow_graph import FlowGraph
+from rlinf_sched.flow_graph import FlowGraph, WeightEdge
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.errors import FlowDefinitionError, StepTimeout
 from rlinf_workers.execution.lease import LeaseService
@@ -107,6 +107,7 @@ class Executor:
         self._weight_edges: dict[str, tuple[str, str]] = {}
         self._stores: dict[str, WeightStore] = {}
         self._versions: dict[str, int] = {}
+        self._weights_bytes: dict[str, int] = {}
         self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="rlinf-driver-port")
 
     def __enter__(self) -> Executor:
@@ -151,24 +152,43 @@ class Executor:
             self._weight_edges[name] = (edge.source, edge.target)
             opened.edges.append(name)
 
+    def replan(self, flow: Flow, plan: Plan) -> None:
+        """Another plan for an open flow, from its next run on; every worker group stays where it is.
+
+        Raises:
+            FlowDefinitionError: the plan moves a group, which takes a new executor.
+        """
+        opened = self._open[flow.name]
+        plan.validate(opened.graph, self._cluster)
+        for name, stages in opened.graph.workers.items():
+            self._check_place(name, flow, plan.stage(stages[0]))
+        opened.plan, opened.shared_devices = plan, _shared_devices_by_turn(plan)
+
     def group(self, name: str) -> WorkerGroup:
         """The running worker group of that name."""
         return self._groups[name]
 
+    def weights_bytes(self, edge: WeightEdge) -> int:
+        """What a sync over the edge moves; 0 before the first."""
+        return self._weights_bytes.get(f"{edge.source} -> {edge.target}", 0)
+
     def _place_group(self, name: str, flow: Flow, placed: StagePlan) -> None:
         """Starts a group, or checks that the running one is where the plan has it."""
-        where = (placed.devices, placed.num_ranks)
         if name in self._groups:
-            if self._placements[name] != where:
-                raise FlowDefinitionError(
-                    f"flow {flow.name!r}: worker {name!r} runs on devices {list(self._placements[name][0])} in "
-                    f"{self._placements[name][1]} ranks; the plan wants {list(where[0])} in {where[1]}"
-                )
+            self._check_place(name, flow, placed)
             return
-        self._placements[name] = where
+        self._placements[name] = (placed.devices, placed.num_ranks)
         self._groups[name] = self._start_group(name, flow, placed)
         if placed.offload:
             self._groups[name].start_call("unload")  # comes before any other call; nothing has to wait for it
+
+    def _check_place(self, name: str, flow: Flow, placed: StagePlan) -> None:
+        devices, num_ranks = self._placements[name]
+        if (placed.devices, placed.num_ranks) != (devices, num_ranks):
+            raise FlowDefinitionError(
+                f"flow {flow.name!r}: worker {name!r} runs on devices {list(devices)} in {num_ranks} ranks; "
+                f"the plan wants {list(placed.devices)} in {placed.num_ranks}"
+            )
 
     def _start_group(self, name: str, flow: Flow, placed: StagePlan) -> WorkerGroup:
         definition = flow.workers[name]
@@ -226,6 +246,7 @@ class Executor:
         source, target = (self._groups[name] for name in self._weight_edges[edge])
         specs = source.call("weight_specs", ranks=[0])[0]
         served = target.call("weight_specs", ranks=[0])[0]
+        self._weights_bytes[edge] = sum(spec.num_bytes for spec in specs.values())
         reshard = edge_plan(specs, source.num_ranks, target.num_ranks, served)
         store = self._stores[edge] = WeightStore.create(reshard, name=edge)
         sides: list[tuple[WorkerGroup, Literal["send", "receive"]]] = [(source, "send"), (target, "receive")]

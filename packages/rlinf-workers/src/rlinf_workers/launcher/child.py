@@ -21,6 +21,7 @@ from typing import Any
 from rlinf_comm import codec
 from rlinf_workers.launcher import messages
 from rlinf_workers.launcher.base import Identity
+from rlinf_workers.launcher.cores import cores_of_slots
 
 BEAT_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -40,6 +41,8 @@ class Birth:
     devices: tuple[str, ...]
     log_path: str
     rendezvous: str
+    pins_slots: bool
+    """The worker keeps to the cores of its CPU slots."""
     driver_pid: int
     dies_with_thread: bool
     """Started by the driver's main thread: the kernel's signal at a parent's death follows the thread that forked."""
@@ -73,6 +76,8 @@ class Process:
         except BaseException as error:
             self._send(_raised(-1, error))
             raise SystemExit(1) from error
+        if birth.pins_slots:
+            _keep_to_slots(birth.devices)
         # What imports and the constructor made stays; the collector need not look at it again for every few thousand
         # records that pass through.
         gc.collect()
@@ -176,6 +181,13 @@ def _die_with_driver(birth: Birth) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != birth.driver_pid:  # it died before the line above
         os._exit(1)
+
+
+def _keep_to_slots(devices: tuple[str, ...]) -> None:
+    """Once everything is imported: until then any free core helps. Threads of the worker's main thread follow it."""
+    num_threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    if cores := cores_of_slots(devices, sorted(os.sched_getaffinity(0)), num_threads):
+        os.sched_setaffinity(0, cores)
 
 
 def _redirect_output(log_path: str) -> None:

@@ -105,10 +105,13 @@ class LocalLauncher:
             once a second from a thread of
             their own, so only a frozen process (stopped, swapped out, stuck in native code that keeps the
             interpreter) goes silent.
+        pins_slots: a worker on CPU slots keeps to their cores (slot i to core i), as one on GPUs keeps to its GPUs.
+            Off, the slots only count: the system moves the processes of one slot to a core that another leaves idle.
     """
 
-    def __init__(self, *, heartbeat_timeout_s: float = 60.0) -> None:
+    def __init__(self, *, heartbeat_timeout_s: float = 60.0, pins_slots: bool = False) -> None:
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._pins_slots = pins_slots
         self._context = multiprocessing.get_context("spawn")
         self._handles: list[LocalWorkerHandle] = []
         self._services: dict[str, ServiceHandler] = {}
@@ -151,6 +154,7 @@ class LocalLauncher:
             devices=spec.devices,
             log_path=str(spec.log_path),
             rendezvous=spec.rendezvous,
+            pins_slots=self._pins_slots,
             driver_pid=os.getpid(),
             dies_with_thread=threading.current_thread() is threading.main_thread(),
         )

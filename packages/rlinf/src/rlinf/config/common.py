@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlinf.config.base import Problem, Section, Seed
+from rlinf.config.base import InputPath, Problem, Section, Seed
 
-Mode = Literal["collocated", "disaggregated", "hybrid"]
+Mode = Literal["auto", "collocated", "disaggregated", "hybrid"]
 
 
 class ClusterConfig(Section):
@@ -22,13 +22,17 @@ class ClusterConfig(Section):
     oversubscribe: bool = Field(
         default=False, description="Allow more CPU slots than this machine has cores; they share the cores."
     )
+    pin_slots: bool = Field(
+        default=True,
+        description="Workers on CPU slots keep to the cores of their slots, slot i to core i; false: any core.",
+    )
     threads_per_device: int = Field(
         default=1, ge=1, description="Threads that each worker process computes with on the CPU."
     )
 
 
 class PlanConfig(Section):
-    """Choices by hand, in place of what the mode's rule gives."""
+    """Choices by hand, in place of what the mode's rule gives; and what mode auto plans from."""
 
     granularity: dict[str, Annotated[int, Field(ge=0)]] = Field(
         default={}, description="Stage -> items per hand-over; 0 is the whole batch."
@@ -38,6 +42,11 @@ class PlanConfig(Section):
     )
     num_ranks: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default={}, description="Worker group -> processes; a multiple or a divisor of the number of its devices."
+    )
+    profile: InputPath | None = Field(
+        default=None,
+        description="Problem file with measured profiles, as rlinf profile writes it. Mode auto plans from it at once; "
+        "null: from what the run's first steps take.",
     )
 
 
@@ -85,15 +94,24 @@ class JobConfig(Section):
         description="Decides every random number of the run; the same seed gives the same numbers under every plan.",
     )
     mode: Mode = Field(
-        default="collocated",
-        description="collocated: all workers take turns on all devices. disaggregated: generation and training have "
-        "devices of their own. hybrid: generation is spread out, then training uses all devices.",
+        default="auto",
+        description="auto: whichever is fastest, by what the first steps take. collocated: all workers take turns on "
+        "all devices. disaggregated: generation and training have devices of their own. hybrid: generation "
+        "is spread out, then training uses all devices.",
     )
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="The devices of the run.")
     plan: PlanConfig = Field(default=PlanConfig(), description="Placement choices by hand.")
     run: RunConfig = Field(description="Length of the run, and what it writes down when.")
 
     def problems(self) -> Iterator[Problem]:
+        if self.mode == "auto":
+            for choice in ("granularity", "devices", "num_ranks"):
+                if chosen := getattr(self.plan, choice):
+                    yield Problem(
+                        keys=(f"plan.{choice}", "mode"),
+                        text=f"={ {name: list(v) if isinstance(v, tuple) else v for name, v in chosen.items()} }: "
+                        "mode=auto chooses it; choose by hand under another mode, for example mode=hybrid",
+                    )
         num_devices = self.cluster.num_devices
         if num_devices == "auto":
             return
@@ -106,11 +124,11 @@ class JobConfig(Section):
                     text=f"={list(devices)}: device {wrong[0]} does not exist with cluster.num_devices={num_devices}; "
                     f"use 0 to {num_devices - 1}",
                 )
-        if self.mode != "collocated" and num_devices < 2:
+        if self.mode in ("disaggregated", "hybrid") and num_devices < 2:
             yield Problem(
                 keys=("mode", "cluster.num_devices"),
                 text=f"={self.mode} needs at least 2 devices, but cluster.num_devices={num_devices}; "
-                "use mode collocated or more devices",
+                "use mode auto or more devices",
             )
 
     def _shard_problems(self, num_shards: int) -> Iterator[Problem]:

@@ -25,9 +25,9 @@ def check_devices(config: Config, *, num_cpus: int, num_gpus: int) -> None:
             f"cluster.num_devices={num_devices}: {has}",
             hint=f"use --cluster.num_devices {available} or auto{allow}",
         )
-    if config.mode != "collocated" and num_devices < 2:
+    if config.mode in ("disaggregated", "hybrid") and num_devices < 2:
         share = "" if num_gpus else ", or --cluster.num_devices 2 --cluster.oversubscribe true"
-        raise UserError(f"mode={config.mode} needs at least 2 devices, {has}", hint=f"use --mode collocated{share}")
+        raise UserError(f"mode={config.mode} needs at least 2 devices, {has}", hint=f"use --mode auto{share}")
     for group, devices in config.plan.devices.items():
         if wrong := [device for device in devices if device >= num_devices]:
             raise UserError(

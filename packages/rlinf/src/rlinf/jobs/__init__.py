@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from rlinf.jobs.base import Job
     from rlinf.jobs.loop import JobResult
     from rlinf.run_folder import RunFolder
+    from rlinf_workers.profiling import Measured
 
-__all__ = ["prepare", "run"]
+__all__ = ["prepare", "run", "measure"]
 
 
 def prepare(config: Config) -> Job:
@@ -22,8 +23,8 @@ def prepare(config: Config) -> Job:
     """
     from rlinf.jobs.planning import make_plans
 
-    job = _job(config)
-    make_plans(job, job.build(Path("not-made-yet")))
+    job, folder = _job(config), Path("not-made-yet")
+    make_plans(job, job.build(folder), folder)
     return job
 
 
@@ -35,6 +36,16 @@ def run(job: Job, folder: RunFolder) -> JobResult:
     from rlinf.jobs.loop import TrainingLoop
 
     return TrainingLoop(job, folder).run()
+
+
+def measure(job: Job, folder: RunFolder) -> Measured:
+    """The first steps of a prepared job in mode auto, and what its stages took.
+
+    Raises: as `run`.
+    """
+    from rlinf.jobs.loop import TrainingLoop
+
+    return TrainingLoop(job, folder).measure()
 
 
 def _job(config: Config) -> Job:

@@ -64,8 +64,18 @@ class Job(Protocol):
     def config(self) -> Config: ...
 
     @property
-    def max_ranks(self) -> Mapping[str, int]:
+    def num_items(self) -> int:
+        """Items of a training step: prompts, environment groups."""
+        ...
+
+    @property
+    def num_parts(self) -> Mapping[str, int]:
         """Worker group -> the number of parts that its work comes in; the number of ranks has to divide it."""
+        ...
+
+    @property
+    def granularities(self) -> Mapping[str, tuple[int, ...]]:
+        """Stage -> the granularities that make sense for it, ascending, where not every power of two does."""
         ...
 
     def chunks(self, plan: Plan) -> Mapping[str, int]:

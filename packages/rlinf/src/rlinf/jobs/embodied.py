@@ -51,7 +51,16 @@ class EmbodiedJob:
     # -- flows -----------------------------------------------------------------------------------------------------
 
     @property
-    def max_ranks(self) -> dict[str, int]:
+    def num_items(self) -> int:
+        return self.config.env.num_groups
+
+    @property
+    def granularities(self) -> dict[str, tuple[int, ...]]:
+        groups = self.num_items
+        return dict.fromkeys(CYCLE, tuple(size for size in range(1, groups + 1) if groups % size == 0))
+
+    @property
+    def num_parts(self) -> dict[str, int]:
         groups = self.config.env.num_groups
         return {"actor": self.config.actor.num_shards, "env": groups, "policy": groups}
 

@@ -15,12 +15,15 @@ from typing import Any
 
 from rlinf.cli.progress import Progress
 from rlinf.errors import RunFailed
+from rlinf.jobs.auto_mode import AutoMode, moves
 from rlinf.jobs.base import Job, Score
 from rlinf.jobs.devices import worker_environment
+from rlinf.jobs.plan_times import PlanTimes, busy_seconds
 from rlinf.jobs.planning import Planned, make_plans
 from rlinf.run_folder import RunFolder, TraceEvent
 from rlinf_sched.describe import diagram
 from rlinf_workers import Executor, Flow, FlowRun, LocalLauncher, RemoteError, StepContext, WorkersError
+from rlinf_workers.profiling import Measured
 from rlinf_workers.spans import COMPUTE, SYNC, Span
 from rlinf_workers.worker import Phase
 
@@ -56,50 +59,93 @@ class TrainingLoop:
         self._folder = folder
         self._clock = _Clock()
         self._started_s = 0.0
+        self._restart_s = 0.0
+        self._times: list[PlanTimes] = []
+        self._result: JobResult | None = None
+        self._only_measures = False
         self.progress = Progress(total=job.config.run.num_steps)
 
     def run(self) -> JobResult:
         """Raises: UserError (before any process starts), RunFailed (with role, rank, cause and log tail)."""
+        self._run()
+        assert self._result is not None, "a run ends with a result or an error"
+        return self._result
+
+    def measure(self) -> Measured:
+        """The first steps of a run in mode auto, and what they took. Raises: as `run`."""
+        self._only_measures = True
+        self._run()
+        assert self._auto.measured is not None, "a measurement ends with what it found or an error"
+        return self._auto.measured
+
+    def _run(self) -> None:
         flows = self._flows = self._job.build(self._folder.path)
-        planned = make_plans(self._job, flows)
+        planned: Planned | None = make_plans(self._job, flows, self._folder.path)
+        self._auto = AutoMode(self._job, flows, planned, self.progress.message)
         self._job.write_inputs(self._folder.path)
-        self._write_plan(flows.train, planned)
-        launcher = LocalLauncher(heartbeat_timeout_s=self._config.run.worker_timeout_s)
+        self._folder.write_flow(flows.train.graph().to_json(), diagram(flows.train.graph()))
+        while planned is not None:
+            planned = self._session(planned)
+
+    def _session(self, planned: Planned) -> Planned | None:
+        """Processes where the plans have them, until the run ends (None) or goes on under other plans."""
+        self._begin_plan(planned)
+        started_s = time.monotonic()
         self._executor = Executor(
             cluster=planned.cluster,
-            launcher=launcher,
+            launcher=LocalLauncher(
+                heartbeat_timeout_s=self._config.run.worker_timeout_s, pins_slots=self._config.cluster.pin_slots
+            ),
             log_folder=self._folder.path / "logs",
             environment=worker_environment(self._config.cluster),
         )
         with self._executor:
             try:
-                for flow in flows:
+                for flow in self._flows:
                     self._executor.start(flow, planned.plans[flow.name])
-                return self._train()
+                latest = self._resume_or_prepare()
+                self._restart_s = time.monotonic() - started_s
+                return self._train(latest)
             except RemoteError as error:
                 raise RunFailed(f"step {self._clock.step}: {error}\n{error.remote_traceback}") from error
             except WorkersError as error:
                 raise RunFailed(f"step {self._clock.step}: {error}") from error
 
-    def _write_plan(self, flow: Flow, planned: Planned) -> None:
-        plan = planned.plans[flow.name]
+    def _begin_plan(self, planned: Planned) -> None:
+        self._auto.adopt(planned)
+        plan = self._auto.plan
         self._folder.write_plan(plan.to_json())
-        self._folder.write_flow(flow.graph().to_json(), diagram(flow.graph()))
         for note in (*self._job.notes, *planned.notes):
             self._folder.note(note)
             self.progress.message(f"note: {note}")
         self.progress.message(f"{self._config.name}, {plan.mode} on {planned.cluster.describe()}; {plan.reason}")
+        self._begin_times()
+
+    def _begin_times(self) -> None:
+        """From here on another plan runs, or other times are predicted."""
+        problem = self._auto.problem
+        if problem is not None:
+            self._folder.write_problem(problem.to_json())
+        self._times.append(PlanTimes(plan=self._auto.plan, problem=problem, first_step=self._clock.step))
 
     # -- the program -----------------------------------------------------------------------------------------------
 
-    def _train(self) -> JobResult:
+    def _train(self, latest: float) -> Planned | None:
         run, score = self._config.run, self._job.score.name
-        latest = self._resume_or_prepare()
         self._started_s = time.monotonic()
         is_last = self._clock.step >= run.num_steps or self._is_enough(latest) or self._time_is_up()
+        if self._auto.num_probes >= run.num_steps - self._clock.step and not self._only_measures:
+            self.progress.message(f"auto: {run.num_steps} steps are too few to measure; {self._auto.plan.mode} stays")
+            self._auto.skip_probes()
         while not is_last:
             step = self._clock.step
-            self._record_step(step, self.run_flow(self._flows.train, step=step, feeds=self._job.feeds(step)))
+            if self._auto.num_probes:
+                self._executor.replan(self._flows.train, self._auto.probe())
+            flow_run = self.run_flow(self._flows.train, step=step, feeds=self._job.feeds(step))
+            busy_s = busy_seconds(flow_run)
+            self._times[-1].add(flow_run, busy_s)
+            self._record_step(step, flow_run)
+            asks_for_plan = self._auto.observe(flow_run, busy_s)
             done = self._clock.step = step + 1
             is_last = done == run.num_steps or self._time_is_up()
             if is_last or done % run.evaluate_every == 0:
@@ -107,7 +153,30 @@ class TrainingLoop:
                 is_last = is_last or self._is_enough(latest)
             if is_last or done % run.checkpoint_every == 0:
                 self._save_checkpoint(done)
-        return self._finish(latest)
+            if asks_for_plan and self._only_measures:
+                self._auto.measure(self._executor)
+                return None
+            if asks_for_plan and not is_last and (planned := self._replan(run.num_steps - done)) is not None:
+                return planned
+        self._finish(latest)
+        return None
+
+    def _replan(self, num_steps: int) -> Planned | None:
+        """Asks for a plan. One that moves no process holds from the next step on; another is returned, after a
+        checkpoint."""
+        before = self._auto.plan
+        self._executor.replan(self._flows.train, before)  # ends the last probe
+        planned = self._auto.better(self._executor, num_steps=num_steps, restart_s=self._restart_s)
+        if planned is None:
+            self._begin_times()
+            return None
+        after = planned.plans[self._flows.train.name]
+        if moves(before, after):
+            self._save_checkpoint(self._clock.step)
+            return planned
+        self._executor.replan(self._flows.train, after)
+        self._begin_plan(planned)
+        return None
 
     def _resume_or_prepare(self) -> float:
         checkpoint = self._folder.latest_checkpoint()
@@ -122,12 +191,14 @@ class TrainingLoop:
             return state["score"]
         self._executor.sync_weights()
         self._job.prepare(self)
+        if self._only_measures:
+            return self._clock.before
         self._clock.before = self.evaluate(0)[self._job.score.name]
         self._clock.stage_s.clear()
         self._save_checkpoint(0)
         return self._clock.before
 
-    def _finish(self, score: float) -> JobResult:
+    def _finish(self, score: float) -> None:
         from rlinf.report import write_report
 
         clock, training_s = self._clock, self._training_s()
@@ -142,9 +213,11 @@ class TrainingLoop:
                 "stage_seconds": dict(clock.stage_s),
             }
         )
+        times = [times.to_json() for times in self._times]
+        self._folder.write_plan_times(times)
         report_path = write_report(self._folder.path)
         table = final_table(self._job.score, clock.before, score, clock.stage_s, training_s)
-        return JobResult(table=table, report_path=str(report_path), before=clock.before, after=score)
+        self._result = JobResult(table=table, report_path=str(report_path), before=clock.before, after=score)
 
     # -- used by jobs ----------------------------------------------------------------------------------------------
 

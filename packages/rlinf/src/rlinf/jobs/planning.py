@@ -1,19 +1,26 @@
-"""From a config to plans: the mode's rule, the user's choices, and numbers of ranks that divide the work."""
+"""From a config to plans: the planner's or the mode's rule, the user's choices, and numbers of ranks that divide the
+work."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
 from rlinf.jobs.devices import make_cluster
+from rlinf.run_folder.folder import PROBLEM
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.errors import SchedError
 from rlinf_sched.flow_graph import FlowGraph
 from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.plan import Plan
+from rlinf_sched.plan import Mode, Plan
+from rlinf_sched.planner import plan as make_plan
+from rlinf_sched.problem import Problem
+from rlinf_sched.problem_file import read_problem
 from rlinf_workers import Flow
 
 
@@ -24,36 +31,83 @@ class Planned:
     cluster: Cluster
     plans: dict[str, Plan]
     """Flow name -> plan."""
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """Devices left idle, for the manifest."""
+    problem: Problem | None = None
+    """What the plan was made from, or can be compared with; None where nothing is measured."""
 
 
-def make_plans(job: Job, flows: Flows) -> Planned:
-    """The training flow by the mode's rule and the user's choices; the other flows on the same devices.
+def make_plans(job: Job, flows: Flows, folder: Path) -> Planned:
+    """The training flow by the planner (mode auto with a profile) or by the mode's rule and the user's choices; the
+    other flows on the same devices. Mode auto without a profile begins collocated.
 
-    Raises: UserError for a placement that does not fit the flow or the machine.
+    Args:
+        folder: the run's; what an earlier session measured there is the profile, unless the config names another.
+
+    Raises: UserError for a placement that does not fit the flow or the machine, or a profile of another flow.
     """
-    cluster = make_cluster(job.config.cluster)
+    config, cluster, graph = job.config, make_cluster(job.config.cluster), flows.train.graph()
+    path = config.plan.profile or folder / PROBLEM
+    problem = _read_profile(path, job, graph, cluster) if config.plan.profile or path.is_file() else None
+    if problem is not None and config.mode == "auto":
+        return plans_of_problem(job, flows, problem)
     try:
-        plan, notes = _training_plan(job, flows.train.graph(), cluster)
-        plans = {flow.name: _plan_like(flow, flows.train, plan, cluster) for flow in flows if flow is not flows.train}
+        plan, notes = _training_plan(job, graph, cluster, "collocated" if config.mode == "auto" else config.mode)
+        return replace(_with_others(flows, plan, cluster), notes=tuple(notes), problem=problem)
     except SchedError as error:
         text = str(error)
         named = text.startswith(("devices.", "granularity.", "num_ranks."))  # the config has them under `plan`
         raise UserError(f"plan.{text}" if named else text, hint="see the keys mode and plan of the config") from error
-    return Planned(cluster=cluster, plans={flows.train.name: plan, **plans}, notes=tuple(notes))
 
 
-def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster) -> tuple[Plan, list[str]]:
+def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> Planned:
+    """The training flow by the planner.
+
+    Raises: UserError where nothing fits, or what fits does not suit the job.
+    """
+    try:
+        plan = make_plan(problem)
+        job.check_plan(plan)
+        return replace(_with_others(flows, plan, problem.cluster), problem=problem)
+    except SchedError as error:
+        raise UserError(f"mode=auto: {error}", hint="choose a mode by hand") from error
+
+
+def _with_others(flows: Flows, plan: Plan, cluster: Cluster) -> Planned:
+    plans = {flow.name: _plan_like(flow, flows.train, plan, cluster) for flow in flows if flow is not flows.train}
+    return Planned(cluster=cluster, plans={flows.train.name: plan, **plans})
+
+
+def _read_profile(path: Path, job: Job, graph: FlowGraph, cluster: Cluster) -> Problem:
+    """The problem in the file, on this machine's devices and with this recipe's items."""
+    try:
+        problem = read_problem(path)
+    except SchedError as error:
+        raise UserError(f"plan.profile={path}: {error}", hint="rlinf profile RECIPE writes such a file") from error
+    known, mine = [stage.name for stage in problem.flow.stages], [stage.name for stage in graph.stages]
+    if known != mine:
+        raise UserError(
+            f"plan.profile={path}: is of the stages {', '.join(known)}; this recipe has {', '.join(mine)}",
+            hint="rlinf profile RECIPE measures this one",
+        )
+    return complete_problem(job, replace(problem, flow=graph, cluster=replace(cluster, links=problem.cluster.links)))
+
+
+def complete_problem(job: Job, problem: Problem) -> Problem:
+    """With what the job knows and its stages do not tell."""
+    return replace(problem, num_items=job.num_items, granularities=dict(job.granularities))
+
+
+def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> tuple[Plan, Sequence[str]]:
     config = job.config
     choices: dict[str, Any] = {
         "granularity": dict(config.plan.granularity),
         "devices": config.plan.devices,
         "num_ranks": dict(config.plan.num_ranks),
     }
-    first = plan_for_mode(graph, cluster, config.mode, **choices)
+    first = plan_for_mode(graph, cluster, mode, **choices)
     notes = []
-    for group, parts in job.max_ranks.items():
+    for group, parts in job.num_parts.items():
         placed = first.stage(graph.workers[group][0])
         num_devices, num_ranks = len(placed.devices), placed.num_ranks
         if parts % num_ranks and group in config.plan.num_ranks:
@@ -67,9 +121,9 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster) -> tuple[Plan, 
                 f"{group} runs in {choices['num_ranks'][group]} ranks on {num_devices} devices: its work comes in "
                 f"{parts} parts (actor.num_shards or env.num_groups)"
             )
-    ranked = plan_for_mode(graph, cluster, config.mode, **choices)
+    ranked = plan_for_mode(graph, cluster, mode, **choices)
     chunks = {**job.chunks(ranked), **config.plan.granularity}
-    plan = plan_for_mode(graph, cluster, config.mode, **{**choices, "granularity": chunks})
+    plan = plan_for_mode(graph, cluster, mode, **{**choices, "granularity": chunks})
     for placed in plan.stages:
         on_gpu = any(cluster.devices[index].kind == "cuda" for index in placed.devices)
         if on_gpu and placed.num_ranks > len(placed.devices):
@@ -78,7 +132,7 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster) -> tuple[Plan, 
                 hint="use at most one rank for each GPU",
             )
     job.check_plan(plan)
-    return plan, notes
+    return replace(plan, reason=first.reason), notes
 
 
 def _plan_like(flow: Flow, train: Flow, plan: Plan, cluster: Cluster) -> Plan:

@@ -69,13 +69,27 @@ class ReasoningJob:
     # -- flows -----------------------------------------------------------------------------------------------------
 
     @property
-    def max_ranks(self) -> dict[str, int]:
+    def num_items(self) -> int:
+        return self.config.rollout.num_prompts
+
+    @property
+    def num_parts(self) -> dict[str, int]:
         return {"actor": self.config.actor.num_shards}
+
+    @property
+    def granularities(self) -> dict[str, tuple[int, ...]]:
+        """The actor computes once a micro-batch of every shard is there."""
+        if self.config.algorithm.num_minibatches > 1:
+            return {"actor": (0,)}
+        unit = self.config.actor.micro_batch_groups * self.config.actor.num_shards
+        return {"actor": (*range(unit, self.num_items, unit), 0)}
 
     def chunks(self, plan: Plan) -> dict[str, int]:
         if plan.mode == "collocated":
             return {}
-        return {"rollout": max(1, self.config.rollout.num_prompts // NUM_CHUNKS)}
+        size = max(1, self.num_items // NUM_CHUNKS)
+        stages = [placed.stage for placed in plan.stages if placed.stage != "actor"]
+        return {**dict.fromkeys(stages, size), "actor": self.granularities["actor"][0]}
 
     def check_plan(self, plan: Plan) -> None:
         return

@@ -1,6 +1,8 @@
 """The writer of a run folder: everything that a run leaves behind, in a form that survives being killed.
 
     config.yaml  manifest.json  plan.json  flow.json  flow.mmd
+    problem.json       what the stages take, once it was measured: the plan was made from it
+    plan_times.json    predicted and measured seconds of a step and its stages, for each plan of the last session
     metrics.jsonl      {"step", "time_s", "metrics"} a training step, steps counted from 0
     evaluations.jsonl  {"step", "time_s", "metrics"}; here `step` counts the training steps done
     samples.jsonl      {"step", ...} a shown completion
@@ -26,6 +28,7 @@ from rlinf.run_folder.manifest import new_manifest, timestamp
 from rlinf.run_folder.rows import RowWriter, keep_rows, read_rows, to_json, write_file
 from rlinf.run_folder.trace import TraceEvent, TraceWriter
 
+PROBLEM = "problem.json"
 ROW_FILES = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
 
 
@@ -136,6 +139,14 @@ class RunFolder:
 
     def write_plan(self, plan_json: str) -> None:
         write_file(self.path / "plan.json", plan_json)
+
+    def write_problem(self, problem_json: str) -> None:
+        """The measured profiles of the stages, as a problem file (`rlinf plan problem.json`)."""
+        write_file(self.path / PROBLEM, problem_json)
+
+    def write_plan_times(self, plans: Sequence[Mapping[str, Any]]) -> None:
+        """Predicted and measured times of each plan that this session had, in order."""
+        write_file(self.path / "plan_times.json", to_json(plans, indent=1) + "\n")
 
     def write_flow(self, flow_json: str, mermaid: str) -> None:
         """The flow graph as JSON, and as a Mermaid flowchart (flow.mmd)."""

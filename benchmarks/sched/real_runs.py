@@ -1,0 +1,202 @@
+"""Predicted against measured steps of the main jobs, on this machine's CPU slots.
+
+    python -m benchmarks.sched.real_runs [--rounds 40] [--only NAME ...]
+
+Each workload runs in the placement of every mode at once, in processes of their own, a step of one after a step of the
+other, so that a busy machine is busy for all. Between them run the probe plans, on the collocated processes. What the
+probes took makes the profile, as in mode auto, and the simulator predicts the steps of all placements from it. Then the
+plan that the planner makes of the profile runs in turn with the same placements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import compare, interleave, report
+
+from rlinf import jobs
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.jobs.base import Flows, Job
+from rlinf.jobs.devices import worker_environment
+from rlinf.jobs.plan_times import busy_seconds
+from rlinf.jobs.planning import complete_problem, make_plans, plans_of_problem
+from rlinf_sched.dynamic import Controller
+from rlinf_sched.plan import Plan
+from rlinf_workers import Executor, LocalLauncher, StepContext
+from rlinf_workers.profiling import Measured, Profiler, probe_plans
+
+NUM_WARMUP = 3
+MODES = ("collocated", "disaggregated", "hybrid")
+AUTO, PROBES = "auto", "probes"
+_SORT = ["--warm_start", "null", "--reward.kind", "random"]
+"""Random rewards: every group has advantages from the first step on, so that every step costs the same."""
+WORKLOADS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "sort": ("sort-grpo", _SORT),
+    "sort, long answers": (
+        "sort-grpo",
+        [*_SORT, "--task.num_digits", "24", "--rollout.max_new_tokens", "25", "--rollout.max_prompt_tokens", "25"],
+    ),
+    "sort, one shard": ("sort-grpo", [*_SORT, "--actor.num_shards", "1", "--actor.micro_batch_groups", "8"]),
+    "sort, reference": ("sort-grpo", [*_SORT, "--algorithm.kl_coef", "0.01"]),
+    "push cube": ("pushcube-ppo", ["--algorithm.target_kl", "null"]),
+    "push cube, four times the training": (
+        "pushcube-ppo",
+        ["--algorithm.target_kl", "null", "--algorithm.num_epochs", "32"],
+    ),
+}
+
+
+@dataclass
+class Placed:
+    """One placement of a workload, with its processes."""
+
+    job: Job
+    flows: Flows
+    executor: Executor
+    plan: Plan
+    stages_s: list[Mapping[str, float]] = field(default_factory=list)
+
+    def step(self, index: int) -> float:
+        run = self._run(index)
+        if index >= NUM_WARMUP:
+            self.stages_s.append(busy_seconds(run))
+        return run.duration_s
+
+    def _run(self, index: int) -> Any:
+        feeds = self.job.feeds(index)
+        num_items = max(map(len, feeds.values()), default=0)
+        context = StepContext(step=index, phase="train", seed=self.job.config.seed, num_items=num_items)
+        return self.executor.run(self.flows.train, context=context, feeds=feeds)
+
+
+@dataclass
+class Probing(Placed):
+    """The probe plans in turn, on the processes of another placement."""
+
+    probes: Sequence[Plan] = ()
+    profiler: Profiler | None = None
+
+    def step(self, index: int) -> float:
+        probe = self.probes[index % len(self.probes)]
+        self.executor.replan(self.flows.train, probe)
+        run = self._run(index)
+        self.executor.replan(self.flows.train, self.plan)
+        if index >= NUM_WARMUP and self.profiler is not None:
+            self.profiler.observe(run, probe)
+        return run.duration_s
+
+
+@contextmanager
+def started(job: Job, flows: Flows, plan: Plan, folder: Path, cluster: Any) -> Iterator[Placed]:
+    """The processes of one placement."""
+    environment = worker_environment(job.config.cluster)
+    launcher = LocalLauncher(pins_slots=True)
+    with Executor(cluster=cluster, launcher=launcher, environment=environment, log_folder=folder / "logs") as executor:
+        executor.start(flows.train, plan)
+        executor.sync_weights()
+        yield Placed(job, flows, executor, plan)
+
+
+def measure(name: str, num_rounds: int, scratch: Path) -> dict[str, Any]:
+    """One workload: medians, predictions and what auto chose."""
+    recipe, overrides = WORKLOADS[name]
+    sides: dict[str, Placed] = {}
+    with ExitStack() as stack:
+        for mode in MODES:
+            folder = scratch / mode
+            folder.mkdir(parents=True)
+            config = load_config(recipe, parse_overrides([*overrides, "--cluster.num_devices", "2", "--mode", mode]))
+            job = jobs.prepare(config)
+            flows = job.build(folder)
+            job.write_inputs(folder)
+            planned = make_plans(job, flows, folder)
+            sides[mode] = stack.enter_context(
+                started(job, flows, planned.plans[flows.train.name], folder, planned.cluster)
+            )
+        base = sides["collocated"]
+        graph, num_items = base.flows.train.graph(), base.job.num_items
+        profiler = Profiler(graph, planned.cluster, num_items)
+        probing = Probing(
+            **{key: getattr(base, key) for key in ("job", "flows", "executor", "plan")},
+            probes=probe_plans(graph, base.plan, num_items, base.job.granularities),
+            profiler=profiler,
+        )
+        steps = {PROBES: probing.step, **{mode: side.step for mode, side in sides.items()}}
+        samples_s = interleave(steps, num_warmup=NUM_WARMUP, num_rounds=num_rounds)
+        found = profiler.measured(base.executor, num_parts=base.job.num_parts)
+        found = Measured(problem=complete_problem(base.job, found.problem), fits=found.fits)
+        predicted = {mode: Controller(problem=found.problem, plan=side.plan) for mode, side in sides.items()}
+        first = {mode: _row(samples_s[mode], predicted[mode], side.stages_s) for mode, side in sides.items()}
+        auto = plans_of_problem(base.job, base.flows, found.problem).plans[base.flows.train.name]
+        (scratch / AUTO).mkdir()
+        base.job.write_inputs(scratch / AUTO)
+        sides[AUTO] = stack.enter_context(started(base.job, base.flows, auto, scratch / AUTO, planned.cluster))
+        steps = {mode: side.step for mode, side in sides.items()}
+        second_s = interleave(steps, num_warmup=NUM_WARMUP, num_rounds=num_rounds)
+    best = min(MODES, key=lambda mode: statistics.median(second_s[mode]))
+    return {
+        "placements": first,
+        "fits": {stage: fit.describe() for stage, fit in found.fits.items()},
+        "auto": {
+            "mode": auto.mode,
+            "plan": {p.stage: [list(p.devices), p.num_ranks, p.granularity] for p in auto.stages},
+            "predicted_s": auto.prediction.step_s if auto.prediction else None,
+            "measured_s": statistics.median(second_s[AUTO]),
+            "best_mode": best,
+            "over_best": compare(second_s, AUTO, best).median_of_ratios,
+            "modes_s": {mode: statistics.median(second_s[mode]) for mode in MODES},
+        },
+    }
+
+
+def _row(samples_s: Sequence[float], predicted: Controller, stages_s: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    measured_s = statistics.median(samples_s)
+    stages = {
+        stage: {"predicted_s": seconds, "measured_s": statistics.median(step.get(stage, 0.0) for step in stages_s)}
+        for stage, seconds in predicted.predicted_s.items()
+    }
+    return {
+        "predicted_s": predicted.step_s,
+        "measured_s": measured_s,
+        "error": predicted.step_s / measured_s - 1,
+        "stages": stages,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--only", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    found = {}
+    for name in options.only:
+        with tempfile.TemporaryDirectory(prefix="rlinf-real-runs-") as scratch:
+            found[name] = measure(name, options.rounds, Path(scratch))
+        for mode, row in found[name]["placements"].items():
+            print(
+                f"{name}, {mode}: predicted {row['predicted_s']:.4f} s, {row['measured_s']:.4f} s: {row['error']:+.1%}"
+            )
+        print(f"{name}, auto: {found[name]['auto']}", flush=True)
+    errors = [abs(row["error"]) for workload in found.values() for row in workload["placements"].values()]
+    report(
+        "sched-real-runs",
+        settings={"rounds": options.rounds, "workloads": {name: list(WORKLOADS[name][1]) for name in options.only}},
+        samples_s={},
+        comparisons=[],
+        findings={"median_error": statistics.median(errors), "largest_error": max(errors), "workloads": found},
+        output=options.output,
+    )
+    print(f"median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
+
+
+if __name__ == "__main__":
+    main()

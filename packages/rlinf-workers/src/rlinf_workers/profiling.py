@@ -1,0 +1,257 @@
+"""Profiling: what the workers of a running flow take, as the planner's profiles.
+
+Nothing runs just to be measured. Any step of a flow leaves spans, and `probe_plans` vary what a plan may vary without
+moving a process: the granularity. What a training does under them is what it does under every plan, so its own first
+steps are the measurement.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from statistics import median
+
+import torch
+
+from rlinf_sched.cluster import Cluster, Links
+from rlinf_sched.fit import Fit, StageSample, fit_stage
+from rlinf_sched.flow_graph import FlowGraph
+from rlinf_sched.plan import Plan
+from rlinf_sched.problem import Problem
+from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
+from rlinf_workers.execution.executor import Executor, FlowRun
+from rlinf_workers.spans import COMPUTE, LEASE, SYNC, Span
+
+NUM_SIZES = 3
+"""Granularities that are measured: an even share of the step, half of it and a quarter."""
+
+
+def probe_plans(
+    graph: FlowGraph, plan: Plan, num_items: int, granularities: Mapping[str, Sequence[int]] | None = None
+) -> list[Plan]:
+    """The plan at several granularities, the coarsest first. Stages of a cycle and those that need the whole batch keep
+    theirs: smaller hand-overs of a cycle would overlap on its devices, and be timed together.
+
+    Args:
+        num_items: of a step.
+        granularities: stage -> the only ones that it may have, ascending but for 0, the whole batch.
+    """
+    fixed = {name for cycle in graph.cycles() for name in cycle}
+    fixed |= {stage.name for stage in graph.stages if stage.whole_batch}
+    probes = []
+    for halvings in range(NUM_SIZES):
+        stages = []
+        for placed in plan.stages:
+            share = -(-num_items // placed.num_ranks)
+            multiple = (granularities or {}).get(placed.stage, (graph.stage(placed.stage).item_multiple,))[0]
+            multiple = multiple or num_items
+            size = -(-(share >> halvings) // multiple) * multiple
+            granularity = 0 if size >= share else max(size, multiple)
+            stages.append(placed if placed.stage in fixed else replace(placed, granularity=granularity))
+        probe = replace(plan, stages=tuple(stages))
+        if probe not in probes:
+            probes.append(probe)
+    return probes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What profiling found."""
+
+    problem: Problem
+    fits: Mapping[str, Fit]
+    """Stage -> its table and the table's errors."""
+
+
+@dataclass
+class Profiler:
+    """Collects runs of one flow, and makes the planner's problem of them.
+
+    Example:
+        profiler = Profiler(flow.graph(), cluster, num_items=64)
+        for probe in probe_plans(flow.graph(), plan, 64):
+            executor.replan(flow, probe)
+            profiler.observe(executor.run(flow, context=context, feeds=feeds), probe)
+        problem = profiler.measured(executor).problem
+    """
+
+    graph: FlowGraph
+    cluster: Cluster
+    num_items: int
+    """Of a step; every stage sees each of them."""
+    _samples: dict[str, list[StageSample]] = field(default_factory=lambda: defaultdict(list))
+    _rounds: dict[str, int] = field(default_factory=dict)
+    _switches_s: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    _hops_s: list[float] = field(default_factory=list)
+    _syncs_s: list[float] = field(default_factory=list)
+    _plan: Plan | None = None
+
+    def observe(self, run: FlowRun, plan: Plan) -> None:
+        """Takes in one run under one plan."""
+        self._plan = plan
+        spans = _by_worker(run.spans)
+        compute = {
+            stage.name: {
+                worker: [span for span in mine if span.category == COMPUTE and span.name == stage.name]
+                for worker, mine in spans.items()
+                if _group(worker) == stage.worker
+            }
+            for stage in self.graph.stages
+        }
+        waits_s = {name: self._cycle_wait(cycle, compute) for cycle in self.graph.cycles() for name in cycle}
+        for name, of_ranks in compute.items():
+            self._samples[name].append(self._sample(name, of_ranks, waits_s.get(name, 0.0)))
+        for group in self.graph.workers:
+            self._switches_s[group].append(_switch_seconds([m for w, m in spans.items() if _group(w) == group]))
+        self._hops_s += _hops(self.graph, compute, plan)
+        self._syncs_s.append(_sync_seconds(spans))
+
+    def measured(self, executor: Executor, *, num_parts: Mapping[str, int] | None = None) -> Measured:
+        """The problem of what was observed.
+
+        Args:
+            executor: still runs the flow; is asked for memory and the size of weights.
+            num_parts: worker group -> parts that its work comes in, which its number of ranks has to divide.
+        """
+        assert self._plan is not None, "observe at least one run"
+        fits = {name: fit_stage(samples) for name, samples in self._samples.items()}
+        groups = {
+            group: self._group_profile(group, executor, (num_parts or {}).get(group, 0)) for group in self.graph.workers
+        }
+        stages = {
+            stage.name: self._stage_profile(stage.name, groups[stage.worker], fits[stage.name])
+            for stage in self.graph.stages
+        }
+        problem = Problem(
+            flow=self.graph,
+            profiles=Profiles(stages=stages),
+            cluster=replace(self.cluster, links=self._links(executor)),
+            num_items=self.num_items,
+        )
+        problem.validate()
+        return Measured(problem=problem, fits=fits)
+
+    # -- one run -----------------------------------------------------------------------------------------------------
+
+    def _sample(self, name: str, of_ranks: Mapping[str, Sequence[Span]], wait_s: float) -> StageSample:
+        """The instance that was busy longest; a stage that works after its last item only is timed as a whole."""
+        busy = {worker: sum(span.duration_s for span in mine) for worker, mine in of_ranks.items()}
+        slowest = max(busy, key=lambda worker: busy[worker])
+        chunks = [span for span in of_ranks[slowest] if span.num_items]
+        total = sum(span.num_items for mine in of_ranks.values() for span in mine)
+        most = sum(span.num_items for span in chunks)
+        rounds = self._rounds[name] = max(1, round(total / self.num_items))
+        if self.graph.stage(name).whole_batch:
+            return StageSample(num_items=max(1, most), seconds=busy[slowest])
+        num_items = Counter(span.num_items for span in chunks).most_common(1)[0][0]
+        if any(name in cycle for cycle in self.graph.cycles()):
+            num_chunks = max(rounds, round(most / num_items))
+            return StageSample(num_items=num_items, seconds=busy[slowest] / num_chunks + wait_s, fixed_s=wait_s)
+        seconds = sum(span.duration_s for span in chunks)
+        return StageSample(
+            num_items=num_items,
+            seconds=seconds / sum(span.num_items for span in chunks) * num_items,
+            step_s=busy[slowest] - seconds,
+        )
+
+    def _cycle_wait(self, cycle: Sequence[str], compute: Mapping[str, Mapping[str, Sequence[Span]]]) -> float:
+        """Seconds from the end of one stage's chunk to the beginning of the next one's, in a cycle whose ranks go round
+        with one chunk each; by the stage whose processes were at it longest."""
+        spans = [span for name in cycle for mine in compute[name].values() for span in mine]
+        wall_s = max(span.start_s + span.duration_s for span in spans) - min(span.start_s for span in spans)
+        busy_s = sum(max(sum(span.duration_s for span in mine) for mine in compute[name].values()) for name in cycle)
+        num_chunks = sum(max(len(mine) for mine in compute[name].values()) for name in cycle)
+        return max(0.0, wall_s - busy_s) / num_chunks
+
+    # -- all of them -------------------------------------------------------------------------------------------------
+
+    def _group_profile(self, group: str, executor: Executor, num_parts: int) -> StageProfile:
+        """What all stages of a worker group have in common: an instance without times."""
+        assert self._plan is not None
+        placed = self._plan.stage(self.graph.workers[group][0])
+        sizes = executor.group(group).call("memory_bytes")
+        state, peak = (max(of_rank[i] for of_rank in sizes) for i in (0, 1))
+        onload_s, offload_s = (min(times) for times in zip(*self._switches_s[group], strict=True))
+        instance = InstanceProfile(
+            num_devices=len(placed.devices) // placed.num_ranks,
+            device_name=self.cluster.devices[placed.devices[0]].product if placed.devices else "",
+            points=(),
+            state_bytes=state,
+            work_bytes=max(0, peak - state),
+            onload_s=onload_s if placed.offload else None,
+            offload_s=offload_s if placed.offload else None,
+        )
+        edges = [edge for edge in self.graph.weight_edges if group in (edge.source, edge.target)]
+        return StageProfile(
+            instances=(instance,),
+            num_parts=num_parts,
+            weights_bytes=max((executor.weights_bytes(edge) for edge in edges), default=0),
+        )
+
+    def _stage_profile(self, name: str, group: StageProfile, fit: Fit) -> StageProfile:
+        (instance,) = group.instances
+        cycle = next((cycle for cycle in self.graph.cycles() if name in cycle), (name,))
+        return replace(
+            group,
+            instances=(replace(instance, points=fit.points, step_s=fit.step_s),),
+            rounds=max(self._rounds[other] for other in cycle) if len(cycle) > 1 else 1,
+            source=f"measured on {self.cluster.describe()}, {platform.processor() or platform.machine()}, "
+            f"{date.today().isoformat()}, torch {torch.__version__}: {fit.describe()}",
+        )
+
+    def _links(self, executor: Executor) -> Links:
+        """Between processes: the time of a hand-over, and the rate of a weight sync."""
+        hop_s = median(self._hops_s) if self._hops_s else 0.0
+        sync_s = median(self._syncs_s)
+        num_bytes = max((executor.weights_bytes(edge) for edge in self.graph.weight_edges), default=0)
+        if not num_bytes or sync_s <= 0:
+            return replace(self.cluster.links, latency_s=hop_s)
+        rate = num_bytes / sync_s
+        return replace(self.cluster.links, latency_s=hop_s, node_bytes_per_s=rate, network_bytes_per_s=rate)
+
+
+def _group(worker: str) -> str:
+    """`actor/1` -> `actor`"""
+    return worker.rpartition("/")[0]
+
+
+def _by_worker(spans: Sequence[Span]) -> dict[str, list[Span]]:
+    found: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        found[span.worker].append(span)
+    return found
+
+
+def _switch_seconds(of_ranks: Sequence[Sequence[Span]]) -> tuple[float, float]:
+    """Onload (with the grant of the lease) and offload: the first of each on the slowest rank."""
+
+    def first(spans: Sequence[Span], name: str) -> float:
+        return next((span.duration_s for span in spans if span.category == LEASE and span.name == name), 0.0)
+
+    onload_s = max((first(mine, "wait for lease") + first(mine, "onload") for mine in of_ranks), default=0.0)
+    return onload_s, max((first(mine, "offload") for mine in of_ranks), default=0.0)
+
+
+def _sync_seconds(spans: Mapping[str, Sequence[Span]]) -> float:
+    """Publishing on the slowest rank, then receiving on the slowest."""
+    slowest: dict[str, float] = defaultdict(float)
+    for mine in spans.values():
+        for name in {span.name for span in mine if span.category == SYNC}:
+            slowest[name] = max(slowest[name], sum(span.duration_s for span in mine if span.name == name))
+    return sum(slowest.values())
+
+
+def _hops(graph: FlowGraph, compute: Mapping[str, Mapping[str, Sequence[Span]]], plan: Plan) -> Iterator[float]:
+    """Seconds from the end of a hand-over's making to the beginning of its use, where no lease lies between."""
+    for source, targets in graph.successors().items():
+        ends = [span.start_s + span.duration_s for mine in compute[source].values() for span in mine]
+        for target in targets:
+            starts = [span.start_s for mine in compute[target].values() for span in mine]
+            if plan.stage(target).devices or not starts:
+                continue
+            before = [end for end in ends if end <= min(starts)]
+            if before:
+                yield min(starts) - max(before)

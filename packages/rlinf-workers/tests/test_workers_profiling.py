@@ -1,0 +1,218 @@
+"""Profiling: spans made by hand, whose law is known, come back as that law; and the spans of a real flow are enough."""
+
+from dataclasses import replace
+
+import pytest
+
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
+from rlinf_sched.modes import plan_for_mode
+from rlinf_sched.simulator import simulate
+from rlinf_workers import Executor, FlowDefinitionError, FlowRun, LocalLauncher, StepContext
+from rlinf_workers.profiling import Profiler, probe_plans
+from rlinf_workers.spans import COMPUTE, LEASE, SYNC, Span
+from rlinf_workers.testing import Number, reference_run, toy_flow
+
+CLUSTER = Cluster.cpu_slots(2)
+GRAPH = FlowGraph(
+    name="grpo",
+    stages=(
+        Stage(name="rollout", worker="rollout", role="rollout", reads=("prompts",), writes=("samples",)),
+        Stage(
+            name="reward", worker="reward", role="reward", reads=("samples",), writes=("scored",), needs_device=False
+        ),
+        Stage(name="actor", worker="actor", role="actor", reads=("scored",), trains=True),
+    ),
+    weight_edges=(WeightEdge(source="actor", target="rollout"),),
+    feeds=("prompts",),
+)
+CYCLE = FlowGraph(
+    name="ppo",
+    stages=(
+        Stage(name="env", worker="env", role="env", reads=("actions",), writes=("observations",), dispatch="key"),
+        Stage(
+            name="policy",
+            worker="policy",
+            role="rollout",
+            reads=("observations",),
+            writes=("actions", "trajectories"),
+            dispatch="key",
+        ),
+        Stage(name="actor", worker="actor", role="actor", reads=("trajectories",), trains=True, whole_batch=True),
+    ),
+)
+
+
+class Group:
+    def call(self, method):
+        assert method == "memory_bytes"
+        return [(100, 150), (120, 130)]
+
+
+class Running:
+    """What the profiler asks of an executor."""
+
+    def group(self, name):
+        return Group()
+
+    def weights_bytes(self, edge):
+        return 8000
+
+
+class Steps:
+    """Spans of one step, laid out by hand."""
+
+    def __init__(self):
+        self.spans = []
+
+    def add(self, worker, name, start_s, duration_s, num_items=0, category=COMPUTE):
+        span = Span(
+            name=name,
+            category=category,
+            worker=worker,
+            devices=(),
+            start_s=start_s,
+            duration_s=duration_s,
+            num_items=num_items,
+        )
+        self.spans.append(span)
+        return start_s + duration_s
+
+    def run(self):
+        return FlowRun(metrics={}, collected={}, shown=[], spans=self.spans, start_s=0.0, duration_s=1.0)
+
+
+def grpo_step(granularity):
+    """Two ranks, 8 items each: a hand-over of n takes 1 + n s (rollout), 0.1 n s (reward), 2 n s and 3 s (actor)."""
+    steps = Steps()
+    end_s = 0.0
+    for rank, slower in ((0, 1.0), (1, 1.25)):
+        now_s = steps.add(f"rollout/{rank}", "wait for lease", 0.0, 0.2, category=LEASE)
+        now_s = steps.add(f"rollout/{rank}", "onload", now_s, 0.3, category=LEASE)
+        now_s = steps.add(f"rollout/{rank}", "receive weights", now_s, 0.5, category=SYNC)
+        for _ in range(8 // granularity):
+            now_s = steps.add(f"rollout/{rank}", "rollout", now_s, (1 + granularity) * slower, granularity)
+        end_s = steps.add(f"rollout/{rank}", "offload", now_s, 0.05, category=LEASE) - 0.05
+    end_s = steps.add("reward/0", "reward", end_s + 0.25, 1.6, 16)
+    for rank in (0, 1):
+        now_s = steps.add(f"actor/{rank}", "wait for lease", end_s, 0.1, category=LEASE)
+        now_s = steps.add(f"actor/{rank}", "actor", now_s, 16.0, 8)
+        now_s = steps.add(f"actor/{rank}", "actor", now_s, 3.0)
+        steps.add(f"actor/{rank}", "publish weights", now_s, 0.3, category=SYNC)
+    return steps.run()
+
+
+@pytest.fixture(scope="module")
+def measured():
+    plan = plan_for_mode(GRAPH, CLUSTER, "collocated")
+    profiler = Profiler(GRAPH, CLUSTER, 16)
+    for granularity in (8, 4, 2):
+        profiler.observe(grpo_step(granularity), plan)
+    return profiler.measured(Running(), num_parts={"actor": 2})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_stage_takes_what_its_slowest_rank_took(measured):
+    (rollout,) = measured.problem.profiles.stages["rollout"].instances
+    for granularity in (2, 4, 8, 16):
+        assert rollout.seconds(granularity) == pytest.approx(1.25 * (1 + granularity))
+    assert measured.fits["rollout"].left_out == pytest.approx(0)
+
+
+def test_what_comes_after_the_last_item_is_once_a_step(measured):
+    (actor,) = measured.problem.profiles.stages["actor"].instances
+    assert (actor.seconds(8), actor.step_s) == (pytest.approx(16.0), pytest.approx(3.0))
+
+
+def test_switches_syncs_hops_and_memory_are_in_the_problem(measured):
+    problem = measured.problem
+    (rollout,) = problem.profiles.stages["rollout"].instances
+    assert (rollout.onload_s, rollout.offload_s) == (pytest.approx(0.5), pytest.approx(0.05))
+    assert problem.synced_bytes(GRAPH.weight_edges[0]) / problem.cluster.links.node_bytes_per_s == pytest.approx(0.8)
+    assert problem.cluster.links.latency_s == pytest.approx(0.25)
+    assert (rollout.state_bytes, rollout.work_bytes) == (120, 30)
+    assert problem.profiles.stages["actor"].num_parts == 2
+
+
+def test_the_problem_predicts_the_step_that_it_was_made_of(measured):
+    plan = plan_for_mode(GRAPH, CLUSTER, "collocated")
+    # rollout 11.25, reward 1.6, actor 19, two onloads, an offload on the way, two hops, the sync
+    assert simulate(measured.problem, plan).step_s == pytest.approx(31.85 + 0.6 + 0.05 + 0.5 + 0.8, abs=0.3)
+
+
+def test_the_source_names_machine_date_and_error(measured):
+    source = measured.problem.profiles.stages["rollout"].source
+    assert "measured on 1 node, 2 devices: 2 x CPU slot" in source
+    assert "a size left out is predicted within 0.0%" in source
+
+
+def test_a_cycle_is_timed_with_the_way_between_its_processes():
+    steps, plan = Steps(), plan_for_mode(CYCLE, CLUSTER, "collocated", granularity={"env": 2, "policy": 2})
+    now_s = 0.0
+    for _ in range(10):  # rounds of two groups on each rank
+        for rank in (0, 1):
+            steps.add(f"env/{rank}", "env", now_s, 0.5, 2)
+            steps.add(f"policy/{rank}", "policy", now_s + 0.6, 0.3, 2)
+        now_s += 1.0
+    for rank in (0, 1):
+        steps.add(f"actor/{rank}", "actor", now_s, 0.0, 2)
+        steps.add(f"actor/{rank}", "actor", now_s, 4.0)
+    profiler = Profiler(CYCLE, CLUSTER, 4)
+    profiler.observe(steps.run(), plan)
+    problem = profiler.measured(Running()).problem  # pyright: ignore[reportArgumentType]
+    stages = {name: stage.instances[0] for name, stage in problem.profiles.stages.items()}
+    assert {name: stage.rounds for name, stage in problem.profiles.stages.items()} == {
+        "env": 10,
+        "policy": 10,
+        "actor": 1,
+    }
+    # 19 waits of 0.1 s lie between 20 hand-overs; each stage carries its own
+    assert stages["env"].seconds(2) == pytest.approx(0.5 + 1.9 / 20)
+    assert stages["env"].seconds(1) == pytest.approx(0.25 + 1.9 / 20)
+    assert stages["policy"].seconds(2) == pytest.approx(0.3 + 1.9 / 20)
+    assert (stages["actor"].seconds(2), stages["actor"].step_s) == (4.0, 0.0)
+    assert simulate(problem, plan).step_s == pytest.approx(now_s + 4.0, rel=0.02)
+
+
+def test_probes_halve_the_share_and_keep_cycles_whole_batches_and_multiples():
+    plan = plan_for_mode(GRAPH, CLUSTER, "collocated")
+    probes = probe_plans(GRAPH, plan, 64, {"actor": (32, 0)})
+    seen = [[probe.stage(name).granularity for name in ("rollout", "reward", "actor")] for probe in probes]
+    assert seen == [[0, 0, 0], [16, 32, 0], [8, 16, 0]]
+    plan = plan_for_mode(CYCLE, CLUSTER, "collocated", granularity={"env": 2, "policy": 2})
+    assert probe_plans(CYCLE, plan, 4) == [plan]
+
+
+# -- on a real flow ----------------------------------------------------------------------------------------------------
+
+
+def test_probing_a_running_flow_changes_no_number_and_gives_a_problem(tmp_path):
+    numbers = [Number(index=i, value=float(i)) for i in range(8)]
+    flow = toy_flow()
+    graph = flow.graph()
+    plan = plan_for_mode(graph, CLUSTER, "collocated")
+    probes = probe_plans(graph, plan, len(numbers))
+    assert len(probes) > 1
+    with Executor(
+        cluster=CLUSTER,
+        launcher=LocalLauncher(pins_slots=True),
+        log_folder=tmp_path,
+        environment={"OMP_NUM_THREADS": "1"},
+    ) as executor:
+        executor.start(flow, plan)
+        executor.sync_weights()
+        profiler = Profiler(graph, CLUSTER, len(numbers))
+        weights = []
+        for step, probe in enumerate(probes):
+            executor.replan(flow, probe)
+            context = StepContext(step=step, phase="train", seed=0, num_items=len(numbers))
+            run = executor.run(flow, context=context, feeds={"numbers": numbers}, timeout_s=60)
+            profiler.observe(run, probe)
+            weights.append(run.metrics["learn/weight"])
+        found = profiler.measured(executor)
+        with pytest.raises(FlowDefinitionError, match="the plan wants"):
+            executor.replan(flow, plan_for_mode(graph, CLUSTER, "disaggregated"))
+    assert weights == reference_run([number.value for number in numbers], len(probes))
+    assert set(found.fits) == {stage.name for stage in graph.stages}
+    assert simulate(found.problem, plan).step_s > 0
+    assert all(profile.instances[0].state_bytes > 0 for profile in found.problem.profiles.stages.values())
+    assert found.problem == replace(found.problem)

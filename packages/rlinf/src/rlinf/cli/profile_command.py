@@ -1,0 +1,70 @@
+"""`rlinf profile RECIPE`: what the stages of a recipe take on this machine, as a problem file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlinf.config.devices import check_devices
+from rlinf.config.load import load_config, to_yaml
+from rlinf.config.overrides import Override, parse_overrides
+from rlinf.errors import UserError
+
+if TYPE_CHECKING:
+    from rlinf_workers.profiling import Measured
+
+MODE = Override(key=("mode",), value="auto")
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "profile",
+        help="measure what a recipe's stages take on this machine",
+        description="Runs a recipe's first steps at several granularities and fits the times of its stages. The file "
+        "can be planned with (rlinf plan FILE --what-if) and trained with (rlinf train RECIPE --plan.profile FILE).",
+    )
+    parser.add_argument("recipe", help="name of a shipped recipe, or path of a YAML file; with overrides as in train")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="problem file (default: <name>-profile.json)")
+    parser.set_defaults(run=run, takes_overrides=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    given = parse_overrides(args.overrides)
+    config = load_config(args.recipe, [*given, MODE])
+    output = args.output or Path(f"{config.name}-profile.json")
+    if output.suffix != ".json":
+        raise UserError(f"--output={output}: a profile is a JSON file; let its name end in .json")
+    if not output.parent.is_dir():
+        raise UserError(f"--output={output}: there is no folder {output.parent}", hint="make it, or choose another")
+
+    import torch  # only now: everything above answers without it
+
+    from rlinf import jobs
+    from rlinf.run_folder import RunFolder
+
+    check_devices(config, num_cpus=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
+    job = jobs.prepare(config)
+    with tempfile.TemporaryDirectory(prefix="rlinf-profile-") as scratch:
+        folder = RunFolder.create(
+            Path(scratch) / "run", config_yaml=to_yaml(config), command=["rlinf", *args.arguments], keep_checkpoints=1
+        )
+        with folder:
+            measured = jobs.measure(job, folder)
+    output.write_text(measured.problem.to_json(), encoding="utf-8")
+    print(f"\n{profile_table(measured)}\nprofile: {output}")
+    return 0
+
+
+def profile_table(measured: Measured) -> str:
+    """The fitted times, a row for each stage and size, with their errors."""
+    rows = [("stage", "items", "seconds", "after the last", "steps", "spread", "left-out size")]
+    for stage, fit in measured.fits.items():
+        times = [(str(point.num_items), f"{point.seconds:.4f}") for point in fit.points]
+        left_out = "-" if fit.left_out is None else f"{fit.left_out:.1%}"
+        rows.append((stage, *times[0], f"{fit.step_s:.4f}", str(fit.num_samples), f"{fit.spread:.1%}", left_out))
+        rows += [("", *time, "", "", "", "") for time in times[1:]]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

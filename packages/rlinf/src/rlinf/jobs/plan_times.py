@@ -1,0 +1,67 @@
+"""Predicted against measured times of every stage, for each plan that a run had: plan_times.json."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from rlinf_sched.dynamic import Controller
+from rlinf_sched.plan import Plan
+from rlinf_sched.problem import Problem
+from rlinf_workers import FlowRun
+from rlinf_workers.spans import COMPUTE
+
+
+def busy_seconds(run: FlowRun) -> dict[str, float]:
+    """Stage -> seconds that its busiest rank computed."""
+    by_rank: dict[tuple[str, str], float] = defaultdict(float)
+    for span in run.spans:
+        if span.category == COMPUTE:
+            by_rank[span.name, span.worker] += span.duration_s
+    busiest: dict[str, float] = {}
+    for (stage, _), seconds in by_rank.items():
+        busiest[stage] = max(seconds, busiest.get(stage, 0.0))
+    return busiest
+
+
+@dataclass(kw_only=True)
+class PlanTimes:
+    """Of one plan."""
+
+    plan: Plan
+    problem: Problem | None
+    """None: nothing was predicted."""
+    first_step: int
+    _steps_s: list[float] = field(default_factory=list)
+    _stages_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, run: FlowRun, busy_s: Mapping[str, float]) -> None:
+        """A training step under the plan."""
+        self._steps_s.append(run.duration_s)
+        for stage, seconds in busy_s.items():
+            self._stages_s[stage].append(seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Medians over the steps; seconds. `predicted_s` is null where nothing was predicted."""
+        expected = None if self.problem is None else Controller(problem=self.problem, plan=self.plan)
+        return {
+            "mode": self.plan.mode,
+            "reason": self.plan.reason,
+            "first_step": self.first_step,
+            "num_steps": len(self._steps_s),
+            "step": {"predicted_s": expected and expected.step_s, "measured_s": _median(self._steps_s)},
+            "stages": {
+                placed.stage: {
+                    "predicted_s": expected and expected.predicted_s[placed.stage],
+                    "measured_s": _median(self._stages_s[placed.stage]),
+                }
+                for placed in self.plan.stages
+            },
+        }
+
+
+def _median(values: list[float]) -> float | None:
+    return median(values) if values else None
