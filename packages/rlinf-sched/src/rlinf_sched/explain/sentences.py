@@ -39,8 +39,6 @@ def measured_range_notes(problem: Problem, plan: Plan) -> Iterator[str]:
     """Where the plan relies on a profile outside the range it was given for."""
     for stage in plan.stages:
         profile = problem.instance(stage)
-        if profile is None:
-            continue
         largest, num_items = profile.points[-1].num_items, items_at_once(problem, stage, profile)
         at = f"profiles.stages.{stage.stage}"
         if num_items > largest > 1:
