@@ -155,6 +155,14 @@ def _problems(problem: Problem) -> Iterator[str]:
         available = len(problem.cluster.compute_devices)
         if not 1 <= count <= available:
             yield f"pinned_devices.{group}={count}: the cluster has {available} devices to place stages on"
+    for cycle in problem.flow.cycles():
+        rounds = {name: problem.profiles.stages[name].rounds for name in cycle if name in problem.profiles.stages}
+        if len(set(rounds.values())) > 1:
+            given = ", ".join(f"{name}.rounds={count}" for name, count in rounds.items())
+            yield (
+                f"profiles.stages: {given}, but the stages of the cycle {' <-> '.join(cycle)} go round together; "
+                "give them the same"
+            )
     in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}
     for stage in problem.flow.stages:
         profile = problem.profiles.stages.get(stage.name)
