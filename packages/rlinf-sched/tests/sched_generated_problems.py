@@ -1,5 +1,7 @@
 """Random problems with random valid plans: flows of two to six stages, cycles, shared devices, every batching."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from rlinf_sched import (
@@ -97,24 +99,41 @@ def _profiles(draw, stage: Stage, rounds: int, span: int) -> StageProfile:
 
 
 @st.composite
-def problems(draw) -> tuple[Problem, Plan]:
+def problems(
+    draw, *, max_staleness: int | None = None, on_host: bool = False, crowded: bool = False
+) -> tuple[Problem, Plan]:
+    """Any; or those that have what is seldom drawn.
+
+    Args:
+        max_staleness: this one, with weights that are synced, and few items.
+        on_host: one stage is on the host, in several instances.
+        crowded: the first stage consists of engines with room for a part of their items only.
+    """
     flow = draw(flows())
+    if max_staleness is not None:
+        edges = flow.weight_edges or (WeightEdge(source=flow.stages[-1].worker, target="w0"),)
+        flow = replace(flow, max_staleness=max_staleness, weight_edges=edges)
+    host = draw(st.sampled_from(flow.stages)).name if on_host else ""
+    flow = replace(flow, stages=tuple(replace(s, needs_device=s.needs_device and s.name != host) for s in flow.stages))
+    engines = flow.stages[0].name if crowded else ""
     num_devices = draw(st.integers(1, 4))
     cluster = Cluster.cuda_nodes(draw(st.integers(1, 2)), num_devices, name="gpu", memory_bytes=1 << 40)
     links = Links(node_bytes_per_s=16, network_bytes_per_s=8, host_bytes_per_s=8, latency_s=draw(EIGHTHS) / 16)
     cluster = Cluster(devices=cluster.devices, links=links)
     in_cycle = {name for cycle in flow.cycles() for name in cycle}
-    rounds, num_items = draw(st.integers(1, 3)), draw(st.integers(1, 9))
+    rounds = draw(st.integers(1, 3))
+    num_items = draw(st.integers(5 if crowded else 1, 9 if max_staleness is None else 5))  # there many steps are run
     plans, profiles = [], {}
     for turn, names in enumerate(flow.turns()):
         for name in names:
             stage, devices, span = flow.stage(name), (), 0
-            num_ranks = draw(st.integers(1, 3))
+            num_ranks = draw(st.integers(1 if name != host else 2, 3 if name != engines else 2))
             if stage.needs_device:
                 first = draw(st.integers(0, cluster.num_devices - 1))
                 devices = tuple(range(first, draw(st.integers(first, cluster.num_devices - 1)) + 1))
                 divisors = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
-                num_ranks = draw(st.sampled_from([*divisors, 2 * len(devices)]))
+                counts = [n for n in [*divisors, 2 * len(devices)] if n <= 2 or name != engines]
+                num_ranks = draw(st.sampled_from(counts))
                 span = max(1, len(devices) // num_ranks)
             plans.append(
                 StagePlan(
@@ -127,5 +146,8 @@ def problems(draw) -> tuple[Problem, Plan]:
                 )
             )
             profiles[name] = draw(_profiles(stage, rounds if name in in_cycle else 1, span))
+            if name == engines:
+                instance = replace(profiles[name].instances[0], max_items=draw(st.integers(1, 2)))
+                profiles[name] = replace(profiles[name], batching="continuous", instances=(instance,))
     problem = Problem(flow=flow, profiles=Profiles(stages=profiles), cluster=cluster, num_items=num_items)
     return problem, Plan(flow="f", mode="hybrid", stages=tuple(plans), reason="generated")

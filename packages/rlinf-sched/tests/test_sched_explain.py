@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sched_planner_problems import chain, gpus, profile
 
 from rlinf_sched import Cluster, InfeasibleError, Mode, Plan, Prediction, Problem, RunnerUp, plan_for_mode
 from rlinf_sched.explain import (
@@ -46,6 +47,7 @@ def make_spans(*rows: tuple[int, int, str, float, float], step_s: float = 10.0) 
     """Rows of (stage, rank, kind, start, end) of rollout and actor."""
     return Spans(
         step_s=step_s,
+        length_s=step_s,
         stages=("rollout", "actor"),
         stage=np.array([row[0] for row in rows]),
         rank=np.array([row[1] for row in rows]),
@@ -168,14 +170,39 @@ def test_memory_path_and_use_agree_with_the_simulator(name: str, mode: Mode):
             assert busy == pytest.approx(sum(timeline.device_use[device].busy for device in group.devices))
 
 
-def test_of_an_asynchronous_flow_the_last_step_is_told(problem: Problem):
-    stale = replace(problem, flow=replace(problem.flow, max_staleness=1))
-    plan = plan_for_mode(stale.flow, stale.cluster, "disaggregated")
-    timeline = simulate(stale, plan)
-    spans = spans_of(timeline)
-    assert spans.step_s == pytest.approx(timeline.step_s)
-    assert spans.start_s.min() >= 0 and spans.end_s.max() == pytest.approx(spans.step_s)
-    assert 0 < sum(path_of(timeline).values()) <= spans.step_s * (1 + 1e-9)
+@pytest.mark.parametrize(
+    ("mode", "seconds_each", "num_steps", "path"),
+    [
+        ("disaggregated", {"rollout": 10.0, "actor": 4.0}, 1, {"rollout": 10.0}),
+        ("disaggregated", {"rollout": 4.0, "actor": 6.0}, 1, {"actor": 6.0}),
+        ("collocated", {"rollout": 4.0, "actor": 6.0}, 2, {"rollout": 4.0, "actor": 6.0}),  # two of each in turns
+    ],
+    ids=["generation is slower", "training is slower", "in turns"],
+)
+def test_where_steps_overlap_the_steady_state_is_told(
+    mode: Mode, seconds_each: dict[str, float], num_steps: int, path: dict[str, float]
+):
+    """One item; in the last steps of the simulation nothing is generated any more."""
+    profiles = {name: profile(each) for name, each in seconds_each.items()}
+    problem = chain(profiles, gpus(1 if mode == "collocated" else 2), num_items=1, max_staleness=1)
+    plan = plan_for_mode(problem.flow, problem.cluster, mode)
+    timeline = simulate(problem, plan)
+    spans, step_s = spans_of(timeline), sum(path.values())
+    near = 0.01  # syncs and latencies take milliseconds
+    assert (spans.num_steps, spans.step_s) == (num_steps, pytest.approx(step_s, rel=near))
+    assert spans.length_s == pytest.approx(num_steps * step_s, rel=near)
+    assert spans.start_s.min() == 0 and spans.end_s.max() == spans.length_s
+    for name, each in seconds_each.items():
+        assert spans.busy_share(name) == pytest.approx(each / step_s, rel=near)
+    found = path_of(timeline)
+    assert sum(found.values()) == pytest.approx(timeline.step_s)
+    assert {label: round(s, 1) for label, s in found.items() if s > 0.05} == path
+    explanation = explain(problem, plan, spans, found)
+    assert (
+        f"A step of chain, 1 item through 2 stages, ends every {seconds(timeline.step_s)}" in explanation.sentences[0]
+    )
+    rows = [line for line in explanation_text(explanation).splitlines() if line.startswith("  actor ")]
+    assert f"{seconds_each['actor'] / step_s:.0%}" in rows[0]
 
 
 # -- the whole -------------------------------------------------------------------------------------------------------

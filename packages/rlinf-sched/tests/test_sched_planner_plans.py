@@ -95,6 +95,22 @@ def test_a_plan_that_may_run_ahead_is_no_slower(mode: Mode | None):
     assert steps[1] <= steps[0] * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("rollout", "actor"),
+    [((6, 16, 10), (16, 20, 4)), ((0, 4, 4), (6, 12, 6))],
+    ids=["generation is slower", "training is slower"],
+)
+def test_stages_of_a_plan_that_runs_ahead_are_predicted_for_the_steady_state(rollout, actor):
+    """(start, end, busy) of one item; a step may begin at the end of that before the last."""
+    places = {"rollout": rollout, "actor": actor}
+    profiles = {name: profile(busy_s) for name, (_, _, busy_s) in places.items()}
+    made = plan(chain(profiles, gpus(2), num_items=1, max_staleness=1), modes=("disaggregated",))
+    assert made.prediction is not None
+    for name, expected in places.items():
+        found = made.prediction.stages[name]
+        assert (found.start_s, found.end_s, found.busy_s) == pytest.approx(expected, abs=0.02)
+
+
 def test_the_pace_of_a_plan_that_runs_ahead_is_that_of_many_steps():
     profiles = {
         "rollout": profile(0.5, fixed=1.0, state_bytes=15 * GIB),

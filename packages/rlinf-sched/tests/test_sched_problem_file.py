@@ -221,9 +221,19 @@ def test_a_cycle_may_begin_with_what_comes_from_outside_or_with_an_environment(t
     problem_of_tree(tree)
 
 
+def test_the_stages_of_a_cycle_have_the_same_rounds():
+    tree = tree_of("embodied-cycle.yaml")
+    tree["profiles"]["stages"]["policy"]["rounds"] = 79
+    with pytest.raises(
+        ProblemError, match=r"env.rounds=80, policy.rounds=79, but the stages of the cycle env <-> policy"
+    ):
+        problem_of_tree(tree)
+
+
 def test_a_cycle_that_goes_round_too_often_is_refused():
     tree = tree_of("embodied-cycle.yaml")
-    tree["profiles"]["stages"]["env"]["rounds"] = 10**6
+    for name in ("env", "policy"):
+        tree["profiles"]["stages"][name]["rounds"] = 10**6
     with pytest.raises(ProblemError, match=r"profiles.stages.env.rounds=1000000 must be at most 39,062"):
         problem_of_tree(tree)
 

@@ -3,7 +3,9 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from sched_generated_problems import problems
 from sched_simpy_reference import Reference
 
@@ -32,7 +34,27 @@ def in_order(spans):
 @often
 @given(problems())
 def test_every_span_is_where_the_reference_has_it(case):
-    problem, plan = case
+    compare_with_reference(*case)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"max_staleness": 1},
+        {"max_staleness": 2},
+        {"on_host": True},
+        {"crowded": True},
+        {"max_staleness": 1, "on_host": True, "crowded": True},
+    ],
+    ids=str,
+)
+@settings(often, max_examples=15)
+@given(data=st.data())
+def test_so_is_every_span_of_what_is_seldom_drawn(kind, data):
+    compare_with_reference(*data.draw(problems(**kind)))
+
+
+def compare_with_reference(problem, plan):
     reference = Reference(problem, plan, num_steps=2).run()
     timeline = simulate(problem, plan, num_steps=2)
     ours, theirs = in_order(spans_of(timeline)), in_order(reference.spans)

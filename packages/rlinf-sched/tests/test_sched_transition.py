@@ -1,12 +1,26 @@
 """Transitions: what they consist of, that no overlap of them can deadlock, and what is refused."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_sched import FlowGraph, Plan, PlanError, Stage, StagePlan
+from rlinf_sched import (
+    Cluster,
+    FlowGraph,
+    InstanceProfile,
+    Links,
+    Plan,
+    PlanError,
+    Problem,
+    Profiles,
+    Stage,
+    StagePlan,
+    StageProfile,
+    TimePoint,
+)
 from rlinf_sched.derive import grpo as derived_grpo
 from rlinf_sched.dynamic import Action, Transition, check_transitions, execute, make_transition, transition_seconds
 from rlinf_sched.planner import plan
@@ -124,3 +138,27 @@ def test_the_cost_is_of_the_slowest_group():
     cost = transition_seconds(problem, before, after)
     assert 0 < cost < 10
     assert transition_seconds(problem, before, after, restart_s=9) == pytest.approx(cost + 9)
+
+
+def test_the_cost_is_that_of_the_profile_for_these_devices():
+    """A swap of one device each: 3 bytes off, 3 on at 1 byte/s, weights of 4 bytes at 2 bytes/s."""
+    graph = flow(2)
+    here, elsewhere = (
+        InstanceProfile(points=(TimePoint(num_items=1, seconds=1.0),), device_name=name, state_bytes=num_bytes)
+        for name, num_bytes in (("", 3), ("other", 1000))
+    )
+    stage = StageProfile(instances=(here, elsewhere), weights_bytes=4)
+    problem = Problem(
+        flow=graph,
+        profiles=Profiles(stages={"s0": stage, "s1": stage}),
+        cluster=Cluster(
+            devices=Cluster.cuda_nodes(1, 4, name="gpu", memory_bytes=1 << 30).devices,
+            links=Links(host_bytes_per_s=1, network_bytes_per_s=2),
+        ),
+        num_items=4,
+    )
+    before, after = plan_of(graph, [0, 1]), plan_of(graph, [1, 0])
+    assert transition_seconds(problem, before, after) == 3 + 3 + 4 / 2
+    wide = StagePlan(stage="s1", devices=(2, 3), num_ranks=1, granularity=1, offload=False, turn=1)
+    with pytest.raises(PlanError, match=r"plan\.s1\.num_ranks=1: an instance spans 2 of its 2 devices"):
+        transition_seconds(problem, before, replace(after, stages=(after.stages[0], wide)))

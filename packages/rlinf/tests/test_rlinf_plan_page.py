@@ -102,6 +102,7 @@ def make_explanation(problem: Problem, plan: Plan, answers: tuple[Answer, ...] =
     columns = np.array(rows)
     spans = Spans(
         step_s=STEP_S,
+        length_s=STEP_S,
         stages=STAGES,
         stage=columns[:, 0].astype(int),
         rank=columns[:, 1].astype(int),
@@ -140,6 +141,21 @@ def test_the_page_is_whole_and_loads_nothing(collocated: Explanation):
         assert words in page.says
 
 
+def test_where_steps_overlap_the_page_says_what_is_drawn(collocated: Explanation):
+    """The step of 100 s as two steps of 50 s each."""
+    flow = replace(collocated.problem.flow, max_staleness=1)
+    spans = replace(collocated.spans, step_s=STEP_S / 2, num_steps=2)
+    page = Page(render(replace(collocated, problem=replace(collocated.problem, flow=flow), spans=spans)))
+    for words in (
+        "predicted time from step to step\n50\xa0s",
+        "Timeline of the steady state, 2 steps",
+        "s since the end of an earlier step",
+        "ends every 50 s",
+    ):
+        assert words in page.says
+    assert "rollout\n0\xa0µs to 20\xa0s" in page.tips
+
+
 def test_names_are_escaped():
     problem = make_problem(1, 2, name="<script>x</script>")
     plan = plan_for_mode(problem.flow, problem.cluster, "collocated")
@@ -166,6 +182,7 @@ def test_hand_overs_of_a_few_pixels_are_drawn_as_their_mean():
     starts = np.arange(0.0, 50.0, 0.25)  # 2.3 units; half of each is idle
     spans = Spans(
         step_s=STEP_S,
+        length_s=STEP_S,
         stages=STAGES,
         stage=np.zeros(len(starts), dtype=int),
         rank=np.zeros(len(starts), dtype=int),

@@ -48,12 +48,12 @@ class StagePlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagePrediction:
-    """What the planner expects of one stage."""
+    """What the planner expects of one stage in a step; where steps overlap, in the mean of the steady state."""
 
     start_s: float
-    """Of its first hand-over, from the beginning of the step."""
+    """Of its first hand-over, from the moment at which the step may begin."""
     end_s: float
-    """Of its last."""
+    """Of its last; beyond `Prediction.step_s` where generation runs ahead."""
     busy_s: float
     """Computing, on the busiest of its instances."""
     switch_s: float

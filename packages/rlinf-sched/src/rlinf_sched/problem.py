@@ -6,7 +6,7 @@ from typing import Any
 
 from rlinf_sched import strict_json
 from rlinf_sched.cluster import Cluster
-from rlinf_sched.errors import ProblemError, did_you_mean, raise_problems
+from rlinf_sched.errors import PlanError, ProblemError, did_you_mean, raise_problems
 from rlinf_sched.flow_graph import FlowGraph, WeightEdge
 from rlinf_sched.plan import StagePlan
 from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
@@ -65,17 +65,25 @@ class Problem:
             moved_s if instance.offload_s is None else instance.offload_s,
         )
 
-    def instance(self, placed: StagePlan) -> InstanceProfile | None:
+    def instance(self, placed: StagePlan) -> InstanceProfile:
         """The profile of the stage for the devices that its instances span: that of the product they are, or the one
-        that names none; None where nothing was profiled for them."""
+        that names none.
+
+        Raises:
+            PlanError: nothing was profiled for them; says what was.
+        """
         span = max(1, len(placed.devices) // placed.num_ranks) if placed.devices else 0
         products = {self.cluster.devices[index].product for index in placed.devices}
-        fitting = [
-            choice
-            for choice in self.profile(placed.stage).instances
-            if choice.num_devices == span and choice.device_name in {"", *products}
-        ]
-        return max(fitting, key=lambda choice: choice.device_name != "", default=None)
+        known = [choice for choice in self.profile(placed.stage).instances if choice.device_name in {"", *products}]
+        fitting = [choice for choice in known if choice.num_devices == span]
+        if not fitting:
+            spans = ", ".join(str(choice.num_devices) for choice in known) or "nothing for these devices"
+            raise PlanError(
+                f"plan.{placed.stage}.num_ranks={placed.num_ranks}: an instance spans {span} of its "
+                f"{len(placed.devices)} devices, but profiles.stages.{placed.stage}.instances have num_devices "
+                f"{spans}; use one of those"
+            )
+        return max(fitting, key=lambda choice: choice.device_name != "")
 
     def choices(self, stage: str) -> tuple[int, ...]:
         """Items per hand-over that the stage may have, ascending; `num_items` is the whole batch."""
@@ -147,6 +155,14 @@ def _problems(problem: Problem) -> Iterator[str]:
         available = len(problem.cluster.compute_devices)
         if not 1 <= count <= available:
             yield f"pinned_devices.{group}={count}: the cluster has {available} devices to place stages on"
+    for cycle in problem.flow.cycles():
+        rounds = {name: problem.profiles.stages[name].rounds for name in cycle if name in problem.profiles.stages}
+        if len(set(rounds.values())) > 1:
+            given = ", ".join(f"{name}.rounds={count}" for name, count in rounds.items())
+            yield (
+                f"profiles.stages: {given}, but the stages of the cycle {' <-> '.join(cycle)} go round together; "
+                "give them the same"
+            )
     in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}
     for stage in problem.flow.stages:
         profile = problem.profiles.stages.get(stage.name)

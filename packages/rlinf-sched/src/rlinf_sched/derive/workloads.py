@@ -64,12 +64,7 @@ def grpo(
         feeds=("prompts",),
         max_staleness=max_staleness,
     )
-    job = Reasoning(
-        lengths=_lengths(group_size, sequence_tokens, mean_tokens),
-        num_groups=num_prompts,
-        backend=backend,
-        max_running_sequences=max_running_sequences,
-    )
+    job = _job(num_prompts, group_size, sequence_tokens, mean_tokens, backend, max_running_sequences)
     return _reasoning(flow, model, gpu, num_devices, job)
 
 
@@ -110,12 +105,7 @@ def ppo(
         feeds=("prompts",),
         max_staleness=max_staleness,
     )
-    job = Reasoning(
-        lengths=_lengths(group_size, sequence_tokens, mean_tokens),
-        num_groups=num_prompts,
-        backend=backend,
-        max_running_sequences=max_running_sequences,
-    )
+    job = _job(num_prompts, group_size, sequence_tokens, mean_tokens, backend, max_running_sequences)
     return _reasoning(flow, model, gpu, num_devices, job)
 
 
@@ -198,10 +188,22 @@ def _reward(*, reads: str) -> Stage:
     return Stage(name="reward", worker="reward", role="reward", reads=(reads,), writes=("scored",), needs_device=False)
 
 
-def _lengths(group_size: int, sequence_tokens: int, mean_tokens: float | None) -> Lengths:
+def _job(
+    num_prompts: int,
+    group_size: int,
+    sequence_tokens: int,
+    mean_tokens: float | None,
+    backend: Backend,
+    max_running_sequences: int,
+) -> Reasoning:
     limit = sequence_tokens - min(_PROMPT_LIMIT, sequence_tokens // 2)
     mean = limit * MEAN_SHARE_OF_LIMIT if mean_tokens is None else mean_tokens
-    return Lengths(mean_tokens=mean, limit_tokens=limit, group_size=group_size)
+    return Reasoning(
+        lengths=Lengths(mean_tokens=mean, limit_tokens=limit, group_size=group_size),
+        num_groups=num_prompts,
+        backend=backend,
+        max_running_sequences=max_running_sequences,
+    )
 
 
 def _reasoning(flow: FlowGraph, model: str | Path | ModelShape, gpu: str, num_devices: int, job: Reasoning) -> Problem:

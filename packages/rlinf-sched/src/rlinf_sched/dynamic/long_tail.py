@@ -23,7 +23,6 @@ from rlinf_sched.dynamic.transition import rank_devices
 from rlinf_sched.errors import ProblemError
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
-from rlinf_sched.profile import InstanceProfile
 from rlinf_sched.simulator import Timeline, simulate
 
 
@@ -112,7 +111,7 @@ class _Stage:
         placed, record, profile = plan.stage(name), problem.flow.stage(name), problem.profile(name)
         self.name = name
         self.places = rank_devices(placed)
-        self.instance = _instance(problem, name, len(self.places[0]))
+        self.instance = problem.instance(placed)
         self.costs = costs(name)
         self.longest = profile.batching == "longest"
         most = min(-(-problem.num_items // placed.num_ranks), self.instance.max_items or problem.num_items)
@@ -156,7 +155,7 @@ class _Step:
 
         rollout, self.later = names[0], [_Stage(problem, plan, name, costs) for name in names[1:]]
         places = rank_devices(plan.stage(rollout))
-        instance = _instance(problem, rollout, len(places[0]))
+        instance = problem.instance(plan.stage(rollout))
         share = -(-self.num_items // len(places))
         self.room = min(instance.max_items or share, share)
         self.rate_s = [0.0, *(instance.seconds(n) for n in range(1, self.room + 1))]
@@ -368,11 +367,6 @@ def _fits(problem: Problem, plan: Plan) -> bool:
     devices = {placed.devices[0] for placed in plan.stages if placed.devices}
     timeline = simulate(problem, plan)
     return all(timeline.memory(d).peak_bytes <= problem.cluster.devices[d].memory_bytes for d in devices)
-
-
-def _instance(problem: Problem, stage: str, span: int) -> InstanceProfile:
-    instances = problem.profile(stage).instances
-    return next((instance for instance in instances if instance.num_devices == span), instances[0])
 
 
 def _check_chain(problem: Problem, names: Sequence[str]) -> None:

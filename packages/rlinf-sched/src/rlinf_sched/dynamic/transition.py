@@ -158,6 +158,9 @@ def transition_seconds(problem: Problem, before: Plan, after: Plan, *, restart_s
 
     Args:
         restart_s: of processes that leave and join, in seconds (connections, graph capture, compilation).
+
+    Raises:
+        PlanError: a group is placed in a way that was not profiled.
     """
     moved = {
         action.worker for action in make_transition(problem.flow, before, after, number=0).actions if action.devices
@@ -166,18 +169,12 @@ def transition_seconds(problem: Problem, before: Plan, after: Plan, *, restart_s
     for worker in moved:
         name = problem.flow.workers[worker][0]
         weights = max(problem.profile(stage).weights_bytes for stage in problem.flow.workers[worker])
-        state = [_state_bytes(problem, name, plan.stage(name)) for plan in (before, after)]
-        num_devices = len(after.stage(name).devices)
-        seconds = sum(state) / links.host_bytes_per_s + weights / (links.network_bytes_per_s * num_devices)
+        placed = [plan.stage(name) for plan in (before, after)]
+        state = sum(problem.state_bytes(name, problem.instance(one), len(one.devices)) for one in placed)
+        num_devices = len(placed[1].devices)
+        seconds = state / links.host_bytes_per_s + weights / (links.network_bytes_per_s * num_devices)
         slowest = max(slowest, seconds)
     return slowest + (restart_s if moved else 0.0)
-
-
-def _state_bytes(problem: Problem, stage: str, placed: StagePlan) -> int:
-    """On each device of the stage's worker group."""
-    span = max(1, len(placed.devices) // placed.num_ranks)
-    instances = [instance for instance in problem.profile(stage).instances if instance.num_devices == span]
-    return max((problem.state_bytes(stage, instance, len(placed.devices)) for instance in instances), default=0)
 
 
 def execute(transitions: Sequence[Transition], *, order: Order = "global", seed: int = 0) -> Outcome:

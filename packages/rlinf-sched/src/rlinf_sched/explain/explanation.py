@@ -46,7 +46,7 @@ class GroupUse:
 
     devices: tuple[int, ...]
     busy_share: Mapping[str, float]
-    """Stage -> share of the step in which it computes on a device of the group, on average; `switch` is moving state,
+    """Stage -> share of the time in which it computes on a device of the group, on average; `switch` is moving state,
     `sync` new weights."""
 
 
@@ -69,7 +69,7 @@ class Explanation:
 
     @property
     def step_s(self) -> float:
-        """By the simulator; the planner's own prediction is in the plan."""
+        """By the simulator, the pace where steps overlap; the planner's own prediction is in the plan."""
         return self.spans.step_s
 
     @property
@@ -117,7 +117,7 @@ def _modes(plan: Plan, simulated_s: float) -> tuple[ModeRow, ...]:
 
 
 def _group_uses(plan: Plan, spans: Spans) -> list[GroupUse]:
-    whole = np.array([0.0, spans.step_s])
+    whole = np.array([0.0, spans.length_s])
     found = []
     for group in device_groups(plan):
         num = max(1, len(group.devices))

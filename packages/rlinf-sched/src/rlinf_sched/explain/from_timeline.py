@@ -1,4 +1,4 @@
-"""What a simulation says, cut down to the last of its steps."""
+"""What a simulation says, cut down to its last step; where steps overlap, to a few of the steady state."""
 
 import numpy as np
 
@@ -8,22 +8,25 @@ from rlinf_sched.simulator.timeline import SPAN_KINDS
 
 MOVING_STATE, MOVING_ITEMS, WEIGHT_SYNC = "moving state", "moving items", "weight sync"
 _PATH_LABELS = {"onload": MOVING_STATE, "offload": MOVING_STATE, "transfer": MOVING_ITEMS, "sync": WEIGHT_SYNC}
+_SAME_PACE = 0.01
+"""Steps whose mean is within this share of the pace of all stand for all."""
 
 
 def spans_of(timeline: Timeline) -> Spans:
-    """The spans of the last step, from the end of the step before it; those that reach across an end are cut there.
+    """The spans of the steps that are shown, cut where they reach across the beginning or the end.
 
     A weight sync, which the simulator counts once, is given to every rank of the stage that trained.
     """
-    end_s = timeline.total_s
-    start_s = float(timeline.step_end_s[-2]) if len(timeline.step_end_s) > 1 else 0.0
+    num_shown, start_s, end_s = _shown(timeline)
     inside = np.flatnonzero((timeline.end_s > start_s) & (timeline.start_s < end_s))
     num_copies = np.where(timeline.rank[inside] < 0, timeline.num_instances[timeline.stage[inside]], 1)
     chosen = np.repeat(inside, num_copies)
     copy = np.arange(len(chosen)) - np.repeat(np.cumsum(num_copies) - num_copies, num_copies)
     kinds = np.array([KINDS.index(kind) for kind in SPAN_KINDS])
     return Spans(
-        step_s=end_s - start_s,
+        step_s=timeline.step_s,
+        num_steps=num_shown,
+        length_s=end_s - start_s,
         stages=timeline.stages,
         stage=timeline.stage[chosen],
         rank=np.where(timeline.rank[chosen] < 0, copy, timeline.rank[chosen]),
@@ -35,12 +38,34 @@ def spans_of(timeline: Timeline) -> Spans:
 
 
 def path_of(timeline: Timeline) -> dict[str, float]:
-    """Label -> seconds of the critical path within the last step: a stage, or what is moved."""
-    start_s = float(timeline.step_end_s[-2]) if len(timeline.step_end_s) > 1 else 0.0
+    """Label -> seconds of a step on the critical path, in the mean of the steps that are shown: a stage, or what is
+    moved."""
+    _, start_s, end_s = _shown(timeline)
     found: dict[str, float] = {}
     for segment in timeline.critical_path:
         label = _PATH_LABELS.get(segment.kind, segment.stage)
-        spent_s = segment.end_s - max(segment.start_s, start_s)
+        spent_s = min(segment.end_s, end_s) - max(segment.start_s, start_s)
         if spent_s > 0:
-            found[label] = found.get(label, 0.0) + spent_s
+            found[label] = found.get(label, 0.0) + spent_s * timeline.step_s / (end_s - start_s)
     return found
+
+
+def _shown(timeline: Timeline) -> tuple[int, float, float]:
+    """(how many steps, from when, to when).
+
+    Where steps overlap they may differ, and repeat only every few: as few settled ones in a row as keep the pace of
+    all. The last are none of them, as nothing is generated beside these.
+    """
+    ends_s = np.concatenate([[0.0], timeline.step_end_s])
+    ahead = timeline.max_staleness
+    if not ahead:
+        return 1, float(ends_s[-2]), float(ends_s[-1])
+    best = (float("inf"), 1, 0)
+    for count in range(1, 2 * (ahead + 1) + 1):
+        first = np.arange(timeline.first_settled, timeline.num_steps - ahead - count + 1)
+        off = np.abs((ends_s[first + count] - ends_s[first]) / count / timeline.step_s - 1).round(9)
+        best = min(best, (float(off.min()), count, int(first[off.argmin()])))
+        if best[0] < _SAME_PACE:
+            break
+    _, count, first = best
+    return count, float(ends_s[first]), float(ends_s[first + count])

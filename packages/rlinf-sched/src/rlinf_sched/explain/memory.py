@@ -61,7 +61,7 @@ def _moment(problem: Problem, plan: Plan, group: DeviceGroup, computing: str) ->
     for name in _holders(problem, group, computing):
         stage = plan.stage(name)
         profile = problem.instance(stage)
-        if profile is None or (stage.offload and stage.turn != turn):
+        if stage.offload and stage.turn != turn:
             continue
         num_devices, per_device = len(stage.devices), max(1, stage.num_ranks // len(stage.devices))
         resident[name] = per_device * profile.resident_bytes(num_devices)

@@ -39,8 +39,6 @@ def measured_range_notes(problem: Problem, plan: Plan) -> Iterator[str]:
     """Where the plan relies on a profile outside the range it was given for."""
     for stage in plan.stages:
         profile = problem.instance(stage)
-        if profile is None:
-            continue
         largest, num_items = profile.points[-1].num_items, items_at_once(problem, stage, profile)
         at = f"profiles.stages.{stage.stage}"
         if num_items > largest > 1:
@@ -60,12 +58,13 @@ def agreement_notes(plan: Plan, simulated_s: float) -> Iterator[str]:
 
 
 def _headline(explanation: Explanation) -> Iterator[str]:
-    problem = explanation.problem
-    yield (
-        f"One step of {problem.flow.name} takes {problem.num_items:,} items through "
-        f"{counted(len(problem.flow.stages), 'stage')} in {seconds(explanation.step_s)}, as predicted for "
-        f"{problem.cluster.describe()}."
-    )
+    problem, takes_s = explanation.problem, seconds(explanation.step_s)
+    through = f"{counted(problem.num_items, 'item')} through {counted(len(problem.flow.stages), 'stage')}"
+    where = f"as predicted for {problem.cluster.describe()}"
+    if problem.flow.max_staleness:
+        yield f"A step of {problem.flow.name}, {through}, ends every {takes_s}, {where}."
+    else:
+        yield f"One step of {problem.flow.name} takes {through} in {takes_s}, {where}."
 
 
 def _placement(problem: Problem, plan: Plan) -> Iterator[str]:
@@ -92,7 +91,10 @@ def _placement(problem: Problem, plan: Plan) -> Iterator[str]:
         parts = [f"{stage.stage} {stage.granularity:,}" for stage in pipelined]
         yield f"Work is handed on before the batch is whole, so stages overlap; items at a time: {', '.join(parts)}."
     if flow.max_staleness:
-        yield f"Generation may run up to {counted(flow.max_staleness, 'step')} ahead of training."
+        yield (
+            f"Generation may run up to {counted(flow.max_staleness, 'step')} ahead of training, so steps overlap; all "
+            "times are of the steady state."
+        )
 
 
 def _overlaps(problem: Problem, plan: Plan, stage: StagePlan) -> bool:

@@ -16,9 +16,14 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Spans:
-    """What every rank does when, in one step. One entry of each array is one span."""
+    """What every rank does when, in one step or several. One entry of each array is one span."""
 
     step_s: float
+    """From the end of one step to the end of the next; in the mean, where steps overlap."""
+    num_steps: int = 1
+    """That end within the spans; more than one only where steps overlap."""
+    length_s: float
+    """Of all that is shown: of one step, `step_s`; of overlapping ones about as many times that."""
     stages: tuple[str, ...]
     """Names that `stage` counts in."""
     stage: np.ndarray
@@ -28,7 +33,7 @@ class Spans:
     kind: np.ndarray
     """[n] integers, into `KINDS`."""
     start_s: np.ndarray
-    """[n] float64, from the beginning of the step."""
+    """[n] float64, from the beginning of what is shown."""
     end_s: np.ndarray
     """[n] float64."""
     num_items: np.ndarray
@@ -44,6 +49,12 @@ class Spans:
     def of_stage(self, name: str) -> np.ndarray:
         """bool [n]."""
         return self.stage == self.stages.index(name)
+
+    def busy_share(self, name: str) -> float:
+        """Of the time, from 0 to 1: in which the busiest instance of the stage computes."""
+        mine = self.of_stage(name) & self.is_kind("compute", "step")
+        busy_s = np.bincount(self.rank[mine], weights=self.end_s[mine] - self.start_s[mine])
+        return float(busy_s.max(initial=0.0)) / self.length_s
 
 
 def rank_devices(stage: StagePlan, rank: int) -> tuple[int, ...]:

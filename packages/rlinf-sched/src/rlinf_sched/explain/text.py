@@ -27,10 +27,9 @@ def explanation_text(explanation: Explanation) -> str:
 
 def _plan_rows(explanation: Explanation) -> list[tuple[str, ...]]:
     plan = explanation.plan
-    rows = [("stage", "devices", "ranks", "items at a time", "offload", "turn", "from", "to", "peak memory")]
-    spans = explanation.spans
+    times = ("computes", "of the time") if explanation.problem.flow.max_staleness else ("from", "to")
+    rows = [("stage", "devices", "ranks", "items at a time", "offload", "turn", *times, "peak memory")]
     for stage in plan.stages:
-        mine = spans.of_stage(stage.stage) & spans.is_kind("compute", "step")
         rows.append(
             (
                 stage.stage,
@@ -39,12 +38,23 @@ def _plan_rows(explanation: Explanation) -> list[tuple[str, ...]]:
                 str(stage.granularity or "all"),
                 "yes" if stage.offload else "no",
                 str(stage.turn + 1),
-                seconds(float(spans.start_s[mine].min())) if mine.any() else "",
-                seconds(float(spans.end_s[mine].max())) if mine.any() else "",
+                *_times(explanation, stage.stage),
                 gib(peak_bytes(explanation.problem, plan, stage.stage)) if stage.devices else "",
             )
         )
     return rows
+
+
+def _times(explanation: Explanation, stage: str) -> tuple[str, str]:
+    """When the stage computes; where steps overlap, how long in each of them."""
+    spans = explanation.spans
+    if explanation.problem.flow.max_staleness:
+        share = spans.busy_share(stage)
+        return seconds(share * spans.step_s), f"{share:.0%}"
+    mine = spans.of_stage(stage) & spans.is_kind("compute", "step")
+    if not mine.any():
+        return "", ""
+    return seconds(float(spans.start_s[mine].min())), seconds(float(spans.end_s[mine].max()))
 
 
 def _path_rows(explanation: Explanation) -> list[tuple[str, ...]]:

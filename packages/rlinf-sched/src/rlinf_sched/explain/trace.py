@@ -62,7 +62,7 @@ def _events(spans: Spans, plan: Plan, flow: FlowGraph) -> list[dict[str, Any]]:
 
 
 def _counters(spans: Spans, plan: Plan) -> list[dict[str, Any]]:
-    edges_s = np.linspace(0.0, spans.step_s, NUM_SAMPLES + 1)
+    edges_s = np.linspace(0.0, spans.length_s, NUM_SAMPLES + 1)
     events = []
     for group in device_groups(plan):
         if not group.devices:

@@ -14,6 +14,7 @@ from rlinf_sched.planner.search import Candidate, Search
 from rlinf_sched.planner.tree import leaves, place
 from rlinf_sched.problem import Problem
 from rlinf_sched.simulator import Timeline, simulate
+from rlinf_sched.simulator.timeline import SpanKind
 
 ALL_MODES: tuple[Mode, ...] = get_args(Mode)
 MOST_SIMULATED, FEWEST_SIMULATED = 16, 4
@@ -125,23 +126,29 @@ def _prediction(judged: _Judged, runners_up: Sequence[RunnerUp]) -> Prediction:
 
 
 def _stage_prediction(timeline: Timeline, stage: StagePlan) -> StagePrediction:
-    """Of the timeline's last step, in seconds from that step's beginning."""
-    last = timeline.step[-1]
-    begins = float(timeline.step_end_s[-2]) if len(timeline.step_end_s) > 1 else 0.0
+    """The mean over the steps that have settled."""
+    steps = np.arange(timeline.first_settled, timeline.num_steps)
+    before = steps - 1 - timeline.max_staleness  # whose end lets a step begin
+    begin_s = np.where(before < 0, 0.0, timeline.step_end_s[before])
 
-    def spans(kind: str) -> np.ndarray:
-        found = timeline.of(stage.stage, kind)  # type: ignore[arg-type]
-        return found[timeline.step[found] == last]
+    def spans(*kinds: SpanKind) -> np.ndarray:
+        found = np.concatenate([timeline.of(stage.stage, kind) for kind in kinds])
+        return found[timeline.step[found] >= steps[0]]
+
+    def busiest_s(found: np.ndarray) -> float:
+        spent_s = np.zeros((len(steps), stage.num_ranks))
+        place = (timeline.step[found] - steps[0], timeline.rank[found])
+        np.add.at(spent_s, place, timeline.end_s[found] - timeline.start_s[found])
+        return float(spent_s.max(axis=1).mean())
 
     compute = spans("compute")
-    seconds = timeline.end_s - timeline.start_s
-    busy = np.bincount(timeline.rank[compute], weights=seconds[compute])
-    switches = np.concatenate([spans("onload"), spans("offload")])
-    switch = np.bincount(timeline.rank[switches], weights=seconds[switches]) if len(switches) else np.zeros(1)
+    start_s, end_s = np.full(len(steps), np.inf), np.zeros(len(steps))
+    np.minimum.at(start_s, timeline.step[compute] - steps[0], timeline.start_s[compute])
+    np.maximum.at(end_s, timeline.step[compute] - steps[0], timeline.end_s[compute])
     return StagePrediction(
-        start_s=float(timeline.start_s[compute].min()) - begins,
-        end_s=float(timeline.end_s[compute].max()) - begins,
-        busy_s=float(busy.max()),
-        switch_s=float(switch.max()),
+        start_s=float((start_s - begin_s).mean()),
+        end_s=float((end_s - begin_s).mean()),
+        busy_s=busiest_s(compute),
+        switch_s=busiest_s(spans("onload", "offload")),
         peak_bytes=max((timeline.memory(device).peak_bytes for device in stage.devices[:1]), default=0),
     )

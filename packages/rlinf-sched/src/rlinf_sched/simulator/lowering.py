@@ -104,7 +104,7 @@ def _ints(values: object) -> np.ndarray:
 def _place(problem: Problem, stage: Stage, stage_plan: StagePlan) -> _Placed:
     profile = problem.profile(stage.name)
     num_devices, num_ranks = len(stage_plan.devices), stage_plan.num_ranks
-    instance = _instance(problem, stage_plan)
+    instance = problem.instance(stage_plan)
     if profile.max_instances and num_ranks > profile.max_instances:
         raise PlanError(
             f"plan.{stage.name}.num_ranks={num_ranks} is more than profiles.stages.{stage.name}.max_instances="
@@ -128,21 +128,6 @@ def _place(problem: Problem, stage: Stage, stage_plan: StagePlan) -> _Placed:
         onload_s=onload_s if leaves else STAYS,
         offload_s=offload_s if leaves else STAYS,
     )
-
-
-def _instance(problem: Problem, stage_plan: StagePlan) -> InstanceProfile:
-    instance = problem.instance(stage_plan)
-    if instance is None:
-        stage, products = stage_plan.stage, {problem.cluster.devices[index].product for index in stage_plan.devices}
-        known = [choice for choice in problem.profile(stage).instances if choice.device_name in {"", *products}]
-        spans = ", ".join(str(choice.num_devices) for choice in known) or "nothing for these devices"
-        span = max(1, len(stage_plan.devices) // stage_plan.num_ranks) if stage_plan.devices else 0
-        raise PlanError(
-            f"plan.{stage}.num_ranks={stage_plan.num_ranks}: an instance spans {span} of its "
-            f"{len(stage_plan.devices)} devices, but profiles.stages.{stage}.instances have num_devices {spans}; "
-            "use one of those"
-        )
-    return instance
 
 
 def _room(problem: Problem, placed: _Placed) -> int:

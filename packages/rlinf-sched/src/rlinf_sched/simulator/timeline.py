@@ -95,11 +95,15 @@ class Timeline:
     item_work_bytes: np.ndarray
 
     @property
+    def first_settled(self) -> int:
+        """The step from which on they count: the first; with `max_staleness` that in the middle."""
+        return self.num_steps // 2 if self.max_staleness else 0
+
+    @property
     def step_s(self) -> float:
-        """Of one step, the mean over all; with `max_staleness` over the second half, when the steps have settled."""
-        skipped = len(self.step_end_s) // 2 if self.max_staleness else 0
-        begins_s = float(self.step_end_s[skipped - 1]) if skipped else 0.0
-        return (float(self.step_end_s[-1]) - begins_s) / (len(self.step_end_s) - skipped)
+        """From the end of one step to the end of the next, the mean over those that have settled."""
+        begins_s = float(self.step_end_s[self.first_settled - 1]) if self.first_settled else 0.0
+        return (float(self.step_end_s[-1]) - begins_s) / (self.num_steps - self.first_settled)
 
     @property
     def total_s(self) -> float:

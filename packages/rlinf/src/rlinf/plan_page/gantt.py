@@ -1,4 +1,4 @@
-"""The predicted timeline: what the devices do over one step.
+"""The predicted timeline: what the devices do over one step, or over a few that overlap.
 
 Every row is a stack of areas: at each moment, the share of the row's devices that each stage keeps busy. The row of
 one device is a plain Gantt chart wherever its hand-overs are wider than a pixel; narrower ones show as their share. So
@@ -50,18 +50,19 @@ def draw_gantt(explanation: Explanation, colors: Mapping[str, str]) -> str:
     Args:
         colors: stage, `switch` and `sync` -> CSS colour.
     """
-    step_s = explanation.step_s
-    edges_s = np.linspace(0.0, step_s, NUM_BINS + 1)
+    length_s = explanation.spans.length_s
+    edges_s = np.linspace(0.0, length_s, NUM_BINS + 1)
     parts: list[str] = []
     y = TOP
     for row in _rows(explanation):
         parts += _draw_row(explanation, row, y, edges_s, colors)
         y += row.height + GAP
     height = y + BOTTOM
-    drawn = "".join([*_axis(step_s, y), *parts])
+    since = "the end of an earlier step" if explanation.problem.flow.max_staleness else "the start of the step"
+    drawn = "".join([*_axis(length_s, since, y), *parts])
     return (
         f'<div class="wide"><svg class="timeline" data-timeline viewBox="0 0 {WIDTH} {height}" role="img"'
-        f' aria-label="Predicted timeline of stages on devices over one step">{drawn}</svg></div>'
+        f' aria-label="Predicted timeline of stages on devices">{drawn}</svg></div>'
     )
 
 
@@ -108,15 +109,15 @@ def _examples(group: DeviceGroup) -> Sequence[int]:
 # -- drawing -----------------------------------------------------------------------------------------------------------
 
 
-def _axis(step_s: float, bottom: int) -> list[str]:
-    unit, factor = ("ms", 1e3) if step_s < 2 else ("s", 1.0) if step_s < 600 else ("min", 1 / 60)
+def _axis(length_s: float, since: str, bottom: int) -> list[str]:
+    unit, factor = ("ms", 1e3) if length_s < 2 else ("s", 1.0) if length_s < 600 else ("min", 1 / 60)
     parts = []
-    for value in ticks(0.0, step_s * factor, max_ticks=10):
-        x = LABEL_WIDTH + value / factor / step_s * NUM_BINS
+    for value in ticks(0.0, length_s * factor, max_ticks=10):
+        x = LABEL_WIDTH + value / factor / length_s * NUM_BINS
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
         parts.append(f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{bottom + 14}">{number(value)}</text>')
     middle = LABEL_WIDTH + NUM_BINS / 2
-    text = f"{unit} since the start of the step"
+    text = f"{unit} since {since}"
     parts.append(f'<text class="tick" text-anchor="middle" x="{middle}" y="{bottom + 31}">{text}</text>')
     return parts
 
@@ -127,7 +128,7 @@ def _draw_row(explanation: Explanation, row: _Row, y: int, edges_s: np.ndarray, 
     used = usage(explanation.spans, explanation.plan, row.group, edges_s)
     count = len(row.group.devices) or max(1.0, float(sum(used.values(), nothing).max(initial=1.0)))
     busy_s = sum((used[name] for name in row.group.stages if name in used), nothing) @ np.diff(edges_s)
-    busy = float(busy_s) / explanation.step_s / count
+    busy = float(busy_s) / explanation.spans.length_s / count
     note = ", ".join(text for text in (row.note, f"{percent(busy)} busy" if row.group.devices else "") if text)
     middle = y + row.height / 2
     text_y = middle - 4 if row.has_scale else middle + 4

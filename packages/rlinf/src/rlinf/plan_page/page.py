@@ -11,6 +11,7 @@ from rlinf.report import html
 from rlinf.report.axes import percent, seconds
 from rlinf_sched.describe import ranges
 from rlinf_sched.explain import Explanation
+from rlinf_sched.explain.quantities import counted
 
 NUM_COLORS = 7
 
@@ -57,8 +58,9 @@ def _headline(explanation: Explanation) -> str:
         for label, share in use.busy_share.items()
         if label in compute
     )
+    overlap = problem.flow.max_staleness > 0
     cells = [
-        ("fact main", "predicted time of a step", seconds(step_s)),
+        ("fact main", "predicted time from step to step" if overlap else "predicted time of a step", seconds(step_s)),
         ("fact", "items a second", f"{problem.num_items / step_s:,.3g} <small>of {problem.num_items:,} a step</small>"),
         ("fact", "devices", f"{num_devices:,}"),
     ]
@@ -87,12 +89,12 @@ def _timeline(explanation: Explanation, colors: Mapping[str, str]) -> str:
         entries.append(("moving state", colors["switch"]))
     if spans.is_kind("sync").any():
         entries.append(("weight sync", colors["sync"]))
-    return html.section(
-        "Timeline of one step",
-        html.color_key(entries, has_waits=False),
-        draw_gantt(explanation, colors),
-        note="Height is the share of the row's devices that a stage keeps busy; empty means idle.",
-    )
+    title = "Timeline of one step"
+    note = "Height is the share of the row's devices that a stage keeps busy; empty means idle."
+    if explanation.problem.flow.max_staleness:
+        title = f"Timeline of the steady state, {counted(spans.num_steps, 'step')}"
+        note += " From the end of a step to that of a later one: what is generated here is trained on afterwards."
+    return html.section(title, html.color_key(entries, has_waits=False), draw_gantt(explanation, colors), note=note)
 
 
 def _critical_path(explanation: Explanation, colors: Mapping[str, str]) -> str:

@@ -81,6 +81,23 @@ class Meeting:
     deadline: Deadline
 
 
+def send_probe(name: str, details: bytes, probe: bytes, meeting: Meeting) -> Line:
+    """Offers the transport `name`, whose receiver answers with what it has got of the probe; the meeting's line.
+
+    Raises:
+        Unusable: the receiver refuses, or something else has arrived.
+    """
+    line = meeting.line
+    assert line is not None, "this transport needs a line"
+    line.tell(Offer(name, details), meeting.deadline)
+    answer = line.hear(Answer, meeting.deadline)
+    if answer.refusal:
+        raise Unusable(answer.refusal)
+    if answer.arrived != probe:
+        raise Unusable(f"a probe of {len(probe)} bytes arrived as something else")
+    return line
+
+
 class Outgoing(Protocol):
     """The sender's end. Safe for several threads."""
 

@@ -34,16 +34,14 @@ from rlinf_comm.peers.line import lost
 from rlinf_comm.peers.transports.accelerator import Accelerator, CudaAccelerator, copy_bits
 from rlinf_comm.peers.transports.alongside import answer_alongside, offer_alongside, question_in
 from rlinf_comm.peers.transports.base import Incoming, Meeting, Outgoing, Traffic, Unusable
-from rlinf_comm.peers.transports.lifted import lift_out, put_back
+from rlinf_comm.peers.transports.lifted import lift_out
+from rlinf_comm.peers.transports.parcels import CLOSE_TIMEOUT_S, IncomingParcels, Parcel
 
 if TYPE_CHECKING:
     import torch
 
 _NUM_LEASES = 64
 """Values with tensors in device memory that may be on their way."""
-
-_CLOSE_TIMEOUT_S = 1.0
-"""For a call in another thread to notice the end of its link."""
 
 _ECHO_ARENA_BYTES = 2 << 20
 """A page of the virtual memory functions."""
@@ -65,10 +63,9 @@ class _Question:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parcel:
-    """A value whose tensors lie in the sender's arena."""
+class _Parcel(Parcel):
+    """The tensors lie in the sender's arena."""
 
-    value: Any
     records: list[IpcRecord]
     lease: int
 
@@ -284,7 +281,7 @@ class _IpcOutgoing:
             return
         self._is_open = False
         self._host.close(farewell=farewell)  # whoever waits for room lets go of the lock
-        with Deadline(_CLOSE_TIMEOUT_S).holding(self._lock):
+        with Deadline(CLOSE_TIMEOUT_S).holding(self._lock):
             if farewell and self._flying:
                 threading.Thread(target=self._linger, name="rlinf-comm ipc", daemon=True).start()
             else:
@@ -306,41 +303,28 @@ class _IpcOutgoing:
         self._writer.close()
 
 
-class _IpcIncoming:
+class _IpcIncoming(IncomingParcels[_Parcel]):
     def __init__(self, host: Incoming, traffic: Traffic, accelerator: Accelerator, reader: BucketReader) -> None:
-        self.host = host
-        self._traffic = traffic
+        super().__init__(host, traffic, _Parcel)
         self._accelerator = accelerator
         self._reader = reader
         self._opened: dict[ArenaHandle, DeviceMemory] = {}
         """The sender's arenas, open as long as the link."""
-        self._parcel: _Parcel | None = None
-        """One that was taken, and whose lease is not there yet."""
-        self._lock = threading.Lock()
-        self._is_open = True
 
-    def receive(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> Any:
-        with deadline.holding(self._lock) as held:
-            if not held:
-                raise self._traffic.timeout("receive from", deadline, "another thread is receiving from it")
-            if self._parcel is None:
-                value = self.host.receive(deadline, is_cancelled)
-                if not isinstance(value, _Parcel):
-                    return value
-                self._parcel = value
-            stream = self._accelerator.current_stream()
-            self._await_lease(self._parcel.lease, stream, deadline, is_cancelled)
-            parcel, self._parcel = self._parcel, None
-            try:
-                if self._traffic.theirs.is_known_dead():  # do not touch what may be gone: a fault ends the context
-                    raise IpcError("its process has ended")
-                tensors = [self._copy_of(record) for record in parcel.records]
-            except (IpcError, OSError) as error:
-                self._refuse(error)
-            finally:
-                self._reader.acknowledge(parcel.lease, stream=stream)
-            self._traffic.count()
-            return put_back(parcel.value, tensors)
+    def _await_tensors(
+        self, parcel: _Parcel, deadline: Deadline, is_cancelled: Callable[[], bool]
+    ) -> list[torch.Tensor]:
+        stream = self._accelerator.current_stream()
+        self._await_lease(parcel.lease, stream, deadline, is_cancelled)
+        self._parcel = None  # what cannot be opened now never can; the next value can be received
+        try:
+            if self._traffic.theirs.is_known_dead():  # do not touch what may be gone: a fault ends the context
+                raise IpcError("its process has ended")
+            return [self._copy_of(record) for record in parcel.records]
+        except (IpcError, OSError) as error:
+            self._refuse(error)
+        finally:
+            self._reader.acknowledge(parcel.lease, stream=stream)
 
     def _await_lease(self, lease: int, stream: Any, deadline: Deadline, is_cancelled: Callable[[], bool]) -> None:
         while True:
@@ -377,17 +361,9 @@ class _IpcIncoming:
             raise kind(text) from error
         raise DecodeError(f"from {theirs.name!r}: tensors in device memory that cannot be opened: {error}") from error
 
-    def is_spent(self) -> bool:
-        return self._parcel is None and self.host.is_spent()
-
-    def close(self, *, farewell: bool) -> None:
-        if not self._is_open:
-            return
-        self._is_open = False
-        self.host.close(farewell=farewell)
-        with Deadline(_CLOSE_TIMEOUT_S).holding(self._lock):
-            stream = self._accelerator.current_stream()
-            self._accelerator.synchronize(stream)
-            self._reader.acknowledge_all(stream=stream)
-            self._opened.clear()
+    def _release(self) -> None:
+        stream = self._accelerator.current_stream()
+        self._accelerator.synchronize(stream)
+        self._reader.acknowledge_all(stream=stream)
+        self._opened.clear()
         # The events stay: the sender may still have to wait for them. They end with the process.

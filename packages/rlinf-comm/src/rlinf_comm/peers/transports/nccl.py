@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlinf_comm import _arrays
 from rlinf_comm import nccl as nccl_binding
@@ -32,7 +32,8 @@ from rlinf_comm.peers.line import lost
 from rlinf_comm.peers.transports.accelerator import STAGED, Accelerator, CudaAccelerator, copy_bits
 from rlinf_comm.peers.transports.alongside import answer_alongside, offer_alongside, question_in
 from rlinf_comm.peers.transports.base import Incoming, Meeting, Outgoing, TornStream, Traffic, Unusable
-from rlinf_comm.peers.transports.lifted import lift_out, put_back
+from rlinf_comm.peers.transports.lifted import lift_out
+from rlinf_comm.peers.transports.parcels import IncomingParcels, Parcel
 
 if TYPE_CHECKING:
     import torch
@@ -43,8 +44,6 @@ _FAILURES = (CommError, RuntimeError, OSError, ValueError)
 
 _FAREWELL_TIMEOUT_S = 60.0
 """A sender that has closed hears nothing more of its receiver, and does not keep the memory for ever."""
-_CLOSE_TIMEOUT_S = 1.0
-"""For a call in another thread to notice the end of its link."""
 
 
 class Nccl(Protocol):
@@ -75,10 +74,9 @@ class _Side:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parcel:
-    """A value whose tensors come over NCCL."""
+class _Parcel(Parcel):
+    """The tensors come over NCCL."""
 
-    value: Any
     forms: list[tuple[tuple[int, ...], str]]
     """(shape, dtype's name) of each."""
     unique_id: bytes
@@ -260,66 +258,46 @@ class _NcclOutgoing:
         self._departures.put(None)
 
 
-class _Landing:
-    """A value whose tensors are to be received."""
-
-    def __init__(self, parcel: _Parcel) -> None:
-        self.parcel = parcel
-        self.tensors: list[torch.Tensor] | None = None
-        """Once NCCL has been told to receive into them."""
-
-
-class _NcclIncoming:
+class _NcclIncoming(IncomingParcels[_Parcel]):
     def __init__(self, host: Incoming, meeting: Meeting, accelerator: Accelerator, nccl: Nccl) -> None:
-        self.host = host
+        super().__init__(host, Traffic("NCCL", meeting.theirs), _Parcel)
         self._mine = meeting.mine.name
-        self._traffic = Traffic("NCCL", meeting.theirs)
         self._accelerator = accelerator
         self._nccl = nccl
         self._communicator: Future[Communicator] | None = None
         self._stream: Any = None
-        self._landing: _Landing | None = None
-        """What a receive that ran out of time has begun."""
-        self._lock = threading.Lock()
-        self._is_open = True
+        self._tensors: list[torch.Tensor] | None = None
+        """Of the parcel, once NCCL has been told to receive into them."""
 
-    def receive(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> Any:
-        with deadline.holding(self._lock) as held:
-            if not held:
-                raise self._traffic.timeout("receive from", deadline, "another thread is receiving from it")
-            if self._landing is None:
-                value = self.host.receive(deadline, is_cancelled)
-                if not isinstance(value, _Parcel):
-                    return value
-                self._landing = _Landing(value)
-            landing = self._landing
+    def _await_tensors(
+        self, parcel: _Parcel, deadline: Deadline, is_cancelled: Callable[[], bool]
+    ) -> list[torch.Tensor]:
+        def check() -> None:
+            self._check_end()
+            if deadline.has_passed or is_cancelled():
+                detail = "a value has come, and not yet its tensors in device memory"
+                raise self._traffic.timeout("receive from", deadline, detail)
 
-            def check() -> None:
-                self._check_end()
-                if deadline.has_passed or is_cancelled():
-                    detail = "a value has come, and not yet its tensors in device memory"
-                    raise self._traffic.timeout("receive from", deadline, detail)
+        try:
+            return self._land(parcel, check)
+        except NcclError as error:
+            kind, text = lost(self._traffic.theirs, f"the NCCL communicator of the pair broke ({error})")
+            raise kind(text) from error
 
-            try:
-                tensors = self._land(landing, check)
-            except NcclError as error:
-                self._fail(error)
-            self._landing = None
-            self._traffic.count()
-            return put_back(landing.parcel.value, tensors)
-
-    def _land(self, landing: _Landing, check: Callable[[], None]) -> list[torch.Tensor]:
+    def _land(self, parcel: _Parcel, check: Callable[[], None]) -> list[torch.Tensor]:
         """The tensors, when they are complete."""
-        communicator = self._await_communicator(landing.parcel.unique_id, check)
+        communicator = self._await_communicator(parcel.unique_id, check)
         options: dict[str, Any] = {"timeout_s": math.inf, "check": check}
-        if landing.tensors is None:
+        if self._tensors is None:
             if self._stream is None:
                 self._stream = self._accelerator.new_stream()
-            landing.tensors = [self._accelerator.empty(shape, _dtype(name)) for shape, name in landing.parcel.forms]
+            tensors = [self._accelerator.empty(shape, _dtype(name)) for shape, name in parcel.forms]
+            self._tensors = tensors
             self._accelerator.wait_for_mark(self._stream, self._accelerator.mark())
-            communicator.exchange(_transfers(landing.tensors, is_send=False), stream=self._stream, **options)
+            communicator.exchange(_transfers(tensors, is_send=False), stream=self._stream, **options)
         communicator.wait_until(self._stream, **options)
-        return landing.tensors
+        tensors, self._tensors = self._tensors, None
+        return tensors
 
     def _await_communicator(self, unique_id: bytes, check: Callable[[], None]) -> Communicator:
         """Made in a thread of its own, so that a receive that runs out of time does not undo it."""
@@ -360,22 +338,10 @@ class _NcclIncoming:
             with contextlib.suppress(PeerLeft, PeerTimeout):  # after a farewell its thread goes on sending
                 self.host.receive(Deadline(0.0), lambda: True)
 
-    def _fail(self, error: Exception) -> NoReturn:
-        kind, text = lost(self._traffic.theirs, f"the NCCL communicator of the pair broke ({error})")
-        raise kind(text) from error
-
-    def is_spent(self) -> bool:
-        return self._landing is None and self.host.is_spent()
-
-    def close(self, *, farewell: bool) -> None:
-        if not self._is_open:
-            return
-        self._is_open = False
-        self.host.close(farewell=farewell)
-        with Deadline(_CLOSE_TIMEOUT_S).holding(self._lock):
-            made = self._communicator
-            if made is not None:
-                made.add_done_callback(lambda future: None if future.exception() else future.result().abort())
+    def _release(self) -> None:
+        made = self._communicator
+        if made is not None:
+            made.add_done_callback(lambda future: None if future.exception() else future.result().abort())
 
 
 def _transfers(tensors: list[torch.Tensor], *, is_send: bool) -> list[Transfer]:

@@ -24,14 +24,13 @@ from rlinf_comm.peers.deadline import Deadline
 from rlinf_comm.peers.line import Lifeline, left
 from rlinf_comm.peers.transports.base import (
     PROBE_BYTES,
-    Answer,
     Incoming,
     Meeting,
-    Offer,
     Outgoing,
     TornStream,
     Traffic,
     Unusable,
+    send_probe,
 )
 from rlinf_comm.peers.transports.landing import allocate, chunks
 
@@ -64,14 +63,7 @@ class SharedTransport:
         )
         probe = os.urandom(PROBE_BYTES)
         channel.put(probe)
-        line = meeting.line
-        assert line is not None, "this transport needs a line"
-        line.tell(Offer(self.name, msgspec.msgpack.encode(channel.address)), meeting.deadline)
-        answer = line.hear(Answer, meeting.deadline)
-        if answer.refusal:
-            raise Unusable(answer.refusal)
-        if answer.arrived != probe:
-            raise Unusable(f"a probe of {PROBE_BYTES} bytes arrived as something else")
+        line = send_probe(self.name, msgspec.msgpack.encode(channel.address), probe, meeting)
         link = _SharedOutgoing(channel, Lifeline(line, meeting.theirs), Traffic("shared memory", meeting.theirs))
         return link, f"the same host, and a probe of {PROBE_BYTES} bytes came back"
 

@@ -21,14 +21,12 @@ from rlinf_comm.peers.deadline import SLICE_S, Deadline
 from rlinf_comm.peers.line import Lifeline, left, lost
 from rlinf_comm.peers.transports.base import (
     PROBE_BYTES,
-    Answer,
     Incoming,
     Meeting,
-    Offer,
     Outgoing,
     TornStream,
     Traffic,
-    Unusable,
+    send_probe,
 )
 from rlinf_comm.peers.transports.frames import Outbox, StreamReader
 
@@ -46,15 +44,8 @@ class TcpTransport:
         return None
 
     def offer(self, meeting: Meeting) -> tuple[Outgoing, str]:
-        line = meeting.line
-        assert line is not None, "this transport needs a line"
         probe = os.urandom(PROBE_BYTES)
-        line.tell(Offer(self.name, probe), meeting.deadline)
-        answer = line.hear(Answer, meeting.deadline)
-        if answer.refusal:
-            raise Unusable(answer.refusal)
-        if answer.arrived != probe:
-            raise Unusable(f"a probe of {PROBE_BYTES} bytes arrived as something else")
+        line = send_probe(self.name, probe, probe, meeting)
         host, port = meeting.theirs.endpoint
         link = _TcpOutgoing(line.socket, Lifeline(line, meeting.theirs), Traffic("TCP", meeting.theirs))
         return link, f"a probe of {PROBE_BYTES} bytes came back from {host}:{port}"
