@@ -7,12 +7,12 @@ from command_line import SHORT_PUSH, SHORT_SORT, rows, train, weights
 SORT_PLANS = {
     "disaggregated-1": {"mode": "disaggregated", "plan.granularity": "{rollout: 1, reward: 1, actor: 1}"},
     "hybrid-4": {"mode": "hybrid", "plan.granularity": "{rollout: 4, reward: 2, actor: 3}"},
-    "collocated-one-rank": {"cluster.num_devices": 1, "plan.granularity": "{rollout: 5}"},
+    "collocated-one-rank": {"mode": "collocated", "cluster.num_devices": 1, "plan.granularity": "{rollout: 5}"},
 }
 PUSH_PLANS = {
-    "collocated": {"mode": "collocated"},
     "disaggregated-2": {"mode": "disaggregated", "plan.granularity": "{env: 2, policy: 1}"},
     "hybrid-4": {"mode": "hybrid", "plan.granularity": "{env: 2, policy: 4}"},
+    "hybrid-ranks-share-a-device": {"mode": "hybrid", "plan.num_ranks": "{env: 2}"},
     "collocated-one-rank": {"mode": "collocated", "cluster.num_devices": 1, "plan.num_ranks": "{env: 1}"},
 }
 
@@ -33,7 +33,7 @@ def sort_reference(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def push_reference(tmp_path_factory):
-    """The recipe's own plan: hybrid, one group at a time."""
+    """The recipe's own plan: too few steps to measure, so collocated."""
     return numbers(train("pushcube-ppo", tmp_path_factory.mktemp("push") / "run", SHORT_PUSH))
 
 

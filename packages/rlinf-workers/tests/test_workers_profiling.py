@@ -173,6 +173,18 @@ def test_a_cycle_is_timed_with_the_way_between_its_processes():
     assert simulate(problem, plan).step_s == pytest.approx(now_s + 4.0, rel=0.02)
 
 
+def test_a_rank_that_was_given_two_devices_takes_as_long_on_one():
+    plan = plan_for_mode(GRAPH, CLUSTER, "collocated", num_ranks={"actor": 1})
+    profiler = Profiler(GRAPH, CLUSTER, 16)
+    profiler.observe(grpo_step(8), plan)
+    stages = profiler.measured(Running()).problem.profiles.stages  # pyright: ignore[reportArgumentType]
+    one, two = stages["actor"].instances
+    assert (one.num_devices, two.num_devices) == (1, 2)
+    assert one.points == two.points
+    assert [instance.num_devices for instance in stages["rollout"].instances] == [1]
+    assert [instance.num_devices for instance in stages["reward"].instances] == [0]
+
+
 def test_probes_halve_the_share_and_keep_cycles_whole_batches_and_multiples():
     plan = plan_for_mode(GRAPH, CLUSTER, "collocated")
     probes = probe_plans(GRAPH, plan, 64, {"actor": (32, 0)})

@@ -257,10 +257,7 @@ def test_resume_may_change_the_section_run(run_folder: Path):
         ("--actor.learning_rate=1e-3", "--actor.learning_rate would change actor.learning_rate from 0.0003 to 0.001"),
         ("--mode=hybrid", "--mode would change mode from 'auto' to 'hybrid'"),
         ("--warm_start=null", "--warm_start would change warm_start from {'target_accuracy'"),
-        (
-            "--plan.granularity.rollout=8",
-            "--plan.granularity.rollout would change plan.granularity.rollout from null to 8",
-        ),
+        ("--cluster.num_devices=1", "--cluster.num_devices would change cluster.num_devices from 'auto' to 1"),
     ],
 )
 def test_resume_refuses_other_overrides(run_folder: Path, argument: str, change: str):

@@ -124,6 +124,29 @@ def test_the_report_of_a_finished_run(tmp_path: Path) -> None:
     assert "<u>3</u>" not in text
 
 
+def test_predicted_times_stand_beside_measured_ones(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    assert "Predicted and measured" not in Page(write_report(folder.path).read_text()).says
+    probing = {
+        "mode": "collocated",
+        "first_step": 0,
+        "num_steps": 3,
+        "step": {"predicted_s": None, "measured_s": 9.0},
+        "stages": {},
+    }
+    planned = {
+        "mode": "hybrid",
+        "first_step": 3,
+        "num_steps": 1,
+        "step": {"predicted_s": 10.5, "measured_s": 10.0},
+        "stages": {"rollout": {"predicted_s": 4.5, "measured_s": 5.0}},
+    }
+    folder.write_plan_times([probing, planned])
+    says = Page(write_report(folder.path).read_text()).says
+    for expected in ("collocated, steps 1 to 3", "hybrid, steps 4 to 4", "+5.0%", "-10.0%"):
+        assert expected in says
+
+
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     folder.close("RunFailed: actor/1 was killed")

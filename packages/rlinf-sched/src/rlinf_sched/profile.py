@@ -140,7 +140,8 @@ class StageProfile:
     continuous: each item in the engine advances at 1 / T(items in it) and leaves once it has done its c."""
     costs: ItemCosts = field(default_factory=ItemCosts)
     rounds: int = 1
-    """How often each item comes through in a step: 1 but in a cycle (environment steps of an episode, turns)."""
+    """How often each item comes through in a step: 1 but in a cycle (environment steps of an episode, turns), whose
+    stages all have the same."""
     max_instances: int = 0
     """No more instances than this (environment processes). 0: no limit."""
     num_parts: int = 0

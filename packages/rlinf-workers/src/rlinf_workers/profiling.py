@@ -169,14 +169,16 @@ class Profiler:
     # -- all of them -------------------------------------------------------------------------------------------------
 
     def _group_profile(self, group: str, executor: Executor, num_parts: int) -> StageProfile:
-        """What all stages of a worker group have in common: an instance without times."""
+        """What all stages of a worker group have in common: instances without times. A rank computes on the first of
+        its devices, so one that was given several takes as long on one."""
         assert self._plan is not None
         placed = self._plan.stage(self.graph.workers[group][0])
         sizes = executor.group(group).call("memory_bytes")
         state, peak = (max(of_rank[i] for of_rank in sizes) for i in (0, 1))
         onload_s, offload_s = (min(times) for times in zip(*self._switches_s[group], strict=True))
+        span = len(placed.devices) // placed.num_ranks
         instance = InstanceProfile(
-            num_devices=len(placed.devices) // placed.num_ranks,
+            num_devices=span,
             device_name=self.cluster.devices[placed.devices[0]].product if placed.devices else "",
             points=(),
             state_bytes=state,
@@ -186,17 +188,16 @@ class Profiler:
         )
         edges = [edge for edge in self.graph.weight_edges if group in (edge.source, edge.target)]
         return StageProfile(
-            instances=(instance,),
+            instances=tuple(replace(instance, num_devices=count) for count in sorted({min(span, 1), span})),
             num_parts=num_parts,
             weights_bytes=max((executor.weights_bytes(edge) for edge in edges), default=0),
         )
 
     def _stage_profile(self, name: str, group: StageProfile, fit: Fit) -> StageProfile:
-        (instance,) = group.instances
         cycle = next((cycle for cycle in self.graph.cycles() if name in cycle), (name,))
         return replace(
             group,
-            instances=(replace(instance, points=fit.points, step_s=fit.step_s),),
+            instances=tuple(replace(instance, points=fit.points, step_s=fit.step_s) for instance in group.instances),
             rounds=max(self._rounds[other] for other in cycle) if len(cycle) > 1 else 1,
             source=f"measured on {self.cluster.describe()}, {platform.processor() or platform.machine()}, "
             f"{date.today().isoformat()}, torch {torch.__version__}: {fit.describe()}",

@@ -9,8 +9,6 @@ another mode altogether, the planner has to be asked.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from rlinf_sched.dynamic.drift import DriftDetector
 from rlinf_sched.dynamic.transition import Transition, make_transition, transition_seconds
 from rlinf_sched.errors import PlanError, SchedError, did_you_mean
@@ -164,7 +162,7 @@ class Controller:
     def _predict(self) -> None:
         timeline = simulate(self.problem, self.plan)
         self.step_s = timeline.step_s
-        predicted = {placed.stage: _busy_seconds(timeline, placed) for placed in self.plan.stages}
+        predicted = {name: timeline.busiest_s(name, "compute", "step") for name in timeline.stages}
         for name, seconds in predicted.items():
             if seconds != self._predicted_s.get(name):
                 self._detectors[name].reset()
@@ -218,14 +216,6 @@ class Controller:
 
     def _named(self, stages: tuple[StagePlan, ...], reason: str) -> Plan:
         return replace(self.plan, stages=stages, reason=reason, prediction=None)
-
-
-def _busy_seconds(timeline: Timeline, placed: StagePlan) -> float:
-    """Hand-overs of the last step, and what comes after them."""
-    working = np.concatenate([timeline.of(placed.stage), timeline.of(placed.stage, "step")])
-    working = working[timeline.step[working] == timeline.step[-1]]
-    seconds = timeline.end_s - timeline.start_s
-    return float(np.bincount(timeline.rank[working], weights=seconds[working]).max())
 
 
 def _fits(problem: Problem, plan: Plan, timeline: Timeline) -> bool:

@@ -14,7 +14,6 @@ from rlinf_sched.planner.search import Candidate, Search
 from rlinf_sched.planner.tree import leaves, place
 from rlinf_sched.problem import Problem
 from rlinf_sched.simulator import Timeline, simulate
-from rlinf_sched.simulator.timeline import SpanKind
 
 ALL_MODES: tuple[Mode, ...] = get_args(Mode)
 MOST_SIMULATED, FEWEST_SIMULATED = 16, 4
@@ -131,24 +130,15 @@ def _stage_prediction(timeline: Timeline, stage: StagePlan) -> StagePrediction:
     before = steps - 1 - timeline.max_staleness  # whose end lets a step begin
     begin_s = np.where(before < 0, 0.0, timeline.step_end_s[before])
 
-    def spans(*kinds: SpanKind) -> np.ndarray:
-        found = np.concatenate([timeline.of(stage.stage, kind) for kind in kinds])
-        return found[timeline.step[found] >= steps[0]]
-
-    def busiest_s(found: np.ndarray) -> float:
-        spent_s = np.zeros((len(steps), stage.num_ranks))
-        place = (timeline.step[found] - steps[0], timeline.rank[found])
-        np.add.at(spent_s, place, timeline.end_s[found] - timeline.start_s[found])
-        return float(spent_s.max(axis=1).mean())
-
-    compute = spans("compute")
+    compute = timeline.of(stage.stage)
+    compute = compute[timeline.step[compute] >= steps[0]]
     start_s, end_s = np.full(len(steps), np.inf), np.zeros(len(steps))
     np.minimum.at(start_s, timeline.step[compute] - steps[0], timeline.start_s[compute])
     np.maximum.at(end_s, timeline.step[compute] - steps[0], timeline.end_s[compute])
     return StagePrediction(
         start_s=float((start_s - begin_s).mean()),
         end_s=float((end_s - begin_s).mean()),
-        busy_s=busiest_s(compute),
-        switch_s=busiest_s(spans("onload", "offload")),
+        busy_s=timeline.busiest_s(stage.stage, "compute", "step"),
+        switch_s=timeline.busiest_s(stage.stage, "onload", "offload"),
         peak_bytes=max((timeline.memory(device).peak_bytes for device in stage.devices[:1]), default=0),
     )

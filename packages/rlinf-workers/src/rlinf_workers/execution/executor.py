@@ -2,7 +2,7 @@
 
 One run of a flow, in six moves:
     1. the channels are opened for as many writers as there are ranks
-    2. every rank of every stage is told to run its method, with ports cut to the plan (`_stage_calls`)
+    2. every rank of every stage is told to run its method, with ports cut to the plan (`_stage_call`)
     3. the driver feeds the channels that no stage writes and collects those that no stage reads
     4. stages that share devices ask for their turn (lease.py), bring their state and take the weights they must serve
     5. a stage whose method returns publishes what it trained and closes its channels; so the end travels down the flow

@@ -60,6 +60,7 @@ def render(records: RunRecords) -> str:
         _time_by_stage(records, colors),
         _weight_syncs(records),
         _plan(records),
+        _plan_times(records),
         _samples(records),
         _what_ran(records),
     ]
@@ -230,6 +231,30 @@ def _plan(records: RunRecords) -> str:
         weights,
         note=f"{reason[:1].upper()}{reason[1:]}." if reason else "",
     )
+
+
+def _plan_times(records: RunRecords) -> str:
+    rows = []
+    for plan in records.plan_times.get("plans", []):
+        first, count = plan["first_step"], plan["num_steps"]
+        if count:
+            steps = f"{plan['mode']}, steps {first + 1} to {first + count}"
+            rows.append((steps, "step", *_predicted_and_measured(plan["step"])))
+            rows += [("", stage, *_predicted_and_measured(times)) for stage, times in plan["stages"].items()]
+    if not rows:
+        return ""
+    return html.section(
+        "Predicted and measured",
+        html.table(("plan", "", "predicted", "measured", "error"), rows, numeric=(2, 3, 4)),
+        note="Medians over the steps under each plan; of a stage what its busiest rank computes in a step.",
+    )
+
+
+def _predicted_and_measured(times: Mapping[str, float | None]) -> tuple[str, str, str]:
+    predicted, measured = times["predicted_s"], times["measured_s"]
+    error = f"{predicted / measured - 1:+.1%}" if predicted is not None and measured else "-"
+    shown = ["-" if value is None else seconds(value) for value in (predicted, measured)]
+    return shown[0], shown[1], error
 
 
 def _samples(records: RunRecords) -> str:

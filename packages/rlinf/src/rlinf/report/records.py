@@ -55,6 +55,7 @@ class RunRecords:
     config: Mapping[str, Any]
     manifest: Mapping[str, Any]
     plan: Mapping[str, Any]
+    plan_times: Mapping[str, Any]
     flow: Mapping[str, Any]
     result: Mapping[str, Any]
     metrics: tuple[Mapping[str, Any], ...]
@@ -120,6 +121,7 @@ def read_run(path: Path) -> RunRecords:
         config=_yaml(config_yaml),
         manifest=_object(path / "manifest.json"),
         plan=_object(path / "plan.json"),
+        plan_times=_object(path / "plan_times.json"),
         flow=_object(path / "flow.json"),
         result=_object(path / "result.json"),
         metrics=_step_rows(path / "metrics.jsonl"),

@@ -146,7 +146,7 @@ class RunFolder:
 
     def write_plan_times(self, plans: Sequence[Mapping[str, Any]]) -> None:
         """Predicted and measured times of each plan that this session had, in order."""
-        write_file(self.path / "plan_times.json", to_json(plans, indent=1) + "\n")
+        write_file(self.path / "plan_times.json", to_json({"plans": list(plans)}, indent=1) + "\n")
 
     def write_flow(self, flow_json: str, mermaid: str) -> None:
         """The flow graph as JSON, and as a Mermaid flowchart (flow.mmd)."""

@@ -1,0 +1,71 @@
+"""Mode auto on real processes: it measures, plans, maybe moves, and the numbers are those of any other plan."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from command_line import SHORT_SORT, rows, train, weights
+from rlinf import jobs
+from rlinf.config.load import load_config, to_yaml
+from rlinf.config.overrides import parse_overrides
+from rlinf.jobs import auto_mode
+from rlinf.jobs.auto_mode import AutoMode
+from rlinf.jobs.planning import make_plans
+from rlinf.run_folder import RunFolder
+from rlinf_sched.planner import plan as make_plan
+
+SETTINGS = SHORT_SORT | {"run.num_steps": 14, "run.evaluate_every": 7, "run.checkpoint_every": 100}
+NUM_PROBES = 1 + 3 * auto_mode.NUM_REPEATS
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """Collocated from the first step to the last."""
+    return train("sort-grpo", tmp_path_factory.mktemp("auto") / "run", SETTINGS | {"mode": "collocated"})
+
+
+def assert_equal(found, expected):
+    assert rows(found) == rows(expected)
+    assert rows(found, "evaluations.jsonl") == rows(expected, "evaluations.jsonl")
+    assert weights(found) == weights(expected)
+
+
+def test_a_run_that_measures_and_plans_gives_the_same_numbers(tmp_path, reference):
+    found = train("sort-grpo", tmp_path / "run", SETTINGS)
+    assert_equal(found, reference)
+    first, *_, last = json.loads((found / "plan_times.json").read_text())["plans"]
+    assert (first["num_steps"], first["step"]["predicted_s"]) == (NUM_PROBES, None)
+    assert last["step"]["predicted_s"] > 0
+    assert last["step"]["measured_s"] > 0
+    assert set(last["stages"]) == {"rollout", "reward", "actor"}
+    problem = json.loads((found / "problem.json").read_text())
+    assert "measured on" in problem["profiles"]["stages"]["actor"]["source"]
+    assert "Predicted" in (found / "report.html").read_text()
+
+
+def test_a_run_that_moves_to_another_plan_gives_the_same_numbers(tmp_path, reference, monkeypatch):
+    """Whatever was measured, the planner is made to answer with a plan that moves processes and pays."""
+    flags = [part for key, value in SETTINGS.items() for part in (f"--{key}", str(value))]
+    config = load_config("sort-grpo", parse_overrides(flags))
+    apart = jobs.prepare(load_config("sort-grpo", parse_overrides([*flags, "--mode", "disaggregated"])))
+
+    def elsewhere(job, flows, problem):
+        there, predicted = make_plans(apart, flows, tmp_path / "none"), make_plan(problem).prediction
+        assert predicted is not None
+        plan = replace(there.plans["grpo"], prediction=replace(predicted, step_s=0.0))
+        return replace(there, plans={**there.plans, "grpo": plan}, problem=problem)
+
+    def for_nothing(self, executor, *, num_steps, restart_s):
+        return better(self, executor, num_steps=num_steps, restart_s=0.0)
+
+    better = AutoMode.better
+    monkeypatch.setattr(auto_mode, "plans_of_problem", elsewhere)
+    monkeypatch.setattr(AutoMode, "better", for_nothing)
+    path = tmp_path / "run"
+    with RunFolder.create(path, config_yaml=to_yaml(config), command=["test"], keep_checkpoints=2) as folder:
+        jobs.run(jobs.prepare(config), folder)
+    plans = json.loads((path / "plan_times.json").read_text())["plans"]
+    assert (plans[0]["mode"], plans[0]["num_steps"]) == ("collocated", NUM_PROBES)
+    assert (plans[1]["mode"], plans[1]["first_step"]) == ("disaggregated", NUM_PROBES)
+    assert_equal(path, reference)

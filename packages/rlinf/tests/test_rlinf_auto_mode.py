@@ -1,0 +1,228 @@
+"""Mode auto without processes: what it measures, when it asks for a plan, and when it moves."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.errors import UserError
+from rlinf.jobs import auto_mode
+from rlinf.jobs.auto_mode import AutoMode, moves
+from rlinf.jobs.plan_times import PlanTimes, busy_seconds
+from rlinf.jobs.planning import make_plans, plans_of_problem
+from rlinf.jobs.reasoning import ReasoningJob
+from rlinf_sched import InstanceProfile, Problem, Profiles, StageProfile, TimePoint
+from rlinf_sched.cluster import Cluster, Links
+from rlinf_workers import FlowRun
+from rlinf_workers.spans import COMPUTE, SYNC, Span
+
+NUM_ITEMS = 64
+
+
+def job_of(*overrides: str) -> ReasoningJob:
+    config = load_config("sort-grpo", parse_overrides(["--cluster.num_devices", "2", *overrides]))
+    return ReasoningJob(config)  # pyright: ignore[reportArgumentType]
+
+
+def step_run(item_s=None, step_s=0.0):
+    """A step in which every rank computes on half of the items."""
+    item_s = item_s or {"rollout": 0.01, "reward": 0.0001, "actor": 0.02}
+    spans = []
+    for stage, ranks in (("rollout", 2), ("reward", 1), ("actor", 2)):
+        for rank in range(ranks):
+            spans.append(
+                Span(
+                    name=stage,
+                    category=COMPUTE,
+                    worker=f"{stage}/{rank}",
+                    devices=(),
+                    start_s=0.0,
+                    duration_s=item_s[stage] * NUM_ITEMS / ranks,
+                    num_items=NUM_ITEMS // ranks,
+                )
+            )
+    return FlowRun(metrics={}, collected={}, shown=[], spans=spans, start_s=0.0, duration_s=step_s)
+
+
+class Group:
+    def call(self, method):
+        return [(1 << 20, 2 << 20)]
+
+
+class Running:
+    def group(self, name):
+        return Group()
+
+    def weights_bytes(self, edge):
+        return 1000
+
+
+class Auto:
+    """A mode under test, and what it told."""
+
+    def __init__(self, *overrides: str, folder: Path = Path("none")):
+        self.told: list[str] = []
+        self.job = job_of(*overrides)
+        self.flows = self.job.build(folder)
+        self.planned = make_plans(self.job, self.flows, folder)
+        self.mode = AutoMode(self.job, self.flows, self.planned, self.told.append)
+
+    def observe(self, run):
+        return self.mode.observe(run, busy_seconds(run))
+
+    def better(self, **kept):
+        return self.mode.better(Running(), **{"num_steps": 100, "restart_s": 5.0, **kept})  # pyright: ignore
+
+    def probe_all(self):
+        while self.mode.num_probes:
+            asks = self.observe(step_run())
+        return asks
+
+
+def problem_of(auto: Auto, item_s, **kept) -> Problem:
+    """Costs by item, in the flow of the job."""
+    stages = {
+        name: StageProfile(
+            instances=tuple(
+                InstanceProfile(num_devices=span, points=(TimePoint(num_items=1, seconds=seconds),))
+                for span in ((0,) if name == "reward" else (1, 2))
+            ),
+            num_parts=kept.get("num_parts", {}).get(name, 0),
+        )
+        for name, seconds in item_s.items()
+    }
+    cluster = replace(Cluster.cpu_slots(2), links=Links(latency_s=0.0))
+    return Problem(
+        flow=auto.flows.train.graph(), profiles=Profiles(stages=stages), cluster=cluster, num_items=NUM_ITEMS
+    )
+
+
+def test_a_run_begins_collocated_and_measures_each_granularity_several_times():
+    auto = Auto()
+    assert auto.mode.plan.mode == "collocated"
+    seen = []
+    while auto.mode.num_probes:
+        seen.append(auto.mode.probe().stage("rollout").granularity)
+        asks = auto.observe(step_run())
+        assert asks == (auto.mode.num_probes == 0)
+    assert seen == [0, *[0, 16, 8] * auto_mode.NUM_REPEATS]
+
+
+def test_what_was_measured_decides():
+    auto = Auto()
+    auto.probe_all()
+    found = auto.better()
+    problem = auto.mode.problem
+    assert problem is not None
+    assert problem.profiles.stages["rollout"].instances[0].seconds(32) == pytest.approx(0.32)
+    assert problem.granularities == {"actor": (32, 0)}
+    plan = auto.mode.plan if found is None else found.plans["grpo"]
+    assert plan.mode == "collocated"
+    assert not moves(plan, auto.planned.plans["grpo"])
+
+
+def test_a_plan_that_pays_is_taken_and_one_that_does_not_is_not(monkeypatch):
+    auto = Auto("--actor.num_shards", "1", "--actor.micro_batch_groups", "8")
+    auto.probe_all()
+    # one rank of the actor takes most of the time: beside it the rollout costs nothing, before it 0.16 s
+    problem = problem_of(auto, {"rollout": 0.005, "reward": 0.0001, "actor": 0.02}, num_parts={"actor": 1})
+    problem = replace(problem, granularities=dict(auto.job.granularities))
+    monkeypatch.setattr(AutoMode, "measure", lambda self, executor: type("Found", (), {"problem": problem}))
+    base = {"restart_s": 5.0}
+    assert auto.better(num_steps=1, **base) is None
+    assert "collocated stays" in auto.told[-1]
+    assert "and moving there 5 s" in auto.told[-1]
+    found = auto.better(num_steps=1000, **base)
+    assert found is not None
+    assert found.plans["grpo"].mode == "disaggregated"
+    assert moves(auto.mode.plan, found.plans["grpo"])
+    assert {"grpo", "evaluate"} <= set(found.plans)
+    auto.mode.adopt(found)
+    assert auto.better(num_steps=1000, **base) is None, "the best plan stays"
+
+
+def test_lasting_drift_asks_for_a_plan_and_a_hiccup_does_not():
+    auto = Auto()
+    auto.probe_all()
+    found = auto.better()
+    if found is not None:
+        auto.mode.adopt(found)
+    slow = {"rollout": 0.03, "reward": 0.0001, "actor": 0.02}
+    assert not auto.observe(step_run(slow))
+    assert not any(auto.observe(step_run()) for _ in range(5))
+    assert any(auto.observe(step_run(slow)) for _ in range(20))
+    assert "rollout takes 3.00 times what was predicted" in auto.told[-1]
+    auto.better()
+    assert auto.mode.problem is not None
+    assert auto.mode.problem.profiles.stages["rollout"].instances[0].seconds(32) == pytest.approx(0.96)
+
+
+def test_another_mode_measures_nothing_and_predicts_from_a_given_profile(tmp_path: Path):
+    auto = Auto("--mode", "hybrid")
+    assert auto.mode.num_probes == 0
+    assert not auto.observe(step_run())
+    profile = tmp_path / "profile.json"
+    profile.write_text(problem_of(auto, {"rollout": 0.01, "reward": 0.0001, "actor": 0.02}).to_json())
+    known = Auto("--mode", "hybrid", "--plan.profile", str(profile))
+    assert known.planned.plans == auto.planned.plans
+    assert known.mode.problem is not None
+
+
+def test_a_given_profile_is_planned_from_at_once_and_so_is_that_of_the_run_folder(tmp_path: Path):
+    costs = {"rollout": 0.01, "reward": 0.0001, "actor": 0.01}
+    problem = problem_of(Auto(), costs, num_parts={"actor": 1, "rollout": 1})
+    (tmp_path / "problem.json").write_text(problem.to_json())
+    for auto in (Auto("--plan.profile", str(tmp_path / "problem.json")), Auto(folder=tmp_path)):
+        assert auto.mode.num_probes == 0
+        assert auto.mode.problem is not None
+        assert auto.mode.plan == plans_of_problem(auto.job, auto.flows, auto.mode.problem).plans["grpo"]
+        assert auto.mode.plan.prediction is not None
+
+
+def test_a_profile_that_is_not_this_recipes_is_refused(tmp_path: Path):
+    path = tmp_path / "profile.json"
+    with pytest.raises(UserError, match=r"plan\.profile=.*profile\.json: .*No such file"):
+        Auto("--plan.profile", str(path))
+    path.write_text("{}")
+    with pytest.raises(UserError, match=r"(?s)plan\.profile=.*hint: rlinf profile RECIPE writes such a file"):
+        Auto("--plan.profile", str(path))
+    with_reference = Auto("--algorithm.kl_coef", "0.1")
+    costs = {"rollout": 0.01, "reference": 0.01, "reward": 0.0001, "actor": 0.02}
+    path.write_text(problem_of(with_reference, costs).to_json())
+    with pytest.raises(UserError, match="is of the stages rollout, reference, reward, actor; this recipe has rollout"):
+        Auto("--plan.profile", str(path))
+
+
+def test_a_profile_in_which_nothing_fits_is_an_answer(tmp_path: Path):
+    problem = problem_of(Auto(), {"rollout": 0.01, "reward": 0.0001, "actor": 0.02})
+    actor = problem.profiles.stages["actor"]
+    huge = replace(actor, instances=(replace(actor.instances[0], state_bytes=1 << 60),))
+    problem = replace(problem, profiles=Profiles(stages={**problem.profiles.stages, "actor": huge}))
+    (tmp_path / "problem.json").write_text(problem.to_json())
+    with pytest.raises(UserError, match=r"mode=auto: .*actor"):
+        Auto(folder=tmp_path)
+
+
+def test_times_are_medians_beside_what_was_predicted():
+    auto = Auto()
+    times = PlanTimes(plan=auto.mode.plan, problem=None, first_step=3)
+    assert times.to_json()["step"] == {"predicted_s": None, "measured_s": None}
+    problem = problem_of(auto, {"rollout": 0.01, "reward": 0.0001, "actor": 0.02})
+    times = PlanTimes(plan=auto.mode.plan, problem=problem, first_step=3)
+    for step_s in (1.0, 5.0, 1.2):
+        run = step_run(step_s=step_s)
+        times.add(run, busy_seconds(run))
+    told = times.to_json()
+    assert (told["mode"], told["first_step"], told["num_steps"]) == ("collocated", 3, 3)
+    assert told["step"]["measured_s"] == 1.2
+    assert told["step"]["predicted_s"] == pytest.approx(0.32 + 0.0064 + 0.64, rel=0.01)
+    assert told["stages"]["actor"] == {"predicted_s": pytest.approx(0.64), "measured_s": pytest.approx(0.64)}
+
+
+def test_only_computing_counts_as_busy():
+    run = step_run()
+    waiting = replace(run.spans[0], category=SYNC, duration_s=9.0)
+    run.spans.append(waiting)
+    assert busy_seconds(run)["rollout"] == pytest.approx(0.32)
