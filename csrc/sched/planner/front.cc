@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <limits>
 #include <numeric>
 
 namespace rlinf::sched {
@@ -12,6 +14,31 @@ constexpr int64_t kNoSignature = -1;
 
 double sum_of_devices(const Columns& c, const double* row) {
   return std::accumulate(row, row + c.num_pools, 0.0);
+}
+
+// Two doubles in one register; a comparison gives -1 where it holds.
+using Pair = double __attribute__((vector_size(16)));
+using PairMask = int64_t __attribute__((vector_size(16)));
+
+// A bit for each of eight rows side by side: whether each of its columns is at most the bound, or at least.
+template <bool at_most>
+unsigned eight_rows(const double* keys, const double* bounds, std::size_t num_columns) {
+  PairMask good[4] = {{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}};
+  for (std::size_t k = 0; k < num_columns; ++k) {
+    const Pair bound = {bounds[k], bounds[k]};
+    PairMask any = {0, 0};
+    for (std::size_t i = 0; i < 4; ++i) {
+      Pair pair;
+      std::memcpy(&pair, keys + 8 * k + 2 * i, sizeof(pair));
+      good[i] &= at_most ? pair <= bound : pair >= bound;
+      any |= good[i];
+    }
+    if ((any[0] | any[1]) == 0)
+      return 0;
+  }
+  unsigned result = 0;
+  for (unsigned row = 0; row < 8; ++row) result |= static_cast<unsigned>(good[row / 2][row % 2] & 1) << row;
+  return result;
 }
 
 }  // namespace
@@ -30,27 +57,24 @@ void join_rows(const Columns& c, const Join& join, const double* a, const double
       row[peak] = std::max(a[peak], b[peak]);
     }
   }
-  const int first = c.first(), last = c.last();
+  const int first = c.first(), middle = first + 1, last = c.last(), half = c.half(), tail = c.tail();
   if (in_turn) {
     for (int i = first; i <= last; ++i) row[i] = a[last] + b[i];
-    row[c.tail()] = a[c.tail()] + b[last];
+    row[half] = a[half] + b[last];
+    row[tail] = a[tail] + b[last];
   } else if (same_devices) {
-    for (int i = first; i <= c.tail(); ++i) row[i] = a[i] + b[i];
+    for (int i = first; i <= last; ++i) row[i] = a[i] + b[i];
+    for (int i = half; i <= tail; ++i) row[i] = a[i] + std::max(b[i], b[i] + (b[last] - b[i]) * join.waits);
   } else if (join.feeds) {
-    // The part after serves items in order. What arrives when a share of the items is out on both sides waits for the
-    // rest at the even pace between its first hand-over and its last; a maximum-plus convolution, rising in every
-    // number.
-    for (int i = first; i <= last; ++i) {
-      double end = i == last ? a[i] + b[c.tail()] : a[i] + b[first];
-      for (int q = first; q < i; ++q) {
-        const double left = 1.0 - static_cast<double>(q - first) / (i - first);
-        end = std::max(end, a[q] + b[first] + (b[i] - b[first]) * left);
-      }
-      row[i] = end + join.moved_s;
-    }
-    row[c.tail()] = a[c.tail()] + join.moved_s + b[c.tail()];
+    // The part after is done no sooner than what came last, the second half since its middle came, and all since the
+    // first came are served: a maximum-plus convolution at three points, rising in every number.
+    row[first] = a[first] + b[first] + join.moved_s;
+    row[middle] = std::max(a[middle] + b[first], a[first] + b[middle]) + join.moved_s;
+    row[last] = std::max({a[last] + b[tail], a[middle] + b[half], a[first] + b[last]}) + join.moved_s;
+    row[half] = std::max(a[half] + b[tail], a[first] + b[half]) + join.moved_s;
+    row[tail] = a[tail] + b[tail] + join.moved_s;
   } else {
-    for (int i = first; i <= c.tail(); ++i) row[i] = std::max(a[i], b[i]);
+    for (int i = first; i <= tail; ++i) row[i] = std::max(a[i], b[i]);
   }
   row[c.sync()] = a[c.sync()] + b[c.sync()];
   row[c.switches()] = std::max(a[c.switches()], b[c.switches()]);
@@ -68,8 +92,21 @@ Front::Front(Columns columns, Limits limits, int num_groups)
     : columns_(columns),
       limits_(std::move(limits)),
       num_groups_(num_groups),
-      num_devices_(std::accumulate(limits_.devices.begin(), limits_.devices.end(), 0.0)),
-      scratch_(columns.width()) {}
+      num_devices_(std::accumulate(limits_.devices.begin(), limits_.devices.end(), 0.0)) {
+  const Columns& c = columns_;
+  const auto add = [this](int column, double tolerance) {
+    key_columns_.push_back(column);
+    tolerance_.push_back(tolerance);
+  };
+  add(c.last(), limits_.tolerance_s);
+  for (int p = 0; p < c.num_pools; ++p) add(p, limits_.tolerance_share * limits_.devices[p]);
+  for (int i = c.half(); i <= c.sync(); ++i) add(i, limits_.tolerance_s);
+  for (int i = c.first(); i < c.last(); ++i) add(i, limits_.tolerance_s);
+  for (int i = c.switches(); i < c.width(); ++i) add(i, 0.0);
+  tolerance_.resize(tolerance_.size() + 2 * num_groups_, 0.0);
+  key_.resize(tolerance_.size());
+  bound_.resize(tolerance_.size());
+}
 
 bool Front::fits(const double* row, bool mixed) const {
   const Columns& c = columns_;
@@ -91,88 +128,85 @@ bool Front::keeps_bound(const double* row) const {
   return std::max(least, row[c.last()] + row[c.sync()]) <= limits_.bound_s * (1 + 1e-9);
 }
 
-bool Front::compares(const double* a, const double* b, bool with_tolerance) const {
+// Memory that cannot exceed the limit counts as 0.
+void Front::make_key(const double* row, const int64_t* signature) {
   const Columns& c = columns_;
-  const double tolerance = with_tolerance ? limits_.tolerance_s : 0.0;
-  for (int i = c.last(); i >= c.first(); --i) {
-    if (a[i] > b[i] + tolerance)
-      return false;
-  }
-  for (int i = 0; i < c.num_pools; ++i) {
-    if (a[i] > b[i])
-      return false;
-  }
-  for (int i = c.tail(); i <= c.sync(); ++i) {
-    if (a[i] > b[i] + tolerance)
-      return false;
-  }
-  for (int i = c.switches(); i < c.width(); ++i) {
-    if (a[i] > b[i])
-      return false;
-  }
-  return true;
-}
-
-bool Front::offer(const double* row, const int64_t* signature, bool mixed, Origin origin) {
-  if (!fits(row, mixed) || !keeps_bound(row))
-    return false;
-  const Columns& c = columns_;
-  const std::size_t width = c.width();
-  double* seen = scratch_.data();
-  std::copy(row, row + width, seen);
+  for (std::size_t k = 0; k < key_columns_.size(); ++k) key_[k] = row[key_columns_[k]];
   for (int p = 0; p < c.num_pools; ++p) {
-    double& resident = seen[c.resident() + p];
-    double& peak = seen[c.peak() + p];
+    const std::size_t first = key_columns_.size() - c.width();  // key columns from `switches` on are in the row's order
+    double& resident = key_[first + c.resident() + p];
+    double& peak = key_[first + c.peak() + p];
     if (resident + limits_.rest_resident[p] + limits_.rest_peak[p] <= limits_.memory[p])
       resident = 0;
     if (peak + limits_.rest_resident[p] <= limits_.memory[p])
       peak = 0;
   }
-  const auto same_signature = [&](std::size_t i) {
-    return std::equal(signature, signature + num_groups_, this->signature(i));
-  };
-  for (std::size_t i = 0; i < size(); ++i) {
-    if (!compares(&seen_[i * width], seen, true) || !same_signature(i))
+  for (std::size_t g = 0; g < num_groups_; ++g) {
+    const double number = static_cast<double>(signature[g]);
+    key_[key_columns_.size() + 2 * g] = number;
+    key_[key_columns_.size() + 2 * g + 1] = -number;
+  }
+}
+
+bool Front::offer(const double* row, const int64_t* signature, bool mixed, Origin origin) {
+  if (!fits(row, mixed) || !keeps_bound(row))
+    return false;
+  make_key(row, signature);
+  const std::size_t num_columns = key_.size(), width = columns_.width();
+  double* bound = bound_.data();
+  for (std::size_t k = 0; k < num_columns; ++k) bound[k] = key_[k] + tolerance_[k];
+  for (std::size_t block = 0; block < size(); block += kLanes) {
+    const double* keys = &keys_[block * num_columns];
+    const unsigned good = eight_rows<true>(keys, bound, num_columns);
+    if (good == 0)
       continue;
-    if (i > 0) {  // what beat one row will beat the next: look there first
-      const std::size_t to = i / 2;
-      std::swap_ranges(&rows_[i * width], &rows_[i * width] + width, &rows_[to * width]);
-      std::swap_ranges(&seen_[i * width], &seen_[i * width] + width, &seen_[to * width]);
-      if (num_groups_) {
-        std::swap_ranges(&signatures_[i * num_groups_], &signatures_[i * num_groups_] + num_groups_,
-                         &signatures_[to * num_groups_]);
-      }
-      const bool kept = is_mixed_[i];
-      is_mixed_[i] = is_mixed_[to];
-      is_mixed_[to] = kept;
-      std::swap(origins_[i], origins_[to]);
-    }
+    std::size_t i = block;
+    while (!(good >> (i - block) & 1)) ++i;
+    swap(i, i / 2);  // what beat one row will beat the next: look there first
     return false;
   }
-  for (std::size_t i = size(); i-- > 0;) {
-    if (compares(seen, &seen_[i * width], false) && same_signature(i))
-      remove(i);
+  for (std::size_t block = (size() + kLanes - 1) / kLanes; block-- > 0;) {
+    const unsigned worse = eight_rows<false>(&keys_[block * kLanes * num_columns], key_.data(), num_columns);
+    for (std::size_t lane = kLanes; worse != 0 && lane-- > 0;) {
+      if (worse >> lane & 1 && block * kLanes + lane < size())
+        remove(block * kLanes + lane);
+    }
   }
+  const std::size_t at = size();
+  if (at % kLanes == 0)
+    keys_.resize(keys_.size() + kLanes * num_columns, std::numeric_limits<double>::infinity());
+  for (std::size_t k = 0; k < num_columns; ++k) keys_[key_at(at, k)] = key_[k];
   rows_.insert(rows_.end(), row, row + width);
-  seen_.insert(seen_.end(), seen, seen + width);
   signatures_.insert(signatures_.end(), signature, signature + num_groups_);
   is_mixed_.push_back(mixed);
   origins_.push_back(origin);
   return true;
 }
 
+void Front::swap(std::size_t i, std::size_t j) {
+  if (i == j)
+    return;
+  const std::size_t width = columns_.width();
+  for (std::size_t k = 0; k < key_.size(); ++k) std::swap(keys_[key_at(i, k)], keys_[key_at(j, k)]);
+  std::swap_ranges(rows_.begin() + i * width, rows_.begin() + (i + 1) * width, rows_.begin() + j * width);
+  std::swap_ranges(signatures_.begin() + i * num_groups_, signatures_.begin() + (i + 1) * num_groups_,
+                   signatures_.begin() + j * num_groups_);
+  const bool is_mixed = is_mixed_[i];
+  is_mixed_[i] = is_mixed_[j];
+  is_mixed_[j] = is_mixed;
+  std::swap(origins_[i], origins_[j]);
+}
+
 void Front::remove(std::size_t i) {
-  const std::size_t width = columns_.width(), last = size() - 1;
-  std::copy_n(&rows_[last * width], width, &rows_[i * width]);
-  std::copy_n(&seen_[last * width], width, &seen_[i * width]);
-  std::copy_n(signatures_.begin() + last * num_groups_, num_groups_, signatures_.begin() + i * num_groups_);
-  is_mixed_[i] = is_mixed_[last];
-  origins_[i] = origins_[last];
-  rows_.resize(last * width);
-  seen_.resize(last * width);
+  const std::size_t last = size() - 1;
+  swap(i, last);
+  for (std::size_t k = 0; k < key_.size(); ++k) keys_[key_at(last, k)] = std::numeric_limits<double>::infinity();
+  rows_.resize(last * columns_.width());
   signatures_.resize(last * num_groups_);
   is_mixed_.pop_back();
   origins_.pop_back();
+  if (last % kLanes == 0)
+    keys_.resize(last * key_.size());
 }
 
 template <typename Take>

@@ -8,8 +8,8 @@
 namespace rlinf::sched {
 
 // Where what stands in a row of `width()` numbers, all to be minimised: devices taken of each pool, times at which
-// items come out (first hand-over, ..., last item), tail, weight sync, and for each pool bytes between turns and at the
-// fullest.
+// items come out (first hand-over, middle, last item), second half, tail, weight sync, and for each pool bytes between
+// turns and at the fullest.
 struct Columns {
   int num_pools;
   int num_out;
@@ -17,7 +17,8 @@ struct Columns {
 
   int first() const { return num_pools; }
   int last() const { return num_pools + num_out - 1; }
-  int tail() const { return last() + 1; }
+  int half() const { return last() + 1; }
+  int tail() const { return last() + 2; }
   int sync() const { return tail() + 1; }
   int switches() const { return sync() + 1; }
   int resident() const { return switches() + 1; }
@@ -35,6 +36,7 @@ struct Limits {
   double bound_s;                     // a whole plan known to be this good; infinity for none
   double rest_area;                   // least device-seconds of the rest of the flow
   double tolerance_s;                 // times closer than this count as equal
+  double tolerance_share;             // and numbers of devices, as a part of all of the pool
   bool may_mix;                       // whether a device may serve generation and training
 };
 
@@ -58,6 +60,7 @@ struct Join {
   int32_t before_part;
   bool feeds;               // the part after takes items of the part before
   double moved_s;           // a hand-over from one to the other, when side by side
+  double waits;             // interleaved: the share of the part after that is left to do when the part before is done
   std::vector<bool> syncs;  // of each weight edge: whether its two ends meet here
   double sync_latency_s;    // of one sync
   double sync_bytes_per_s;  // of one device's link
@@ -73,7 +76,7 @@ struct Whole {
   Origin origin;
 };
 
-// Rows of which none is as good as another in every column. A row as good as an earlier one in all but `tolerance_s`
+// Rows of which none is as good as another in every column. A row as good as an earlier one in all but the tolerances
 // stays out. Memory counts only where, with the fullest that the rest of the flow may be, it exceeds the limit. Rows of
 // different signature (where a worker group runs that has stages elsewhere too) do not compare.
 class Front {
@@ -103,19 +106,29 @@ class Front {
   template <typename Take>
   void for_each_join(const Front& before, const Front& after, const Join& join, const std::vector<bool>& forget,
                      Take take) const;
-  bool compares(const double* a, const double* b, bool with_tolerance) const;
   void remove(std::size_t i);
+  void swap(std::size_t i, std::size_t j);
+  void make_key(const double* row, const int64_t* signature);
+
+  // What rows are compared by, eight of them side by side: [rows / 8][key columns][8].
+  static constexpr std::size_t kLanes = 8;
+  std::size_t key_at(std::size_t i, std::size_t column) const {
+    return (i / kLanes * key_.size() + column) * kLanes + i % kLanes;
+  }
 
   Columns columns_;
   Limits limits_;
   std::size_t num_groups_;
   double num_devices_;
   std::vector<double> rows_;
-  std::vector<double> seen_;  // rows as they compare: memory that cannot exceed the limit is 0
+  std::vector<double> keys_;
   std::vector<int64_t> signatures_;
   std::vector<bool> is_mixed_;
   std::vector<Origin> origins_;
-  std::vector<double> scratch_;
+  std::vector<int> key_columns_;   // those that tell most rows apart first
+  std::vector<double> tolerance_;  // of each key column
+  std::vector<double> key_;        // of the row that is offered; the signature twice, once negative, to be equal
+  std::vector<double> bound_;      // with the tolerances
 };
 
 // The row of two parts joined; what the columns mean is in Columns, the algebra in docs/scheduling.md.

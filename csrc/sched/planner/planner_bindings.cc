@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include "front.h"
+#include "stage_times.h"
 
 namespace py = pybind11;
 namespace sched = rlinf::sched;
@@ -15,15 +16,18 @@ namespace {
 using Rows = py::array_t<double, py::array::c_style | py::array::forcecast>;
 using Signatures = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
 using Flags = py::array_t<bool, py::array::c_style | py::array::forcecast>;
+using Counts = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
 
-void offer_all(sched::Front& front, const Rows& rows, const Signatures& signatures, const Flags& mixed) {
+void offer_all(sched::Front& front, const Rows& rows, const Signatures& signatures, const Flags& mixed,
+               const Counts& numbers) {
   if (rows.ndim() != 2 || rows.shape(1) != front.columns().width() || signatures.ndim() != 2 ||
-      signatures.shape(0) != rows.shape(0) || mixed.ndim() != 1 || mixed.shape(0) != rows.shape(0)) {
+      signatures.shape(0) != rows.shape(0) || mixed.ndim() != 1 || mixed.shape(0) != rows.shape(0) ||
+      numbers.ndim() != 1 || numbers.shape(0) != rows.shape(0)) {
     throw py::value_error("rows, signatures and flags do not fit the front");
   }
   for (py::ssize_t i = 0; i < rows.shape(0); ++i) {
     front.offer(rows.data(i, 0), signatures.data() + i * signatures.shape(1), *mixed.data(i),
-                sched::Origin{-1, 0, static_cast<int32_t>(i), static_cast<int32_t>(i)});
+                sched::Origin{-1, 0, *numbers.data(i), *numbers.data(i)});
   }
 }
 
@@ -54,9 +58,29 @@ py::array_t<bool> mixed_of(const sched::Front& front) {
   return result;
 }
 
+// float64 [cases, fractions + 1]: `StageTimes::of` each number of instances and size.
+py::array_t<double> stage_times(int batching, const Rows& seconds, const Rows& costs, int max_items,
+                                const std::vector<double>& fractions, const Counts& num_instances,
+                                const Counts& sizes) {
+  if (num_instances.ndim() != 1 || sizes.ndim() != 1 || sizes.shape(0) != num_instances.shape(0) || !costs.size()) {
+    throw py::value_error("give items, and as many sizes as numbers of instances");
+  }
+  const py::ssize_t num_cases = sizes.shape(0);
+  py::array_t<double> result({num_cases, static_cast<py::ssize_t>(fractions.size() + 1)});
+  const auto list = [](const Rows& array) { return std::vector<double>(array.data(), array.data() + array.size()); };
+  sched::StageTimes times({static_cast<sched::StageWork::Batching>(batching), list(seconds), list(costs), max_items},
+                          fractions);
+  for (py::ssize_t i = 0; i < num_cases; ++i) {
+    times.of(*num_instances.data(i), *sizes.data(i), result.mutable_data(i, 0));
+  }
+  return result;
+}
+
 }  // namespace
 
 void rlinf::sched::bind_planner(py::module_& m) {
+  m.def("stage_times", &stage_times, py::kw_only(), py::arg("batching"), py::arg("seconds"), py::arg("costs"),
+        py::arg("max_items"), py::arg("fractions"), py::arg("num_instances"), py::arg("sizes"));
   py::class_<sched::Columns>(m, "Columns")
       .def(py::init(
                [](int num_pools, int num_out, int num_edges) { return sched::Columns{num_pools, num_out, num_edges}; }),
@@ -64,30 +88,27 @@ void rlinf::sched::bind_planner(py::module_& m) {
   py::class_<sched::Limits>(m, "Limits")
       .def(py::init([](std::vector<double> devices, std::vector<double> memory, std::vector<double> rest_resident,
                        std::vector<double> rest_peak, double bound_s, double rest_area, double tolerance_s,
-                       bool may_mix) {
-             return sched::Limits{std::move(devices),
-                                  std::move(memory),
-                                  std::move(rest_resident),
-                                  std::move(rest_peak),
-                                  bound_s,
-                                  rest_area,
-                                  tolerance_s,
-                                  may_mix};
+                       double tolerance_share, bool may_mix) {
+             return sched::Limits{std::move(devices),   std::move(memory), std::move(rest_resident),
+                                  std::move(rest_peak), bound_s,           rest_area,
+                                  tolerance_s,          tolerance_share,   may_mix};
            }),
            py::kw_only(), py::arg("devices"), py::arg("memory"), py::arg("rest_resident"), py::arg("rest_peak"),
-           py::arg("bound_s"), py::arg("rest_area"), py::arg("tolerance_s"), py::arg("may_mix"));
+           py::arg("bound_s"), py::arg("rest_area"), py::arg("tolerance_s"), py::arg("tolerance_share"),
+           py::arg("may_mix"));
   py::class_<sched::Join>(m, "Join").def(
-      py::init([](int kind, int before_part, bool feeds, double moved_s, std::vector<bool> syncs, double sync_latency_s,
-                  double sync_bytes_per_s, bool mixes, int steps_under_way) {
-        return sched::Join{kind,           before_part,      feeds, moved_s,        std::move(syncs),
+      py::init([](int kind, int before_part, bool feeds, double moved_s, double waits, std::vector<bool> syncs,
+                  double sync_latency_s, double sync_bytes_per_s, bool mixes, int steps_under_way) {
+        return sched::Join{kind,           before_part,      feeds, moved_s,        waits, std::move(syncs),
                            sync_latency_s, sync_bytes_per_s, mixes, steps_under_way};
       }),
-      py::kw_only(), py::arg("kind"), py::arg("before_part"), py::arg("feeds"), py::arg("moved_s"), py::arg("syncs"),
-      py::arg("sync_latency_s"), py::arg("sync_bytes_per_s"), py::arg("mixes"), py::arg("steps_under_way"));
+      py::kw_only(), py::arg("kind"), py::arg("before_part"), py::arg("feeds"), py::arg("moved_s"), py::arg("waits"),
+      py::arg("syncs"), py::arg("sync_latency_s"), py::arg("sync_bytes_per_s"), py::arg("mixes"),
+      py::arg("steps_under_way"));
   py::class_<sched::Front>(m, "Front")
       .def(py::init<sched::Columns, sched::Limits, int>(), py::arg("columns"), py::arg("limits"), py::kw_only(),
            py::arg("num_groups"))
-      .def("offer", &offer_all, py::arg("rows"), py::arg("signatures"), py::arg("is_mixed"))
+      .def("offer", &offer_all, py::arg("rows"), py::arg("signatures"), py::arg("is_mixed"), py::arg("numbers"))
       .def("offer_joins", &sched::Front::offer_joins, py::arg("before"), py::arg("after"), py::arg("join"),
            py::arg("forget"), py::call_guard<py::gil_scoped_release>())
       .def(

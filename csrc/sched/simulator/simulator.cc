@@ -70,9 +70,24 @@ Simulator::Simulator(const Model& model) : model_(model), num_stages_(static_cas
   stage_span_.assign(num_stages_, -1);
   touched_.resize(num_stages_);
   device_is_busy_.assign(model.num_devices, 0);
-  device_holder_.assign(model.num_devices, -1);
+  num_owing_.assign(missing_.size(), 0);
+  idle_.assign(instances_.size() / 64 + 1, ~uint64_t{0});
+  owing_.assign(idle_.size(), 0);
   device_span_.assign(model.num_devices, -1);
   device_end_.assign(model.num_devices, 0.0);
+  std::vector<std::vector<int32_t>> turns_on(model.num_devices);
+  for (int32_t t = 0; t < num_turns; ++t) {
+    for (int32_t d = model.turn_device_start[t]; model.turn_is_leased[t] && d < model.turn_device_start[t + 1]; ++d) {
+      for (int32_t other : turns_on[model.turn_device[d]]) {
+        std::vector<int32_t>& rivals = turns_[t].rivals;
+        if (std::find(rivals.begin(), rivals.end(), other) == rivals.end()) {
+          rivals.push_back(other);
+          turns_[other].rivals.push_back(t);
+        }
+      }
+      turns_on[model.turn_device[d]].push_back(t);
+    }
+  }
   contends_.assign(num_stages_, 0);
   for (const Turn& turn : turns_) {
     std::vector<int32_t> users(model.num_devices, 0);
@@ -159,9 +174,6 @@ void Simulator::handle(const Event& event) {
       turn.state = Turn::kAway;
       last_span_ = turn.last_span;
       mark_turn(event.index);
-      for (int32_t d = model_.turn_device_start[event.index]; d < model_.turn_device_start[event.index + 1]; ++d) {
-        device_holder_[model_.turn_device[d]] = -1;
-      }
       break;
     }
     case Event::kSynced:

@@ -59,7 +59,6 @@ class Simulator {
     int32_t hand_over = 0;
     int32_t step = -1;  // of the last items taken
     bool is_busy = false;
-    bool owes_step = false;  // has had its last item, not yet its step_s
     bool in_step = false;
     int32_t span = -1;
     int32_t last_span = -1;
@@ -76,6 +75,7 @@ class Simulator {
   struct Turn {
     enum State { kAway, kLoading, kHeld, kLeaving } state = kAway;
     std::vector<int32_t> stages;
+    std::vector<int32_t> rivals;  // leased turns that have a device in common with it
     bool is_cycle = false;
     int32_t num_computing = 0;
     int32_t num_in_transit = 0;  // hand-overs between stages of the turn
@@ -112,11 +112,15 @@ class Simulator {
   bool is_ready(int32_t queue) const;
   bool has_work(const Turn& turn) const;
   int32_t first_step_with_work(const Turn& turn) const;
+  int32_t first_owing_step(int32_t stage) const;
   static void order_arrivals(Queue& queue);
   void start_stage(int32_t stage);
   bool may_compute(int32_t stage);
   bool devices_free(const Instance& instance) const;
+  static void set_bit(std::vector<uint64_t>& bits, int32_t i, bool value);
+  bool owes_step(const Instance& instance) const;
   void occupy(Instance& instance, bool value);
+  int32_t next_idle(int32_t begin, int32_t end, bool owes_step) const;
   int32_t cause_of(const Instance& instance, int32_t item_cause, double item_time) const;
   void start_hand_over(Instance& instance);
   void start_step(Instance& instance);
@@ -168,10 +172,12 @@ class Simulator {
   std::vector<std::vector<uint8_t>> missing_;  // [steps * S] of [rounds, N]: inputs that have not arrived
   std::vector<int64_t> num_finished_;          // [steps, S] items handed on
   std::vector<int32_t> num_owed_;              // [steps, S] step_s still to be paid
+  std::vector<int32_t> num_owing_;             // [steps, S] instances
+  std::vector<uint64_t> idle_;                 // a bit for each instance that is not busy
+  std::vector<uint64_t> owing_;                // and for those that have had their last item, not yet their step_s
   std::vector<uint8_t> is_marked_;
   std::vector<uint8_t> contends_;  // [S] whether its instances meet others of their turn on a device
   std::vector<uint8_t> device_is_busy_;
-  std::vector<int32_t> device_holder_;  // turn
   std::vector<int32_t> device_span_;
   std::vector<double> device_end_;
   std::vector<Transfer> transfers_;

@@ -46,15 +46,13 @@ void Simulator::start_stage(int32_t s) {
     }
   }
   const int32_t begin = instance_start_[s], end = instance_start_[s + 1];
-  if (model_.step_s[s] > 0) {
-    for (int32_t i = begin; i < end; ++i) {
-      if (instances_[i].owes_step && !instances_[i].is_busy) {
-        if (!may_compute(s)) {
-          break;
-        }
-        if (devices_free(instances_[i])) {
-          start_step(instances_[i]);
-        }
+  if (first_owing_step(s) < model_.num_steps) {
+    for (int32_t i = next_idle(begin, end, true); i < end; i = next_idle(i + 1, end, true)) {
+      if (!may_compute(s)) {
+        break;
+      }
+      if (devices_free(instances_[i])) {
+        start_step(instances_[i]);
       }
     }
   }
@@ -63,11 +61,8 @@ void Simulator::start_stage(int32_t s) {
     go_on(s);
     return;
   }
-  for (int32_t i = begin; i < end; ++i) {
+  for (int32_t i = next_idle(begin, end, false); i < end; i = next_idle(i + 1, end, false)) {
     Instance& instance = instances_[i];
-    if (instance.is_busy || instance.owes_step) {
-      continue;
-    }
     if (!is_ready(instance.queue)) {
       if (model_.by_key[s]) {
         continue;
@@ -101,10 +96,34 @@ bool Simulator::devices_free(const Instance& instance) const {
   return true;
 }
 
+void Simulator::set_bit(std::vector<uint64_t>& bits, int32_t i, bool value) {
+  const uint64_t bit = uint64_t{1} << (i % 64);
+  bits[i / 64] = value ? bits[i / 64] | bit : bits[i / 64] & ~bit;
+}
+
+bool Simulator::owes_step(const Instance& instance) const {
+  const int32_t i = index_of(instance.stage, instance.rank);
+  return owing_[i / 64] >> (i % 64) & 1;
+}
+
+// The first instance from `begin` on that is not busy and owes its step_s, or does not, or `end`.
+int32_t Simulator::next_idle(int32_t begin, int32_t end, bool owes_step) const {
+  while (begin < end) {
+    const uint64_t owing = owing_[begin / 64];
+    const uint64_t bits = (idle_[begin / 64] & (owes_step ? owing : ~owing)) >> (begin % 64);
+    if (bits != 0) {
+      return std::min(end, begin + __builtin_ctzll(bits));
+    }
+    begin = (begin / 64 + 1) * 64;
+  }
+  return end;
+}
+
 // Begins or ends computing on its devices.
 void Simulator::occupy(Instance& instance, bool value) {
   const int32_t i = index_of(instance.stage, instance.rank);
   instance.is_busy = value;
+  set_bit(idle_, i, !value);
   Turn& turn = turns_[model_.turn[instance.stage]];
   turn.num_computing += value ? 1 : -1;
   ++outcome_.num_events;
@@ -167,7 +186,8 @@ void Simulator::close_queue(int32_t q) {
     for (int32_t i = instance_start_[s]; i < instance_start_[s + 1]; ++i) {
       Instance& instance = instances_[i];
       if (instance.queue == q && instance.step == step) {
-        instance.owes_step = true;
+        set_bit(owing_, i, true);
+        ++num_owing_[static_cast<size_t>(step) * num_stages_ + s];
         ++num_owed_[static_cast<size_t>(step) * num_stages_ + s];
       }
     }
@@ -208,7 +228,8 @@ void Simulator::start_step(Instance& instance) {
   const int32_t cause = cause_of(instance, -1, 0.0);
   instance.span = outcome_.spans.add(instance.stage, instance.rank, kStep, instance.step, 0, cause, now_, end);
   instance.in_step = true;
-  instance.owes_step = false;
+  set_bit(owing_, index_of(instance.stage, instance.rank), false);
+  --num_owing_[static_cast<size_t>(instance.step) * num_stages_ + instance.stage];
   occupy(instance, true);
   push(end, Event::kEnd, index_of(instance.stage, instance.rank));
 }
@@ -227,7 +248,7 @@ void Simulator::end_work(Instance& instance) {
 // -----------------------------------------------------------------------------------------------------------
 
 bool Simulator::can_admit(const Instance& engine) const {
-  if (engine.owes_step || static_cast<int32_t>(engine.inside.size()) >= model_.room[engine.stage]) {
+  if (owes_step(engine) || static_cast<int32_t>(engine.inside.size()) >= model_.room[engine.stage]) {
     return false;
   }
   return engine.is_busy ? !engine.in_step && engine.step == queue_step_[engine.queue] : devices_free(engine);
@@ -237,7 +258,16 @@ bool Simulator::can_admit(const Instance& engine) const {
 // the last one ended, level by level.
 void Simulator::admit_any(int32_t s) {
   const int32_t q = queue_start_[s], begin = instance_start_[s], end = instance_start_[s + 1];
-  int32_t level = 0, i = begin, step = queue_step_[q];
+  if (!is_ready(q)) {
+    return;
+  }
+  int32_t level = model_.room[s], i = begin, step = queue_step_[q];
+  for (int32_t e = begin; e < end; ++e) {
+    const int32_t size = static_cast<int32_t>(instances_[e].inside.size());
+    if (size < level && can_admit(instances_[e])) {
+      level = size;
+    }
+  }
   while (is_ready(q) && level < model_.room[s]) {
     for (; i < end; ++i) {
       if (static_cast<int32_t>(instances_[i].inside.size()) == level && can_admit(instances_[i])) {

@@ -15,6 +15,16 @@ bool Simulator::has_work(const Turn& turn) const {
   return first_step_with_work(turn) < model_.num_steps;
 }
 
+// The first step of which instances still owe the step_s, or the number of steps.
+int32_t Simulator::first_owing_step(int32_t stage) const {
+  for (int32_t step = num_ended_; step < num_released_; ++step) {
+    if (num_owing_[static_cast<size_t>(step) * num_stages_ + stage] > 0) {
+      return step;
+    }
+  }
+  return model_.num_steps;
+}
+
 int32_t Simulator::first_step_with_work(const Turn& turn) const {
   int32_t first = model_.num_steps;
   for (int32_t s : turn.stages) {
@@ -23,11 +33,7 @@ int32_t Simulator::first_step_with_work(const Turn& turn) const {
         first = queue_step_[q];
       }
     }
-    for (int32_t i = instance_start_[s]; model_.step_s[s] > 0 && i < instance_start_[s + 1]; ++i) {
-      if (instances_[i].owes_step && instances_[i].step < first) {
-        first = instances_[i].step;
-      }
-    }
+    first = std::min(first, first_owing_step(s));
   }
   return first;
 }
@@ -87,21 +93,14 @@ bool Simulator::grant_turns() {
     return false;
   }
   std::sort(waiting.begin(), waiting.end());
-  std::vector<uint8_t> is_kept(model_.num_devices, 0);
+  std::vector<uint8_t> is_kept(turns_.size(), 0);
   bool granted = false;
   for (const auto& [step, t] : waiting) {
     Turn& turn = turns_[t];
-    bool is_free = true;
-    const int32_t begin = model_.turn_device_start[t], end = model_.turn_device_start[t + 1];
-    for (int32_t d = begin; d < end; ++d) {
-      is_free &= device_holder_[model_.turn_device[d]] < 0 && !is_kept[model_.turn_device[d]];
-    }
-    for (int32_t d = begin; d < end; ++d) {
-      is_kept[model_.turn_device[d]] = 1;
-      if (is_free) {
-        device_holder_[model_.turn_device[d]] = t;
-      }
-    }
+    const bool is_free = std::none_of(turn.rivals.begin(), turn.rivals.end(), [&](int32_t rival) {
+      return turns_[rival].state != Turn::kAway || is_kept[rival];
+    });
+    is_kept[t] = 1;
     if (!is_free) {
       continue;
     }

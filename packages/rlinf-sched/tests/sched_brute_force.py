@@ -6,15 +6,18 @@ Only for one pool of devices and flows without cycles or groups of several stage
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
+from math import exp, inf
 
+from rlinf_sched.planner.arrivals import arriving_costs
 from rlinf_sched.problem import Problem
-from rlinf_sched.stage_time import stage_time
+from rlinf_sched.stage_time import stage_times
 
 
 @dataclass(frozen=True)
 class Part:
     devices: int
     out: tuple[float, ...]
+    half: float
     tail: float
     sync: float
     resident: int
@@ -31,6 +34,8 @@ def least_step_s(problem: Problem) -> float | None:
     total, memory = problem.cluster.num_devices, problem.cluster.devices[0].memory_bytes
     links = problem.cluster.links
 
+    costs = arriving_costs(problem)
+
     def leaves(name: str) -> set[Part]:
         profile, found = problem.profile(name), set()
         for instance in profile.instances:
@@ -41,30 +46,32 @@ def least_step_s(problem: Problem) -> float | None:
             for count in range(1, total // instance.num_devices + 1):
                 for granularity in problem.choices(name):
                     devices = count * instance.num_devices
-                    time = stage_time(
-                        instance,
-                        profile.batching,
-                        profile.costs,
-                        num_items=problem.num_items,
-                        num_instances=count,
-                        granularity=granularity,
-                    )
+                    times = stage_times(instance, profile.batching, costs[name], [count], [granularity])
+                    first, middle, last, half, tail = times[0].tolist()
                     share = -(-problem.num_items // count)
                     if profile.batching != "continuous":
                         share = min(granularity, share)
                     state = instance.state_bytes + -(-instance.sharded_state_bytes // devices)
                     peak = state + instance.work_bytes + instance.item_work_bytes * share
-                    found.add(Part(devices, time.out_s, time.tail_s, 0.0, state, peak, edges, False))
+                    found.add(Part(devices, (first, middle, last), half, tail, 0.0, state, peak, edges, False))
                     if problem.allow_offload:
                         move = state / links.host_bytes_per_s
-                        out = (*(t + move for t in time.out_s[:-1]), time.out_s[-1] + 2 * move)
-                        found.add(Part(devices, out, time.tail_s + move, 0.0, 0, peak, edges, True))
+                        out = (first + move, middle + move, last + 2 * move)
+                        found.add(Part(devices, out, half + move, tail + move, 0.0, 0, peak, edges, True))
         return found
+
+    options = {name: leaves(name) for name in names}
+    least_s = sum(min((p.devices * p.out[-1] for p in found), default=inf) for found in options.values()) / total
+    load = {  # instances that compute at a time if the step took that long
+        name: min((p.devices // problem.profile(name).instances[0].num_devices * p.out[-1] for p in found), default=inf)
+        / least_s
+        for name, found in options.items()
+    }
 
     @cache
     def parts(members: frozenset[str]) -> frozenset[Part]:
         if len(members) == 1:
-            return frozenset(part for part in leaves(next(iter(members))) if part.peak <= memory)
+            return frozenset(part for part in options[next(iter(members))] if part.peak <= memory)
         found = set()
         for size in range(1, len(members)):
             for chosen in combinations(sorted(members), size):
@@ -102,6 +109,7 @@ def least_step_s(problem: Problem) -> float | None:
         return Part(
             max(a.devices, b.devices),
             tuple(a.out[-1] + t for t in b.out),
+            a.half + b.out[-1],
             a.tail + b.out[-1],
             sync_s,
             a.resident + b.resident,
@@ -112,7 +120,15 @@ def least_step_s(problem: Problem) -> float | None:
 
     def interleaved(a: Part, b: Part, before: frozenset[str], after: frozenset[str]) -> Part:
         whole = in_turn(a, b, before, after)
-        return replace(whole, out=tuple(x + y for x, y in zip(a.out, b.out, strict=True)), tail=a.tail + b.tail)
+        out = tuple(x + y for x, y in zip(a.out, b.out, strict=True))
+
+        starved = min(1.0, (exp(sum(load[name] for name in before)) - 1) / problem.num_items)
+
+        def waits(seconds: float) -> float:
+            """The part after gets the devices when all of the part before are idle at once."""
+            return max(seconds, seconds * (1 - starved) + b.out[-1] * starved)
+
+        return replace(whole, out=out, half=a.half + waits(b.half), tail=a.tail + waits(b.tail))
 
     def side_by_side(a: Part, b: Part, before: frozenset[str], after: frozenset[str]) -> Part:
         if any((x, y) in feeding for x in before for y in after):
@@ -123,21 +139,23 @@ def least_step_s(problem: Problem) -> float | None:
             ]
             rate = links.node_bytes_per_s if problem.cluster.num_nodes == 1 else links.network_bytes_per_s
             moved = links.latency_s + max(crossing, default=0) / rate
-            count = len(a.out)
-            arrives = list(a.out)
-            out = []
-            for p in range(count):
-                best = arrives[p] + (b.tail if p == count - 1 else b.out[0])
-                for q in range(p):
-                    best = max(best, arrives[q] + b.out[0] + (b.out[p] - b.out[0]) * (1 - q / p))
-                out.append(best + moved)
+            (first, middle, last), served = a.out, b.out
+            out = (
+                first + served[0],
+                max(middle + served[0], first + served[1]),
+                max(last + b.tail, middle + b.half, first + served[2]),
+            )
+            out = tuple(t + moved for t in out)
+            half = max(a.half + b.tail, first + b.half) + moved
             tail = a.tail + moved + b.tail
         else:
-            out, tail = [max(x, y) for x, y in zip(a.out, b.out, strict=True)], max(a.tail, b.tail)
+            out = tuple(max(x, y) for x, y in zip(a.out, b.out, strict=True))
+            half, tail = max(a.half, b.half), max(a.tail, b.tail)
         sync_s, edges = sync(a, b, before, after, False)
         return Part(
             a.devices + b.devices,
-            tuple(out),
+            out,
+            half,
             tail,
             sync_s,
             max(a.resident, b.resident),

@@ -12,23 +12,23 @@ C = Columns(num_pools=1, num_edges=0)
 
 
 def front(rows: Sequence[Sequence[float]], bound_s: float = INFINITE) -> "_C.Front":
-    """Of rows [first, middle, last, tail] on one device each; four devices, no memory limit."""
+    """Of rows [first, middle, last, tail] at an even pace on one device each; four devices, no memory limit."""
     limits = _C.Limits(
         devices=[4.0], memory=[1e18], rest_resident=[0.0], rest_peak=[0.0], bound_s=bound_s, rest_area=0.0,
-        tolerance_s=0.0, may_mix=True,
+        tolerance_s=0.0, tolerance_share=0.0, may_mix=True,
     )  # fmt: skip
     made = _C.Front(_C.Columns(num_pools=1, num_out=NUM_OUT, num_edges=0), limits, num_groups=0)
     full = np.zeros((len(rows), C.width))
     for row, (first, middle, last, tail) in zip(full, rows, strict=True):
-        row[0], row[C.out], row[C.tail] = 1.0, (first, middle, last), tail
-    made.offer(full, np.zeros((len(rows), 0), dtype=np.int64), np.zeros(len(rows), dtype=bool))
+        row[0], row[C.out], row[C.half], row[C.tail] = 1.0, (first, middle, last), (first + last) / 2, tail
+    made.offer(full, np.zeros((len(rows), 0), dtype=np.int64), np.zeros(len(rows), dtype=bool), np.arange(len(rows)))
     return made
 
 
 def joined(before: "_C.Front", after: "_C.Front", steps_under_way: int = 1, bound_s: float = INFINITE) -> float:
     """Seconds of the best step with `after` fed by `before`, side by side."""
     join = _C.Join(
-        kind=1, before_part=1, feeds=True, moved_s=0.0, syncs=[], sync_latency_s=0.0, sync_bytes_per_s=1.0,
+        kind=1, before_part=1, feeds=True, moved_s=0.0, waits=0.0, syncs=[], sync_latency_s=0.0, sync_bytes_per_s=1.0,
         mixes=False, steps_under_way=steps_under_way,
     )  # fmt: skip
     wholes = front([], bound_s).best_joins(before, after, join, count=1)

@@ -6,6 +6,18 @@ from typing import Any
 
 import numpy as np
 
+def stage_times(
+    *,
+    batching: int,
+    seconds: np.ndarray,
+    costs: np.ndarray,
+    max_items: int,
+    fractions: Sequence[float],
+    num_instances: np.ndarray,
+    sizes: np.ndarray,
+) -> np.ndarray:
+    """float64 [cases, fractions + 1]: see csrc/sched/planner/stage_times.h."""
+
 class Columns:
     def __init__(self, *, num_pools: int, num_out: int, num_edges: int) -> None: ...
 
@@ -20,6 +32,7 @@ class Limits:
         bound_s: float,
         rest_area: float,
         tolerance_s: float,
+        tolerance_share: float,
         may_mix: bool,
     ) -> None: ...
 
@@ -31,6 +44,7 @@ class Join:
         before_part: int,
         feeds: bool,
         moved_s: float,
+        waits: float,
         syncs: list[bool],
         sync_latency_s: float,
         sync_bytes_per_s: float,
@@ -42,7 +56,7 @@ class Front:
     """Candidates for a part of a flow, none as good as another in every column. See csrc/sched/planner/front.h."""
 
     def __init__(self, columns: Columns, limits: Limits, *, num_groups: int) -> None: ...
-    def offer(self, rows: np.ndarray, signatures: np.ndarray, is_mixed: np.ndarray) -> None: ...
+    def offer(self, rows: np.ndarray, signatures: np.ndarray, is_mixed: np.ndarray, numbers: np.ndarray) -> None: ...
     def offer_joins(self, before: Front, after: Front, join: Join, forget: list[bool]) -> None: ...
     def best_joins(
         self, before: Front, after: Front, join: Join, *, count: int

@@ -1,4 +1,4 @@
-"""From a problem to its explained plan: planner, simulator and what-if answers in one call."""
+"""From a problem to its explained plan: planner and what-if answers in one call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,15 +8,15 @@ from rlinf_sched.explain.from_timeline import path_of, spans_of
 from rlinf_sched.explain.quantities import seconds
 from rlinf_sched.explain.what_if import what_if
 from rlinf_sched.plan import Mode, Plan
+from rlinf_sched.planner import Planned, plan_and_compare
 from rlinf_sched.planner import plan as make_plan
 from rlinf_sched.problem import Problem
-from rlinf_sched.simulator import simulate
 
 
 def explain_problem(
     problem: Problem, *, modes: Sequence[Mode] | None = None, asks_what_if: bool = False
 ) -> Explanation:
-    """Plans a problem, simulates a step of the plan, and explains both.
+    """Plans a problem and explains the plan and its simulated step.
 
     Args:
         modes: plan only these; None: all.
@@ -26,28 +26,22 @@ def explain_problem(
         SchedError: the problem contradicts itself, or no plan fits.
     """
 
-    def planner(changed: Problem) -> Plan:
-        return make_plan(changed) if modes is None else make_plan(changed, modes=modes)
-
-    plan = planner(problem)
-    timeline = simulate(problem, plan)
-    path_s = path_of(timeline)
-    plan = _with_reasons(problem, plan, path_s)
-    answers = what_if(problem, plan, planner) if asks_what_if else ()
-    return explain(problem, plan, spans_of(timeline), path_s, answers)
+    planned = plan_and_compare(problem, modes)
+    path_s = path_of(planned.timeline)
+    plan = _with_reasons(planned, path_s)
+    answers = what_if(problem, plan, lambda changed: make_plan(changed, modes)) if asks_what_if else ()
+    return explain(problem, plan, spans_of(planned.timeline), path_s, answers)
 
 
-def _with_reasons(problem: Problem, plan: Plan, path_s: Mapping[str, float]) -> Plan:
-    """The plan with a reason for each runner-up that came without one: what its critical path has more of."""
-    if plan.prediction is None:
-        return plan
-    others = []
-    for other in plan.prediction.runners_up:
-        if not other.reason:
-            timeline = simulate(problem, make_plan(problem, modes=(other.mode,)))
-            other = replace(other, reason=lost_term(path_s, path_of(timeline)))
-        others.append(other)
-    return replace(plan, prediction=replace(plan.prediction, runners_up=tuple(others)))
+def _with_reasons(planned: Planned, path_s: Mapping[str, float]) -> Plan:
+    """The plan with a reason for each runner-up: what its critical path has more of."""
+    prediction = planned.plan.prediction
+    assert prediction is not None, "the planner predicts"
+    runners_up = tuple(
+        replace(row, reason=lost_term(path_s, path_of(other.timeline)))
+        for row, other in zip(prediction.runners_up, planned.others, strict=True)
+    )
+    return replace(planned.plan, prediction=replace(prediction, runners_up=runners_up))
 
 
 def lost_term(chosen_s: Mapping[str, float], other_s: Mapping[str, float]) -> str:

@@ -1,5 +1,5 @@
 """Finds the best execution of a flow: see `search`."""
 
-from rlinf_sched.planner.make import plan
+from rlinf_sched.planner.make import Judged, Planned, plan, plan_and_compare
 
-__all__ = ["plan"]
+__all__ = ["Judged", "Planned", "plan", "plan_and_compare"]

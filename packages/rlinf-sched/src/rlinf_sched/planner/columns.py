@@ -1,8 +1,9 @@
 """Candidates for a part of a flow, as rows of numbers to minimise.
 
-A row holds the devices that the candidate takes of each pool, the times at which its items come out, the tail, and for
-each pool the bytes that stay on its devices between turns and at their fullest, and for each weight edge whose source
-is not in the part the bytes that a device of its target receives. Less is better in every column.
+A row holds the devices that the candidate takes of each pool, the times at which its items come out, how long the
+second half and the last of its items take, for each pool the bytes that stay on its devices between turns and at their
+fullest, and for each weight edge whose source is not in the part the bytes that a device of its target receives. Less
+is better in every column.
 """
 
 from dataclasses import dataclass
@@ -38,9 +39,14 @@ class Columns:
         return self.num_pools + NUM_OUT - 1
 
     @cached_property
+    def half(self) -> int:
+        """Seconds from the arrival of the second half of the inputs at an idle part to its end."""
+        return self.last + 1
+
+    @cached_property
     def tail(self) -> int:
         """Seconds from the arrival of the last input at an idle part to its end."""
-        return self.last + 1
+        return self.half + 1
 
     @cached_property
     def sync(self) -> int:

@@ -9,23 +9,46 @@ import numpy as np
 from rlinf_sched.errors import InfeasibleError, PlanError, ProblemError, did_you_mean
 from rlinf_sched.plan import Mode, Plan, Prediction, RunnerUp, StagePlan, StagePrediction
 from rlinf_sched.planner.infeasible import why_nothing_fits
-from rlinf_sched.planner.pools import pools_of
+from rlinf_sched.planner.pools import Pool, pools_of
 from rlinf_sched.planner.search import Candidate, Search
 from rlinf_sched.planner.tree import leaves, place
 from rlinf_sched.problem import Problem
-from rlinf_sched.simulator import Timeline, simulate
+from rlinf_sched.simulator import Timeline
+from rlinf_sched.simulator.simulation import execute
+from rlinf_sched.stage_time import items_at_once
 
 ALL_MODES: tuple[Mode, ...] = get_args(Mode)
-MOST_SIMULATED, FEWEST_SIMULATED = 16, 4
-"""Candidates of each mode that the simulator judges, fewer on clusters of over a thousand devices: the search takes
-parts of a flow for boxes, the simulator does not."""
+MOST_SIMULATED = 16
+"""Candidates of each mode that the simulator may judge."""
+_WORTH = 0.998
+"""Candidates whose estimate is above this part of the best simulated step are not simulated: they may be as good."""
+_ITEMS_COMPARED = 20_000
+"""Items of all stages that are simulated of each mode, to have the best of several, whatever the other modes take."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
-    candidate: Candidate
+class Judged:
+    """A plan without its prediction, executed by the simulator."""
+
     plan: Plan
     timeline: Timeline
+    estimate_s: float
+    """Of a step, by the search."""
+
+    @property
+    def step_s(self) -> float:
+        return self.timeline.step_s
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The best plan and what it was compared with."""
+
+    plan: Plan
+    """With its prediction."""
+    timeline: Timeline
+    others: tuple[Judged, ...]
+    """The best of each other mode, best first, as `plan.prediction.runners_up`."""
 
 
 def plan(problem: Problem, modes: Sequence[Mode] | None = None) -> Plan:
@@ -41,6 +64,11 @@ def plan(problem: Problem, modes: Sequence[Mode] | None = None) -> Plan:
         ProblemError, FlowError: the problem contradicts itself.
         InfeasibleError: nothing fits; says which stage, by how much, and what would make it fit.
     """
+    return plan_and_compare(problem, modes).plan
+
+
+def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None) -> Planned:
+    """As `plan`, with the timelines of the plan and of the best of the other modes."""
     problem.validate()
     modes = ALL_MODES if modes is None else modes
     for mode in modes:
@@ -49,37 +77,59 @@ def plan(problem: Problem, modes: Sequence[Mode] | None = None) -> Plan:
     if not modes:
         raise ProblemError(f"modes is empty; allowed: {', '.join(ALL_MODES)}")
     pools = pools_of(problem.cluster)
-    num_each = max(FEWEST_SIMULATED, min(MOST_SIMULATED, 16_384 // problem.cluster.num_devices))
-    candidates = Search(problem, pools).best(modes, num_each=num_each)
+    candidates = Search(problem, pools).best(modes, num_each=MOST_SIMULATED)
     if not candidates:
         raise InfeasibleError(why_nothing_fits(problem, pools, modes))
-    judged = [found for candidate in candidates if (found := _judge(problem, candidate))]
+    judged = sorted(_judge(problem, pools, candidates), key=lambda one: one.step_s)
     if not judged:
         raise InfeasibleError("every plan found tears a worker group's stages apart; plan one of the modes alone")
-    judged.sort(key=lambda one: one.timeline.step_s)
-    best = judged[0]
-    others = [next(one for one in judged if one.plan.mode == mode) for mode in _modes_of(judged[1:], best)]
-    return replace(
-        best.plan,
-        reason=_reason(best, others),
-        prediction=_prediction(best, [RunnerUp(mode=o.plan.mode, step_s=o.timeline.step_s, reason="") for o in others]),
-    )
+    best, *rest = judged
+    others = {one.plan.mode: one for one in reversed(rest) if one.plan.mode != best.plan.mode}
+    runners_up = tuple(sorted(others.values(), key=lambda one: one.step_s))
+    best.plan.validate(problem.flow, problem.cluster)
+    chosen = replace(best.plan, reason=_reason(best, runners_up), prediction=_prediction(best, runners_up))
+    return Planned(chosen, best.timeline, runners_up)
 
 
-def _modes_of(judged: Sequence[_Judged], best: _Judged) -> list[Mode]:
-    """The other modes, best first."""
-    return list(dict.fromkeys(one.plan.mode for one in judged if one.plan.mode != best.plan.mode))
+def _judge(problem: Problem, pools: Sequence[Pool], candidates: Sequence[Candidate]) -> list[Judged]:
+    """Simulates candidates, best first: some of each mode, and those that may be better than the best so far."""
+    few = max(1, min(4, _ITEMS_COMPARED // (problem.num_items * len(problem.flow.stages))))
+    result: list[Judged] = []
+    best_s = np.inf
+    for candidate in sorted(candidates, key=lambda one: (float(f"{one.step_s:.6g}"), _busy_s(problem, one))):
+        num_alike = sum(one.plan.mode == candidate.mode for one in result)
+        if num_alike >= few and candidate.step_s > _WORTH * best_s:
+            continue
+        made = to_plan(problem, pools, candidate)
+        if made is None or any(made.stages == one.plan.stages for one in result):
+            continue
+        result.append(Judged(made, execute(problem, made), candidate.step_s))
+        best_s = min(best_s, result[-1].step_s)
+    return result
 
 
-def _judge(problem: Problem, candidate: Candidate) -> _Judged | None:
-    made = to_plan(problem, candidate)
-    return made and _Judged(candidate, made, simulate(problem, made))
+def _busy_s(problem: Problem, candidate: Candidate) -> list[float]:
+    """Seconds that each stage computes, the busiest first: of plans that the search finds equal, the one whose next
+    bottleneck has most to spare comes first."""
+    seconds = []
+    for leaf in leaves(candidate.tree):
+        profile = problem.profile(leaf.stage)
+        instance = profile.instances[leaf.choice]
+        size = items_at_once(
+            instance,
+            profile.batching,
+            num_items=problem.num_items,
+            num_instances=leaf.num_instances,
+            granularity=leaf.granularity,
+        )
+        seconds.append(instance.seconds(size) * problem.num_items / (size * leaf.num_instances))
+    return sorted(seconds, reverse=True)
 
 
-def to_plan(problem: Problem, candidate: Candidate) -> Plan | None:
+def to_plan(problem: Problem, pools: Sequence[Pool], candidate: Candidate) -> Plan | None:
     """The candidate as a plan, stages ordered by turn; None where the stages of a worker group cannot be together."""
     workers = {stage.name: stage.worker for stage in problem.flow.stages}
-    placed = place(candidate.tree, [list(pool.devices) for pool in pools_of(problem.cluster)], workers)
+    placed = place(candidate.tree, [list(pool.devices) for pool in pools], workers)
     if placed is None:
         return None
     turns = {name: turn for turn, names in enumerate(problem.flow.turns()) for name in names}
@@ -95,32 +145,29 @@ def to_plan(problem: Problem, candidate: Candidate) -> Plan | None:
         )
         for leaf in leaves(candidate.tree)
     ]
-    result = Plan(
+    return Plan(
         flow=problem.flow.name,
         mode=candidate.mode,
         stages=tuple(sorted(stages, key=lambda stage: stage.turn)),
         reason="proposed by the search",
     )
-    result.validate(problem.flow, problem.cluster)
-    return result
 
 
-def _reason(best: _Judged, others: Sequence[_Judged]) -> str:
-    chosen_s = best.timeline.step_s
-    lost = [f"{o.plan.mode} {o.timeline.step_s:.3g} s (+{o.timeline.step_s / chosen_s - 1:.0%})" for o in others]
-    text = f"shortest step in simulation, {chosen_s:.3g} s"
+def _reason(best: Judged, others: Sequence[Judged]) -> str:
+    lost = [f"{o.plan.mode} {o.step_s:.3g} s (+{o.step_s / best.step_s - 1:.0%})" for o in others]
+    text = f"shortest step in simulation, {best.step_s:.3g} s"
     return f"{text}; best of the other modes: {', '.join(lost)}" if lost else text
 
 
-def _prediction(judged: _Judged, runners_up: Sequence[RunnerUp]) -> Prediction:
-    timeline = judged.timeline
+def _prediction(best: Judged, others: Sequence[Judged]) -> Prediction:
+    timeline = best.timeline
     syncs = [timeline.end_s[i] - timeline.start_s[i] for name in timeline.stages for i in timeline.of(name, "sync")]
     return Prediction(
         step_s=timeline.step_s,
-        estimate_s=judged.candidate.step_s,
+        estimate_s=best.estimate_s,
         sync_s=float(sum(syncs)) / timeline.num_steps,
-        stages={stage.stage: _stage_prediction(timeline, stage) for stage in judged.plan.stages},
-        runners_up=tuple(runners_up),
+        stages={stage.stage: _stage_prediction(timeline, stage) for stage in best.plan.stages},
+        runners_up=tuple(RunnerUp(mode=o.plan.mode, step_s=o.step_s, reason="") for o in others),
     )
 
 

@@ -18,14 +18,16 @@ import numpy as np
 from rlinf_sched import _C
 from rlinf_sched.plan import Mode
 from rlinf_sched.planner.columns import NUM_OUT, Columns
-from rlinf_sched.planner.options import StageOptions
+from rlinf_sched.planner.options import Options, StageOptions
 from rlinf_sched.planner.pools import Pool
-from rlinf_sched.planner.tree import JOINS, Join, JoinKind, Tree, leaves, mode_of, shape, shares_everything
+from rlinf_sched.planner.tree import JOINS, Join, JoinKind, Tree, leaves, mode_of, shape
 from rlinf_sched.problem import Problem
 
 _LEVELS = (0.1, 0.03, 0.01, 0.003)
 _MANY_ROWS = 2000
 _NUM_SHAPES = 4
+_SHARE_OF_DEVICES = 0.25
+"""Numbers of devices count as equal within this part of a tolerance, which is one of time."""
 _RUNNER_UP = 1.5
 """Plans of another mode are looked for up to this multiple of the best one's step."""
 
@@ -45,7 +47,7 @@ class _Part:
     """The candidates worth keeping for a part of the flow, and what their rows were joined from."""
 
     front: _C.Front
-    options: Sequence[Tree] = ()
+    options: Options | None = None
     halves: dict[int, tuple["_Part", "_Part"]] = field(default_factory=dict)
 
     def num_rows(self) -> int:
@@ -56,8 +58,8 @@ class _Part:
 
     def tree_of(self, origin: Sequence[int]) -> Tree:
         kind, before_part, i, j = (int(x) for x in origin)
-        if kind == -1:
-            return self.options[i]
+        if self.options is not None:
+            return self.options.tree(i)
         before, after = self.halves[before_part]
         return Join(JOINS[kind], before.tree(i), after.tree(j))
 
@@ -105,9 +107,13 @@ class Search:
         for options in self.turn_options:
             self._most_resident.append(options.rows[:, c.resident].max(axis=0, initial=0.0))
             self._most_peak.append(options.rows[:, c.peak].max(axis=0, initial=0.0))
+        areas = [self._least_area_of(options.rows, np.inf) for options in self.turn_options if len(options.rows)]
+        least_s = max(1e-9, sum(areas) / sum(self._num_devices))
+        self._load = [float(options.instance_s.min(initial=np.inf)) / least_s for options in self.turn_options]
+        """Of each turn, how many of its instances on devices compute at a moment on average, if the step is short."""
         self._parts: dict[int, _Part] = {}
         self._least_area = [0.0] * len(self._turns)
-        self._bound_s, self._tolerance_s, self._may_mix = np.inf, 0.0, True
+        self._bound_s, self._tolerance_s, self._tolerance_share, self._may_mix = np.inf, 0.0, 0.0, True
 
     def best(self, modes: Sequence[Mode], num_each: int = 1) -> list[Candidate]:
         """The best candidates of each mode, at most `num_each` of one, best first."""
@@ -118,7 +124,9 @@ class Search:
             found += self._collocated()
         if "hybrid" in modes:
             found += self._refined(found, True, num_each)
-        if "disaggregated" in modes and self._generation and self._training:
+        found.sort(key=lambda candidate: candidate.step_s)
+        is_best = bool(found) and "hybrid" in modes and found[0].mode == "disaggregated"  # of a search that allows both
+        if "disaggregated" in modes and self._generation and self._training and not is_best:
             found += self._refined([c for c in found if c.mode == "disaggregated"], False, num_each)
         found.sort(key=lambda candidate: candidate.step_s)
         result: list[Candidate] = []
@@ -134,27 +142,32 @@ class Search:
         found: list[Candidate] = []
         for tolerance in [*(level for level in _LEVELS if level > self._tolerance), self._tolerance]:
             bound_s = min((candidate.step_s for candidate in [*known, *found]), default=np.inf)
-            if not found:
-                bound_s *= _RUNNER_UP  # so that there is something to compare the best with
-            found += self._roots(bound_s, tolerance, may_mix, max(num_each, _NUM_SHAPES))
-            if tolerance and sum(len(part.front) for part in self._parts.values()) > _MANY_ROWS:
-                return found + self._polished(found, may_mix, num_each)
+            passed = self._roots(bound_s, tolerance, may_mix, max(num_each, _NUM_SHAPES))
+            sought: Mode = "hybrid" if may_mix else "disaggregated"
+            if not any(one.mode == sought for one in [*known, *found, *passed]) and np.isfinite(bound_s):
+                # something to compare the best with
+                passed += self._roots(_RUNNER_UP * bound_s, tolerance, may_mix, max(num_each, _NUM_SHAPES))
+            found += passed
+            if self._tolerance and sum(len(part.front) for part in self._parts.values()) > _MANY_ROWS:
+                return found + self._polished(found, tolerance, may_mix, num_each)
         return found
 
-    def _polished(self, found: Sequence[Candidate], may_mix: bool, num_each: int) -> list[Candidate]:
-        """What is better than all candidates and cut as one of the best of them is, at a fine tolerance."""
-        shapes: dict[object, Tree] = {}
+    def _polished(self, found: Sequence[Candidate], passed: float, may_mix: bool, num_each: int) -> list[Candidate]:
+        """What is better than all candidates, found at the tolerance `passed`, and cut as one of the best of them."""
+        shapes: dict[object, Candidate] = {}
         for candidate in sorted(found, key=lambda candidate: candidate.step_s):
-            shapes.setdefault(shape(candidate.tree), candidate.tree)
+            shapes.setdefault(shape(candidate.tree), candidate)
         best_s = min((candidate.step_s for candidate in found), default=np.inf)
         result: list[Candidate] = []
-        for tree in list(shapes.values())[:_NUM_SHAPES]:
-            for tolerance in [level for level in _LEVELS[1:] if level > self._tolerance]:
+        for first in list(shapes.values())[:_NUM_SHAPES]:
+            if first.step_s > best_s * (1 + 2 * passed):
+                break
+            for tolerance in [level for level in _LEVELS[2:] if level > self._tolerance]:
                 self._set_bound(best_s, tolerance, may_mix)
-                part = self._shaped(tree)
+                part = self._shaped(first.tree)
                 result += self._best_rows(part, num_each)
                 best_s = min([best_s, *(candidate.step_s for candidate in result)])
-                if part.num_rows() > _MANY_ROWS:
+                if not len(part.front) or part.num_rows() > _MANY_ROWS:
                     break
         return result
 
@@ -172,9 +185,10 @@ class Search:
 
     def _set_bound(self, bound_s: float, tolerance: float, may_mix: bool) -> None:
         self._bound_s, self._may_mix = bound_s, may_mix
-        self._least_area = [self._least_area_of(options.rows) for options in self.turn_options]
+        self._least_area = [self._least_area_of(options.rows, bound_s) for options in self.turn_options]
         least_s = sum(self._least_area) / sum(self._num_devices)
         self._tolerance_s = tolerance * (bound_s if np.isfinite(bound_s) else least_s)
+        self._tolerance_share = tolerance * _SHARE_OF_DEVICES
 
     def _roots(self, bound_s: float, tolerance: float, may_mix: bool, num_each: int) -> list[Candidate]:
         self._parts.clear()
@@ -216,13 +230,13 @@ class Search:
         options = self.turn_options[mask.bit_length() - 1]
         mixes = bool(mask & self._training) and bool(mask & self._generation)
         self._offer(front, mask, np.arange(len(options.rows)), mixes)
-        return _Part(front, options.trees)
+        return _Part(front, options)
 
     def _offer(self, front: _C.Front, mask: int, members: np.ndarray, mixes: bool) -> None:
         options = self.turn_options[mask.bit_length() - 1]
         signatures = options.signatures[members]
         signatures[:, self._complete(mask)] = -1
-        front.offer(options.rows[members], signatures, np.full(len(members), mixes))
+        front.offer(options.rows[members], signatures, np.full(len(members), mixes), members)
 
     def _cuts(self, mask: int) -> Iterator[int]:
         """The down-sets of a part, but for none and all of it."""
@@ -269,6 +283,7 @@ class Search:
             before_part=before,
             feeds=self._feeds(before, after),
             moved_s=links.latency_s + max(crossing, default=0) / rate,
+            waits=self._waits(before, after),
             syncs=[
                 bool((source & before and target & after) or (source & after and target & before))
                 for source, target in self._edges
@@ -278,6 +293,15 @@ class Search:
             mixes=bool((before & trains and after & generates) or (before & generates and after & trains)),
             steps_under_way=self._problem.flow.max_staleness + 1 if runs_ahead else 1,
         )
+
+    def _waits(self, before: int, after: int) -> float:
+        """The share of the part after that still waits when the part before, fed bit by bit, is done: what came in its
+        last busy period, as it lets go of the devices when all of its instances are idle at once. The mean busy period
+        of a queue in which nobody waits, in arrivals: L. Takacs, "Introduction to the theory of queues", 1962."""
+        if not any(self._load[i] for i in _bits(after)):
+            return 0.0
+        load = min(sum(self._load[i] for i in _bits(before)), np.log(self._problem.num_items + 1))
+        return float(np.expm1(load)) / self._problem.num_items
 
     def _limits(self, mask: int) -> _C.Limits:
         num_pools = len(self._num_devices)
@@ -292,13 +316,14 @@ class Search:
             bound_s=self._bound_s,
             rest_area=sum(self._least_area[i] for i in rest),
             tolerance_s=self._tolerance_s,
+            tolerance_share=self._tolerance_share,
             may_mix=self._may_mix,
         )
 
-    def _least_area_of(self, rows: np.ndarray) -> float:
+    def _least_area_of(self, rows: np.ndarray, bound_s: float) -> float:
         """Device-seconds that a turn takes at least, in a plan that keeps the bound."""
         c = self._columns
-        quick = rows[rows[:, c.last] <= self._bound_s * (1 + 1e-9)]
+        quick = rows[rows[:, c.last] <= bound_s * (1 + 1e-9)]
         return float((quick[:, c.devices].sum(axis=1) * quick[:, c.last]).min(initial=np.inf))
 
     def _new_front(self, mask: int) -> _C.Front:
@@ -313,24 +338,35 @@ class Search:
         can have, all turns one after the other, with host stages beside them where that is better."""
         c = self._columns
         self._set_bound(np.inf, 0.0, True)
-        one_set = [np.array([shares_everything(tree) for tree in options.trees]) for options in self.turn_options]
         counts = [
-            {tuple(row) for row in options.rows[members][:, c.devices] if row.any()}
-            for options, members in zip(self.turn_options, one_set, strict=True)
+            {tuple(row) for row in np.unique(options.rows[options.shares_everything, c.devices], axis=0) if row.any()}
+            for options in self.turn_options
         ]
         common = set.intersection(*(count for count in counts if count)) if any(counts) else {(0.0,) * c.num_pools}
-        chains = [self._chain(np.array(devices), one_set) for devices in sorted(common)]
-        return sorted((chain for chain in chains if chain), key=lambda candidate: candidate.step_s)[:1]
+        best: Candidate | None = None
+        for least_s, devices in sorted((self._least_chain_s(np.array(devices)), devices) for devices in common):
+            if best is None or least_s < best.step_s:
+                chain = self._chain(np.array(devices))
+                best = min((one for one in (best, chain) if one), key=lambda candidate: candidate.step_s, default=None)
+        return [best] if best else []
 
-    def _chain(self, devices: np.ndarray, one_set: list[np.ndarray]) -> Candidate | None:
+    def _least_chain_s(self, devices: np.ndarray) -> float:
+        """No chain on so many devices of each pool is shorter: the sum of what its turns with devices take at least."""
+        c, total = self._columns, 0.0
+        for options in self.turn_options:
+            rows = options.rows[np.all(options.rows[:, c.devices] == devices, axis=1) & options.shares_everything]
+            total += rows[:, c.last].min(initial=np.inf) if len(rows) else 0.0
+        return total
+
+    def _chain(self, devices: np.ndarray) -> Candidate | None:
         """All turns one after the other on so many devices of each pool."""
         c = self._columns
         chain, done, beside = None, 0, True
         for turn, options in enumerate(self.turn_options):
             mask, counts = 1 << turn, options.rows[:, c.devices]
             on_host = not counts.any()
-            members = np.flatnonzero((np.all(counts == devices, axis=1) | on_host) & one_set[turn])
-            part = _Part(self._new_front(mask), [options.trees[i] for i in members])
+            members = np.flatnonzero((np.all(counts == devices, axis=1) | on_host) & options.shares_everything)
+            part = _Part(self._new_front(mask), options)
             self._offer(part.front, mask, members, False)
             if chain is not None:
                 joined = _Part(self._new_front(done | mask), halves={done: (chain, part)})

@@ -169,10 +169,19 @@ def _is_mixed(tree: Tree, training: set[str], flow: FlowGraph) -> bool:
 
 
 def shape(tree: Tree) -> object:
-    """How the tree is cut, whatever its leaves: equal for trees of equal cuts."""
+    """Who shares devices with whom and how, whatever their numbers: equal for trees that differ in the order of cuts or
+    in where host stages are. None: nothing is on devices."""
     if not isinstance(tree, Join):
-        return tuple(leaf.stage for leaf in leaves(tree))
-    return tree.kind, shape(tree.before), shape(tree.after)
+        return tuple(leaf.stage for leaf in leaves(tree)) if any(leaf.num_devices for leaf in leaves(tree)) else None
+    parts: list[object] = []
+    for part in (shape(tree.before), shape(tree.after)):
+        if isinstance(part, tuple) and part[0] == tree.kind:
+            parts += part[1]
+        elif part is not None:
+            parts.append(part)
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return tree.kind, frozenset(parts) if tree.kind == "side by side" else tuple(parts)
 
 
 def _width(leaf: Leaf) -> int:

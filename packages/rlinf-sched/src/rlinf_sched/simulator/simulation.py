@@ -25,12 +25,17 @@ def simulate(problem: Problem, plan: Plan, *, seed: int | None = None, num_steps
             of devices that the plan gives its instances.
         SchedError: nothing can go on before the step is over; says who waits for what.
     """
-    from rlinf_sched import _C  # the package imports without it
-
     if num_steps < 1:
         raise SchedError(f"num_steps={num_steps} must be at least 1")
     problem.validate()
     plan.validate(problem.flow, problem.cluster)
+    return execute(problem, plan, seed=seed, num_steps=num_steps)
+
+
+def execute(problem: Problem, plan: Plan, *, seed: int | None = None, num_steps: int = 1) -> Timeline:
+    """As `simulate`, of a problem and a plan that are known to be valid."""
+    from rlinf_sched import _C  # the package imports without it
+
     lowered = lower(problem, plan, seed=seed, num_steps=num_steps)
     try:
         outcome = _C.simulate(

@@ -1,0 +1,64 @@
+"""How long a cycle takes whose stages hand one chunk of items round and round.
+
+Asymptotic bounds of a closed network with deterministic times, exact for one block and for two stages.
+Source: P. J. Denning, J. P. Buzen, "The operational analysis of queueing network models", ACM Computing Surveys 10(3),
+1978.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlinf_sched.planner.places import Blocks, Chosen, Places
+from rlinf_sched.problem import Problem
+from rlinf_sched.profile import ItemCosts
+from rlinf_sched.stage_time import FRACTIONS, hand_over_size
+
+
+def cycle_times(problem: Problem, chosen: Sequence[Chosen], blocks: Blocks, granularity: int) -> np.ndarray:
+    """float64 [rows, len(FRACTIONS) + 2], seconds: when so many items are out of the last round, and how long the
+    second half and the last of them take in an idle cycle."""
+    links = problem.cluster.links
+    moved = sum(
+        links.latency_s + granularity * problem.flow.item_bytes.get(channel, 0) / links.node_bytes_per_s
+        for stage in chosen
+        for channel in problem.flow.stage(stage.places.stage).reads
+    )
+    seconds = [_seconds(problem, stage.places)[stage.index] for stage in chosen]  # [rows, 2] each
+    rounds = max(problem.profile(stage.places.stage).rounds for stage in chosen)
+    step_s = max(stage.places.instance.step_s for stage in chosen)
+    latency = sum(one[:, 0] for one in seconds) + (moved if len(blocks) > 1 else 0.0)
+    of_blocks = np.stack([sum(seconds[i] for i in block) for block in blocks])  # [blocks, rows, 2]
+    round_s = latency
+    if problem.num_items > granularity:
+        round_s = np.maximum(latency, of_blocks[:, :, 1].max(axis=0))
+    one_pass = latency + (of_blocks[:, :, 1] - of_blocks[:, :, 0]).max(axis=0)
+    first, last = (rounds - 1) * round_s + latency, (rounds - 1) * round_s + one_pass
+    out = np.linspace(first, last, len(FRACTIONS), axis=1)
+    out[:, -1] += step_s
+    return np.column_stack([out, (first + last) / 2 + step_s, rounds * latency + step_s])
+
+
+def _seconds(problem: Problem, places: Places) -> np.ndarray:
+    """float64 [m, 2]: of one hand-over, and of all hand-overs of the instance that has most."""
+    profile, instance, num_items = problem.profile(places.stage), places.instance, problem.num_items
+    result = np.empty((len(places.num_instances), 2))
+    for i, (count, granularity) in enumerate(zip(places.num_instances, places.granularity, strict=True)):
+        share = -(-num_items // int(count))
+        if profile.batching == "continuous":
+            room = min(share, instance.max_items or share)
+            once, times = instance.seconds(room), -(-share // (instance.max_items or share))
+        else:
+            size = hand_over_size(num_items, int(count), int(granularity), instance.max_items)
+            longest = _mean_longest(profile.costs, num_items, size) if profile.batching == "longest" else 1.0
+            num_hand_overs = -(-num_items // size)
+            once, times = instance.seconds(size) * longest, -(-num_hand_overs // int(count))
+        result[i] = once, once * times
+    return result
+
+
+def _mean_longest(costs: ItemCosts, num_items: int, size: int) -> float:
+    """Mean over hand-overs of their largest cost."""
+    typical = costs.typical(num_items)
+    whole = typical[: num_items // size * size].reshape(-1, size)
+    return float(whole.max(axis=1).mean())

@@ -1,0 +1,100 @@
+"""Where and how a stage may run, as arrays."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlinf_sched.planner.tree import Leaf
+from rlinf_sched.profile import InstanceProfile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Places:
+    """One parallel choice on one pool; an entry for each number of instances and granularity."""
+
+    stage: str
+    choice: int
+    """Which of the profile's instances."""
+    instance: InstanceProfile
+    pool: int
+    """-1: the host."""
+    offload: bool
+    num_instances: np.ndarray
+    """int64 [m]."""
+    granularity: np.ndarray
+    """int64 [m]."""
+    resident_bytes: np.ndarray
+    """float64 [m], on each device between turns; 0 where another stage of the worker group counts them."""
+    peak_bytes: np.ndarray
+    """float64 [m], on each device at its fullest."""
+    onload_s: np.ndarray
+    """float64 [m]; 0 without offload."""
+    offload_s: np.ndarray
+
+    @property
+    def num_devices(self) -> np.ndarray:
+        return self.num_instances * self.instance.num_devices
+
+    def leaf(self, i: int) -> Leaf:
+        count = int(self.num_instances[i])
+        return Leaf(
+            stage=self.stage,
+            choice=self.choice,
+            pool=self.pool,
+            num_instances=count,
+            num_devices=count * self.instance.num_devices,
+            granularity=int(self.granularity[i]),
+            offload=self.offload,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Of some places those that rows of options have, one for each row."""
+
+    places: Places
+    index: np.ndarray
+    """int64 [rows]."""
+
+    @property
+    def num_devices(self) -> np.ndarray:
+        return self.places.num_devices[self.index]
+
+    def keep(self, rows: np.ndarray) -> "Chosen":
+        return Chosen(self.places, self.index[rows])
+
+
+Blocks = tuple[tuple[int, ...], ...]
+"""Numbers of stages; those of one block share their devices, blocks share none."""
+
+
+def combinations(options: Sequence[Places]) -> list[Chosen]:
+    """Every place of the first with every place of the others."""
+    grid = np.indices([len(places.num_instances) for places in options]).reshape(len(options), -1)
+    return [Chosen(places, index) for places, index in zip(options, grid, strict=True)]
+
+
+def partitions(count: int) -> Iterator[Blocks]:
+    """Every way to let so many stages share devices."""
+
+    def extend(i: int, blocks: Blocks) -> Iterator[Blocks]:
+        if i == count:
+            yield blocks
+            return
+        for k, block in enumerate(blocks):
+            yield from extend(i + 1, (*blocks[:k], (*block, i), *blocks[k + 1 :]))
+        yield from extend(i + 1, (*blocks, (i,)))
+
+    yield from extend(0, ())
+
+
+def may_share(chosen: Sequence[Chosen], blocks: Blocks) -> np.ndarray:
+    """bool [rows]: whether the stages of each block have equal numbers of devices of one pool, or are alone."""
+    result = np.ones(len(chosen[0].index), dtype=bool)
+    for first, *others in blocks:
+        for other in others:
+            one_pool = chosen[first].places.pool == chosen[other].places.pool
+            same = chosen[first].num_devices == chosen[other].num_devices
+            result &= one_pool & same & (chosen[first].num_devices > 0)
+    return result
