@@ -137,15 +137,16 @@ class Profiler:
     # -- one run -----------------------------------------------------------------------------------------------------
 
     def _sample(self, name: str, of_ranks: Mapping[str, Sequence[Span]], wait_s: float) -> StageSample:
-        """The instance that was busy longest; a stage that works after its last item only is timed as a whole."""
+        """The instance that was busy longest; a stage that works after its last item, or before its first, is timed as
+        a whole."""
         busy = {worker: sum(span.duration_s for span in mine) for worker, mine in of_ranks.items()}
         slowest = max(busy, key=lambda worker: busy[worker])
         chunks = [span for span in of_ranks[slowest] if span.num_items]
         total = sum(span.num_items for mine in of_ranks.values() for span in mine)
         most = sum(span.num_items for span in chunks)
         rounds = self._rounds[name] = max(1, round(total / self.num_items))
-        if self.graph.stage(name).whole_batch:
-            return StageSample(num_items=max(1, most), seconds=busy[slowest])
+        if self.graph.stage(name).whole_batch or not chunks:
+            return StageSample(num_items=most or -(-self.num_items // len(of_ranks)), seconds=busy[slowest])
         num_items = Counter(span.num_items for span in chunks).most_common(1)[0][0]
         if any(name in cycle for cycle in self.graph.cycles()):
             num_chunks = max(rounds, round(most / num_items))

@@ -13,6 +13,7 @@ from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
 from rlinf.jobs.planning import Planned, complete_problem, plans_of_problem
 from rlinf_sched.dynamic import Controller
+from rlinf_sched.errors import SchedError
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
 from rlinf_workers import Executor, FlowRun
@@ -114,15 +115,16 @@ class AutoMode:
             executor: runs the flow; is asked what the probes leave open.
             restart_s: of all processes, for a plan that moves any.
         """
-        problem = self._watch.problem if self._watch is not None else self.measure(executor).problem
-        self.adopt(replace(self._planned, problem=problem))
-        assert self._watch is not None, "there is a problem"
-        now_s, stays = self._watch.step_s, f"auto: {self.plan.mode} stays"
+        stays = f"auto: {self.plan.mode} stays"
         try:
+            problem = self._watch.problem if self._watch is not None else self.measure(executor).problem
+            self.adopt(replace(self._planned, problem=problem))
             found = plans_of_problem(self._job, self._flows, problem)
-        except UserError as error:
-            self._tell(f"{stays}: {error.message}")
+        except (UserError, SchedError) as error:
+            self._tell(f"{stays}: {error}")
             return None
+        assert self._watch is not None, "there is a problem"
+        now_s = self._watch.step_s
         plan = found.plans[self._flows.train.name]
         assert plan.prediction is not None, "the planner predicts"
         gain_s = (now_s - plan.prediction.step_s) * num_steps
