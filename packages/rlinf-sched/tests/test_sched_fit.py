@@ -28,6 +28,19 @@ def test_a_disturbed_step_does_not_count():
     assert fit.points == (TimePoint(num_items=4, seconds=1.0),)
 
 
+def test_more_items_never_take_less_time():
+    fit = fit_stage(samples([1, 2, 4, 8], {1: 2.0, 2: 4.0, 4: 1.0, 8: 9.0}.__getitem__))
+    assert [point.seconds for point in fit.points] == [2.0, 2.5, 2.5, 9.0]
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8))
+def test_a_table_never_falls_and_keeps_its_mean(times: list[float]):
+    fit = fit_stage([StageSample(num_items=i + 1, seconds=seconds) for i, seconds in enumerate(times)])
+    found = [point.seconds for point in fit.points]
+    assert found == sorted(found)
+    assert sum(found) == pytest.approx(sum(times))
+
+
 def test_the_error_of_a_size_that_is_left_out_is_told():
     fit = fit_stage(samples([1, 2, 3], {1: 1.0, 2: 1.0, 3: 3.0}.__getitem__))
     # without the last: flat, 1 s for 3 s; without the middle: 2 s for 1 s; without the first: a line below zero, so

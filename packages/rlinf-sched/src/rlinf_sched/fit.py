@@ -44,7 +44,8 @@ class Fit:
 
 
 def fit_stage(samples: Sequence[StageSample]) -> Fit:
-    """The median of each size, so that a few disturbed steps do not count. Where only one size was measured, one item
+    """The median of each size, so that a few disturbed steps do not count; where noise says that more items take less
+    time, both take their mean. Where only one size was measured, one item
     takes the fixed part whole and its share of the rest.
 
     Raises:
@@ -57,7 +58,7 @@ def fit_stage(samples: Sequence[StageSample]) -> Fit:
         if sample.num_items < 1 or not sample.seconds > 0 or sample.step_s < 0:
             raise ProfileError(f"{sample}: num_items must be at least 1, seconds positive, step_s not negative")
         by_size.setdefault(sample.num_items, []).append(sample.seconds)
-    table = {size: median(times) for size, times in sorted(by_size.items())}
+    table = _ascending({size: median(times) for size, times in sorted(by_size.items())})
     errors = [abs(sample.seconds / table[sample.num_items] - 1) for sample in samples]
     return Fit(
         points=_points(_with_one_item(table, median(sample.fixed_s for sample in samples))),
@@ -66,6 +67,18 @@ def fit_stage(samples: Sequence[StageSample]) -> Fit:
         spread=median(errors),
         left_out=max(_left_out_errors(table), default=None),
     )
+
+
+def _ascending(table: Mapping[int, float]) -> dict[int, float]:
+    """The nearest table that never falls: runs of sizes that do are given their mean (pool adjacent violators)."""
+    runs: list[tuple[float, int]] = []
+    for seconds in table.values():
+        runs.append((seconds, 1))
+        while len(runs) > 1 and runs[-2][0] > runs[-1][0]:
+            (left, many), (right, more) = runs[-2:]
+            runs[-2:] = [((left * many + right * more) / (many + more), many + more)]
+    level = [seconds for seconds, count in runs for _ in range(count)]
+    return dict(zip(table, level, strict=True))
 
 
 def _with_one_item(table: Mapping[int, float], fixed_s: float) -> Mapping[int, float]:

@@ -59,6 +59,7 @@ class TrainingLoop:
         self._folder = folder
         self._clock = _Clock()
         self._started_s = 0.0
+        self._session_started_s = 0.0
         self._restart_s = 0.0
         self._times: list[PlanTimes] = []
         self._result: JobResult | None = None
@@ -90,7 +91,7 @@ class TrainingLoop:
     def _session(self, planned: Planned) -> Planned | None:
         """Processes where the plans have them, until the run ends (None) or goes on under other plans."""
         self._begin_plan(planned)
-        started_s = time.monotonic()
+        self._session_started_s = time.monotonic()
         self._executor = Executor(
             cluster=planned.cluster,
             launcher=LocalLauncher(
@@ -103,9 +104,7 @@ class TrainingLoop:
             try:
                 for flow in self._flows:
                     self._executor.start(flow, planned.plans[flow.name])
-                latest = self._resume_or_prepare()
-                self._restart_s = time.monotonic() - started_s
-                return self._train(latest)
+                return self._train(self._resume_or_prepare())
             except RemoteError as error:
                 raise RunFailed(f"step {self._clock.step}: {error}\n{error.remote_traceback}") from error
             except WorkersError as error:
@@ -133,7 +132,7 @@ class TrainingLoop:
     def _train(self, latest: float) -> Planned | None:
         run, score = self._config.run, self._job.score.name
         self._started_s = time.monotonic()
-        is_last = self._clock.step >= run.num_steps or self._is_enough(latest) or self._time_is_up()
+        is_last = self._is_over(latest)
         if self._auto.num_probes >= run.num_steps - self._clock.step and not self._only_measures:
             self.progress.message(f"auto: {run.num_steps} steps are too few to measure; {self._auto.plan.mode} stays")
             self._auto.skip_probes()
@@ -147,10 +146,10 @@ class TrainingLoop:
             self._record_step(step, flow_run)
             asks_for_plan = self._auto.observe(flow_run, busy_s)
             done = self._clock.step = step + 1
-            is_last = done == run.num_steps or self._time_is_up()
+            is_last = self._is_over(latest)
             if is_last or done % run.evaluate_every == 0:
                 latest = self.evaluate(done)[score]
-                is_last = is_last or self._is_enough(latest)
+                is_last = self._is_over(latest)
             if is_last or done % run.checkpoint_every == 0:
                 self._save_checkpoint(done)
             if asks_for_plan and self._only_measures:
@@ -168,7 +167,8 @@ class TrainingLoop:
         self._executor.replan(self._flows.train, before)  # ends the last probe
         planned = self._auto.better(self._executor, num_steps=num_steps, restart_s=self._restart_s)
         if planned is None:
-            self._begin_times()
+            if self._times[-1].problem is None:
+                self._begin_times()
             return None
         after = planned.plans[self._flows.train.name]
         if moves(before, after):
@@ -185,11 +185,11 @@ class TrainingLoop:
             self._clock = _Clock(step=state["step"], elapsed_s=state["elapsed_s"], before=state["before"])
             self._clock.stage_s.update(state["stage_s"])
             self._executor.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
-            self._executor.sync_weights()
+            self._sync_weights()
             self._job.restore(self)
             self.progress.message(f"resumed from {checkpoint.name}")
             return state["score"]
-        self._executor.sync_weights()
+        self._sync_weights()
         self._job.prepare(self)
         if self._only_measures:
             return self._clock.before
@@ -197,6 +197,11 @@ class TrainingLoop:
         self._clock.stage_s.clear()
         self._save_checkpoint(0)
         return self._clock.before
+
+    def _sync_weights(self) -> None:
+        """The first of a session, for which every process has to be up."""
+        self._executor.sync_weights()
+        self._restart_s = time.monotonic() - self._session_started_s
 
     def _finish(self, score: float) -> None:
         from rlinf.report import write_report
@@ -213,8 +218,7 @@ class TrainingLoop:
                 "stage_seconds": dict(clock.stage_s),
             }
         )
-        times = [times.to_json() for times in self._times]
-        self._folder.write_plan_times(times)
+        self._folder.write_plan_times([times.to_json() for times in self._times])
         report_path = write_report(self._folder.path)
         table = final_table(self._job.score, clock.before, score, clock.stage_s, training_s)
         self._result = JobResult(table=table, report_path=str(report_path), before=clock.before, after=score)
@@ -277,6 +281,7 @@ class TrainingLoop:
         }
         with self._folder.new_checkpoint(step, state) as folder:
             self._executor.group(self._job.trainer).call("save_checkpoint", str(folder))
+        self._folder.write_plan_times([times.to_json() for times in self._times])
 
     def _last_score(self) -> float:
         return self._folder.last_evaluation().get(self._job.score.name, self._clock.before)
@@ -285,13 +290,12 @@ class TrainingLoop:
         running_s = time.monotonic() - self._started_s if self._started_s else 0.0
         return self._clock.elapsed_s + running_s
 
-    def _is_enough(self, score: float) -> bool:
-        limit = self._config.run.stop_at_score
-        return limit is not None and score >= limit
-
-    def _time_is_up(self) -> bool:
-        limit = self._config.run.max_minutes
-        return limit is not None and self._training_s() >= limit * 60
+    def _is_over(self, score: float) -> bool:
+        """All steps done, the score reached or the time up; a measurement ends by itself."""
+        run = self._config.run
+        is_enough = run.stop_at_score is not None and score >= run.stop_at_score
+        is_late = run.max_minutes is not None and self._training_s() >= run.max_minutes * 60
+        return not self._only_measures and (self._clock.step >= run.num_steps or is_enough or is_late)
 
 
 def final_table(score: Score, before: float, after: float, stage_s: Mapping[str, float], training_s: float) -> str:
