@@ -6,8 +6,8 @@ Each workload runs in the placement of every mode at once, in processes of their
 other, so that a busy machine is busy for all. Between them run the probe plans, on the collocated processes. What the
 probes took makes the profile, as in mode auto, and the simulator predicts the steps of all placements from it. The
 error has two parts: what stages take elsewhere is not what the probes saw, and a step is not what the simulator makes
-of its stages. A prediction from a profile of the placement's own steps has the second part alone. At last the plan that the
-planner makes of the probes runs in turn with the same placements.
+of its stages. A prediction from a profile of the placement's own steps has the second part alone. At last the plan
+that the planner makes of the probes runs in turn with the same placements.
 """
 
 from __future__ import annotations
