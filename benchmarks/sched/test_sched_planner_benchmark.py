@@ -1,4 +1,5 @@
 """Planning time of a PPO graph, by devices and by stages: search, simulation of the best, and the plan's prediction.
+And predictions on typical costs beside simulations on drawn ones, of long-tailed workloads.
 
     pytest benchmarks/sched/test_sched_planner_benchmark.py --benchmark-json=benchmarks/results/sched-planner.json
 
@@ -7,8 +8,10 @@ Profiles are round numbers of the size of a 7B model's; the batch grows with the
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlinf_sched import (
@@ -23,10 +26,14 @@ from rlinf_sched import (
     TimePoint,
     WeightEdge,
 )
+from rlinf_sched.derive import workload
 from rlinf_sched.planner import plan
+from rlinf_sched.simulator import simulate
 
 DEVICES = (8, 64, 512, 1_024, 8_192, 100_000)
 STAGES = (2, 3, 4, 5, 6)
+LONG_TAILED = ("grpo-qwen2.5-7b-64", "ppo-qwen2.5-7b-32", "grpo-qwen3-30b-a3b-32", "grpo-qwen3-30b-a3b-128")
+SEEDS = range(20)
 TARGETS = {1_024: 0.2, 100_000: 10.0}
 """Devices -> seconds, for five stages."""
 GIB = 1 << 30
@@ -88,7 +95,9 @@ def _profile(name: str) -> StageProfile:
 
 
 def _measure(benchmark: Any, problem: Problem, target_s: float | None = None) -> None:
+    start = time.perf_counter()
     made = plan(problem)
+    first_s = time.perf_counter() - start
     benchmark.pedantic(lambda: plan(problem), rounds=3)
     assert made.prediction is not None
     num_devices = problem.cluster.num_devices
@@ -96,6 +105,7 @@ def _measure(benchmark: Any, problem: Problem, target_s: float | None = None) ->
         "devices": num_devices,
         "stages": len(problem.flow.stages),
         "median_s": benchmark.stats.stats.median,
+        "first_s": first_s,
         "step_s": made.prediction.step_s,
         "estimate_s": made.prediction.estimate_s,
         "mode": made.mode,
@@ -113,3 +123,20 @@ def test_by_devices(benchmark: Any, num_devices: int) -> None:
 @pytest.mark.parametrize("num_stages", STAGES)
 def test_by_stages(benchmark: Any, num_stages: int) -> None:
     _measure(benchmark, ppo(64, num_stages))
+
+
+@pytest.mark.parametrize("name", LONG_TAILED)
+def test_against_simulator(benchmark: Any, name: str) -> None:
+    """What a plan was said to take, for costs drawn at random."""
+    problem = workload(name)
+    made = plan(problem)
+    benchmark.pedantic(lambda: plan(problem), rounds=1)
+    assert made.prediction is not None
+    drawn_s = np.array([simulate(problem, made, seed=seed).step_s for seed in SEEDS])
+    benchmark.extra_info |= {
+        "mode": made.mode,
+        "step_s": made.prediction.step_s,
+        "estimate_s": made.prediction.estimate_s,
+        "mean_s": float(drawn_s.mean()),
+        "deviation_s": float(drawn_s.std()),
+    }

@@ -20,7 +20,7 @@ from rlinf_sched import (
 )
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
-from rlinf_sched.planner.tree import Join, Leaf, place
+from rlinf_sched.planner.tree import Join, Leaf, place, shape
 
 MODES = ("collocated", "disaggregated", "hybrid")
 
@@ -156,3 +156,13 @@ def test_stages_of_a_worker_group_come_to_be_in_one_place():
         "in turn", Join("in turn", first, Leaf("h1", 0, 0, 2, 2, 1, False)), Join("side by side", second, other)
     )
     assert place(apart, [list(range(5))], {**workers, "h1": "h", "h2": "h"}) is None
+
+
+def test_a_shape_is_who_shares_devices_with_whom():
+    a, b, c = (Leaf(name, 0, 0, 1, 1, 1, False) for name in "abc")
+    host = Leaf("host", 0, -1, 1, 0, 1, False)
+    left = Join("side by side", Join("side by side", a, host), Join("in turn", b, c))
+    right = Join("side by side", a, Join("in turn", Join("interleaved", host, b), c))
+    assert shape(left) == shape(right)
+    assert shape(left) != shape(Join("side by side", a, Join("in turn", c, b)))
+    assert shape(left) != shape(Join("in turn", a, Join("in turn", b, c)))

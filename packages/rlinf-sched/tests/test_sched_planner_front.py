@@ -3,34 +3,48 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from rlinf_sched import _C
 from rlinf_sched.planner.columns import NUM_OUT, Columns
+from rlinf_sched.planner.tree import JOINS, JoinKind
 
 INFINITE = float("inf")
 C = Columns(num_pools=1, num_edges=0)
 
 
-def front(rows: Sequence[Sequence[float]], bound_s: float = INFINITE) -> "_C.Front":
-    """Of rows [first, middle, last, tail] at an even pace on one device each; four devices, no memory limit."""
+def front(
+    rows: Sequence[Sequence[float]], bound_s: float = INFINITE, *, devices: Sequence[int] = (), share: float = 0.0
+) -> "_C.Front":
+    """Of rows [first, middle, last, tail] at an even pace on one device each, or so many; ten devices, no memory limit.
+
+    Args:
+        share: of the devices, within which their numbers count as equal.
+    """
     limits = _C.Limits(
-        devices=[4.0], memory=[1e18], rest_resident=[0.0], rest_peak=[0.0], bound_s=bound_s, rest_area=0.0,
-        tolerance_s=0.0, tolerance_share=0.0, may_mix=True,
+        devices=[10.0], memory=[1e18], rest_resident=[0.0], rest_peak=[0.0], bound_s=bound_s, rest_area=0.0,
+        tolerance_s=0.0, tolerance_share=share, may_mix=True,
     )  # fmt: skip
     made = _C.Front(_C.Columns(num_pools=1, num_out=NUM_OUT, num_edges=0), limits, num_groups=0)
     full = np.zeros((len(rows), C.width))
+    full[:, 0] = devices or 1.0
     for row, (first, middle, last, tail) in zip(full, rows, strict=True):
-        row[0], row[C.out], row[C.half], row[C.tail] = 1.0, (first, middle, last), (first + last) / 2, tail
+        row[C.out], row[C.half], row[C.tail] = (first, middle, last), (first + last) / 2, tail
     made.offer(full, np.zeros((len(rows), 0), dtype=np.int64), np.zeros(len(rows), dtype=bool), np.arange(len(rows)))
     return made
 
 
+def join_of(kind: JoinKind, *, waits: float = 0.0, steps_under_way: int = 1) -> "_C.Join":
+    """Of a part that feeds another."""
+    return _C.Join(
+        kind=JOINS.index(kind), before_part=1, feeds=True, moved_s=0.0, waits=waits, syncs=[], sync_latency_s=0.0,
+        sync_bytes_per_s=1.0, mixes=False, steps_under_way=steps_under_way,
+    )  # fmt: skip
+
+
 def joined(before: "_C.Front", after: "_C.Front", steps_under_way: int = 1, bound_s: float = INFINITE) -> float:
     """Seconds of the best step with `after` fed by `before`, side by side."""
-    join = _C.Join(
-        kind=1, before_part=1, feeds=True, moved_s=0.0, waits=0.0, syncs=[], sync_latency_s=0.0, sync_bytes_per_s=1.0,
-        mixes=False, steps_under_way=steps_under_way,
-    )  # fmt: skip
+    join = join_of("side by side", steps_under_way=steps_under_way)
     wholes = front([], bound_s).best_joins(before, after, join, count=1)
     return min((whole[0] for whole in wholes), default=INFINITE)
 
@@ -50,6 +64,27 @@ def test_no_row_that_is_dropped_would_have_joined_better():
     feeding, late, early = [1, 5, 10, 1], [1, 8, 10, 1], [1, 2, 10, 1]
     alone = min(joined(front([feeding]), front([row])) for row in (late, early))
     assert joined(front([feeding]), front([late, early])) == alone
+
+
+def test_a_fed_part_serves_the_second_half_after_its_middle_came():
+    feeding, fed = [1, 9, 10, 1], [1, 4, 7, 1]
+    assert joined(front([feeding]), front([fed])) == 9 + (1 + 7) / 2
+
+
+@pytest.mark.parametrize(("waits", "left"), [(0.0, 3), (0.4, 3 + 0.4 * (8 - 3)), (1.0, 8)])
+def test_an_interleaved_part_may_have_more_than_its_tail_left_to_do(waits: float, left: float):
+    made = front([])
+    made.offer_joins(front([[1, 5, 10, 2]]), front([[1, 2, 8, 3]]), join_of("interleaved", waits=waits), forget=[])
+    assert made.rows[0, C.last] == 10 + 8
+    assert made.rows[0, C.tail] == pytest.approx(2 + left)
+
+
+def test_numbers_of_devices_count_as_equal_within_the_tolerance():
+    rows = [[1, 5, 10, 1], [1, 5, 10, 1]]
+    assert len(front(rows, devices=(6, 5), share=0.0)) == 1
+    assert front(rows, devices=(6, 5), share=0.0).rows[0, 0] == 5
+    assert front(rows, devices=(6, 5), share=0.1).rows[0, 0] == 6
+    assert front(rows, devices=(7, 5), share=0.1).rows[0, 0] == 5
 
 
 def test_a_bound_keeps_a_plan_whose_period_is_below_it():

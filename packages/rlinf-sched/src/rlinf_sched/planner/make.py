@@ -10,8 +10,8 @@ from rlinf_sched.errors import InfeasibleError, PlanError, ProblemError, did_you
 from rlinf_sched.plan import Mode, Plan, Prediction, RunnerUp, StagePlan, StagePrediction
 from rlinf_sched.planner.infeasible import why_nothing_fits
 from rlinf_sched.planner.pools import Pool, pools_of
-from rlinf_sched.planner.search import Candidate, Search
-from rlinf_sched.planner.tree import leaves, place
+from rlinf_sched.planner.search import Search
+from rlinf_sched.planner.tree import Candidate, leaves, place
 from rlinf_sched.problem import Problem
 from rlinf_sched.simulator import Timeline
 from rlinf_sched.simulator.simulation import execute

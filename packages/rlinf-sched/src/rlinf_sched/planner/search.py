@@ -20,7 +20,7 @@ from rlinf_sched.plan import Mode
 from rlinf_sched.planner.columns import NUM_OUT, Columns
 from rlinf_sched.planner.options import Options, StageOptions
 from rlinf_sched.planner.pools import Pool
-from rlinf_sched.planner.tree import JOINS, Join, JoinKind, Tree, leaves, mode_of, shape
+from rlinf_sched.planner.tree import JOINS, Candidate, Join, JoinKind, Tree, leaves, mode_of, shape
 from rlinf_sched.problem import Problem
 
 _LEVELS = (0.1, 0.03, 0.01, 0.003)
@@ -30,16 +30,6 @@ _SHARE_OF_DEVICES = 0.25
 """Numbers of devices count as equal within this part of a tolerance, which is one of time."""
 _RUNNER_UP = 1.5
 """Plans of another mode are looked for up to this multiple of the best one's step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A whole plan that the search found."""
-
-    step_s: float
-    sync_s: float
-    mode: Mode
-    tree: Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +109,16 @@ class Search:
         """The best candidates of each mode, at most `num_each` of one, best first."""
         if not all(len(options.rows) for options in self.turn_options):
             return []
-        found: list[Candidate] = []
-        if "collocated" in modes:
-            found += self._collocated()
+        chain = self._collocated()
+        guess_s = min((candidate.step_s for candidate in chain), default=np.inf)
+        found = chain if "collocated" in modes else []
         if "hybrid" in modes:
-            found += self._refined(found, True, num_each)
+            found += self._refined(modes, found, guess_s, True, num_each)
         found.sort(key=lambda candidate: candidate.step_s)
         is_best = bool(found) and "hybrid" in modes and found[0].mode == "disaggregated"  # of a search that allows both
         if "disaggregated" in modes and self._generation and self._training and not is_best:
-            found += self._refined([c for c in found if c.mode == "disaggregated"], False, num_each)
+            known = [candidate for candidate in found if candidate.mode == "disaggregated"]
+            found += self._refined(modes, known, guess_s, False, num_each)
         found.sort(key=lambda candidate: candidate.step_s)
         result: list[Candidate] = []
         for mode in modes:
@@ -136,20 +127,30 @@ class Search:
             result += distinct[:num_each]
         return sorted(result, key=lambda candidate: candidate.step_s)
 
-    def _refined(self, known: Sequence[Candidate], may_mix: bool, num_each: int) -> list[Candidate]:
+    def _refined(
+        self, modes: Sequence[Mode], known: Sequence[Candidate], guess_s: float, may_mix: bool, num_each: int
+    ) -> list[Candidate]:
         """Passes of ever smaller tolerance, each with the best plan so far as its bound, down to the one asked for.
-        Where a pass keeps so many rows that the next would take long, only the best shapes found are searched on."""
+        Where a pass keeps so many rows that the next would take long, only the best shapes found are searched on.
+
+        Args:
+            modes: plans of others are no bound.
+            guess_s: bound to begin with, if a plan of the mode that is looked for keeps it.
+        """
+        sought: Mode = "hybrid" if may_mix else "disaggregated"
         found: list[Candidate] = []
         for tolerance in [*(level for level in _LEVELS if level > self._tolerance), self._tolerance]:
-            bound_s = min((candidate.step_s for candidate in [*known, *found]), default=np.inf)
-            passed = self._roots(bound_s, tolerance, may_mix, max(num_each, _NUM_SHAPES))
-            sought: Mode = "hybrid" if may_mix else "disaggregated"
-            if not any(one.mode == sought for one in [*known, *found, *passed]) and np.isfinite(bound_s):
-                # something to compare the best with
-                passed += self._roots(_RUNNER_UP * bound_s, tolerance, may_mix, max(num_each, _NUM_SHAPES))
-            found += passed
+            best_s = min((one.step_s for one in [*known, *found] if one.mode in modes), default=np.inf)
+            bounds_s = [best_s]
+            if not found and not any(one.mode == sought for one in known):  # there is to be one to compare others with
+                bounds_s = [min(best_s, guess_s), _RUNNER_UP * min(best_s, guess_s), _RUNNER_UP * best_s]
+            for bound_s in dict.fromkeys(bounds_s):
+                found += self._roots(bound_s, tolerance, may_mix, max(num_each, _NUM_SHAPES))
+                if any(one.mode == sought for one in [*known, *found]):
+                    break
             if self._tolerance and sum(len(part.front) for part in self._parts.values()) > _MANY_ROWS:
-                return found + self._polished(found, tolerance, may_mix, num_each)
+                wanted = [candidate for candidate in found if candidate.mode in modes]
+                return found + self._polished(wanted, tolerance, may_mix, num_each)
         return found
 
     def _polished(self, found: Sequence[Candidate], passed: float, may_mix: bool, num_each: int) -> list[Candidate]:

@@ -52,6 +52,16 @@ class Join:
 Tree = Leaf | Cycle | Join
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A whole plan that the search found."""
+
+    step_s: float
+    sync_s: float
+    mode: Mode
+    tree: Tree
+
+
 def leaves(tree: Tree) -> Iterator[Leaf]:
     """In the order of the flow."""
     if isinstance(tree, Join):
