@@ -50,6 +50,7 @@ def main() -> None:
     lines += ["## Failures", *_failures(), "## Communication", *communication.sections(RESULTS, IMAGES)]
     if plans := list(planning.sections(RESULTS, IMAGES)):
         lines += ["## Planning", *plans]
+    lines += ["## Predicted and real steps", *_real_runs()]
     PAGE.write_text("\n".join(lines), encoding="utf-8")
     print(f"written to {PAGE}")
 
@@ -90,6 +91,34 @@ def _failures() -> Iterator[str]:
         for victim, samples in result["samples_s"].items():
             yield f"| {victim} | {max(samples):.2f} |"
         yield ""
+
+
+def _real_runs() -> Iterator[str]:
+    if not (result := _load("sched-real-runs")):
+        return
+    found = result["findings"]
+    yield (
+        "\nSteps of the main jobs on two CPU slots: measured; predicted from probes of the collocated placement, as in "
+        "mode auto; predicted from a profile of the placement's own steps. "
+        f"Median error {found['median_error']:.1%} and {found['median_own_error']:.1%}. Target: 5 % ({_machine(result)}).\n"
+    )
+    yield "| workload | placement | measured | from probes | from its own steps |\n|---|---|---|---|---|"
+    for name, workload in found["workloads"].items():
+        for mode, row in workload["placements"].items():
+            measured, probed, own = (
+                f"{row[key] * 1e3:.0f} ms" for key in ("measured_s", "predicted_s", "own_predicted_s")
+            )
+            errors = [f"({row[key]:+.0%})" for key in ("error", "own_error")]
+            yield f"| {name} | {mode} | {measured} | {probed} {errors[0]} | {own} {errors[1]} |"
+    yield (
+        "\nThe plan that the planner makes of the probes, over the best placement by rule in the same run, median over "
+        "rounds. Target: at most 1.03.\n"
+    )
+    yield "| workload | chosen | best by rule | chosen / best |\n|---|---|---|---|"
+    for name, workload in found["workloads"].items():
+        auto = workload["auto"]
+        yield f"| {name} | {auto['mode']} | {auto['best_mode']} | {auto['over_best']:.3f} |"
+    yield ""
 
 
 def _machine(result: dict[str, Any]) -> str:

@@ -173,6 +173,22 @@ def test_a_cycle_is_timed_with_the_way_between_its_processes():
     assert simulate(problem, plan).step_s == pytest.approx(now_s + 4.0, rel=0.02)
 
 
+def test_the_stages_of_a_cycle_are_timed_on_the_rank_that_went_round_longest():
+    """On rank 0 the env is slow and the policy quick, on rank 1 the other way round: no rank has both slow."""
+    steps, plan = Steps(), plan_for_mode(CYCLE, CLUSTER, "collocated", granularity={"env": 2, "policy": 2})
+    for rank, env_s, policy_s in ((0, 0.8, 0.1), (1, 0.3, 0.7)):
+        now_s = 0.0
+        for _ in range(10):
+            now_s = steps.add(f"env/{rank}", "env", now_s, env_s, 2)
+            now_s = steps.add(f"policy/{rank}", "policy", now_s, policy_s, 2)
+    for rank in (0, 1):
+        steps.add(f"actor/{rank}", "actor", 10.0, 4.0, 2)
+    profiler = Profiler(CYCLE, CLUSTER, 4)
+    profiler.observe(steps.run(), plan)
+    problem = profiler.measured(Running()).problem  # pyright: ignore[reportArgumentType]
+    assert simulate(problem, plan).step_s == pytest.approx(10.0 + 4.0, rel=0.01)
+
+
 def test_a_rank_that_was_given_two_devices_takes_as_long_on_one():
     plan = plan_for_mode(GRAPH, CLUSTER, "collocated", num_ranks={"actor": 1})
     profiler = Profiler(GRAPH, CLUSTER, 16)

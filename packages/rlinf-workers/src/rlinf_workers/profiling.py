@@ -101,9 +101,15 @@ class Profiler:
             }
             for stage in self.graph.stages
         }
-        waits_s = {name: self._cycle_wait(cycle, compute) for cycle in self.graph.cycles() for name in cycle}
+        chains = {name: _chain(cycle, compute) for cycle in self.graph.cycles() for name in cycle}
         for name, of_ranks in compute.items():
-            self._samples[name].append(self._sample(name, of_ranks, waits_s.get(name, 0.0)))
+            total = sum(span.num_items for mine in of_ranks.values() for span in mine)
+            self._rounds[name] = max(1, round(total / self.num_items))
+            if name in chains:
+                sample = self._cycle_sample(name, chains[name])
+            else:
+                sample = self._sample(name, max(of_ranks.values(), key=_seconds), len(of_ranks))
+            self._samples[name].append(sample)
         for group in self.graph.workers:
             self._switches_s[group].append(_switch_seconds([m for w, m in spans.items() if _group(w) == group]))
         self._hops_s += _hops(self.graph, compute, plan)
@@ -136,36 +142,24 @@ class Profiler:
 
     # -- one run -----------------------------------------------------------------------------------------------------
 
-    def _sample(self, name: str, of_ranks: Mapping[str, Sequence[Span]], wait_s: float) -> StageSample:
-        """The instance that was busy longest; a stage that works after its last item, or before its first, is timed as
-        a whole."""
-        busy = {worker: sum(span.duration_s for span in mine) for worker, mine in of_ranks.items()}
-        slowest = max(busy, key=lambda worker: busy[worker])
-        chunks = [span for span in of_ranks[slowest] if span.num_items]
-        total = sum(span.num_items for mine in of_ranks.values() for span in mine)
-        most = sum(span.num_items for span in chunks)
-        rounds = self._rounds[name] = max(1, round(total / self.num_items))
+    def _sample(self, name: str, slowest: Sequence[Span], num_ranks: int) -> StageSample:
+        """From the spans of the rank that was busy longest; a stage that works after its last item, or before its
+        first, is timed as a whole."""
+        chunks = [span for span in slowest if span.num_items]
         if self.graph.stage(name).whole_batch or not chunks:
-            return StageSample(num_items=most or -(-self.num_items // len(of_ranks)), seconds=busy[slowest])
-        num_items = Counter(span.num_items for span in chunks).most_common(1)[0][0]
-        if any(name in cycle for cycle in self.graph.cycles()):
-            num_chunks = max(rounds, round(most / num_items))
-            return StageSample(num_items=num_items, seconds=busy[slowest] / num_chunks + wait_s, fixed_s=wait_s)
-        seconds = sum(span.duration_s for span in chunks)
-        return StageSample(
-            num_items=num_items,
-            seconds=seconds / sum(span.num_items for span in chunks) * num_items,
-            step_s=busy[slowest] - seconds,
-        )
+            num_items = sum(span.num_items for span in chunks) or -(-self.num_items // num_ranks)
+            return StageSample(num_items=num_items, seconds=_seconds(slowest))
+        num_items = _usual_size(chunks)
+        seconds = _seconds(chunks) / sum(span.num_items for span in chunks) * num_items
+        return StageSample(num_items=num_items, seconds=seconds, step_s=_seconds(slowest) - _seconds(chunks))
 
-    def _cycle_wait(self, cycle: Sequence[str], compute: Mapping[str, Mapping[str, Sequence[Span]]]) -> float:
-        """Seconds from the end of one stage's chunk to the beginning of the next one's, in a cycle whose ranks go round
-        with one chunk each; by the stage whose processes were at it longest."""
-        spans = [span for name in cycle for mine in compute[name].values() for span in mine]
-        wall_s = max(span.start_s + span.duration_s for span in spans) - min(span.start_s for span in spans)
-        busy_s = sum(max(sum(span.duration_s for span in mine) for mine in compute[name].values()) for name in cycle)
-        num_chunks = sum(max(len(mine) for mine in compute[name].values()) for name in cycle)
-        return max(0.0, wall_s - busy_s) / num_chunks
+    def _cycle_sample(self, name: str, chain: Mapping[str, Sequence[Span]]) -> StageSample:
+        """All that the stage did counts to its chunks, and the way to the next process to each of them."""
+        chunks = [span for span in chain[name] if span.num_items]
+        num_items = _usual_size(chunks)
+        num_chunks = max(self._rounds[name], round(sum(span.num_items for span in chunks) / num_items))
+        wait_s = _wait_seconds(chain)
+        return StageSample(num_items=num_items, seconds=_seconds(chain[name]) / num_chunks + wait_s, fixed_s=wait_s)
 
     # -- all of them -------------------------------------------------------------------------------------------------
 
@@ -218,6 +212,37 @@ class Profiler:
 def _group(worker: str) -> str:
     """`actor/1` -> `actor`"""
     return worker.rpartition("/")[0]
+
+
+def _seconds(spans: Sequence[Span]) -> float:
+    return sum(span.duration_s for span in spans)
+
+
+def _usual_size(chunks: Sequence[Span]) -> int:
+    return Counter(span.num_items for span in chunks).most_common(1)[0][0]
+
+
+def _chain(cycle: Sequence[str], compute: Mapping[str, Mapping[str, Sequence[Span]]]) -> dict[str, Sequence[Span]]:
+    """Stage -> spans of the rank that was at a cycle longest, from the first of its chunks to the last; where the
+    stages have different numbers of ranks, of each stage's busiest."""
+    by_rank: dict[str, dict[str, Sequence[Span]]] = defaultdict(dict)
+    for name in cycle:
+        for worker, mine in compute[name].items():
+            by_rank[worker.rpartition("/")[2]][name] = mine
+    if any(len(stages) < len(cycle) for stages in by_rank.values()):
+        return {name: max(compute[name].values(), key=_seconds) for name in cycle}
+    return max(by_rank.values(), key=_wall_seconds)
+
+
+def _wall_seconds(chain: Mapping[str, Sequence[Span]]) -> float:
+    spans = [span for mine in chain.values() for span in mine]
+    return max(span.start_s + span.duration_s for span in spans) - min(span.start_s for span in spans)
+
+
+def _wait_seconds(chain: Mapping[str, Sequence[Span]]) -> float:
+    """From the end of one stage's chunk to the beginning of the next one's, in a cycle that goes round with one."""
+    busy_s = sum(_seconds(mine) for mine in chain.values())
+    return max(0.0, _wall_seconds(chain) - busy_s) / sum(len(mine) for mine in chain.values())
 
 
 def _by_worker(spans: Sequence[Span]) -> dict[str, list[Span]]:
