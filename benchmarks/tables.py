@@ -99,8 +99,8 @@ def _real_runs() -> Iterator[str]:
     found = result["findings"]
     yield (
         "\nSteps of the main jobs on two CPU slots: measured; predicted from probes of the collocated placement, as in "
-        "mode auto; predicted from a profile of the placement's own steps. "
-        f"Median error {found['median_error']:.1%} and {found['median_own_error']:.1%}. Target: 5 % ({_machine(result)}).\n"
+        "mode auto; predicted from a profile of the placement's own steps. Median error "
+        f"{found['median_error']:.1%} and {found['median_own_error']:.1%}. Target: 5 % ({_machine(result)}).\n"
     )
     yield "| workload | placement | measured | from probes | from its own steps |\n|---|---|---|---|---|"
     for name, workload in found["workloads"].items():
