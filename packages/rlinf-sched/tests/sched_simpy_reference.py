@@ -20,6 +20,11 @@ def exact(number):
     return Fraction(number).limit_denominator(1_000_000)
 
 
+def _with_mean_one(costs):
+    """What rounding took is put back, so that a whole batch takes its table's time to the last digit."""
+    return [*costs[:-1], Fraction(len(costs)) - sum(costs[:-1])]
+
+
 class Reference:
     """`spans`: {(stage, rank, kind, step, num_items, start, end)}; `step_ends`: [steps], fractions of seconds."""
 
@@ -74,7 +79,7 @@ class Reference:
             how=how,
             size=size,
             room=min(how.max_items or n, -(-n // count)),
-            costs=[exact(c) for c in profile.costs.typical(n)],
+            costs=_with_mean_one([exact(c) for c in profile.costs.typical(n)]),
             onload=exact(moved if how.onload_s is None else how.onload_s),
             offload=exact(moved if how.offload_s is None else how.offload_s),
             step_s=exact(how.step_s),
