@@ -12,7 +12,7 @@ from dataclasses import replace
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
 from rlinf.jobs.planning import Planned, complete_problem, plans_of_problem
-from rlinf_sched.dynamic import Controller
+from rlinf_sched.dynamic import Controller, DriftDetector
 from rlinf_sched.errors import SchedError
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
@@ -21,6 +21,8 @@ from rlinf_workers.profiling import Measured, Profiler, probe_plans
 
 NUM_REPEATS = 3
 """Measured steps for each probe plan; one more goes before all, in which processes warm up."""
+NOISE_OF_SPREAD = 1.48
+"""Standard deviation over median absolute deviation, of normal noise."""
 LEAST_SHARE = 0.02
 """Of the step: stages that compute for less are not watched for drift."""
 
@@ -43,6 +45,7 @@ class AutoMode:
             self._probes = [probes[0], *probes * NUM_REPEATS]
         self._num_probed = 0
         self.measured: Measured | None = None
+        """What the probes found."""
         self.adopt(planned)
 
     def adopt(self, planned: Planned) -> None:
@@ -50,7 +53,10 @@ class AutoMode:
         self._planned = planned
         self._watch = None
         if planned.problem is not None:
-            self._watch = Controller(problem=planned.problem, plan=self.plan)
+            noise = DriftDetector().first_noise
+            if self.measured is not None:
+                noise = max(noise, *(NOISE_OF_SPREAD * fit.spread for fit in self.measured.fits.values()))
+            self._watch = Controller(problem=planned.problem, plan=self.plan, detector=DriftDetector(first_noise=noise))
 
     @property
     def plan(self) -> Plan:
