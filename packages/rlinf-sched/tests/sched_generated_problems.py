@@ -78,8 +78,6 @@ def _profiles(draw, stage: Stage, rounds: int, span: int) -> StageProfile:
             [ItemCosts(), ItemCosts(spread="samples", samples=(1, 2, 5)), ItemCosts(spread="lognormal", sigma=0.7)]
         )
     )
-    if costs.spread == "lognormal":  # whose mean is 1 but for rounding: no tie with another stage may hang on that
-        points = [replace(point, seconds=point.seconds * 1.1234567) for point in points]
     return StageProfile(
         instances=(
             InstanceProfile(
