@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import defaultdict
 from typing import Any
 
 from rlinf_comm import PeerLost
@@ -17,13 +16,17 @@ class Net:
     """Queues by (from, to), and what was sent. `change` sees every value on its way."""
 
     def __init__(self, change: Any = lambda value: value) -> None:
-        self.queues: dict[tuple[str, str], queue.Queue[Any]] = defaultdict(queue.Queue)
+        self._queues: dict[tuple[str, str], queue.Queue[Any]] = {}
         self.sent: list[Any] = []
         self.lost: set[str] = set()
         self.change = change
 
     def link(self, name: str) -> QueueLink:
         return QueueLink(self, name)
+
+    def queue(self, from_: str, to: str) -> queue.Queue[Any]:
+        # setdefault is one step for all threads; a defaultdict lets both ends make a queue, and loses what is in one.
+        return self._queues.setdefault((from_, to), queue.Queue())
 
 
 class QueueLink:
@@ -34,13 +37,13 @@ class QueueLink:
         if to in self.net.lost:
             raise PeerLost(to)
         self.net.sent.append(value)
-        self.net.queues[self.name, to].put(self.net.change(value))
+        self.net.queue(self.name, to).put(self.net.change(value))
 
     def receive(self, from_: str, *, timeout_s: float) -> Any:
         end_s = time.monotonic() + timeout_s
         while True:
             try:
-                return self.net.queues[from_, self.name].get(timeout=0.02)
+                return self.net.queue(from_, self.name).get(timeout=0.02)
             except queue.Empty:
                 if from_ in self.net.lost:
                     raise PeerLost(from_) from None

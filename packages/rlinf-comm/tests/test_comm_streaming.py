@@ -243,7 +243,7 @@ def test_an_acknowledgement_of_an_earlier_attempt_is_passed_over():
 
     def add_stale(value: Any) -> Any:
         if isinstance(value, Content) and value.session == session:
-            net.queues["engine0", "trainer0"].put(
+            net.queue("engine0", "trainer0").put(
                 Ack(session, value.attempt - 1, None, ("a",), "stale", window_s=0.0, busy_s=0.0, apply_s=0.0)
             )
         return value
