@@ -16,7 +16,6 @@ from rlinf_sched.explain import (
     device_groups,
     explain,
     explanation_text,
-    rank_devices,
     trace_json,
     usage,
     what_if,
@@ -86,7 +85,7 @@ def test_ranks_are_on_the_devices_that_the_plan_says(problem: Problem):
 
     def devices(num_ranks: int) -> list[tuple[int, ...]]:
         plan = plan_for_mode(problem.flow, cluster, "collocated", num_ranks={"rollout": num_ranks})
-        return [rank_devices(plan.stage("rollout"), rank) for rank in range(num_ranks)]
+        return [plan.stage("rollout").devices_of(rank) for rank in range(num_ranks)]
 
     assert devices(4) == [(0,), (1,), (2,), (3,)]
     assert devices(2) == [(0, 1), (2, 3)]

@@ -137,18 +137,16 @@ def test_a_plan_that_pays_is_taken_and_one_that_does_not_is_not(monkeypatch):
     found = auto.better(num_steps=1000, **base)
     assert found is not None
     assert found.plans["grpo"].mode == "disaggregated"
-    assert moves(auto.mode.plan, found.plans["grpo"])
+    assert moves(auto.planned.plans["grpo"], found.plans["grpo"])
+    assert auto.mode.plan == found.plans["grpo"]
     assert {"grpo", "evaluate"} <= set(found.plans)
-    auto.mode.adopt(found)
     assert auto.better(num_steps=1000, **base) is None, "the best plan stays"
 
 
 def test_lasting_drift_asks_for_a_plan_and_a_hiccup_does_not():
     auto = Auto()
     auto.probe_all()
-    found = auto.better()
-    if found is not None:
-        auto.mode.adopt(found)
+    auto.better()
     slow = {"rollout": 0.03, "reward": 0.0001, "actor": 0.02}
     assert not auto.observe(step_run(slow))
     assert not any(auto.observe(step_run()) for _ in range(5))

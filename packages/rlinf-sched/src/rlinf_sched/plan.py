@@ -45,6 +45,14 @@ class StagePlan:
     turn: int
     """Order in which stages that share a device hold it, from 0; equal for the stages of one cycle."""
 
+    def devices_of(self, rank: int) -> tuple[int, ...]:
+        """Devices of one rank; none for a stage on the host."""
+        num_devices = len(self.devices)
+        if self.num_ranks >= num_devices:
+            return self.devices[rank * num_devices // self.num_ranks :][:1]
+        span = num_devices // self.num_ranks
+        return self.devices[rank * span : (rank + 1) * span]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagePrediction:

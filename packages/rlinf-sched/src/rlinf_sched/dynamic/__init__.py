@@ -20,7 +20,6 @@ from rlinf_sched.dynamic.transition import (
     check_transitions,
     execute,
     make_transition,
-    rank_devices,
     transition_seconds,
 )
 
@@ -31,7 +30,6 @@ __all__ = [
     "make_transition",
     "check_transitions",
     "transition_seconds",
-    "rank_devices",
     "execute",
     "DriftDetector",
     "cusum_threshold",

@@ -19,7 +19,6 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from rlinf_sched.dynamic.transition import rank_devices
 from rlinf_sched.errors import ProblemError
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
@@ -110,7 +109,7 @@ class _Stage:
     def __init__(self, problem: Problem, plan: Plan, name: str, costs: Callable[[str], np.ndarray]) -> None:
         placed, record, profile = plan.stage(name), problem.flow.stage(name), problem.profile(name)
         self.name = name
-        self.places = rank_devices(placed)
+        self.places = [placed.devices_of(rank) for rank in range(placed.num_ranks)]
         self.instance = problem.instance(placed)
         self.costs = costs(name)
         self.longest = profile.batching == "longest"
@@ -154,7 +153,8 @@ class _Step:
             return spread.typical(self.num_items) if seed is None else spread.draw(self.num_items, seed)
 
         rollout, self.later = names[0], [_Stage(problem, plan, name, costs) for name in names[1:]]
-        places = rank_devices(plan.stage(rollout))
+        engines = plan.stage(rollout)
+        places = [engines.devices_of(rank) for rank in range(engines.num_ranks)]
         instance = problem.instance(plan.stage(rollout))
         share = -(-self.num_items // len(places))
         self.room = min(instance.max_items or share, share)

@@ -85,7 +85,7 @@ class _GroupChange:
     after: StagePlan
 
     def actions(self) -> Iterator[Action]:
-        old, new = rank_devices(self.before), rank_devices(self.after)
+        old, new = ([stage.devices_of(rank) for rank in range(stage.num_ranks)] for stage in (self.before, self.after))
         leaving = tuple(rank for rank, place in enumerate(old) if rank >= len(new) or new[rank] != place)
         joining = tuple(rank for rank, place in enumerate(new) if rank >= len(old) or old[rank] != place)
         left = tuple(sorted({device for rank in leaving for device in old[rank]}))
@@ -104,16 +104,6 @@ class _GroupChange:
             yield Action(kind="onload", worker=self.worker, devices=entered)
         if joining:
             yield Action(kind="join", worker=self.worker, devices=entered, ranks=joining)
-
-
-def rank_devices(stage: StagePlan) -> list[tuple[int, ...]]:
-    """Devices of each rank of the stage; empty tuples on the host."""
-    num_devices = len(stage.devices)
-    if stage.num_ranks >= num_devices:
-        share = stage.num_ranks // max(num_devices, 1)
-        return [stage.devices[rank // share : rank // share + 1] for rank in range(stage.num_ranks)]
-    span = num_devices // stage.num_ranks
-    return [stage.devices[rank * span : (rank + 1) * span] for rank in range(stage.num_ranks)]
 
 
 def check_transitions(transitions: Sequence[Transition]) -> None:

@@ -7,7 +7,7 @@ on a terminal, `trace_json` draws it for Perfetto.
 from rlinf_sched.explain.explanation import Explanation, GroupUse, ModeRow, PathPart, explain
 from rlinf_sched.explain.make import explain_problem
 from rlinf_sched.explain.memory import MemoryUse
-from rlinf_sched.explain.spans import KINDS, DeviceGroup, Spans, device_groups, rank_devices, usage
+from rlinf_sched.explain.spans import KINDS, DeviceGroup, Spans, device_groups, usage
 from rlinf_sched.explain.text import explanation_text
 from rlinf_sched.explain.trace import trace_json
 from rlinf_sched.explain.what_if import Answer, what_if
@@ -23,7 +23,6 @@ __all__ = [
     "KINDS",
     "DeviceGroup",
     "device_groups",
-    "rank_devices",
     "usage",
     "explain_problem",
     "explain",

@@ -57,15 +57,6 @@ class Spans:
         return float(busy_s.max(initial=0.0)) / self.length_s
 
 
-def rank_devices(stage: StagePlan, rank: int) -> tuple[int, ...]:
-    """Devices of one rank of a planned stage; none for a stage on the host."""
-    num_devices = len(stage.devices)
-    if stage.num_ranks >= num_devices:
-        return stage.devices[rank * num_devices // stage.num_ranks :][:1]
-    span = num_devices // stage.num_ranks
-    return stage.devices[rank * span : (rank + 1) * span]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceGroup:
     """Devices that carry the same stages; in a drawing one row can stand for all of them."""
@@ -121,7 +112,7 @@ def _rank_weights(stage: StagePlan, group: DeviceGroup) -> np.ndarray:
         return np.ones(stage.num_ranks)
     inside = set(group.devices)
     share = min(1.0, len(stage.devices) / stage.num_ranks)
-    return np.array([share * len(inside.intersection(rank_devices(stage, r))) for r in range(stage.num_ranks)])
+    return np.array([share * len(inside.intersection(stage.devices_of(r))) for r in range(stage.num_ranks)])
 
 
 def _covered(start_s: np.ndarray, end_s: np.ndarray, weight: np.ndarray, edges_s: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_sched.describe import ranges
-from rlinf_sched.explain.spans import KINDS, Spans, device_groups, rank_devices, usage
+from rlinf_sched.explain.spans import KINDS, Spans, device_groups, usage
 from rlinf_sched.flow_graph import FlowGraph
 from rlinf_sched.plan import Plan
 
@@ -33,7 +33,7 @@ def _names(plan: Plan, flow: FlowGraph) -> list[dict[str, Any]]:
         events.append({"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": worker}})
         stage = plan.stage(names[0])
         for rank in range(stage.num_ranks):
-            devices = rank_devices(stage, rank)
+            devices = stage.devices_of(rank)
             where = f"device {ranges(devices)}" if devices else "host"
             label = f"{worker}/{rank}, {where}"
             events.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": rank, "args": {"name": label}})

@@ -10,6 +10,7 @@ from rlinf_sched.flow_graph import FlowGraph, Stage
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_sched.problem import Problem
 from rlinf_sched.profile import InstanceProfile, ItemCosts, seconds_table
+from rlinf_sched.stage_time import hand_over_size
 
 STAYS = -1.0
 """In place of the seconds of an onload: the state never leaves."""
@@ -115,9 +116,10 @@ def _place(problem: Problem, stage: Stage, stage_plan: StagePlan) -> _Placed:
             f"plan.{stage.name}.num_ranks={num_ranks} does not divide profiles.stages.{stage.name}.num_parts="
             f"{profile.num_parts}; use a divisor of it"
         )
-    hand_over = min(stage_plan.granularity or problem.num_items, -(-problem.num_items // num_ranks))
-    if instance.max_items and profile.batching != "continuous":
-        hand_over = min(hand_over, instance.max_items)
+    limit = (
+        0 if profile.batching == "continuous" else instance.max_items
+    )  # which bounds its engine, not what it hands on
+    hand_over = hand_over_size(problem.num_items, num_ranks, stage_plan.granularity, limit)
     onload_s, offload_s = problem.switch_s(stage.name, instance, num_devices)
     leaves = stage_plan.offload and num_devices > 0
     return _Placed(
@@ -132,8 +134,7 @@ def _place(problem: Problem, stage: Stage, stage_plan: StagePlan) -> _Placed:
 
 def _room(problem: Problem, placed: _Placed) -> int:
     """Most items in an engine: its even share of the step, or the profile's limit."""
-    share = -(-problem.num_items // placed.plan.num_ranks)
-    return min(placed.profile.max_items or share, share)
+    return hand_over_size(problem.num_items, placed.plan.num_ranks, 0, placed.profile.max_items)
 
 
 @functools.lru_cache(maxsize=256)

@@ -210,19 +210,12 @@ class Executor:
         ]
         return WorkerGroup(name, handles, self._launcher)
 
-    def _devices_of_rank(self, placed: StagePlan, rank: int) -> tuple[int, ...]:
-        num_devices = len(placed.devices)
-        if num_devices <= placed.num_ranks:
-            return placed.devices[rank * num_devices // placed.num_ranks :][:1]
-        each = num_devices // placed.num_ranks
-        return placed.devices[rank * each : (rank + 1) * each]
-
     def _device_names(self, placed: StagePlan, rank: int) -> tuple[str, ...]:
-        chosen = [self._cluster.devices[index] for index in self._devices_of_rank(placed, rank)]
+        chosen = [self._cluster.devices[index] for index in placed.devices_of(rank)]
         return tuple(f"{device.kind}:{device.index}" for device in chosen)
 
     def _visible_devices(self, placed: StagePlan, rank: int) -> dict[str, str]:
-        chosen = [self._cluster.devices[index] for index in self._devices_of_rank(placed, rank)]
+        chosen = [self._cluster.devices[index] for index in placed.devices_of(rank)]
         mine = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         gpus = [device.index for device in chosen if device.kind == "cuda"]
         # The cluster counts the GPUs that the driver sees; the driver's own list says which these are.

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlinf.cli.table import aligned
 from rlinf.config.devices import check_devices
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import Override, parse_overrides
@@ -66,5 +67,4 @@ def profile_table(measured: Measured) -> str:
         left_out = "-" if fit.left_out is None else f"{fit.left_out:.1%}"
         rows.append((stage, *times[0], f"{fit.step_s:.4f}", str(fit.num_samples), f"{fit.spread:.1%}", left_out))
         rows += [("", *time, "", "", "", "") for time in times[1:]]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return aligned(rows)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rlinf.cli.table import aligned
 from rlinf.errors import UserError
 
 
@@ -19,9 +20,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     rows = [("run", "score", "before", "after", "steps", "time", "compute by stage, all ranks")]
     rows += [_row(path) for path in args.runs]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(aligned(rows))
     for path in args.runs:
         print(f"report: {path / 'report.html'}")
     return 0

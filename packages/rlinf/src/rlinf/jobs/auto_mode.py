@@ -46,9 +46,9 @@ class AutoMode:
         self._num_probed = 0
         self.measured: Measured | None = None
         """What the probes found."""
-        self.adopt(planned)
+        self._adopt(planned)
 
-    def adopt(self, planned: Planned) -> None:
+    def _adopt(self, planned: Planned) -> None:
         """The run goes on under these plans."""
         self._planned = planned
         self._watch = None
@@ -115,7 +115,7 @@ class AutoMode:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def better(self, executor: Executor, *, num_steps: int, restart_s: float) -> Planned | None:
-        """Plans that pay within the steps that are left; None: the present ones stay.
+        """Plans that pay within the steps that are left, under which the run goes on; None: the present ones stay.
 
         Args:
             executor: runs the flow; is asked what the probes leave open.
@@ -124,7 +124,7 @@ class AutoMode:
         stays = f"auto: {self.plan.mode} stays"
         try:
             problem = self._watch.problem if self._watch is not None else self.measure(executor).problem
-            self.adopt(replace(self._planned, problem=problem))
+            self._adopt(replace(self._planned, problem=problem))
             found = plans_of_problem(self._job, self._flows, problem)
         except (UserError, SchedError) as error:
             self._tell(f"{stays}: {error}")
@@ -140,6 +140,7 @@ class AutoMode:
             self._tell(f"{stays}, {now_s:.3g} s a step; {plan.mode} takes {plan.prediction.step_s:.3g} s{moving}")
             return None
         self._tell(f"auto: another plan, {plan.mode}, pays: the present one takes {now_s:.3g} s a step")
+        self._adopt(found)
         return found
 
 

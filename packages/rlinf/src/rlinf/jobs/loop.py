@@ -111,7 +111,6 @@ class TrainingLoop:
                 raise RunFailed(f"step {self._clock.step}: {error}") from error
 
     def _begin_plan(self, planned: Planned) -> None:
-        self._auto.adopt(planned)
         plan = self._auto.plan
         self._folder.write_plan(plan.to_json())
         for note in (*self._job.notes, *planned.notes):

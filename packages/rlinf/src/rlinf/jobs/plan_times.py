@@ -35,8 +35,12 @@ class PlanTimes:
     problem: Problem | None
     """None: nothing was predicted."""
     first_step: int
+    _expected: Controller | None = field(init=False)
     _steps_s: list[float] = field(default_factory=list)
     _stages_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        self._expected = None if self.problem is None else Controller(problem=self.problem, plan=self.plan)
 
     def add(self, run: FlowRun, busy_s: Mapping[str, float]) -> None:
         """A training step under the plan."""
@@ -46,7 +50,7 @@ class PlanTimes:
 
     def to_json(self) -> dict[str, Any]:
         """Medians over the steps; seconds. `predicted_s` is null where nothing was predicted."""
-        expected = None if self.problem is None else Controller(problem=self.problem, plan=self.plan)
+        expected = self._expected
         return {
             "mode": self.plan.mode,
             "reason": self.plan.reason,

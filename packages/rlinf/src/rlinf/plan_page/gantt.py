@@ -15,7 +15,7 @@ import numpy as np
 
 from rlinf.report.axes import number, percent, seconds, ticks
 from rlinf_sched.describe import ranges
-from rlinf_sched.explain import DeviceGroup, Explanation, device_groups, rank_devices, usage
+from rlinf_sched.explain import DeviceGroup, Explanation, device_groups, usage
 
 MAX_SINGLE_ROWS = 16
 """A plan of more devices gets a row for each group of like devices, with a few of the group below it."""
@@ -158,7 +158,7 @@ def _uncrowded(explanation: Explanation, group: DeviceGroup, edges_s: np.ndarray
     spans, starts_s = explanation.spans, []
     for name in group.stages:
         stage = explanation.plan.stage(name)
-        ranks = [r for r in range(stage.num_ranks) if not group.devices or group.devices[0] in rank_devices(stage, r)]
+        ranks = [r for r in range(stage.num_ranks) if not group.devices or group.devices[0] in stage.devices_of(r)]
         starts_s.append(spans.start_s[spans.of_stage(name) & np.isin(spans.rank, ranks)])
     cells_s = np.append(edges_s[:-1:CELL], edges_s[-1])
     is_crowded = np.histogram(np.concatenate(starts_s), bins=cells_s)[0] >= CROWDED
