@@ -69,3 +69,17 @@ def test_a_run_that_moves_to_another_plan_gives_the_same_numbers(tmp_path, refer
     assert (plans[0]["mode"], plans[0]["num_steps"]) == ("collocated", NUM_PROBES)
     assert (plans[1]["mode"], plans[1]["first_step"]) == ("disaggregated", NUM_PROBES)
     assert_equal(path, reference)
+
+
+def test_profiling_sees_every_stage_together_and_apart(tmp_path):
+    flags = [part for key, value in SETTINGS.items() for part in (f"--{key}", str(value))]
+    config = load_config("sort-grpo", parse_overrides([*flags, "--cluster.num_devices", "2"]))
+    path = tmp_path / "run"
+    with RunFolder.create(path, config_yaml=to_yaml(config), command=["test"], keep_checkpoints=1) as folder:
+        found = jobs.measure(jobs.prepare(config), folder)
+    assert set(found.fits) == {("rollout", 1), ("rollout", 2), ("reward", 1), ("actor", 1), ("actor", 2)}
+    for stage in ("rollout", "actor"):
+        instances = found.problem.profiles.stages[stage].instances
+        assert [instance.num_ranks for instance in instances] == [1, 2]
+        assert all(instance.state_bytes > 0 for instance in instances)
+    assert make_plan(found.problem).prediction is not None

@@ -3,11 +3,12 @@
     python -m benchmarks.sched.real_runs [--rounds 40] [--only NAME ...]
 
 Each workload runs in the placement of every mode at once, in processes of their own, a step of one after a step of the
-other, so that a busy machine is busy for all. Between them run the probe plans, on the collocated processes. What the
-probes took makes the profile, as in mode auto, and the simulator predicts the steps of all placements from it. The
-error has two parts: what stages take elsewhere is not what the probes saw, and a step is not what the simulator makes
-of its stages. A prediction from a profile of the placement's own steps has the second part alone. At last the plan
-that the planner makes of the probes runs in turn with the same placements.
+other, so that a busy machine is busy for all. Between them run the probe plans, on the collocated processes and on the
+disaggregated ones. What the probes took makes profiles, of the collocated ones alone (what mode auto begins with) and
+of both (`rlinf profile`), and the simulator predicts the steps of all placements from them. The error has two parts:
+what stages take elsewhere is not what the probes saw, and a step is not what the simulator makes of its stages. A
+prediction from a profile of the placement's own steps has the second part alone. At last the plan that the planner
+makes of the collocated probes runs in turn with the same placements.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from rlinf_workers.profiling import Measured, Profiler, probe_plans
 
 NUM_WARMUP = 3
 MODES = ("collocated", "disaggregated", "hybrid")
+PROBED = ("collocated", "disaggregated")
 AUTO, PROBES = "auto", "probes"
 _SORT = ["--warm_start", "null", "--reward.kind", "random"]
 """Random rewards: every group has advantages from the first step on, so that every step costs the same."""
@@ -78,7 +81,8 @@ class Placed:
 
     def measured(self) -> Measured:
         """What its profiler has seen."""
-        found = self.profiler.measured(self.executor, num_parts=self.job.num_parts)
+        self.profiler.observe_memory(self.executor, self.plan)
+        found = self.profiler.measured(num_parts=self.job.num_parts)
         return Measured(problem=complete_problem(self.job, found.problem), fits=found.fits)
 
     def _run(self, index: int) -> Any:
@@ -88,11 +92,16 @@ class Placed:
         return self.executor.run(self.flows.train, context=context, feeds=feeds)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Probing(Placed):
     """The probe plans in turn, on the processes of another placement."""
 
-    probes: Sequence[Plan] = ()
+    also: Profiler
+    """Sees them too, and those of other placements."""
+
+    @cached_property
+    def probes(self) -> Sequence[Plan]:
+        return probe_plans(self.flows.train.graph(), self.plan, self.job.num_items, self.job.granularities)
 
     def step(self, index: int) -> float:
         probe = self.probes[index % len(self.probes)]
@@ -101,7 +110,12 @@ class Probing(Placed):
         self.executor.replan(self.flows.train, self.plan)
         if index >= NUM_WARMUP:
             self.profiler.observe(run, probe)
+            self.also.observe(run, probe)
         return run.duration_s
+
+    def measured(self) -> Measured:
+        self.also.observe_memory(self.executor, self.plan)
+        return super().measured()
 
 
 @contextmanager
@@ -133,15 +147,21 @@ def measure(name: str, num_rounds: int, scratch: Path) -> dict[str, Any]:
             )
         base = sides["collocated"]
         graph, num_items = base.flows.train.graph(), base.job.num_items
-        probing = Probing(
-            **{key: getattr(base, key) for key in ("job", "flows", "executor", "plan")},
-            profiler=Profiler(graph, planned.cluster, num_items),
-            probes=probe_plans(graph, base.plan, num_items, base.job.granularities),
-        )
-        steps = {PROBES: probing.step, **{mode: side.step for mode, side in sides.items()}}
+        both = Profiler(graph, planned.cluster, num_items)
+        probing = {
+            f"{PROBES}, {mode}": Probing(
+                **{key: getattr(sides[mode], key) for key in ("job", "flows", "executor", "plan")},
+                profiler=Profiler(graph, planned.cluster, num_items),
+                also=both,
+            )
+            for mode in PROBED
+        }
+        steps = {name: side.step for name, side in (*probing.items(), *sides.items())}
         samples_s = interleave(steps, num_warmup=NUM_WARMUP, num_rounds=num_rounds)
-        found = probing.measured()
-        first = {mode: _row(samples_s[mode], side, found.problem) for mode, side in sides.items()}
+        found, *_ = [side.measured() for side in probing.values()]
+        profiled = both.measured(num_parts=base.job.num_parts)
+        known = {"auto": found.problem, "profile": complete_problem(base.job, profiled.problem)}
+        first = {mode: _row(samples_s[mode], side, known) for mode, side in sides.items()}
         auto = plans_of_problem(base.job, base.flows, found.problem).plans[base.flows.train.name]
         (scratch / AUTO).mkdir()
         base.job.write_inputs(scratch / AUTO)
@@ -151,7 +171,7 @@ def measure(name: str, num_rounds: int, scratch: Path) -> dict[str, Any]:
     best = min(MODES, key=lambda mode: statistics.median(second_s[mode]))
     return {
         "placements": first,
-        "fits": {stage: fit.describe() for stage, fit in found.fits.items()},
+        "fits": {f"{stage}, {ranks} ranks": fit.describe() for (stage, ranks), fit in profiled.fits.items()},
         "auto": {
             "mode": auto.mode,
             "plan": {p.stage: [list(p.devices), p.num_ranks, p.granularity] for p in auto.stages},
@@ -164,21 +184,22 @@ def measure(name: str, num_rounds: int, scratch: Path) -> dict[str, Any]:
     }
 
 
-def _row(samples_s: Sequence[float], side: Placed, problem: Problem) -> dict[str, Any]:
+def _row(samples_s: Sequence[float], side: Placed, known: Mapping[str, Problem]) -> dict[str, Any]:
+    """Seconds of the step and of its stages, measured and by each profile."""
     measured_s = statistics.median(samples_s)
-    predicted = Controller(problem=problem, plan=side.plan)
-    own = Controller(problem=side.measured().problem, plan=side.plan)
-    stages = {
-        stage: {"predicted_s": seconds, "measured_s": statistics.median(step.get(stage, 0.0) for step in side.stages_s)}
-        for stage, seconds in predicted.predicted_s.items()
-    }
+    problems = {**known, "own": side.measured().problem}
+    predicted = {source: Controller(problem=problem, plan=side.plan) for source, problem in problems.items()}
     return {
-        "predicted_s": predicted.step_s,
         "measured_s": measured_s,
-        "error": predicted.step_s / measured_s - 1,
-        "own_predicted_s": own.step_s,
-        "own_error": own.step_s / measured_s - 1,
-        "stages": stages,
+        "predicted_s": {source: found.step_s for source, found in predicted.items()},
+        "error": {source: found.step_s / measured_s - 1 for source, found in predicted.items()},
+        "stages": {
+            stage: {
+                "measured_s": statistics.median(step.get(stage, 0.0) for step in side.stages_s),
+                "predicted_s": {source: found.predicted_s[stage] for source, found in predicted.items()},
+            }
+            for stage in predicted["own"].predicted_s
+        },
     }
 
 
@@ -193,25 +214,23 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="rlinf-real-runs-") as scratch:
             found[name] = measure(name, options.rounds, Path(scratch))
         for mode, row in found[name]["placements"].items():
-            print(
-                f"{name}, {mode}: predicted {row['predicted_s']:.4f} s, {row['measured_s']:.4f} s: {row['error']:+.1%}"
-            )
+            errors = ", ".join(f"{source} {error:+.1%}" for source, error in row["error"].items())
+            print(f"{name}, {mode}: {row['measured_s']:.4f} s; predicted: {errors}")
         print(f"{name}, auto: {found[name]['auto']}", flush=True)
     rows = [row for workload in found.values() for row in workload["placements"].values()]
-    errors, own_errors = ([abs(row[key]) for row in rows] for key in ("error", "own_error"))
+    errors = {source: statistics.median(abs(row["error"][source]) for row in rows) for source in rows[0]["error"]}
     report(
         "sched-real-runs",
         settings={"rounds": options.rounds, "workloads": {name: list(WORKLOADS[name][1]) for name in options.only}},
         samples_s={},
         comparisons=[],
         findings={
-            "median_error": statistics.median(errors),
-            "median_own_error": statistics.median(own_errors),
+            "median_error": errors,
             "workloads": found,
         },
         output=options.output,
     )
-    print(f"median error {statistics.median(errors):.1%}, from their own steps {statistics.median(own_errors):.1%}")
+    print("median error: " + ", ".join(f"{source} {error:.1%}" for source, error in errors.items()))
 
 
 if __name__ == "__main__":

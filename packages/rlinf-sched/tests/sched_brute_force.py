@@ -4,12 +4,14 @@ Only for one pool of devices and flows without cycles or groups of several stage
 """
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
 from itertools import combinations
 from math import exp, inf
 
 from rlinf_sched.planner.arrivals import arriving_costs
 from rlinf_sched.problem import Problem
+from rlinf_sched.profile import InstanceProfile, StageProfile
 from rlinf_sched.stage_time import stage_times
 
 
@@ -24,6 +26,12 @@ class Part:
     peak: int
     edges: tuple[float, ...]
     offloads: bool
+
+
+def _measured_nearest(profile: StageProfile, like: InstanceProfile, count: int) -> InstanceProfile:
+    """Of those on the same devices, the one whose number of instances is nearest by ratio, the lower first."""
+    alike = sorted((i for i in profile.instances if i.num_devices == like.num_devices), key=lambda i: i.num_ranks)
+    return min(alike, key=lambda i: Fraction(max(i.num_ranks, count), min(i.num_ranks, count)) if i.num_ranks else 1)
 
 
 def least_step_s(problem: Problem) -> float | None:
@@ -44,6 +52,8 @@ def least_step_s(problem: Problem) -> float | None:
                 for edge in flow.weight_edges
             )
             for count in range(1, total // instance.num_devices + 1):
+                if instance is not _measured_nearest(profile, instance, count):
+                    continue
                 for granularity in problem.choices(name):
                     devices = count * instance.num_devices
                     times = stage_times(instance, profile.batching, costs[name], [count], [granularity])

@@ -1,5 +1,7 @@
 """The planner finds what trying everything finds, and its plans are what they say."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -46,17 +48,16 @@ def problems(draw: st.DrawFn, most_devices: dict[int, int] = MOST_DEVICES) -> Pr
         # few different numbers, so that trying everything stays possible
         slope, fixed = draw(st.sampled_from([1.0, 2.0])), draw(st.sampled_from([0.0, 1.0]))
         points = (TimePoint(num_items=1, seconds=fixed + slope), TimePoint(num_items=4, seconds=fixed + 4 * slope))
+        instance = InstanceProfile(
+            num_devices=draw(st.sampled_from([1, 1, 2])),
+            points=points,
+            step_s=draw(st.sampled_from([0.0, 0.5])),
+            state_bytes=draw(st.sampled_from([0, 10 << 30])),
+            sharded_state_bytes=draw(st.sampled_from([0, 20 << 30])),
+            item_work_bytes=draw(st.sampled_from([0, 1 << 30])),
+        )
         profiles[name] = StageProfile(
-            instances=(
-                InstanceProfile(
-                    num_devices=draw(st.sampled_from([1, 1, 2])),
-                    points=points,
-                    step_s=draw(st.sampled_from([0.0, 0.5])),
-                    state_bytes=draw(st.sampled_from([0, 10 << 30])),
-                    sharded_state_bytes=draw(st.sampled_from([0, 20 << 30])),
-                    item_work_bytes=draw(st.sampled_from([0, 1 << 30])),
-                ),
-            ),
+            instances=draw(st.sampled_from([(instance,), (instance,), _at_two_numbers(instance)])),
             batching=draw(st.sampled_from(["sum", "longest", "continuous"])),
             costs=draw(st.sampled_from([ItemCosts(), ItemCosts(spread="lognormal", sigma=0.5)])),
             weights_bytes=draw(st.sampled_from([0, 10 << 30])),
@@ -89,6 +90,12 @@ def problems(draw: st.DrawFn, most_devices: dict[int, int] = MOST_DEVICES) -> Pr
         allow_offload=draw(st.booleans()) if num_stages <= 4 else draw(st.booleans()) and num_devices <= 2,
     )
     return problem
+
+
+def _at_two_numbers(instance: InstanceProfile) -> tuple[InstanceProfile, InstanceProfile]:
+    """Measured alone, and slower as one of three."""
+    slower = tuple(replace(point, seconds=1.5 * point.seconds) for point in instance.points)
+    return replace(instance, num_ranks=1), replace(instance, num_ranks=3, points=slower)
 
 
 @settings(max_examples=40, deadline=None)

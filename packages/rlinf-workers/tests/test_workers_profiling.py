@@ -108,14 +108,15 @@ def measured():
     profiler = Profiler(GRAPH, CLUSTER, 16)
     for granularity in (8, 4, 2):
         profiler.observe(grpo_step(granularity), plan)
-    return profiler.measured(Running(), num_parts={"actor": 2})  # pyright: ignore[reportArgumentType]
+    profiler.observe_memory(Running(), plan)  # pyright: ignore[reportArgumentType]
+    return profiler.measured(num_parts={"actor": 2})
 
 
 def test_a_stage_takes_what_its_slowest_rank_took(measured):
     (rollout,) = measured.problem.profiles.stages["rollout"].instances
     for granularity in (2, 4, 8, 16):
         assert rollout.seconds(granularity) == pytest.approx(1.25 * (1 + granularity))
-    assert measured.fits["rollout"].left_out == pytest.approx(0)
+    assert measured.fits["rollout", 2].left_out == pytest.approx(0)
 
 
 def test_what_comes_after_the_last_item_is_once_a_step(measured):
@@ -158,7 +159,8 @@ def test_a_cycle_is_timed_with_the_way_between_its_processes():
         steps.add(f"actor/{rank}", "actor", now_s, 4.0)
     profiler = Profiler(CYCLE, CLUSTER, 4)
     profiler.observe(steps.run(), plan)
-    problem = profiler.measured(Running()).problem  # pyright: ignore[reportArgumentType]
+    profiler.observe_memory(Running(), plan)  # pyright: ignore[reportArgumentType]
+    problem = profiler.measured().problem
     stages = {name: stage.instances[0] for name, stage in problem.profiles.stages.items()}
     assert {name: stage.rounds for name, stage in problem.profiles.stages.items()} == {
         "env": 10,
@@ -185,15 +187,57 @@ def test_the_stages_of_a_cycle_are_timed_on_the_rank_that_went_round_longest():
         steps.add(f"actor/{rank}", "actor", 10.0, 4.0, 2)
     profiler = Profiler(CYCLE, CLUSTER, 4)
     profiler.observe(steps.run(), plan)
-    problem = profiler.measured(Running()).problem  # pyright: ignore[reportArgumentType]
+    profiler.observe_memory(Running(), plan)  # pyright: ignore[reportArgumentType]
+    problem = profiler.measured().problem
     assert simulate(problem, plan).step_s == pytest.approx(10.0 + 4.0, rel=0.01)
+
+
+def test_stages_of_a_cycle_that_overlap_on_one_device_share_its_time():
+    """Two groups of environments go round on one device; while the policy acts for one, the other is simulated."""
+    steps, plan = Steps(), plan_for_mode(CYCLE, CLUSTER, "disaggregated", granularity={"env": 1, "policy": 1})
+    assert plan.stage("env").devices == plan.stage("policy").devices == (0,)
+    for step in range(20):  # both processes compute all the time, each at half the speed
+        steps.add("env/0", "env", step * 1.0, 1.0, 1)
+        steps.add("policy/0", "policy", step * 1.0, 1.0, 1)
+    steps.add("actor/0", "actor", 20.0, 4.0, 2)
+    profiler = Profiler(CYCLE, CLUSTER, 2)
+    profiler.observe(steps.run(), plan)
+    profiler.observe_memory(Running(), plan)  # pyright: ignore[reportArgumentType]
+    problem = profiler.measured().problem
+    assert problem.profiles.stages["env"].instances[0].seconds(1) == pytest.approx(0.5)
+    assert simulate(problem, plan).step_s == pytest.approx(24.0, rel=0.01)
+
+
+def test_times_of_two_placements_are_told_apart_by_their_ranks():
+    whole = {"rollout": 0, "reward": 0, "actor": 0}
+    together, apart = (
+        plan_for_mode(GRAPH, CLUSTER, mode, granularity=whole) for mode in ("collocated", "disaggregated")
+    )
+    profiler = Profiler(GRAPH, CLUSTER, 16)
+    profiler.observe(grpo_step(8), together)
+    profiler.observe_memory(Running(), together)  # pyright: ignore[reportArgumentType]
+    steps = Steps()
+    now_s = steps.add("rollout/0", "rollout", 0.0, 10.0, 16)
+    now_s = steps.add("reward/0", "reward", now_s, 1.6, 16)
+    now_s = steps.add("actor/0", "actor", now_s, 20.0, 16)
+    steps.add("actor/0", "actor", now_s, 1.0)
+    profiler.observe(steps.run(), apart)
+    profiler.observe_memory(Running(), apart)  # pyright: ignore[reportArgumentType]
+    found = profiler.measured()
+    one, two = found.problem.profiles.stages["actor"].instances
+    assert (one.num_ranks, one.seconds(16), one.step_s) == (1, pytest.approx(20.0), pytest.approx(1.0))
+    assert (two.num_ranks, two.seconds(8), two.step_s) == (2, pytest.approx(16.0), pytest.approx(3.0))
+    assert simulate(found.problem, apart).step_s == pytest.approx(32.6, abs=1.5)  # two hops, and the sync
+    assert one.onload_s == two.onload_s == pytest.approx(0.1), "as seen where the devices were shared"
+    assert {key for key in found.fits if key[0] == "reward"} == {("reward", 1)}
 
 
 def test_a_rank_that_was_given_two_devices_takes_as_long_on_one():
     plan = plan_for_mode(GRAPH, CLUSTER, "collocated", num_ranks={"actor": 1})
     profiler = Profiler(GRAPH, CLUSTER, 16)
     profiler.observe(grpo_step(8), plan)
-    stages = profiler.measured(Running()).problem.profiles.stages  # pyright: ignore[reportArgumentType]
+    profiler.observe_memory(Running(), plan)  # pyright: ignore[reportArgumentType]
+    stages = profiler.measured().problem.profiles.stages
     one, two = stages["actor"].instances
     assert (one.num_devices, two.num_devices) == (1, 2)
     assert one.points == two.points
@@ -236,11 +280,12 @@ def test_probing_a_running_flow_changes_no_number_and_gives_a_problem(tmp_path):
             run = executor.run(flow, context=context, feeds={"numbers": numbers}, timeout_s=60)
             profiler.observe(run, probe)
             weights.append(run.metrics["learn/weight"])
-        found = profiler.measured(executor)
+        profiler.observe_memory(executor, plan)
+        found = profiler.measured()
         with pytest.raises(FlowDefinitionError, match="the plan wants"):
             executor.replan(flow, plan_for_mode(graph, CLUSTER, "disaggregated"))
     assert weights == reference_run([number.value for number in numbers], len(probes))
-    assert set(found.fits) == {stage.name for stage in graph.stages}
+    assert set(found.fits) == {(stage.name, plan.stage(stage.name).num_ranks) for stage in graph.stages}
     assert simulate(found.problem, plan).step_s > 0
     assert all(profile.instances[0].state_bytes > 0 for profile in found.problem.profiles.stages.values())
     assert found.problem == replace(found.problem)

@@ -26,11 +26,11 @@ def job_of(*overrides: str) -> ReasoningJob:
     return ReasoningJob(config)  # pyright: ignore[reportArgumentType]
 
 
-def step_run(item_s=None, step_s=0.0):
-    """A step in which every rank computes on half of the items."""
+def step_run(item_s=None, step_s=0.0, **num_ranks):
+    """A step in which every rank computes on its share of the items."""
     item_s = item_s or {"rollout": 0.01, "reward": 0.0001, "actor": 0.02}
     spans = []
-    for stage, ranks in (("rollout", 2), ("reward", 1), ("actor", 2)):
+    for stage, ranks in {"rollout": 2, "reward": 1, "actor": 2, **num_ranks}.items():
         for rank in range(ranks):
             spans.append(
                 Span(
@@ -141,6 +141,28 @@ def test_a_plan_that_pays_is_taken_and_one_that_does_not_is_not(monkeypatch):
     assert auto.mode.plan == found.plans["grpo"]
     assert {"grpo", "evaluate"} <= set(found.plans)
     assert auto.better(num_steps=1000, **base) is None, "the best plan stays"
+
+
+def test_a_placement_with_other_ranks_is_measured_and_left_if_it_disappoints():
+    """A lone actor beside the rollout promises much; there the rollout, on one rank, is four times as slow."""
+    auto = Auto("--actor.num_shards", "1", "--actor.micro_batch_groups", "8")
+    costs = {"rollout": 0.01, "reward": 0.0001, "actor": 0.01}
+    while auto.mode.num_probes:
+        auto.observe(step_run(costs, actor=1))
+    found = auto.better(num_steps=1000)
+    assert found is not None
+    apart = found.plans["grpo"]
+    assert (apart.mode, apart.stage("rollout").num_ranks) == ("disaggregated", 1)
+    assert auto.mode.num_probes > 0, "the rollout was never seen on one rank"
+    assert auto.mode.probe().stage("rollout").devices == apart.stage("rollout").devices
+    while auto.mode.num_probes:
+        asks = auto.observe(step_run({**costs, "rollout": 0.04}, rollout=1, actor=1))
+    assert asks
+    back = auto.better(num_steps=1000)
+    assert back is not None
+    assert back.plans["grpo"].stage("rollout").num_ranks == 2
+    assert auto.mode.num_probes == 0, "measured before"
+    assert auto.better(num_steps=1000) is None
 
 
 def test_lasting_drift_asks_for_a_plan_and_a_hiccup_does_not():

@@ -53,7 +53,7 @@ class Problem:
             other.resident_bytes(num_devices)
             for name in names
             for other in self.profile(name).instances
-            if (other.num_devices, other.device_name) == (instance.num_devices, instance.device_name)
+            if other.fits_like(instance)
         ]
         return max(alike, default=0)
 
@@ -67,15 +67,18 @@ class Problem:
 
     def instance(self, placed: StagePlan) -> InstanceProfile:
         """The profile of the stage for the devices that its instances span: that of the product they are, or the one
-        that names none.
+        that names none; of several numbers of instances, the nearest.
 
         Raises:
             PlanError: nothing was profiled for them; says what was.
         """
         span = max(1, len(placed.devices) // placed.num_ranks) if placed.devices else 0
         products = {self.cluster.devices[index].product for index in placed.devices}
-        known = [choice for choice in self.profile(placed.stage).instances if choice.device_name in {"", *products}]
-        fitting = [choice for choice in known if choice.num_devices == span]
+        profile = self.profile(placed.stage)
+        known = [choice for choice in profile.instances if choice.device_name in {"", *products}]
+        fitting = [
+            choice for choice in known if choice.num_devices == span and profile.serves(choice, placed.num_ranks)
+        ]
         if not fitting:
             spans = ", ".join(str(choice.num_devices) for choice in known) or "nothing for these devices"
             raise PlanError(

@@ -7,10 +7,11 @@ the stage's *batching*.
 
 import bisect
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -82,6 +83,9 @@ class InstanceProfile:
 
     num_devices: int = 1
     """Devices that one instance spans. 0: the instance runs on the host and holds no device."""
+    num_ranks: int = 0
+    """Instances that ran side by side when it was measured. A choice that was measured at several numbers is there
+    once for each, and a plan takes the nearest (`StageProfile.serves`). 0: any number takes as long."""
     device_name: str = ""
     """Product it was measured on or derived for (`Device.name`). Empty: any device the cluster places stages on."""
     points: tuple[TimePoint, ...]
@@ -103,6 +107,10 @@ class InstanceProfile:
     """Bringing the state of a device from host memory. None: its bytes over the host link."""
     offload_s: float | None = None
     """Taking it back. None: its bytes over the host link."""
+
+    def fits_like(self, other: "InstanceProfile") -> bool:
+        """Whether both are of the same devices."""
+        return (self.num_devices, self.device_name) == (other.num_devices, other.device_name)
 
     def seconds(self, num_items: float) -> float:
         """Of a hand-over of `num_items` items of mean cost; 0 for none."""
@@ -151,6 +159,15 @@ class StageProfile:
     """What a weight sync moves, for the groups on either end of a weight edge; all ranks together."""
     source: str = ""
     """Where the numbers came from: "measured on ...", "derived from ...", with date and versions."""
+
+    def serves(self, instance: InstanceProfile, num_ranks: Any) -> Any:
+        """Whether so many instances take the times of this choice: none that was measured for the same devices is
+        nearer by ratio. For an int or an array of them."""
+        numbers = [other.num_ranks for other in self.instances if other.fits_like(instance)]
+        fewer = max((number for number in numbers if number < instance.num_ranks), default=0)
+        more = min((number for number in numbers if number > instance.num_ranks), default=None)
+        most = math.inf if more is None else instance.num_ranks * more
+        return (num_ranks * num_ranks > instance.num_ranks * fewer) & (num_ranks * num_ranks <= most)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,11 +233,13 @@ def _stage_problems(at: str, stage: StageProfile) -> Iterator[str]:
     yield from _cost_problems(f"{at}.costs", stage.costs)
     if not stage.instances:
         yield f"{at}.instances is empty; give at least one parallel choice"
-    spans = [(instance.num_devices, instance.device_name) for instance in stage.instances]
+    spans = [(instance.num_devices, instance.device_name, instance.num_ranks) for instance in stage.instances]
     for i, instance in enumerate(stage.instances):
         yield from _instance_problems(f"{at}.instances[{i}]", instance)
         if spans.index(spans[i]) < i:
             yield f"{at}.instances[{i}].num_devices={instance.num_devices} is there twice; keep one"
+        elif not instance.num_ranks and sum(instance.fits_like(other) for other in stage.instances) > 1:
+            yield f"{at}.instances[{i}].num_ranks=0 is any number, but others of its devices name theirs; name this one"
 
 
 def _cost_problems(at: str, costs: ItemCosts) -> Iterator[str]:
@@ -248,7 +267,8 @@ def _instance_problems(at: str, instance: InstanceProfile) -> Iterator[str]:
             yield f"{at}.points[{i}].seconds={point.seconds} must be positive"
         if i and point.num_items <= instance.points[i - 1].num_items:
             yield f"{at}.points[{i}].num_items={point.num_items} must be above the one before it"
-    for key in ("max_items", "step_s", "state_bytes", "sharded_state_bytes", "work_bytes", "item_work_bytes"):
+    sizes = ("state_bytes", "sharded_state_bytes", "work_bytes", "item_work_bytes")
+    for key in ("num_ranks", "max_items", "step_s", *sizes):
         if getattr(instance, key) < 0:
             yield f"{at}.{key}={getattr(instance, key)} must not be negative"
     for key in ("onload_s", "offload_s"):

@@ -2,7 +2,7 @@
 
 Nothing runs just to be measured. Any step of a flow leaves spans, and `probe_plans` vary what a plan may vary without
 moving a process: the granularity. What a training does under them is what it does under every plan, so its own first
-steps are the measurement.
+steps are the measurement. What was seen of the same flow in another placement adds its numbers of ranks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import torch
 
 from rlinf_sched.cluster import Cluster, Links
 from rlinf_sched.fit import Fit, StageSample, fit_stage
-from rlinf_sched.flow_graph import FlowGraph
-from rlinf_sched.plan import Plan
+from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
+from rlinf_sched.plan import Plan, StagePlan
 from rlinf_sched.problem import Problem
 from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
 from rlinf_workers.execution.executor import Executor, FlowRun
+from rlinf_workers.group import WorkerGroup
 from rlinf_workers.spans import COMPUTE, LEASE, SYNC, Span
 
 NUM_SIZES = 3
@@ -62,8 +63,8 @@ class Measured:
     """What profiling found."""
 
     problem: Problem
-    fits: Mapping[str, Fit]
-    """Stage -> its table and the table's errors."""
+    fits: Mapping[tuple[str, int], Fit]
+    """Stage and number of its ranks -> a table of times, and the table's errors."""
 
 
 @dataclass
@@ -75,23 +76,25 @@ class Profiler:
         for probe in probe_plans(flow.graph(), plan, 64):
             executor.replan(flow, probe)
             profiler.observe(executor.run(flow, context=context, feeds=feeds), probe)
-        problem = profiler.measured(executor).problem
+        profiler.observe_memory(executor, plan)
+        problem = profiler.measured().problem
     """
 
     graph: FlowGraph
     cluster: Cluster
     num_items: int
     """Of a step; every stage sees each of them."""
-    _samples: dict[str, list[StageSample]] = field(default_factory=lambda: defaultdict(list))
+    _samples: dict[tuple[str, int], list[StageSample]] = field(default_factory=lambda: defaultdict(list))
+    _instances: dict[tuple[str, int], InstanceProfile] = field(default_factory=dict)
+    """Worker group and number of its ranks -> what all of its stages have in common, without times."""
     _rounds: dict[str, int] = field(default_factory=dict)
     _switches_s: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _hops_s: list[float] = field(default_factory=list)
     _syncs_s: list[float] = field(default_factory=list)
-    _plan: Plan | None = None
+    _synced_bytes: dict[WeightEdge, int] = field(default_factory=dict)
 
     def observe(self, run: FlowRun, plan: Plan) -> None:
         """Takes in one run under one plan."""
-        self._plan = plan
         spans = _by_worker(run.spans)
         compute = {
             stage.name: {
@@ -103,38 +106,46 @@ class Profiler:
         }
         chains = {name: _chain(cycle, compute) for cycle in self.graph.cycles() for name in cycle}
         for name, of_ranks in compute.items():
+            num_ranks = plan.stage(name).num_ranks
             total = sum(span.num_items for mine in of_ranks.values() for span in mine)
             self._rounds[name] = max(1, round(total / self.num_items))
             if name in chains:
-                sample = self._cycle_sample(name, chains[name])
+                sample = self._cycle_sample(name, chains[name], plan)
             else:
-                sample = self._sample(name, max(of_ranks.values(), key=_seconds), len(of_ranks))
-            self._samples[name].append(sample)
-        for group in self.graph.workers:
-            self._switches_s[group].append(_switch_seconds([m for w, m in spans.items() if _group(w) == group]))
+                sample = self._sample(name, max(of_ranks.values(), key=_seconds), num_ranks)
+            self._samples[name, num_ranks].append(sample)
+        for group, names in self.graph.workers.items():
+            if plan.stage(names[0]).offload:
+                self._switches_s[group].append(_switch_seconds([m for w, m in spans.items() if _group(w) == group]))
         self._hops_s += _hops(self.graph, compute, plan)
         self._syncs_s.append(_sync_seconds(spans))
 
-    def measured(self, executor: Executor, *, num_parts: Mapping[str, int] | None = None) -> Measured:
-        """The problem of what was observed.
+    def has_seen(self, plan: Plan) -> bool:
+        """Whether every stage was observed on as many ranks as the plan gives it."""
+        return all((placed.stage, placed.num_ranks) in self._samples for placed in plan.stages)
+
+    def observe_memory(self, executor: Executor, plan: Plan) -> None:
+        """Asks the processes of a placement what they have come to hold; once is enough, after its runs."""
+        for group, names in self.graph.workers.items():
+            placed = plan.stage(names[0])
+            self._instances[group, placed.num_ranks] = self._instance(placed, executor.group(group))
+        self._synced_bytes = {edge: executor.weights_bytes(edge) for edge in self.graph.weight_edges}
+
+    def measured(self, *, num_parts: Mapping[str, int] | None = None) -> Measured:
+        """The problem of what was observed: runs, and the memory of each placement they had.
 
         Args:
-            executor: still runs the flow; is asked for memory and the size of weights.
             num_parts: worker group -> parts that its work comes in, which its number of ranks has to divide.
         """
-        assert self._plan is not None, "observe at least one run"
-        fits = {name: fit_stage(samples) for name, samples in self._samples.items()}
-        groups = {
-            group: self._group_profile(group, executor, (num_parts or {}).get(group, 0)) for group in self.graph.workers
-        }
+        fits = {key: fit_stage(samples) for key, samples in sorted(self._samples.items())}
         stages = {
-            stage.name: self._stage_profile(stage.name, groups[stage.worker], fits[stage.name])
+            stage.name: self._stage_profile(stage, fits, (num_parts or {}).get(stage.worker, 0))
             for stage in self.graph.stages
         }
         problem = Problem(
             flow=self.graph,
             profiles=Profiles(stages=stages),
-            cluster=replace(self.cluster, links=self._links(executor)),
+            cluster=replace(self.cluster, links=self._links()),
             num_items=self.num_items,
         )
         problem.validate()
@@ -153,56 +164,62 @@ class Profiler:
         seconds = _seconds(chunks) / sum(span.num_items for span in chunks) * num_items
         return StageSample(num_items=num_items, seconds=seconds, step_s=_seconds(slowest) - _seconds(chunks))
 
-    def _cycle_sample(self, name: str, chain: Mapping[str, Sequence[Span]]) -> StageSample:
-        """All that the stage did counts to its chunks, and the way to the next process to each of them."""
+    def _cycle_sample(self, name: str, chain: Mapping[str, Sequence[Span]], plan: Plan) -> StageSample:
+        """All that the stage did counts to its chunks, and the way to the next process to each of them. Stages that
+        share devices and are seen at work at once slow each other down: each took its share of the time it was."""
         chunks = [span for span in chain[name] if span.num_items]
         num_items = _usual_size(chunks)
         num_chunks = max(self._rounds[name], round(sum(span.num_items for span in chunks) / num_items))
-        wait_s = _wait_seconds(chain)
-        return StageSample(num_items=num_items, seconds=_seconds(chain[name]) / num_chunks + wait_s, fixed_s=wait_s)
+        busy_s, wall_s = sum(map(_seconds, chain.values())), _wall_seconds(chain)
+        wait_s = max(0.0, wall_s - busy_s) / sum(map(len, chain.values()))
+        share = min(1.0, wall_s / busy_s) if len({plan.stage(other).devices for other in chain}) == 1 else 1.0
+        seconds = _seconds(chain[name]) * share / num_chunks + wait_s
+        return StageSample(num_items=num_items, seconds=seconds, fixed_s=wait_s)
 
     # -- all of them -------------------------------------------------------------------------------------------------
 
-    def _group_profile(self, group: str, executor: Executor, num_parts: int) -> StageProfile:
-        """What all stages of a worker group have in common: instances without times. A rank computes on the first of
-        its devices, so one that was given several takes as long on one."""
-        assert self._plan is not None
-        placed = self._plan.stage(self.graph.workers[group][0])
-        sizes = executor.group(group).call("memory_bytes")
+    def _instance(self, placed: StagePlan, group: WorkerGroup) -> InstanceProfile:
+        """A rank of a worker group, on the devices that it was given."""
+        sizes = group.call("memory_bytes")
         state, peak = (max(of_rank[i] for of_rank in sizes) for i in (0, 1))
-        onload_s, offload_s = (min(times) for times in zip(*self._switches_s[group], strict=True))
-        span = len(placed.devices) // placed.num_ranks
-        instance = InstanceProfile(
-            num_devices=span,
+        return InstanceProfile(
+            num_devices=len(placed.devices) // placed.num_ranks,
+            num_ranks=placed.num_ranks,
             device_name=self.cluster.devices[placed.devices[0]].product if placed.devices else "",
             points=(),
             state_bytes=state,
             work_bytes=max(0, peak - state),
-            onload_s=onload_s if placed.offload else None,
-            offload_s=offload_s if placed.offload else None,
         )
-        edges = [edge for edge in self.graph.weight_edges if group in (edge.source, edge.target)]
+
+    def _stage_profile(self, stage: Stage, fits: Mapping[tuple[str, int], Fit], num_parts: int) -> StageProfile:
+        """A rank computes on the first of its devices, so one that was given several takes as long on one."""
+        group, name = stage.worker, stage.name
+        mine = {num_ranks: fit for (fitted, num_ranks), fit in fits.items() if fitted == name}
+        switches_s = self._switches_s[group]
+        onload_s, offload_s = (min(times) for times in zip(*switches_s, strict=True)) if switches_s else (None, None)
+        instances = {}
+        for num_ranks, fit in mine.items():
+            instance = self._instances[group, num_ranks]
+            instance = replace(instance, points=fit.points, step_s=fit.step_s, onload_s=onload_s, offload_s=offload_s)
+            for num_devices in {min(instance.num_devices, 1), instance.num_devices}:
+                instances[num_devices, num_ranks] = replace(instance, num_devices=num_devices)
+        cycle = next((cycle for cycle in self.graph.cycles() if name in cycle), ())
+        synced = (size for edge, size in self._synced_bytes.items() if group in (edge.source, edge.target))
+        errors = "; ".join(f"{num_ranks} ranks: {fit.describe()}" for num_ranks, fit in mine.items())
         return StageProfile(
-            instances=tuple(replace(instance, num_devices=count) for count in sorted({min(span, 1), span})),
+            instances=tuple(instance for _, instance in sorted(instances.items())),
+            rounds=max((self._rounds[other] for other in cycle), default=1),
             num_parts=num_parts,
-            weights_bytes=max((executor.weights_bytes(edge) for edge in edges), default=0),
-        )
-
-    def _stage_profile(self, name: str, group: StageProfile, fit: Fit) -> StageProfile:
-        cycle = next((cycle for cycle in self.graph.cycles() if name in cycle), (name,))
-        return replace(
-            group,
-            instances=tuple(replace(instance, points=fit.points, step_s=fit.step_s) for instance in group.instances),
-            rounds=max(self._rounds[other] for other in cycle) if len(cycle) > 1 else 1,
+            weights_bytes=max(synced, default=0),
             source=f"measured on {self.cluster.describe()}, {platform.processor() or platform.machine()}, "
-            f"{date.today().isoformat()}, torch {torch.__version__}: {fit.describe()}",
+            f"{date.today().isoformat()}, torch {torch.__version__}: {errors}",
         )
 
-    def _links(self, executor: Executor) -> Links:
+    def _links(self) -> Links:
         """Between processes: the time of a hand-over, and the rate of a weight sync."""
         hop_s = median(self._hops_s) if self._hops_s else 0.0
         sync_s = median(self._syncs_s)
-        num_bytes = max((executor.weights_bytes(edge) for edge in self.graph.weight_edges), default=0)
+        num_bytes = max(self._synced_bytes.values(), default=0)
         if not num_bytes or sync_s <= 0:
             return replace(self.cluster.links, latency_s=hop_s)
         rate = num_bytes / sync_s
@@ -237,12 +254,6 @@ def _chain(cycle: Sequence[str], compute: Mapping[str, Mapping[str, Sequence[Spa
 def _wall_seconds(chain: Mapping[str, Sequence[Span]]) -> float:
     spans = [span for mine in chain.values() for span in mine]
     return max(span.start_s + span.duration_s for span in spans) - min(span.start_s for span in spans)
-
-
-def _wait_seconds(chain: Mapping[str, Sequence[Span]]) -> float:
-    """From the end of one stage's chunk to the beginning of the next one's, in a cycle that goes round with one."""
-    busy_s = sum(_seconds(mine) for mine in chain.values())
-    return max(0.0, _wall_seconds(chain) - busy_s) / sum(len(mine) for mine in chain.values())
 
 
 def _by_worker(spans: Sequence[Span]) -> dict[str, list[Span]]:

@@ -133,10 +133,13 @@ class StageOptions:
                     yield self._chunk(chosen, ((0,),), times)
 
     def _counts(self, name: str, instance: InstanceProfile, sizes: tuple[int, ...]) -> Iterator[tuple[int, np.ndarray]]:
-        """(pool, numbers of instances)."""
+        """(pool, numbers of instances); only pools where there are any."""
         problem, stage, profile = self._problem, self._problem.flow.stage(name), self._problem.profile(name)
         if not stage.needs_device:
-            yield -1, np.array(list(host_instances(profile.max_instances, problem.num_items)))
+            counts = np.array(list(host_instances(profile.max_instances, problem.num_items)))
+            counts = counts[profile.serves(instance, counts)]
+            if len(counts):
+                yield -1, counts
             return
         for index, pool in enumerate(self._pools):
             if pool.takes(instance.device_name):
@@ -148,7 +151,10 @@ class StageOptions:
                     num_parts=profile.num_parts,
                     exactly=problem.pinned_devices.get(stage.worker, 0) / instance.num_devices,
                 )
-                yield index, np.array(list(counts), dtype=np.int64)
+                counts = np.array(list(counts), dtype=np.int64)
+                counts = counts[profile.serves(instance, counts)]
+                if len(counts):
+                    yield index, counts
 
     def _places(
         self, name: str, choice: int, pool: int, counts: np.ndarray, granularity: np.ndarray, offload: bool

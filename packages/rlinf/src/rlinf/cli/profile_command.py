@@ -24,8 +24,9 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "profile",
         help="measure what a recipe's stages take on this machine",
-        description="Runs a recipe's first steps at several granularities and fits the times of its stages. The file "
-        "can be planned with (rlinf plan FILE --what-if) and trained with (rlinf train RECIPE --plan.profile FILE).",
+        description="Runs a recipe's first steps, with all workers on all devices and then apart, at several "
+        "granularities, and fits the times of its stages. The file can be planned with (rlinf plan FILE --what-if) and "
+        "trained with (rlinf train RECIPE --plan.profile FILE).",
     )
     parser.add_argument("recipe", help="name of a shipped recipe, or path of a YAML file; with overrides as in train")
     parser.add_argument("--output", type=Path, metavar="FILE", help="problem file (default: <name>-profile.json)")
@@ -60,11 +61,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def profile_table(measured: Measured) -> str:
-    """The fitted times, a row for each stage and size, with their errors."""
-    rows = [("stage", "items", "seconds", "after the last", "steps", "spread", "left-out size")]
-    for stage, fit in measured.fits.items():
+    """The fitted times, a row for each stage, number of its ranks and size, with their errors."""
+    rows = [("stage", "ranks", "items", "seconds", "after the last", "steps", "spread", "left-out size")]
+    for (stage, num_ranks), fit in measured.fits.items():
         times = [(str(point.num_items), f"{point.seconds:.4f}") for point in fit.points]
         left_out = "-" if fit.left_out is None else f"{fit.left_out:.1%}"
-        rows.append((stage, *times[0], f"{fit.step_s:.4f}", str(fit.num_samples), f"{fit.spread:.1%}", left_out))
-        rows += [("", *time, "", "", "", "") for time in times[1:]]
+        errors = (f"{fit.step_s:.4f}", str(fit.num_samples), f"{fit.spread:.1%}", left_out)
+        rows.append((stage, str(num_ranks), *times[0], *errors))
+        rows += [("", "", *time, "", "", "", "") for time in times[1:]]
     return aligned(rows)

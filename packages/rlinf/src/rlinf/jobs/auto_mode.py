@@ -37,16 +37,16 @@ class AutoMode:
 
     def __init__(self, job: Job, flows: Flows, planned: Planned, tell: Callable[[str], None]) -> None:
         self._job, self._flows, self._tell = job, flows, tell
-        plan = planned.plans[flows.train.name]
         self._profiler = Profiler(flows.train.graph(), planned.cluster, job.num_items)
         self._probes: list[Plan] = []
-        if job.config.mode == "auto" and planned.problem is None:
-            probes = probe_plans(flows.train.graph(), plan, job.num_items, job.granularities)
-            self._probes = [probes[0], *probes * NUM_REPEATS]
         self._num_probed = 0
+        self._is_measuring = False
         self.measured: Measured | None = None
         """What the probes found."""
-        self._adopt(planned)
+        if job.config.mode == "auto" and planned.problem is None:
+            self.begin_probes(planned)
+        else:
+            self._adopt(planned)
 
     def _adopt(self, planned: Planned) -> None:
         """The run goes on under these plans."""
@@ -70,6 +70,12 @@ class AutoMode:
 
     # -- measuring ---------------------------------------------------------------------------------------------------
 
+    def begin_probes(self, planned: Planned) -> None:
+        """The next steps measure this placement, beside what has been measured."""
+        self._adopt(planned)
+        probes = probe_plans(self._flows.train.graph(), self.plan, self._job.num_items, self._job.granularities)
+        self._probes, self._num_probed, self._is_measuring = [probes[0], *probes * NUM_REPEATS], 0, True
+
     @property
     def num_probes(self) -> int:
         """Steps that are still measured before a plan is made."""
@@ -81,7 +87,7 @@ class AutoMode:
 
     def skip_probes(self) -> None:
         """Nothing will be measured: the run is too short for it."""
-        self._probes, self._num_probed = [], 0
+        self._probes, self._num_probed, self._is_measuring = [], 0, False
 
     def observe(self, run: FlowRun, busy_s: Mapping[str, float]) -> bool:
         """Takes in a training step.
@@ -108,14 +114,17 @@ class AutoMode:
 
     def measure(self, executor: Executor) -> Measured:
         """What the probes found."""
-        found = self._profiler.measured(executor, num_parts=self._job.num_parts)
+        self._is_measuring = False
+        self._profiler.observe_memory(executor, self.plan)
+        found = self._profiler.measured(num_parts=self._job.num_parts)
         self.measured = replace(found, problem=complete_problem(self._job, found.problem))
         return self.measured
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def better(self, executor: Executor, *, num_steps: int, restart_s: float) -> Planned | None:
-        """Plans that pay within the steps that are left, under which the run goes on; None: the present ones stay.
+        """Plans that pay within the steps that are left, under which the run goes on; None: the present ones stay. What
+        was predicted of stages on another number of ranks than they were measured on is measured there next.
 
         Args:
             executor: runs the flow; is asked what the probes leave open.
@@ -123,7 +132,10 @@ class AutoMode:
         """
         stays = f"auto: {self.plan.mode} stays"
         try:
-            problem = self._watch.problem if self._watch is not None else self.measure(executor).problem
+            if self._is_measuring or self._watch is None:
+                problem = self.measure(executor).problem
+            else:
+                problem = self._watch.problem
             self._adopt(replace(self._planned, problem=problem))
             found = plans_of_problem(self._job, self._flows, problem)
         except (UserError, SchedError) as error:
@@ -140,7 +152,10 @@ class AutoMode:
             self._tell(f"{stays}, {now_s:.3g} s a step; {plan.mode} takes {plan.prediction.step_s:.3g} s{moving}")
             return None
         self._tell(f"auto: another plan, {plan.mode}, pays: the present one takes {now_s:.3g} s a step")
-        self._adopt(found)
+        if self._profiler.has_seen(plan):
+            self._adopt(found)
+        else:
+            self.begin_probes(found)
         return found
 
 

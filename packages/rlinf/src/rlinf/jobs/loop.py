@@ -19,7 +19,7 @@ from rlinf.jobs.auto_mode import AutoMode, moves
 from rlinf.jobs.base import Job, Score
 from rlinf.jobs.devices import worker_environment
 from rlinf.jobs.plan_times import PlanTimes, busy_seconds
-from rlinf.jobs.planning import Planned, make_plans
+from rlinf.jobs.planning import Planned, make_plans, plans_by_rule
 from rlinf.run_folder import RunFolder, TraceEvent
 from rlinf_sched.describe import diagram
 from rlinf_workers import Executor, Flow, FlowRun, LocalLauncher, RemoteError, StepContext, WorkersError
@@ -73,7 +73,8 @@ class TrainingLoop:
         return self._result
 
     def measure(self) -> Measured:
-        """The first steps of a run in mode auto, and what they took. Raises: as `run`."""
+        """The first steps of a run, all stages together on all devices and then apart, and what they took. Raises: as
+        `run`."""
         self._only_measures = True
         self._run()
         assert self._auto.measured is not None, "a measurement ends with what it found or an error"
@@ -81,7 +82,11 @@ class TrainingLoop:
 
     def _run(self) -> None:
         flows = self._flows = self._job.build(self._folder.path)
-        planned: Planned | None = make_plans(self._job, flows, self._folder.path)
+        planned: Planned | None
+        if self._only_measures:
+            planned = plans_by_rule(self._job, flows, "collocated")
+        else:
+            planned = make_plans(self._job, flows, self._folder.path)
         self._auto = AutoMode(self._job, flows, planned, self.progress.message)
         self._job.write_inputs(self._folder.path)
         self._folder.write_flow(flows.train.graph().to_json(), diagram(flows.train.graph()))
@@ -152,8 +157,8 @@ class TrainingLoop:
             if is_last or done % run.checkpoint_every == 0:
                 self._save_checkpoint(done)
             if asks_for_plan and self._only_measures:
-                self._auto.measure(self._executor)
-                return None
+                measured = self._auto.measure(self._executor)
+                return self._other_placement(measured.problem.cluster.num_devices)
             if asks_for_plan and not is_last and (planned := self._replan(run.num_steps - done)) is not None:
                 return planned
         self._finish(latest)
@@ -166,7 +171,7 @@ class TrainingLoop:
         self._executor.replan(self._flows.train, before)  # ends the last probe
         planned = self._auto.better(self._executor, num_steps=num_steps, restart_s=self._restart_s)
         if planned is None:
-            if self._times[-1].problem is None:
+            if self._times[-1].problem is not self._auto.problem:
                 self._begin_times()
             return None
         after = planned.plans[self._flows.train.name]
@@ -176,6 +181,15 @@ class TrainingLoop:
         self._executor.replan(self._flows.train, after)
         self._begin_plan(planned)
         return None
+
+    def _other_placement(self, num_devices: int) -> Planned | None:
+        """Of a measurement: after a checkpoint, the stages apart; None: they were, or there is one device only."""
+        if self._auto.plan.mode != "collocated" or num_devices < 2:
+            return None
+        planned = plans_by_rule(self._job, self._flows, "disaggregated")
+        self._auto.begin_probes(planned)
+        self._save_checkpoint(self._clock.step)
+        return planned
 
     def _resume_or_prepare(self) -> float:
         checkpoint = self._folder.latest_checkpoint()
@@ -292,9 +306,11 @@ class TrainingLoop:
     def _is_over(self, score: float) -> bool:
         """All steps done, the score reached or the time up; a measurement ends by itself."""
         run = self._config.run
+        if self._only_measures:
+            return False
         is_enough = run.stop_at_score is not None and score >= run.stop_at_score
         is_late = run.max_minutes is not None and self._training_s() >= run.max_minutes * 60
-        return not self._only_measures and (self._clock.step >= run.num_steps or is_enough or is_late)
+        return self._clock.step >= run.num_steps or is_enough or is_late
 
 
 def final_table(score: Score, before: float, after: float, stage_s: Mapping[str, float], training_s: float) -> str:

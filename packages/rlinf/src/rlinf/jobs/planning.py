@@ -51,9 +51,19 @@ def make_plans(job: Job, flows: Flows, folder: Path) -> Planned:
     problem = _read_profile(path, job, graph, cluster) if config.plan.profile or path.is_file() else None
     if problem is not None and config.mode == "auto":
         return plans_of_problem(job, flows, problem)
+    mode = "collocated" if config.mode == "auto" else config.mode
+    return replace(plans_by_rule(job, flows, mode), problem=problem)
+
+
+def plans_by_rule(job: Job, flows: Flows, mode: Mode) -> Planned:
+    """The training flow by the mode's rule and the user's choices.
+
+    Raises: UserError for a placement that does not fit the flow or the machine.
+    """
+    cluster = make_cluster(job.config.cluster)
     try:
-        plan, notes = _training_plan(job, graph, cluster, "collocated" if config.mode == "auto" else config.mode)
-        return replace(_with_others(flows, plan, cluster), notes=tuple(notes), problem=problem)
+        plan, notes = _training_plan(job, flows.train.graph(), cluster, mode)
+        return replace(_with_others(flows, plan, cluster), notes=tuple(notes))
     except SchedError as error:
         text = str(error)
         named = text.startswith(("devices.", "granularity.", "num_ranks."))  # the config has them under `plan`
