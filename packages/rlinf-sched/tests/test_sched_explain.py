@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sched_planner_problems import chain, gpus, profile
+from sched_planner_problems import GIB, chain, gpus, profile
 
 from rlinf_sched import Cluster, InfeasibleError, Mode, Plan, Prediction, Problem, RunnerUp, plan_for_mode
 from rlinf_sched.explain import (
@@ -149,6 +149,19 @@ def test_memory_counts_sharded_state_hand_overs_and_the_stages_of_a_cycle(embodi
     stages = {**embodied.profiles.stages, "actor": replace(embodied.profile("actor"), instances=(smaller,))}
     (use,) = memory_uses(replace(embodied, profiles=replace(embodied.profiles, stages=stages)), plan)
     assert (use.fullest, use.used_bytes) == ("policy", generation)
+
+
+@pytest.mark.parametrize("first", [1, 5])
+def test_stages_of_one_group_keep_the_largest_state_that_one_of_them_names(first: int):
+    state = {"generate": first * GIB, "logprobs": 3 * GIB, "actor": 2 * GIB}
+    work = {"generate": 10 * GIB}
+    profiles = {
+        name: profile(1.0, state_bytes=num_bytes, work_bytes=work.get(name, 0)) for name, num_bytes in state.items()
+    }
+    problem = chain(profiles, gpus(1), workers={"generate": "rollout", "logprobs": "rollout"})
+    plan = plan_for_mode(problem.flow, problem.cluster, "collocated")
+    (use,) = memory_uses(problem, plan)
+    assert use.used_bytes == (max(first, 3) + 10) * GIB == simulate(problem, plan).memory(0).peak_bytes
 
 
 @pytest.mark.parametrize("mode", ["collocated", "disaggregated", "hybrid"])

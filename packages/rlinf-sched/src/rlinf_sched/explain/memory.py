@@ -64,7 +64,7 @@ def _moment(problem: Problem, plan: Plan, group: DeviceGroup, computing: str) ->
         if stage.offload and stage.turn != turn:
             continue
         num_devices, per_device = len(stage.devices), max(1, stage.num_ranks // len(stage.devices))
-        resident[name] = per_device * profile.resident_bytes(num_devices)
+        resident[name] = per_device * problem.state_bytes(name, profile, num_devices)
         if name == computing:
             num_items = items_at_once(problem, stage, profile)
             work = profile.extra_bytes(num_items)
