@@ -15,6 +15,7 @@ from rlinf_sched.explain import (
     Spans,
     device_groups,
     explain,
+    explain_problem,
     explanation_text,
     trace_json,
     usage,
@@ -25,6 +26,7 @@ from rlinf_sched.explain.make import lost_term
 from rlinf_sched.explain.memory import memory_uses
 from rlinf_sched.explain.quantities import gib, listed, seconds
 from rlinf_sched.explain.what_if import changes, grown
+from rlinf_sched.planner import plan as make_plan
 from rlinf_sched.problem_file import read_problem
 from rlinf_sched.simulator import simulate
 
@@ -123,6 +125,19 @@ def test_ranks_that_share_or_span_devices_count_with_their_part(problem: Problem
         plan = plan_for_mode(problem.flow, cluster, "collocated", num_ranks={"rollout": num_ranks})
         spans = make_spans((0, 0, "compute", 0.0, 10.0))
         assert usage(spans, plan, device_groups(plan)[0], np.array([0.0, 10.0]))["rollout"].tolist() == [expected]
+
+
+@pytest.mark.parametrize("name", ["grpo-7b.yaml", "embodied-cycle.yaml"])
+def test_every_mode_is_compared_at_its_best(name: str):
+    pytest.importorskip("yaml")
+    problem = read_problem(EXAMPLES / name)
+    plan = explain_problem(problem).plan
+    assert plan.prediction is not None
+    compared = {row.mode: row.step_s for row in plan.prediction.runners_up} | {plan.mode: plan.prediction.step_s}
+    for mode in ("collocated", "disaggregated", "hybrid"):
+        alone = make_plan(problem, [mode]).prediction
+        assert alone is not None
+        assert compared[mode] <= alone.step_s * (1 + 1e-9)
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------

@@ -67,8 +67,13 @@ def plan(problem: Problem, modes: Sequence[Mode] | None = None) -> Plan:
     return plan_and_compare(problem, modes).plan
 
 
-def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None) -> Planned:
-    """As `plan`, with the timelines of the plan and of the best of the other modes."""
+def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None, *, each_alone: bool = False) -> Planned:
+    """As `plan`, with the timelines of the plan and of the best of the other modes.
+
+    Args:
+        each_alone: search each mode on its own too. A search for the best of all drops plans of a mode once another
+            mode beats them, so the one that it compares with need not be the best of its mode.
+    """
     problem.validate()
     modes = ALL_MODES if modes is None else modes
     for mode in modes:
@@ -77,10 +82,12 @@ def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None) -> P
     if not modes:
         raise ProblemError(f"modes is empty; allowed: {', '.join(ALL_MODES)}")
     pools = pools_of(problem.cluster)
-    candidates = Search(problem, pools).best(modes, num_each=MOST_SIMULATED)
-    if not candidates:
+    searches = [modes, *([mode] for mode in modes if each_alone and len(modes) > 1)]
+    found = [Search(problem, pools).best(some, num_each=MOST_SIMULATED) for some in searches]
+    if not any(found):
         raise InfeasibleError(why_nothing_fits(problem, pools, modes))
-    judged = sorted(_judge(problem, pools, candidates), key=lambda one: one.step_s)
+    judged = [one for candidates in found for one in _judge(problem, pools, candidates)]
+    judged.sort(key=lambda one: one.step_s)
     if not judged:
         raise InfeasibleError("every plan found tears a worker group's stages apart; plan one of the modes alone")
     best, *rest = judged
