@@ -12,4 +12,13 @@ fi
 
 ensure_environment
 .venv/bin/python -m pip --quiet --disable-pip-version-check install -c tools/constraints.txt -r tools/test-requirements.txt
-.venv/bin/python -m pytest "${selection[@]}" "$@"
+if [ $# -gt 0 ]; then
+  .venv/bin/python -m pytest "${selection[@]}" "$@"
+  exit
+fi
+# Tests whose processes do not wait for each other share the cores; all others have the machine to themselves.
+beside=(packages/rlinf-sched packages/rlinf-algos packages/rlinf-envs)
+status=0
+.venv/bin/python -m pytest "${selection[@]}" -n 2 --dist worksteal "${beside[@]}" || status=$?
+.venv/bin/python -m pytest "${selection[@]}" "${beside[@]/#/--ignore=}" || status=$?
+exit "$status"
