@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sched_planner_problems import gpus, profile
@@ -77,3 +78,18 @@ def test_a_chunk_of_the_whole_batch_goes_round_as_a_number():
         num_items=NUM_ITEMS,
     )
     assert [stage.granularity for stage in plan(problem).stages] == [NUM_ITEMS, NUM_ITEMS]
+
+
+def test_more_devices_than_items_are_left_out_without_a_warning():
+    stages = (
+        Stage(name="env", worker="env", role="env", reads=("actions",), writes=("observations",), dispatch="key"),
+        Stage(name="policy", worker="policy", role="rollout", reads=("observations",), writes=("actions", "out")),
+    )
+    problem = Problem(
+        flow=FlowGraph(name="cycle", stages=stages, collects=("out",)),
+        profiles=Profiles(stages={name: profile(1.0, rounds=2) for name in ("env", "policy")}),
+        cluster=gpus(2),
+        num_items=1,
+    )
+    with np.errstate(all="raise"):
+        assert [stage.num_ranks for stage in plan(problem).stages] == [1, 1]

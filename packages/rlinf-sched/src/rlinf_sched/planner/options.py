@@ -257,7 +257,8 @@ class StageOptions:
             return
         for choice, instance in enumerate(problem.profile(name).instances):
             for pool, counts in self._counts(name, instance, (granularity,)):
+                counts = counts[problem.num_items % counts == 0]
                 share = problem.num_items // counts
-                counts = counts[(share * counts == problem.num_items) & (share % np.minimum(granularity, share) == 0)]
+                counts = counts[share % np.minimum(granularity, share) == 0]
                 sizes = np.full(len(counts), granularity)
                 yield self._places(name, choice, pool, counts, sizes, offload and pool >= 0)
