@@ -1,177 +1,192 @@
-"""The best plan by trying everything: no bounds, no fronts; the algebra of docs/scheduling.md in plain numbers.
+"""The best plan by trying everything: no bounds and no tolerance, joins as docs/scheduling.md has them.
 
-Only for one pool of devices and flows without cycles or groups of several stages.
+With `prune` those candidates are dropped that another is as good as in every column; of the rest all joins are tried.
 """
 
-from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import cache
+from collections.abc import Iterator
 from itertools import combinations
 from math import exp, inf
 
-from rlinf_sched.planner.arrivals import arriving_costs
+import numpy as np
+from sched_brute_force_turns import Option, options_of
+
 from rlinf_sched.problem import Problem
-from rlinf_sched.profile import InstanceProfile, StageProfile
-from rlinf_sched.stage_time import stage_times
+
+DEVICES, FIRST, MIDDLE, LAST, HALF, TAIL, SYNC, OFFLOADS, RESIDENT, PEAK, RECEIVED = range(11)
+"""Rows of an array of candidates, which has a column for each; from `RECEIVED` on a row for each weight edge."""
+NUM_PAIRS = 50_000
+"""Joined at a time."""
+Turns = frozenset[int]
 
 
-@dataclass(frozen=True)
-class Part:
-    devices: int
-    out: tuple[float, ...]
-    half: float
-    tail: float
-    sync: float
-    resident: int
-    peak: int
-    edges: tuple[float, ...]
-    offloads: bool
-
-
-def _measured_nearest(profile: StageProfile, like: InstanceProfile, count: int) -> InstanceProfile:
-    """Of those on the same devices, the one whose number of instances is nearest by ratio, the lower first."""
-    alike = sorted((i for i in profile.instances if i.num_devices == like.num_devices), key=lambda i: i.num_ranks)
-    return min(alike, key=lambda i: Fraction(max(i.num_ranks, count), min(i.num_ranks, count)) if i.num_ranks else 1)
-
-
-def least_step_s(problem: Problem) -> float | None:
+def least_step_s(problem: Problem, *, prune: bool = False) -> float | None:
     """Of all plans that fit; None when none does."""
-    flow = problem.flow
-    names = [stage.name for stage in flow.stages]
-    feeding = {(a, b) for a, others in flow.successors().items() for b in others}
-    total, memory = problem.cluster.num_devices, problem.cluster.devices[0].memory_bytes
-    links = problem.cluster.links
+    return BruteForce(problem, prune).least_step_s()
 
-    costs = arriving_costs(problem)
 
-    def leaves(name: str) -> set[Part]:
-        profile, found = problem.profile(name), set()
-        for instance in profile.instances:
-            edges = tuple(
-                problem.synced_bytes(edge) / instance.num_devices if flow.workers[edge.target][0] == name else 0.0
-                for edge in flow.weight_edges
-            )
-            for count in range(1, total // instance.num_devices + 1):
-                if instance is not _measured_nearest(profile, instance, count):
-                    continue
-                for granularity in problem.choices(name):
-                    devices = count * instance.num_devices
-                    times = stage_times(instance, profile.batching, costs[name], [count], [granularity])
-                    first, middle, last, half, tail = times[0].tolist()
-                    share = -(-problem.num_items // count)
-                    if profile.batching != "continuous":
-                        share = min(granularity, share)
-                    state = instance.state_bytes + -(-instance.sharded_state_bytes // devices)
-                    peak = state + instance.work_bytes + instance.item_work_bytes * share
-                    found.add(Part(devices, (first, middle, last), half, tail, 0.0, state, peak, edges, False))
-                    if problem.allow_offload:
-                        move = state / links.host_bytes_per_s
-                        out = (first + move, middle + move, last + 2 * move)
-                        found.add(Part(devices, out, half + move, tail + move, 0.0, 0, peak, edges, True))
-        return found
+def undominated(candidates: np.ndarray) -> np.ndarray:
+    """Those that no other is as good as in every row; of equal ones, one."""
+    scale = np.maximum(candidates.max(axis=1, initial=0.0), 1e-9)[:, None]
+    rest = candidates[:, np.argsort((candidates / scale).sum(axis=0))]  # nothing comes before what is as good as it
+    kept = []
+    while rest.shape[1]:
+        kept.append(rest[:, 0])
+        rest = rest[:, (rest < rest[:, :1]).any(axis=0)]
+    return np.array(kept).reshape(-1, len(candidates)).T
 
-    options = {name: leaves(name) for name in names}
-    least_s = sum(min((p.devices * p.out[-1] for p in found), default=inf) for found in options.values()) / total
-    load = {  # instances that compute at a time if the step took that long
-        name: min((p.devices // problem.profile(name).instances[0].num_devices * p.out[-1] for p in found), default=inf)
-        / least_s
-        for name, found in options.items()
-    }
 
-    @cache
-    def parts(members: frozenset[str]) -> frozenset[Part]:
-        if len(members) == 1:
-            return frozenset(part for part in options[next(iter(members))] if part.peak <= memory)
-        found = set()
-        for size in range(1, len(members)):
-            for chosen in combinations(sorted(members), size):
-                before, after = frozenset(chosen), members - frozenset(chosen)
-                if any((b, a) in feeding for a in before for b in after):
-                    continue
-                for a in parts(before):
-                    for b in parts(after):
-                        found |= {in_turn(a, b, before, after), side_by_side(a, b, before, after)}
-                        feeds = any((x, y) in feeding for x in before for y in after)
-                        if (
-                            feeds
-                            and all(flow.stage(x).reads != ("feed",) for x in before)
-                            and not a.offloads
-                            and not b.offloads
-                        ):
-                            found.add(interleaved(a, b, before, after))
-        return frozenset(p for p in found if p.devices <= total and p.peak <= memory)
+class BruteForce:
+    """Every way to take one flow apart."""
 
-    def sync(a: Part, b: Part, before: frozenset[str], after: frozenset[str], near: bool) -> tuple[float, tuple]:
+    def __init__(self, problem: Problem, prune: bool) -> None:
+        flow = self.flow = problem.flow
+        self.problem, self.links, self.prune = problem, problem.cluster.links, prune
+        self.total, self.memory = problem.cluster.num_devices, problem.cluster.devices[0].memory_bytes
+        self.turns = flow.turns()
+        turn_of = {name: i for i, names in enumerate(self.turns) for name in names}
+        followers = [(turn_of[a], turn_of[b]) for a, others in flow.successors().items() for b in others]
+        self.feeding = {(a, b) for a, b in followers if a != b}
+        self.fed = {b for _, b in self.feeding}
+        self.edges = [
+            (turn_of[flow.workers[edge.source][0]], turn_of[flow.workers[edge.target][0]]) for edge in flow.weight_edges
+        ]
+        self.channels = [
+            ({turn_of[name] for name in flow.writers(channel)}, {turn_of[name] for name in flow.readers(channel)}, size)
+            for channel, size in flow.item_bytes.items()
+        ]
+        self.trains, self.generates = (
+            {turn_of[name] for group in groups for name in flow.workers[group]}
+            for groups in (flow.training_groups, flow.generation_groups)
+        )
+        options = [options_of(problem, names) for names in self.turns]
+        least_s = sum(min((one.devices * one.out[-1] for one in some), default=inf) for some in options) / self.total
+        self.load = [min((one.instances * one.out[-1] for one in some), default=inf) / least_s for some in options]
+        """Of each turn, the instances that compute at a time if the step took that long."""
+        self.known = {
+            frozenset([i]): self.reduced([self.fitting(_array(some, len(self.edges)))])
+            for i, some in enumerate(options)
+        }
+
+    def least_step_s(self) -> float | None:
+        everything, least = frozenset(range(len(self.turns))), inf
+        if len(everything) == 1:
+            whole = self.known[everything]
+            least = (whole[LAST] + whole[SYNC]).min(initial=inf)
+        for before, after in self.cuts(everything):
+            for a, b in self.pairs(before, after):
+                for kind, whole in self.joins(a, b, before, after):
+                    step_s = whole[LAST] + whole[SYNC]
+                    if kind == "side by side" and not before & self.trains and not after & self.generates:
+                        step_s = step_s / (self.flow.max_staleness + 1)
+                        if self.flow.max_staleness:  # no side is faster than itself
+                            step_s = np.maximum(step_s, np.maximum(a[LAST], b[LAST] + whole[SYNC]))
+                    fits = (whole[DEVICES] <= self.total) & (whole[PEAK] <= self.memory)
+                    least = min(least, step_s[fits].min(initial=inf))
+        return float(least) if least < inf else None
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def parts(self, turns: Turns) -> np.ndarray:
+        """The candidates for these turns that fit."""
+        if turns not in self.known:
+            found: list[np.ndarray] = []
+            for before, after in self.cuts(turns):
+                for a, b in self.pairs(before, after):
+                    found += [self.fitting(joined) for _, joined in self.joins(a, b, before, after)]
+                    if sum(some.shape[1] for some in found) > 4 * NUM_PAIRS:
+                        found = [self.reduced(found)]
+            self.known[turns] = self.reduced(found)
+        return self.known[turns]
+
+    def cuts(self, turns: Turns) -> Iterator[tuple[Turns, Turns]]:
+        for size in range(1, len(turns)):
+            for chosen in combinations(sorted(turns), size):
+                before, after = frozenset(chosen), turns - frozenset(chosen)
+                if not any((b, a) in self.feeding for a in before for b in after):
+                    yield before, after
+
+    def pairs(self, before: Turns, after: Turns) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Every candidate with every one, side by side in arrays of equal shape."""
+        left, right = self.parts(before), self.parts(after)
+        at_once = max(1, NUM_PAIRS // max(1, right.shape[1]))
+        for start in range(0, left.shape[1], at_once):
+            some = left[:, start : start + at_once]
+            yield np.repeat(some, right.shape[1], axis=1), np.tile(right, some.shape[1])
+
+    def fitting(self, candidates: np.ndarray) -> np.ndarray:
+        return candidates[:, (candidates[DEVICES] <= self.total) & (candidates[PEAK] <= self.memory)]
+
+    def reduced(self, candidates: list[np.ndarray]) -> np.ndarray:
+        together = np.concatenate([np.zeros((RECEIVED + len(self.edges), 0)), *candidates], axis=1)
+        if self.prune:
+            return undominated(together)
+        return np.unique(together, axis=1) if together.size else together
+
+    # -- joins -------------------------------------------------------------------------------------------------------
+
+    def joins(self, a: np.ndarray, b: np.ndarray, before: Turns, after: Turns) -> Iterator[tuple[str, np.ndarray]]:
+        """Each with its kind; not all of them fit."""
+        yield "in turn", self.in_turn(a, b, before, after)
+        yield "side by side", self.side_by_side(a, b, before, after)
+        if self.feeds(before, after) and before <= self.fed:
+            stays = (a[OFFLOADS] == 0) & (b[OFFLOADS] == 0)
+            yield "interleaved", self.interleaved(a[:, stays], b[:, stays], before, after)
+
+    def feeds(self, before: Turns, after: Turns) -> bool:
+        return any((a, b) in self.feeding for a in before for b in after)
+
+    def in_turn(self, a: np.ndarray, b: np.ndarray, before: Turns, after: Turns) -> np.ndarray:
+        whole = np.maximum(a, b)  # of devices and of what offloads
+        for row in (FIRST, MIDDLE, LAST):
+            whole[row] = a[LAST] + b[row]
+        for row in (HALF, TAIL):
+            whole[row] = a[row] + b[LAST]
+        whole[RESIDENT] = a[RESIDENT] + b[RESIDENT]
+        whole[PEAK] = np.maximum(a[PEAK] + b[RESIDENT], a[RESIDENT] + b[PEAK])
+        self.sync(whole, a, b, before, after, near=True)
+        return whole
+
+    def interleaved(self, a: np.ndarray, b: np.ndarray, before: Turns, after: Turns) -> np.ndarray:
+        """The part after gets the devices when all of the part before are idle at once."""
+        whole = self.in_turn(a, b, before, after)
+        whole[FIRST : LAST + 1] = a[FIRST : LAST + 1] + b[FIRST : LAST + 1]
+        starved = min(1.0, (exp(sum(self.load[i] for i in before)) - 1) / self.problem.num_items)
+        for row in (HALF, TAIL):
+            whole[row] = a[row] + np.maximum(b[row], b[row] * (1 - starved) + b[LAST] * starved)
+        return whole
+
+    def side_by_side(self, a: np.ndarray, b: np.ndarray, before: Turns, after: Turns) -> np.ndarray:
+        whole = np.maximum(a, b)  # of memory, of what offloads, and of times where neither feeds the other
+        whole[DEVICES] = a[DEVICES] + b[DEVICES]
+        if self.feeds(before, after):
+            crossing = [size for writers, readers, size in self.channels if writers & before and readers & after]
+            moved_s = self.links.latency_s + max(crossing, default=0) / self.rate(near=False)
+            whole[FIRST] = a[FIRST] + b[FIRST]
+            whole[MIDDLE] = np.maximum(a[MIDDLE] + b[FIRST], a[FIRST] + b[MIDDLE])
+            whole[LAST] = np.maximum(np.maximum(a[LAST] + b[TAIL], a[MIDDLE] + b[HALF]), a[FIRST] + b[LAST])
+            whole[HALF] = np.maximum(a[HALF] + b[TAIL], a[FIRST] + b[HALF])
+            whole[TAIL] = a[TAIL] + b[TAIL]
+            whole[FIRST : TAIL + 1] += moved_s
+        self.sync(whole, a, b, before, after, near=False)
+        return whole
+
+    def sync(self, whole: np.ndarray, a: np.ndarray, b: np.ndarray, before: Turns, after: Turns, *, near: bool) -> None:
         """Of the syncs on the way, and what is left to send of each edge."""
-        seconds, left = a.sync + b.sync, []
-        rate = links.node_bytes_per_s if near or problem.cluster.num_nodes == 1 else links.network_bytes_per_s
-        for edge, x, y in zip(flow.weight_edges, a.edges, b.edges, strict=True):
-            ends = {flow.workers[edge.source][0], flow.workers[edge.target][0]}
-            if ends & before and ends & after:
-                seconds += links.latency_s + max(x, y) / rate
-                left.append(0.0)
-            else:
-                left.append(max(x, y))
-        return seconds, tuple(left)
+        whole[SYNC] = a[SYNC] + b[SYNC]
+        for row, ends in enumerate(self.edges, RECEIVED):
+            whole[row] = np.maximum(a[row], b[row])
+            if before.intersection(ends) and after.intersection(ends):
+                whole[SYNC] += self.links.latency_s + whole[row] / self.rate(near=near)
+                whole[row] = 0.0
 
-    def in_turn(a: Part, b: Part, before: frozenset[str], after: frozenset[str]) -> Part:
-        sync_s, edges = sync(a, b, before, after, True)
-        return Part(
-            max(a.devices, b.devices),
-            tuple(a.out[-1] + t for t in b.out),
-            a.half + b.out[-1],
-            a.tail + b.out[-1],
-            sync_s,
-            a.resident + b.resident,
-            max(a.peak + b.resident, a.resident + b.peak),
-            edges,
-            a.offloads or b.offloads,
-        )
+    def rate(self, *, near: bool) -> float:
+        is_near = near or self.problem.cluster.num_nodes == 1
+        return self.links.node_bytes_per_s if is_near else self.links.network_bytes_per_s
 
-    def interleaved(a: Part, b: Part, before: frozenset[str], after: frozenset[str]) -> Part:
-        whole = in_turn(a, b, before, after)
-        out = tuple(x + y for x, y in zip(a.out, b.out, strict=True))
 
-        starved = min(1.0, (exp(sum(load[name] for name in before)) - 1) / problem.num_items)
-
-        def waits(seconds: float) -> float:
-            """The part after gets the devices when all of the part before are idle at once."""
-            return max(seconds, seconds * (1 - starved) + b.out[-1] * starved)
-
-        return replace(whole, out=out, half=a.half + waits(b.half), tail=a.tail + waits(b.tail))
-
-    def side_by_side(a: Part, b: Part, before: frozenset[str], after: frozenset[str]) -> Part:
-        if any((x, y) in feeding for x in before for y in after):
-            crossing = [
-                flow.item_bytes.get(channel, 0)
-                for channel in flow.channels
-                if set(flow.writers(channel)) & before and set(flow.readers(channel)) & after
-            ]
-            rate = links.node_bytes_per_s if problem.cluster.num_nodes == 1 else links.network_bytes_per_s
-            moved = links.latency_s + max(crossing, default=0) / rate
-            (first, middle, last), served = a.out, b.out
-            out = (
-                first + served[0],
-                max(middle + served[0], first + served[1]),
-                max(last + b.tail, middle + b.half, first + served[2]),
-            )
-            out = tuple(t + moved for t in out)
-            half = max(a.half + b.tail, first + b.half) + moved
-            tail = a.tail + moved + b.tail
-        else:
-            out = tuple(max(x, y) for x, y in zip(a.out, b.out, strict=True))
-            half, tail = max(a.half, b.half), max(a.tail, b.tail)
-        sync_s, edges = sync(a, b, before, after, False)
-        return Part(
-            a.devices + b.devices,
-            out,
-            half,
-            tail,
-            sync_s,
-            max(a.resident, b.resident),
-            max(a.peak, b.peak),
-            edges,
-            a.offloads or b.offloads,
-        )
-
-    return min((part.out[-1] + part.sync for part in parts(frozenset(names))), default=None)
+def _array(options: list[Option], num_edges: int) -> np.ndarray:
+    rows = [
+        (one.devices, *one.out, one.half, one.tail, one.sync_s, one.offloads, one.resident, one.peak, *one.received)
+        for one in options
+    ]
+    return np.array(rows, dtype=np.float64).reshape(-1, RECEIVED + num_edges).T

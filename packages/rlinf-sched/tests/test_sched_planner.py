@@ -1,101 +1,16 @@
 """The planner finds what trying everything finds, and its plans are what they say."""
 
-from dataclasses import replace
-
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings
 from sched_brute_force import least_step_s
+from sched_brute_force_problems import problems
 
-from rlinf_sched import (
-    Cluster,
-    FlowGraph,
-    InstanceProfile,
-    ItemCosts,
-    Problem,
-    Profiles,
-    SchedError,
-    Stage,
-    StageProfile,
-    TimePoint,
-    WeightEdge,
-)
+from rlinf_sched import Cluster, FlowGraph, InstanceProfile, Problem, Profiles, Stage, StageProfile, TimePoint
 from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
 from rlinf_sched.planner.tree import Join, Leaf, place, shape
 
 MODES = ("collocated", "disaggregated", "hybrid")
-
-
-MOST_DEVICES = {2: 8, 3: 8, 4: 4, 5: 3, 6: 2}
-"""By stages, so that trying everything takes a second."""
-
-
-@st.composite
-def problems(draw: st.DrawFn, most_devices: dict[int, int] = MOST_DEVICES) -> Problem:
-    """Flows without cycles: each stage reads from one or two earlier ones. Larger flows get fewer choices."""
-    num_stages = draw(st.integers(2, 6))
-    num_devices = draw(st.integers(1, most_devices[num_stages]))
-    num_items = draw(st.sampled_from([1, 3, 4]))
-    stages, item_bytes, profiles = [], {}, {}
-    for i in range(num_stages):
-        name = f"s{i}"
-        sources = draw(st.sets(st.integers(0, i - 1), min_size=1, max_size=2)) if i else set()
-        reads = tuple(f"c{source}-{i}" for source in sorted(sources)) or ("feed",)
-        for channel in reads:
-            item_bytes[channel] = draw(st.sampled_from([0, 10**8]))
-        stages.append((name, reads, draw(st.booleans())))
-        # few different numbers, so that trying everything stays possible
-        slope, fixed = draw(st.sampled_from([1.0, 2.0])), draw(st.sampled_from([0.0, 1.0]))
-        points = (TimePoint(num_items=1, seconds=fixed + slope), TimePoint(num_items=4, seconds=fixed + 4 * slope))
-        instance = InstanceProfile(
-            num_devices=draw(st.sampled_from([1, 1, 2])),
-            points=points,
-            step_s=draw(st.sampled_from([0.0, 0.5])),
-            state_bytes=draw(st.sampled_from([0, 10 << 30])),
-            sharded_state_bytes=draw(st.sampled_from([0, 20 << 30])),
-            item_work_bytes=draw(st.sampled_from([0, 1 << 30])),
-        )
-        profiles[name] = StageProfile(
-            instances=draw(st.sampled_from([(instance,), (instance,), _at_two_numbers(instance)])),
-            batching=draw(st.sampled_from(["sum", "longest", "continuous"])),
-            costs=draw(st.sampled_from([ItemCosts(), ItemCosts(spread="lognormal", sigma=0.5)])),
-            weights_bytes=draw(st.sampled_from([0, 10 << 30])),
-        )
-    channels = [channel for _, reads, _ in stages for channel in reads]
-    flow_stages = tuple(
-        Stage(
-            name=name,
-            worker=name,
-            role="actor" if trains else "rollout",
-            reads=reads,
-            writes=tuple(channel for channel in channels if channel.startswith(f"c{name[1:]}-")),
-            trains=trains,
-        )
-        for name, reads, trains in stages
-    )
-    trainers = [name for name, _, trains in stages if trains]
-    others = [name for name, _, trains in stages if not trains]
-    edges = (WeightEdge(source=trainers[0], target=others[0]),) if trainers and others else ()
-    feeds = tuple(channel for channel in channels if channel == "feed")
-    flow = FlowGraph(name="flow", stages=flow_stages, weight_edges=edges, feeds=feeds[:1], item_bytes=item_bytes)
-    memory = draw(st.sampled_from([24, 48, 1000])) << 30
-    sizes = draw(st.sampled_from([(1, 0), (0,)])) if num_stages <= 4 else (draw(st.sampled_from([0, 1])),)
-    problem = Problem(
-        flow=flow,
-        profiles=Profiles(stages=profiles),
-        cluster=Cluster.cuda_nodes(1, num_devices, name="GPU", memory_bytes=memory),
-        num_items=num_items,
-        granularities={name: sizes for name, _, _ in stages},
-        allow_offload=draw(st.booleans()) if num_stages <= 4 else draw(st.booleans()) and num_devices <= 2,
-    )
-    return problem
-
-
-def _at_two_numbers(instance: InstanceProfile) -> tuple[InstanceProfile, InstanceProfile]:
-    """Measured alone, and slower as one of three."""
-    slower = tuple(replace(point, seconds=1.5 * point.seconds) for point in instance.points)
-    return replace(instance, num_ranks=1), replace(instance, num_ranks=3, points=slower)
 
 
 @settings(max_examples=40, deadline=None)
@@ -105,18 +20,35 @@ def test_it_finds_what_trying_everything_finds(problem: Problem) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(problems({2: 8, 3: 8, 4: 6, 5: 4, 6: 3}))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(problems({2: 8, 3: 8, 4: 8, 5: 5, 6: 4}))
 def test_it_finds_what_trying_everything_finds_on_more_devices(problem: Problem) -> None:
     check_against_trying_everything(problem)
 
 
-def check_against_trying_everything(problem: Problem) -> None:
-    try:
-        problem.validate()
-    except SchedError:
-        assume(False)
-    expected = least_step_s(problem)
+@settings(max_examples=40, deadline=None)
+@given(problems())
+def test_what_is_dominated_is_in_no_better_plan(problem: Problem) -> None:
+    """So that larger flows can be compared without it."""
+    assert least_step_s(problem, prune=True) == least_step_s(problem)
+
+
+@settings(max_examples=6, deadline=None)
+@given(problems({6: 8}, least_devices=8, many_choices=True))
+def test_it_finds_what_trying_everything_finds_with_six_stages_on_eight_devices(problem: Problem) -> None:
+    check_against_trying_everything(problem, prune=True)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(problems({4: 8, 5: 8, 6: 8}, least_devices=5, many_choices=True))
+def test_it_finds_what_trying_everything_finds_with_up_to_six_stages_on_eight_devices(problem: Problem) -> None:
+    check_against_trying_everything(problem, prune=True)
+
+
+def check_against_trying_everything(problem: Problem, *, prune: bool = False) -> None:
+    problem.validate()
+    expected = least_step_s(problem, prune=prune)
     found = Search(problem, pools_of(problem.cluster), tolerance=0.0).best(MODES)
     if expected is None:
         assert found == []

@@ -3,11 +3,13 @@
 import itertools
 from collections.abc import Iterator
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sched_planner_problems import gpus, profile
+from sched_planner_problems import GIB, gpus, profile
 
-from rlinf_sched import FlowGraph, Plan, Problem, Profiles, Stage, StagePlan, simulate
+from rlinf_sched import FlowGraph, Plan, Problem, Profiles, Stage, StagePlan, WeightEdge, simulate
 from rlinf_sched.planner import plan
 
 NUM_ITEMS = 8
@@ -77,3 +79,37 @@ def test_a_chunk_of_the_whole_batch_goes_round_as_a_number():
         num_items=NUM_ITEMS,
     )
     assert [stage.granularity for stage in plan(problem).stages] == [NUM_ITEMS, NUM_ITEMS]
+
+
+def test_more_devices_than_items_are_left_out_without_a_warning():
+    stages = (
+        Stage(name="env", worker="env", role="env", reads=("actions",), writes=("observations",), dispatch="key"),
+        Stage(name="policy", worker="policy", role="rollout", reads=("observations",), writes=("actions", "out")),
+    )
+    problem = Problem(
+        flow=FlowGraph(name="cycle", stages=stages, collects=("out",)),
+        profiles=Profiles(stages={name: profile(1.0, rounds=2) for name in ("env", "policy")}),
+        cluster=gpus(2),
+        num_items=1,
+    )
+    with np.errstate(all="raise"):
+        assert [stage.num_ranks for stage in plan(problem).stages] == [1, 1]
+
+
+def test_a_weight_sync_within_a_cycle_takes_time():
+    """A policy that learns while it goes round, and the environment's copy of its weights."""
+    stages = (
+        Stage(name="env", worker="env", role="env", reads=("actions",), writes=("observations",)),
+        Stage(name="policy", worker="policy", role="actor", reads=("observations",), writes=("actions",), trains=True),
+    )
+    problem = Problem(
+        flow=FlowGraph(name="cycle", stages=stages, weight_edges=(WeightEdge(source="policy", target="env"),)),
+        profiles=Profiles(stages={name: profile(1.0, rounds=2) for name in ("env", "policy")}),
+        cluster=gpus(1),
+        num_items=4,
+    )
+    links, found = problem.cluster.links, plan(problem).prediction
+    assert found is not None
+    sync_s = links.latency_s + GIB / links.node_bytes_per_s
+    assert found.sync_s == pytest.approx(sync_s, rel=1e-6)
+    assert found.estimate_s == found.step_s == pytest.approx(16.0 + sync_s, rel=1e-9)

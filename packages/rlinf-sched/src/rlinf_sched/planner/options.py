@@ -221,6 +221,7 @@ class StageOptions:
                 rows[:, columns.edges.start + i] = num_bytes / max(stage.places.instance.num_devices, 1)
             if stage.places.offload:
                 rows[:, columns.switches] = 1.0
+        self._sync_within(rows, chosen, blocks)
         for block in blocks:
             for pool in {chosen[i].places.pool for i in block} - {-1}:
                 here = [chosen[i] for i in block if chosen[i].places.pool == pool]
@@ -234,6 +235,17 @@ class StageOptions:
         rows[:, columns.out] += onload_s[:, None]
         rows[:, columns.last : columns.tail + 1] += offload_s[:, None]
         return rows
+
+    def _sync_within(self, rows: np.ndarray, chosen: Sequence[Chosen], blocks: Blocks) -> None:
+        """Adds the weight syncs both of whose ends are here."""
+        problem, columns, links = self._problem, self._columns, self._problem.cluster.links
+        far = len(blocks) > 1 and problem.cluster.num_nodes > 1
+        workers = {problem.flow.stage(stage.places.stage).worker for stage in chosen}
+        for i, edge in enumerate(problem.flow.weight_edges, columns.edges.start):
+            if {edge.source, edge.target} <= workers:
+                rows[:, columns.sync] += links.latency_s
+                rows[:, columns.sync] += rows[:, i] / (links.network_bytes_per_s if far else links.node_bytes_per_s)
+                rows[:, i] = 0.0
 
     # -- a cycle -----------------------------------------------------------------------------------------------------
 
@@ -257,7 +269,8 @@ class StageOptions:
             return
         for choice, instance in enumerate(problem.profile(name).instances):
             for pool, counts in self._counts(name, instance, (granularity,)):
+                counts = counts[problem.num_items % counts == 0]
                 share = problem.num_items // counts
-                counts = counts[(share * counts == problem.num_items) & (share % np.minimum(granularity, share) == 0)]
+                counts = counts[share % np.minimum(granularity, share) == 0]
                 sizes = np.full(len(counts), granularity)
                 yield self._places(name, choice, pool, counts, sizes, offload and pool >= 0)
