@@ -106,7 +106,7 @@ class PolicyActor(TrainingWorker):
 
     def _normalize_advantages(self, batches: Mapping[int, _Batch]) -> None:
         """To zero mean and unit variance over the whole batch, whatever its shards."""
-        count, total, squares = self._sum_over_shards(
+        count, total, squares = self._gradients.sum_over_shards(
             {
                 shard: torch.stack(
                     [
@@ -197,7 +197,7 @@ class PolicyActor(TrainingWorker):
             self.record("actor/optimizer_steps", self._version - first_version)
 
     def _absorb_observations(self, batches: Mapping[int, _Batch]) -> None:
-        sums = self._sum_over_shards(
+        sums = self._gradients.sum_over_shards(
             {
                 shard: torch.cat(
                     [
@@ -211,14 +211,6 @@ class PolicyActor(TrainingWorker):
         ).to(self.device)
         size = (len(sums) - 1) // 2
         self._model.absorb_observations(sums[0], sums[1 : 1 + size], sums[1 + size :])
-
-    def _sum_over_shards(self, by_shard: Mapping[int, Tensor]) -> Tensor:
-        """In the order of the shards, as ShardedGradients does."""
-        first, *others = [by_shard[shard] for shard in self._gradients.shards]
-        total = first.clone()
-        for tensor in others:
-            total += tensor
-        return self.ranks.sum_(total)
 
     # -- weights, state, checkpoints -------------------------------------------------------------------------------
 

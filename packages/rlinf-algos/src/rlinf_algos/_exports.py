@@ -1,0 +1,61 @@
+"""What `rlinf_algos` offers under its own name."""
+
+from rlinf_algos.advantages import gae, grpo_advantages, token_gae
+from rlinf_algos.aggregation import (
+    constant_length_mean,
+    sequence_mean_token_mean,
+    sequence_mean_token_sum,
+    token_mean,
+)
+from rlinf_algos.algorithm import Algorithm, preset
+from rlinf_algos.checks import check_finite
+from rlinf_algos.errors import AlgosError, NonFiniteError, RewardError, ShapeError
+from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob, gaussian_sample
+from rlinf_algos.kl import kl_k1, kl_k2, kl_k3
+from rlinf_algos.logprobs import entropy_of_logits, token_logprobs
+from rlinf_algos.normalization import explained_variance, masked_mean, masked_whiten, normalize_advantages
+from rlinf_algos.parts import register_advantage, register_policy_loss
+from rlinf_algos.policy_loss import PolicyLoss, ppo_clip_loss
+from rlinf_algos.rewards import RewardResult, get_reward, register_reward, reward_names, score, score_all
+from rlinf_algos.value_loss import ValueLoss, clipped_value_loss
+
+__all__ = [
+    "grpo_advantages",
+    "gae",
+    "token_gae",
+    "masked_mean",
+    "masked_whiten",
+    "normalize_advantages",
+    "explained_variance",
+    "PolicyLoss",
+    "ppo_clip_loss",
+    "ValueLoss",
+    "clipped_value_loss",
+    "kl_k1",
+    "kl_k2",
+    "kl_k3",
+    "token_mean",
+    "sequence_mean_token_mean",
+    "sequence_mean_token_sum",
+    "constant_length_mean",
+    "token_logprobs",
+    "entropy_of_logits",
+    "gaussian_log_prob",
+    "gaussian_entropy",
+    "gaussian_sample",
+    "Algorithm",
+    "preset",
+    "register_advantage",
+    "register_policy_loss",
+    "RewardResult",
+    "register_reward",
+    "reward_names",
+    "get_reward",
+    "score",
+    "score_all",
+    "check_finite",
+    "AlgosError",
+    "ShapeError",
+    "NonFiniteError",
+    "RewardError",
+]
