@@ -1,6 +1,25 @@
 """What `rlinf_algos` offers under its own name."""
 
-from rlinf_algos.advantages import gae, grpo_advantages, token_gae
+from rlinf_algos.advantages import (
+    baseline_advantages,
+    dr_grpo_advantages,
+    episode_group_advantages,
+    first_episode_mask,
+    gae,
+    gigpo_advantages,
+    group_mean,
+    grpo_advantages,
+    leave_one_out_mean,
+    opo_advantages,
+    reinforce_plus_plus_advantages,
+    reinforce_plus_plus_baseline_advantages,
+    rewards_to_go,
+    rloo_advantages,
+    spread_over_tokens,
+    state_group_ids,
+    token_gae,
+    turn_group_ids,
+)
 from rlinf_algos.aggregation import (
     constant_length_mean,
     sequence_mean_token_mean,
@@ -13,7 +32,15 @@ from rlinf_algos.errors import AlgosError, NonFiniteError, RewardError, ShapeErr
 from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob, gaussian_sample
 from rlinf_algos.kl import kl_k1, kl_k2, kl_k3
 from rlinf_algos.logprobs import entropy_of_logits, token_logprobs
-from rlinf_algos.normalization import explained_variance, masked_mean, masked_whiten, normalize_advantages
+from rlinf_algos.normalization import (
+    Moments,
+    explained_variance,
+    masked_mean,
+    masked_whiten,
+    normalize_advantages,
+    normalize_returns,
+    sum_over_group,
+)
 from rlinf_algos.parts import register_advantage, register_policy_loss
 from rlinf_algos.policy_loss import PolicyLoss, ppo_clip_loss
 from rlinf_algos.rewards import RewardResult, get_reward, register_reward, reward_names, score, score_all
@@ -21,11 +48,29 @@ from rlinf_algos.value_loss import ValueLoss, clipped_value_loss
 
 __all__ = [
     "grpo_advantages",
+    "dr_grpo_advantages",
+    "rloo_advantages",
+    "opo_advantages",
+    "baseline_advantages",
+    "group_mean",
+    "leave_one_out_mean",
     "gae",
     "token_gae",
+    "rewards_to_go",
+    "reinforce_plus_plus_advantages",
+    "reinforce_plus_plus_baseline_advantages",
+    "gigpo_advantages",
+    "episode_group_advantages",
+    "turn_group_ids",
+    "state_group_ids",
+    "spread_over_tokens",
+    "first_episode_mask",
     "masked_mean",
     "masked_whiten",
     "normalize_advantages",
+    "normalize_returns",
+    "Moments",
+    "sum_over_group",
     "explained_variance",
     "PolicyLoss",
     "ppo_clip_loss",
