@@ -25,6 +25,21 @@ def test_signatures_with_defaults():
         "ppo_clip_loss": (
             "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.2, *clip_high=0.2, *dual_clip=None"
         ),
+        "gspo_loss": (
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.0003, *clip_high=0.0004, "
+            "*dual_clip=None, *sequence_ids=None"
+        ),
+        "cispo_loss": "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=1.0, *clip_high=4.0",
+        "decoupled_ppo_loss": (
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *rollout_logprobs, *clip_low=0.2, "
+            "*clip_high=0.2, *dual_clip=None, *weight_cap=5.0, *beyond_cap=drop"
+        ),
+        "policy_gradient_loss": "policy_logprobs, proximal_logprobs, advantages, loss_mask",
+        "at_level": "level, policy_logprobs, proximal_logprobs, advantages, loss_mask=None",
+        "logprobs_at_level": "level, logprobs, loss_mask=None",
+        "entropy_bonus": "entropies, mask=None, *coef",
+        "high_entropy_mask": "entropies, mask, *top_fraction=0.2",
+        "sequence_ids_of": "cumulative_lengths, num_positions",
         "clipped_value_loss": "values, old_values, returns, mask, *clip=0.2",
         "kl_k1": "policy_logprobs, ref_logprobs, mask=None",
         "kl_k2": "policy_logprobs, ref_logprobs, mask=None",

@@ -13,12 +13,24 @@ from rlinf_algos.aggregation import (
     token_mean,
 )
 from rlinf_algos.checks import check_finite
+from rlinf_algos.entropy import entropy_bonus, high_entropy_mask
 from rlinf_algos.errors import AlgosError, NonFiniteError, RewardError, ShapeError
 from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob, gaussian_sample
 from rlinf_algos.kl import kl_k1, kl_k2, kl_k3
 from rlinf_algos.logprobs import entropy_of_logits, token_logprobs
 from rlinf_algos.normalization import explained_variance, masked_mean, masked_whiten, normalize_advantages
-from rlinf_algos.policy_loss import PolicyLoss, ppo_clip_loss
+from rlinf_algos.packing import sequence_ids_of
+from rlinf_algos.policy_loss import (
+    DecoupledPolicyLoss,
+    PolicyLoss,
+    at_level,
+    cispo_loss,
+    decoupled_ppo_loss,
+    gspo_loss,
+    logprobs_at_level,
+    policy_gradient_loss,
+    ppo_clip_loss,
+)
 from rlinf_algos.rewards import RewardResult, get_reward, register_reward, reward_names, score, score_all
 from rlinf_algos.value_loss import ValueLoss, clipped_value_loss
 
@@ -34,6 +46,16 @@ __all__ = [
     "explained_variance",
     "PolicyLoss",
     "ppo_clip_loss",
+    "gspo_loss",
+    "cispo_loss",
+    "DecoupledPolicyLoss",
+    "decoupled_ppo_loss",
+    "policy_gradient_loss",
+    "at_level",
+    "logprobs_at_level",
+    "entropy_bonus",
+    "high_entropy_mask",
+    "sequence_ids_of",
     "ValueLoss",
     "clipped_value_loss",
     "kl_k1",
