@@ -8,6 +8,7 @@ non-finite number inside the mask raises `NonFiniteError` with its place. Nothin
 from rlinf_algos.advantages import gae, grpo_advantages, token_gae
 from rlinf_algos.aggregation import (
     constant_length_mean,
+    count_tokens_and_sequences,
     sequence_mean_token_mean,
     sequence_mean_token_sum,
     token_mean,
@@ -65,6 +66,7 @@ __all__ = [
     "sequence_mean_token_mean",
     "sequence_mean_token_sum",
     "constant_length_mean",
+    "count_tokens_and_sequences",
     "token_logprobs",
     "entropy_of_logits",
     "gaussian_log_prob",
