@@ -1,8 +1,8 @@
 """The parts that an algorithm is made of, by name: advantages and policy losses, and what each of them takes.
 
 What a function takes is read off its signature. An advantage function names what it wants among `INPUTS`: with
-`loss_mask` it works on tokens, [B, T], without it on groups, [P, G]; `values` asks for a critic. All further arguments of
-a part are options, given by the fields of an `Algorithm` of that name (see `FIELD_OF_OPTION`), or by its `options`.
+`loss_mask` it works on tokens, [B, T], without it on groups, [P, G]; `values` asks for a critic. All further arguments
+are options, given by the fields of an `Algorithm` of that name (see `FIELD_OF_OPTION`), or by its `options`.
 
 For the parts of this package the answer stands here too, so that a config can be checked without importing torch; a
 test compares the two.

@@ -69,7 +69,7 @@ class Critic:
 
     def start_from(self, policy: Any) -> None:
         """Takes over what the policy has learned so far (a warm start), all but its head."""
-        head = set(id(parameter) for parameter in self._model.get_output_embeddings().parameters())
+        head = {id(parameter) for parameter in self._model.get_output_embeddings().parameters()}
         mine = {name: p for name, p in self._model.named_parameters() if id(p) not in head}
         theirs = dict(policy.named_parameters())
         with torch.no_grad():
