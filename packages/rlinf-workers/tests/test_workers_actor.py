@@ -6,29 +6,31 @@ import dataclasses
 import pytest
 import torch
 
+from rlinf_algos import preset
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.metrics import merge
 from rlinf_workers.records import ExampleBatch, SampleGroup, ScoredGroup
-from rlinf_workers.roles.actor import Actor, ActorSettings, OptimizerSettings
+from rlinf_workers.roles.actor import Actor, ActorSettings
+from rlinf_workers.roles.optimizer import OptimizerSettings
 
 NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5
 
 
-def actor_settings(model, **changes):
+def actor_settings(model, name="grpo", **changes):
+    """Of an algorithm; changes of the settings' own fields and of the algorithm's."""
     fields = {
         "model": model,
         "optimizer": OptimizerSettings(learning_rate=1e-2, max_grad_norm=1e9),
         "warm_start": OptimizerSettings(learning_rate=1e-2),
         "num_shards": 2,
         "micro_batch_groups": 2,
-        "num_minibatches": 1,
+        "num_prompts": NUM_GROUPS,
+        "max_completion_tokens": NUM_TOKENS,
         "temperature": 1.0,
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "normalize_std": True,
-        "kl_coef": 0.0,
     }
-    return ActorSettings(**(fields | changes))
+    own = {name: value for name, value in changes.items() if name in fields}
+    algorithm = preset(name, **{key: value for key, value in changes.items() if key not in fields})
+    return ActorSettings(algorithm=algorithm, **(fields | own))
 
 
 def scored_groups(prompt_lengths=(4,) * NUM_GROUPS):
@@ -78,9 +80,9 @@ def expected_gradient(make_worker, settings, groups):
             logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
             logprobs = logits.log_softmax(-1)[range(length), completion]
             total = total - (advantages[g] * logprobs).sum()
-            if settings.kl_coef:
+            if settings.algorithm.kl_coef:
                 log_ratio = group.samples.ref_logprobs[g, :length].double() - logprobs
-                total = total + settings.kl_coef * (log_ratio.exp() - 1 - log_ratio).sum()
+                total = total + settings.algorithm.kl_coef * (log_ratio.exp() - 1 - log_ratio).sum()
     (total / tokens).backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 

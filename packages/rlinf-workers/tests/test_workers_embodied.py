@@ -10,7 +10,7 @@ from rlinf_workers.models.actor_critic import ActorCritic, ActorCriticSettings
 from rlinf_workers.records import Observation, Trajectory
 from rlinf_workers.roles.environment import TRAIN_SEED_BIT, training_seeds
 from rlinf_workers.roles.policy import Policy
-from rlinf_workers.roles.policy_actor import PolicyActor, PolicyActorSettings
+from rlinf_workers.roles.policy_actor import GaeSettings, PolicyActor, PolicyActorSettings
 
 MODEL = ActorCriticSettings(observation_size=6, action_size=3, hidden_sizes=(16, 16))
 NUM_STEPS, NUM_ENVS = 5, 2
@@ -22,15 +22,13 @@ def actor_settings(**changes):
         "num_shards": 2,
         "learning_rate": 1e-3,
         "max_grad_norm": 1e9,
-        "gamma": 0.9,
-        "gae_lambda": 0.8,
+        "advantage": GaeSettings(gamma=0.9, gae_lambda=0.8, bootstrap_at_termination=False),
         "clip": 0.2,
         "num_epochs": 1,
         "minibatch_size": 20,
         "value_coef": 0.5,
         "entropy_coef": 0.01,
         "target_kl": None,
-        "bootstrap_at_termination": False,
     }
     return PolicyActorSettings(**(fields | changes))
 

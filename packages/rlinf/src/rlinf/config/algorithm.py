@@ -22,8 +22,8 @@ class AlgorithmConfig(Section):
     name: str = Field(
         default="grpo",
         min_length=1,
-        description="ppo, grpo, dr_grpo, dapo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, gspo, cispo; or "
-        "package.module:NAME.",
+        description="ppo, grpo, dr_grpo, dapo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, gspo, cispo, "
+        "or package.module:NAME of one of your own.",
     )
     group_size: int = Field(
         default=8, ge=1, description="Completions sampled for each prompt; most algorithms compare them."

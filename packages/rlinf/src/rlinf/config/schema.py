@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from rlinf.config.algorithm import AlgorithmConfig
 from rlinf.config.common import ClusterConfig, JobConfig, Mode, PlanConfig, RunConfig
-from rlinf.config.embodied import EmbodiedConfig, EnvConfig, PolicyActorConfig, PolicyConfig, PpoConfig
+from rlinf.config.embodied import EmbodiedAlgorithmConfig, EmbodiedConfig, EnvConfig, PolicyActorConfig, PolicyConfig
 from rlinf.config.reasoning import (
     ActorConfig,
     AddTask,
@@ -49,7 +49,7 @@ __all__ = [
     "ActorConfig",
     "EnvConfig",
     "PolicyConfig",
-    "PpoConfig",
+    "EmbodiedAlgorithmConfig",
     "PolicyActorConfig",
     "json_schema",
 ]
