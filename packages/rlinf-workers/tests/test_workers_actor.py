@@ -21,6 +21,7 @@ def actor_settings(model, name="grpo", **changes):
     fields = {
         "model": model,
         "optimizer": OptimizerSettings(learning_rate=1e-2, max_grad_norm=1e9),
+        "critic": OptimizerSettings(learning_rate=1e-2),
         "warm_start": OptimizerSettings(learning_rate=1e-2),
         "num_shards": 2,
         "micro_batch_groups": 2,
@@ -65,25 +66,38 @@ def gradient_after(make_worker, reader, settings, groups, chunk=3):
     return torch.cat([parameter.grad.flatten() for parameter in actor._model.parameters()]), actor
 
 
-def expected_gradient(make_worker, settings, groups):
-    """-sum over tokens of advantage * log-probability (+ KL), over all tokens of the batch, one sequence at a time in
-    plain torch."""
+def grpo_reference(rewards):
+    return (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+
+
+def expected_gradient(make_worker, settings, groups, advantages_of=grpo_reference, weight_of=None):
+    """-sum over tokens of advantage * log-probability (+ KL, - entropy), each token with its weight, one sequence at a
+    time in plain torch.
+
+    Args:
+        advantages_of: [G] float64 rewards -> [G].
+        weight_of: tokens of the completion -> weight of each; by default one over all tokens of the batch.
+    """
     model = make_worker(Actor, settings)._model.double()
+    algorithm = settings.algorithm
     tokens = sum(float(group.samples.loss_mask.sum()) for group in groups)
     total = torch.zeros((), dtype=torch.float64)
     for group in groups:
-        rewards = group.rewards.double()
-        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+        advantages = advantages_of(group.rewards.double())
         for g in range(GROUP_SIZE):
             length, prompt = int(group.samples.loss_mask[g].sum()), group.samples.prompt_ids
             completion = group.samples.completion_ids[g, :length]
             logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
-            logprobs = logits.log_softmax(-1)[range(length), completion]
-            total = total - (advantages[g] * logprobs).sum()
-            if settings.algorithm.kl_coef:
+            distribution = logits.log_softmax(-1)
+            logprobs = distribution[range(length), completion]
+            terms = -(advantages[g] * logprobs)
+            if algorithm.kl_coef:
                 log_ratio = group.samples.ref_logprobs[g, :length].double() - logprobs
-                total = total + settings.algorithm.kl_coef * (log_ratio.exp() - 1 - log_ratio).sum()
-    (total / tokens).backward()
+                terms = terms + algorithm.kl_coef * (log_ratio.exp() - 1 - log_ratio)
+            entropy = -(distribution.exp() * distribution).sum(-1)
+            terms = terms - algorithm.entropy_coef * entropy
+            total = total + terms.sum() * (weight_of(length) if weight_of else 1 / tokens)
+    total.backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
@@ -95,6 +109,107 @@ def test_the_gradient_is_the_formulas(make_worker, reader, model, lengths, kl_co
     found, _ = gradient_after(make_worker, reader, settings, groups)
     expected = expected_gradient(make_worker, settings, groups)
     torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+NUM_SEQUENCES = NUM_GROUPS * GROUP_SIZE
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weight_of"),
+    [
+        ("sequence_mean_token_mean", lambda length: 1 / (NUM_SEQUENCES * length)),
+        ("sequence_mean_token_sum", lambda length: 1 / NUM_SEQUENCES),
+        ("constant_length_mean", lambda length: 1 / (NUM_SEQUENCES * NUM_TOKENS)),
+    ],
+)
+def test_aggregations(make_worker, reader, model, aggregation, weight_of):
+    settings = actor_settings(model, aggregation=aggregation)
+    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    expected = expected_gradient(make_worker, settings, scored_groups(), weight_of=weight_of)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "advantages_of"),
+    [
+        ("rloo", lambda r: (r * GROUP_SIZE - r.sum()) / (GROUP_SIZE - 1)),
+        ("dr_grpo", lambda r: r - r.mean()),
+    ],
+)
+def test_other_baselines(make_worker, reader, model, name, advantages_of):
+    settings = actor_settings(model, name, aggregation="token_mean")
+    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    expected = expected_gradient(make_worker, settings, scored_groups(), advantages_of)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+def test_reinforce_plus_plus_whitens_over_the_tokens_of_the_step(make_worker, reader, model):
+    groups = scored_groups()
+    by_token = torch.cat([g.rewards.double().repeat_interleave(g.samples.loss_mask.sum(-1).long()) for g in groups])
+    settings = actor_settings(model, "reinforce_plus_plus", num_minibatches=1)
+    found, _ = gradient_after(make_worker, reader, settings, groups)
+    expected = expected_gradient(make_worker, settings, groups, lambda r: (r - by_token.mean()) / by_token.std())
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+def test_the_entropy_bonus(make_worker, reader, model):
+    settings = actor_settings(model, entropy_coef=0.1)
+    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    expected = expected_gradient(make_worker, settings, scored_groups())
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+@pytest.mark.parametrize("oversampling", [1.0, 1.5])
+def test_dynamic_sampling_leaves_groups_without_a_signal_out_of_the_totals(make_worker, reader, model, oversampling):
+    """Group 5 has none. With oversampling only the first 4 groups that have one train."""
+    limit = NUM_GROUPS if oversampling == 1.0 else 4
+    settings = actor_settings(model, dynamic_sampling=True, oversampling=oversampling, num_prompts=limit)
+    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    kept = [group for group in scored_groups() if group.samples.index != 5][:limit]
+    expected = expected_gradient(make_worker, settings, kept)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+def test_a_step_without_any_signal_changes_nothing_at_first(make_worker, reader, model):
+    groups = [dataclasses.replace(group, rewards=torch.ones(GROUP_SIZE)) for group in scored_groups()]
+    found, actor = gradient_after(make_worker, reader, actor_settings(model, "dapo"), groups)
+    assert not found.any()
+    assert actor.policy_version == 2
+
+
+def test_ppo_moves_the_critic_towards_the_returns(make_worker, reader, model):
+    groups = scored_groups()
+    actor = make_worker(Actor, actor_settings(model, "ppo", num_epochs=10, value_clip=None), num_items=len(groups))
+    losses = []
+    for _ in range(3):
+        actor.train(reader([groups]))
+        losses.append(merge([actor._metrics.drain()])["critic/loss"])
+    assert losses[-1] < 0.5 * losses[0]
+    assert actor.policy_version == 60
+
+
+def test_ppo_starts_from_values_of_zero_which_make_it_reinforce_plus_plus(make_worker, reader, model):
+    groups = scored_groups()
+    found, _ = gradient_after(make_worker, reader, actor_settings(model, "ppo", num_minibatches=1), groups)
+    plain = actor_settings(model, "reinforce_plus_plus", num_minibatches=1)
+    expected, _ = gradient_after(make_worker, reader, plain, groups)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "dapo", "reinforce_plus_plus_baseline"])
+def test_shards_change_only_the_rounding_of_any_algorithm(make_worker, reader, model, name):
+    gradients = [
+        gradient_after(
+            make_worker,
+            reader,
+            actor_settings(model, name, num_minibatches=1, num_shards=num_shards),
+            scored_groups(),
+        )[0]
+        for num_shards in (1, 2, 4)
+    ]
+    assert gradients[0].any()
+    for found in gradients[1:]:
+        torch.testing.assert_close(found, gradients[0], rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 8])
@@ -157,8 +272,10 @@ def test_imitation_lowers_the_loss(make_worker, reader, model):
     assert actor.policy_version == 22
 
 
-def test_a_checkpoint_restores_the_actor_to_the_bit(make_worker, reader, model, tmp_path):
-    settings, groups = actor_settings(model), scored_groups()
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_a_checkpoint_restores_the_actor_to_the_bit(make_worker, reader, model, tmp_path, name):
+    groups = scored_groups()
+    settings = actor_settings(model, name, num_minibatches=1, critic=OptimizerSettings(learning_rate=1e-2))
     _, actor = gradient_after(make_worker, reader, settings, groups)
     actor.save_checkpoint(str(tmp_path))
     restored = make_worker(Actor, settings, num_items=len(groups))

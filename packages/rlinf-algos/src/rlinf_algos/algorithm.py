@@ -169,7 +169,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "aggregation": "sequence_mean_token_mean",
         "num_minibatches": 4,
     },
-    "cispo": {"policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "num_minibatches": 4},
+    "cispo": {"policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "num_minibatches": 2},
 }
 """Name -> what differs from the defaults; docs/algorithms says where each number comes from."""
 
