@@ -32,9 +32,21 @@ from rlinf_algos.aggregation import (
     token_mean,
 )
 from rlinf_algos.checks import check_finite
+from rlinf_algos.distillation import distillation_terms, reverse_kl_advantages
 from rlinf_algos.errors import AlgosError, NonFiniteError, RewardError, ShapeError
 from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob, gaussian_sample
-from rlinf_algos.kl import kl_k1, kl_k2, kl_k3
+from rlinf_algos.kl import (
+    adapted_kl_coef,
+    kl_abs,
+    kl_full,
+    kl_k1,
+    kl_k1_plus,
+    kl_k2,
+    kl_k3,
+    kl_k3_plus,
+    kl_shaped_rewards,
+    rewards_at_last_token,
+)
 from rlinf_algos.logprobs import entropy_of_logits, token_logprobs
 from rlinf_algos.normalization import (
     Moments,
@@ -84,6 +96,15 @@ __all__ = [
     "kl_k1",
     "kl_k2",
     "kl_k3",
+    "kl_abs",
+    "kl_k1_plus",
+    "kl_k3_plus",
+    "kl_full",
+    "rewards_at_last_token",
+    "kl_shaped_rewards",
+    "adapted_kl_coef",
+    "reverse_kl_advantages",
+    "distillation_terms",
     "token_mean",
     "sequence_mean_token_mean",
     "sequence_mean_token_sum",
