@@ -25,14 +25,30 @@ def test_signatures_with_defaults():
         "ppo_clip_loss": (
             "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.2, *clip_high=0.2, *dual_clip=None"
         ),
+        "gspo_loss": (
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.0003, *clip_high=0.0004, "
+            "*dual_clip=None, *sequence_ids=None"
+        ),
+        "cispo_loss": "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=1.0, *clip_high=4.0",
+        "decoupled_ppo_loss": (
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *rollout_logprobs, *clip_low=0.2, "
+            "*clip_high=0.2, *dual_clip=None, *weight_cap=5.0, *beyond_cap=drop"
+        ),
+        "policy_gradient_loss": "policy_logprobs, proximal_logprobs, advantages, loss_mask",
+        "at_level": "level, policy_logprobs, proximal_logprobs, advantages, loss_mask=None",
+        "logprobs_at_level": "level, logprobs, loss_mask=None",
+        "entropy_bonus": "entropies, mask=None, *coef",
+        "high_entropy_mask": "entropies, mask, *top_fraction=0.2",
+        "sequence_ids_of": "cumulative_lengths, num_positions",
         "clipped_value_loss": "values, old_values, returns, mask, *clip=0.2",
         "kl_k1": "policy_logprobs, ref_logprobs, mask=None",
         "kl_k2": "policy_logprobs, ref_logprobs, mask=None",
         "kl_k3": "policy_logprobs, ref_logprobs, mask=None",
         "token_mean": "terms, mask, total_tokens",
-        "sequence_mean_token_mean": "terms, mask, total_sequences",
-        "sequence_mean_token_sum": "terms, mask, total_sequences",
-        "constant_length_mean": "terms, mask, total_sequences, max_completion_tokens",
+        "sequence_mean_token_mean": "terms, mask, total_sequences, *sequence_ids=None",
+        "sequence_mean_token_sum": "terms, mask, total_sequences, *sequence_ids=None",
+        "constant_length_mean": "terms, mask, total_sequences, max_completion_tokens, *sequence_ids=None",
+        "count_tokens_and_sequences": "mask, *sequence_ids=None",
         "token_logprobs": "logits, token_ids, temperature=1.0, *loss_mask=None",
         "entropy_of_logits": "logits, temperature=1.0, *loss_mask=None",
         "gaussian_log_prob": "actions, mean, log_std",

@@ -27,12 +27,14 @@ from rlinf_algos.advantages import (
 )
 from rlinf_algos.aggregation import (
     constant_length_mean,
+    count_tokens_and_sequences,
     sequence_mean_token_mean,
     sequence_mean_token_sum,
     token_mean,
 )
 from rlinf_algos.checks import check_finite
 from rlinf_algos.distillation import distillation_terms, reverse_kl_advantages
+from rlinf_algos.entropy import entropy_bonus, high_entropy_mask
 from rlinf_algos.errors import AlgosError, NonFiniteError, RewardError, ShapeError
 from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob, gaussian_sample
 from rlinf_algos.kl import (
@@ -57,7 +59,18 @@ from rlinf_algos.normalization import (
     normalize_returns,
     sum_over_group,
 )
-from rlinf_algos.policy_loss import PolicyLoss, ppo_clip_loss
+from rlinf_algos.packing import sequence_ids_of
+from rlinf_algos.policy_loss import (
+    DecoupledPolicyLoss,
+    PolicyLoss,
+    at_level,
+    cispo_loss,
+    decoupled_ppo_loss,
+    gspo_loss,
+    logprobs_at_level,
+    policy_gradient_loss,
+    ppo_clip_loss,
+)
 from rlinf_algos.rewards import RewardResult, get_reward, register_reward, reward_names, score, score_all
 from rlinf_algos.value_loss import ValueLoss, clipped_value_loss
 
@@ -91,6 +104,16 @@ __all__ = [
     "explained_variance",
     "PolicyLoss",
     "ppo_clip_loss",
+    "gspo_loss",
+    "cispo_loss",
+    "DecoupledPolicyLoss",
+    "decoupled_ppo_loss",
+    "policy_gradient_loss",
+    "at_level",
+    "logprobs_at_level",
+    "entropy_bonus",
+    "high_entropy_mask",
+    "sequence_ids_of",
     "ValueLoss",
     "clipped_value_loss",
     "kl_k1",
@@ -109,6 +132,7 @@ __all__ = [
     "sequence_mean_token_mean",
     "sequence_mean_token_sum",
     "constant_length_mean",
+    "count_tokens_and_sequences",
     "token_logprobs",
     "entropy_of_logits",
     "gaussian_log_prob",
