@@ -33,6 +33,14 @@ from rlinf_algos.aggregation import (
     token_mean,
 )
 from rlinf_algos.checks import check_finite
+from rlinf_algos.corrections import (
+    Correction,
+    effective_sample_size,
+    icepop,
+    masked_importance_sampling,
+    truncated_importance_sampling,
+)
+from rlinf_algos.dapo import GroupChoice, choose_groups, has_signal, overlong_filter, overlong_penalty
 from rlinf_algos.distillation import distillation_terms, reverse_kl_advantages
 from rlinf_algos.entropy import entropy_bonus, high_entropy_mask
 from rlinf_algos.errors import AlgosError, NonFiniteError, RewardError, ShapeError
@@ -72,7 +80,7 @@ from rlinf_algos.policy_loss import (
     ppo_clip_loss,
 )
 from rlinf_algos.rewards import RewardResult, get_reward, register_reward, reward_names, score, score_all
-from rlinf_algos.value_loss import ValueLoss, clipped_value_loss
+from rlinf_algos.value_loss import ValueLoss, clipped_value_loss, huber_value_loss
 
 __version__ = "0.1.0"
 
@@ -116,6 +124,17 @@ __all__ = [
     "sequence_ids_of",
     "ValueLoss",
     "clipped_value_loss",
+    "huber_value_loss",
+    "Correction",
+    "truncated_importance_sampling",
+    "masked_importance_sampling",
+    "icepop",
+    "effective_sample_size",
+    "GroupChoice",
+    "has_signal",
+    "choose_groups",
+    "overlong_penalty",
+    "overlong_filter",
     "kl_k1",
     "kl_k2",
     "kl_k3",

@@ -223,6 +223,15 @@ class GroupRows:
         rows[self.places] = tensor[self.mask].double()
         return rows
 
+    def first_places(self) -> Tensor:
+        """[num_groups] int64: index, among the flattened rewards, of the first element of each group; beyond the last
+        for an empty group."""
+        if self.places is None:
+            return torch.arange(len(self.values), device=self.values.device)
+        flat = self.mask.reshape(-1).nonzero().squeeze(1)
+        first = torch.full((len(self.values),), self.mask.numel(), device=flat.device)
+        return first.scatter_reduce(0, self.places[0], flat, "amin")
+
     def restore(self, rows: Tensor) -> Tensor:
         """The shape of the rewards from the layout of values; 0 outside the mask."""
         if self.places is None:
