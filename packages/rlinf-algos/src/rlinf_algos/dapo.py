@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlinf_algos.advantages.groups import GroupRows
+from rlinf_algos.advantages.groups import Groups
 from rlinf_algos.checks import as_mask, at_least_float32, check_finite, check_range, check_shape
 from rlinf_algos.errors import AlgosError, ShapeError
 
@@ -48,8 +48,8 @@ def has_signal(rewards: Tensor, group_ids: Tensor | None = None, mask: Tensor | 
 
     Raises: as `grpo_advantages`.
     """
-    groups = GroupRows.of(rewards, group_ids, mask)
-    return groups.restore((groups.inside & ~groups.is_constant).double()) > 0
+    groups = Groups.of(rewards, group_ids, mask)
+    return groups.restore(~groups.is_constant[groups.index]) > 0
 
 
 @torch.no_grad()
@@ -70,17 +70,14 @@ def choose_groups(
     Raises: as `grpo_advantages`. AlgosError: num_wanted below 1.
     """
     check_range("num_wanted", num_wanted, low=1, why="an update needs a group")
-    groups = GroupRows.of(rewards, group_ids, mask)
-    rows_with_signal = (~groups.is_constant).squeeze(1)
-    num_with_signal = int(rows_with_signal.sum())
-    order = groups.first_places()
-    order = order.masked_fill(~rows_with_signal, torch.iinfo(order.dtype).max).argsort(stable=True)
-    chosen = torch.zeros_like(rows_with_signal)
-    chosen[order[: min(num_wanted, num_with_signal)]] = True
-    num_groups = int((groups.sizes > 0).sum())
+    groups = Groups.of(rewards, group_ids, mask)
+    candidates = (~groups.is_constant).nonzero().squeeze(1)
+    num_groups, num_with_signal = len(groups.sizes), len(candidates)
+    chosen = torch.zeros_like(groups.is_constant)
+    chosen[candidates[groups.first_places()[candidates].argsort()[:num_wanted]]] = True
     num_missing = max(0, num_wanted - num_with_signal)
     return GroupChoice(
-        keep=groups.restore((groups.inside & chosen[:, None]).double()) > 0,
+        keep=groups.restore(chosen[groups.index]) > 0,
         num_groups=num_groups,
         num_with_signal=num_with_signal,
         num_chosen=min(num_wanted, num_with_signal),
