@@ -27,7 +27,9 @@ from rlinf_algos.errors import AlgosError, NonFiniteError, ShapeError
 
 Divergence: TypeAlias = Literal["reverse", "forward", "js"]
 
-_CPU_CHUNK_ELEMENTS = 1 << 20
+_CPU_CHUNK_ELEMENTS = 1 << 19
+"""2 MiB of float32. Measured at V = 150,000, one core: 2^18 and 2^19 are the fastest, 2^22 takes 1.5 times as long."""
+
 _DEVICE_CHUNK_ELEMENTS = 1 << 25
 """Half of those of `rlinf_algos.logprobs` on a device: there are two sets of logits, and their probabilities."""
 
@@ -86,11 +88,10 @@ class _Divergence(torch.autograd.Function):
         result = torch.empty(len(flat_mask), dtype=dtype, device=logits.device)
         normalizers = torch.empty(2, len(flat_mask), dtype=dtype, device=logits.device)
         inner = torch.zeros_like(result)
-        for rows, chunk, other_chunk in _chunks(logits, other, temperature, dtype):
-            normalizers[0, rows] = chunk.logsumexp(dim=-1)
-            normalizers[1, rows] = other_chunk.logsumexp(dim=-1)
-            log_p = chunk - normalizers[0, rows, None]
-            log_q = other_chunk - normalizers[1, rows, None]
+        for rows, log_p, log_q in _chunks(logits, other, temperature, dtype):
+            for normalizer, scaled in zip(normalizers, (log_p, log_q), strict=True):
+                normalizer[rows] = scaled.logsumexp(dim=-1)
+                scaled.sub_(normalizer[rows, None])
             if kind == "forward":
                 result[rows], _ = _kl(log_q, log_p)
             elif kind == "reverse":
@@ -112,17 +113,18 @@ class _Divergence(torch.autograd.Function):
         scale = grad.reshape(-1, 1) / temperature
         grad_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
         flat = grad_logits.view(-1, logits.shape[-1])
-        for rows, chunk, other_chunk in _chunks(logits, other, temperature, inner.dtype):
-            log_p = chunk - normalizers[0, rows, None]
-            log_q = other_chunk - normalizers[1, rows, None]
+        for rows, log_p, log_q in _chunks(logits, other, temperature, inner.dtype):
+            for normalizer, scaled in zip(normalizers, (log_p, log_q), strict=True):
+                scaled.sub_(normalizer[rows, None])
             p = log_p.exp()
             if kind == "forward":
-                step = p - log_q.exp_()
+                step = p.sub_(log_q.exp_())
             else:
-                against = log_q if kind == "reverse" else _log_mixture(log_p, log_q, beta)
-                score = _log_ratio(log_p, against, p)
-                step = p * (score * (1.0 if kind == "reverse" else 1.0 - beta) - inner[rows, None])
-            flat[rows] = (step * scale[rows]).masked_fill_(~mask[rows, None], 0.0).to(flat.dtype)
+                score = _log_ratio(log_p, log_q if kind == "reverse" else _log_mixture(log_p, log_q, beta), p)
+                if kind == "js":
+                    score.mul_(1.0 - beta)
+                step = score.sub_(inner[rows, None]).mul_(p)
+            flat[rows] = step.mul_(scale[rows]).masked_fill_(~mask[rows, None], 0.0)
         return grad_logits, None, None, None, None, None
 
 
@@ -136,7 +138,7 @@ def _kl(log_a: Tensor, log_b: Tensor) -> tuple[Tensor, Tensor]:
     d = _log_ratio(log_a, log_b, a)
     products = a * d
     is_near = (d.abs() < 0.5) & (a > 0)  # there b - a is a * expm1(-d), with its digits
-    differences = torch.where(is_near, torch.expm1(d.neg_()).mul_(a), log_b.exp().sub_(a))
+    differences = torch.where(is_near, d.neg_().expm1_().mul_(a), log_b.exp().sub_(a))
     return differences.add_(products).sum(dim=-1), products.sum(dim=-1)
 
 
@@ -152,7 +154,7 @@ def _log_mixture(log_p: Tensor, log_q: Tensor, beta: float) -> Tensor:
 def _chunks(
     logits: Tensor, other: Tensor, temperature: float, dtype: torch.dtype
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Row ranges of the flattened [..., V], and those rows of both / temperature, in the dtype of the arithmetic."""
+    """Row ranges of the flattened [..., V], and copies of both's rows / temperature in the dtype of the arithmetic."""
     num_elements = _CPU_CHUNK_ELEMENTS if logits.device.type == "cpu" else _DEVICE_CHUNK_ELEMENTS
     num_rows = max(1, num_elements // logits.shape[-1])
     start = 0
@@ -160,7 +162,12 @@ def _chunks(
         for chunk, other_chunk in zip(matrix.split(num_rows), other_matrix.split(num_rows), strict=True):
             rows = slice(start, start + len(chunk))
             start = rows.stop
-            yield rows, chunk.to(dtype) / temperature, other_chunk.to(dtype) / temperature
+            yield rows, _scaled(chunk, temperature, dtype), _scaled(other_chunk, temperature, dtype)
+
+
+def _scaled(chunk: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+    copy = chunk.to(dtype, copy=True)
+    return copy if temperature == 1.0 else copy.div_(temperature)
 
 
 def _matrices(logits: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
