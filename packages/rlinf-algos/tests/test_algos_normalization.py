@@ -190,12 +190,14 @@ def test_a_bad_value_on_one_rank_raises_on_all():
 
     clean, bad = on_ranks(pieces, whiten)
     assert "1 elements that are not finite, on other ranks" in clean
-    assert bad.startswith("values[1]=nan is not finite")
+    assert bad.startswith("advantages[1]=nan is not finite")
 
 
 def test_normalized_returns_are_whitened_too():
     returns = torch.tensor([1.0, 2.0, 6.0])
     assert torch.equal(normalize_returns(returns), normalize_advantages(returns))
+    with pytest.raises(NonFiniteError, match=r"returns\[1\]=inf"):
+        normalize_returns(torch.tensor([0.0, float("inf")]))
 
 
 def whiten_on_rank(rank, folder):

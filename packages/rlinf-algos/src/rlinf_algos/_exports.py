@@ -29,11 +29,31 @@ from rlinf_algos.aggregation import (
 )
 from rlinf_algos.algorithm import Algorithm, preset
 from rlinf_algos.checks import check_finite
+from rlinf_algos.corrections import (
+    Correction,
+    effective_sample_size,
+    icepop,
+    masked_importance_sampling,
+    truncated_importance_sampling,
+)
+from rlinf_algos.dapo import GroupChoice, choose_groups, has_signal, overlong_filter, overlong_penalty
+from rlinf_algos.distillation import distillation_terms, reverse_kl_advantages
 from rlinf_algos.entropy import entropy_bonus, high_entropy_mask
 from rlinf_algos.errors import AlgosError, NonFiniteError, RewardError, ShapeError
 from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob, gaussian_sample
-from rlinf_algos.kl import kl_k1, kl_k2, kl_k3
-from rlinf_algos.logprobs import entropy_of_logits, token_logprobs
+from rlinf_algos.kl import (
+    adapted_kl_coef,
+    kl_abs,
+    kl_full,
+    kl_k1,
+    kl_k1_plus,
+    kl_k2,
+    kl_k3,
+    kl_k3_plus,
+    kl_shaped_rewards,
+    rewards_at_last_token,
+)
+from rlinf_algos.logprobs import entropy_of_logits, logprobs_and_entropy, token_logprobs
 from rlinf_algos.normalization import (
     Moments,
     explained_variance,
@@ -55,9 +75,10 @@ from rlinf_algos.policy_loss import (
     logprobs_at_level,
     policy_gradient_loss,
     ppo_clip_loss,
+    sapo_loss,
 )
 from rlinf_algos.rewards import RewardResult, get_reward, register_reward, reward_names, score, score_all
-from rlinf_algos.value_loss import ValueLoss, clipped_value_loss
+from rlinf_algos.value_loss import ValueLoss, clipped_value_loss, huber_value_loss
 
 __all__ = [
     "grpo_advantages",
@@ -92,6 +113,7 @@ __all__ = [
     "DecoupledPolicyLoss",
     "decoupled_ppo_loss",
     "policy_gradient_loss",
+    "sapo_loss",
     "at_level",
     "logprobs_at_level",
     "entropy_bonus",
@@ -99,9 +121,29 @@ __all__ = [
     "sequence_ids_of",
     "ValueLoss",
     "clipped_value_loss",
+    "huber_value_loss",
+    "Correction",
+    "truncated_importance_sampling",
+    "masked_importance_sampling",
+    "icepop",
+    "effective_sample_size",
+    "GroupChoice",
+    "has_signal",
+    "choose_groups",
+    "overlong_penalty",
+    "overlong_filter",
     "kl_k1",
     "kl_k2",
     "kl_k3",
+    "kl_abs",
+    "kl_k1_plus",
+    "kl_k3_plus",
+    "kl_full",
+    "rewards_at_last_token",
+    "kl_shaped_rewards",
+    "adapted_kl_coef",
+    "reverse_kl_advantages",
+    "distillation_terms",
     "token_mean",
     "sequence_mean_token_mean",
     "sequence_mean_token_sum",
@@ -109,6 +151,7 @@ __all__ = [
     "count_tokens_and_sequences",
     "token_logprobs",
     "entropy_of_logits",
+    "logprobs_and_entropy",
     "gaussian_log_prob",
     "gaussian_entropy",
     "gaussian_sample",

@@ -72,25 +72,32 @@ class Moments:
 
     @staticmethod
     @torch.no_grad()
-    def of(values: Tensor, mask: Tensor | None = None, *, sum_over_ranks: SumOverRanks | None = None) -> "Moments":
+    def of(
+        values: Tensor,
+        mask: Tensor | None = None,
+        *,
+        sum_over_ranks: SumOverRanks | None = None,
+        name: str = "values",
+    ) -> "Moments":
         """Of the elements inside the mask, on this rank or on all of them.
 
         Args:
             values: any shape, which may differ between ranks; a rank may have nothing.
             mask: the same shape, bool or 0/1; None: every element.
             sum_over_ranks: three small sums are taken through it; None: this tensor alone.
+            name: what errors call the values.
 
         Raises:
             ShapeError. NonFiniteError: inside the mask, on *every* rank if it is on one, so that none waits for it.
         """
         total = sum_over_ranks or (lambda tensor: tensor)
-        inside = as_mask("mask", mask, "values", values)
+        inside = as_mask("mask", mask, name, values)
         chosen = values.detach()[inside].double()
         bad = ~torch.isfinite(chosen)
         count, num_bad, value_sum = total(torch.stack([_count(inside), bad.double().sum(), _finite_sum(chosen, bad)]))
-        check_finite("values", values, inside)
+        check_finite(name, values, inside)
         if num_bad > 0:
-            raise NonFiniteError(f"values holds {int(num_bad)} elements that are not finite, on other ranks than this")
+            raise NonFiniteError(f"{name} holds {int(num_bad)} elements that are not finite, on other ranks than this")
         rough_mean = value_sum / count.clamp(min=1.0)
         # What rounding left between the rough mean and the mean; for equal numbers it makes the mean that number.
         mean = rough_mean + total((chosen - rough_mean).sum()[None])[0] / count.clamp(min=1.0)
@@ -148,7 +155,8 @@ def normalize_advantages(
         sum_over_ranks: statistics are those of all ranks' elements; see `sum_over_group`. None: of this tensor.
     """
     check_range("epsilon", epsilon, low=0.0, why="it is added to a standard deviation")
-    return Moments.of(advantages, mask, sum_over_ranks=sum_over_ranks).whiten(advantages, mask, epsilon=epsilon)
+    moments = Moments.of(advantages, mask, sum_over_ranks=sum_over_ranks, name="advantages")
+    return moments.whiten(advantages, mask, epsilon=epsilon)
 
 
 def normalize_returns(
@@ -160,7 +168,9 @@ def normalize_returns(
 ) -> Tensor:
     """The critic's targets with mean 0 and deviation 1 over the batch (RLinf: `normalize_returns`); arguments as for
     `normalize_advantages`. Advantages must come from the returns and values *before* it."""
-    return normalize_advantages(returns, mask, epsilon=epsilon, sum_over_ranks=sum_over_ranks)
+    check_range("epsilon", epsilon, low=0.0, why="it is added to a standard deviation")
+    moments = Moments.of(returns, mask, sum_over_ranks=sum_over_ranks, name="returns")
+    return moments.whiten(returns, mask, epsilon=epsilon)
 
 
 def sum_over_group(group: Any = None) -> SumOverRanks:

@@ -51,11 +51,11 @@ def grpo_advantages(
     Example: [[1, 0, 0, 1]] -> [[0.866, -0.866, -0.866, 0.866]]; [[1, 1, 1, 1]] -> [[0, 0, 0, 0]].
     """
     check_range("epsilon", epsilon, low=0.0, why="it is added to a standard deviation")
-    groups = GroupRows.of(rewards, group_ids, mask)
+    groups = Groups.of(rewards, group_ids, mask)
     deviations = groups.deviations()
     if normalize_std:
-        std = (deviations.square().sum(dim=1, keepdim=True) / (groups.sizes - 1.0).clamp(min=1.0)).sqrt()
-        deviations = (deviations / (std + epsilon)).masked_fill(groups.is_constant, 0.0)
+        std = (groups.sum(deviations.square()) / (groups.sizes - 1.0).clamp(min=1.0)).sqrt()
+        deviations = (deviations / (std + epsilon)[groups.index]).masked_fill(groups.is_constant[groups.index], 0.0)
     return groups.restore(deviations)
 
 
@@ -74,8 +74,8 @@ def rloo_advantages(rewards: Tensor, group_ids: Tensor | None = None, mask: Tens
 
     Arguments, result and errors as for `grpo_advantages`.
     """
-    groups = GroupRows.of(rewards, group_ids, mask)
-    return groups.restore(groups.deviations() * groups.sizes / (groups.sizes - 1.0).clamp(min=1.0))
+    groups = Groups.of(rewards, group_ids, mask)
+    return groups.restore(groups.deviations_from_others())
 
 
 @torch.no_grad()
@@ -96,14 +96,11 @@ def opo_advantages(
     check_finite("lengths", lengths, inside)
     if bool((lengths[inside] < 0).any()):
         raise AlgosError(f"lengths holds {float(lengths[inside].min()):g}; a completion has at least 0 tokens")
-    groups = GroupRows.of(rewards, group_ids, mask)
-    weights = groups.arrange(lengths)
-    weights = torch.where(weights.sum(dim=1, keepdim=True) > 0, weights, groups.inside.to(weights.dtype))
-    total = weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-    # relative to the mean: digits survive a large common part of the rewards
-    deviations = groups.deviations()
-    baseline = (weights * deviations).sum(dim=1, keepdim=True) / total
-    return groups.restore((deviations - baseline).masked_fill(groups.is_constant, 0.0))
+    groups = Groups.of(rewards, group_ids, mask)
+    deviations, weights = groups.deviations(), lengths[inside].double()
+    # The baseline less the mean: digits survive a large common part, and lengths of nothing but 0 leave the mean.
+    baseline = groups.sum(weights * deviations) / groups.sum(weights).clamp(min=torch.finfo(weights.dtype).tiny)
+    return groups.restore((deviations - baseline[groups.index]).masked_fill(groups.is_constant[groups.index], 0.0))
 
 
 @torch.no_grad()
@@ -127,7 +124,7 @@ def baseline_advantages(rewards: Tensor, baselines: Tensor, mask: Tensor | None 
 
 def group_mean(rewards: Tensor, group_ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
     """The mean of each element's group, in the shape of rewards; arguments and errors as for `grpo_advantages`."""
-    groups = GroupRows.of(rewards, group_ids, mask)
+    groups = Groups.of(rewards, group_ids, mask)
     return groups.restore(groups.values - groups.deviations())
 
 
@@ -136,97 +133,84 @@ def leave_one_out_mean(rewards: Tensor, group_ids: Tensor | None = None, mask: T
 
     Arguments, result and errors as for `grpo_advantages`.
     """
-    groups = GroupRows.of(rewards, group_ids, mask)
-    deviations = groups.deviations() * groups.sizes / (groups.sizes - 1.0).clamp(min=1.0)
-    return groups.restore(groups.values - deviations)
+    groups = Groups.of(rewards, group_ids, mask)
+    return groups.restore(groups.values - groups.deviations_from_others())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GroupRows:
-    """Elements laid out one group a row, and the way back.
+class Groups:
+    """The elements inside a mask, and which group each belongs to; n elements, S groups.
 
-    Example: rewards [1, 2, 3] with group_ids [7, 4, 7]:
-        values = [[2, 0], [1, 3]], inside = [[1, 0], [1, 1]]
+    Example: rewards [1, 2, 3] with group_ids [7, 4, 7]: values = [1, 2, 3], index = [1, 0, 1], sizes = [1, 2]
     """
 
     values: Tensor
-    """[num_groups, largest group] float64, 0 where `inside` is False."""
-    inside: Tensor
-    """The shape of values, bool: where an element is."""
-    places: tuple[Tensor, Tensor] | None
-    """Row and column of each element inside the mask, in their order; None: the rows are the rewards' own."""
+    """[n] float64"""
+    index: Tensor
+    """[n] int64, 0 ... S - 1."""
+    sizes: Tensor
+    """[S] float64: elements of each group, at least 1."""
     mask: Tensor
-    """The shape of the rewards, bool."""
+    """The shape of the rewards, bool, n of them True."""
     dtype: torch.dtype
     """Of the result."""
 
     @staticmethod
     @torch.no_grad()
-    def of(rewards: Tensor, group_ids: Tensor | None, mask: Tensor | None) -> "GroupRows":
-        """Lays rewards out; arguments and errors as for `grpo_advantages`."""
+    def of(rewards: Tensor, group_ids: Tensor | None, mask: Tensor | None) -> "Groups":
+        """Arguments and errors as for `grpo_advantages`."""
         inside = as_mask("mask", mask, "rewards", rewards)
         check_finite("rewards", rewards, inside)
-        dtype = at_least_float32(torch.empty(0, dtype=rewards.dtype)).dtype
         if group_ids is None:
             if rewards.ndim != 2:
                 raise ShapeError(
                     f"rewards has shape {list(rewards.shape)}; expected [P, G], one row for each prompt, or any shape "
                     "together with group_ids"
                 )
-            values = rewards.double().masked_fill(~inside, 0.0)
-            return GroupRows(values=values, inside=inside, places=None, mask=inside, dtype=dtype)
+            group_ids = torch.arange(len(rewards), device=rewards.device)[:, None].expand(rewards.shape)
         check_shape("group_ids", group_ids, rewards.shape, "rewards")
         if group_ids.is_floating_point() or group_ids.dtype == torch.bool:
             raise AlgosError(f"group_ids has dtype {group_ids.dtype}; expected integers")
-        _, row, sizes = torch.unique(group_ids[inside], return_inverse=True, return_counts=True)
-        order = torch.argsort(row, stable=True)
-        column = torch.empty_like(row)
-        starts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-        column[order] = torch.arange(len(row), device=row.device) - starts
-        shape = (len(sizes), int(sizes.max()) if len(sizes) else 0)
-        filled = torch.zeros(shape, dtype=torch.bool, device=rewards.device)
-        filled[row, column] = True
-        groups = GroupRows(
-            values=torch.zeros(shape, dtype=torch.float64, device=rewards.device),
-            inside=filled,
-            places=(row, column),
+        _, index, sizes = torch.unique(group_ids[inside], return_inverse=True, return_counts=True)
+        return Groups(
+            values=rewards[inside].double(),
+            index=index,
+            sizes=sizes.double(),
             mask=inside,
-            dtype=dtype,
+            dtype=at_least_float32(torch.empty(0, dtype=rewards.dtype)).dtype,
         )
-        groups.values[row, column] = rewards[inside].double()
-        return groups
-
-    @property
-    def sizes(self) -> Tensor:
-        """[num_groups, 1] float64: elements of each group inside the mask."""
-        return self.inside.sum(dim=1, keepdim=True).double()
 
     @property
     def is_constant(self) -> Tensor:
-        """[num_groups, 1] bool: no two elements of the group differ. True for an empty group."""
-        if self.values.shape[1] == 0:
-            return torch.ones(len(self.values), 1, dtype=torch.bool, device=self.values.device)
-        low = self.values.masked_fill(~self.inside, float("inf")).amin(dim=1, keepdim=True)
-        high = self.values.masked_fill(~self.inside, float("-inf")).amax(dim=1, keepdim=True)
-        return low >= high
+        """[S] bool: no two elements of the group differ."""
+        ends = torch.empty_like(self.sizes), torch.empty_like(self.sizes)
+        low, high = (
+            end.scatter_reduce_(0, self.index, self.values, how, include_self=False)
+            for end, how in zip(ends, ("amin", "amax"), strict=True)
+        )
+        return low == high
+
+    def sum(self, elements: Tensor) -> Tensor:
+        """[S]: sums over each group of elements [n]."""
+        return torch.zeros_like(self.sizes).index_add_(0, self.index, elements)
 
     def deviations(self) -> Tensor:
-        """The shape of values: each element less the mean of its group; exactly 0 in a constant group."""
-        mean = self.values.sum(dim=1, keepdim=True) / self.sizes.clamp(min=1.0)
-        return (self.values - mean).masked_fill(~self.inside | self.is_constant, 0.0)
+        """[n]: each element less the mean of its group; exactly 0 in a constant group."""
+        mean = self.sum(self.values) / self.sizes
+        return (self.values - mean[self.index]).masked_fill(self.is_constant[self.index], 0.0)
 
-    def arrange(self, tensor: Tensor) -> Tensor:
-        """A tensor of the rewards' shape in the layout of values, float64."""
-        if self.places is None:
-            return tensor.double().masked_fill(~self.mask, 0.0)
-        rows = torch.zeros_like(self.values)
-        rows[self.places] = tensor[self.mask].double()
-        return rows
+    def deviations_from_others(self) -> Tensor:
+        """[n]: each element less the mean of the others of its group; exactly 0 in a constant group."""
+        return self.deviations() * (self.sizes / (self.sizes - 1.0).clamp(min=1.0))[self.index]
 
-    def restore(self, rows: Tensor) -> Tensor:
-        """The shape of the rewards from the layout of values; 0 outside the mask."""
-        if self.places is None:
-            return rows.to(self.dtype).masked_fill(~self.mask, 0.0)
-        result = torch.zeros(self.mask.shape, dtype=self.dtype, device=rows.device)
-        result[self.mask] = rows[self.places].to(self.dtype)
+    def first_places(self) -> Tensor:
+        """[S] int64: where, among the flattened rewards, each group begins."""
+        places = self.mask.reshape(-1).nonzero().squeeze(1)
+        first = torch.full(self.sizes.shape, self.mask.numel(), device=places.device)
+        return first.scatter_reduce_(0, self.index, places, "amin")
+
+    def restore(self, elements: Tensor) -> Tensor:
+        """The shape of the rewards from elements [n], in the dtype of a result; 0 outside the mask."""
+        result = torch.zeros(self.mask.shape, dtype=self.dtype, device=elements.device)
+        result[self.mask] = elements.to(self.dtype)
         return result

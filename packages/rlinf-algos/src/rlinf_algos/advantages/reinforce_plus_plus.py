@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlinf_algos.advantages.groups import dr_grpo_advantages
-from rlinf_algos.checks import as_mask, check_range, check_shape, masked
+from rlinf_algos.checks import as_mask, check_finite, check_range, check_shape, masked
 from rlinf_algos.errors import ShapeError
 from rlinf_algos.normalization import SumOverRanks, normalize_advantages
 from rlinf_algos.recurrence import backward_recurrence
@@ -100,6 +100,7 @@ def reinforce_plus_plus_baseline_advantages(
         raise ShapeError(f"loss_mask has shape {list(loss_mask.shape)}; expected [B, T]")
     check_shape("scores", scores, loss_mask.shape[:1], "loss_mask[:, 0]")
     inside = as_mask("loss_mask", loss_mask, "loss_mask", loss_mask)
+    check_finite("scores", scores, inside.any(dim=1))
     centred = dr_grpo_advantages(scores, group_ids, inside.any(dim=1))
     return normalize_advantages(
         centred[:, None].expand(loss_mask.shape), inside, epsilon=epsilon, sum_over_ranks=sum_over_ranks

@@ -1,4 +1,4 @@
-"""Decoupled PPO for asynchronous training (AReaL, arXiv:2505.24298, eq. 5; the objective of arXiv:2110.00641).
+"""Decoupled PPO for asynchronous training (AReaL, arXiv:2505.24298, 5.2; the objective of arXiv:2110.00641).
 
 Samples come from a behaviour policy that is some versions old, or from several. The clip anchors to the proximal
 policy, the one before this update, and a constant corrects for who sampled:
