@@ -50,6 +50,7 @@ def test_signatures_with_defaults():
         "constant_length_mean": "terms, mask, total_sequences, max_completion_tokens, *sequence_ids=None",
         "count_tokens_and_sequences": "mask, *sequence_ids=None",
         "token_logprobs": "logits, token_ids, temperature=1.0, *loss_mask=None",
+        "logprobs_and_entropy": "logits, token_ids, temperature=1.0, *loss_mask=None",
         "entropy_of_logits": "logits, temperature=1.0, *loss_mask=None",
         "gaussian_log_prob": "actions, mean, log_std",
         "gaussian_entropy": "mean, log_std",

@@ -18,7 +18,7 @@ from rlinf_algos.entropy import entropy_bonus, high_entropy_mask
 from rlinf_algos.errors import AlgosError, NonFiniteError, RewardError, ShapeError
 from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob, gaussian_sample
 from rlinf_algos.kl import kl_k1, kl_k2, kl_k3
-from rlinf_algos.logprobs import entropy_of_logits, token_logprobs
+from rlinf_algos.logprobs import entropy_of_logits, logprobs_and_entropy, token_logprobs
 from rlinf_algos.normalization import explained_variance, masked_mean, masked_whiten, normalize_advantages
 from rlinf_algos.packing import sequence_ids_of
 from rlinf_algos.policy_loss import (
@@ -69,6 +69,7 @@ __all__ = [
     "count_tokens_and_sequences",
     "token_logprobs",
     "entropy_of_logits",
+    "logprobs_and_entropy",
     "gaussian_log_prob",
     "gaussian_entropy",
     "gaussian_sample",
