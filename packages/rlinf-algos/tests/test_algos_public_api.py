@@ -34,6 +34,9 @@ def test_signatures_with_defaults():
             "policy_logprobs, proximal_logprobs, advantages, loss_mask, *rollout_logprobs, *clip_low=0.2, "
             "*clip_high=0.2, *dual_clip=None, *weight_cap=5.0, *beyond_cap=drop"
         ),
+        "sapo_loss": (
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *tau_positive=1.0, *tau_negative=1.05"
+        ),
         "policy_gradient_loss": "policy_logprobs, proximal_logprobs, advantages, loss_mask",
         "at_level": "level, policy_logprobs, proximal_logprobs, advantages, loss_mask=None",
         "logprobs_at_level": "level, logprobs, loss_mask=None",

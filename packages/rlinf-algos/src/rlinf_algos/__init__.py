@@ -31,6 +31,7 @@ from rlinf_algos.policy_loss import (
     logprobs_at_level,
     policy_gradient_loss,
     ppo_clip_loss,
+    sapo_loss,
 )
 from rlinf_algos.rewards import RewardResult, get_reward, register_reward, reward_names, score, score_all
 from rlinf_algos.value_loss import ValueLoss, clipped_value_loss
@@ -52,6 +53,7 @@ __all__ = [
     "DecoupledPolicyLoss",
     "decoupled_ppo_loss",
     "policy_gradient_loss",
+    "sapo_loss",
     "at_level",
     "logprobs_at_level",
     "entropy_bonus",
