@@ -285,6 +285,8 @@ def test_refusals_of_options():
         decoupled_ppo_loss(ones, ones, ones, ones, rollout_logprobs=-100 * ones)
     with pytest.raises(ShapeError, match=r"expected \[B, T\]"):
         gspo_loss(ones[0], ones[0], ones[0], None)
+    with pytest.raises(ShapeError, match=r"advantages has shape \[2\], but a packed row holds several sequences"):
+        gspo_loss(ones, ones, ones[:, 0], None, sequence_ids=torch.zeros(2, 3, dtype=torch.int64))
 
 
 def test_every_policy_loss_has_the_same_four_inputs():

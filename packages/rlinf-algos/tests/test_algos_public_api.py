@@ -3,18 +3,41 @@
 import inspect
 
 import rlinf_algos
+from rlinf_algos import flow_matching
 
 
-def test_signatures_with_defaults():
+def signatures(module):
     found = {}
-    for name in rlinf_algos.__all__:
-        thing = getattr(rlinf_algos, name)
+    for name in module.__all__:
+        thing = getattr(module, name)
         if inspect.isfunction(thing):
             found[name] = ", ".join(
                 ("*" if p.kind is p.KEYWORD_ONLY else "") + p.name + ("" if p.default is p.empty else f"={p.default}")
                 for p in inspect.signature(thing).parameters.values()
             )
-    assert found == {
+    return found
+
+
+def test_flow_matching():
+    assert signatures(flow_matching) == {
+        "sample_flow_chain": "predict, noise, times, *noise_level, *indices=None, *generator=None",
+        "flow_chain_logprobs": "predict, states, times, *noise_level, *indices=None",
+        "flow_ode_transition": "states, velocities, times, next_times",
+        "flow_sde_transition": "states, velocities, times, next_times, *noise_level",
+        "flow_noise_transition": "states, velocities, stds, times, next_times",
+        "bounded_std": "raw, *low, *high",
+        "transition_logprobs": "next_states, transition",
+        "transition_entropy": "transition",
+        "denoising_times": "num_steps, *device=None, *dtype=torch.float32",
+        "draw_denoising_indices": "num_samples, num_steps, *skip_last=False, *generator=None, *device=None",
+        "draw_training_times": "num_samples, *concentration=1.5, *least=0.001, *generator=None, *device=None",
+        "flow_interpolation": "actions, noise, times",
+        "flow_matching_loss": "velocities, target_velocities, mask=None",
+    }
+
+
+def test_signatures_with_defaults():
+    assert signatures(rlinf_algos) == {
         "grpo_advantages": "rewards, *normalize_std=True, *epsilon=0.0001",
         "gae": "rewards, values, next_values, terminated, truncated, gamma, lam, *bootstrap_at_termination=False",
         "token_gae": "rewards, values, loss_mask, gamma, lam",
