@@ -1,4 +1,4 @@
-"""GSPO, CISPO, decoupled PPO and the plain policy gradient against scalar references and finite differences."""
+"""GSPO, CISPO, SAPO, decoupled PPO and the plain policy gradient against scalar references and finite differences."""
 
 import inspect
 import math
@@ -20,6 +20,7 @@ from rlinf_algos import (
     policy_gradient_loss,
     policy_loss,
     ppo_clip_loss,
+    sapo_loss,
     sequence_mean_token_mean,
 )
 
@@ -171,16 +172,36 @@ def test_policy_gradient(shape, seed):
     assert loss.clip_fraction.item() == 0.0
 
 
+@quick
+@given(shapes, st.sampled_from([(1.0, 1.05), (0.5, 3.0)]), seeds)
+def test_sapo(shape, taus, seed):
+    (policy, proximal), advantages, mask = draw(shape, seed)
+    terms, slopes = np.zeros(shape), np.zeros(shape)
+    for index in zip(*np.nonzero(mask), strict=True):
+        ratio, advantage = math.exp(policy[index] - proximal[index]), advantages[index]
+        tau = taus[0] if advantage > 0 else taus[1]
+        gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
+        terms[index], slopes[index] = -advantage * 4 / tau * gate, -advantage * 4 * gate * (1 - gate) * ratio
+    inputs = tensors(policy, proximal, advantages, mask=mask)
+    inputs[0].requires_grad_()
+    loss = sapo_loss(*inputs, loss_mask=torch.tensor(mask), tau_positive=taus[0], tau_negative=taus[1])
+    loss.loss_terms.sum().backward()
+    assert inputs[0].grad is not None
+    np.testing.assert_allclose(loss.loss_terms.detach().numpy(), terms, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(inputs[0].grad.numpy(), slopes, rtol=1e-6, atol=1e-12)
+
+
 LOSSES = {
     "ppo_clip": ppo_clip_loss,
     "gspo": gspo_loss,
     "cispo": cispo_loss,
     "decoupled": lambda *inputs, **options: decoupled_ppo_loss(*inputs, rollout_logprobs=inputs[1], **options),
     "policy_gradient": policy_gradient_loss,
+    "sapo": sapo_loss,
 }
 
 
-@pytest.mark.parametrize("name", ["ppo_clip", "decoupled", "policy_gradient"])
+@pytest.mark.parametrize("name", ["ppo_clip", "decoupled", "policy_gradient", "sapo"])
 def test_gradients_by_finite_differences(name):
     """Those whose terms are a function of the policy alone; GSPO's and CISPO's hold constants of it (tests above)."""
     (policy, proximal), advantages, mask = draw((3, 5), 8)
@@ -250,6 +271,8 @@ def test_refusals_of_options():
     for name in ("gspo", "cispo", "decoupled"):
         with pytest.raises(AlgosError, match=r"clip_low=1.1 must be between"):
             LOSSES[name](ones, ones, ones, ones, clip_low=1.1)
+    with pytest.raises(AlgosError, match=r"tau_negative=0.0 must be above 0"):
+        LOSSES["sapo"](ones, ones, ones, ones, tau_negative=0.0)
     with pytest.raises(AlgosError, match=r"weight_cap=0.5 must be at least 1"):
         LOSSES["decoupled"](ones, ones, ones, ones, weight_cap=0.5)
     with pytest.raises(AlgosError, match="beyond_cap='mask' is not known; use 'drop' or 'truncate'"):
@@ -262,6 +285,8 @@ def test_refusals_of_options():
         decoupled_ppo_loss(ones, ones, ones, ones, rollout_logprobs=-100 * ones)
     with pytest.raises(ShapeError, match=r"expected \[B, T\]"):
         gspo_loss(ones[0], ones[0], ones[0], None)
+    with pytest.raises(ShapeError, match=r"advantages has shape \[2\], but a packed row holds several sequences"):
+        gspo_loss(ones, ones, ones[:, 0], None, sequence_ids=torch.zeros(2, 3, dtype=torch.int64))
 
 
 def test_every_policy_loss_has_the_same_four_inputs():

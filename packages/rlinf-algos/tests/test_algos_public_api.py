@@ -3,12 +3,13 @@
 import inspect
 
 import rlinf_algos
+from rlinf_algos import flow_matching
 
 
-def test_signatures_with_defaults():
+def signatures(module):
     found = {}
-    for name in rlinf_algos.__all__:
-        thing = getattr(rlinf_algos, name)
+    for name in module.__all__:
+        thing = getattr(module, name)
         if inspect.isfunction(thing):
             found[name] = ", ".join(
                 ("*" if p.kind is p.KEYWORD_ONLY else "") + p.name + ("" if p.default is p.empty else f"={p.default}")
@@ -26,7 +27,9 @@ def test_signatures_with_defaults():
         "token_gae": "rewards, values, loss_mask, gamma, lam, *truncated=None, *last_values=None",
         "rewards_to_go": "rewards, mask, gamma, *dim=1",
         "reinforce_plus_plus_advantages": "rewards, loss_mask, *gamma=1.0, *epsilon=1e-08, *sum_over_ranks=None",
-        "reinforce_plus_plus_baseline_advantages": "scores, group_ids, loss_mask, *epsilon=1e-08, *sum_over_ranks=None",
+        "reinforce_plus_plus_baseline_advantages": (
+            "scores, group_ids, loss_mask, *epsilon=1e-08, *sum_over_ranks=None"
+        ),
         "gigpo_advantages": (
             "rewards, group_ids, state_ids, mask=None, *gamma=0.95, *step_weight=1.0, *normalize_std=True, "
             "*epsilon=0.0001"
@@ -46,8 +49,8 @@ def test_signatures_with_defaults():
             "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.2, *clip_high=0.2, *dual_clip=None"
         ),
         "gspo_loss": (
-            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.0003, *clip_high=0.0004, "
-            "*dual_clip=None, *sequence_ids=None"
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.0003, "
+            "*clip_high=0.0004, *dual_clip=None, *sequence_ids=None"
         ),
         "cispo_loss": "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=1.0, *clip_high=4.0",
         "decoupled_ppo_loss": (
@@ -55,6 +58,9 @@ def test_signatures_with_defaults():
             "*clip_high=0.2, *dual_clip=None, *weight_cap=5.0, *beyond_cap=drop"
         ),
         "policy_gradient_loss": "policy_logprobs, proximal_logprobs, advantages, loss_mask",
+        "sapo_loss": (
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *tau_positive=1.0, *tau_negative=1.05"
+        ),
         "at_level": "level, policy_logprobs, proximal_logprobs, advantages, loss_mask=None",
         "logprobs_at_level": "level, logprobs, loss_mask=None",
         "entropy_bonus": "entropies, mask=None, *coef",
@@ -66,8 +72,8 @@ def test_signatures_with_defaults():
             "proximal_logprobs, rollout_logprobs, loss_mask, *level=token, *cap=2.0, *sequence_ids=None"
         ),
         "masked_importance_sampling": (
-            "proximal_logprobs, rollout_logprobs, loss_mask, *level=token, *low=0.0, *high=2.0, *weigh=True, "
-            "*sequence_ids=None"
+            "proximal_logprobs, rollout_logprobs, loss_mask, *level=token, *low=0.0, *high=2.0, "
+            "*weigh=True, *sequence_ids=None"
         ),
         "icepop": "proximal_logprobs, rollout_logprobs, loss_mask, *low=0.5, *high=5.0",
         "effective_sample_size": "log_weights, mask=None",
@@ -96,9 +102,13 @@ def test_signatures_with_defaults():
         "count_tokens_and_sequences": "mask, *sequence_ids=None",
         "token_logprobs": "logits, token_ids, temperature=1.0, *loss_mask=None",
         "entropy_of_logits": "logits, temperature=1.0, *loss_mask=None",
+        "logprobs_and_entropy": "logits, token_ids, temperature=1.0, *loss_mask=None",
         "gaussian_log_prob": "actions, mean, log_std",
         "gaussian_entropy": "mean, log_std",
         "gaussian_sample": "mean, log_std, generator=None",
+        "preset": "name, changes",
+        "register_advantage": "name",
+        "register_policy_loss": "name",
         "register_reward": "name",
         "reward_names": "",
         "get_reward": "name",

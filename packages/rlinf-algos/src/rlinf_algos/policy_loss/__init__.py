@@ -12,6 +12,7 @@ from rlinf_algos.policy_loss.gspo import gspo_loss
 from rlinf_algos.policy_loss.levels import Level, PolicyInputs, at_level, logprobs_at_level
 from rlinf_algos.policy_loss.ppo import ppo_clip_loss
 from rlinf_algos.policy_loss.reinforce import policy_gradient_loss
+from rlinf_algos.policy_loss.sapo import sapo_loss
 
 __all__ = [
     "PolicyLoss",
@@ -21,6 +22,7 @@ __all__ = [
     "DecoupledPolicyLoss",
     "decoupled_ppo_loss",
     "policy_gradient_loss",
+    "sapo_loss",
     "Level",
     "PolicyInputs",
     "at_level",

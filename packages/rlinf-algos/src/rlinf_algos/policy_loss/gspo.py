@@ -10,6 +10,7 @@ verl bounds the exponent by 10; here an overflow raises.
 
 from torch import Tensor
 
+from rlinf_algos.errors import ShapeError
 from rlinf_algos.packing import index_sequences
 from rlinf_algos.policy_loss.base import PolicyLoss, check_clip, check_inputs, checked_ratio, clipped_surrogate
 
@@ -30,7 +31,7 @@ def gspo_loss(
     Args:
         policy_logprobs: [B, T], nats, of the policy in training, with gradient. A sequence must be here as a whole.
         proximal_logprobs: [B, T], by the policy before the update; a constant.
-        advantages: [B, T] or [B]; a constant.
+        advantages: [B, T], or [B] where a row is a sequence; a constant.
         loss_mask: [B, T], bool or 0/1; None: every element.
         clip_low, clip_high: as for `ppo_clip_loss`, but of a mean over tokens, hence small; defaults from the paper
             (5.1).
@@ -41,6 +42,10 @@ def gspo_loss(
         terms as it has tokens; approx_kl is that of tokens.
     """
     check_clip(clip_low, clip_high, dual_clip)
+    if sequence_ids is not None and advantages.ndim < 2:
+        raise ShapeError(
+            f"advantages has shape {list(advantages.shape)}, but a packed row holds several sequences; expected [B, T]"
+        )
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
     sequences = index_sequences(inputs.mask, sequence_ids)
     mean_log_ratio = sequences.spread(sequences.mean(inputs.log_ratio.detach())).masked_fill(~inputs.mask, 0.0)
