@@ -54,6 +54,7 @@ def test_a_preset_is_whole(name):
         (made.policy_loss, BUILTIN_POLICY_LOSSES, policy_loss_takes),
     ):
         assert set(made.options_of(takes(part))) == set(table[part].options), "every option of its parts has a value"
+    assert made.correction is None
     assert ADVANTAGES.get(made.advantage)
     assert POLICY_LOSSES.get(made.policy_loss)
     assert KLS.get(made.kl)
@@ -88,6 +89,9 @@ def test_the_presets_differ_as_their_sources_do():
         ("grpo", {"value_loss": "huber"}, "value_loss=huber is not used: it belongs to the critic, and advantage=grpo"),
         ("ppo", {"value_loss": "huber", "value_clip": 0.2}, "value_clip=0.2 is not used: it belongs to another value"),
         ("rloo", {"clip_low": 0.2}, "clip_low=0.2 is not used: it belongs to policy_loss=ppo_clip or gspo or"),
+        ("grpo", {"correction": "ice"}, "correction=ice is not known; did you mean 'icepop'"),
+        ("grpo", {"correction_low": 0.5}, "correction_low=0.5 is not used: it belongs to correction=masked or icepop"),
+        ("grpo", {"correction": "truncated", "correction_low": 0.5}, "and this is truncated; leave it out"),
         ("grpo", {"overlong_penalty": 1.0}, "it belongs to overlong_buffer_tokens, which is 0"),
         ("grpo", {"oversampling": 2.0}, "oversampling=2.0 is not used: it belongs to dynamic_sampling=true"),
         ("grpo", {"clip_low": None}, "clip_low is null; it belongs to policy_loss=ppo_clip"),
@@ -103,6 +107,12 @@ def test_mistakes_name_the_field_and_the_way_out(name, changes, message):
     with pytest.raises(AlgosError) as caught:
         preset(name, **changes)
     assert message in str(caught.value)
+
+
+def test_a_correction_brings_its_range():
+    assert preset("grpo", correction="icepop").correction_high == 5.0
+    assert (preset("grpo", correction="truncated").correction_low, preset("grpo").correction_high) == (None, None)
+    assert preset("grpo", correction="masked", correction_high=3.0).correction_low == 0.0
 
 
 def test_another_part_brings_the_defaults_of_its_fields():

@@ -15,7 +15,29 @@ def signatures(module):
                 ("*" if p.kind is p.KEYWORD_ONLY else "") + p.name + ("" if p.default is p.empty else f"={p.default}")
                 for p in inspect.signature(thing).parameters.values()
             )
-    assert found == {
+    return found
+
+
+def test_flow_matching():
+    assert signatures(flow_matching) == {
+        "sample_flow_chain": "predict, noise, times, *noise_level, *indices=None, *generator=None",
+        "flow_chain_logprobs": "predict, states, times, *noise_level, *indices=None",
+        "flow_ode_transition": "states, velocities, times, next_times",
+        "flow_sde_transition": "states, velocities, times, next_times, *noise_level",
+        "flow_noise_transition": "states, velocities, stds, times, next_times",
+        "bounded_std": "raw, *low, *high",
+        "transition_logprobs": "next_states, transition",
+        "transition_entropy": "transition",
+        "denoising_times": "num_steps, *device=None, *dtype=torch.float32",
+        "draw_denoising_indices": "num_samples, num_steps, *skip_last=False, *generator=None, *device=None",
+        "draw_training_times": "num_samples, *concentration=1.5, *least=0.001, *generator=None, *device=None",
+        "flow_interpolation": "actions, noise, times",
+        "flow_matching_loss": "velocities, target_velocities, mask=None",
+    }
+
+
+def test_signatures_with_defaults():
+    assert signatures(rlinf_algos) == {
         "grpo_advantages": "rewards, group_ids=None, mask=None, *normalize_std=True, *epsilon=0.0001",
         "dr_grpo_advantages": "rewards, group_ids=None, mask=None",
         "rloo_advantages": "rewards, group_ids=None, mask=None",

@@ -2,6 +2,7 @@
 everything."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -150,6 +151,43 @@ def test_reinforce_plus_plus_whitens_over_the_tokens_of_the_step(make_worker, re
     found, _ = gradient_after(make_worker, reader, settings, groups)
     expected = expected_gradient(make_worker, settings, groups, lambda r: (r - by_token.mean()) / by_token.std())
     torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+@pytest.mark.parametrize(
+    ("correction", "weight_of"),
+    [
+        ("truncated", lambda ratio: ratio.clamp(max=2.0)),
+        ("masked", lambda ratio: ratio * (ratio <= 2.0)),
+        ("icepop", lambda ratio: ratio * ((ratio >= 0.5) & (ratio <= 5.0))),
+    ],
+)
+def test_corrections_weigh_tokens_by_actor_over_engine(make_worker, reader, model, correction, weight_of):
+    """Where the engine finds every token likelier by a factor, all weights are one number."""
+    for factor in (1.5, 3.0, 6.0):
+        groups = scored_groups()
+        probe = make_worker(Actor, actor_settings(model))
+        with torch.no_grad():
+            logprobs = probe._of_each(groups, probe._proximal_logprobs)
+        groups = [
+            dataclasses.replace(
+                group,
+                samples=dataclasses.replace(
+                    group.samples,
+                    rollout_logprobs=(logprobs[group.samples.index] - math.log(factor)) * group.samples.loss_mask,
+                ),
+            )
+            for group in groups
+        ]
+        plain, _ = gradient_after(make_worker, reader, actor_settings(model), groups)
+        found, _ = gradient_after(make_worker, reader, actor_settings(model, correction=correction), groups)
+        torch.testing.assert_close(found, plain * weight_of(torch.tensor(factor)), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{"value_loss": "huber"}, {"value_loss": "clipped"}])
+def test_value_losses_train_the_critic(make_worker, reader, model, changes):
+    groups = scored_groups()
+    _, actor = gradient_after(make_worker, reader, actor_settings(model, "ppo", **changes), groups)
+    assert merge([actor._metrics.drain()])["critic/grad_norm"] > 0
 
 
 def test_the_entropy_bonus(make_worker, reader, model):

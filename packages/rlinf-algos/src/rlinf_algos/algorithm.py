@@ -23,8 +23,12 @@ KLS: Registry[Callable[..., Any]] = Registry(
         "k1": "rlinf_algos.kl:kl_k1",
         "k2": "rlinf_algos.kl:kl_k2",
         "k3": "rlinf_algos.kl:kl_k3",
+        "abs": "rlinf_algos.kl:kl_abs",
+        "k1+": "rlinf_algos.kl:kl_k1_plus",
+        "k3+": "rlinf_algos.kl:kl_k3_plus",
     },
 )
+CORRECTIONS = ("truncated", "masked", "icepop")
 VALUE_LOSSES = ("clipped", "huber")
 
 Option = bool | int | float | str | None
@@ -59,6 +63,12 @@ class Algorithm:
     """Of `ppo_clip` and `decoupled`: bounds the loss of a negative advantage; above 1."""
     weight_cap: float | None = None
     """Of `decoupled`: tokens whose correction weight is larger are dropped; at least 1."""
+    correction: Literal["truncated", "masked", "icepop"] | None = None
+    """Of the gap between the engine that sampled and the actor; `rlinf_algos.corrections`, at the level of tokens."""
+    correction_low: float | None = None
+    """Of `masked` and `icepop`: tokens whose ratio, actor over engine, is below it are left out."""
+    correction_high: float | None = None
+    """Tokens whose ratio is above it are left out; of `truncated`: the largest weight."""
     aggregation: Literal[
         "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean"
     ] = "token_mean"
@@ -128,12 +138,20 @@ DEFAULTS: dict[str, Option] = {
     "clip_high": 0.2,
     "dual_clip": None,
     "weight_cap": 5.0,
+    "correction_low": None,
+    "correction_high": None,
     "value_loss": "clipped",
     "value_clip": 0.2,
-    "huber_delta": 1.0,
+    "huber_delta": 10.0,
     "overlong_penalty": 1.0,
 }
 """Fields that only some algorithms use -> their value where a preset does not say otherwise."""
+CORRECTION_RANGES = {
+    "truncated": {"correction_high": 2.0},
+    "masked": {"correction_low": 0.0, "correction_high": 2.0},
+    "icepop": {"correction_low": 0.5, "correction_high": 5.0},
+}
+"""Correction -> its options, with their defaults."""
 NULLABLE = {"dual_clip", "weight_cap", "value_clip"}
 """Of these, the ones where None means something to an algorithm that uses them."""
 
@@ -181,6 +199,8 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "weight_cap": (1.0, math.inf, "weights on-policy are 1"),
     "kl_coef": (0.0, math.inf, "a reward for leaving the reference is no penalty"),
     "entropy_coef": (0.0, math.inf, "it is the weight of a bonus"),
+    "correction_low": (0.0, 1.0, "the range must hold the ratio 1"),
+    "correction_high": (1.0, math.inf, "the range must hold the ratio 1"),
     "value_clip": (0.0, math.inf, "it is a distance"),
     "huber_delta": (0.0, math.inf, "it is a distance"),
     "oversampling": (1.0, math.inf, "fewer prompts than an update takes are no sample of it"),
@@ -223,7 +243,8 @@ def filled(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         if option not in used:
             values[option] = changes.get(option)
         elif option not in changes:
-            values[option] = base.get(option, default)
+            own = CORRECTION_RANGES.get(str(values["correction"]), {})
+            values[option] = base.get(option, own.get(option, default))
     return values
 
 
@@ -256,6 +277,7 @@ def used_options(values: Mapping[str, Any]) -> Iterator[str]:
     if "values" in advantage.inputs:
         yield "value_loss"
         yield "huber_delta" if values["value_loss"] == "huber" else "value_clip"
+    yield from CORRECTION_RANGES.get(str(values["correction"]), {})
     if values["overlong_buffer_tokens"]:
         yield "overlong_penalty"
 
@@ -283,6 +305,8 @@ def _unknown_parts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, known in (("aggregation", AGGREGATIONS), ("kl_in", ("loss", "reward"))):
         if values[key] not in known:
             yield key, f"={values[key]} is not known; {did_you_mean(str(values[key]), known)}"
+    if values["correction"] is not None and values["correction"] not in CORRECTIONS:
+        yield "correction", f"={values['correction']} is not known; {did_you_mean(values['correction'], CORRECTIONS)}"
     if values["value_loss"] is not None and values["value_loss"] not in VALUE_LOSSES:
         yield "value_loss", f"={values['value_loss']} is not known; {did_you_mean(values['value_loss'], VALUE_LOSSES)}"
 
@@ -323,6 +347,9 @@ def _home_of(option: str, values: Mapping[str, Any]) -> str:
         homes = [name for name, takes in table.items() if option in takes.options.values()]
         if homes:
             return f"it belongs to {key}={' or '.join(homes)}, and this is {key}={values[key]}"
+    homes = [name for name, ranges in CORRECTION_RANGES.items() if option in ranges]
+    if homes:
+        return f"it belongs to correction={' or '.join(homes)}, and this is {values['correction']}"
     if option == "overlong_penalty":
         return "it belongs to overlong_buffer_tokens, which is 0"
     if "values" not in advantage_takes(values["advantage"]).inputs:

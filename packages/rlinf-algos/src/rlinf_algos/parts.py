@@ -48,6 +48,7 @@ POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
         "cispo": "rlinf_algos.policy_loss:cispo_loss",
         "decoupled": "rlinf_algos.policy_loss:decoupled_ppo_loss",
         "policy_gradient": "rlinf_algos.policy_loss:policy_gradient_loss",
+        "sapo": "rlinf_algos.policy_loss:sapo_loss",
     },
 )
 
@@ -102,6 +103,7 @@ BUILTIN_POLICY_LOSSES = {
         options={**_CLIP, "dual_clip": "dual_clip", "weight_cap": "weight_cap"},
     ),
     "policy_gradient": Takes(inputs=LOSS_INPUTS),
+    "sapo": Takes(inputs=LOSS_INPUTS, options={"tau_positive": "tau_positive", "tau_negative": "tau_negative"}),
 }
 
 

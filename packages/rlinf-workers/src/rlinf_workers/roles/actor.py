@@ -233,7 +233,8 @@ class Actor(TrainingWorker):
             counts = [divisor, float(loss.detach()), num_tokens]
             self._gradients.backward(shard.number, loss, [*counts, *statistics])
         else:
-            self._gradients.add_statistics(shard.number, [divisor, 0.0, num_tokens, 0.0, 0.0, 0.0, 0.0, 0.0])
+            counts = [divisor, 0.0, num_tokens]
+            self._gradients.add_statistics(shard.number, [*counts, *[0.0] * (len(STATISTICS) - len(counts))])
         if self._critic is not None:
             self._critic.backward(shard.number, groups)
 
@@ -255,6 +256,8 @@ class Actor(TrainingWorker):
             self.record("actor/ref_kl", sums["kl"] / trained)
         if self._settings.algorithm.entropy_coef:
             self.record("actor/entropy", sums["entropy"] / trained)
+        if self._settings.algorithm.correction:
+            self.record("actor/corrected_fraction", sums["corrected"] / trained)
 
     def _apply(
         self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, step: int, divisor: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,19 @@ import torch
 from torch import Tensor
 
 from rlinf_algos.algorithm import KLS, Algorithm
+from rlinf_algos.corrections import (
+    Correction,
+    icepop,
+    masked_importance_sampling,
+    truncated_importance_sampling,
+)
 from rlinf_algos.logprobs import entropy_of_logits, token_logprobs
 from rlinf_algos.parts import POLICY_LOSSES, policy_loss_takes
 from rlinf_workers.models.sequences import completion_logits, pack_groups
 from rlinf_workers.records import SampleGroup
 from rlinf_workers.roles.learning_groups import LearningGroup
 
-STATISTICS = ("divisor", "loss", "tokens", "trained", "clipped", "gap", "kl", "entropy")
+STATISTICS = ("divisor", "loss", "tokens", "trained", "clipped", "gap", "kl", "entropy", "corrected")
 """Sums over an update, in this order. The divisor makes the summed loss the mean that the algorithm names."""
 
 
@@ -69,7 +76,12 @@ class ActorLoss:
         advantages = [group.advantages[:, :width] if by_token else group.advantages for group in groups]
         more = {"rollout_logprobs": rollout_logprobs} if "rollout_logprobs" in self._takes.inputs else {}
         loss = self._function(policy_logprobs, anchor, torch.cat(advantages).to(device), mask, **more, **self._options)
-        terms, kl_sum, entropy_sum = loss.loss_terms, 0.0, 0.0
+        terms, kl_sum, entropy_sum, corrected = loss.loss_terms, 0.0, 0.0, 0.0
+        if self._algorithm.correction is not None:
+            correction = self._correction(anchor, rollout_logprobs, mask)
+            terms = terms * correction.weights
+            share = correction.truncated_fraction + correction.rejected_fraction
+            corrected = float(share) * float(mask.sum())
         if self._kl is not None:
             ref = joined([sample.ref_logprobs for sample in samples if sample.ref_logprobs is not None])
             kl = self._kl(policy_logprobs, ref) * mask
@@ -81,8 +93,18 @@ class ActorLoss:
             entropy_sum = float(entropy.detach().sum())
         num_tokens = float(mask.sum())
         gap = ((policy_logprobs.detach() - rollout_logprobs).abs() * mask).sum()
-        statistics = [num_tokens, float(loss.clip_fraction) * num_tokens, float(gap), kl_sum, entropy_sum]
+        statistics = [num_tokens, float(loss.clip_fraction) * num_tokens, float(gap), kl_sum, entropy_sum, corrected]
         return self._sum(terms, mask), statistics
+
+    def _correction(self, anchor: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Correction:
+        """What is rejected has the weight 0 and still counts in the divisor, as IcePop has it, so that totals are known
+        before the losses are."""
+        low, high = self._algorithm.correction_low or 0.0, self._algorithm.correction_high or math.inf
+        if self._algorithm.correction == "truncated":
+            return truncated_importance_sampling(anchor, rollout_logprobs, mask, cap=high)
+        if self._algorithm.correction == "icepop":
+            return icepop(anchor, rollout_logprobs, mask, low=low, high=high)
+        return masked_importance_sampling(anchor, rollout_logprobs, mask, low=low, high=high)
 
     def _sum(self, terms: Tensor, mask: Tensor) -> Tensor:
         """The numerator of the aggregation; `divisor` adds up to its denominator."""

@@ -6,6 +6,7 @@ of the groups, and its numbers depend on the plan as little as the actor's do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_algos.algorithm import Algorithm
-from rlinf_algos.value_loss import clipped_value_loss
+from rlinf_algos.value_loss import clipped_value_loss, huber_value_loss
 from rlinf_workers.checkpoint import (
     load_optimizer,
     load_tensors,
@@ -93,7 +94,10 @@ class Critic:
         returns = torch.cat([group.returns[:, :width] for group in groups if group.returns is not None])
         returns = returns.to(self._device)
         values = completion_logits(self._model, batch)[..., 0].float()
-        loss = clipped_value_loss(values, old, returns, mask, clip=self._algorithm.value_clip)
+        if self._algorithm.value_loss == "huber":
+            loss = huber_value_loss(values, old, returns, mask, delta=self._algorithm.huber_delta or math.inf)
+        else:
+            loss = clipped_value_loss(values, old, returns, mask, clip=self._algorithm.value_clip)
         total, num_tokens = loss.loss_terms.sum(), float(mask.sum())
         errors = ((returns - old) * mask).double()
         targets = (returns * mask).double()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlinf_algos.algorithm import KLS, Algorithm
+from rlinf_algos.dapo import overlong_penalty
 from rlinf_algos.parts import ADVANTAGES, advantage_takes
 from rlinf_workers.records import SampleGroup, ScoredGroup
 from rlinf_workers.roles.gradients import ShardedGradients
@@ -79,7 +80,7 @@ class AdvantageMaker:
         """The group with advantages, and with returns where there are values, [G, T]."""
         samples, rewards = group.samples, group.rewards
         lengths = samples.loss_mask.sum(-1)
-        penalised = rewards - self._overlong_penalty(lengths) if self._algorithm.overlong_buffer_tokens else rewards
+        penalised = rewards + self._overlong_penalty(lengths) if self._algorithm.overlong_buffer_tokens else rewards
         returns = None
         if self._takes.works_on_tokens:
             given = {"rewards": self._token_rewards(samples, penalised, lengths), "loss_mask": samples.loss_mask}
@@ -114,10 +115,13 @@ class AdvantageMaker:
         return self._algorithm.kl_coef * self._kl(samples.rollout_logprobs, samples.ref_logprobs, samples.loss_mask)
 
     def _overlong_penalty(self, lengths: Tensor) -> Tensor:
-        """[G]: 0 up to the buffer, overlong_penalty at the limit, linear between (DAPO, eq. 13)."""
-        buffer = self._algorithm.overlong_buffer_tokens
-        excess = lengths - (self._max_completion_tokens - buffer)
-        return (excess / buffer).clamp(0.0, 1.0) * (self._algorithm.overlong_penalty or 0.0)
+        """[G], what is added to the reward: at most 0."""
+        return overlong_penalty(
+            lengths,
+            max_tokens=self._max_completion_tokens,
+            buffer_tokens=self._algorithm.overlong_buffer_tokens,
+            penalty=self._algorithm.overlong_penalty or 0.0,
+        )
 
 
 def whiten(by_shard: Mapping[int, Sequence[LearningGroup]], gradients: ShardedGradients) -> None:

@@ -41,7 +41,7 @@ class AlgorithmConfig(Section):
     )
     policy_loss: str = Field(
         default="ppo_clip",
-        description="ppo_clip, gspo, cispo, decoupled, policy_gradient, or package.module:function.",
+        description="ppo_clip, gspo, cispo, sapo, decoupled, policy_gradient, or package.module:function.",
     )
     clip_low: float | None = Field(
         default=None, ge=0, le=1, description="The probability ratio is clipped below at 1 - clip_low."
@@ -55,8 +55,17 @@ class AlgorithmConfig(Section):
     weight_cap: float | None = Field(
         default=None, ge=1, description="Tokens that the engine and the actor find so differently likely are dropped."
     )
+    correction: Literal["truncated", "masked", "icepop"] | None = Field(
+        default=None, description="What is done about tokens that the engine and the actor find differently likely."
+    )
+    correction_low: float | None = Field(
+        default=None, ge=0, le=1, description="Tokens whose ratio, actor over engine, is lower are left out."
+    )
+    correction_high: float | None = Field(
+        default=None, ge=1, description="Tokens whose ratio is higher are left out; truncated: the largest weight."
+    )
     aggregation: Aggregation = Field(default="token_mean", description="From the losses of tokens to one number.")
-    kl: str = Field(default="k3", description="Estimate of the KL to the reference: k1, k2, k3.")
+    kl: str = Field(default="k3", description="Estimate of the KL to the reference: k1, k2, k3, abs, k1+, k3+.")
     kl_coef: float = Field(
         default=0.0, ge=0, description="Weight of the KL to the reference model; 0 leaves the reference worker out."
     )
