@@ -48,7 +48,6 @@ CHANGES: dict[str, dict[str, dict[str, Any]]] = {
         "cispo": {},
     },
     "pushcube": {
-        "ppo": {},
         "grpo": {
             "algorithm.compares": "steps",
             "algorithm.minibatch_size": 100,

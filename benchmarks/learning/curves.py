@@ -1,5 +1,8 @@
 """Draws one SVG for each algorithm from benchmarks/results/learning: `python -m benchmarks.learning.curves`.
 
+PPO on PushCube is the recipe as it stands (`python -m benchmarks.learning.run pushcube-ppo`), which stops once it is
+good enough.
+
 Every seed is a line of its own; nothing is smoothed or averaged.
 """
 
@@ -24,6 +27,8 @@ def main() -> None:
     for file in sorted(RESULTS.glob("*.json")):
         job, algorithm, seed = file.stem.split("-")
         runs[job, algorithm][int(seed)] = json.loads(file.read_text())
+    recipe = json.loads((RESULTS.parent / "learning-pushcube-ppo.json").read_text())
+    runs["pushcube", "ppo"] = {run["seed"]: run for run in recipe["findings"]["runs"]}
     for (job, algorithm), by_seed in runs.items():
         name = algorithm if job == "sorting" else f"{algorithm}-{job}"
         draw(job, by_seed, IMAGES / f"{name}.svg")
