@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.algos import report as mathematics
 from benchmarks.comm import report as communication
 from benchmarks.sched import report as planning
 
@@ -48,6 +49,8 @@ def main() -> None:
     lines = [HEAD, "## Learning", *_learning(), "## Speed", *_comparisons()]
     lines.append("![100 ms of env and policy, pipelined and in turn](images/pipelining.svg)\n")
     lines += ["## Failures", *_failures(), "## Communication", *communication.sections(RESULTS, IMAGES)]
+    if formulas := list(mathematics.sections(RESULTS)):
+        lines += ["## Mathematics", *formulas]
     if plans := list(planning.sections(RESULTS, IMAGES)):
         lines += ["## Planning", *plans]
     lines += ["## Predicted and real steps", *_real_runs()]

@@ -4,9 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from command_line import environment
+from command_line import RLINF, SHORT_SORT, environment, rows
 
-EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "own_flow.py"
+FOLDER = Path(__file__).parents[1] / "docs" / "examples"
+EXAMPLE = FOLDER / "own_flow.py"
 
 
 def test_own_flow_is_short_and_gives_one_result_under_every_plan():
@@ -24,3 +25,29 @@ def test_own_flow_is_short_and_gives_one_result_under_every_plan():
     }
     assert len(outputs) == 1
     assert "step 29: mean 3.0" in outputs.pop()
+
+
+def test_plain_torch_is_short_and_learns():
+    example = FOLDER / "plain_torch.py"
+    assert len(example.read_text().splitlines()) <= 60
+    done = subprocess.run(
+        [sys.executable, str(example)], capture_output=True, text=True, check=True, env=environment(), timeout=120
+    )
+    assert float(done.stdout.splitlines()[-1].split(": ")[1].split(" ")[0]) > 0.8
+
+
+def test_an_algorithm_of_ones_own_takes_one_file(tmp_path):
+    """Found in the current folder by `rlinf train` and by the processes that it starts."""
+    overrides = SHORT_SORT | {
+        "mode": "collocated",
+        "algorithm.advantage": "own_algorithm:against_median",
+        "algorithm.options": "{scale: 2.0}",
+    }
+    flags = [part for key, value in overrides.items() for part in (f"--{key}", str(value))]
+    command = [*RLINF, "train", "sort-grpo", "--output", str(tmp_path / "run"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=FOLDER, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert any(row["actor/grad_norm"] > 0 for row in rows(tmp_path / "run"))
+    wrong = [*command[:4], str(tmp_path / "other"), "--algorithm.advantage", "own_algorithm:against_mean"]
+    done = subprocess.run(wrong, capture_output=True, text=True, env=environment(), cwd=FOLDER, timeout=60)
+    assert "module 'own_algorithm' has no attribute 'against_mean'" in done.stdout + done.stderr

@@ -17,6 +17,13 @@ PUSH_PLANS = {
 }
 
 
+ALGORITHMS = {
+    "ppo": {"algorithm.name": "ppo", "algorithm.num_epochs": 2},
+    "dapo": {"algorithm.name": "dapo", "algorithm.oversampling": 1.5, "algorithm.overlong_buffer_tokens": 1},
+}
+"""One with a critic and whitening over the step, one whose ranks agree on the groups that train."""
+
+
 def numbers(path):
     return {"metrics": rows(path), "evaluations": rows(path, "evaluations.jsonl"), "weights": weights(path)}
 
@@ -43,6 +50,19 @@ def test_sorting(tmp_path, sort_reference, plan):
     assert found["metrics"] == sort_reference["metrics"]
     assert found["evaluations"] == sort_reference["evaluations"]
     assert found["weights"] == sort_reference["weights"]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithms_that_gather_the_step(tmp_path, name):
+    found = []
+    for plan in ({"mode": "collocated"}, SORT_PLANS["disaggregated-1"], SORT_PLANS["collocated-one-rank"]):
+        folder = tmp_path / str(len(found))
+        found.append(numbers(train("sort-grpo", folder, SHORT_SORT | ALGORITHMS[name] | plan)))
+    assert any(row["actor/grad_norm"] > 0 for row in found[0]["metrics"])
+    for other in found[1:]:
+        assert other["metrics"] == found[0]["metrics"]
+        assert other["evaluations"] == found[0]["evaluations"]
+        assert other["weights"] == found[0]["weights"]
 
 
 @pytest.mark.maniskill

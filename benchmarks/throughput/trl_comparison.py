@@ -36,6 +36,7 @@ from benchmarks.throughput import trl_task
 from rlinf.config.common import ClusterConfig
 from rlinf.jobs.devices import worker_environment
 from rlinf.tasks.language import character_tokenizer
+from rlinf_algos.algorithm import preset
 from rlinf_algos.rewards.base import RewardResult
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
@@ -43,7 +44,8 @@ from rlinf_workers import Executor, Flow, StepContext
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records import Prompt
-from rlinf_workers.roles.actor import Actor, ActorSettings, OptimizerSettings
+from rlinf_workers.roles.actor import Actor, ActorSettings
+from rlinf_workers.roles.optimizer import OptimizerSettings
 from rlinf_workers.roles.reward import Reward, RewardSettings
 from rlinf_workers.roles.rollout import Rollout, RolloutSettings
 from rlinf_workers.spans import Span
@@ -97,15 +99,12 @@ def make_flow(folder: Path, micro_batch_groups: int, num_shards: int) -> Flow:
     actor = ActorSettings(
         model=model,
         optimizer=OptimizerSettings(learning_rate=trl_task.LEARNING_RATE, betas=(0.9, 0.999)),
-        warm_start=None,
+        algorithm=preset("grpo", group_size=trl_task.GROUP_SIZE),
         num_shards=num_shards,
         micro_batch_groups=micro_batch_groups,
-        num_minibatches=1,
+        num_prompts=trl_task.NUM_PROMPTS,
+        max_completion_tokens=trl_task.MAX_NEW_TOKENS,
         temperature=1.0,
-        clip_low=0.2,
-        clip_high=0.2,
-        normalize_std=True,
-        kl_coef=0.0,
     )
     rule = "benchmarks.throughput.trl_comparison:digit_reward"
     flow = Flow("grpo")

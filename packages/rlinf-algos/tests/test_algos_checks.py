@@ -75,3 +75,18 @@ def test_errors_are_value_errors():
     for error in (ShapeError, NonFiniteError, RewardError):
         assert issubclass(error, AlgosError)
     assert issubclass(AlgosError, ValueError)
+
+
+def test_a_finite_tensor_whose_sum_overflows_passes():
+    large = torch.full((4,), 3.0e38)
+    check_finite("x", large)
+    assert torch.equal(masked("x", large, torch.ones(4, dtype=torch.bool)), large)
+    check_finite("x", torch.full((4,), 60000.0, dtype=torch.float16))
+
+
+def test_infinities_that_cancel_are_found():
+    tensor = torch.tensor([1.0, INF, -INF])
+    with pytest.raises(NonFiniteError, match=r"x\[1\]=inf is not finite \(2 of 3"):
+        check_finite("x", tensor)
+    with pytest.raises(NonFiniteError, match=r"x\[1\]=inf"):
+        masked("x", tensor, torch.ones(3, dtype=torch.bool))

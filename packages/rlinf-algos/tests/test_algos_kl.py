@@ -1,17 +1,40 @@
 """KL estimates: formulas, gradients, and that they estimate the KL divergence."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_algos import NonFiniteError, ShapeError, kl_k1, kl_k2, kl_k3
+from rlinf_algos import (
+    AlgosError,
+    NonFiniteError,
+    ShapeError,
+    adapted_kl_coef,
+    kl_abs,
+    kl_k1,
+    kl_k1_plus,
+    kl_k2,
+    kl_k3,
+    kl_k3_plus,
+    kl_shaped_rewards,
+    rewards_at_last_token,
+)
+
+
+def k3(p, q):
+    return np.exp(q) / np.exp(p) - 1 - np.log(np.exp(q) / np.exp(p))
+
 
 REFERENCES = [
     (kl_k1, lambda p, q: p - q),
     (kl_k2, lambda p, q: (p - q) ** 2 / 2),
-    (kl_k3, lambda p, q: np.exp(q) / np.exp(p) - 1 - np.log(np.exp(q) / np.exp(p))),
+    (kl_k3, k3),
+    (kl_abs, lambda p, q: abs(p - q)),
+    (kl_k1_plus, lambda p, q: p - q),
+    (kl_k3_plus, k3),
 ]
 
 
@@ -28,7 +51,7 @@ def test_formulas(pair, shape, seed):
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize("function", [kl_k1, kl_k2, kl_k3])
+@pytest.mark.parametrize("function", [kl_k1, kl_k2, kl_k3, kl_abs])
 def test_gradients_by_finite_differences(function):
     policy, ref = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind(0)
     mask = torch.tensor([[1, 1, 0, 1]] * 3)
@@ -48,8 +71,13 @@ def test_k1_and_k3_are_unbiased_and_k2_has_the_gradient_of_the_kl():
         assert (probs * function(policy, ref)).sum().item() == pytest.approx(kl.item(), rel=1e-12)
     (expected,) = torch.autograd.grad(kl, logits, retain_graph=True)
     (of_k2,) = torch.autograd.grad((probs * kl_k2(policy, ref)).sum(), logits, retain_graph=True)
-    (of_k1,) = torch.autograd.grad((probs * kl_k1(policy, ref)).sum(), logits)
+    (of_k1,) = torch.autograd.grad((probs * kl_k1(policy, ref)).sum(), logits, retain_graph=True)
     torch.testing.assert_close(of_k2, expected)
+    for function in (kl_k1_plus, kl_k3_plus):
+        estimate = (probs * function(policy, ref)).sum()
+        assert estimate.item() == pytest.approx(kl.item(), rel=1e-12)
+        (found,) = torch.autograd.grad(estimate, logits, retain_graph=True)
+        torch.testing.assert_close(found, expected)
     torch.testing.assert_close(of_k1, torch.zeros_like(expected))
 
 
@@ -61,10 +89,72 @@ def test_k3_keeps_its_digits_near_zero():
 
 def test_refusals():
     ones = torch.ones(2, 2)
-    for function in (kl_k1, kl_k2, kl_k3):
+    for function, _ in REFERENCES:
         with pytest.raises(ShapeError, match="ref_logprobs has shape"):
             function(ones, ones[0])
         with pytest.raises(NonFiniteError, match=r"ref_logprobs\[0, 1\]=-inf"):
             function(ones, torch.tensor([[0.0, -float("inf")], [0.0, 0.0]]))
-    with pytest.raises(NonFiniteError, match=r"exp\(ref_logprobs - policy_logprobs\)\[0, 0\]=inf"):
-        kl_k3(-100 * ones, 0 * ones)
+    for function in (kl_k3, kl_k3_plus):
+        with pytest.raises(NonFiniteError, match=r"exp\(ref_logprobs - policy_logprobs\)\[0, 0\]=inf"):
+            function(-100 * ones, 0 * ones)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(0, 4),
+    st.integers(0, 6),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.sampled_from([0.0, 0.1, 2.0]),
+    st.integers(0, 2**32 - 1),
+)
+def test_kl_in_the_reward(B, T, mask_rate, kl_coef, seed):
+    rng = np.random.default_rng(seed)
+    scores, kl, mask = rng.normal(size=B), rng.normal(size=(B, T)), rng.random((B, T)) < mask_rate
+    at_end, shaped = np.zeros((B, T)), np.zeros((B, T))
+    for b in range(B):
+        tokens = np.flatnonzero(mask[b])
+        for t in tokens:
+            at_end[b, t] = scores[b] if t == tokens[-1] else 0.0
+            shaped[b, t] = at_end[b, t] - kl_coef * kl[b, t]
+        if not len(tokens):
+            scores[b] = np.nan
+    kl[~mask] = np.nan
+    scores, kl, mask = map(torch.tensor, (scores, kl, mask))
+    rewards = rewards_at_last_token(scores, mask)
+    np.testing.assert_allclose(rewards.numpy(), at_end, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(kl_shaped_rewards(rewards, kl, kl_coef, mask).numpy(), shaped, rtol=1e-6, atol=1e-12)
+
+
+def test_kl_in_the_reward_refuses():
+    ones = torch.ones(2, 3)
+    with pytest.raises(ShapeError, match=r"expected \[B, T\]"):
+        rewards_at_last_token(ones[0], ones[0])
+    with pytest.raises(ShapeError, match="scores has shape"):
+        rewards_at_last_token(ones[:1, 0], ones)
+    with pytest.raises(NonFiniteError, match=r"scores\[0\]=nan"):
+        rewards_at_last_token(ones[:, 0] * float("nan"), ones)
+    with pytest.raises(AlgosError, match="kl_coef=-1"):
+        kl_shaped_rewards(ones, ones, -1)
+    with pytest.raises(ShapeError, match="kl has shape"):
+        kl_shaped_rewards(ones, ones[:1], 1)
+    with pytest.raises(NonFiniteError, match=r"kl\[0, 0\]=inf"):
+        kl_shaped_rewards(ones, ones * float("inf"), 1)
+    assert not kl_shaped_rewards(ones, ones.clone().requires_grad_(), 1).requires_grad
+
+
+def test_the_adapted_coefficient():
+    adapt = partial(adapted_kl_coef, 0.2, target_kl=6.0, num_samples=100, horizon=1000)
+    assert adapt(6.0) == 0.2
+    assert adapt(6.6) == pytest.approx(0.2 * (1 + 0.1 * 0.1))
+    assert adapt(60.0) == pytest.approx(0.2 * 1.02)  # no faster than a fifth in a horizon
+    assert adapt(-1.0) == pytest.approx(0.2 * 0.98)
+    for name, change in [
+        ("kl_coef=0", {"kl_coef": 0.0}),
+        ("target_kl=0", {"target_kl": 0.0}),
+        ("measured_kl=nan", {"measured_kl": float("nan")}),
+        ("horizon=5", {"horizon": 5}),
+        ("num_samples=-1", {"num_samples": -1}),
+    ]:
+        arguments = {"kl_coef": 0.2, "measured_kl": 1.0, "target_kl": 6.0, "num_samples": 10, "horizon": 100}
+        with pytest.raises(AlgosError, match=name):
+            adapted_kl_coef(**{**arguments, **change})

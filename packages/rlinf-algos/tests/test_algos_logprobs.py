@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlinf_algos import AlgosError, NonFiniteError, ShapeError, entropy_of_logits, logprobs, token_logprobs
+from rlinf_algos import (
+    AlgosError,
+    NonFiniteError,
+    ShapeError,
+    entropy_of_logits,
+    logprobs,
+    logprobs_and_entropy,
+    token_logprobs,
+)
 
 quick = settings(deadline=None, max_examples=60)
 NAN, INF = float("nan"), float("inf")
@@ -44,6 +52,9 @@ def test_values(B, T, V, temperature, seed):
     np.testing.assert_allclose(found.numpy(), logp, rtol=1e-6, atol=1e-9)
     found = entropy_of_logits(logits, temperature, loss_mask=mask)
     np.testing.assert_allclose(found.numpy(), entropy, rtol=1e-6, atol=1e-9)
+    both = logprobs_and_entropy(logits, ids, temperature, loss_mask=mask)
+    np.testing.assert_allclose(both[0].numpy(), logp, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(both[1].numpy(), entropy, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.usefixtures("chunk_elements")
@@ -57,6 +68,7 @@ def test_gradients_by_finite_differences(temperature):
         for function in (
             partial(token_logprobs, token_ids=ids, temperature=temperature, loss_mask=loss_mask),
             partial(entropy_of_logits, temperature=temperature, loss_mask=loss_mask),
+            partial(logprobs_and_entropy, token_ids=ids, temperature=temperature, loss_mask=loss_mask),
         ):
             assert torch.autograd.gradcheck(function, logits)
 
@@ -83,6 +95,41 @@ def test_lower_precision_logits_lose_nothing_more(dtype):
         torch.testing.assert_close(gradient.double(), of_exact, rtol=tolerance, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_both_at_once_are_each_alone_to_the_bit(dtype, temperature):
+    generator = torch.Generator().manual_seed(0)
+    logits = (5 * torch.randn(4, 6, 33, generator=generator)).to(dtype)
+    logits[1, 2, 5] = -INF
+    ids, mask = torch.randint(6, 33, (4, 6), generator=generator), torch.rand(4, 6, generator=generator) < 0.8
+    logits[~mask] = NAN
+    logits.requires_grad_()
+    alone = (
+        token_logprobs(logits, ids, temperature, loss_mask=mask),
+        entropy_of_logits(logits, temperature, loss_mask=mask),
+    )
+    both = logprobs_and_entropy(logits, ids, temperature, loss_mask=mask)
+    for one, other in zip(alone, both, strict=True):
+        assert torch.equal(one, other)
+        gradients = [torch.autograd.grad(out.sum(), logits, retain_graph=True)[0] for out in (one, other)]
+        assert torch.equal(*gradients)
+        assert (gradients[0][~mask] == 0).all()
+    (together,) = torch.autograd.grad(both[0].sum() + 3 * both[1].sum(), logits)
+    (first,) = torch.autograd.grad(alone[0].sum(), logits)
+    (second,) = torch.autograd.grad(3 * alone[1].sum(), logits)
+    tolerance = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float64: 1e-14}[dtype]
+    torch.testing.assert_close(together, first + second, rtol=tolerance, atol=tolerance)
+
+
+def test_a_sharp_distribution_keeps_its_digits():
+    """Logits far from 0: the largest one is taken off before anything is rounded."""
+    logits = torch.tensor([[1e4, 1e4 - 8.0, 1e4 - 12.0]])
+    exact = logits.double().log_softmax(-1)
+    logp, entropy = logprobs_and_entropy(logits, torch.tensor([1]))
+    assert logp.item() == pytest.approx(exact[0, 1].item(), rel=1e-6)
+    assert entropy.item() == pytest.approx(-(exact.exp() * exact).sum().item(), rel=1e-4)
+
+
 def test_the_chunk_size_changes_no_bit(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(4, 6, 33, generator=generator).requires_grad_()
@@ -90,7 +137,7 @@ def test_the_chunk_size_changes_no_bit(monkeypatch):
     results = []
     for elements in (1, 100, 1 << 20):
         monkeypatch.setattr(logprobs, "_CPU_CHUNK_ELEMENTS", elements)
-        out = token_logprobs(logits, ids, 0.9)
+        out = torch.stack(logprobs_and_entropy(logits, ids, 0.9))
         results.append((out.detach(), *torch.autograd.grad(out.sum(), logits)))
     for result in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
@@ -111,16 +158,17 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("function", ["token_logprobs", "entropy_of_logits"])
+@pytest.mark.parametrize("function", [token_logprobs, logprobs_and_entropy, lambda x, ids: entropy_of_logits(x)])
 def test_nothing_larger_than_a_chunk_is_made_but_the_gradient(monkeypatch, function):
     monkeypatch.setattr(logprobs, "_CPU_CHUNK_ELEMENTS", 200)
     base = torch.randn(6, 9, 100).bfloat16().requires_grad_()
     ids = torch.randint(0, 100, (6, 8))
     with Largest() as seen:
         logits = base[:, :-1]  # not contiguous: flattening it would copy it
-        out = token_logprobs(logits, ids) if function == "token_logprobs" else entropy_of_logits(logits)
+        out = function(logits, ids)
     assert seen.num_elements <= 200
     gradient_elements = 6 * 9 * 100
+    out = out[0] + out[1] if isinstance(out, tuple) else out
     with Largest() as seen:
         out.sum().backward()
     assert seen.num_elements <= gradient_elements
@@ -140,7 +188,8 @@ def test_any_leading_shape():
 def test_a_banned_token_is_fine_unless_it_is_the_chosen_one():
     logits = torch.tensor([[[0.0, 1.0, -INF]]], requires_grad=True)
     two = torch.tensor([0.0, 1.0])
-    out = token_logprobs(logits, torch.tensor([[1]])) + entropy_of_logits(logits)
+    logp, entropy = logprobs_and_entropy(logits, torch.tensor([[1]]))
+    out = logp + entropy
     p = two.softmax(0)
     assert out.item() == pytest.approx((p[1].log() - (p * p.log()).sum()).item())
     out.sum().backward()

@@ -3,41 +3,134 @@
 import inspect
 
 import rlinf_algos
+from rlinf_algos import flow_matching
 
 
-def test_signatures_with_defaults():
+def signatures(module):
     found = {}
-    for name in rlinf_algos.__all__:
-        thing = getattr(rlinf_algos, name)
+    for name in module.__all__:
+        thing = getattr(module, name)
         if inspect.isfunction(thing):
             found[name] = ", ".join(
                 ("*" if p.kind is p.KEYWORD_ONLY else "") + p.name + ("" if p.default is p.empty else f"={p.default}")
                 for p in inspect.signature(thing).parameters.values()
             )
-    assert found == {
-        "grpo_advantages": "rewards, *normalize_std=True, *epsilon=0.0001",
+    return found
+
+
+def test_flow_matching():
+    assert signatures(flow_matching) == {
+        "sample_flow_chain": "predict, noise, times, *noise_level, *indices=None, *generator=None",
+        "flow_chain_logprobs": "predict, states, times, *noise_level, *indices=None",
+        "flow_ode_transition": "states, velocities, times, next_times",
+        "flow_sde_transition": "states, velocities, times, next_times, *noise_level",
+        "flow_noise_transition": "states, velocities, stds, times, next_times",
+        "bounded_std": "raw, *low, *high",
+        "transition_logprobs": "next_states, transition",
+        "transition_entropy": "transition",
+        "denoising_times": "num_steps, *device=None, *dtype=torch.float32",
+        "draw_denoising_indices": "num_samples, num_steps, *skip_last=False, *generator=None, *device=None",
+        "draw_training_times": "num_samples, *concentration=1.5, *least=0.001, *generator=None, *device=None",
+        "flow_interpolation": "actions, noise, times",
+        "flow_matching_loss": "velocities, target_velocities, mask=None",
+    }
+
+
+def test_signatures_with_defaults():
+    assert signatures(rlinf_algos) == {
+        "grpo_advantages": "rewards, group_ids=None, mask=None, *normalize_std=True, *epsilon=0.0001",
+        "dr_grpo_advantages": "rewards, group_ids=None, mask=None",
+        "rloo_advantages": "rewards, group_ids=None, mask=None",
+        "opo_advantages": "rewards, lengths, group_ids=None, mask=None",
+        "baseline_advantages": "rewards, baselines, mask=None",
+        "group_mean": "rewards, group_ids=None, mask=None",
+        "leave_one_out_mean": "rewards, group_ids=None, mask=None",
         "gae": "rewards, values, next_values, terminated, truncated, gamma, lam, *bootstrap_at_termination=False",
-        "token_gae": "rewards, values, loss_mask, gamma, lam",
+        "token_gae": "rewards, values, loss_mask, gamma, lam, *truncated=None, *last_values=None",
+        "rewards_to_go": "rewards, mask, gamma, *dim=1",
+        "reinforce_plus_plus_advantages": "rewards, loss_mask, *gamma=1.0, *epsilon=1e-08, *sum_over_ranks=None",
+        "reinforce_plus_plus_baseline_advantages": (
+            "scores, group_ids, loss_mask, *epsilon=1e-08, *sum_over_ranks=None"
+        ),
+        "gigpo_advantages": (
+            "rewards, group_ids, state_ids, mask=None, *gamma=0.95, *step_weight=1.0, *normalize_std=True, "
+            "*epsilon=0.0001"
+        ),
+        "episode_group_advantages": "rewards, mask, group_ids, *normalize_std=True, *epsilon=0.0001",
+        "turn_group_ids": "group_ids, num_turns",
+        "state_group_ids": "group_ids, state_ids",
+        "spread_over_tokens": "turn_advantages, turn_index, loss_mask",
+        "first_episode_mask": "terminated, truncated",
         "masked_mean": "values, mask=None",
         "masked_whiten": "values, mask=None, *epsilon=1e-08",
-        "normalize_advantages": "advantages, mask=None, *epsilon=1e-08",
+        "normalize_advantages": "advantages, mask=None, *epsilon=1e-08, *sum_over_ranks=None",
+        "normalize_returns": "returns, mask=None, *epsilon=1e-08, *sum_over_ranks=None",
+        "sum_over_group": "group=None",
         "explained_variance": "values, returns, mask=None",
         "ppo_clip_loss": (
             "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.2, *clip_high=0.2, *dual_clip=None"
         ),
+        "gspo_loss": (
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.0003, "
+            "*clip_high=0.0004, *dual_clip=None, *sequence_ids=None"
+        ),
+        "cispo_loss": "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=1.0, *clip_high=4.0",
+        "decoupled_ppo_loss": (
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *rollout_logprobs, *clip_low=0.2, "
+            "*clip_high=0.2, *dual_clip=None, *weight_cap=5.0, *beyond_cap=drop"
+        ),
+        "policy_gradient_loss": "policy_logprobs, proximal_logprobs, advantages, loss_mask",
+        "sapo_loss": (
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *tau_positive=1.0, *tau_negative=1.05"
+        ),
+        "at_level": "level, policy_logprobs, proximal_logprobs, advantages, loss_mask=None",
+        "logprobs_at_level": "level, logprobs, loss_mask=None",
+        "entropy_bonus": "entropies, mask=None, *coef",
+        "high_entropy_mask": "entropies, mask, *top_fraction=0.2",
+        "sequence_ids_of": "cumulative_lengths, num_positions",
         "clipped_value_loss": "values, old_values, returns, mask, *clip=0.2",
+        "huber_value_loss": "values, old_values, returns, mask, *delta=10.0, *clip=None",
+        "truncated_importance_sampling": (
+            "proximal_logprobs, rollout_logprobs, loss_mask, *level=token, *cap=2.0, *sequence_ids=None"
+        ),
+        "masked_importance_sampling": (
+            "proximal_logprobs, rollout_logprobs, loss_mask, *level=token, *low=0.0, *high=2.0, "
+            "*weigh=True, *sequence_ids=None"
+        ),
+        "icepop": "proximal_logprobs, rollout_logprobs, loss_mask, *low=0.5, *high=5.0",
+        "effective_sample_size": "log_weights, mask=None",
+        "has_signal": "rewards, group_ids=None, mask=None",
+        "choose_groups": "rewards, group_ids=None, mask=None, *num_wanted",
+        "overlong_penalty": "lengths, *max_tokens, *buffer_tokens, *penalty=1.0",
+        "overlong_filter": "loss_mask, truncated",
         "kl_k1": "policy_logprobs, ref_logprobs, mask=None",
         "kl_k2": "policy_logprobs, ref_logprobs, mask=None",
         "kl_k3": "policy_logprobs, ref_logprobs, mask=None",
+        "kl_abs": "policy_logprobs, ref_logprobs, mask=None",
+        "kl_k1_plus": "policy_logprobs, ref_logprobs, mask=None",
+        "kl_k3_plus": "policy_logprobs, ref_logprobs, mask=None",
+        "kl_full": "policy_logits, ref_logits, temperature=1.0, *loss_mask=None",
+        "rewards_at_last_token": "scores, loss_mask",
+        "kl_shaped_rewards": "rewards, kl, kl_coef, loss_mask=None",
+        "adapted_kl_coef": "kl_coef, measured_kl, *target_kl, *num_samples, *horizon",
+        "reverse_kl_advantages": "student_logprobs, teacher_logprobs, loss_mask=None, *coef=1.0",
+        "distillation_terms": (
+            "student_logits, teacher_logits, temperature=1.0, *kind=reverse, *beta=0.5, *loss_mask=None"
+        ),
         "token_mean": "terms, mask, total_tokens",
-        "sequence_mean_token_mean": "terms, mask, total_sequences",
-        "sequence_mean_token_sum": "terms, mask, total_sequences",
-        "constant_length_mean": "terms, mask, total_sequences, max_completion_tokens",
+        "sequence_mean_token_mean": "terms, mask, total_sequences, *sequence_ids=None",
+        "sequence_mean_token_sum": "terms, mask, total_sequences, *sequence_ids=None",
+        "constant_length_mean": "terms, mask, total_sequences, max_completion_tokens, *sequence_ids=None",
+        "count_tokens_and_sequences": "mask, *sequence_ids=None",
         "token_logprobs": "logits, token_ids, temperature=1.0, *loss_mask=None",
         "entropy_of_logits": "logits, temperature=1.0, *loss_mask=None",
+        "logprobs_and_entropy": "logits, token_ids, temperature=1.0, *loss_mask=None",
         "gaussian_log_prob": "actions, mean, log_std",
         "gaussian_entropy": "mean, log_std",
         "gaussian_sample": "mean, log_std, generator=None",
+        "preset": "name, changes",
+        "register_advantage": "name",
+        "register_policy_loss": "name",
         "register_reward": "name",
         "reward_names": "",
         "get_reward": "name",

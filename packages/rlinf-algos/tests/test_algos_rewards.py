@@ -15,7 +15,7 @@ from rlinf_algos.rewards import registry as registry_module
 @pytest.fixture
 def registry(monkeypatch):
     """A copy of the registry that the test may write to."""
-    monkeypatch.setattr(registry_module, "_REWARDS", dict(registry_module._REWARDS))
+    monkeypatch.setattr(registry_module.REWARDS, "_added", dict(registry_module.REWARDS._added))
 
 
 @pytest.mark.parametrize(

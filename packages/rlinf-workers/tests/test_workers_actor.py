@@ -2,33 +2,37 @@
 everything."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
+from rlinf_algos import preset
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.metrics import merge
 from rlinf_workers.records import ExampleBatch, SampleGroup, ScoredGroup
-from rlinf_workers.roles.actor import Actor, ActorSettings, OptimizerSettings
+from rlinf_workers.roles.actor import Actor, ActorSettings
+from rlinf_workers.roles.optimizer import OptimizerSettings
 
 NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5
 
 
-def actor_settings(model, **changes):
+def actor_settings(model, name="grpo", **changes):
+    """Of an algorithm; changes of the settings' own fields and of the algorithm's."""
     fields = {
         "model": model,
         "optimizer": OptimizerSettings(learning_rate=1e-2, max_grad_norm=1e9),
+        "critic": OptimizerSettings(learning_rate=1e-2),
         "warm_start": OptimizerSettings(learning_rate=1e-2),
         "num_shards": 2,
         "micro_batch_groups": 2,
-        "num_minibatches": 1,
+        "num_prompts": NUM_GROUPS,
+        "max_completion_tokens": NUM_TOKENS,
         "temperature": 1.0,
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "normalize_std": True,
-        "kl_coef": 0.0,
     }
-    return ActorSettings(**(fields | changes))
+    own = {name: value for name, value in changes.items() if name in fields}
+    algorithm = preset(name, **{key: value for key, value in changes.items() if key not in fields})
+    return ActorSettings(algorithm=algorithm, **(fields | own))
 
 
 def scored_groups(prompt_lengths=(4,) * NUM_GROUPS):
@@ -63,25 +67,38 @@ def gradient_after(make_worker, reader, settings, groups, chunk=3):
     return torch.cat([parameter.grad.flatten() for parameter in actor._model.parameters()]), actor
 
 
-def expected_gradient(make_worker, settings, groups):
-    """-sum over tokens of advantage * log-probability (+ KL), over all tokens of the batch, one sequence at a time in
-    plain torch."""
+def grpo_reference(rewards):
+    return (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+
+
+def expected_gradient(make_worker, settings, groups, advantages_of=grpo_reference, weight_of=None):
+    """-sum over tokens of advantage * log-probability (+ KL, - entropy), each token with its weight, one sequence at a
+    time in plain torch.
+
+    Args:
+        advantages_of: [G] float64 rewards -> [G].
+        weight_of: tokens of the completion -> weight of each; by default one over all tokens of the batch.
+    """
     model = make_worker(Actor, settings)._model.double()
+    algorithm = settings.algorithm
     tokens = sum(float(group.samples.loss_mask.sum()) for group in groups)
     total = torch.zeros((), dtype=torch.float64)
     for group in groups:
-        rewards = group.rewards.double()
-        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+        advantages = advantages_of(group.rewards.double())
         for g in range(GROUP_SIZE):
             length, prompt = int(group.samples.loss_mask[g].sum()), group.samples.prompt_ids
             completion = group.samples.completion_ids[g, :length]
             logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
-            logprobs = logits.log_softmax(-1)[range(length), completion]
-            total = total - (advantages[g] * logprobs).sum()
-            if settings.kl_coef:
+            distribution = logits.log_softmax(-1)
+            logprobs = distribution[range(length), completion]
+            terms = -(advantages[g] * logprobs)
+            if algorithm.kl_coef:
                 log_ratio = group.samples.ref_logprobs[g, :length].double() - logprobs
-                total = total + settings.kl_coef * (log_ratio.exp() - 1 - log_ratio).sum()
-    (total / tokens).backward()
+                terms = terms + algorithm.kl_coef * (log_ratio.exp() - 1 - log_ratio)
+            entropy = -(distribution.exp() * distribution).sum(-1)
+            terms = terms - algorithm.entropy_coef * entropy
+            total = total + terms.sum() * (weight_of(length) if weight_of else 1 / tokens)
+    total.backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
@@ -93,6 +110,144 @@ def test_the_gradient_is_the_formulas(make_worker, reader, model, lengths, kl_co
     found, _ = gradient_after(make_worker, reader, settings, groups)
     expected = expected_gradient(make_worker, settings, groups)
     torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+NUM_SEQUENCES = NUM_GROUPS * GROUP_SIZE
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weight_of"),
+    [
+        ("sequence_mean_token_mean", lambda length: 1 / (NUM_SEQUENCES * length)),
+        ("sequence_mean_token_sum", lambda length: 1 / NUM_SEQUENCES),
+        ("constant_length_mean", lambda length: 1 / (NUM_SEQUENCES * NUM_TOKENS)),
+    ],
+)
+def test_aggregations(make_worker, reader, model, aggregation, weight_of):
+    settings = actor_settings(model, aggregation=aggregation)
+    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    expected = expected_gradient(make_worker, settings, scored_groups(), weight_of=weight_of)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "advantages_of"),
+    [
+        ("rloo", lambda r: (r * GROUP_SIZE - r.sum()) / (GROUP_SIZE - 1)),
+        ("dr_grpo", lambda r: r - r.mean()),
+    ],
+)
+def test_other_baselines(make_worker, reader, model, name, advantages_of):
+    settings = actor_settings(model, name, aggregation="token_mean")
+    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    expected = expected_gradient(make_worker, settings, scored_groups(), advantages_of)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+def test_reinforce_plus_plus_whitens_over_the_tokens_of_the_step(make_worker, reader, model):
+    groups = scored_groups()
+    by_token = torch.cat([g.rewards.double().repeat_interleave(g.samples.loss_mask.sum(-1).long()) for g in groups])
+    settings = actor_settings(model, "reinforce_plus_plus", num_minibatches=1)
+    found, _ = gradient_after(make_worker, reader, settings, groups)
+    expected = expected_gradient(make_worker, settings, groups, lambda r: (r - by_token.mean()) / by_token.std())
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+@pytest.mark.parametrize(
+    ("correction", "weight_of"),
+    [
+        ("truncated", lambda ratio: ratio.clamp(max=2.0)),
+        ("masked", lambda ratio: ratio * (ratio <= 2.0)),
+        ("icepop", lambda ratio: ratio * ((ratio >= 0.5) & (ratio <= 5.0))),
+    ],
+)
+def test_corrections_weigh_tokens_by_actor_over_engine(make_worker, reader, model, correction, weight_of):
+    """Where the engine finds every token likelier by a factor, all weights are one number."""
+    for factor in (1.5, 3.0, 6.0):
+        groups = scored_groups()
+        probe = make_worker(Actor, actor_settings(model))
+        with torch.no_grad():
+            logprobs = probe._of_each(groups, probe._proximal_logprobs)
+        groups = [
+            dataclasses.replace(
+                group,
+                samples=dataclasses.replace(
+                    group.samples,
+                    rollout_logprobs=(logprobs[group.samples.index] - math.log(factor)) * group.samples.loss_mask,
+                ),
+            )
+            for group in groups
+        ]
+        plain, _ = gradient_after(make_worker, reader, actor_settings(model), groups)
+        found, _ = gradient_after(make_worker, reader, actor_settings(model, correction=correction), groups)
+        torch.testing.assert_close(found, plain * weight_of(torch.tensor(factor)), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{"value_loss": "huber"}, {"value_loss": "clipped"}])
+def test_value_losses_train_the_critic(make_worker, reader, model, changes):
+    groups = scored_groups()
+    _, actor = gradient_after(make_worker, reader, actor_settings(model, "ppo", **changes), groups)
+    assert merge([actor._metrics.drain()])["critic/grad_norm"] > 0
+
+
+def test_the_entropy_bonus(make_worker, reader, model):
+    settings = actor_settings(model, entropy_coef=0.1)
+    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    expected = expected_gradient(make_worker, settings, scored_groups())
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+@pytest.mark.parametrize("oversampling", [1.0, 1.5])
+def test_dynamic_sampling_leaves_groups_without_a_signal_out_of_the_totals(make_worker, reader, model, oversampling):
+    """Group 5 has none. With oversampling only the first 4 groups that have one train."""
+    limit = NUM_GROUPS if oversampling == 1.0 else 4
+    settings = actor_settings(model, dynamic_sampling=True, oversampling=oversampling, num_prompts=limit)
+    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    kept = [group for group in scored_groups() if group.samples.index != 5][:limit]
+    expected = expected_gradient(make_worker, settings, kept)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+def test_a_step_without_any_signal_changes_nothing_at_first(make_worker, reader, model):
+    groups = [dataclasses.replace(group, rewards=torch.ones(GROUP_SIZE)) for group in scored_groups()]
+    found, actor = gradient_after(make_worker, reader, actor_settings(model, "dapo"), groups)
+    assert not found.any()
+    assert actor.policy_version == 2
+
+
+def test_ppo_moves_the_critic_towards_the_returns(make_worker, reader, model):
+    groups = scored_groups()
+    actor = make_worker(Actor, actor_settings(model, "ppo", num_epochs=10, value_clip=None), num_items=len(groups))
+    losses = []
+    for _ in range(3):
+        actor.train(reader([groups]))
+        losses.append(merge([actor._metrics.drain()])["critic/loss"])
+    assert losses[-1] < 0.5 * losses[0]
+    assert actor.policy_version == 60
+
+
+def test_ppo_starts_from_values_of_zero_which_make_it_reinforce_plus_plus(make_worker, reader, model):
+    groups = scored_groups()
+    found, _ = gradient_after(make_worker, reader, actor_settings(model, "ppo", num_minibatches=1), groups)
+    plain = actor_settings(model, "reinforce_plus_plus", num_minibatches=1)
+    expected, _ = gradient_after(make_worker, reader, plain, groups)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "dapo", "reinforce_plus_plus_baseline"])
+def test_shards_change_only_the_rounding_of_any_algorithm(make_worker, reader, model, name):
+    gradients = [
+        gradient_after(
+            make_worker,
+            reader,
+            actor_settings(model, name, num_minibatches=1, num_shards=num_shards),
+            scored_groups(),
+        )[0]
+        for num_shards in (1, 2, 4)
+    ]
+    assert gradients[0].any()
+    for found in gradients[1:]:
+        torch.testing.assert_close(found, gradients[0], rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 8])
@@ -155,8 +310,10 @@ def test_imitation_lowers_the_loss(make_worker, reader, model):
     assert actor.policy_version == 22
 
 
-def test_a_checkpoint_restores_the_actor_to_the_bit(make_worker, reader, model, tmp_path):
-    settings, groups = actor_settings(model), scored_groups()
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_a_checkpoint_restores_the_actor_to_the_bit(make_worker, reader, model, tmp_path, name):
+    groups = scored_groups()
+    settings = actor_settings(model, name, num_minibatches=1, critic=OptimizerSettings(learning_rate=1e-2))
     _, actor = gradient_after(make_worker, reader, settings, groups)
     actor.save_checkpoint(str(tmp_path))
     restored = make_worker(Actor, settings, num_items=len(groups))

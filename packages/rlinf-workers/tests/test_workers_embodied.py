@@ -10,7 +10,13 @@ from rlinf_workers.models.actor_critic import ActorCritic, ActorCriticSettings
 from rlinf_workers.records import Observation, Trajectory
 from rlinf_workers.roles.environment import TRAIN_SEED_BIT, training_seeds
 from rlinf_workers.roles.policy import Policy
-from rlinf_workers.roles.policy_actor import PolicyActor, PolicyActorSettings
+from rlinf_workers.roles.policy_actor import (
+    GaeSettings,
+    GroupSettings,
+    PolicyActor,
+    PolicyActorSettings,
+    _advantages_and_returns,
+)
 
 MODEL = ActorCriticSettings(observation_size=6, action_size=3, hidden_sizes=(16, 16))
 NUM_STEPS, NUM_ENVS = 5, 2
@@ -22,15 +28,13 @@ def actor_settings(**changes):
         "num_shards": 2,
         "learning_rate": 1e-3,
         "max_grad_norm": 1e9,
-        "gamma": 0.9,
-        "gae_lambda": 0.8,
+        "advantage": GaeSettings(gamma=0.9, gae_lambda=0.8, bootstrap_at_termination=False),
         "clip": 0.2,
         "num_epochs": 1,
         "minibatch_size": 20,
         "value_coef": 0.5,
         "entropy_coef": 0.01,
         "target_kl": None,
-        "bootstrap_at_termination": False,
     }
     return PolicyActorSettings(**(fields | changes))
 
@@ -201,6 +205,49 @@ def test_a_checkpoint_of_another_model_is_refused(make_worker, tmp_path):
     other = make_worker(PolicyActor, actor_settings(model=wide))
     with pytest.raises(ValueError, match=r"policy\.0\.weight has shape \[16, 6\], the model's is \[32, 6\]"):
         other.load_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("normalize_std", [True, False])
+@pytest.mark.parametrize("compares", ["episodes", "steps"])
+def test_grpo_compares_the_environments_of_a_group(make_worker, reader, compares, normalize_std):
+    """Environment 0 ends at step 3, environment 1 at step 4; what follows belongs to other episodes."""
+    (trajectory, *_) = trajectories(make_worker, reader)
+    settings = GroupSettings(compares=compares, gamma=0.9, normalize_std=normalize_std)
+    found, _ = _advantages_and_returns(trajectory, settings)
+    lengths, rewards = (3, 4), trajectory.rewards.double().numpy()
+    for t in range(NUM_STEPS):
+        scores = [
+            sum(rewards[:length, n])
+            if compares == "episodes"
+            else sum(0.9 ** (k - t) * rewards[k, n] for k in range(t, length))
+            for n, length in enumerate(lengths)
+            if compares == "episodes" or t < length
+        ]
+        for n, length in enumerate(lengths):
+            expected = 0.0
+            if t < length and len(scores) > 1:
+                expected = scores[n] - np.mean(scores)
+                expected = expected / (np.std(scores, ddof=1) + 1e-4) if normalize_std else expected
+            assert float(found[t, n]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_grpo_trains_no_critic(make_worker, reader):
+    settings = actor_settings(
+        advantage=GroupSettings(compares="steps", gamma=0.9, normalize_std=True), value_coef=0.0, entropy_coef=0.0
+    )
+    actor = make_worker(PolicyActor, settings, step=4)
+    before = {name: value.clone() for name, value in actor._model.named_parameters()}
+    actor.train(reader([trajectories(make_worker, reader)]))
+    moved = {name for name, value in actor._model.named_parameters() if not torch.equal(value, before[name])}
+    assert moved == {name for name in before if not name.startswith("value.")}
+
+
+def test_a_group_that_is_compared_begins_in_one_state():
+    seeds = training_seeds(0, 3, 1, 4, same_start=True)
+    assert len(seeds) == 4
+    assert len(set(seeds)) == 1
+    assert seeds[0] & TRAIN_SEED_BIT
+    assert seeds[0] != training_seeds(0, 4, 1, 4, same_start=True)[0]
 
 
 def test_training_seeds_never_meet_evaluation_seeds():

@@ -3,60 +3,29 @@
 From the rewards to the number to minimise: `rewards` -> `grpo_advantages` or `gae` -> `token_logprobs` ->
 `ppo_clip_loss`, `clipped_value_loss`, `kl_k3` -> `token_mean`. Masked-out elements reach nothing, NaN included; a
 non-finite number inside the mask raises `NonFiniteError` with its place. Nothing broadcasts by accident.
+
+The names are those of `_exports`, imported at first use: `rlinf_algos.algorithm` is for programs without torch too.
 """
 
-from rlinf_algos.advantages import gae, grpo_advantages, token_gae
-from rlinf_algos.aggregation import (
-    constant_length_mean,
-    sequence_mean_token_mean,
-    sequence_mean_token_sum,
-    token_mean,
-)
-from rlinf_algos.checks import check_finite
-from rlinf_algos.errors import AlgosError, NonFiniteError, RewardError, ShapeError
-from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob, gaussian_sample
-from rlinf_algos.kl import kl_k1, kl_k2, kl_k3
-from rlinf_algos.logprobs import entropy_of_logits, token_logprobs
-from rlinf_algos.normalization import explained_variance, masked_mean, masked_whiten, normalize_advantages
-from rlinf_algos.policy_loss import PolicyLoss, ppo_clip_loss
-from rlinf_algos.rewards import RewardResult, get_reward, register_reward, reward_names, score, score_all
-from rlinf_algos.value_loss import ValueLoss, clipped_value_loss
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlinf_algos._exports import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "grpo_advantages",
-    "gae",
-    "token_gae",
-    "masked_mean",
-    "masked_whiten",
-    "normalize_advantages",
-    "explained_variance",
-    "PolicyLoss",
-    "ppo_clip_loss",
-    "ValueLoss",
-    "clipped_value_loss",
-    "kl_k1",
-    "kl_k2",
-    "kl_k3",
-    "token_mean",
-    "sequence_mean_token_mean",
-    "sequence_mean_token_sum",
-    "constant_length_mean",
-    "token_logprobs",
-    "entropy_of_logits",
-    "gaussian_log_prob",
-    "gaussian_entropy",
-    "gaussian_sample",
-    "RewardResult",
-    "register_reward",
-    "reward_names",
-    "get_reward",
-    "score",
-    "score_all",
-    "check_finite",
-    "AlgosError",
-    "ShapeError",
-    "NonFiniteError",
-    "RewardError",
-]
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    exports = importlib.import_module("rlinf_algos._exports")
+    if name in globals():  # a module that was imported with them
+        return globals()[name]
+    if not hasattr(exports, name):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(exports, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -1,14 +1,19 @@
 """From unreduced terms [B, T] to one number to minimise.
 
 Every function divides by a total that the *caller* counts over the whole update (all micro-batches, all ranks), so the
-results of the micro-batches add up to that of the batch exactly: how a batch is split does not change the update. With
-data parallelism, sum the gradients over ranks, or multiply by the number of ranks where they are averaged.
+results of the micro-batches add up to that of the batch exactly: how a batch is split, padded or packed does not change
+the update. `count_tokens_and_sequences` counts one micro-batch. With data parallelism, sum counts and gradients over
+ranks, or multiply the loss by the number of ranks where gradients are averaged.
+
+Packed rows hold several sequences: `sequence_ids` says which (`rlinf_algos.packing`). A sequence has to be in one
+micro-batch as a whole where its own length counts, that is for `sequence_mean_token_mean`.
 """
 
 from torch import Tensor
 
 from rlinf_algos.checks import as_mask, masked
 from rlinf_algos.errors import AlgosError, ShapeError
+from rlinf_algos.packing import SequenceIndex, index_sequences
 
 
 def token_mean(terms: Tensor, mask: Tensor | None, total_tokens: int | float | Tensor) -> Tensor:
@@ -27,67 +32,96 @@ def token_mean(terms: Tensor, mask: Tensor | None, total_tokens: int | float | T
         ShapeError, NonFiniteError. AlgosError: fewer total_tokens than tokens in this mask.
     """
     inside = as_mask("mask", mask, "terms", terms)
-    return masked("terms", terms, inside).sum() / _total("total_tokens", total_tokens, int(inside.sum()), "tokens")
+    return masked("terms", terms, inside).sum() / _total("total_tokens", total_tokens, inside.sum(), "tokens")
 
 
-def sequence_mean_token_mean(terms: Tensor, mask: Tensor | None, total_sequences: int | float | Tensor) -> Tensor:
+def sequence_mean_token_mean(
+    terms: Tensor,
+    mask: Tensor | None,
+    total_sequences: int | float | Tensor,
+    *,
+    sequence_ids: Tensor | None = None,
+) -> Tensor:
     """Mean over each sequence's tokens, then the sum / total_sequences: GRPO as first published (arXiv:2402.03300).
 
     Every sequence weighs the same, so a token of a long one weighs less. Sequences with an empty mask add 0.
 
     Args:
         terms: [B, T]. mask: [B, T], bool or 0/1; None: every element.
-        total_sequences: sequences of the whole update, at least B (sequences with an empty mask count if the caller
-            counts them).
+        total_sequences: sequences of the whole update, at least those of this mask (sequences with an empty mask count
+            if the caller counts them).
+        sequence_ids: [B, T] integers for packed rows, not read outside the mask; None: one sequence a row.
 
     Returns and raises: as `token_mean`.
     """
-    inside = _sequence_mask(terms, mask)
-    means = masked("terms", terms, inside).sum(dim=1) / inside.sum(dim=1).clamp(min=1)
-    return means.sum() / _total("total_sequences", total_sequences, _num_sequences(inside), "sequences with tokens")
+    filled, sequences = _by_sequence(terms, mask, sequence_ids)
+    total = _total("total_sequences", total_sequences, sequences.num_sequences, "sequences with tokens")
+    return sequences.mean(filled).sum() / total
 
 
-def sequence_mean_token_sum(terms: Tensor, mask: Tensor | None, total_sequences: int | float | Tensor) -> Tensor:
+def sequence_mean_token_sum(
+    terms: Tensor,
+    mask: Tensor | None,
+    total_sequences: int | float | Tensor,
+    *,
+    sequence_ids: Tensor | None = None,
+) -> Tensor:
     """Sum over each sequence's tokens, then the sum / total_sequences; arguments as `sequence_mean_token_mean`."""
-    inside = _sequence_mask(terms, mask)
-    total = _total("total_sequences", total_sequences, _num_sequences(inside), "sequences with tokens")
-    return masked("terms", terms, inside).sum() / total
+    filled, sequences = _by_sequence(terms, mask, sequence_ids)
+    total = _total("total_sequences", total_sequences, sequences.num_sequences, "sequences with tokens")
+    return filled.sum() / total
 
 
 def constant_length_mean(
-    terms: Tensor, mask: Tensor | None, total_sequences: int | float | Tensor, max_completion_tokens: int
+    terms: Tensor,
+    mask: Tensor | None,
+    total_sequences: int | float | Tensor,
+    max_completion_tokens: int,
+    *,
+    sequence_ids: Tensor | None = None,
 ) -> Tensor:
     """Sum over all tokens / (total_sequences * max_completion_tokens): Dr. GRPO (arXiv:2503.20783).
 
     A constant in place of each sequence's length, so that length and weight have nothing to do with each other.
 
     Args:
-        terms, mask, total_sequences: as `sequence_mean_token_mean`.
+        terms, mask, total_sequences, sequence_ids: as `sequence_mean_token_mean`.
         max_completion_tokens: the run's limit on a completion's length, at least 1; not the longest of this batch.
     """
     if max_completion_tokens < 1:
         raise AlgosError(f"max_completion_tokens={max_completion_tokens} must be at least 1")
-    return sequence_mean_token_sum(terms, mask, total_sequences) / max_completion_tokens
+    return sequence_mean_token_sum(terms, mask, total_sequences, sequence_ids=sequence_ids) / max_completion_tokens
 
 
-def _sequence_mask(terms: Tensor, mask: Tensor | None) -> Tensor:
+def count_tokens_and_sequences(mask: Tensor, *, sequence_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """What a micro-batch adds to the totals of its update.
+
+    Args:
+        mask: [B, T], bool or 0/1. sequence_ids: as `sequence_mean_token_mean`.
+
+    Returns:
+        scalars int64: tokens inside the mask, and sequences with at least one; sum both over micro-batches and ranks.
+    """
+    inside = as_mask("mask", mask, "mask", mask)
+    return inside.sum(), index_sequences(inside, sequence_ids).num_sequences
+
+
+def _by_sequence(terms: Tensor, mask: Tensor | None, sequence_ids: Tensor | None) -> tuple[Tensor, SequenceIndex]:
+    """Terms with 0 outside the mask, and where the sequences are."""
     if terms.ndim != 2:
         raise ShapeError(f"terms has shape {list(terms.shape)}; expected [B, T]")
-    return as_mask("mask", mask, "terms", terms)
+    inside = as_mask("mask", mask, "terms", terms)
+    return masked("terms", terms, inside), index_sequences(inside, sequence_ids)
 
 
-def _num_sequences(inside: Tensor) -> int:
-    return int(inside.any(dim=1).sum())
-
-
-def _total(name: str, total: int | float | Tensor, num_here: int, what: str) -> float:
+def _total(name: str, total: int | float | Tensor, num_here: Tensor, what: str) -> float:
     """The divisor; 1 in place of 0 for an update without a single term, whose loss is 0."""
     if isinstance(total, Tensor) and total.numel() != 1:
         raise ShapeError(f"{name} has shape {list(total.shape)}; expected one number")
     number = float(total)
-    if not number >= num_here or number == float("inf"):  # `not >=` catches NaN too
+    if not number >= int(num_here) or number == float("inf"):  # `not >=` catches NaN too
         raise AlgosError(
-            f"{name}={number:g}, but this mask alone holds {num_here} {what}; pass the count over all "
+            f"{name}={number:g}, but this mask alone holds {int(num_here)} {what}; pass the count over all "
             "micro-batches and ranks of the update"
         )
     return number or 1.0

@@ -4,6 +4,7 @@ A NaN in one advantage turns a whole model into NaN, and a [N, 1] that broadcast
 numbers without a word. Both stop here, with the tensor's name and the place.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -25,7 +26,10 @@ def check_finite(name: str, tensor: Tensor, mask: Tensor | None = None) -> None:
     """
     if not tensor.is_floating_point():
         return
-    bad = ~torch.isfinite(tensor.detach())
+    tensor = tensor.detach()
+    if _is_sum_finite(tensor if mask is None else tensor.masked_fill(~mask, 0.0)):
+        return
+    bad = ~torch.isfinite(tensor)
     if mask is not None:
         bad &= mask
     if not bool(bad.any()):
@@ -35,7 +39,7 @@ def check_finite(name: str, tensor: Tensor, mask: Tensor | None = None) -> None:
     place = f"{name}[{', '.join(map(str, index))}]" if index else name
     count = f"{len(indices)} of {tensor.numel()} elements"
     raise NonFiniteError(
-        f"{place}={tensor.detach()[index].item()} is not finite ({count} are not); look at what produced {name}: "
+        f"{place}={tensor[index].item()} is not finite ({count} are not); look at what produced {name}: "
         "nothing is computed from it"
     )
 
@@ -58,11 +62,11 @@ def as_mask(name: str, mask: Tensor | None, like: str, tensor: Tensor) -> Tensor
     check_shape(name, mask, tensor.shape, like)
     if mask.dtype == torch.bool:
         return mask
-    bad = ((mask != 0) & (mask != 1)).nonzero()
-    if len(bad):
-        index = tuple(bad[0].tolist())
+    inside = mask != 0
+    if not torch.equal(inside.to(mask.dtype), mask):
+        index = tuple(((mask != 0) & (mask != 1)).nonzero()[0].tolist())
         raise AlgosError(f"{name}[{', '.join(map(str, index))}]={mask[index].item()}; a mask holds 0 and 1 only")
-    return mask != 0
+    return inside
 
 
 def masked(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
@@ -70,8 +74,16 @@ def masked(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
 
     What lies outside the mask, NaN included, reaches neither the value nor the gradient.
     """
-    check_finite(name, tensor, mask)
-    return at_least_float32(tensor).masked_fill(~mask, 0.0)
+    filled = at_least_float32(tensor).masked_fill(~mask, 0.0)
+    if not _is_sum_finite(filled.detach()):
+        check_finite(name, tensor, mask)
+    return filled
+
+
+def _is_sum_finite(tensor: Tensor) -> bool:
+    """False where an element is not finite: nothing added to NaN or infinity is finite again. One pass that writes
+    nothing; a sum of finite numbers that overflows also gives False, so that False means: look closer."""
+    return math.isfinite(tensor.sum().item())
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

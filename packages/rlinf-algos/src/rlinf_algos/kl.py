@@ -1,18 +1,24 @@
-"""Estimates of KL(policy || ref) from samples of the policy, one for each token (J. Schulman, "Approximating KL
-divergence", 2020, joschu.net/blog/kl-approx.html).
+"""KL(policy || ref): estimates from samples of the policy, one for each token (J. Schulman, "Approximating KL
+divergence", 2020, joschu.net/blog/kl-approx.html), the exact one over the vocabulary, and the KL as part of the reward.
 
 With `d = policy_logprobs - ref_logprobs`:
     k1 = d                 unbiased, may be negative, noisy; for rewards (as a loss, its gradient averages to 0)
     k2 = d^2 / 2           biased, low variance; its gradient is that of the KL
     k3 = exp(-d) - 1 + d   unbiased, never negative, low variance; GRPO's term in the loss (arXiv:2402.03300, eq. 4)
+    abs = |d|              biased, never negative; a bound on how far a token may go
+    k1+, k3+               the value of k1 or k3 with the gradient of k2: both unbiased (verl's names)
+    full                   the sum over the vocabulary: no sampling noise, but needs both sets of logits
 
-Departs from verl, which clamps k3 to [-10, 10] and its exponent to [-20, 20]: here an overflow raises.
+Departs from verl, which clamps k3 to [-10, 10] and its exponent to [-20, 20]: here an overflow raises. verl names
+`full` but does not implement it.
 """
 
 import torch
 from torch import Tensor
 
-from rlinf_algos.checks import as_mask, check_finite, check_shape, masked
+from rlinf_algos.checks import as_mask, check_finite, check_range, check_shape, masked
+from rlinf_algos.divergence import vocabulary_divergence
+from rlinf_algos.errors import AlgosError, ShapeError
 
 
 def kl_k1(policy_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -45,7 +51,118 @@ def kl_k3(policy_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = N
     return k3
 
 
+def kl_abs(policy_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """`|policy_logprobs - ref_logprobs|`; arguments, result and errors as for `kl_k1`."""
+    return _log_ratio(policy_logprobs, ref_logprobs, mask).abs()
+
+
+def kl_k1_plus(policy_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The value of `kl_k1`, the gradient of `kl_k2`; arguments, result and errors as for `kl_k1`."""
+    return _with_gradient_of(
+        kl_k2(policy_logprobs, ref_logprobs, mask), kl_k1(policy_logprobs.detach(), ref_logprobs.detach(), mask)
+    )
+
+
+def kl_k3_plus(policy_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The value of `kl_k3`, the gradient of `kl_k2`; arguments, result and errors as for `kl_k3`."""
+    return _with_gradient_of(
+        kl_k2(policy_logprobs, ref_logprobs, mask), kl_k3(policy_logprobs.detach(), ref_logprobs.detach(), mask)
+    )
+
+
+def kl_full(
+    policy_logits: Tensor, ref_logits: Tensor, temperature: float = 1.0, *, loss_mask: Tensor | None = None
+) -> Tensor:
+    """KL(policy || ref) of each position, summed over the vocabulary in chunks.
+
+    Args:
+        policy_logits: [B, T, V], any floating dtype; may carry gradient.
+        ref_logits: [B, T, V], a constant.
+        temperature: of both, above 0.
+        loss_mask: [B, T], bool or 0/1; None: all.
+
+    Returns and raises: as `rlinf_algos.divergence.vocabulary_divergence`, [B, T] in nats.
+    """
+    return vocabulary_divergence(policy_logits, ref_logits, temperature, kind="reverse", loss_mask=loss_mask)
+
+
+@torch.no_grad()
+def rewards_at_last_token(scores: Tensor, loss_mask: Tensor) -> Tensor:
+    """The score of each completion at its last token inside the mask, 0 elsewhere.
+
+    Args:
+        scores: [B].
+        loss_mask: [B, T], bool or 0/1. A completion without a token has nowhere to put its score: a row of 0.
+
+    Returns:
+        [B, T], at least float32.
+
+    Raises:
+        ShapeError. NonFiniteError: the score of a completion with tokens.
+    """
+    if loss_mask.ndim != 2:
+        raise ShapeError(f"loss_mask has shape {list(loss_mask.shape)}; expected [B, T]")
+    check_shape("scores", scores, loss_mask.shape[:1], "loss_mask[:, 0]")
+    mask = as_mask("loss_mask", loss_mask, "loss_mask", loss_mask)
+    is_last = mask & (mask.flip(1).cumsum(dim=1).flip(1) == 1)
+    return masked("scores", scores, mask.any(dim=1))[:, None] * is_last
+
+
+@torch.no_grad()
+def kl_shaped_rewards(rewards: Tensor, kl: Tensor, kl_coef: float, loss_mask: Tensor | None = None) -> Tensor:
+    """`rewards - kl_coef * kl` of each token: the KL in the reward (arXiv:1909.08593, eq. 2), for GAE and REINFORCE++.
+
+    Args:
+        rewards: [B, T], usually `rewards_at_last_token`.
+        kl: [B, T], usually `kl_k1` of proximal or rollout log-probabilities: in a reward only k1's expectation is right
+            without more, and a constant needs no gradient.
+        kl_coef: at least 0.
+        loss_mask: [B, T], bool or 0/1; None: all.
+
+    Returns:
+        [B, T], at least float32, 0 outside the mask, without gradient.
+
+    Raises:
+        ShapeError, NonFiniteError. AlgosError: a negative kl_coef.
+    """
+    check_range("kl_coef", kl_coef, low=0.0, why="a negative one would reward distance from the reference")
+    check_shape("kl", kl, rewards.shape, "rewards")
+    mask = as_mask("loss_mask", loss_mask, "rewards", rewards)
+    return masked("rewards", rewards, mask) - kl_coef * masked("kl", kl, mask)
+
+
+def adapted_kl_coef(kl_coef: float, measured_kl: float, *, target_kl: float, num_samples: int, horizon: int) -> float:
+    """The next coefficient of a controller that steers the KL to a target (arXiv:1909.08593, section 2.2).
+
+    `kl_coef * (1 + clip(measured_kl / target_kl - 1, -0.2, 0.2) * num_samples / horizon)`. A fixed controller is to not
+    call this. The coefficient is the only state: keep it in the checkpoint.
+
+    Args:
+        kl_coef: the present one, above 0.
+        measured_kl: mean over the step, nats, in the unit of the target: a completion's in the paper.
+        target_kl: above 0.
+        num_samples: completions of the step.
+        horizon: completions in which the coefficient may change by a fifth; at least num_samples, else it could turn
+            over at once.
+
+    Raises: AlgosError: a number out of range, NaN included.
+    """
+    check_range("measured_kl", measured_kl, low=-float("inf"), high=1e30, why="a controller needs a number")
+    check_range("num_samples", num_samples, low=0, why="it counts completions")
+    check_range("horizon", horizon, low=max(1, num_samples), why="one step must not change the coefficient by more")
+    for name, value in (("kl_coef", kl_coef), ("target_kl", target_kl)):
+        if not 0.0 < value < float("inf"):
+            raise AlgosError(f"{name}={value} must be above 0 and finite: the coefficient changes by a factor")
+    error = min(0.2, max(-0.2, measured_kl / target_kl - 1.0))
+    return kl_coef * (1.0 + error * num_samples / horizon)
+
+
 def _log_ratio(policy_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None) -> Tensor:
     check_shape("ref_logprobs", ref_logprobs, policy_logprobs.shape, "policy_logprobs")
     inside = as_mask("mask", mask, "policy_logprobs", policy_logprobs)
     return masked("policy_logprobs", policy_logprobs, inside) - masked("ref_logprobs", ref_logprobs, inside)
+
+
+def _with_gradient_of(differentiable: Tensor, values: Tensor) -> Tensor:
+    """The straight-through form: exactly `values` forward, the first one's gradient backward."""
+    return values + (differentiable - differentiable.detach())

@@ -1,15 +1,19 @@
-"""The critic's loss: half the squared error, with PPO's optional clipping of the value (OpenAI baselines, ppo2).
+"""The critic's loss: half the squared error or Huber's, with PPO's optional clipping of the value (OpenAI baselines,
+ppo2).
 
-`0.5 * max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2)`. Not in the PPO paper. Engstrom et al.
-(arXiv:2005.12729) found no help in it and Andrychowicz et al. (arXiv:2006.05990) harm: `clip=None` leaves it out.
+`max(f(v - R), f(clip(v, v_old - c, v_old + c) - R))` with `f(e) = e^2 / 2`, or Huber's (1964), which is linear beyond
+delta: `f(e) = delta * (|e| - delta / 2)`. Clipping is not in the PPO paper. Engstrom et al. (arXiv:2005.12729) found no
+help in it and Andrychowicz et al. (arXiv:2006.05990) harm, in Huber's loss too: `clip=None` leaves it out.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rlinf_algos.checks import as_mask, check_range, check_shape, masked
+from rlinf_algos.errors import AlgosError
 from rlinf_algos.normalization import masked_mean
 
 
@@ -45,21 +49,62 @@ def clipped_value_loss(
     Raises:
         ShapeError: shapes differ. NonFiniteError: NaN or infinity inside the mask. AlgosError: a negative clip.
     """
+    return _clipped(lambda errors: 0.5 * errors.square(), values, old_values, returns, mask, clip)
+
+
+def huber_value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    mask: Tensor | None,
+    *,
+    delta: float = 10.0,
+    clip: float | None = None,
+) -> ValueLoss:
+    """Huber's loss of the critic, unreduced: squared for small errors, linear for large ones, so that a few far returns
+    do not own the gradient.
+
+    Args:
+        values, old_values, returns, mask, clip: as for `clipped_value_loss`.
+        delta: above 0, in units of value: where the square ends. RLinf: `huber_delta`, 10.
+
+    Raises:
+        as `clipped_value_loss`. AlgosError: delta not above 0.
+    """
+    if not 0.0 < delta < float("inf"):
+        raise AlgosError(f"delta={delta} must be above 0 and finite; without an end of the square: clipped_value_loss")
+
+    def huber(errors: Tensor) -> Tensor:
+        sizes = errors.abs()
+        inner = sizes.clamp(max=delta)
+        return inner * (sizes - 0.5 * inner)  # e^2 / 2 up to delta, delta * (|e| - delta / 2) beyond
+
+    return _clipped(huber, values, old_values, returns, mask, clip)
+
+
+def _clipped(
+    loss_of: Callable[[Tensor], Tensor],
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    mask: Tensor | None,
+    clip: float | None,
+) -> ValueLoss:
     check_shape("old_values", old_values, values.shape, "values")
     check_shape("returns", returns, values.shape, "values")
     inside = as_mask("mask", mask, "values", values)
     predicted = masked("values", values, inside)
     target = masked("returns", returns.detach(), inside)
-    errors = (predicted - target).square()
+    terms = loss_of(predicted - target)
     is_clipped = torch.zeros_like(inside)
     if clip is not None:
         check_range("clip", clip, low=0.0, why="it is a distance")
         old = masked("old_values", old_values.detach(), inside)
-        clipped_errors = (predicted.clamp(old - clip, old + clip) - target).square()
-        is_clipped = inside & (clipped_errors > errors)
-        errors = torch.maximum(errors, clipped_errors)
+        clipped_terms = loss_of(predicted.clamp(old - clip, old + clip) - target)
+        is_clipped = inside & (clipped_terms > terms)
+        terms = torch.maximum(terms, clipped_terms)
     return ValueLoss(
-        loss_terms=(0.5 * errors).masked_fill(~inside, 0.0),
+        loss_terms=terms.masked_fill(~inside, 0.0),
         num_terms=inside.sum(),
-        clip_fraction=masked_mean(is_clipped.to(errors.dtype), inside),
+        clip_fraction=masked_mean(is_clipped.to(terms.dtype), inside),
     )

@@ -1,14 +1,12 @@
 """Rewards by name, and the one way to call them that never turns a crash into a 0."""
 
-import difflib
-import importlib
 from collections.abc import Callable, Sequence
-from typing import cast
 
 from rlinf_algos.errors import RewardError
+from rlinf_algos.registry import Registry
 from rlinf_algos.rewards.base import RewardFunction, RewardResult
 
-_REWARDS: dict[str, RewardFunction] = {}
+REWARDS: Registry[RewardFunction] = Registry("reward", error=RewardError)
 
 
 def register_reward(name: str) -> Callable[[RewardFunction], RewardFunction]:
@@ -17,19 +15,12 @@ def register_reward(name: str) -> Callable[[RewardFunction], RewardFunction]:
     Raises:
         RewardError: the name is taken by another function.
     """
-
-    def register(function: RewardFunction) -> RewardFunction:
-        if _REWARDS.get(name, function) is not function:
-            raise RewardError(f"the reward name {name!r} is taken by {_REWARDS[name]!r}; choose another")
-        _REWARDS[name] = function
-        return function
-
-    return register
+    return REWARDS.register(name)
 
 
 def reward_names() -> tuple[str, ...]:
     """The registered names, sorted."""
-    return tuple(sorted(_REWARDS))
+    return REWARDS.names()
 
 
 def get_reward(name: str) -> RewardFunction:
@@ -38,13 +29,7 @@ def get_reward(name: str) -> RewardFunction:
     Raises:
         RewardError: nothing is known by that name; says what is near. Or the path does not lead to a function.
     """
-    if name in _REWARDS:
-        return _REWARDS[name]
-    if ":" in name:
-        return _imported(name)
-    close = difflib.get_close_matches(name, _REWARDS, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(reward_names())}."
-    raise RewardError(f"no reward is called {name!r}; {hint} A reward of your own is 'package.module:function'")
+    return REWARDS.get(name)
 
 
 def score(reward: RewardFunction | str, completion: str, reference: str) -> RewardResult:
@@ -82,17 +67,6 @@ def score_all(
         raise RewardError(f"{len(completions)} completions, {len(references)} references; pass one for each")
     function = get_reward(reward) if isinstance(reward, str) else reward
     return tuple(score(function, c, r) for c, r in zip(completions, references, strict=True))
-
-
-def _imported(path: str) -> RewardFunction:
-    module, _, attribute = path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as e:
-        raise RewardError(f"the reward {path!r} cannot be imported: {e}") from e
-    if not callable(function):
-        raise RewardError(f"the reward {path!r} is a {type(function).__name__}, not a function")
-    return cast(RewardFunction, function)
 
 
 def _short(text: object) -> str:

@@ -65,14 +65,19 @@ def pack_groups(groups: Sequence[SampleGroup], pad_id: int) -> SequenceBatch:
     return SequenceBatch(
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
-        completion_ids=torch.cat([_fit(group.completion_ids, completion_width, pad_id) for group in groups]),
-        loss_mask=torch.cat([_fit(group.loss_mask, completion_width, 0.0) for group in groups]),
+        completion_ids=torch.cat([fit_width(group.completion_ids, completion_width, pad_id) for group in groups]),
+        loss_mask=torch.cat([fit_width(group.loss_mask, completion_width, 0.0) for group in groups]),
     )
 
 
 def completion_logprobs(model: Any, batch: SequenceBatch, temperature: float) -> Tensor:
     """Log-probability of each completion token given what stands before it, [B, T] float32, nats, at the sampling
     temperature."""
+    return token_logprobs(completion_logits(model, batch), batch.completion_ids, temperature=temperature or 1.0)
+
+
+def completion_logits(model: Any, batch: SequenceBatch) -> Tensor:
+    """What the model's head gives before each completion token, [B, T, V]; a critic's head has V = 1."""
     from transformers import DynamicCache
 
     size, (width, num_tokens) = batch.group_size, (batch.prompt_ids.shape[1], batch.completion_ids.shape[1])
@@ -94,7 +99,7 @@ def completion_logprobs(model: Any, batch: SequenceBatch, temperature: float) ->
             **_positions(mask, num_tokens - 1),
         )
         logits = torch.cat([logits, completions.logits], 1)
-    return token_logprobs(logits, batch.completion_ids, temperature=temperature or 1.0)
+    return logits
 
 
 def _positions(mask: Tensor | None, num_queries: int) -> dict[str, Tensor]:
@@ -104,6 +109,6 @@ def _positions(mask: Tensor | None, num_queries: int) -> dict[str, Tensor]:
     return {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp_(min=0)[:, -num_queries:]}
 
 
-def _fit(rows: Tensor, width: int, value: float) -> Tensor:
+def fit_width(rows: Tensor, width: int, value: float = 0.0) -> Tensor:
     """Cuts or pads the last dimension to `width`."""
     return torch.nn.functional.pad(rows[:, :width], (0, max(0, width - rows.shape[1])), value=value)

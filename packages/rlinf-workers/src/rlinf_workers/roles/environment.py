@@ -29,6 +29,9 @@ class EnvironmentSettings:
     num_steps: int
     """Steps of a training segment (T)."""
     num_eval_episodes: int
+    same_start: bool = False
+    """All environments of a group begin a training segment in the same state, and no success ends an episode early, so
+    that the sums of their rewards can be compared."""
     eval_seed: int
     """Evaluation resets with eval_seed, eval_seed + 1, ...; below 2**31."""
 
@@ -37,10 +40,11 @@ TRAIN_SEED_BIT = 1 << 31
 """Set in every reset seed of training and in none of evaluation, so that the two never meet."""
 
 
-def training_seeds(seed: int, step: int, group: int, num_envs: int) -> list[int]:
+def training_seeds(seed: int, step: int, group: int, num_envs: int, *, same_start: bool = False) -> list[int]:
     """Reset seeds of one group's environments at a training step; below 2**32."""
-    state = np.random.SeedSequence([seed, step, group]).generate_state(num_envs)
-    return [int(value) | TRAIN_SEED_BIT for value in state]
+    state = np.random.SeedSequence([seed, step, group]).generate_state(1 if same_start else num_envs)
+    seeds = [int(value) | TRAIN_SEED_BIT for value in state]
+    return seeds * num_envs if same_start else seeds
 
 
 @dataclass
@@ -64,7 +68,8 @@ class Environment(Worker):
     def __init__(self, settings: EnvironmentSettings) -> None:
         self._settings = settings
         self._groups = [g for g in range(settings.num_groups) if g % self.num_ranks == self.rank]
-        self._train = {group: make_env(settings.spec) for group in self._groups}
+        spec = replace(settings.spec, ignore_terminations=True) if settings.same_start else settings.spec
+        self._train = {group: make_env(spec) for group in self._groups}
         self._evaluate: dict[int, BatchedEnv] = {}
 
     def interact(self, actions: Reader[Action], observations: Writer[Observation]) -> None:
@@ -94,7 +99,15 @@ class Environment(Worker):
                 _Group(
                     index=group,
                     env=self._train[group],
-                    segments=[training_seeds(context.seed, context.step, group, settings.spec.num_envs)],
+                    segments=[
+                        training_seeds(
+                            context.seed,
+                            context.step,
+                            group,
+                            settings.spec.num_envs,
+                            same_start=settings.same_start,
+                        )
+                    ],
                     num_steps=settings.num_steps,
                 )
                 for group in self._groups

@@ -8,7 +8,7 @@ float additions, so the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +71,14 @@ class ShardedGradients:
         for parameter, view in zip(self._parameters, self._views[first], strict=True):
             parameter.grad = view
         return self._statistics[first].clone()
+
+    def sum_over_shards(self, by_shard: Mapping[int, Tensor]) -> Tensor:
+        """Sum of one tensor for each shard of this rank, over all shards of all ranks, in the order of the shards."""
+        first, *others = (by_shard[shard] for shard in self.shards)
+        total = first.clone()
+        for tensor in others:
+            total += tensor
+        return self._ranks.sum_(total)
 
     def scale_(self, factor: float) -> None:
         """Multiplies the reduced gradient."""

@@ -1,18 +1,25 @@
-"""Policy actor: trains an actor-critic by PPO on whole segments.
+"""Policy actor: trains an actor-critic by PPO, or its policy alone by GRPO, on whole segments.
 
-trajectories -> GAE -> advantages normalised over the batch -> epochs of minibatches -> clipped loss + value loss
--> one Adam step each
+trajectories -> GAE, normalised over the batch, or the group as baseline -> epochs of minibatches -> clipped loss (+
+value loss) -> one Adam step each
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from rlinf_algos.advantages import gae
+from rlinf_algos.advantages import (
+    episode_group_advantages,
+    first_episode_mask,
+    gae,
+    grpo_advantages,
+    rewards_to_go,
+)
 from rlinf_algos.policy_loss import ppo_clip_loss
 from rlinf_workers.checkpoint import load_tensors, save_tensors
 from rlinf_workers.execution.ports import Reader
@@ -26,15 +33,35 @@ ADAM_EPSILON = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GaeSettings:
+    """PPO's advantages: against the value function."""
+
+    gamma: float
+    gae_lambda: float
+    bootstrap_at_termination: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupSettings:
+    """GRPO's advantages: against the other environments of the group, which began in the same state. No critic."""
+
+    compares: Literal["episodes", "steps"]
+    """The sum of an episode's rewards, one advantage for all its steps; or the rewards still to come at each step, with
+    those of the others at the same step."""
+    gamma: float
+    """Discount of the rewards still to come."""
+    normalize_std: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyActorSettings:
-    """PPO and its optimizer."""
+    """The algorithm and its optimizer."""
 
     model: ActorCriticSettings
     num_shards: int
     learning_rate: float
     max_grad_norm: float
-    gamma: float
-    gae_lambda: float
+    advantage: GaeSettings | GroupSettings
     clip: float
     num_epochs: int
     minibatch_size: int
@@ -42,7 +69,6 @@ class PolicyActorSettings:
     entropy_coef: float
     target_kl: float | None
     """An epoch loop ends when the approximate KL of a minibatch exceeds it."""
-    bootstrap_at_termination: bool
 
 
 @dataclass
@@ -57,6 +83,29 @@ class _Batch:
     advantages: Tensor
     returns: Tensor
     """[N] each"""
+
+
+def _advantages_and_returns(t: Trajectory, settings: GaeSettings | GroupSettings) -> tuple[Tensor, Tensor]:
+    """[T, n] each. A group of GRPO is the environments of one trajectory; what follows its first episodes gets 0."""
+    if isinstance(settings, GaeSettings):
+        return gae(
+            t.rewards,
+            t.values,
+            t.next_values,
+            t.terminated,
+            t.truncated,
+            gamma=settings.gamma,
+            lam=settings.gae_lambda,
+            bootstrap_at_termination=settings.bootstrap_at_termination,
+        )
+    mask = first_episode_mask(t.terminated, t.truncated)
+    if settings.compares == "steps":
+        to_go = rewards_to_go(t.rewards, mask, settings.gamma, dim=0)
+        advantages = grpo_advantages(to_go, mask=mask, normalize_std=settings.normalize_std)
+    else:
+        one_group = torch.zeros(t.rewards.shape[1], dtype=torch.int64)
+        advantages = episode_group_advantages(t.rewards, mask, one_group, normalize_std=settings.normalize_std)
+    return advantages, torch.zeros_like(advantages)
 
 
 class PolicyActor(TrainingWorker):
@@ -75,26 +124,13 @@ class PolicyActor(TrainingWorker):
             shard: self._prepare([t for t in received if t.group % self._settings.num_shards == shard])
             for shard in self._gradients.shards
         }
-        self._normalize_advantages(batches)
+        if isinstance(self._settings.advantage, GaeSettings):
+            self._normalize_advantages(batches)
         self._optimize(batches)
         self._absorb_observations(batches)
 
     def _prepare(self, trajectories: list[Trajectory]) -> _Batch:
-        settings = self._settings
-        parts: list[tuple[Tensor, Tensor]] = []
-        for t in trajectories:
-            parts.append(
-                gae(
-                    t.rewards,
-                    t.values,
-                    t.next_values,
-                    t.terminated,
-                    t.truncated,
-                    gamma=settings.gamma,
-                    lam=settings.gae_lambda,
-                    bootstrap_at_termination=settings.bootstrap_at_termination,
-                )
-            )
+        parts = [_advantages_and_returns(t, self._settings.advantage) for t in trajectories]
         advantages = torch.cat([advantage.flatten() for advantage, _ in parts])
         return _Batch(
             states=torch.cat([t.states.flatten(0, 1) for t in trajectories]).to(self.device),
@@ -106,7 +142,7 @@ class PolicyActor(TrainingWorker):
 
     def _normalize_advantages(self, batches: Mapping[int, _Batch]) -> None:
         """To zero mean and unit variance over the whole batch, whatever its shards."""
-        count, total, squares = self._sum_over_shards(
+        count, total, squares = self._gradients.sum_over_shards(
             {
                 shard: torch.stack(
                     [
@@ -186,7 +222,8 @@ class PolicyActor(TrainingWorker):
         self._policy_steps += 1
         if self.rank == 0:
             self.record("actor/policy_loss", policy_loss / count)
-            self.record("actor/value_loss", value_loss / count)
+            if self._settings.value_coef:
+                self.record("actor/value_loss", value_loss / count)
             self.record("actor/clip_fraction", clipped / count)
             self.record("actor/entropy", entropy / count)
             self.record("actor/grad_norm", grad_norm)
@@ -197,7 +234,7 @@ class PolicyActor(TrainingWorker):
             self.record("actor/optimizer_steps", self._version - first_version)
 
     def _absorb_observations(self, batches: Mapping[int, _Batch]) -> None:
-        sums = self._sum_over_shards(
+        sums = self._gradients.sum_over_shards(
             {
                 shard: torch.cat(
                     [
@@ -211,14 +248,6 @@ class PolicyActor(TrainingWorker):
         ).to(self.device)
         size = (len(sums) - 1) // 2
         self._model.absorb_observations(sums[0], sums[1 : 1 + size], sums[1 + size :])
-
-    def _sum_over_shards(self, by_shard: Mapping[int, Tensor]) -> Tensor:
-        """In the order of the shards, as ShardedGradients does."""
-        first, *others = [by_shard[shard] for shard in self._gradients.shards]
-        total = first.clone()
-        for tensor in others:
-            total += tensor
-        return self.ranks.sum_(total)
 
     # -- weights, state, checkpoints -------------------------------------------------------------------------------
 

@@ -14,6 +14,28 @@ from rlinf_workers.roles.gradients import ShardedGradients
 from rlinf_workers.worker import Worker
 
 
+def optimizer_step(
+    model: nn.Module,
+    gradients: ShardedGradients,
+    optimizer: torch.optim.Optimizer,
+    *,
+    num_terms: float,
+    max_grad_norm: float,
+    where: str,
+) -> float:
+    """Turns the reduced gradient, a sum over `num_terms`, into a mean, clips it, steps. Returns its norm before
+    clipping.
+
+    Raises: FloatingPointError when the norm is not finite; the weights are as before.
+    """
+    gradients.scale_(1.0 / num_terms)
+    grad_norm = float(nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm))
+    if not math.isfinite(grad_norm):
+        raise FloatingPointError(f"{where}: the gradient norm is {grad_norm}; nothing was changed")
+    optimizer.step()
+    return grad_norm
+
+
 class TrainingWorker(Worker):
     """A model, its sharded gradients and its optimizer.
 
@@ -37,18 +59,11 @@ class TrainingWorker(Worker):
     # -- one optimizer step ----------------------------------------------------------------------------------------
 
     def _optimizer_step(self, optimizer: torch.optim.Optimizer, *, num_terms: float, max_grad_norm: float) -> float:
-        """Turns the reduced gradient, a sum over `num_terms`, into a mean, clips it, steps. Returns its norm before
-        clipping.
-
-        Raises: FloatingPointError when the norm is not finite; the weights are as before.
-        """
-        self._gradients.scale_(1.0 / num_terms)
-        grad_norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), max_grad_norm))
-        if not math.isfinite(grad_norm):
-            raise FloatingPointError(
-                f"{self.name}: gradient norm is {grad_norm} at optimizer step {self._version}; nothing was changed"
-            )
-        optimizer.step()
+        """`optimizer_step` of this worker's model; counts it."""
+        where = f"{self.name}: optimizer step {self._version}"
+        grad_norm = optimizer_step(
+            self._model, self._gradients, optimizer, num_terms=num_terms, max_grad_norm=max_grad_norm, where=where
+        )
         self._version += 1
         return grad_norm
 

@@ -1,11 +1,11 @@
-"""Config of the embodied job: a robot learns a task in simulation by PPO."""
+"""Config of the embodied job: a robot learns a task in simulation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlinf.config.base import Problem, Section, neighbours
 from rlinf.config.common import JobConfig
@@ -56,13 +56,27 @@ class PolicyConfig(Section):
     )
 
 
-class PpoConfig(Section):
-    """Proximal policy optimization (arXiv:1707.06347) with generalized advantage estimation."""
+class EmbodiedAlgorithmConfig(Section):
+    """PPO (arXiv:1707.06347) with generalized advantage estimation, or GRPO over episodes from the same start. null:
+    the algorithm has no such number."""
 
-    name: Literal["ppo"] = Field(default="ppo", description="The algorithm.")
+    name: Literal["ppo", "grpo"] = Field(
+        default="ppo",
+        description="ppo: against a value function. grpo: against the other environments of the group, which all begin "
+        "in the same state.",
+    )
     num_steps: int = Field(default=50, ge=1, description="Actions of each environment in one training step.")
     gamma: float = Field(default=0.8, ge=0, le=1, description="Discount of a reward one step later.")
-    gae_lambda: float = Field(default=0.9, ge=0, le=1, description="Weight of longer returns in the advantage.")
+    gae_lambda: float | None = Field(
+        default=None, ge=0, le=1, description="ppo: weight of longer returns in the advantage."
+    )
+    compares: Literal["episodes", "steps"] | None = Field(
+        default=None,
+        description="grpo: episodes by the sum of their rewards, or the rewards still to come at the same step.",
+    )
+    normalize_std: bool | None = Field(
+        default=None, description="grpo: divide advantages by the standard deviation of the group."
+    )
     clip: float = Field(
         default=0.2, gt=0, lt=1, description="The probability ratio is clipped to 1 - clip ... 1 + clip."
     )
@@ -72,15 +86,44 @@ class PpoConfig(Section):
         ge=1,
         description="Samples of an optimizer step; a multiple of actor.num_shards and a divisor of all samples.",
     )
-    value_coef: float = Field(default=0.5, ge=0, description="Weight of the value loss.")
+    value_coef: float | None = Field(default=None, ge=0, description="ppo: weight of the value loss.")
     entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     target_kl: float | None = Field(
         default=0.1, gt=0, description="End the epochs once the KL to the sampling policy exceeds it; null for never."
     )
-    bootstrap_at_termination: bool = Field(
-        default=True,
-        description="Count the value of the last state also where an episode ends in success, as if it went on.",
+    bootstrap_at_termination: bool | None = Field(
+        default=None,
+        description="ppo: count the value of the last state also where an episode ends in success, as if it went on.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        """What the algorithm uses and a recipe leaves out."""
+        if not isinstance(values, dict) or values.get("name", "ppo") not in OPTIONS:
+            return values
+        return OPTIONS[values.get("name", "ppo")] | values
+
+    def problems(self) -> Iterator[Problem]:
+        mine = OPTIONS[self.name]
+        for other, options in OPTIONS.items():
+            for option in options:
+                value = getattr(self, option)
+                if option not in mine and value is not None:
+                    yield Problem(
+                        keys=(f"algorithm.{option}", "algorithm.name"),
+                        text=f"={value} is not used: it belongs to algorithm.name={other}, and this is {self.name}; "
+                        "leave it out",
+                    )
+                elif option in mine and value is None:
+                    yield Problem(keys=(f"algorithm.{option}",), text=f" is null; algorithm.name={self.name} needs it")
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "ppo": {"gae_lambda": 0.9, "value_coef": 0.5, "bootstrap_at_termination": True},
+    "grpo": {"compares": "episodes", "normalize_std": True},
+}
+"""Algorithm -> the keys that only it has, with their defaults."""
 
 
 class PolicyActorConfig(Section):
@@ -96,12 +139,12 @@ class PolicyActorConfig(Section):
 
 
 class EmbodiedConfig(JobConfig):
-    """A robot learns a task in simulation by PPO."""
+    """A robot learns a task in simulation."""
 
     job: Literal["embodied"] = Field(description="Which training program runs.")
     env: EnvConfig = Field(description="The environments.")
     policy: PolicyConfig = Field(default=PolicyConfig(), description="The network.")
-    algorithm: PpoConfig = Field(default=PpoConfig(), description="The learning algorithm.")
+    algorithm: EmbodiedAlgorithmConfig = Field(default=EmbodiedAlgorithmConfig(), description="The learning algorithm.")
     actor: PolicyActorConfig = Field(default=PolicyActorConfig(), description="The optimizer and how a batch is cut.")
 
     def problems(self) -> Iterator[Problem]:
@@ -117,6 +160,8 @@ class EmbodiedConfig(JobConfig):
                 text=f"={self.algorithm.minibatch_size} does not divide the env.num_envs * algorithm.num_steps = "
                 f"{num_samples} samples of a step; use {self._nearest_divisors(num_samples)}",
             )
+        if self.algorithm.name == "grpo":
+            yield from self._group_problems()
         last = self.env.eval_seed + self.env.num_eval_episodes
         if last > EVAL_SEED_LIMIT:
             yield Problem(
@@ -125,6 +170,24 @@ class EmbodiedConfig(JobConfig):
                 "the seeds of training begin; use a smaller seed",
             )
         yield from self._shard_problems(self.actor.num_shards)
+
+    def _group_problems(self) -> Iterator[Problem]:
+        """A group is whole episodes from one start."""
+        num_envs, num_groups = self.env.num_envs, self.env.num_groups
+        if num_envs < 2 * num_groups:
+            yield Problem(
+                keys=("env.num_envs", "env.num_groups", "algorithm.name"),
+                text=f"={num_envs} leaves {num_envs // num_groups} environment in each of env.num_groups={num_groups}, "
+                f"and algorithm.name=grpo compares those of a group; use at least {2 * num_groups}, better "
+                f"{8 * num_groups}",
+            )
+        num_steps, limit = self.algorithm.num_steps, self.env.max_episode_steps
+        if num_steps != limit:
+            yield Problem(
+                keys=("algorithm.num_steps", "env.max_episode_steps", "algorithm.name"),
+                text=f"={num_steps} differs from env.max_episode_steps={limit}, and algorithm.name=grpo compares whole "
+                f"episodes; use {limit}",
+            )
 
     @staticmethod
     def _multiple(key: str, value: int, by: str, step: int) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from rlinf.config.algorithm import AlgorithmConfig
 from rlinf.config.base import InputPath, Problem, Section, neighbours
 from rlinf.config.common import JobConfig
 
@@ -105,28 +106,6 @@ class WarmStartConfig(Section):
     check_every: int = Field(default=20, ge=1, description="Optimizer steps between two looks at the accuracy.")
 
 
-class GrpoConfig(Section):
-    """Group-relative policy optimization (arXiv:2402.03300), token-mean loss."""
-
-    name: Literal["grpo"] = Field(default="grpo", description="The algorithm.")
-    group_size: int = Field(
-        default=8, ge=2, description="Completions sampled for each prompt; they are compared with each other."
-    )
-    clip_low: float = Field(
-        default=0.2, gt=0, lt=1, description="The probability ratio is clipped below at 1 - clip_low."
-    )
-    clip_high: float = Field(default=0.2, gt=0, description="The probability ratio is clipped above at 1 + clip_high.")
-    normalize_std: bool = Field(
-        default=True, description="Divide advantages by the standard deviation of the group's rewards."
-    )
-    kl_coef: float = Field(
-        default=0.0, ge=0, description="Weight of the KL to the reference model; 0 leaves the reference worker out."
-    )
-    num_minibatches: int = Field(
-        default=1, ge=1, description="Optimizer steps on the prompts of one step; divides rollout.num_prompts."
-    )
-
-
 class RolloutConfig(Section):
     """What is generated in each step."""
 
@@ -175,6 +154,17 @@ class ActorConfig(Section):
     )
 
 
+class CriticConfig(Section):
+    """The critic of algorithms that have one: a model like the actor's with one value a token."""
+
+    learning_rate: float = Field(default=1e-3, gt=0, description="Learning rate at the first step.")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        default=(0.9, 0.999), description="Decay of AdamW's two running averages."
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients with a larger norm are scaled down to it.")
+
+
 class ReasoningConfig(JobConfig):
     """A language model learns to answer, from rewards alone."""
 
@@ -184,10 +174,11 @@ class ReasoningConfig(JobConfig):
     warm_start: WarmStartConfig | None = Field(
         default=None, description="Supervised training before the first step; null for none."
     )
-    algorithm: GrpoConfig = Field(default=GrpoConfig(), description="The learning algorithm.")
+    algorithm: AlgorithmConfig = Field(default=AlgorithmConfig(), description="The learning algorithm.")
     rollout: RolloutConfig = Field(description="What is generated in each step.")
     reward: RewardConfig = Field(description="How a completion is scored.")
     actor: ActorConfig = Field(default=ActorConfig(), description="The optimizer and how a batch is cut.")
+    critic: CriticConfig = Field(default=CriticConfig(), description="The optimizer of the critic, where there is one.")
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()

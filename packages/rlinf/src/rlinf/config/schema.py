@@ -7,13 +7,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from rlinf.config.algorithm import AlgorithmConfig
 from rlinf.config.common import ClusterConfig, JobConfig, Mode, PlanConfig, RunConfig
-from rlinf.config.embodied import EmbodiedConfig, EnvConfig, PolicyActorConfig, PolicyConfig, PpoConfig
+from rlinf.config.embodied import EmbodiedAlgorithmConfig, EmbodiedConfig, EnvConfig, PolicyActorConfig, PolicyConfig
 from rlinf.config.reasoning import (
     ActorConfig,
     AddTask,
     ArchitectureConfig,
-    GrpoConfig,
+    CriticConfig,
     JsonlTask,
     ModelConfig,
     ReasoningConfig,
@@ -41,13 +42,14 @@ __all__ = [
     "ModelConfig",
     "ArchitectureConfig",
     "WarmStartConfig",
-    "GrpoConfig",
+    "AlgorithmConfig",
+    "CriticConfig",
     "RolloutConfig",
     "RewardConfig",
     "ActorConfig",
     "EnvConfig",
     "PolicyConfig",
-    "PpoConfig",
+    "EmbodiedAlgorithmConfig",
     "PolicyActorConfig",
     "json_schema",
 ]

@@ -18,6 +18,9 @@ from rlinf.errors import UserError
 Key = tuple[str | int, ...]
 """Where a value is: ("rollout", "temperature"), ("task", "train_files", 0)."""
 
+KINDS = (("task", "kind"), ("algorithm", "name"))
+"""Sections, and the key of each that decides what its other keys mean."""
+
 MAX_DEPTH = 20
 """Deeper than any recipe; only a file that refers to itself gets there."""
 
@@ -122,19 +125,20 @@ def describe(value: Any) -> str:
 def merge(base: Tree, over: Tree) -> Tree:
     """`over` on top of `base`: mappings are merged key by key, anything else is replaced.
 
-    A task of another kind has other keys, so a changed `task.kind` starts the task afresh.
+    A task of another kind has other keys, so a changed `task.kind` starts the task afresh; and so for all `KINDS`.
     """
     values, places = dict(base.values), dict(base.places)
-    if changes_kind(values.get("task"), over.values.get("task")):
-        values.pop("task")
-        forget(places, ("task",))
+    for section, key in KINDS:
+        if changes_kind(key, values.get(section), over.values.get(section)):
+            values.pop(section)
+            forget(places, (section,))
     _merge_into(values, over.values, places, ())
     return Tree(values=values, places={**places, **over.places})
 
 
-def changes_kind(old: Any, new: Any) -> bool:
-    """Whether both are sections and the new one names another kind."""
-    return isinstance(old, Mapping) and isinstance(new, Mapping) and "kind" in new and new["kind"] != old.get("kind")
+def changes_kind(key: str, old: Any, new: Any) -> bool:
+    """Whether both are sections and the new one says something else under the key that tells kinds apart."""
+    return isinstance(old, Mapping) and isinstance(new, Mapping) and key in new and new[key] != old.get(key)
 
 
 def forget(places: dict[Key, str], key: Key) -> None:

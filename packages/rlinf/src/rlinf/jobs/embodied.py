@@ -24,7 +24,7 @@ from rlinf_workers import Flow, FlowRun
 from rlinf_workers.models.actor_critic import ActorCriticSettings
 from rlinf_workers.roles.environment import Environment, EnvironmentSettings
 from rlinf_workers.roles.policy import Policy
-from rlinf_workers.roles.policy_actor import PolicyActor, PolicyActorSettings
+from rlinf_workers.roles.policy_actor import GaeSettings, GroupSettings, PolicyActor, PolicyActorSettings
 
 SUCCESS = Score(name="success_once", text="success rate over held-out reset seeds")
 CYCLE = ("env", "policy")
@@ -91,7 +91,7 @@ class EmbodiedJob:
 
     def _train_flow(self) -> Flow:
         config = self.config
-        flow = Flow("ppo")
+        flow = Flow(config.algorithm.name)
         flow.worker("env", Environment, self._environment_settings())
         flow.worker("policy", Policy, self._model_settings())
         flow.worker("actor", PolicyActor, self._actor_settings())
@@ -162,6 +162,7 @@ class EmbodiedJob:
             spec=self._spec,
             num_groups=env.num_groups,
             num_steps=self.config.algorithm.num_steps,
+            same_start=self.config.algorithm.name == "grpo",
             num_eval_episodes=env.num_eval_episodes,
             eval_seed=env.eval_seed,
         )
@@ -184,15 +185,27 @@ class EmbodiedJob:
             num_shards=actor.num_shards,
             learning_rate=actor.learning_rate,
             max_grad_norm=actor.max_grad_norm,
-            gamma=algorithm.gamma,
-            gae_lambda=algorithm.gae_lambda,
+            advantage=self._advantage_settings(),
             clip=algorithm.clip,
             num_epochs=algorithm.num_epochs,
             minibatch_size=algorithm.minibatch_size,
-            value_coef=algorithm.value_coef,
+            value_coef=algorithm.value_coef or 0.0,
             entropy_coef=algorithm.entropy_coef,
             target_kl=algorithm.target_kl,
-            bootstrap_at_termination=algorithm.bootstrap_at_termination,
+        )
+
+    def _advantage_settings(self) -> GaeSettings | GroupSettings:
+        algorithm = self.config.algorithm
+        if algorithm.name == "grpo":
+            assert algorithm.compares and algorithm.normalize_std is not None, "filled in and checked by the config"
+            return GroupSettings(
+                compares=algorithm.compares, gamma=algorithm.gamma, normalize_std=algorithm.normalize_std
+            )
+        assert algorithm.gae_lambda is not None, "filled in and checked by the config"
+        return GaeSettings(
+            gamma=algorithm.gamma,
+            gae_lambda=algorithm.gae_lambda,
+            bootstrap_at_termination=bool(algorithm.bootstrap_at_termination),
         )
 
     # -- what is fed, what is scored ---------------------------------------------------------------------------------

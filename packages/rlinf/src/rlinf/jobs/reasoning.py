@@ -6,6 +6,7 @@ rollout
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,8 @@ from rlinf_workers import Flow, FlowRun
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records import ExampleBatch, Prompt, ScoredGroup
-from rlinf_workers.roles.actor import Actor, ActorSettings, OptimizerSettings
+from rlinf_workers.roles.actor import Actor, ActorSettings, gathers_whole_step
+from rlinf_workers.roles.optimizer import OptimizerSettings
 from rlinf_workers.roles.reference import Reference, ReferenceSettings
 from rlinf_workers.roles.reward import Reward, RewardSettings
 from rlinf_workers.roles.rollout import Rollout, RolloutSettings
@@ -61,6 +63,7 @@ class ReasoningJob:
                 hint="give a Hugging Face folder with model.path",
             )
         self._held_out = self._task.held_out()
+        self._algorithm = config.algorithm.to_algorithm()
         self._tokenizer = self._make_tokenizer()
         # Of a user's own tokenizer we do not know that every prompt has the same number of tokens.
         self._same_length = self._task.same_length and config.model.path is None
@@ -70,7 +73,8 @@ class ReasoningJob:
 
     @property
     def num_items(self) -> int:
-        return self.config.rollout.num_prompts
+        """Prompts that are sampled in a step."""
+        return math.ceil(self.config.rollout.num_prompts * self._algorithm.oversampling)
 
     @property
     def num_parts(self) -> dict[str, int]:
@@ -79,7 +83,7 @@ class ReasoningJob:
     @property
     def granularities(self) -> dict[str, tuple[int, ...]]:
         """The actor computes once a micro-batch of every shard is there."""
-        if self.config.algorithm.num_minibatches > 1:
+        if gathers_whole_step(self._algorithm):
             return {"actor": (0,)}
         unit = self.config.actor.micro_batch_groups * self.config.actor.num_shards
         return {"actor": (*range(unit, self.num_items, unit), 0)}
@@ -104,7 +108,7 @@ class ReasoningJob:
 
     def _train_flow(self, model: ModelSettings) -> Flow:
         config = self.config
-        flow = Flow("grpo")
+        flow = Flow(self._algorithm.name.rpartition(":")[2])
         flow.worker("rollout", Rollout, self._rollout_settings(model))
         if config.algorithm.kl_coef:
             settings = ReferenceSettings(model=model, temperature=config.rollout.temperature)
@@ -186,9 +190,10 @@ class ReasoningJob:
         )
 
     def _actor_settings(self, model: ModelSettings) -> ActorSettings:
-        actor, algorithm, warm_start = self.config.actor, self.config.algorithm, self.config.warm_start
+        actor, algorithm, warm_start = self.config.actor, self._algorithm, self.config.warm_start
         return ActorSettings(
             model=model,
+            algorithm=algorithm,
             optimizer=OptimizerSettings(
                 learning_rate=actor.learning_rate,
                 betas=(actor.betas[0], actor.betas[1]),
@@ -199,21 +204,28 @@ class ReasoningJob:
             ),
             warm_start=warm_start
             and OptimizerSettings(learning_rate=warm_start.learning_rate, warmup_steps=WARMUP_STEPS),
+            critic=self._critic_settings() if algorithm.has_critic else None,
             num_shards=actor.num_shards,
             micro_batch_groups=actor.micro_batch_groups,
-            num_minibatches=algorithm.num_minibatches,
+            num_prompts=self.config.rollout.num_prompts,
+            max_completion_tokens=self.config.rollout.max_new_tokens,
             temperature=self.config.rollout.temperature,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            normalize_std=algorithm.normalize_std,
-            kl_coef=algorithm.kl_coef,
+        )
+
+    def _critic_settings(self) -> OptimizerSettings:
+        critic = self.config.critic
+        return OptimizerSettings(
+            learning_rate=critic.learning_rate,
+            betas=(critic.betas[0], critic.betas[1]),
+            weight_decay=critic.weight_decay,
+            max_grad_norm=critic.max_grad_norm,
         )
 
     # -- what is fed -----------------------------------------------------------------------------------------------
 
     def feeds(self, step: int) -> dict[str, list[Any]]:
         """The prompts of a training step."""
-        count = self.config.rollout.num_prompts
+        count = self.num_items
         problems = [self._task.train_problem(step * count + i) for i in range(count)]
         return {"prompts": [self._prompt(i, problem) for i, problem in enumerate(problems)]}
 

@@ -1,4 +1,4 @@
-"""GRPO and GAE against float64 numpy references written from the formulas, episode by episode."""
+"""GAE for steps and tokens against float64 numpy references written from the definition, episode by episode."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_algos import AlgosError, NonFiniteError, ShapeError, gae, grpo_advantages, token_gae
+from rlinf_algos import AlgosError, NonFiniteError, ShapeError, gae, token_gae
 
 quick = settings(deadline=None, max_examples=60)
 seeds = st.integers(0, 2**32 - 1)
@@ -14,57 +14,6 @@ seeds = st.integers(0, 2**32 - 1)
 
 def close(found, expected):
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-9)
-
-
-def grpo_reference(rewards, normalize_std, epsilon):
-    out = np.zeros_like(rewards)
-    for p, group in enumerate(rewards):
-        if len(set(group.tolist())) <= 1:
-            continue
-        mean = sum(group) / len(group)
-        std = np.sqrt(sum((r - mean) ** 2 for r in group) / (len(group) - 1))
-        out[p] = [(r - mean) / (std + epsilon) if normalize_std else r - mean for r in group]
-    return out
-
-
-@quick
-@given(st.integers(0, 5), st.integers(1, 9), st.booleans(), st.sampled_from([1e-6, 1e-4, 0.1]), seeds)
-def test_grpo(P, G, normalize_std, epsilon, seed):
-    rng = np.random.default_rng(seed)
-    rewards = rng.integers(0, 3, (P, G)) / 2 if rng.random() < 0.5 else rng.normal(3.0, 2.0, (P, G))
-    found = grpo_advantages(torch.tensor(rewards), normalize_std=normalize_std, epsilon=epsilon)
-    close(found, grpo_reference(rewards, normalize_std, epsilon))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("normalize_std", [True, False])
-@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -7.3])
-def test_grpo_equal_rewards_give_exactly_zero(dtype, normalize_std, value):
-    for num in (1, 3, 7):
-        advantages = grpo_advantages(torch.full((2, num), value, dtype=dtype), normalize_std=normalize_std, epsilon=0.0)
-        assert torch.equal(advantages, torch.zeros_like(advantages))
-
-
-def test_grpo_float32_and_half_precision():
-    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
-    expected = grpo_reference(rewards.double().numpy(), True, 1e-4)
-    for dtype in (torch.float32, torch.bfloat16, torch.int64):
-        found = grpo_advantages(rewards.to(dtype))
-        assert found.dtype == torch.float32
-        close(found, expected.astype(np.float32))
-
-
-def test_grpo_carries_no_gradient():
-    assert not grpo_advantages(torch.rand(2, 4, requires_grad=True)).requires_grad
-
-
-def test_grpo_refuses():
-    with pytest.raises(ShapeError, match=r"rewards has shape \[4\]; expected \[P, G\]"):
-        grpo_advantages(torch.zeros(4))
-    with pytest.raises(NonFiniteError, match=r"rewards\[0, 1\]=nan"):
-        grpo_advantages(torch.tensor([[0.0, float("nan")]]))
-    with pytest.raises(AlgosError, match="epsilon=-1"):
-        grpo_advantages(torch.zeros(1, 2), epsilon=-1)
 
 
 def gae_reference(rewards, values, next_values, terminated, truncated, gamma, lam, bootstrap_at_termination):
@@ -147,29 +96,68 @@ def test_gae_refuses():
     assert not gae(ones, ones.requires_grad_(), ones, ones, ones, 1.0, 1.0)[1].requires_grad
 
 
-def token_gae_reference(rewards, values, mask, gamma, lam):
+def token_gae_reference(rewards, values, mask, gamma, lam, last_values):
     advantages = np.zeros(rewards.shape)
     for b in range(len(rewards)):
         tokens = np.flatnonzero(mask[b])
         r, v = rewards[b, tokens], values[b, tokens]
         for i in range(len(tokens)):
             for k in range(i, len(tokens)):
-                after = v[k + 1] if k + 1 < len(tokens) else 0.0
+                after = v[k + 1] if k + 1 < len(tokens) else last_values[b]
                 advantages[b, tokens[i]] += (gamma * lam) ** (k - i) * (r[k] + gamma * after - v[k])
     return advantages, np.where(mask, advantages + values, 0.0)
 
 
 @quick
-@given(st.integers(0, 4), st.integers(0, 8), unit, unit, st.sampled_from([0.0, 0.5, 1.0]), seeds)
-def test_token_gae(B, T, gamma, lam, mask_rate, seed):
+@given(
+    st.integers(0, 4),
+    st.integers(0, 9),
+    unit,
+    unit,
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.sampled_from([None, 0.0, 0.5, 1.0]),
+    seeds,
+)
+def test_token_gae(B, T, gamma, lam, mask_rate, cut_rate, seed):
     rng = np.random.default_rng(seed)
     rewards, values = rng.normal(size=(2, B, T))
-    mask = rng.random((B, T)) < mask_rate
-    expected = token_gae_reference(rewards, values, mask, gamma, lam)
-    rewards[~mask], values[~mask] = np.nan, np.inf
-    found = token_gae(torch.tensor(rewards), torch.tensor(values), torch.tensor(mask), gamma, lam)
+    mask, last_values = rng.random((B, T)) < mask_rate, rng.normal(size=B)
+    truncated = rng.random(B) < (cut_rate or 0.0)
+    expected = token_gae_reference(rewards, values, mask, gamma, lam, np.where(truncated, last_values, 0.0))
+    rewards[~mask], values[~mask], last_values[~truncated] = np.nan, np.inf, np.nan
+    bootstrap = {"truncated": torch.tensor(truncated), "last_values": torch.tensor(last_values)}
+    found = token_gae(
+        *map(torch.tensor, (rewards, values, mask)),
+        gamma=gamma,
+        lam=lam,
+        **({} if cut_rate is None else bootstrap),
+    )
     close(found[0], expected[0])
     close(found[1], expected[1])
+
+
+def test_token_gae_of_a_long_completion_in_float32():
+    """The doubling passes keep the digits that a float64 loop has."""
+    rng = np.random.default_rng(0)
+    values, mask = rng.normal(size=(1, 4096)).astype(np.float32), rng.random((1, 4096)) < 0.9
+    rewards = np.zeros_like(values)
+    rewards[0, np.flatnonzero(mask[0])[-1]] = 1.0
+    carry = next_value = 0.0
+    expected = np.zeros((1, 4096))
+    for t in np.flatnonzero(mask[0])[::-1]:
+        carry = float(rewards[0, t]) + next_value - float(values[0, t]) + 0.95 * carry
+        next_value, expected[0, t] = float(values[0, t]), carry
+    found, _ = token_gae(*map(torch.tensor, (rewards, values, mask)), gamma=1.0, lam=0.95)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=3e-6)
+
+
+def test_a_cut_completion_loses_its_future_unless_it_bootstraps():
+    rewards, values, mask = torch.zeros(2, 2), torch.full((2, 2), 0.5), torch.ones(2, 2)
+    cut, after = torch.tensor([True, False]), torch.tensor([0.5, float("nan")])
+    assert token_gae(rewards, values, mask, 1.0, 1.0)[1].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    returns = token_gae(rewards, values, mask, 1.0, 1.0, truncated=cut, last_values=after)[1]
+    assert returns.tolist() == [[0.5, 0.5], [0.0, 0.0]]
 
 
 def test_token_gae_refuses():
@@ -183,3 +171,13 @@ def test_token_gae_refuses():
     for gamma, lam in [(2.0, 1.0), (1.0, 2.0)]:
         with pytest.raises(AlgosError, match=r"=2\.0 must be between"):
             token_gae(ones, ones, ones, gamma, lam)
+    with pytest.raises(AlgosError, match="truncated is given without last_values"):
+        token_gae(ones, ones, ones, 1.0, 1.0, truncated=ones[:, 0])
+    with pytest.raises(AlgosError, match="last_values is given without truncated"):
+        token_gae(ones, ones, ones, 1.0, 1.0, last_values=ones[:, 0])
+    with pytest.raises(ShapeError, match=r"truncated has shape \[2, 3\]"):
+        token_gae(ones, ones, ones, 1.0, 1.0, truncated=ones, last_values=ones[:, 0])
+    with pytest.raises(ShapeError, match=r"last_values has shape \[1\]"):
+        token_gae(ones, ones, ones, 1.0, 1.0, truncated=ones[:, 0], last_values=ones[:1, 0])
+    with pytest.raises(NonFiniteError, match=r"last_values\[1\]=inf"):
+        token_gae(ones, ones, ones, 1.0, 1.0, truncated=ones[:, 0], last_values=torch.tensor([0.0, float("inf")]))

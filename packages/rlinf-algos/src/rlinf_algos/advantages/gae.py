@@ -1,53 +1,18 @@
-"""Advantages: GRPO (arXiv:2402.03300, section 4.1.2) and GAE (arXiv:1506.02438, eq. 16), for steps and for tokens.
+"""Generalised advantage estimation (arXiv:1506.02438, eq. 16), for steps of environments and for tokens.
 
-Legend: P prompts, G completions of one prompt, T time steps, N environments, B sequences. Nothing here carries
-gradients: advantages and returns are constants of the loss.
+Legend: T time steps or tokens, N environments, B sequences. Nothing here carries gradients: advantages and returns are
+constants of the loss.
 
-Departures: a GRPO group whose rewards are all equal (a single completion included) gets advantages of exactly 0, never
-rounding noise divided by epsilon; GAE treats termination and truncation apart (arXiv:1712.00378).
+Departures: termination and truncation are treated apart (arXiv:1712.00378), on request for completions
+cut at the length limit too.
 """
 
 import torch
 from torch import Tensor
 
 from rlinf_algos.checks import as_mask, at_least_float32, check_finite, check_range, check_shape, masked
-from rlinf_algos.errors import ShapeError
-
-
-@torch.no_grad()
-def grpo_advantages(rewards: Tensor, *, normalize_std: bool = True, epsilon: float = 1e-4) -> Tensor:
-    """Each reward against the other completions of its prompt.
-
-    `A[p, g] = (rewards[p, g] - mean_g) / (std_g + epsilon)`, with the unbiased standard deviation (G - 1), as verl and
-    TRL have it. A group without any difference in rewards gets exactly 0.
-
-    Args:
-        rewards: [P, G].
-        normalize_std: False leaves out the division (Dr. GRPO, arXiv:2503.20783), which weighs prompts by difficulty.
-        epsilon: keeps the division sane for nearly equal rewards; 1e-4 as in TRL (verl: 1e-6).
-
-    Returns:
-        [P, G], at least float32.
-
-    Raises:
-        ShapeError: rewards is not [P, G]. NonFiniteError: a reward is NaN or infinite.
-
-    Example: [[1, 0, 0, 1]] -> [[0.866, -0.866, -0.866, 0.866]]; [[1, 1, 1, 1]] -> [[0, 0, 0, 0]].
-    """
-    if rewards.ndim != 2:
-        raise ShapeError(f"rewards has shape {list(rewards.shape)}; expected [P, G], one row for each prompt")
-    check_range("epsilon", epsilon, low=0.0, why="it is added to a standard deviation")
-    check_finite("rewards", rewards)
-    rewards = at_least_float32(rewards)
-    if rewards.numel() == 0:
-        return torch.zeros_like(rewards)
-    advantages = rewards - rewards.mean(dim=1, keepdim=True)
-    is_constant = rewards.amax(dim=1, keepdim=True) == rewards.amin(dim=1, keepdim=True)
-    if normalize_std:
-        # correction=0 for a single completion only avoids a warning: that group is constant
-        std = rewards.std(dim=1, keepdim=True, correction=min(1, rewards.shape[1] - 1))
-        advantages = advantages / (std + epsilon)
-    return advantages.masked_fill(is_constant, 0.0)
+from rlinf_algos.errors import AlgosError, ShapeError
+from rlinf_algos.recurrence import backward_recurrence
 
 
 @torch.no_grad()
@@ -104,20 +69,26 @@ def gae(
     values = at_least_float32(values)
     deltas = at_least_float32(rewards) + gamma * masked("next_values", next_values, bootstraps) - values
     decay = gamma * lam * (~(terminated | truncated)).to(deltas.dtype)
-    advantages = torch.empty_like(deltas)
-    carry = torch.zeros_like(deltas[0]) if len(deltas) else deltas
-    for t in range(len(deltas) - 1, -1, -1):
-        carry = deltas[t] + decay[t] * carry
-        advantages[t] = carry
+    advantages = backward_recurrence(deltas, decay, dim=0)
     return advantages, advantages + values
 
 
 @torch.no_grad()
-def token_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def token_gae(
+    rewards: Tensor,
+    values: Tensor,
+    loss_mask: Tensor,
+    gamma: float,
+    lam: float,
+    *,
+    truncated: Tensor | None = None,
+    last_values: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """GAE over the tokens of completions, each an episode that terminates with its last token.
 
     Positions outside the mask are skipped, wherever they are: the token before a gap (a tool's output) bootstraps from
-    the token after it, as in verl. A completion cut at the length limit counts as ended, as is usual in the field.
+    the token after it, as in verl. A completion cut at the length limit counts as ended, as is usual in the field,
+    unless `truncated` says that it was cut: then its last token bootstraps from `last_values`.
 
     Args:
         rewards: [B, T], usually 0 but at the last token (and minus a KL penalty on each).
@@ -125,12 +96,15 @@ def token_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, 
         loss_mask: [B, T], bool or 0/1.
         gamma: discount, in [0, 1]; usually 1.
         lam: trace decay, in [0, 1].
+        truncated: [B], bool or 0/1, completions that would have gone on; None: none. Goes with last_values.
+        last_values: [B], V after the whole completion; looked at where truncated only.
 
     Returns:
         advantages and returns, [B, T], at least float32, 0 outside the mask.
 
     Raises:
-        ShapeError: shapes differ or are not [B, T]. NonFiniteError: in rewards or values inside the mask.
+        ShapeError: shapes differ or are not [B, T]. NonFiniteError: in rewards or values inside the mask, or a last
+        value that is used. AlgosError: one of truncated and last_values without the other.
     """
     if rewards.ndim != 2:
         raise ShapeError(f"rewards has shape {list(rewards.shape)}; expected [B, T]")
@@ -139,12 +113,24 @@ def token_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, 
     check_range("lam", lam, low=0.0, high=1.0, why="it is a trace decay")
     mask = as_mask("loss_mask", loss_mask, "rewards", rewards)
     rewards, values = masked("rewards", rewards, mask), masked("values", values, mask)
-    advantages = torch.zeros_like(rewards + values)
-    next_values = carry = torch.zeros_like(advantages[:, 0]) if advantages.shape[1] else advantages
-    for t in range(rewards.shape[1] - 1, -1, -1):
-        delta = rewards[:, t] + gamma * next_values - values[:, t]
-        carry = torch.where(mask[:, t], delta + gamma * lam * carry, carry)
-        next_values = torch.where(mask[:, t], values[:, t], next_values)
-        advantages[:, t] = carry
-    advantages = advantages.masked_fill(~mask, 0.0)
+    bootstraps = _bootstraps(truncated, last_values, mask).to(values.dtype)
+    # V of the next token inside the mask: carried over gaps, and from past the end if truncated
+    at_next = torch.cat([values, bootstraps[:, None]], dim=1)
+    gaps = torch.cat([~mask, mask.new_zeros(len(mask), 1)], dim=1)
+    next_values = backward_recurrence(at_next, gaps.to(at_next.dtype), dim=1)[:, 1:]
+    deltas = (rewards + gamma * next_values - values).masked_fill(~mask, 0.0)
+    decay = torch.full_like(deltas, gamma * lam).masked_fill(~mask, 1.0)
+    advantages = backward_recurrence(deltas, decay, dim=1).masked_fill(~mask, 0.0)
     return advantages, advantages + values
+
+
+def _bootstraps(truncated: Tensor | None, last_values: Tensor | None, mask: Tensor) -> Tensor:
+    """[B]: the value after each completion, 0 where it terminated."""
+    if truncated is None and last_values is None:
+        return torch.zeros(len(mask), device=mask.device)
+    if truncated is None or last_values is None:
+        given, lacking = ("last_values", "truncated") if truncated is None else ("truncated", "last_values")
+        raise AlgosError(f"{given} is given without {lacking}; a bootstrap at the length limit needs both")
+    is_cut = as_mask("truncated", truncated, "loss_mask[:, 0]", mask.any(dim=1))
+    check_shape("last_values", last_values, is_cut.shape, "loss_mask[:, 0]")
+    return masked("last_values", last_values, is_cut)

@@ -1,0 +1,50 @@
+"""The part of docs/performance.md about the mathematics: tables of what pytest-benchmark wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.sched.report import Measured
+
+LOSSES, LOGPROBS = "algos-losses", "algos-logprobs"
+
+
+def sections(results: Path) -> Iterator[str]:
+    """Lines of the page."""
+    for name, lines in ((LOSSES, _losses), (LOGPROBS, _logprobs)):
+        path = results / f"{name}.json"
+        if path.exists():
+            yield from lines(Measured(path))
+
+
+def _losses(measured: Measured) -> Iterator[str]:
+    cases = measured.cases["losses"]
+    first = cases[0]
+    yield (
+        f"\nAdvantages and losses of {first['tokens']:,} tokens, forward and backward, and their share of the same "
+        f"passes of a model of {first['model_parameters'] / 1e6:.1f}M parameters, {first['model_s']:.0f} s. Target: "
+        f"{first['target']:.0%} ({measured.origin}).\n"
+    )
+    yield "| loss | time | share |\n|---|---|---|"
+    for case in cases:
+        yield f"| {case['case']} | {case['seconds'] * 1e3:.0f} ms | {case['share']:.3%} |"
+    yield ""
+
+
+def _logprobs(measured: Measured) -> Iterator[str]:
+    cases = measured.cases["logprobs"]
+    first = cases[0]
+    yield (
+        f"\nLog-probabilities and entropies of {first['rows']} tokens over a vocabulary of {first['vocabulary']:,}, "
+        "forward and backward, over the plain formula in the same run; memory beside the logits. Target: "
+        f"{first['target']} ({measured.origin}).\n"
+    )
+    yield "| what, dtype of the logits | time / plain | peak memory / plain | peak memory |\n|---|---|---|---|"
+    for case in cases:
+        name = case["case"].replace("-float32", ", float32").replace("-bfloat16", ", bfloat16")
+        yield (
+            f"| {name} | {case['time_ratio']:.2f} | {case['memory_ratio']:.2f} "
+            f"| {case['peak_bytes']['ours'] / 1e6:.0f} MB |"
+        )
+    yield ""

@@ -1,0 +1,16 @@
+"""An advantage of one's own, in one file: a completion against the median of its group, in place of GRPO's mean.
+
+cd docs/examples
+rlinf train sort-grpo --algorithm.advantage own_algorithm:against_median
+rlinf train sort-grpo --algorithm.advantage own_algorithm:against_median --algorithm.options '{scale: 2.0}'
+"""
+
+from torch import Tensor
+
+from rlinf_algos import register_advantage
+
+
+@register_advantage("against_median")
+def against_median(rewards: Tensor, *, scale: float = 1.0) -> Tensor:
+    """[P, G] rewards of P prompts with G completions -> [P, G] advantages."""
+    return scale * (rewards - rewards.median(dim=1, keepdim=True).values)

@@ -1,0 +1,216 @@
+"""Baselines made of a group: samples of one prompt, turns or steps that began in one state.
+
+Every function takes rewards in one of two forms, and gives its result in the same shape:
+- [P, G], one row for each group, where all groups have one size;
+- any shape ([B] samples, [B, K] turns) with `group_ids` of that shape: equal integers are one group, whatever their
+  order, so that groups may differ in size (dynamic sampling, dropped samples, turns that share a state).
+
+`mask` takes elements out: they get 0 and count in no baseline. A group must be whole on the rank that calls. Arithmetic
+is float64, of a handful of numbers; results are at least float32 and carry no gradient.
+
+Everywhere here, a group without any difference in rewards, and so a lone sample, gets advantages of exactly 0: never
+rounding noise divided by epsilon, and never its raw reward, as in verl.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlinf_algos.checks import as_mask, at_least_float32, check_finite, check_range, check_shape
+from rlinf_algos.errors import AlgosError, ShapeError
+
+
+@torch.no_grad()
+def grpo_advantages(
+    rewards: Tensor,
+    group_ids: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    normalize_std: bool = True,
+    epsilon: float = 1e-4,
+) -> Tensor:
+    """Each reward against the others of its group (arXiv:2402.03300, section 4.1.2).
+
+    `A = (reward - mean) / (std + epsilon)`, with the unbiased standard deviation (G - 1), as verl and TRL have it.
+
+    Args:
+        rewards: [P, G]; or any shape, with group_ids.
+        group_ids: integers, the shape of rewards; None: each row is a group.
+        mask: bool or 0/1, the shape of rewards; None: every element.
+        normalize_std: False leaves out the division: `dr_grpo_advantages`.
+        epsilon: keeps the division sane for nearly equal rewards; 1e-4 as in TRL (verl: 1e-6).
+
+    Returns:
+        the shape of rewards, at least float32.
+
+    Raises:
+        ShapeError: rewards is not [P, G] and has no group_ids, or shapes differ. NonFiniteError: a reward inside the
+        mask is NaN or infinite. AlgosError: group_ids are not integers, a negative epsilon.
+
+    Example: [[1, 0, 0, 1]] -> [[0.866, -0.866, -0.866, 0.866]]; [[1, 1, 1, 1]] -> [[0, 0, 0, 0]].
+    """
+    check_range("epsilon", epsilon, low=0.0, why="it is added to a standard deviation")
+    groups = Groups.of(rewards, group_ids, mask)
+    deviations = groups.deviations()
+    if normalize_std:
+        std = (groups.sum(deviations.square()) / (groups.sizes - 1.0).clamp(min=1.0)).sqrt()
+        deviations = (deviations / (std + epsilon)[groups.index]).masked_fill(groups.is_constant[groups.index], 0.0)
+    return groups.restore(deviations)
+
+
+def dr_grpo_advantages(rewards: Tensor, group_ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    """`reward - mean` of the group: Dr. GRPO (arXiv:2503.20783), which does not divide by the group's deviation since
+    that weighs very easy and very hard prompts more. Its other half is `constant_length_mean`, in the aggregation.
+
+    Arguments, result and errors as for `grpo_advantages`.
+    """
+    return grpo_advantages(rewards, group_ids, mask, normalize_std=False)
+
+
+def rloo_advantages(rewards: Tensor, group_ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    """`reward - mean of the others of the group`: REINFORCE leave-one-out (arXiv:2402.14740), which is
+    `G / (G - 1)` times Dr. GRPO's advantage. The baseline does not depend on the sample, so the gradient is unbiased.
+
+    Arguments, result and errors as for `grpo_advantages`.
+    """
+    groups = Groups.of(rewards, group_ids, mask)
+    return groups.restore(groups.deviations_from_others())
+
+
+@torch.no_grad()
+def opo_advantages(
+    rewards: Tensor, lengths: Tensor, group_ids: Tensor | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """`reward - sum(lengths * rewards) / sum(lengths)` over the group: the baseline of least variance where the
+    square of a gradient grows with the length (OPO, arXiv:2505.23585).
+
+    Args:
+        rewards, group_ids, mask: as for `grpo_advantages`.
+        lengths: the shape of rewards, tokens of each completion, at least 0; a group of nothing but 0 weighs alike.
+
+    Returns and raises: as `grpo_advantages`. AlgosError: a negative length.
+    """
+    check_shape("lengths", lengths, rewards.shape, "rewards")
+    inside = as_mask("mask", mask, "rewards", rewards)
+    check_finite("lengths", lengths, inside)
+    if bool((lengths[inside] < 0).any()):
+        raise AlgosError(f"lengths holds {float(lengths[inside].min()):g}; a completion has at least 0 tokens")
+    groups = Groups.of(rewards, group_ids, mask)
+    deviations, weights = groups.deviations(), lengths[inside].double()
+    # The baseline less the mean: digits survive a large common part, and lengths of nothing but 0 leave the mean.
+    baseline = groups.sum(weights * deviations) / groups.sum(weights).clamp(min=torch.finfo(weights.dtype).tiny)
+    return groups.restore((deviations - baseline[groups.index]).masked_fill(groups.is_constant[groups.index], 0.0))
+
+
+@torch.no_grad()
+def baseline_advantages(rewards: Tensor, baselines: Tensor, mask: Tensor | None = None) -> Tensor:
+    """`rewards - baselines`, for a baseline that the caller has: the reward of a greedy completion of the same prompt
+    (ReMax, arXiv:2310.10505), a value, a running mean.
+
+    Args:
+        rewards: any shape.
+        baselines: the same shape; nothing broadcasts.
+        mask: the same shape, bool or 0/1; None: every element. Others get 0.
+
+    Raises: ShapeError, NonFiniteError.
+    """
+    check_shape("baselines", baselines, rewards.shape, "rewards")
+    inside = as_mask("mask", mask, "rewards", rewards)
+    check_finite("rewards", rewards, inside)
+    check_finite("baselines", baselines, inside)
+    return (at_least_float32(rewards) - at_least_float32(baselines)).masked_fill(~inside, 0.0)
+
+
+def group_mean(rewards: Tensor, group_ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    """The mean of each element's group, in the shape of rewards; arguments and errors as for `grpo_advantages`."""
+    groups = Groups.of(rewards, group_ids, mask)
+    return groups.restore(groups.values - groups.deviations())
+
+
+def leave_one_out_mean(rewards: Tensor, group_ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    """The mean of the *other* elements of each element's group; a lone one has its own value, for an advantage of 0.
+
+    Arguments, result and errors as for `grpo_advantages`.
+    """
+    groups = Groups.of(rewards, group_ids, mask)
+    return groups.restore(groups.values - groups.deviations_from_others())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Groups:
+    """The elements inside a mask, and which group each belongs to; n elements, S groups.
+
+    Example: rewards [1, 2, 3] with group_ids [7, 4, 7]: values = [1, 2, 3], index = [1, 0, 1], sizes = [1, 2]
+    """
+
+    values: Tensor
+    """[n] float64"""
+    index: Tensor
+    """[n] int64, 0 ... S - 1."""
+    sizes: Tensor
+    """[S] float64: elements of each group, at least 1."""
+    mask: Tensor
+    """The shape of the rewards, bool, n of them True."""
+    dtype: torch.dtype
+    """Of the result."""
+
+    @staticmethod
+    @torch.no_grad()
+    def of(rewards: Tensor, group_ids: Tensor | None, mask: Tensor | None) -> "Groups":
+        """Arguments and errors as for `grpo_advantages`."""
+        inside = as_mask("mask", mask, "rewards", rewards)
+        check_finite("rewards", rewards, inside)
+        if group_ids is None:
+            if rewards.ndim != 2:
+                raise ShapeError(
+                    f"rewards has shape {list(rewards.shape)}; expected [P, G], one row for each prompt, or any shape "
+                    "together with group_ids"
+                )
+            group_ids = torch.arange(len(rewards), device=rewards.device)[:, None].expand(rewards.shape)
+        check_shape("group_ids", group_ids, rewards.shape, "rewards")
+        if group_ids.is_floating_point() or group_ids.dtype == torch.bool:
+            raise AlgosError(f"group_ids has dtype {group_ids.dtype}; expected integers")
+        _, index, sizes = torch.unique(group_ids[inside], return_inverse=True, return_counts=True)
+        return Groups(
+            values=rewards[inside].double(),
+            index=index,
+            sizes=sizes.double(),
+            mask=inside,
+            dtype=at_least_float32(torch.empty(0, dtype=rewards.dtype)).dtype,
+        )
+
+    @property
+    def is_constant(self) -> Tensor:
+        """[S] bool: no two elements of the group differ."""
+        ends = torch.empty_like(self.sizes), torch.empty_like(self.sizes)
+        low, high = (
+            end.scatter_reduce_(0, self.index, self.values, how, include_self=False)
+            for end, how in zip(ends, ("amin", "amax"), strict=True)
+        )
+        return low == high
+
+    def sum(self, elements: Tensor) -> Tensor:
+        """[S]: sums over each group of elements [n]."""
+        return torch.zeros_like(self.sizes).index_add_(0, self.index, elements)
+
+    def deviations(self) -> Tensor:
+        """[n]: each element less the mean of its group; exactly 0 in a constant group."""
+        mean = self.sum(self.values) / self.sizes
+        return (self.values - mean[self.index]).masked_fill(self.is_constant[self.index], 0.0)
+
+    def deviations_from_others(self) -> Tensor:
+        """[n]: each element less the mean of the others of its group; exactly 0 in a constant group."""
+        return self.deviations() * (self.sizes / (self.sizes - 1.0).clamp(min=1.0))[self.index]
+
+    def first_places(self) -> Tensor:
+        """[S] int64: where, among the flattened rewards, each group begins."""
+        places = self.mask.reshape(-1).nonzero().squeeze(1)
+        first = torch.full(self.sizes.shape, self.mask.numel(), device=places.device)
+        return first.scatter_reduce_(0, self.index, places, "amin")
+
+    def restore(self, elements: Tensor) -> Tensor:
+        """The shape of the rewards from elements [n], in the dtype of a result; 0 outside the mask."""
+        result = torch.zeros(self.mask.shape, dtype=self.dtype, device=elements.device)
+        result[self.mask] = elements.to(self.dtype)
+        return result

@@ -1,0 +1,357 @@
+"""An algorithm as plain data: which advantage, which policy loss, and the numbers that go with them.
+
+    Algorithm(advantage="grpo", policy_loss="ppo_clip", clip_low=0.2, clip_high=0.28, aggregation="token_mean", ...)
+
+`preset("dapo")` gives one that is known by name, `preset("dapo", clip_high=0.3)` with a change. A field that the chosen
+parts do not use is None; to give it another value is an error, so that no number in a recipe is without effect. Needs
+no torch, so that configs can be checked on any machine; `Parts` has the functions.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from rlinf_algos.errors import AlgosError
+from rlinf_algos.parts import ADVANTAGES, POLICY_LOSSES, Takes, advantage_takes, policy_loss_takes
+from rlinf_algos.registry import Registry, did_you_mean
+
+AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean")
+KLS: Registry[Callable[..., Any]] = Registry(
+    "KL estimate",
+    {
+        "k1": "rlinf_algos.kl:kl_k1",
+        "k2": "rlinf_algos.kl:kl_k2",
+        "k3": "rlinf_algos.kl:kl_k3",
+        "abs": "rlinf_algos.kl:kl_abs",
+        "k1+": "rlinf_algos.kl:kl_k1_plus",
+        "k3+": "rlinf_algos.kl:kl_k3_plus",
+    },
+)
+CORRECTIONS = ("truncated", "masked", "icepop")
+VALUE_LOSSES = ("clipped", "huber")
+
+Option = bool | int | float | str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Algorithm:
+    """One algorithm; make it with `preset`, which fills in what is left out.
+
+    Example: preset("grpo") == Algorithm(name="grpo", normalize_std=True, clip_low=0.2, clip_high=0.2)
+    """
+
+    name: str = "own"
+    """For people."""
+    advantage: str = "grpo"
+    """Name in `rlinf_algos.parts.ADVANTAGES`, or "package.module:function"."""
+    normalize_std: bool | None = None
+    """Of `grpo`: divide by the deviation of the group's rewards."""
+    gamma: float | None = None
+    """Of `gae` and `returns`: discount of a reward one token later, in [0, 1]."""
+    gae_lambda: float | None = None
+    """Of `gae`: trace decay, in [0, 1]."""
+    whiten_advantages: bool = False
+    """Bring the advantages to mean 0 and deviation 1 over all tokens of a step, across ranks."""
+    policy_loss: str = "ppo_clip"
+    """Name in `rlinf_algos.parts.POLICY_LOSSES`, or "package.module:function"."""
+    clip_low: float | None = None
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: float | None = None
+    """And above at 1 + clip_high."""
+    dual_clip: float | None = None
+    """Of `ppo_clip` and `decoupled`: bounds the loss of a negative advantage; above 1."""
+    weight_cap: float | None = None
+    """Of `decoupled`: tokens whose correction weight is larger are dropped; at least 1."""
+    correction: Literal["truncated", "masked", "icepop"] | None = None
+    """Of the gap between the engine that sampled and the actor; `rlinf_algos.corrections`, at the level of tokens."""
+    correction_low: float | None = None
+    """Of `masked` and `icepop`: tokens whose ratio, actor over engine, is below it are left out."""
+    correction_high: float | None = None
+    """Tokens whose ratio is above it are left out; of `truncated`: the largest weight."""
+    aggregation: Literal[
+        "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean"
+    ] = "token_mean"
+    """From token losses to one number."""
+    kl: str = "k3"
+    """Estimate of the KL to the reference; `rlinf_algos.kl`."""
+    kl_coef: float = 0.0
+    """Its weight; 0: no reference model is asked."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where it is added: a term of the loss, or a penalty on the rewards."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    value_loss: Literal["clipped", "huber"] | None = None
+    """The critic's, where the advantage reads values."""
+    value_clip: float | None = None
+    """Of `clipped`: how far a value may move in an update; None: as far as it likes."""
+    huber_delta: float | None = None
+    """Of `huber`: where the loss turns from square to linear."""
+    dynamic_sampling: bool = False
+    """Leave groups whose rewards are all equal out of the update and of its totals (DAPO)."""
+    oversampling: float = 1.0
+    """With dynamic sampling: sample so many times as many prompts, and train on the first that have a signal."""
+    overlong_buffer_tokens: int = 0
+    """The last tokens before the limit in which the reward falls to -overlong_penalty (DAPO); 0: no penalty."""
+    overlong_penalty: float | None = None
+    """How much the reward falls."""
+    group_size: int = 8
+    """Completions of each prompt."""
+    num_minibatches: int = 1
+    """Optimizer steps of a pass over a step's prompts."""
+    num_epochs: int = 1
+    """Passes over a step's prompts."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """Further arguments of parts of your own."""
+
+    def __post_init__(self) -> None:
+        found = list(problems(asdict(self)))
+        if found:
+            raise AlgosError("; ".join(f"{name}{text}" for name, text in found))
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the advantage reads values."""
+        return "values" in advantage_takes(self.advantage).inputs
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps on the samples of one step."""
+        return self.num_minibatches * self.num_epochs
+
+    def options_of(self, takes: Takes) -> dict[str, Option]:
+        """Argument -> value, for a part that takes these."""
+        return {
+            argument: getattr(self, name) if name in _FIELDS else self.options[name]
+            for argument, name in takes.options.items()
+            if name in _FIELDS or name in self.options
+        }
+
+
+_FIELDS = {item.name for item in fields(Algorithm)}
+
+DEFAULTS: dict[str, Option] = {
+    "normalize_std": True,
+    "gamma": 1.0,
+    "gae_lambda": 1.0,
+    "clip_low": 0.2,
+    "clip_high": 0.2,
+    "dual_clip": None,
+    "weight_cap": 5.0,
+    "correction_low": None,
+    "correction_high": None,
+    "value_loss": "clipped",
+    "value_clip": 0.2,
+    "huber_delta": 10.0,
+    "overlong_penalty": 1.0,
+}
+"""Fields that only some algorithms use -> their value where a preset does not say otherwise."""
+CORRECTION_RANGES = {
+    "truncated": {"correction_high": 2.0},
+    "masked": {"correction_low": 0.0, "correction_high": 2.0},
+    "icepop": {"correction_low": 0.5, "correction_high": 5.0},
+}
+"""Correction -> its options, with their defaults."""
+NULLABLE = {"dual_clip", "weight_cap", "value_clip"}
+"""Of these, the ones where None means something to an algorithm that uses them."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "ppo": {"advantage": "gae", "whiten_advantages": True, "kl": "k1", "kl_in": "reward", "num_minibatches": 2},
+    "grpo": {},
+    "dr_grpo": {"normalize_std": False, "aggregation": "constant_length_mean"},
+    "dapo": {"clip_high": 0.28, "dynamic_sampling": True, "num_minibatches": 2},
+    "rloo": {
+        "advantage": "rloo",
+        "policy_loss": "policy_gradient",
+        "aggregation": "sequence_mean_token_sum",
+        "kl": "k1",
+        "kl_in": "reward",
+    },
+    "reinforce_plus_plus": {
+        "advantage": "returns",
+        "whiten_advantages": True,
+        "kl": "k1",
+        "kl_in": "reward",
+        "num_minibatches": 2,
+    },
+    "reinforce_plus_plus_baseline": {
+        "normalize_std": False,
+        "whiten_advantages": True,
+        "kl": "k2",
+        "num_minibatches": 2,
+    },
+    "gspo": {
+        "policy_loss": "gspo",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+        "aggregation": "sequence_mean_token_mean",
+        "num_minibatches": 4,
+    },
+    "cispo": {"policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "num_minibatches": 2},
+}
+"""Name -> what differs from the defaults; docs/algorithms says where each number comes from."""
+
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "gamma": (0.0, 1.0, "it is a discount"),
+    "gae_lambda": (0.0, 1.0, "it is a trace decay"),
+    "clip_low": (0.0, 1.0, "a probability ratio is not negative"),
+    "clip_high": (0.0, math.inf, "the range must hold the ratio 1"),
+    "weight_cap": (1.0, math.inf, "weights on-policy are 1"),
+    "kl_coef": (0.0, math.inf, "a reward for leaving the reference is no penalty"),
+    "entropy_coef": (0.0, math.inf, "it is the weight of a bonus"),
+    "correction_low": (0.0, 1.0, "the range must hold the ratio 1"),
+    "correction_high": (1.0, math.inf, "the range must hold the ratio 1"),
+    "value_clip": (0.0, math.inf, "it is a distance"),
+    "huber_delta": (0.0, math.inf, "it is a distance"),
+    "oversampling": (1.0, math.inf, "fewer prompts than an update takes are no sample of it"),
+    "overlong_buffer_tokens": (0, math.inf, "it counts tokens"),
+    "overlong_penalty": (0.0, math.inf, "it is what the reward falls by"),
+    "group_size": (1, math.inf, "a prompt has at least one completion"),
+    "num_minibatches": (1, math.inf, "a step trains"),
+    "num_epochs": (1, math.inf, "a step trains"),
+}
+
+
+def preset(name: str, **changes: Any) -> Algorithm:
+    """The algorithm of that name, with changes.
+
+    Args:
+        name: a key of `PRESETS`, or the import path "package.module:NAME" of an `Algorithm` of your own.
+        changes: fields to change.
+
+    Raises: AlgosError that lists what is wrong: the name, a field that is unknown, unused or out of range.
+    """
+    unknown = [change for change in changes if change not in _FIELDS]
+    if unknown:
+        raise AlgosError(f"{unknown[0]!r} is no field of an algorithm; {did_you_mean(unknown[0], _FIELDS)}")
+    return Algorithm(**filled(name, changes))
+
+
+def filled(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """All fields of an algorithm: the changes, else the preset's, else the defaults of the fields that are used.
+
+    Raises: AlgosError for a name that is not known. Nothing else is checked; see `problems`.
+    """
+    base = _preset_fields(name)
+    values = {item.name: item.default for item in fields(Algorithm)} | {"options": {}} | base | dict(changes)
+    values["name"] = name
+    try:
+        used = set(used_options(values))
+    except (AlgosError, TypeError):
+        return values  # a part that is not known; `problems` says so
+    for option, default in DEFAULTS.items():
+        if option not in used:
+            values[option] = changes.get(option)
+        elif option not in changes:
+            own = CORRECTION_RANGES.get(str(values["correction"]), {})
+            values[option] = base.get(option, own.get(option, default))
+    return values
+
+
+def problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is wrong with the fields of an algorithm, as (field, what follows its name in a message).
+
+    Example: ("gae_lambda", "=0.9 is not used: it belongs to advantage=gae, and this is advantage=grpo; leave it out")
+    """
+    unknown = list(_unknown_parts(values))
+    yield from unknown
+    for name, (low, high, why) in _RANGES.items():
+        value = values[name]
+        if value is not None and not low <= value <= high:
+            allowed = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+            yield name, f"={value} must be {allowed}: {why}"
+    if values["dual_clip"] is not None and not values["dual_clip"] > 1:
+        yield "dual_clip", f"={values['dual_clip']} must be above 1, or null to leave it out: it bounds the ratio"
+    if not unknown:
+        try:
+            yield from _misfits(values)
+        except AlgosError as error:
+            yield "policy_loss" if "policy loss" in str(error) else "advantage", f": {error}"
+
+
+def used_options(values: Mapping[str, Any]) -> Iterator[str]:
+    """The fields among `DEFAULTS`, and the keys of `options`, that the chosen parts use."""
+    advantage = advantage_takes(values["advantage"])
+    yield from advantage.options.values()
+    yield from policy_loss_takes(values["policy_loss"]).options.values()
+    if "values" in advantage.inputs:
+        yield "value_loss"
+        yield "huber_delta" if values["value_loss"] == "huber" else "value_clip"
+    yield from CORRECTION_RANGES.get(str(values["correction"]), {})
+    if values["overlong_buffer_tokens"]:
+        yield "overlong_penalty"
+
+
+def _preset_fields(name: str) -> dict[str, Any]:
+    if ":" not in name:
+        if name not in PRESETS:
+            raise AlgosError(
+                f"no algorithm is called {name!r}; {did_you_mean(name, PRESETS)} "
+                "An algorithm of your own is 'package.module:NAME'"
+            )
+        return PRESETS[name]
+    found: Registry[Any] = Registry("algorithm")
+    own = found.get(name, callable_only=False)
+    if not isinstance(own, Algorithm):
+        raise AlgosError(f"{name!r} is a {type(own).__name__}; make it an rlinf_algos.Algorithm")
+    return {key: value for key, value in asdict(own).items() if value is not None}
+
+
+def _unknown_parts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, registry in (("advantage", ADVANTAGES), ("policy_loss", POLICY_LOSSES), ("kl", KLS)):
+        name = values[key]
+        if ":" not in name and name not in registry.names():
+            yield key, f"={name}: {registry.unknown(name)}"
+    for key, known in (("aggregation", AGGREGATIONS), ("kl_in", ("loss", "reward"))):
+        if values[key] not in known:
+            yield key, f"={values[key]} is not known; {did_you_mean(str(values[key]), known)}"
+    if values["correction"] is not None and values["correction"] not in CORRECTIONS:
+        yield "correction", f"={values['correction']} is not known; {did_you_mean(values['correction'], CORRECTIONS)}"
+    if values["value_loss"] is not None and values["value_loss"] not in VALUE_LOSSES:
+        yield "value_loss", f"={values['value_loss']} is not known; {did_you_mean(values['value_loss'], VALUE_LOSSES)}"
+
+
+def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Values that the chosen parts do not use, and values that they need."""
+    used = set(used_options(values))
+    for option in DEFAULTS:
+        value = values[option]
+        if option not in used and value is not None:
+            yield option, f"={value} is not used: {_home_of(option, values)}; leave it out"
+        elif option in used and value is None and option not in NULLABLE:
+            yield option, f" is null; {_home_of(option, values)}"
+    for option in values["options"]:
+        if option not in used or option in _FIELDS:
+            where = f"it is the field algorithm.{option}" if option in _FIELDS else "no part takes it"
+            yield f"options.{option}", f"={values['options'][option]} is not used: {where}"
+    for key, takes in (("advantage", advantage_takes), ("policy_loss", policy_loss_takes)):
+        part = takes(values[key])
+        for option in part.required:
+            if part.options[option] not in _FIELDS and part.options[option] not in values["options"]:
+                yield f"options.{option}", f" is not set; {key}={values[key]} needs it"
+    if values["group_size"] < 2 and not advantage_takes(values["advantage"]).works_on_tokens:
+        yield (
+            "group_size",
+            f"={values['group_size']}: advantage={values['advantage']} compares the completions of a prompt; use at "
+            "least 2",
+        )
+    if values["oversampling"] > 1 and not values["dynamic_sampling"]:
+        yield "oversampling", f"={values['oversampling']} is not used: it belongs to dynamic_sampling=true"
+
+
+def _home_of(option: str, values: Mapping[str, Any]) -> str:
+    """Which parts use an option, and which ones are chosen."""
+    from rlinf_algos.parts import BUILTIN_ADVANTAGES, BUILTIN_POLICY_LOSSES
+
+    for key, table in (("advantage", BUILTIN_ADVANTAGES), ("policy_loss", BUILTIN_POLICY_LOSSES)):
+        homes = [name for name, takes in table.items() if option in takes.options.values()]
+        if homes:
+            return f"it belongs to {key}={' or '.join(homes)}, and this is {key}={values[key]}"
+    homes = [name for name, ranges in CORRECTION_RANGES.items() if option in ranges]
+    if homes:
+        return f"it belongs to correction={' or '.join(homes)}, and this is {values['correction']}"
+    if option == "overlong_penalty":
+        return "it belongs to overlong_buffer_tokens, which is 0"
+    if "values" not in advantage_takes(values["advantage"]).inputs:
+        return f"it belongs to the critic, and advantage={values['advantage']} has none"
+    return f"it belongs to another value_loss than {values['value_loss']}"

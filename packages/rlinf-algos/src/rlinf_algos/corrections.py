@@ -1,0 +1,236 @@
+"""Corrections for the gap between the engine that sampled and the actor that trains.
+
+An engine with other kernels, another precision or older weights samples from another distribution than the actor
+believes. With `r = exp(proximal_logprobs - rollout_logprobs)`, actor over engine, a constant:
+
+    truncated (TIS)   weights min(r, cap)                   F. Yao et al., "Your Efficient RL Framework Secretly Brings
+                                                            You Off-Policy RL Training" (2025)
+    masked (MIS)      weights r, or out where r is not in   J. Liu et al., "When Speed Kills Stability" (2025)
+                      [low, high]
+    IcePop            masked, per token, on both sides      arXiv:2510.18855
+
+Each at the level of a token, of a sequence (the product of its ratios: unbiased, of large variance) or of its geometric
+mean (the exponential of the mean log-ratio: comparable between lengths). Multiply the weights into `loss_terms`.
+Whether what was rejected counts in the divisor is the caller's choice: totals of `Correction.loss_mask` as in verl, or
+of the mask given, as IcePop has it. Both are right with the weights, which are 0 there.
+
+Corrections go one after the other: reject by the geometric mean with `weigh=False`, then truncate per token inside the
+mask that is left (verl's `rollout_rs` and `rollout_is`).
+
+Departs from verl: decisions are made on logarithms, so nothing needs a clamp to [-20, 20].
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rlinf_algos.checks import as_mask, check_finite, check_range, check_shape, masked
+from rlinf_algos.errors import AlgosError
+from rlinf_algos.normalization import masked_mean
+from rlinf_algos.packing import SequenceIndex, index_sequences
+
+Level: TypeAlias = Literal["token", "sequence", "geometric"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Correction:
+    """Constants for the loss, and what to log about them.
+
+    Fractions and means are over the tokens inside the mask that was given; over micro-batches, weigh by `num_terms`.
+    """
+
+    weights: Tensor
+    """[B, T], at least float32, to multiply into loss_terms; 0 outside `loss_mask`."""
+    loss_mask: Tensor
+    """[B, T] bool: the mask given less what was rejected."""
+    num_terms: Tensor
+    """Scalar int64: tokens inside the mask given."""
+    weight_mean: Tensor
+    """Scalar: mean weight, rejected tokens as 0."""
+    weight_max: Tensor
+    """Scalar: largest weight; 0 for an empty mask."""
+    truncated_fraction: Tensor
+    """Scalar: share of tokens whose weight was cut to the cap."""
+    rejected_fraction: Tensor
+    """Scalar: share of tokens taken out."""
+    engine_kl: Tensor
+    """Scalar, nats per token: k1 of KL(engine || actor), unbiased; may be negative in a small batch."""
+    engine_kl_k3: Tensor
+    """Scalar, nats per token: k3 of the same, never negative; infinite where a token's ratio overflows float32."""
+    largest_log_ratio: Tensor
+    """Scalar, nats: largest |log r| of a token. Above about 1 something is wrong beyond rounding."""
+    effective_sample_fraction: Tensor
+    """Scalar in (0, 1]: `effective_sample_size` of the ratios before truncation, at the level, over their number; 1 for
+    an empty mask."""
+
+
+def truncated_importance_sampling(
+    proximal_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    loss_mask: Tensor | None,
+    *,
+    level: Level = "token",
+    cap: float = 2.0,
+    sequence_ids: Tensor | None = None,
+) -> Correction:
+    """Weights `min(r, cap)`: no token is left out, none counts more than cap times.
+
+    Args:
+        proximal_logprobs: [B, T], nats, by the actor before the update.
+        rollout_logprobs: [B, T], nats, by the engine that sampled.
+        loss_mask: [B, T], bool or 0/1; None: every token.
+        level: whose ratio: "token", "sequence" or "geometric".
+        cap: at least 1. verl's documentation: 2; TRL: `vllm_importance_sampling_cap`, 3.
+        sequence_ids: [B, T] for packed rows (`rlinf_algos.packing`); None: one sequence a row.
+
+    Raises:
+        ShapeError: shapes differ. NonFiniteError: NaN or infinity inside the mask. AlgosError: cap, level.
+    """
+    check_range("cap", cap, low=1.0, why="weights on-policy are 1")
+    ratios = _Ratios.of(proximal_logprobs, rollout_logprobs, loss_mask, level, sequence_ids)
+    is_cut = ratios.per_token > math.log(cap)
+    weights = torch.where(is_cut, cap, ratios.per_token.clamp(max=math.log(cap)).exp())
+    return ratios.correction(weights, torch.ones_like(is_cut), is_cut)
+
+
+def masked_importance_sampling(
+    proximal_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    loss_mask: Tensor | None,
+    *,
+    level: Level = "token",
+    low: float = 0.0,
+    high: float = 2.0,
+    weigh: bool = True,
+    sequence_ids: Tensor | None = None,
+) -> Correction:
+    """Weights r where `low <= r <= high`; the rest is out of the mask.
+
+    Args:
+        proximal_logprobs, rollout_logprobs, loss_mask, level, sequence_ids: as for `truncated_importance_sampling`.
+        low: in [0, 1]; 0 rejects nothing below.
+        high: at least 1.
+        weigh: False gives 1 in place of r to what stays: rejection alone (verl: `rollout_rs` without `rollout_is`).
+
+    Raises: as `truncated_importance_sampling`.
+    """
+    check_range("low", low, low=0.0, high=1.0, why="ratios on-policy are 1, and must stay")
+    check_range("high", high, low=1.0, why="ratios on-policy are 1, and must stay")
+    ratios = _Ratios.of(proximal_logprobs, rollout_logprobs, loss_mask, level, sequence_ids)
+    logs = ratios.per_token
+    stays = (logs <= math.log(high)) & (logs >= (math.log(low) if low > 0 else -float("inf")))
+    weights = logs.masked_fill(~stays, 0.0).exp() if weigh else torch.ones_like(logs)
+    return ratios.correction(weights, stays, torch.zeros_like(stays))
+
+
+def icepop(
+    proximal_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    loss_mask: Tensor | None,
+    *,
+    low: float = 0.5,
+    high: float = 5.0,
+) -> Correction:
+    """`masked_importance_sampling` of tokens, on both sides (arXiv:2510.18855): where engine and actor disagree too
+    much in either direction, as with an expert that was routed elsewhere, the token is left out.
+
+    Args:
+        proximal_logprobs, rollout_logprobs, loss_mask: as for `truncated_importance_sampling`.
+        low, high: alpha and beta of the paper.
+    """
+    return masked_importance_sampling(proximal_logprobs, rollout_logprobs, loss_mask, low=low, high=high)
+
+
+@torch.no_grad()
+def effective_sample_size(log_weights: Tensor, mask: Tensor | None = None) -> Tensor:
+    """`(sum w)^2 / sum w^2` (L. Kish): how many equal weights would tell as much.
+
+    Args:
+        log_weights: any shape, nats: `log w`, so that no weight overflows.
+        mask: the same shape, bool or 0/1; None: every element.
+
+    Returns:
+        a scalar tensor between 1 and the number of elements; 0 for none.
+
+    Raises: ShapeError, NonFiniteError.
+    """
+    inside = as_mask("mask", mask, "log_weights", log_weights)
+    logs = masked("log_weights", log_weights, inside)[inside]
+    if not len(logs):
+        return torch.zeros((), dtype=logs.dtype, device=logs.device)
+    weights = (logs - logs.max()).exp()
+    return weights.sum().square() / weights.square().sum()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ratios:
+    """Log-ratios of actor over engine, as constants."""
+
+    tokens: Tensor
+    """[B, T], nats, of each token; 0 outside the mask."""
+    per_token: Tensor
+    """[B, T], nats, of the level's ratio at each token; 0 outside the mask."""
+    mask: Tensor
+    """[B, T] bool"""
+    sample_fraction: Tensor
+    """Scalar: `Correction.effective_sample_fraction`."""
+
+    @staticmethod
+    @torch.no_grad()
+    def of(
+        proximal_logprobs: Tensor,
+        rollout_logprobs: Tensor,
+        loss_mask: Tensor | None,
+        level: Level,
+        sequence_ids: Tensor | None,
+    ) -> "_Ratios":
+        check_shape("rollout_logprobs", rollout_logprobs, proximal_logprobs.shape, "proximal_logprobs")
+        mask = as_mask("loss_mask", loss_mask, "proximal_logprobs", proximal_logprobs)
+        tokens = masked("proximal_logprobs", proximal_logprobs, mask) - masked(
+            "rollout_logprobs", rollout_logprobs, mask
+        )
+        sequences = index_sequences(mask, sequence_ids)
+        if level == "token":
+            samples, are_samples, per_token = tokens, mask, tokens
+        elif level in ("sequence", "geometric"):
+            samples = sequences.sum(tokens) if level == "sequence" else sequences.mean(tokens)
+            are_samples, per_token = sequences.lengths > 0, _spread(sequences, samples)
+        else:
+            raise AlgosError(f'level="{level}" is none of "token", "sequence", "geometric"')
+        num_samples = are_samples.sum()
+        fraction = effective_sample_size(samples, are_samples) / num_samples.clamp(min=1)
+        return _Ratios(
+            tokens=tokens,
+            per_token=per_token,
+            mask=mask,
+            sample_fraction=torch.where(num_samples > 0, fraction, torch.ones_like(fraction)),
+        )
+
+    @torch.no_grad()
+    def correction(self, weights: Tensor, stays: Tensor, is_cut: Tensor) -> Correction:
+        """`stays` and `is_cut` may be anything outside the mask."""
+        check_finite("exp(proximal_logprobs - rollout_logprobs)", weights, self.mask)  # can overflow without a cap
+        loss_mask = self.mask & stays
+        weights = weights.masked_fill(~loss_mask, 0.0)
+        k3 = (torch.expm1(self.tokens) - self.tokens).masked_fill(~self.mask, 0.0)
+        num_terms = self.mask.sum()
+        return Correction(
+            weights=weights,
+            loss_mask=loss_mask,
+            num_terms=num_terms,
+            weight_mean=masked_mean(weights, self.mask),
+            weight_max=weights.amax() if weights.numel() else weights.sum(),
+            truncated_fraction=masked_mean(is_cut.to(weights.dtype), loss_mask),
+            rejected_fraction=masked_mean((~stays).to(weights.dtype), self.mask),
+            engine_kl=-masked_mean(self.tokens, self.mask),
+            engine_kl_k3=k3.sum() / num_terms.clamp(min=1),  # may be infinite, which masked_mean would refuse
+            largest_log_ratio=self.tokens.abs().amax() if weights.numel() else weights.sum(),
+            effective_sample_fraction=self.sample_fraction,
+        )
+
+
+def _spread(sequences: SequenceIndex, samples: Tensor) -> Tensor:
+    return sequences.spread(samples).masked_fill(~sequences.mask, 0.0)

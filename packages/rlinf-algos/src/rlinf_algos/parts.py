@@ -1,0 +1,160 @@
+"""The parts that an algorithm is made of, by name: advantages and policy losses, and what each of them takes.
+
+What a function takes is read off its signature. An advantage function names what it wants among `INPUTS`: with
+`loss_mask` it works on tokens, [B, T], without it on groups, [P, G]; `values` asks for a critic. All further arguments
+are options, given by the fields of an `Algorithm` of that name (see `FIELD_OF_OPTION`), or by its `options`.
+
+For the parts of this package the answer stands here too, so that a config can be checked without importing torch; a
+test compares the two.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf_algos.errors import AlgosError
+from rlinf_algos.registry import Registry, path_of
+
+INPUTS = {
+    "rewards": "[P, G], or [B, T] for a function on tokens: 0 but at the last token, less a KL penalty on each",
+    "lengths": "[P, G], tokens of each completion",
+    "values": "[B, T], by the critic, before the token is chosen",
+    "loss_mask": "[B, T]",
+}
+"""What an advantage function may ask for; names of its arguments."""
+
+LOSS_INPUTS = ("policy_logprobs", "proximal_logprobs", "advantages", "loss_mask")
+"""The arguments every policy loss begins with. `rollout_logprobs` is given to those that ask for it."""
+
+FIELD_OF_OPTION = {"lam": "gae_lambda"}
+"""Argument of a part -> field of `Algorithm`, where the names differ."""
+
+ADVANTAGES: Registry[Callable[..., Any]] = Registry(
+    "advantage",
+    {
+        "grpo": "rlinf_algos.advantages:grpo_advantages",
+        "rloo": "rlinf_algos.advantages:rloo_advantages",
+        "gae": "rlinf_algos.advantages:token_gae",
+        "returns": "rlinf_algos.advantages:rewards_to_go",
+    },
+)
+
+POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
+    "policy loss",
+    {
+        "ppo_clip": "rlinf_algos.policy_loss:ppo_clip_loss",
+        "gspo": "rlinf_algos.policy_loss:gspo_loss",
+        "cispo": "rlinf_algos.policy_loss:cispo_loss",
+        "decoupled": "rlinf_algos.policy_loss:decoupled_ppo_loss",
+        "policy_gradient": "rlinf_algos.policy_loss:policy_gradient_loss",
+        "sapo": "rlinf_algos.policy_loss:sapo_loss",
+    },
+)
+
+
+def register_advantage(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: makes an advantage function known as `name`. Raises AlgosError where the name is taken."""
+    return ADVANTAGES.register(name)
+
+
+def register_policy_loss(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: makes a policy loss known as `name`. Raises AlgosError where the name is taken."""
+    return POLICY_LOSSES.register(name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Takes:
+    """What a part is called with.
+
+    Example: token_gae -> Takes(inputs=("rewards", "values", "loss_mask"), options={"gamma": "gamma",
+        "lam": "gae_lambda"})
+    """
+
+    inputs: tuple[str, ...]
+    """Arguments that the caller makes, in their order."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Further arguments -> the field of `Algorithm` that gives them, or the key of its `options`."""
+    required: tuple[str, ...] = ()
+    """Options without a default."""
+
+    @property
+    def works_on_tokens(self) -> bool:
+        return "loss_mask" in self.inputs
+
+
+_CLIP = {"clip_low": "clip_low", "clip_high": "clip_high"}
+BUILTIN_ADVANTAGES = {
+    "grpo": Takes(inputs=("rewards",), options={"normalize_std": "normalize_std"}),
+    "rloo": Takes(inputs=("rewards",)),
+    "gae": Takes(
+        inputs=("rewards", "values", "loss_mask"),
+        options={"gamma": "gamma", "lam": "gae_lambda"},
+        required=("gamma", "lam"),
+    ),
+    "returns": Takes(inputs=("rewards", "loss_mask"), options={"gamma": "gamma"}, required=("gamma",)),
+}
+BUILTIN_POLICY_LOSSES = {
+    "ppo_clip": Takes(inputs=LOSS_INPUTS, options={**_CLIP, "dual_clip": "dual_clip"}),
+    "gspo": Takes(inputs=LOSS_INPUTS, options=_CLIP),
+    "cispo": Takes(inputs=LOSS_INPUTS, options=_CLIP),
+    "decoupled": Takes(
+        inputs=(*LOSS_INPUTS, "rollout_logprobs"),
+        options={**_CLIP, "dual_clip": "dual_clip", "weight_cap": "weight_cap"},
+    ),
+    "policy_gradient": Takes(inputs=LOSS_INPUTS),
+    "sapo": Takes(inputs=LOSS_INPUTS, options={"tau_positive": "tau_positive", "tau_negative": "tau_negative"}),
+}
+
+
+def advantage_takes(name: str) -> Takes:
+    """What the advantage of that name is called with; imports it where it is not of this package.
+
+    Raises: AlgosError for a name that is not known, and for a function that asks for something else than `INPUTS`.
+    """
+    return BUILTIN_ADVANTAGES.get(name) or takes_of_advantage(ADVANTAGES.get(name))
+
+
+def policy_loss_takes(name: str) -> Takes:
+    """The same of a policy loss. Raises: AlgosError, also for a function that does not begin with `LOSS_INPUTS`."""
+    return BUILTIN_POLICY_LOSSES.get(name) or takes_of_policy_loss(POLICY_LOSSES.get(name))
+
+
+def takes_of_advantage(function: Callable[..., Any]) -> Takes:
+    """From the signature. Arguments called as one of `INPUTS` are inputs, all others options."""
+    arguments = inspect.signature(function).parameters
+    inputs = tuple(name for name in arguments if name in INPUTS)
+    if "rewards" not in inputs:
+        raise AlgosError(
+            f"{path_of(function)} takes no argument `rewards`; an advantage function takes rewards, and may take "
+            f"{', '.join(name for name in INPUTS if name != 'rewards')}"
+        )
+    if ("values" in inputs and "loss_mask" not in inputs) or ("lengths" in inputs and "loss_mask" in inputs):
+        raise AlgosError(
+            f"{path_of(function)} takes {', '.join(inputs)}: on groups [P, G] take rewards and lengths, on tokens "
+            "[B, T] take rewards, loss_mask and values"
+        )
+    return _takes(function, inputs)
+
+
+def takes_of_policy_loss(function: Callable[..., Any]) -> Takes:
+    """From the signature, which begins with `LOSS_INPUTS`."""
+    arguments = list(inspect.signature(function).parameters)
+    if tuple(arguments[: len(LOSS_INPUTS)]) != LOSS_INPUTS:
+        raise AlgosError(
+            f"{path_of(function)} takes ({', '.join(arguments)}); a policy loss begins with ({', '.join(LOSS_INPUTS)})"
+        )
+    return _takes(function, (*LOSS_INPUTS, *(name for name in arguments if name == "rollout_logprobs")))
+
+
+def _takes(function: Callable[..., Any], inputs: tuple[str, ...]) -> Takes:
+    options = {
+        name: argument
+        for name, argument in inspect.signature(function).parameters.items()
+        if name not in inputs and argument.kind in (argument.POSITIONAL_OR_KEYWORD, argument.KEYWORD_ONLY)
+    }
+    return Takes(
+        inputs=inputs,
+        options={name: FIELD_OF_OPTION.get(name, name) for name in options},
+        required=tuple(name for name, argument in options.items() if argument.default is argument.empty),
+    )

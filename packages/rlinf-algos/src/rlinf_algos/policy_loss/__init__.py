@@ -1,0 +1,30 @@
+"""Policy losses: unreduced terms to aggregate, one family a file.
+
+Every loss is `f(policy_logprobs, proximal_logprobs, advantages, loss_mask, *, options) -> PolicyLoss` on tensors of any
+shape; what one element is (a token, an action, a chunk of actions) the caller decides, with `at_level` where the
+log-probabilities are finer than that.
+"""
+
+from rlinf_algos.policy_loss.base import PolicyLoss
+from rlinf_algos.policy_loss.cispo import cispo_loss
+from rlinf_algos.policy_loss.decoupled import DecoupledPolicyLoss, decoupled_ppo_loss
+from rlinf_algos.policy_loss.gspo import gspo_loss
+from rlinf_algos.policy_loss.levels import Level, PolicyInputs, at_level, logprobs_at_level
+from rlinf_algos.policy_loss.ppo import ppo_clip_loss
+from rlinf_algos.policy_loss.reinforce import policy_gradient_loss
+from rlinf_algos.policy_loss.sapo import sapo_loss
+
+__all__ = [
+    "PolicyLoss",
+    "ppo_clip_loss",
+    "gspo_loss",
+    "cispo_loss",
+    "DecoupledPolicyLoss",
+    "decoupled_ppo_loss",
+    "policy_gradient_loss",
+    "sapo_loss",
+    "Level",
+    "PolicyInputs",
+    "at_level",
+    "logprobs_at_level",
+]

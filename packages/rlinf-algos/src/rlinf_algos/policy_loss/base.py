@@ -1,0 +1,129 @@
+"""What every policy loss shares: its record, the checks of its inputs, and the clipped surrogate."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlinf_algos.checks import as_mask, check_finite, check_range, check_shape, masked
+from rlinf_algos.errors import AlgosError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyLoss:
+    """Terms to aggregate (see `rlinf_algos.aggregation`) and what to log about them.
+
+    The means are over this call's terms: over micro-batches, weigh them by `num_terms`.
+    """
+
+    loss_terms: Tensor
+    """The shape of policy_logprobs, unreduced, 0 outside the mask, with gradient."""
+    num_terms: Tensor
+    """Scalar int64: elements inside the mask."""
+    clip_fraction: Tensor
+    """Scalar: share of the terms where the clip decided. No gradient passes there, but for CISPO, which bounds the
+    weight of the gradient; 0 for a loss without a clip."""
+    dual_clip_fraction: Tensor
+    """Scalar: share of the terms that the dual clip bounded; 0 without it."""
+    approx_kl: Tensor
+    """Scalar, nats: estimate k3 of KL(proximal || policy), `mean(r - 1 - log r)`, never negative."""
+    ratio_mean: Tensor
+    """Scalar: mean of r; far from 1 the proximal log-probabilities do not belong to these samples."""
+    ratio_max: Tensor
+    """Scalar: largest r; 0 where the mask is empty."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedInputs:
+    """The four inputs of a policy loss after its checks: at least float32, 0 outside the mask, one shape."""
+
+    policy_logprobs: Tensor
+    """With gradient."""
+    log_ratio: Tensor
+    """`policy_logprobs - proximal_logprobs`, nats, with gradient."""
+    advantages: Tensor
+    mask: Tensor
+    """bool"""
+
+
+def check_inputs(
+    policy_logprobs: Tensor, proximal_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor | None
+) -> CheckedInputs:
+    """Raises `ShapeError` or `NonFiniteError`; advantages [B] become [B, T] for log-probabilities [B, T]."""
+    check_shape("proximal_logprobs", proximal_logprobs, policy_logprobs.shape, "policy_logprobs")
+    mask = as_mask("loss_mask", loss_mask, "policy_logprobs", policy_logprobs)
+    if policy_logprobs.ndim == 2 and advantages.shape == policy_logprobs.shape[:1]:
+        advantages = advantages.unsqueeze(-1).expand(policy_logprobs.shape)
+    check_shape("advantages", advantages, policy_logprobs.shape, "policy_logprobs")
+    advantages = masked("advantages", advantages.detach(), mask)
+    policy_logprobs = masked("policy_logprobs", policy_logprobs, mask)
+    proximal_logprobs = masked("proximal_logprobs", proximal_logprobs.detach(), mask)
+    return CheckedInputs(
+        policy_logprobs=policy_logprobs,
+        log_ratio=policy_logprobs - proximal_logprobs,
+        advantages=advantages,
+        mask=mask,
+    )
+
+
+def checked_ratio(log_ratio: Tensor) -> Tensor:
+    """`exp(log_ratio)`; raises `NonFiniteError` where it overflows."""
+    ratio = log_ratio.exp()
+    check_finite("exp(policy_logprobs - proximal_logprobs)", ratio)
+    return ratio
+
+
+def check_clip(clip_low: float, clip_high: float, dual_clip: float | None = None) -> None:
+    """Raises `AlgosError` unless 0 <= clip_low <= 1, 0 <= clip_high and 1 < dual_clip."""
+    check_range("clip_low", clip_low, low=0.0, high=1.0, why="a probability ratio is not negative")
+    check_range("clip_high", clip_high, low=0.0, why="the range must hold the ratio 1")
+    if dual_clip is not None and not dual_clip > 1.0:
+        raise AlgosError(
+            f"dual_clip={dual_clip} must be above 1, or None to leave it out: it bounds the ratio from above"
+        )
+
+
+def clipped_surrogate(
+    inputs: CheckedInputs, ratio: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> PolicyLoss:
+    """`-min(r A, clip(r) A)` with its dual clip; `ratio`, of the inputs' shape, carries the gradient."""
+    weights = -inputs.advantages
+    unclipped = weights * ratio
+    clipped = weights * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    terms = torch.maximum(unclipped, clipped)
+    is_clipped = clipped > unclipped  # never outside the mask: the advantage is 0 there
+    is_bounded = None
+    if dual_clip is not None:
+        bound = weights * dual_clip
+        is_bounded = (weights > 0) & (terms > bound)
+        terms = torch.where(is_bounded, bound, terms)
+    return measured_loss(terms, inputs, ratio, is_clipped, is_bounded)
+
+
+def measured_loss(
+    terms: Tensor,
+    inputs: CheckedInputs,
+    ratio: Tensor,
+    is_clipped: Tensor | None = None,
+    is_bounded: Tensor | None = None,
+) -> PolicyLoss:
+    """The record around the terms.
+
+    Args:
+        terms, ratio: the inputs' shape; terms are 0 outside the mask.
+        is_clipped, is_bounded: bool, False outside the mask; None: nowhere.
+    """
+    with torch.no_grad():
+        num_terms = inputs.mask.sum()
+        divisor = num_terms.clamp(min=1).to(ratio.dtype)
+        inside = ratio.masked_fill(~inputs.mask, 0.0)
+        zero = torch.zeros_like(divisor)
+        return PolicyLoss(
+            loss_terms=terms,
+            num_terms=num_terms,
+            clip_fraction=zero if is_clipped is None else is_clipped.sum() / divisor,
+            dual_clip_fraction=zero if is_bounded is None else is_bounded.sum() / divisor,
+            approx_kl=(torch.expm1(inputs.log_ratio) - inputs.log_ratio).sum() / divisor,
+            ratio_mean=inside.sum() / divisor,
+            ratio_max=inside.amax() if inside.numel() else zero,
+        )

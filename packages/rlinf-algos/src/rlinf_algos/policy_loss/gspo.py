@@ -1,0 +1,54 @@
+"""GSPO (arXiv:2507.18071): one ratio for a sequence, the geometric mean of those of its tokens (eq. 7), clipped whole.
+
+The form is that of GSPO-token (eq. 13 and 14): the ratio of token t is `s * policy / sg(policy)`, with s the ratio of
+its sequence as a constant. The value is that of s, the gradient passes by each token, so that advantages may differ
+within a sequence. With one advantage for a sequence and `sequence_mean_token_mean`, value and gradient are those of
+GSPO (eq. 5).
+
+verl bounds the exponent by 10; here an overflow raises.
+"""
+
+from torch import Tensor
+
+from rlinf_algos.errors import ShapeError
+from rlinf_algos.packing import index_sequences
+from rlinf_algos.policy_loss.base import PolicyLoss, check_clip, check_inputs, checked_ratio, clipped_surrogate
+
+
+def gspo_loss(
+    policy_logprobs: Tensor,
+    proximal_logprobs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor | None,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+    dual_clip: float | None = None,
+    sequence_ids: Tensor | None = None,
+) -> PolicyLoss:
+    """The sequence-level clipped surrogate loss, unreduced.
+
+    Args:
+        policy_logprobs: [B, T], nats, of the policy in training, with gradient. A sequence must be here as a whole.
+        proximal_logprobs: [B, T], by the policy before the update; a constant.
+        advantages: [B, T], or [B] where a row is a sequence; a constant.
+        loss_mask: [B, T], bool or 0/1; None: every element.
+        clip_low, clip_high: as for `ppo_clip_loss`, but of a mean over tokens, hence small; defaults from the paper
+            (5.1).
+        dual_clip: None, or more than 1; not in the paper.
+        sequence_ids: [B, T] for packed rows (`rlinf_algos.packing`); None: one sequence a row.
+
+    Returns and raises: as `ppo_clip_loss`; ratios and clip_fraction are those of sequences, each weighing as many
+        terms as it has tokens; approx_kl is that of tokens.
+    """
+    check_clip(clip_low, clip_high, dual_clip)
+    if sequence_ids is not None and advantages.ndim < 2:
+        raise ShapeError(
+            f"advantages has shape {list(advantages.shape)}, but a packed row holds several sequences; expected [B, T]"
+        )
+    inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
+    sequences = index_sequences(inputs.mask, sequence_ids)
+    mean_log_ratio = sequences.spread(sequences.mean(inputs.log_ratio.detach())).masked_fill(~inputs.mask, 0.0)
+    through_token = (inputs.log_ratio - inputs.log_ratio.detach()).exp()  # exactly 1
+    ratio = checked_ratio(mean_log_ratio) * through_token
+    return clipped_surrogate(inputs, ratio, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)

@@ -1,0 +1,111 @@
+"""Parts by name: those of this package, those that a decorator adds, and those of an import path.
+
+A registry is cheap: the parts of this package are import paths until somebody asks for one, so that a config can check
+names without importing torch.
+"""
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar, cast
+
+from rlinf_algos.errors import AlgosError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Registry(Generic[F]):
+    """Names of one kind of function.
+
+    Args:
+        what: the kind, in the singular, as messages say it: "policy loss".
+        builtin: name -> "package.module:function"; imported when asked for.
+        error: what is raised; a kind of AlgosError.
+    """
+
+    def __init__(
+        self, what: str, builtin: Mapping[str, str] | None = None, *, error: type[AlgosError] = AlgosError
+    ) -> None:
+        self._what = what
+        self._builtin = dict(builtin or {})
+        self._added: dict[str, F] = {}
+        self._error = error
+
+    def register(self, name: str) -> Callable[[F], F]:
+        """Decorator: makes the function known as `name`.
+
+        Raises:
+            AlgosError: the name holds a colon, or is taken by another function.
+        """
+
+        def add(function: F) -> F:
+            if ":" in name or not name:
+                raise self._error(f"{name!r} is no name for a {self._what}: a colon stands for an import path")
+            holder = self._added.get(name, self._builtin.get(name, function))
+            if holder is not function and holder != path_of(function):
+                raise self._error(f"the {self._what} name {name!r} is taken by {holder!r}; choose another")
+            if name not in self._builtin:
+                self._added[name] = function
+            return function
+
+        return add
+
+    def names(self) -> tuple[str, ...]:
+        """All names known at present, sorted."""
+        return tuple(sorted({*self._builtin, *self._added}))
+
+    def check(self, name: str) -> None:
+        """Raises AlgosError unless `name` is known or an import path (which is not followed)."""
+        if ":" not in name and name not in self.names():
+            raise self._error(self.unknown(name))
+
+    def unknown(self, name: str) -> str:
+        """What to say of a name that nothing is known by."""
+        article = "an" if self._what[0] in "aeiou" else "a"
+        return (
+            f"no {self._what} is called {name!r}; {did_you_mean(name, self.names())} "
+            f"{article.capitalize()} {self._what} of your own is 'package.module:function'"
+        )
+
+    def get(self, name: str, *, callable_only: bool = True) -> F:
+        """The function of that name, or of an import path "package.module:function".
+
+        What stands behind the colon may also be a name that the module registers. The current folder is looked at too.
+        Without `callable_only` it may be any object.
+
+        Raises:
+            AlgosError: nothing is known by that name; says what is near. Or the path does not lead to a function.
+        """
+        if name in self._added:
+            return self._added[name]
+        if ":" not in name:
+            self.check(name)
+            return self._imported(self._builtin[name])
+        return self._imported(name, callable_only)
+
+    def _imported(self, path: str, callable_only: bool = True) -> F:
+        module, _, attribute = path.partition(":")
+        if os.getcwd() not in sys.path and "" not in sys.path:
+            sys.path.append(os.getcwd())  # a command installed as a script does not look there by itself
+        try:
+            loaded = importlib.import_module(module)
+            found = self._added[attribute] if attribute in self._added else getattr(loaded, attribute)
+        except (ImportError, AttributeError, ValueError) as e:
+            raise self._error(f"the {self._what} {path!r} cannot be imported: {e}") from e
+        if callable_only and not callable(found):
+            raise self._error(f"the {self._what} {path!r} is a {type(found).__name__}, not a function")
+        return cast(F, found)
+
+
+def path_of(function: Callable[..., Any]) -> str:
+    """ "package.module:function" """
+    return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', repr(function))}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The nearest of the known names, or all of them, as the end of a message."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}."

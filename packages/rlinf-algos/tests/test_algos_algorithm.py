@@ -1,0 +1,204 @@
+"""Algorithms as plain data: presets, what is filled in, what is refused, and that the tables say what the functions
+take."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rlinf_algos import Algorithm, AlgosError, preset, register_advantage, register_policy_loss
+from rlinf_algos.algorithm import DEFAULTS, KLS, PRESETS, problems
+from rlinf_algos.parts import (
+    ADVANTAGES,
+    BUILTIN_ADVANTAGES,
+    BUILTIN_POLICY_LOSSES,
+    INPUTS,
+    POLICY_LOSSES,
+    advantage_takes,
+    policy_loss_takes,
+    takes_of_advantage,
+    takes_of_policy_loss,
+)
+
+MINE = Algorithm(name="mine", normalize_std=False, clip_low=0.1, clip_high=0.3)
+NOT_MINE = 3
+
+
+def halved(rewards, *, share=0.5, power):
+    """An advantage function with options of its own."""
+    return share * rewards**power
+
+
+def of_tokens(rewards, values, loss_mask, gamma):
+    return rewards
+
+
+def wrong_inputs(scores):
+    return scores
+
+
+def mixed_inputs(rewards, values):
+    return rewards
+
+
+def my_loss(policy_logprobs, proximal_logprobs, advantages, loss_mask, *, clip_low, rollout_logprobs, beta=1.0):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_whole(name):
+    made = preset(name)
+    assert made.name == name
+    for part, table, takes in (
+        (made.advantage, BUILTIN_ADVANTAGES, advantage_takes),
+        (made.policy_loss, BUILTIN_POLICY_LOSSES, policy_loss_takes),
+    ):
+        assert set(made.options_of(takes(part))) == set(table[part].options), "every option of its parts has a value"
+    assert made.correction is None
+    assert ADVANTAGES.get(made.advantage)
+    assert POLICY_LOSSES.get(made.policy_loss)
+    assert KLS.get(made.kl)
+
+
+def test_the_presets_differ_as_their_sources_do():
+    assert preset("grpo") == Algorithm(name="grpo", normalize_std=True, clip_low=0.2, clip_high=0.2)
+    assert preset("dr_grpo").aggregation == "constant_length_mean"
+    assert preset("dr_grpo").normalize_std is False
+    assert preset("dapo").clip_high == 0.28
+    assert preset("dapo").dynamic_sampling
+    assert preset("ppo").has_critic
+    assert preset("ppo").value_loss == "clipped"
+    assert not preset("reinforce_plus_plus").has_critic
+    assert preset("reinforce_plus_plus").whiten_advantages
+    assert preset("gspo").clip_high == 4e-4
+    assert preset("cispo", num_epochs=3, num_minibatches=2).num_updates == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("grop", {}, "no algorithm is called 'grop'; did you mean 'grpo'"),
+        ("grpo", {"clip_lo": 0.1}, "'clip_lo' is no field of an algorithm; did you mean 'clip_low'"),
+        ("grpo", {"advantage": "rlo"}, "no advantage is called 'rlo'; did you mean 'rloo'"),
+        ("grpo", {"policy_loss": "gpso"}, "no policy loss is called 'gpso'; did you mean 'gspo'"),
+        ("grpo", {"kl": "k4"}, "no KL estimate is called 'k4'"),
+        ("grpo", {"aggregation": "token-mean"}, "aggregation=token-mean is not known; did you mean 'token_mean'"),
+        ("grpo", {"kl_in": "los"}, "kl_in=los is not known; did you mean 'loss'"),
+        ("ppo", {"value_loss": "hubert"}, "value_loss=hubert is not known; did you mean 'huber'"),
+        ("grpo", {"gae_lambda": 0.9}, "gae_lambda=0.9 is not used: it belongs to advantage=gae, and this is"),
+        ("grpo", {"value_loss": "huber"}, "value_loss=huber is not used: it belongs to the critic, and advantage=grpo"),
+        ("ppo", {"value_loss": "huber", "value_clip": 0.2}, "value_clip=0.2 is not used: it belongs to another value"),
+        ("rloo", {"clip_low": 0.2}, "clip_low=0.2 is not used: it belongs to policy_loss=ppo_clip or gspo or"),
+        ("grpo", {"correction": "ice"}, "correction=ice is not known; did you mean 'icepop'"),
+        ("grpo", {"correction_low": 0.5}, "correction_low=0.5 is not used: it belongs to correction=masked or icepop"),
+        ("grpo", {"correction": "truncated", "correction_low": 0.5}, "and this is truncated; leave it out"),
+        ("grpo", {"overlong_penalty": 1.0}, "it belongs to overlong_buffer_tokens, which is 0"),
+        ("grpo", {"oversampling": 2.0}, "oversampling=2.0 is not used: it belongs to dynamic_sampling=true"),
+        ("grpo", {"clip_low": None}, "clip_low is null; it belongs to policy_loss=ppo_clip"),
+        ("grpo", {"clip_low": 1.5}, "clip_low=1.5 must be between 0 and 1"),
+        ("grpo", {"num_epochs": 0}, "num_epochs=0 must be at least 1"),
+        ("grpo", {"dual_clip": 1.0}, "dual_clip=1.0 must be above 1"),
+        ("grpo", {"group_size": 1}, "group_size=1: advantage=grpo compares the completions of a prompt"),
+        ("grpo", {"options": {"beta": 1}}, "options.beta=1 is not used: no part takes it"),
+        ("grpo", {"options": {"clip_low": 1}}, "options.clip_low=1 is not used: it is the field algorithm.clip_low"),
+    ],
+)
+def test_mistakes_name_the_field_and_the_way_out(name, changes, message):
+    with pytest.raises(AlgosError) as caught:
+        preset(name, **changes)
+    assert message in str(caught.value)
+
+
+def test_a_correction_brings_its_range():
+    assert preset("grpo", correction="icepop").correction_high == 5.0
+    assert (preset("grpo", correction="truncated").correction_low, preset("grpo").correction_high) == (None, None)
+    assert preset("grpo", correction="masked", correction_high=3.0).correction_low == 0.0
+
+
+def test_another_part_brings_the_defaults_of_its_fields():
+    made = preset("grpo", policy_loss="policy_gradient", advantage="gae")
+    assert (made.clip_low, made.clip_high, made.normalize_std) == (None, None, None)
+    assert (made.gamma, made.gae_lambda, made.value_loss) == (DEFAULTS["gamma"], DEFAULTS["gae_lambda"], "clipped")
+    assert preset("ppo", group_size=1).group_size == 1
+
+
+@pytest.mark.parametrize("name", BUILTIN_ADVANTAGES)
+def test_the_table_of_advantages_says_what_the_functions_take(name):
+    from inspect import signature
+
+    function, takes = ADVANTAGES.get(name), BUILTIN_ADVANTAGES[name]
+    arguments = signature(function).parameters
+    # an input goes in by its place, so a mask may be called otherwise
+    assert len(takes.inputs) <= len(arguments)
+    assert set(takes.options) <= set(arguments)
+    needed = {key for key, a in list(arguments.items())[len(takes.inputs) :] if a.default is a.empty}
+    assert set(takes.required) == needed
+
+
+@pytest.mark.parametrize("name", BUILTIN_POLICY_LOSSES)
+def test_the_table_of_policy_losses_says_what_the_functions_take(name):
+    found, takes = takes_of_policy_loss(POLICY_LOSSES.get(name)), BUILTIN_POLICY_LOSSES[name]
+    assert found.inputs == takes.inputs
+    assert set(takes.options) <= set(found.options)
+    assert found.required == takes.required
+
+
+def test_parts_of_ones_own():
+    here = __name__
+    sys.modules.setdefault(here, sys.modules[__name__])
+    made = preset("grpo", advantage=f"{here}:halved", options={"power": 2})
+    takes = takes_of_advantage(ADVANTAGES.get(made.advantage))
+    assert made.options_of(takes) == {"power": 2}, "what has a default and is not given is left to it"
+    assert not takes.works_on_tokens
+    with pytest.raises(AlgosError, match=r"options.power is not set; advantage=.*:halved needs it"):
+        preset("grpo", advantage=f"{here}:halved")
+    assert preset("grpo", advantage=f"{here}:of_tokens", group_size=1).has_critic
+    loss = preset("grpo", policy_loss=f"{here}:my_loss", options={"beta": 2.0})
+    takes = takes_of_policy_loss(POLICY_LOSSES.get(loss.policy_loss))
+    assert "rollout_logprobs" in takes.inputs
+    assert loss.options_of(takes) == {"clip_low": 0.2, "beta": 2.0}
+    assert loss.clip_high is None, "mine does not take it"
+
+
+def test_functions_that_are_no_parts():
+    with pytest.raises(AlgosError, match="takes no argument `rewards`"):
+        takes_of_advantage(wrong_inputs)
+    with pytest.raises(AlgosError, match="takes rewards, values: on groups"):
+        takes_of_advantage(mixed_inputs)
+    with pytest.raises(AlgosError, match=r"a policy loss begins with \(policy_logprobs, proximal"):
+        takes_of_policy_loss(halved)
+    fields = {name: getattr(preset("grpo"), name) for name in Algorithm.__slots__}
+    found = list(problems(fields | {"advantage": f"{__name__}:wrong_inputs"}))
+    assert [name for name, _ in found] == ["advantage"]
+
+
+def test_an_algorithm_of_ones_own():
+    made = preset(f"{__name__}:MINE", clip_high=0.4)
+    assert (made.normalize_std, made.clip_low, made.clip_high) == (False, 0.1, 0.4)
+    with pytest.raises(AlgosError, match="is a int; make it an"):
+        preset(f"{__name__}:NOT_MINE")
+
+
+def test_registering():
+    register_advantage("test_algos_halved")(halved)
+    register_advantage("test_algos_halved")(halved)  # a module that is imported twice
+    assert ADVANTAGES.get("test_algos_halved") is halved
+    assert "test_algos_halved" in ADVANTAGES.names()
+    with pytest.raises(AlgosError, match="the advantage name 'grpo' is taken by"):
+        register_advantage("grpo")(halved)
+    with pytest.raises(AlgosError, match="a colon stands for an import path"):
+        register_policy_loss("a:b")(my_loss)
+    ADVANTAGES._added.pop("test_algos_halved")
+
+
+def test_needs_no_torch():
+    code = (
+        "import sys; from rlinf_algos.algorithm import preset, PRESETS; [preset(name) for name in PRESETS]; "
+        "assert 'torch' not in sys.modules; import rlinf_algos; rlinf_algos.gae; assert 'torch' in sys.modules; "
+        "from rlinf_algos import *; ppo_clip_loss"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_inputs_are_documented():
+    assert {name for takes in BUILTIN_ADVANTAGES.values() for name in takes.inputs} <= set(INPUTS)

@@ -1,0 +1,115 @@
+"""Dynamic sampling and overlong completions against plain Python."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_algos import (
+    AlgosError,
+    NonFiniteError,
+    ShapeError,
+    choose_groups,
+    grpo_advantages,
+    has_signal,
+    overlong_filter,
+    overlong_penalty,
+)
+
+quick = settings(deadline=None, max_examples=100)
+seeds = st.integers(0, 2**32 - 1)
+
+
+@quick
+@given(st.integers(0, 20), st.integers(1, 6), st.integers(1, 4), st.sampled_from([0.0, 0.7, 1.0]), seeds)
+def test_choice_of_groups(B, num_groups, num_wanted, mask_rate, seed):
+    rng = np.random.default_rng(seed)
+    rewards, ids, mask = rng.integers(0, 2, B) / 2, rng.integers(-9, num_groups - 9, B), rng.random(B) < mask_rate
+    groups = {}
+    for b in np.flatnonzero(mask):
+        groups.setdefault(ids[b], []).append(rewards[b])  # a dict keeps the order of the first samples
+    useful = [group for group, values in groups.items() if len(set(values)) > 1]
+    chosen, missing = useful[:num_wanted], max(0, num_wanted - len(useful))
+    tensors = [torch.tensor(x) for x in (np.where(mask, rewards, np.nan), ids, mask)]
+    assert has_signal(*tensors).tolist() == [bool(mask[b]) and ids[b] in useful for b in range(B)]
+    found = choose_groups(*tensors, num_wanted=num_wanted)
+    assert found.keep.tolist() == [bool(mask[b]) and ids[b] in chosen for b in range(B)]
+    assert (found.num_groups, found.num_with_signal) == (len(groups), len(useful))
+    assert (found.num_chosen, found.num_missing) == (len(chosen), missing)
+    assert found.num_more_prompts == math.ceil(missing * (len(groups) + 2) / (len(useful) + 1))
+
+
+@quick
+@given(st.integers(0, 5), st.integers(0, 5), seeds)
+def test_groups_with_signal_are_those_with_advantages(P, G, seed):
+    rewards = torch.tensor(np.random.default_rng(seed).integers(0, 2, (P, G)))
+    expected = (grpo_advantages(rewards) != 0).any(dim=1)
+    found = has_signal(rewards)
+    assert torch.equal(found, expected[:, None].expand(P, G))
+    keep = choose_groups(rewards, num_wanted=1).keep.any(dim=1)
+    assert keep.tolist() == [bool(e) and not expected[:p].any() for p, e in enumerate(expected)]
+
+
+def test_how_many_prompts_are_needed():
+    """6 of 16 groups had a signal and 8 are wanted: 2 more, of which (6 + 1) / (16 + 2) are expected to have one."""
+    rewards = torch.zeros(16, 4)
+    rewards[:6, 0] = 1.0
+    found = choose_groups(rewards, num_wanted=8)
+    assert (found.num_chosen, found.num_missing, found.num_more_prompts) == (6, 2, 6)
+    assert choose_groups(rewards, num_wanted=6).num_more_prompts == 0
+    assert choose_groups(torch.zeros(4, 2), num_wanted=1).num_more_prompts == 6
+
+
+@quick
+@given(st.integers(1, 30), st.integers(1, 30), st.sampled_from([0.0, 1.0, 0.5]), seeds)
+def test_overlong_penalty(max_tokens, buffer_tokens, penalty, seed):
+    buffer_tokens = min(buffer_tokens, max_tokens)
+    lengths = np.random.default_rng(seed).integers(0, 40, (2, 5))
+    expected = np.zeros(lengths.shape)
+    for place, length in np.ndenumerate(lengths):
+        if length > max_tokens:
+            expected[place] = -1
+        elif length > max_tokens - buffer_tokens:
+            expected[place] = ((max_tokens - buffer_tokens) - length) / buffer_tokens
+    found = overlong_penalty(
+        torch.tensor(lengths).double(), max_tokens=max_tokens, buffer_tokens=buffer_tokens, penalty=penalty
+    )
+    np.testing.assert_allclose(found.numpy(), penalty * expected, rtol=1e-6, atol=1e-12)
+
+
+def test_overlong_penalty_of_integers():
+    lengths = torch.tensor([0, 16384, 18432, 20480, 30000])
+    found = overlong_penalty(lengths, max_tokens=20480, buffer_tokens=4096)
+    assert found.tolist() == [0.0, 0.0, -0.5, -1.0, -1.0] and found.dtype == torch.float32
+
+
+def test_overlong_filter():
+    mask = torch.tensor([[1, 1], [1, 0], [0, 0]])
+    assert overlong_filter(mask, torch.tensor([0, 1, 1])).tolist() == [[True, True], [False, False], [False, False]]
+    assert not overlong_filter(mask, torch.ones(3)).any()
+    assert torch.equal(overlong_filter(mask, torch.zeros(3, dtype=torch.bool)), mask.bool())
+
+
+def test_refusals():
+    ones = torch.ones(2)
+    with pytest.raises(AlgosError, match="num_wanted=0 must be at least 1"):
+        choose_groups(ones[None], num_wanted=0)
+    with pytest.raises(ShapeError, match=r"expected \[P, G\]"):
+        has_signal(ones)
+    with pytest.raises(NonFiniteError, match=r"rewards\[0, 0\]=nan"):
+        has_signal(ones[None] * math.nan)
+    for change in ({"max_tokens": 0}, {"buffer_tokens": 0}, {"buffer_tokens": 11}, {"penalty": -1.0}):
+        (name,) = change
+        with pytest.raises(AlgosError, match=f"{name}="):
+            overlong_penalty(ones, **{"max_tokens": 10, "buffer_tokens": 5, **change})
+    with pytest.raises(AlgosError, match="lengths holds -1"):
+        overlong_penalty(-ones, max_tokens=10, buffer_tokens=5)
+    with pytest.raises(NonFiniteError, match=r"lengths\[0\]=nan"):
+        overlong_penalty(ones * math.nan, max_tokens=10, buffer_tokens=5)
+    with pytest.raises(ShapeError, match=r"expected \[B, T\]"):
+        overlong_filter(ones, ones)
+    with pytest.raises(ShapeError, match="truncated has shape"):
+        overlong_filter(ones[:, None], ones[:1])

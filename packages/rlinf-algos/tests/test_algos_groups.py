@@ -1,0 +1,221 @@
+"""Group baselines against float64 numpy references that walk over the groups one by one."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_algos import (
+    AlgosError,
+    NonFiniteError,
+    ShapeError,
+    baseline_advantages,
+    dr_grpo_advantages,
+    group_mean,
+    grpo_advantages,
+    leave_one_out_mean,
+    opo_advantages,
+    rloo_advantages,
+)
+
+quick = settings(deadline=None, max_examples=60)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-9)
+
+
+def grpo_reference(rewards, normalize_std, epsilon):
+    out = np.zeros_like(rewards)
+    for p, group in enumerate(rewards):
+        if len(set(group.tolist())) <= 1:
+            continue
+        mean = sum(group) / len(group)
+        std = np.sqrt(sum((r - mean) ** 2 for r in group) / (len(group) - 1))
+        out[p] = [(r - mean) / (std + epsilon) if normalize_std else r - mean for r in group]
+    return out
+
+
+@quick
+@given(st.integers(0, 5), st.integers(1, 9), st.booleans(), st.sampled_from([1e-6, 1e-4, 0.1]), seeds)
+def test_grpo(P, G, normalize_std, epsilon, seed):
+    rng = np.random.default_rng(seed)
+    rewards = rng.integers(0, 3, (P, G)) / 2 if rng.random() < 0.5 else rng.normal(3.0, 2.0, (P, G))
+    found = grpo_advantages(torch.tensor(rewards), normalize_std=normalize_std, epsilon=epsilon)
+    close(found, grpo_reference(rewards, normalize_std, epsilon))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("normalize_std", [True, False])
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -7.3])
+def test_grpo_equal_rewards_give_exactly_zero(dtype, normalize_std, value):
+    for num in (1, 3, 7):
+        advantages = grpo_advantages(torch.full((2, num), value, dtype=dtype), normalize_std=normalize_std, epsilon=0.0)
+        assert torch.equal(advantages, torch.zeros_like(advantages))
+
+
+def test_grpo_float32_and_half_precision():
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
+    expected = grpo_reference(rewards.double().numpy(), True, 1e-4)
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        found = grpo_advantages(rewards.to(dtype))
+        assert found.dtype == torch.float32
+        close(found, expected.astype(np.float32))
+
+
+def test_grpo_carries_no_gradient():
+    assert not grpo_advantages(torch.rand(2, 4, requires_grad=True)).requires_grad
+
+
+def test_grpo_refuses():
+    with pytest.raises(ShapeError, match=r"rewards has shape \[4\]; expected \[P, G\]"):
+        grpo_advantages(torch.zeros(4))
+    with pytest.raises(NonFiniteError, match=r"rewards\[0, 1\]=nan"):
+        grpo_advantages(torch.tensor([[0.0, float("nan")]]))
+    with pytest.raises(AlgosError, match="epsilon=-1"):
+        grpo_advantages(torch.zeros(1, 2), epsilon=-1)
+
+
+def of_grpo(group, lengths):
+    deviation = np.sqrt(sum((r - np.mean(group)) ** 2 for r in group) / max(1, len(group) - 1))
+    return [(r - np.mean(group)) / (deviation + 1e-4) for r in group]
+
+
+def of_rloo(group, lengths):
+    return [r - np.mean([*group[:i], *group[i + 1 :]]) for i, r in enumerate(group)]
+
+
+def of_opo(group, lengths):
+    lengths = lengths if sum(lengths) else [1] * len(group)
+    baseline = sum(length * r for length, r in zip(lengths, group, strict=True)) / sum(lengths)
+    return [r - baseline for r in group]
+
+
+ADVANTAGES = {
+    "grpo": (lambda rewards, lengths, *how: grpo_advantages(rewards, *how), of_grpo),
+    "dr_grpo": (
+        lambda rewards, lengths, *how: dr_grpo_advantages(rewards, *how),
+        lambda group, lengths: [r - np.mean(group) for r in group],
+    ),
+    "rloo": (lambda rewards, lengths, *how: rloo_advantages(rewards, *how), of_rloo),
+    "opo": (opo_advantages, of_opo),
+    "less_mean": (lambda rewards, lengths, *how: rewards - group_mean(rewards, *how), of_opo),
+    "less_others": (lambda rewards, lengths, *how: rewards - leave_one_out_mean(rewards, *how), of_rloo),
+}
+
+
+def reference(name, rewards, lengths, ids, mask):
+    """Group by group: dictionaries and lists, no tensors."""
+    members = {}
+    for place in zip(*np.nonzero(mask), strict=True):
+        members.setdefault(int(ids[place]), []).append(place)
+    out = np.zeros(rewards.shape)
+    for places in members.values():
+        group, tokens = [float(rewards[p]) for p in places], [int(lengths[p]) for p in places]
+        if len(set(group)) > 1:
+            if name == "less_mean":
+                tokens = [1] * len(group)
+            for place, advantage in zip(places, ADVANTAGES[name][1](group, tokens), strict=True):
+                out[place] = advantage
+    return out
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.sampled_from(sorted(ADVANTAGES)),
+    st.sampled_from([(0,), (1,), (7,), (24,), (5, 4), (3, 0), (2, 3, 4)]),
+    st.integers(1, 9),
+    st.sampled_from([0.0, 0.6, 1.0]),
+    seeds,
+)
+def test_groups_of_any_size(name, shape, num_groups, mask_rate, seed):
+    rng = np.random.default_rng(seed)
+    rewards = rng.integers(0, 3, shape) / 2 if rng.random() < 0.5 else rng.normal(3.0, 2.0, shape)
+    ids = rng.permutation(10**12 + np.arange(num_groups) * 10**15)[rng.integers(0, num_groups, shape)]
+    lengths, mask = rng.integers(0, 4, shape), rng.random(shape) < mask_rate
+    expected = reference(name, rewards, lengths, ids, mask)
+    given_rewards = np.where(mask, rewards, np.nan)
+    found = ADVANTAGES[name][0](*map(torch.tensor, (given_rewards, lengths, ids, mask)))
+    close(torch.nan_to_num(found) if name.startswith("less") else found, expected)
+
+
+@quick
+@given(st.sampled_from(sorted(ADVANTAGES)), st.integers(0, 4), st.integers(0, 6), seeds)
+def test_rows_are_groups_without_ids(name, P, G, seed):
+    rng = np.random.default_rng(seed)
+    rewards, lengths = rng.integers(0, 3, (P, G)) / 2, rng.integers(1, 9, (P, G))
+    mask, ids = rng.random((P, G)) < 0.8, np.repeat(np.arange(P)[:, None], G, axis=1)
+    function = ADVANTAGES[name][0]
+    rows = function(torch.tensor(rewards), torch.tensor(lengths), None, torch.tensor(mask))
+    by_ids = function(*map(torch.tensor, (rewards, lengths, ids, mask)))
+    close(rows, by_ids.numpy())
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_lone_and_equal_rewards_give_exactly_zero(name):
+    ids = torch.tensor([5, 2, 2, 2, 2, 2, 2, 2])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        rewards = torch.full((8,), 0.1, dtype=dtype)
+        found = ADVANTAGES[name][0](rewards, torch.arange(8), ids)
+        assert torch.equal(found, torch.zeros_like(found))
+
+
+def test_what_is_masked_out_is_in_no_baseline():
+    rewards, ids = torch.tensor([1.0, 0.0, 100.0]), torch.tensor([0, 0, 0])
+    assert dr_grpo_advantages(rewards, ids, torch.tensor([1, 1, 0])).tolist() == [0.5, -0.5, 0.0]
+
+
+def test_the_dtype_of_a_result():
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        assert rloo_advantages(torch.tensor([1, 0]).to(dtype), torch.tensor([0, 0])).dtype == torch.float32
+    assert rloo_advantages(torch.zeros(2, dtype=torch.float64), torch.tensor([0, 0])).dtype == torch.float64
+
+
+def test_rewards_far_from_zero_keep_their_difference():
+    rewards = torch.tensor([[16777216.0, 16777218.0]])
+    assert dr_grpo_advantages(rewards).tolist() == [[-1.0, 1.0]]
+
+
+def test_rloo_is_the_leave_one_out_baseline():
+    assert rloo_advantages(torch.tensor([[1.0, 0.0, 0.0]])).tolist() == [[1.0, -0.5, -0.5]]
+    assert leave_one_out_mean(torch.tensor([[1.0, 0.0, 0.0]])).tolist() == [[0.0, 0.5, 0.5]]
+    assert group_mean(torch.tensor([[1.0, 0.0, 0.5]])).tolist() == [[0.5, 0.5, 0.5]]
+
+
+def test_a_given_baseline():
+    rewards, baselines = torch.tensor([1.0, 0.0, float("nan")]), torch.tensor([0.25, 0.25, 0.0])
+    assert baseline_advantages(rewards, baselines, torch.tensor([1, 1, 0])).tolist() == [0.75, -0.25, 0.0]
+    with pytest.raises(ShapeError, match="baselines has shape"):
+        baseline_advantages(rewards, baselines[:1])
+    with pytest.raises(NonFiniteError, match=r"rewards\[2\]=nan"):
+        baseline_advantages(rewards, baselines)
+    with pytest.raises(NonFiniteError, match=r"baselines\[2\]=nan"):
+        baseline_advantages(baselines, rewards)
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_refusals(name):
+    function, ones, ids = ADVANTAGES[name][0], torch.ones(3), torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ShapeError, match=r"rewards has shape \[3\]; expected \[P, G\]"):
+        function(ones, ones)
+    with pytest.raises(ShapeError, match=r"group_ids has shape \[2\]"):
+        function(ones, ones, ids[:2])
+    with pytest.raises(ShapeError, match=r"mask has shape \[2\]"):
+        function(ones, ones, ids, ones[:2])
+    with pytest.raises(AlgosError, match="group_ids has dtype"):
+        function(ones, ones, ones)
+    with pytest.raises(NonFiniteError, match=r"rewards\[1\]=inf"):
+        function(torch.tensor([0.0, float("inf"), 0.0]), ones, ids)
+    assert not function(ones.clone().requires_grad_(), ones, ids).requires_grad or name.startswith("less")
+
+
+def test_opo_refuses_lengths():
+    ones, ids = torch.ones(2), torch.tensor([0, 0])
+    with pytest.raises(AlgosError, match="lengths holds -1"):
+        opo_advantages(ones, torch.tensor([1, -1]), ids)
+    with pytest.raises(ShapeError, match="lengths has shape"):
+        opo_advantages(ones, ones[:1], ids)
+    with pytest.raises(NonFiniteError, match=r"lengths\[0\]=nan"):
+        opo_advantages(ones, ones * float("nan"), ids)

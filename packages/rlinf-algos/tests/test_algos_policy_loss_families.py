@@ -1,0 +1,297 @@
+"""GSPO, CISPO, SAPO, decoupled PPO and the plain policy gradient against scalar references and finite differences."""
+
+import inspect
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_algos import (
+    AlgosError,
+    NonFiniteError,
+    PolicyLoss,
+    ShapeError,
+    cispo_loss,
+    decoupled_ppo_loss,
+    gspo_loss,
+    policy_gradient_loss,
+    policy_loss,
+    ppo_clip_loss,
+    sapo_loss,
+    sequence_mean_token_mean,
+)
+
+quick = settings(deadline=None, max_examples=60)
+seeds = st.integers(0, 2**32 - 1)
+shapes = st.tuples(st.integers(0, 4), st.integers(0, 6))
+clips = st.sampled_from([(0.2, 0.2), (0.2, 0.28), (0.0, 0.0), (1.0, 5.0)])
+
+
+def draw(shape, seed, num_logprobs=2):
+    """Log-probabilities (the first of the policy), advantages, mask."""
+    rng = np.random.default_rng(seed)
+    policy = rng.normal(-2.0, 1.0, shape)
+    others = [policy + rng.normal(0.0, 0.6, shape) for _ in range(num_logprobs - 1)]
+    mask = rng.random(shape) < rng.choice([0.0, 0.5, 1.0])
+    return [policy, *others], rng.normal(size=shape), mask
+
+
+def tensors(*arrays, mask):
+    """Garbage outside the mask, which nothing may read."""
+    garbage = [np.nan, np.inf, -np.inf, np.nan][: len(arrays)]
+    return [torch.tensor(np.where(mask, array, bad)) for array, bad in zip(arrays, garbage, strict=True)]
+
+
+def surrogate(ratio, advantage, clip):
+    return -min(ratio * advantage, min(max(ratio, 1 - clip[0]), 1 + clip[1]) * advantage)
+
+
+@quick
+@given(shapes, clips, seeds, st.booleans())
+def test_gspo(shape, clip, seed, is_packed):
+    (policy, proximal), advantages, mask = draw(shape, seed)
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, 3, shape) if is_packed else np.repeat(np.arange(shape[0])[:, None], shape[1], 1)
+    terms, is_clipped, ratios = np.zeros(shape), 0, []
+    for index in zip(*np.nonzero(mask), strict=True):
+        mine = mask & (ids == ids[index])
+        ratio = math.exp(sum((policy - proximal)[mine]) / mine.sum())
+        ratios.append(ratio)
+        terms[index] = surrogate(ratio, advantages[index], clip)
+        is_clipped += terms[index] > -ratio * advantages[index]
+    loss = gspo_loss(
+        *tensors(policy, proximal, advantages, mask=mask),
+        loss_mask=torch.tensor(mask),
+        clip_low=clip[0],
+        clip_high=clip[1],
+        sequence_ids=torch.tensor(np.where(mask, ids, -1)) if is_packed else None,
+    )
+    n = max(1, mask.sum())
+    np.testing.assert_allclose(loss.loss_terms.numpy(), terms, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(loss.clip_fraction.item(), is_clipped / n, rtol=1e-6)
+    np.testing.assert_allclose(loss.ratio_mean.item(), sum(ratios) / n, rtol=1e-6)
+    np.testing.assert_allclose(loss.ratio_max.item(), max(ratios, default=0.0), rtol=1e-6)
+    assert loss.num_terms.item() == mask.sum()
+
+
+def test_gspo_has_the_gradient_of_the_sequence_level_objective():
+    """Eq. 5 written out, sequence by sequence; the clip far enough for all but one sequence."""
+    (policy, proximal), _, mask = draw((5, 6), 4)
+    mask[:] = np.arange(6) < np.array([[6], [1], [3], [0], [5]])
+    advantages = torch.tensor([1.0, -2.0, 0.5, 3.0, -1.0], dtype=torch.float64)
+    policy = torch.tensor(policy, requires_grad=True)
+    objective = torch.zeros((), dtype=torch.float64)
+    for b in range(5):
+        if mask[b].any():
+            s = (policy[b] - torch.tensor(proximal[b]))[torch.tensor(mask[b])].mean().exp()
+            objective = objective + torch.minimum(s * advantages[b], s.clamp(0.7, 1.3) * advantages[b]) / 5
+    (expected,) = torch.autograd.grad(-objective, policy)
+    loss = gspo_loss(policy, torch.tensor(proximal), advantages, torch.tensor(mask), clip_low=0.3, clip_high=0.3)
+    value = sequence_mean_token_mean(loss.loss_terms, torch.tensor(mask), 5)
+    (found,) = torch.autograd.grad(value, policy)
+    assert 0.0 < loss.clip_fraction.item() < 1.0
+    torch.testing.assert_close(value, -objective, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+
+
+@quick
+@given(shapes, clips, seeds)
+def test_cispo(shape, clip, seed):
+    (policy, proximal), advantages, mask = draw(shape, seed)
+    terms, gradient, num_clipped = np.zeros(shape), np.zeros(shape), 0
+    for index in zip(*np.nonzero(mask), strict=True):
+        ratio = math.exp(policy[index] - proximal[index])
+        weight = min(max(ratio, 1 - clip[0]), 1 + clip[1])
+        terms[index], gradient[index] = -weight * advantages[index] * policy[index], -weight * advantages[index]
+        num_clipped += weight != ratio
+    inputs = tensors(policy, proximal, advantages, mask=mask)
+    inputs[0].requires_grad_()
+    loss = cispo_loss(*inputs, loss_mask=torch.tensor(mask), clip_low=clip[0], clip_high=clip[1])
+    loss.loss_terms.sum().backward()
+    assert inputs[0].grad is not None
+    np.testing.assert_allclose(loss.loss_terms.detach().numpy(), terms, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(inputs[0].grad.numpy(), gradient, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(loss.clip_fraction.item(), num_clipped / max(1, mask.sum()), rtol=1e-6)
+
+
+@quick
+@given(shapes, clips, st.sampled_from([None, 1.0, 1.5]), st.sampled_from(["drop", "truncate"]), seeds)
+def test_decoupled(shape, clip, cap, beyond, seed):
+    (policy, proximal, rollout), advantages, mask = draw(shape, seed, num_logprobs=3)
+    terms, weights = np.zeros(shape), []
+    for index in zip(*np.nonzero(mask), strict=True):
+        weight = math.exp(proximal[index] - rollout[index])
+        weights.append(weight)
+        if cap is not None and weight > cap:
+            weight = cap if beyond == "truncate" else 0.0
+        terms[index] = weight * surrogate(math.exp(policy[index] - proximal[index]), advantages[index], clip)
+    *inputs, rollout = tensors(policy, proximal, advantages, rollout, mask=mask)
+    loss = decoupled_ppo_loss(
+        *inputs,
+        loss_mask=torch.tensor(mask),
+        rollout_logprobs=rollout,
+        clip_low=clip[0],
+        clip_high=clip[1],
+        weight_cap=cap,
+        beyond_cap=beyond,
+    )
+    n = max(1, mask.sum())
+    np.testing.assert_allclose(loss.loss_terms.numpy(), terms, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(loss.weight_mean.item(), sum(weights) / n, rtol=1e-6)
+    np.testing.assert_allclose(loss.weight_max.item(), max(weights, default=0.0), rtol=1e-6)
+    num_beyond = sum(cap is not None and weight > cap for weight in weights)
+    np.testing.assert_allclose(loss.capped_fraction.item(), num_beyond / n, rtol=1e-6)
+    assert loss.num_terms.item() == mask.sum()
+
+
+def test_decoupled_is_ppo_where_the_proximal_policy_sampled():
+    (policy, proximal), advantages, mask = draw((3, 5), 2)
+    inputs = [torch.tensor(x) for x in (policy, proximal, advantages, mask)]
+    found = decoupled_ppo_loss(*inputs, rollout_logprobs=inputs[1], dual_clip=2.0)
+    expected = ppo_clip_loss(*inputs, dual_clip=2.0)
+    assert torch.equal(found.loss_terms, expected.loss_terms)
+    assert found.dual_clip_fraction == expected.dual_clip_fraction
+    assert found.weight_mean.item() == pytest.approx(float(mask.any()))
+
+
+@quick
+@given(shapes, seeds)
+def test_policy_gradient(shape, seed):
+    (policy, proximal), advantages, mask = draw(shape, seed)
+    inputs = tensors(policy, proximal, advantages, mask=mask)
+    inputs[0].requires_grad_()
+    loss = policy_gradient_loss(*inputs, loss_mask=torch.tensor(mask))
+    loss.loss_terms.sum().backward()
+    assert inputs[0].grad is not None
+    expected = np.where(mask, -advantages * policy, 0.0)
+    np.testing.assert_allclose(loss.loss_terms.detach().numpy(), expected, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(inputs[0].grad.numpy(), np.where(mask, -advantages, 0.0), rtol=1e-6)
+    assert loss.clip_fraction.item() == 0.0
+
+
+@quick
+@given(shapes, st.sampled_from([(1.0, 1.05), (0.5, 3.0)]), seeds)
+def test_sapo(shape, taus, seed):
+    (policy, proximal), advantages, mask = draw(shape, seed)
+    terms, slopes = np.zeros(shape), np.zeros(shape)
+    for index in zip(*np.nonzero(mask), strict=True):
+        ratio, advantage = math.exp(policy[index] - proximal[index]), advantages[index]
+        tau = taus[0] if advantage > 0 else taus[1]
+        gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
+        terms[index], slopes[index] = -advantage * 4 / tau * gate, -advantage * 4 * gate * (1 - gate) * ratio
+    inputs = tensors(policy, proximal, advantages, mask=mask)
+    inputs[0].requires_grad_()
+    loss = sapo_loss(*inputs, loss_mask=torch.tensor(mask), tau_positive=taus[0], tau_negative=taus[1])
+    loss.loss_terms.sum().backward()
+    assert inputs[0].grad is not None
+    np.testing.assert_allclose(loss.loss_terms.detach().numpy(), terms, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(inputs[0].grad.numpy(), slopes, rtol=1e-6, atol=1e-12)
+
+
+LOSSES = {
+    "ppo_clip": ppo_clip_loss,
+    "gspo": gspo_loss,
+    "cispo": cispo_loss,
+    "decoupled": lambda *inputs, **options: decoupled_ppo_loss(*inputs, rollout_logprobs=inputs[1], **options),
+    "policy_gradient": policy_gradient_loss,
+    "sapo": sapo_loss,
+}
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "decoupled", "policy_gradient", "sapo"])
+def test_gradients_by_finite_differences(name):
+    """Those whose terms are a function of the policy alone; GSPO's and CISPO's hold constants of it (tests above)."""
+    (policy, proximal), advantages, mask = draw((3, 5), 8)
+    mask[0, 0] = True
+    free = torch.tensor(policy, requires_grad=True)
+    rest = [torch.tensor(x) for x in (proximal, advantages, mask)]
+    assert torch.autograd.gradcheck(lambda p: LOSSES[name](p, *rest).loss_terms, free)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_on_policy_all_have_the_policy_gradient(name):
+    """At ratio 1 every loss but the sequence-level one gives -A for each log-probability; so does that one."""
+    policy = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]], requires_grad=True)
+    advantages = torch.tensor([[1.5, -2.0], [0.0, 4.0]])
+    loss = LOSSES[name](policy, policy.detach(), advantages, None)
+    loss.loss_terms.sum().backward()
+    assert isinstance(loss, PolicyLoss)
+    assert policy.grad is not None
+    assert torch.equal(policy.grad, -advantages)
+    assert loss.approx_kl.item() == loss.clip_fraction.item() == 0.0
+    assert loss.ratio_mean.item() == loss.ratio_max.item() == 1.0
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_an_empty_mask_and_no_elements_at_all_give_zeros(name):
+    for shape in [(2, 3), (0, 3), (2, 0)]:
+        policy = torch.full(shape, float("nan"), requires_grad=True)
+        loss = LOSSES[name](policy, policy.detach(), policy.detach(), torch.zeros(shape))
+        loss.loss_terms.sum().backward()
+        assert policy.grad is not None
+        assert (policy.grad == 0).all()
+        for value in (loss.loss_terms.sum(), loss.num_terms, loss.clip_fraction, loss.approx_kl, loss.ratio_mean):
+            assert value.item() == 0.0
+        assert loss.ratio_max.item() == 0.0
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_constants_get_no_gradient_and_an_advantage_of_a_sequence_is_that_of_its_tokens(name):
+    policy, proximal = (torch.rand(2, 3, requires_grad=True) for _ in range(2))
+    advantages = torch.tensor([1.0, -2.0], requires_grad=True)
+    loss = LOSSES[name](policy, proximal, advantages, None)
+    loss.loss_terms.sum().backward()
+    assert policy.grad is not None
+    assert proximal.grad is None and advantages.grad is None
+    each = LOSSES[name](policy, proximal, advantages[:, None].expand(2, 3), None)
+    assert torch.equal(each.loss_terms, loss.loss_terms)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_non_finite_input_stops_with_tensor_and_index(name):
+    ones = torch.ones(2, 3)
+    for k, tensor in enumerate(["policy_logprobs", "proximal_logprobs", "advantages"]):
+        inputs = [ones.clone() for _ in range(3)]
+        inputs[k][0, 2] = -math.inf
+        with pytest.raises(NonFiniteError, match=rf"{tensor}\[0, 2\]=-inf"):
+            LOSSES[name](*inputs, ones)
+    with pytest.raises(NonFiniteError, match=r"exp\(policy_logprobs - proximal_logprobs\)\[0, 0\]=inf"):
+        LOSSES[name](0 * ones, -100 * ones, ones, ones)
+    with pytest.raises(ShapeError, match=r"proximal_logprobs has shape \[2\], policy_logprobs has \[2, 3\]"):
+        LOSSES[name](ones, ones[:, 0], ones, ones)
+    with pytest.raises(ShapeError, match=r"advantages has shape \[2, 1\]"):
+        LOSSES[name](ones, ones, ones[:, :1], ones)
+
+
+def test_refusals_of_options():
+    ones = torch.ones(2, 3)
+    for name in ("gspo", "cispo", "decoupled"):
+        with pytest.raises(AlgosError, match=r"clip_low=1.1 must be between"):
+            LOSSES[name](ones, ones, ones, ones, clip_low=1.1)
+    with pytest.raises(AlgosError, match=r"tau_negative=0.0 must be above 0"):
+        LOSSES["sapo"](ones, ones, ones, ones, tau_negative=0.0)
+    with pytest.raises(AlgosError, match=r"weight_cap=0.5 must be at least 1"):
+        LOSSES["decoupled"](ones, ones, ones, ones, weight_cap=0.5)
+    with pytest.raises(AlgosError, match="beyond_cap='mask' is not known; use 'drop' or 'truncate'"):
+        LOSSES["decoupled"](ones, ones, ones, ones, beyond_cap="mask")
+    with pytest.raises(ShapeError, match=r"rollout_logprobs has shape \[2\]"):
+        decoupled_ppo_loss(ones, ones, ones, ones, rollout_logprobs=ones[:, 0])
+    with pytest.raises(NonFiniteError, match=r"rollout_logprobs\[0, 0\]=nan"):
+        decoupled_ppo_loss(ones, ones, ones, ones, rollout_logprobs=ones * float("nan"))
+    with pytest.raises(NonFiniteError, match=r"exp\(proximal_logprobs - rollout_logprobs\)\[0, 0\]=inf"):
+        decoupled_ppo_loss(ones, ones, ones, ones, rollout_logprobs=-100 * ones)
+    with pytest.raises(ShapeError, match=r"expected \[B, T\]"):
+        gspo_loss(ones[0], ones[0], ones[0], None)
+    with pytest.raises(ShapeError, match=r"advantages has shape \[2\], but a packed row holds several sequences"):
+        gspo_loss(ones, ones, ones[:, 0], None, sequence_ids=torch.zeros(2, 3, dtype=torch.int64))
+
+
+def test_every_policy_loss_has_the_same_four_inputs():
+    for name in policy_loss.__all__:
+        if name.endswith("_loss"):
+            parameters = inspect.signature(getattr(policy_loss, name)).parameters
+            assert list(parameters)[:4] == ["policy_logprobs", "proximal_logprobs", "advantages", "loss_mask"]
+            assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[4:])

@@ -1,0 +1,113 @@
+"""The loss of a micro-batch, and how micro-batches add up to the update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_algos.algorithm import KLS, Algorithm
+from rlinf_algos.corrections import (
+    Correction,
+    icepop,
+    masked_importance_sampling,
+    truncated_importance_sampling,
+)
+from rlinf_algos.logprobs import entropy_of_logits, token_logprobs
+from rlinf_algos.parts import POLICY_LOSSES, policy_loss_takes
+from rlinf_workers.models.sequences import completion_logits, pack_groups
+from rlinf_workers.records import SampleGroup
+from rlinf_workers.roles.learning_groups import LearningGroup
+
+STATISTICS = ("divisor", "loss", "tokens", "trained", "clipped", "gap", "kl", "entropy", "corrected")
+"""Sums over an update, in this order. The divisor makes the summed loss the mean that the algorithm names."""
+
+
+class ActorLoss:
+    """Groups -> a scalar whose gradient adds up over micro-batches, shards and ranks.
+
+    Args:
+        temperature: the rollout's.
+        max_completion_tokens: the run's limit, for `constant_length_mean`.
+    """
+
+    def __init__(self, algorithm: Algorithm, *, temperature: float, max_completion_tokens: int) -> None:
+        self._algorithm = algorithm
+        self._temperature = temperature or 1.0
+        self._max_completion_tokens = max_completion_tokens
+        self._takes = policy_loss_takes(algorithm.policy_loss)
+        self._options = algorithm.options_of(self._takes)
+        self._function = POLICY_LOSSES.get(algorithm.policy_loss)
+        self._kl = KLS.get(algorithm.kl) if algorithm.kl_coef and algorithm.kl_in == "loss" else None
+
+    def is_useful(self, group: LearningGroup) -> bool:
+        """Whether the group has a gradient."""
+        has_penalty = self._kl is not None or self._algorithm.entropy_coef
+        return bool(has_penalty) or bool((group.advantages != 0).any())
+
+    def divisor(self, samples: SampleGroup) -> float:
+        """What the group adds to the number that the summed loss is divided by."""
+        if self._algorithm.aggregation == "token_mean":
+            return float(samples.loss_mask.sum())
+        num_sequences = float(samples.loss_mask.any(-1).sum())
+        is_constant = self._algorithm.aggregation == "constant_length_mean"
+        return num_sequences * self._max_completion_tokens if is_constant else num_sequences
+
+    def of(
+        self, model: Any, groups: Sequence[LearningGroup], pad_id: int, device: torch.device
+    ) -> tuple[Tensor, list[float]]:
+        """Summed loss of the groups, and the sums of `STATISTICS` from "trained" on."""
+        samples = [group.samples for group in groups]
+        batch = pack_groups(samples, pad_id).to(device)
+        width, mask = batch.loss_mask.shape[1], batch.loss_mask
+
+        def joined(tensors: Sequence[Tensor]) -> Tensor:
+            return torch.cat([tensor[:, :width] for tensor in tensors]).to(device)
+
+        logits = completion_logits(model, batch)
+        policy_logprobs = token_logprobs(logits, batch.completion_ids, temperature=self._temperature)
+        proximal = [group.proximal_logprobs for group in groups if group.proximal_logprobs is not None]
+        anchor = joined(proximal) if proximal else policy_logprobs.detach()
+        rollout_logprobs = joined([sample.rollout_logprobs for sample in samples])
+        by_token = groups[0].advantages.ndim == 2
+        advantages = [group.advantages[:, :width] if by_token else group.advantages for group in groups]
+        more = {"rollout_logprobs": rollout_logprobs} if "rollout_logprobs" in self._takes.inputs else {}
+        loss = self._function(policy_logprobs, anchor, torch.cat(advantages).to(device), mask, **more, **self._options)
+        terms, kl_sum, entropy_sum, corrected = loss.loss_terms, 0.0, 0.0, 0.0
+        if self._algorithm.correction is not None:
+            correction = self._correction(anchor, rollout_logprobs, mask)
+            terms = terms * correction.weights
+            share = correction.truncated_fraction + correction.rejected_fraction
+            corrected = float(share) * float(mask.sum())
+        if self._kl is not None:
+            ref = joined([sample.ref_logprobs for sample in samples if sample.ref_logprobs is not None])
+            kl = self._kl(policy_logprobs, ref) * mask
+            terms = terms + self._algorithm.kl_coef * kl
+            kl_sum = float(kl.detach().sum())
+        if self._algorithm.entropy_coef:
+            entropy = entropy_of_logits(logits, temperature=self._temperature, loss_mask=mask)
+            terms = terms - self._algorithm.entropy_coef * entropy
+            entropy_sum = float(entropy.detach().sum())
+        num_tokens = float(mask.sum())
+        gap = ((policy_logprobs.detach() - rollout_logprobs).abs() * mask).sum()
+        statistics = [num_tokens, float(loss.clip_fraction) * num_tokens, float(gap), kl_sum, entropy_sum, corrected]
+        return self._sum(terms, mask), statistics
+
+    def _correction(self, anchor: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Correction:
+        """What is rejected has the weight 0 and still counts in the divisor, as IcePop has it, so that totals are known
+        before the losses are."""
+        low, high = self._algorithm.correction_low or 0.0, self._algorithm.correction_high or math.inf
+        if self._algorithm.correction == "truncated":
+            return truncated_importance_sampling(anchor, rollout_logprobs, mask, cap=high)
+        if self._algorithm.correction == "icepop":
+            return icepop(anchor, rollout_logprobs, mask, low=low, high=high)
+        return masked_importance_sampling(anchor, rollout_logprobs, mask, low=low, high=high)
+
+    def _sum(self, terms: Tensor, mask: Tensor) -> Tensor:
+        """The numerator of the aggregation; `divisor` adds up to its denominator."""
+        if self._algorithm.aggregation == "sequence_mean_token_mean":
+            return (terms.sum(1) / mask.sum(1).clamp(min=1.0)).sum()
+        return terms.sum()

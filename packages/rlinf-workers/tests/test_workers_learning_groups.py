@@ -1,0 +1,148 @@
+"""What a group learns from: advantages against formulas in float64, the choice of groups, whitening over shards."""
+
+import pytest
+import torch
+
+from rlinf_algos import preset
+from rlinf_workers.collectives import RankGroup
+from rlinf_workers.records import SampleGroup, ScoredGroup
+from rlinf_workers.roles.gradients import ShardedGradients
+from rlinf_workers.roles.learning_groups import AdvantageMaker, LearningGroup, choose_groups, whiten
+
+NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5
+
+
+def scored_groups():
+    """Of group g the first 1 + g % 3 completions are right; group 5 all of them."""
+    generator = torch.Generator().manual_seed(0)
+    groups = []
+    for index in range(NUM_GROUPS):
+        lengths = torch.randint(1, NUM_TOKENS + 1, (GROUP_SIZE, 1), generator=generator)
+        mask = (torch.arange(NUM_TOKENS)[None] < lengths).float()
+        samples = SampleGroup(
+            index=index,
+            prompt_ids=torch.arange(3),
+            completion_ids=torch.zeros(GROUP_SIZE, NUM_TOKENS, dtype=torch.int64),
+            loss_mask=mask,
+            rollout_logprobs=-torch.rand(GROUP_SIZE, NUM_TOKENS, generator=generator) * mask,
+            ref_logprobs=-torch.rand(GROUP_SIZE, NUM_TOKENS, generator=generator) * mask,
+            reference_answer="",
+            policy_version=0,
+        )
+        rewards = (torch.arange(GROUP_SIZE) <= index % 3).float() if index != 5 else torch.ones(GROUP_SIZE)
+        groups.append(ScoredGroup(samples=samples, rewards=rewards, completions=("",) * GROUP_SIZE))
+    return groups
+
+
+def gradients(num_shards=2):
+    return ShardedGradients([torch.nn.Parameter(torch.zeros(1))], num_shards, RankGroup(0, 1), num_statistics=1)
+
+
+def made(group, name="grpo", values=None, **changes):
+    return AdvantageMaker(preset(name, **changes), max_completion_tokens=NUM_TOKENS).make(group, values)
+
+
+def lengths_of(group):
+    return [int(row.sum()) for row in group.samples.loss_mask]
+
+
+def test_rloo():
+    group = scored_groups()[1]
+    rewards = group.rewards.double()
+    expected = [float(r - (rewards.sum() - r) / (GROUP_SIZE - 1)) for r in rewards]
+    assert made(group, "rloo").advantages.tolist() == pytest.approx(expected)
+
+
+def test_a_kl_in_the_reward_of_groups():
+    group = scored_groups()[1]
+    samples = group.samples
+    kl = [
+        sum(float(samples.rollout_logprobs[g, t] - samples.ref_logprobs[g, t]) for t in range(length))
+        for g, length in enumerate(lengths_of(group))
+    ]
+    rewards = [float(r) - 0.3 * k for r, k in zip(group.rewards, kl, strict=True)]
+    expected = [r - (sum(rewards) - r) / (GROUP_SIZE - 1) for r in rewards]
+    assert made(group, "rloo", kl_coef=0.3).advantages.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_kl_in_the_reward_of_tokens():
+    group = scored_groups()[2]
+    found = made(group, "reinforce_plus_plus", kl_coef=0.2, gamma=0.9).advantages
+    for g, length in enumerate(lengths_of(group)):
+        carry = 0.0
+        for t in reversed(range(NUM_TOKENS)):
+            if t >= length:
+                assert found[g, t] == 0
+                continue
+            kl = float(group.samples.rollout_logprobs[g, t]) - float(group.samples.ref_logprobs[g, t])
+            carry = (float(group.rewards[g]) if t == length - 1 else 0.0) - 0.2 * kl + 0.9 * carry
+            assert float(found[g, t]) == pytest.approx(carry, rel=1e-5, abs=1e-6)
+
+
+def test_gae_with_values():
+    group = scored_groups()[0]
+    values = torch.rand(GROUP_SIZE, NUM_TOKENS) * group.samples.loss_mask
+    found = made(group, "ppo", values, gamma=0.9, gae_lambda=0.8)
+    for g, length in enumerate(lengths_of(group)):
+        carry, following = 0.0, 0.0
+        for t in reversed(range(length)):
+            value = float(values[g, t])
+            reward = float(group.rewards[g]) if t == length - 1 else 0.0
+            carry = reward + 0.9 * following - value + 0.9 * 0.8 * carry
+            following = value
+            assert float(found.advantages[g, t]) == pytest.approx(carry, rel=1e-5, abs=1e-6)
+            assert float(found.returns[g, t]) == pytest.approx(carry + value, rel=1e-5, abs=1e-6)
+
+
+def test_the_overlong_penalty_begins_at_the_buffer():
+    """Lengths 1 ... 5 of at most 5 with a buffer of 4: the reward falls by 0, 0.25, 0.5, 0.75, 1 times the penalty."""
+    group = scored_groups()[0]
+    group.samples.loss_mask[:] = (torch.arange(NUM_TOKENS)[None] < torch.tensor([[1], [2], [3], [5]])).float()
+    group.rewards[:] = 1.0
+    found = made(group, "rloo", overlong_buffer_tokens=4, overlong_penalty=2.0)
+    rewards = [1.0, 0.5, 0.0, -1.0]
+    assert found.advantages.tolist() == pytest.approx([r - (sum(rewards) - r) / 3 for r in rewards])
+    assert found.rewards.tolist() == [1.0] * GROUP_SIZE, "as scored"
+
+
+def test_a_wrong_shape_is_named(monkeypatch):
+    maker = AdvantageMaker(preset("grpo"), max_completion_tokens=NUM_TOKENS)
+    monkeypatch.setattr(maker, "_function", lambda rewards, **_: rewards[0])
+    with pytest.raises(ValueError, match=r"advantage 'grpo' gave the shape \[4\] for rewards \[1, 4\]"):
+        maker.make(scored_groups()[0])
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(99, [0, 1, 2, 3, 4, 6, 7]), (3, [0, 1, 2]), (0, [])])
+def test_dynamic_sampling_takes_the_first_groups_with_a_signal(limit, expected):
+    chosen = choose_groups(scored_groups(), gradients(), NUM_GROUPS, limit)
+    assert chosen == {index: position for position, index in enumerate(expected)}
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("num_shards", [1, 2, 4])
+def test_whitening_is_over_all_tokens_of_all_shards(by_token, num_shards):
+    groups = [
+        LearningGroup(
+            samples=group.samples,
+            rewards=group.rewards,
+            advantages=100 + torch.randn(*((GROUP_SIZE, NUM_TOKENS) if by_token else (GROUP_SIZE,))),
+        )
+        for group in scored_groups()
+    ]
+    mask = torch.cat([group.samples.loss_mask for group in groups]).bool()
+    before = torch.cat([g.advantages if by_token else g.advantages[:, None].expand(-1, NUM_TOKENS) for g in groups])
+    inside = before.double()[mask]
+    shards = {shard: [g for g in groups if g.index % num_shards == shard] for shard in range(num_shards)}
+    whiten(shards, gradients(num_shards))
+    after = torch.cat([g.advantages if by_token else g.advantages[:, None].expand(-1, NUM_TOKENS) for g in groups])
+    torch.testing.assert_close(
+        after.double()[mask], (inside - inside.mean()) / inside.std(), rtol=1e-4, atol=1e-4
+    )  # float32 near 100 has 5 digits behind the point
+
+
+def test_equal_advantages_are_whitened_to_zero():
+    groups = [
+        LearningGroup(samples=g.samples, rewards=g.rewards, advantages=torch.ones(GROUP_SIZE)) for g in scored_groups()
+    ]
+    whiten({0: groups}, gradients(1))
+    assert all(not group.advantages.any() for group in groups)
