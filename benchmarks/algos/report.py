@@ -21,10 +21,11 @@ def sections(results: Path) -> Iterator[str]:
 def _losses(measured: Measured) -> Iterator[str]:
     cases = measured.cases["losses"]
     first = cases[0]
+    threads = f"{first['threads']} thread{'s' * (first['threads'] > 1)}"
     yield (
         f"\nAdvantages and losses of {first['tokens']:,} tokens, forward and backward, and their share of the same "
         f"passes of a model of {first['model_parameters'] / 1e6:.1f}M parameters, {first['model_s']:.0f} s, both in "
-        f"processor time on {first['threads']} thread{'s' * (first['threads'] > 1)}. Target: {first['target']:.0%} ({measured.origin}).\n"
+        f"processor time on {threads}. Target: {first['target']:.0%} ({measured.origin}).\n"
     )
     yield "| loss | time | share |\n|---|---|---|"
     for case in cases:
