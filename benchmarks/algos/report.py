@@ -21,14 +21,15 @@ def sections(results: Path) -> Iterator[str]:
 def _losses(measured: Measured) -> Iterator[str]:
     cases = measured.cases["losses"]
     first = cases[0]
+    threads = f"{first['threads']} thread{'s' * (first['threads'] > 1)}"
     yield (
         f"\nAdvantages and losses of {first['tokens']:,} tokens, forward and backward, and their share of the same "
-        f"passes of a model of {first['model_parameters'] / 1e6:.1f}M parameters, {first['model_s']:.0f} s. Target: "
-        f"{first['target']:.0%} ({measured.origin}).\n"
+        f"passes of a model of {first['model_parameters'] / 1e6:.1f}M parameters, {first['model_s']:.0f} s, both in "
+        f"processor time on {threads}. Target: {first['target']:.0%} ({measured.origin}).\n"
     )
     yield "| loss | time | share |\n|---|---|---|"
     for case in cases:
-        yield f"| {case['case']} | {case['seconds'] * 1e3:.0f} ms | {case['share']:.3%} |"
+        yield f"| {case['case']} | {case['processor_s'] * 1e3:.0f} ms | {case['share']:.3%} |"
     yield ""
 
 
