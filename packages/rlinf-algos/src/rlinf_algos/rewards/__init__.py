@@ -2,6 +2,7 @@
 
 from rlinf_algos.rewards.base import Outcome, RewardFunction, RewardResult
 from rlinf_algos.rewards.exact import exact_match
+from rlinf_algos.rewards.math_answer import MathReward
 from rlinf_algos.rewards.numeric import final_number, numeric_match
 from rlinf_algos.rewards.registry import get_reward, register_reward, reward_names, score, score_all
 from rlinf_algos.rewards.tagged import think_answer_format
