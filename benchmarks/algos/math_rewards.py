@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.algos.math_cases import Case, draw_cases
 from benchmarks.harness import compare, report
 
-from rlinf_algos.rewards.math_answer import MathReward
+from rlinf_algos.rewards.mathematics import MathReward
 
 NUM_BATCHES = 10
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_algos import RewardError, get_reward, score
-from rlinf_algos.rewards import math_answer as module
+from rlinf_algos.rewards import mathematics as module
 from rlinf_algos.rewards.final_answer import final_answer
-from rlinf_algos.rewards.math_answer import MathReward
+from rlinf_algos.rewards.mathematics import MathReward
 from rlinf_algos.rewards.notation import assigned, collection, normalized, rational
 
 needs_math_verify = pytest.mark.skipif(
@@ -116,7 +116,8 @@ def test_decimals_are_read_exactly(digits, places, exponent):
 @given(st.text(alphabet="0123456789.,/-+eE%$\\{}()[] fracsqrttextm^*\u2212\u221a", max_size=60))
 def test_any_text_can_be_normalised(text):
     normal = normalized(text)
-    rational(normal), collection(normal), assigned(normal)
+    for reader in (rational, collection, assigned):
+        reader(normal)
     assert "\0" not in normal and "\1" not in normal
 
 

@@ -26,8 +26,8 @@ def _count(unit: Unit | Count) -> Count:
 class LengthPenalty:
     """0.0 up to `free`, from there down in a straight line to -1.0 at `limit`, and -1.0 beyond.
 
-    The form of DAPO's soft overlong punishment (arXiv:2503.14476, equation 13), with `free` = L_max - L_cache and `limit`
-    = L_max. Outcome: "right" where nothing is taken off, else "wrong".
+    The form of DAPO's soft overlong punishment (arXiv:2503.14476, equation 13), with `free` = L_max - L_cache and
+    `limit` = L_max. Outcome: "right" where nothing is taken off, else "wrong".
 
     Raises:
         AlgosError: unless 0 <= free < limit.
@@ -47,8 +47,8 @@ class LengthPenalty:
 class LengthTarget:
     """1.0 at exactly `target`, less in a straight line on both sides, 0.0 from `tolerance` away.
 
-    The linear term of L1-Exact (arXiv:2503.04697, equation 1) with alpha = 1 / tolerance, cut at 0. Outcome: "right" where
-    the value is above 0, else "wrong".
+    The linear term of L1-Exact (arXiv:2503.04697, equation 1) with alpha = 1 / tolerance, cut at 0. Outcome: "right"
+    where the value is above 0, else "wrong".
 
     Raises:
         AlgosError: a target or tolerance that is not positive.

@@ -1,5 +1,5 @@
-r"""Whether two answers in LaTeX are equal, by math-verify. Loaded by the processes of a `ProcessPool`, by path: it imports
-nothing of this package.
+r"""Whether two answers in LaTeX are equal, by math-verify. Loaded by the processes of a `ProcessPool`, by path: it
+imports nothing of this package.
 
 Departs from a plain call of math-verify: its own limits of time, which need the main thread and stop no C loop, are off
 (the pool's hold); an exception while comparing is told, not taken for "different".
@@ -8,6 +8,7 @@ Departs from a plain call of math-verify: its own limits of time, which need the
 import cmath
 import logging
 from functools import lru_cache
+from typing import Any
 
 import sympy
 from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
@@ -49,29 +50,29 @@ def _are_clearly_different(expected: object, found: object) -> bool:
             points = [_point(shift, one, other) for shift in range(2)]
             return any(_differ(_value(one, point), _value(other, point)) for point in points)
         if isinstance(expected, sympy.Eq) and isinstance(found, sympy.Eq):
-            sides = expected.args + found.args
+            sides = [*expected.args, *found.args]
             if any(isinstance(side, sympy.Symbol) for side in sides):
                 return False  # an assignment, of which math-verify may take the value alone
-            one_left, one_right, other_left, other_right = map(_plain, sides)
-            solution = _solution(one_left - one_right, _point(0, *map(_plain, sides)))
+            one_left, one_right, other_left, other_right = plain = [_plain(side) for side in sides]
+            solution = _solution(one_left - one_right, _point(0, *plain))
             return solution is not None and _differ(_value(other_left, solution), _value(other_right, solution))
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         pass  # something has no number: a limit, an infinity; math-verify decides
     return False
 
 
-def _plain(formula: sympy.Expr) -> sympy.Expr:
+def _plain(formula: Any) -> Any:
     """With a symbol in the place of each unknown function and derivative."""
     unknown = formula.atoms(AppliedUndef, sympy.Derivative)
     return formula.subs({part: sympy.Symbol(f"value of {part}") for part in unknown}) if unknown else formula
 
 
-def _point(shift: int, *formulas: sympy.Expr) -> dict:
+def _point(shift: int, *formulas: Any) -> dict:
     symbols = sorted(set().union(*(formula.free_symbols for formula in formulas)), key=str)
     return {symbol: _POINTS[(i + shift) % 4] + i // 4 for i, symbol in enumerate(symbols)}
 
 
-def _value(formula: sympy.Expr, point: dict) -> complex:
+def _value(formula: Any, point: dict) -> complex:
     return complex(formula.evalf(15, subs=point))
 
 
@@ -80,7 +81,7 @@ def _differ(one: complex, other: complex) -> bool:
     return cmath.isfinite(difference) and difference > _CLEARLY * max(abs(one), abs(other), 1e-6)
 
 
-def _solution(zero: sympy.Expr, point: dict) -> dict | None:
+def _solution(zero: Any, point: dict) -> dict | None:
     """The point moved along one symbol, in which the formula is linear, to where the formula is zero."""
     for symbol in sorted(zero.free_symbols, key=str):
         at_0, at_1 = (_value(zero, {**point, symbol: sympy.Float(value)}) for value in (0, 1))

@@ -22,12 +22,13 @@ _UNICODE = str.maketrans(
         "\u2260": r"\ne ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ", "\u00b0": "", "\u2032": "'",
         "\u00b2": "^2", "\u00b3": "^3", "\u00bd": r" \frac{1}{2}", "\u00bc": r" \frac{1}{4}",
         "\u00be": r" \frac{3}{4}", "\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u20ac": "", "\u00a3": "",
-        "\u221a": r"\sqrt ", "\u03b8": r"\theta ", "\u03b1": r"\alpha ", "\u03b2": r"\beta ", "\u03bb": r"\lambda ", "\u03c9": r"\omega ",
+        "\u221a": r"\sqrt ", "\u03b8": r"\theta ", "\u03b1": r"\alpha ", "\u03b2": r"\beta ", "\u03bb": r"\lambda ",
+        "\u03c9": r"\omega ",
     }
 )  # fmt: skip
 _DROPPED = re.compile(
-    r"(?<!\\)\\[!,;:> ]|~|\\q?quad\b|\\left(?![a-z])|\\right(?![a-z])|\\[bB]igg?[lr]?(?![a-z])|\\displaystyle\b|\\limits\b"
-    r"|\\(?:\(|\)|\[|\])|\\\$|\$|\*\*(?=\s|$)|^\*\*|\^\{?\s*\\circ\s*\}?|\\degree\b|\\operatorname\b|\\AA\b"
+    r"(?<!\\)\\[!,;:> ]|~|\\q?quad\b|\\left(?![a-z])|\\right(?![a-z])|\\[bB]igg?[lr]?(?![a-z])|\\displaystyle\b"
+    r"|\\limits\b|\\(?:\(|\)|\[|\])|\\\$|\$|\*\*(?=\s|$)|^\*\*|\^\{?\s*\\circ\s*\}?|\\degree\b|\\operatorname\b|\\AA\b"
 )
 _WORDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox|rm)\s?\{([^{}]*)\}(?:\s*\^\s*(?:\{-?[0-9]+\}|[0-9]))?")
 _EXPONENT = re.compile(r"(?<![A-Za-z\\0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]{1,4})(?![0-9A-Za-z.])")
@@ -35,9 +36,9 @@ _THOUSANDS = re.compile(r"(?<![0-9.,])([0-9]{1,3})((?:(?:,|\{,\})[0-9]{3})+)(?![
 _BRACED_COMMA = re.compile(r"\{,\}")
 _UNIT_WORDS = re.compile(r"(?<=[0-9})\]%])\s*([A-Za-z][A-Za-z ./]*(?:\s?\^\s?\{?-?[0-9]\}?)?)$")
 _MATH_WORDS = frozenset(
-    ["pi", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "arcsin", "arccos", "arctan", "sinh"]
-    + ["cosh", "tanh", "infty", "infinity", "oo", "inf", "cup", "cap", "union", "and", "or", "in", "mod", "e", "i"]
-)
+    {"pi", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "arcsin", "arccos", "arctan", "sinh",
+     "cosh", "tanh", "infty", "infinity", "oo", "inf", "cup", "cap", "union", "and", "or", "in", "mod", "e", "i"}
+)  # fmt: skip
 _SHORT_UNITS = frozenset("msghdJKNWVACLHTF")
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _FUNCTION = re.compile(

@@ -63,8 +63,9 @@ class Checker:
         self._num_checks = 0
         request_read, self._request_write = os.pipe()
         self._reply_read, reply_write = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
+        pid = os.fork()
+        self._pid: int | None = pid
+        if pid == 0:
             os.close(self._request_write)
             os.close(self._reply_read)
             for fd in private_fds:  # the pool must see this slot's pipes close when its keeper dies
@@ -82,7 +83,7 @@ class Checker:
         try:
             write_frame(self._request_write, arguments)
         except BrokenPipeError:
-            return ["died", self._obituary()]
+            return ["died", describe(self._wait())]
         deadline = time.monotonic() + WALL_FACTOR * self._time_limit_s
         while not select.select([self._reply_read], [], [], POLL_S)[0]:
             if self._resident_bytes() > self._memory_limit_bytes:
@@ -92,8 +93,7 @@ class Checker:
         reply = read_frame(self._reply_read)
         if reply is not None:
             return reply
-        status = os.waitpid(self._pid, 0)[1]
-        self._pid = None
+        status = self._wait()
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU):
             return ["timeout", f"more than {self._time_limit_s:g} s of CPU time"]
         return ["died", describe(status)]
@@ -108,10 +108,12 @@ class Checker:
             os.waitpid(self._pid, 0)
             self._pid = None
 
-    def _obituary(self):
+    def _wait(self):
+        """The status of the process, which has ended."""
+        assert self._pid is not None, "a process is waited for once"
         status = os.waitpid(self._pid, 0)[1]
         self._pid = None
-        return describe(status)
+        return status
 
     def _resident_bytes(self):
         try:
@@ -161,6 +163,7 @@ def _address_space_bytes():
 def load_check(path):
     """The function `check` of the module at `path`."""
     spec = importlib.util.spec_from_file_location("pool_checker", path)
+    assert spec is not None and spec.loader is not None, f"{path} is a Python file"
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.check

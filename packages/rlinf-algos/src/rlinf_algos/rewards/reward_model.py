@@ -20,9 +20,9 @@ from rlinf_algos.rewards.base import RewardResult
 class RewardModel:
     """The model's score of a completion, as it is: any finite number.
 
-    Where the tokenizer has a chat template the model reads [{user: reference}, {assistant: completion}] through it, else
-    reference and completion one after the other. Batches are padded on the right to their longest row; a score is that
-    of its row alone up to rounding. Outcome: always "right"; the value says how good.
+    Where the tokenizer has a chat template the model reads [{user: reference}, {assistant: completion}] through it,
+    else reference and completion one after the other. Batches are padded on the right to their longest row; a score is
+    that of its row alone up to rounding. Outcome: always "right"; the value says how good.
 
     Args:
         folder: a Hugging Face model folder with a tokenizer; one label.
@@ -49,17 +49,27 @@ class RewardModel:
             raise RewardError("a reward model needs transformers: pip install 'rlinf-algos[model]'")
         if not (Path(folder) / "config.json").is_file():
             raise RewardError(f"the reward model's folder {folder} holds no config.json; give a Hugging Face folder")
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
         try:
+            num_labels = AutoConfig.from_pretrained(folder, local_files_only=True).num_labels
+            if num_labels != 1:
+                raise RewardError(f"the model in {folder} has num_labels={num_labels}; a reward model has 1")
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            self._model: Any = AutoModelForSequenceClassification.from_pretrained(
-                folder, dtype=dtype, local_files_only=True
+            model: Any
+            model, loading = AutoModelForSequenceClassification.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, output_loading_info=True
             )
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, RuntimeError) as e:
+            if isinstance(e, RewardError):
+                raise
             raise RewardError(f"the reward model in {folder} cannot be loaded: {e}") from e
-        if self._model.config.num_labels != 1:
-            raise RewardError(f"the model in {folder} has num_labels={self._model.config.num_labels}; a reward is 1")
+        if loading["missing_keys"]:
+            raise RewardError(
+                f"the reward model in {folder} lacks {', '.join(sorted(loading['missing_keys'])[:3])}, which would be "
+                "random; is it a model for sequence classification?"
+            )
+        self._model = model
         self._pad_id = self._padding()
         self._model.config.pad_token_id = self._pad_id  # by which the model finds the last token of a row
         self._model.to(device).eval().requires_grad_(False)
@@ -67,7 +77,7 @@ class RewardModel:
         self._max_tokens = max_tokens or getattr(self._model.config, "max_position_embeddings", None)
 
     def _padding(self) -> int:
-        """The tokenizer's pad id, or its end of text; rows end before the first of them, so it must not end rows."""
+        """The tokenizer's pad id, else the config's, else the end of text, in this order."""
         for source in (self._tokenizer, self._model.config):
             if source.pad_token_id is not None:
                 return int(source.pad_token_id)

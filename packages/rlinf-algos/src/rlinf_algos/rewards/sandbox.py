@@ -98,7 +98,8 @@ def run_python(
         arguments: of the interpreter, for example a file's name. `-I` goes before them: no environment variable and
             no folder of the user's changes what is imported.
         stdin: all of standard input.
-        readable: folders that the program may read besides the system's and the interpreter's.
+        readable: folders that the program may read besides the system's and the interpreter's; when this process is
+            root's, the program is another user, and they must be readable by all.
         namespaces: False for the weaker kind; for tests.
 
     Raises:
@@ -198,7 +199,7 @@ def _result(report: dict, stdout: bytes, stderr: bytes, is_full: bool, limits: S
         ending: Ending = "output"
     elif report["ended_by"]:
         ending = report["ended_by"]
-    elif number in (signal.SIGXCPU, signal.SIGKILL) and report["cpu_s"] >= limits.cpu_s - 0.1:
+    elif number == signal.SIGXCPU or (number == signal.SIGKILL and report["cpu_s"] >= limits.cpu_s):
         ending = "timeout"
     elif code and "MemoryError" in err[-200:]:
         ending = "memory"

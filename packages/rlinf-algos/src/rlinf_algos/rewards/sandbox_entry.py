@@ -71,7 +71,8 @@ def build_root(order, root):
         os.makedirs(root + path, exist_ok=True)
     size = order["folder_limit_bytes"]
     mount("tmpfs", root + FOLDER_INSIDE, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=777,size={size}")
-    os.symlink(FOLDER_INSIDE, root + "/tmp")
+    if not os.path.lexists(root + "/tmp"):  # unless something under it was to be shown
+        os.symlink(FOLDER_INSIDE, root + "/tmp")
     mount("proc", root + "/proc", "proc", MS_NOSUID | MS_NODEV)
 
 
@@ -89,7 +90,9 @@ def show(path, target):
         os.close(os.open(target, os.O_CREAT))
     mount(path, target, None, MS_BIND | MS_REC)
     if path not in DEVICES:
-        kept = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | 8 | 1024 | 2048)  # a user namespace may not drop them
+        kept = os.statvfs(target).f_flag & (
+            MS_NOSUID | MS_NODEV | 8 | 1024 | 2048
+        )  # a user namespace may not drop them
         mount(None, target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
 
 
@@ -151,7 +154,7 @@ def run_command(order, folder, user):
             forbid_sockets()
         environment = {"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
         os.execve(order["command"][0], order["command"], environment)
-    except BaseException as e:
+    except BaseException as e:  # noqa: BLE001 - this process has no caller; what it met goes to standard error
         os.write(2, f"sandbox: {e!r}".encode())
     finally:
         os._exit(127)
@@ -200,7 +203,7 @@ def resident_bytes():
 
 
 def end_descendants():
-    """Without a namespace: kills what the command has left behind, which as orphans have become children of this one."""
+    """Without a namespace: kills what the command has left behind; orphans have become children of this process."""
     while True:
         try:
             with open(f"/proc/self/task/{os.getpid()}/children") as file:
@@ -267,7 +270,7 @@ def main():
         try:
             inside(order, folder, is_root, status_fd)
             os._exit(0)
-        except BaseException as e:
+        except BaseException as e:  # noqa: BLE001 - told to the caller, which raises it
             os.write(status_fd, json.dumps({"failed": f"{type(e).__name__}: {e}"}).encode())
         finally:
             os._exit(1)

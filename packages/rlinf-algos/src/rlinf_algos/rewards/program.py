@@ -142,22 +142,24 @@ def _pairs(reference: str) -> Pairs:
         tests = json.loads(reference)
     except ValueError:
         return ()
-    if isinstance(tests, dict) and len(tests.get("inputs", [])) == len(tests.get("outputs", [])):
-        tests = [{"input": i, "output": o} for i, o in zip(tests.get("inputs", []), tests.get("outputs", []), strict=True)]
-    pairs = tests if isinstance(tests, list) else []
-    if not pairs or not all(isinstance(p, dict) and all(isinstance(p.get(k), str) for k in ("input", "output")) for p in pairs):
+    if isinstance(tests, dict):
+        inputs, outputs = tests.get("inputs", []), tests.get("outputs", [])
+        is_paired = len(inputs) == len(outputs)
+        tests = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)] if is_paired else []
+    pairs = [(p.get("input"), p.get("output")) for p in tests if isinstance(p, dict)] if isinstance(tests, list) else []
+    if not pairs or len(pairs) < len(tests) or not all(isinstance(text, str) for pair in pairs for text in pair):
         raise RewardError(
             f"code_tests: the reference {reference[:80]!r} is JSON, but no tests; give "
             '{"inputs": ["1 2\\n"], "outputs": ["3\\n"]} or Python with asserts'
         )
-    return tuple((pair["input"], pair["output"]) for pair in pairs)
+    return tuple(pairs)  # type: ignore[return-value]
 
 
 def _judged(run: SandboxRun, *, is_passed: bool) -> tuple[Outcome, str | None]:
     last_line = run.stderr.strip().rpartition("\n")[2][-200:]
     match run.ending:
         case "timeout" | "memory":
-            return run.ending, last_line or None
+            return run.ending, last_line or f"at its limit of {run.ending.replace('timeout', 'time')}"
         case "killed":
             return "crashed", last_line or "ended by a signal"
         case "output":
@@ -169,5 +171,3 @@ def _judged(run: SandboxRun, *, is_passed: bool) -> tuple[Outcome, str | None]:
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().split("\n")]
-
-
