@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,22 +81,22 @@ class Reward(Worker):
         ids = [row[:length] for row, length in zip(group.completion_ids.tolist(), lengths, strict=True)]
         return tuple(self._tokenizer.batch_decode(ids, skip_special_tokens=True))
 
-    def _results(self, groups: list[SampleGroup], texts: list[tuple[str, ...]]) -> Iterator[tuple[RewardResult, ...]]:
+    def _results(self, groups: list[SampleGroup], texts: list[tuple[str, ...]]) -> list[tuple[RewardResult, ...]]:
         """Those of each group; all are scored in one call."""
         completions = [text for own in texts for text in own]
         references = [group.reference_answer for group, own in zip(groups, texts, strict=True) for _ in own]
-        results = iter(score_all(self._reward, completions, references))
-        for own in texts:
-            scored = tuple(itertools.islice(results, len(own)))
-            for result in scored:
-                self._record(result)
-            yield scored
+        results = score_all(self._reward, completions, references)
+        self._record(results)
+        rest = iter(results)
+        return [tuple(itertools.islice(rest, len(own))) for own in texts]
 
-    def _record(self, result: RewardResult) -> None:
+    def _record(self, results: Sequence[RewardResult]) -> None:
         """Each outcome's share of the completions, and the mean of each term of a weighted sum."""
+        counts = Counter(result.outcome for result in results)
         for outcome in OUTCOMES:
-            self.record(f"reward/{outcome}", float(result.outcome == outcome))
-        for part in result.parts:
+            self.record(f"reward/{outcome}", 1.0, weight=counts[outcome])
+            self.record(f"reward/{outcome}", 0.0, weight=len(results) - counts[outcome])
+        for part in (part for result in results for part in result.parts):
             self.record(f"reward/part/{part.name}", part.result.value)
 
     def _coins(self, group: SampleGroup, count: int) -> torch.Tensor:
