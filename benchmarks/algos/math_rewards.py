@@ -18,7 +18,7 @@ from benchmarks.harness import compare, report
 
 from rlinf_algos.rewards.mathematics import MathReward
 
-NUM_BATCHES = 10
+NUM_BATCHES = 4
 
 
 def main() -> None:

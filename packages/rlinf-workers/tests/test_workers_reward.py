@@ -116,6 +116,4 @@ def test_the_control_tosses_coins_in_training_alone(model, groups, make_worker, 
     writer.items.clear()
     worker = make_worker(Reward, settings(model, "exact_match", random_in_training=True), step=3, phase="evaluate")
     worker.score(reader([groups]), writer)
-    assert writer.items[0].rewards.tolist() == [
-        exact_match(text, "12").value for text in ("12", "3", "12")
-    ]
+    assert writer.items[0].rewards.tolist() == [exact_match(text, "12").value for text in ("12", "3", "12")]
