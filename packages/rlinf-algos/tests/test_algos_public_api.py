@@ -131,6 +131,7 @@ def test_signatures_with_defaults():
         "preset": "name, changes",
         "register_advantage": "name",
         "register_policy_loss": "name",
+        "make_reward": "spec",
         "register_reward": "name",
         "reward_names": "",
         "get_reward": "name",

@@ -77,7 +77,16 @@ from rlinf_algos.policy_loss import (
     ppo_clip_loss,
     sapo_loss,
 )
-from rlinf_algos.rewards import RewardResult, get_reward, register_reward, reward_names, score, score_all
+from rlinf_algos.rewards import (
+    RewardResult,
+    RewardSpec,
+    get_reward,
+    make_reward,
+    register_reward,
+    reward_names,
+    score,
+    score_all,
+)
 from rlinf_algos.value_loss import ValueLoss, clipped_value_loss, huber_value_loss
 
 __all__ = [
@@ -160,6 +169,8 @@ __all__ = [
     "register_advantage",
     "register_policy_loss",
     "RewardResult",
+    "RewardSpec",
+    "make_reward",
     "register_reward",
     "reward_names",
     "get_reward",

@@ -53,6 +53,8 @@ class ScoredGroup:
     """[G] float32"""
     completions: tuple[str, ...]
     """The completions as text, end token removed; for people."""
+    outcomes: tuple[str, ...] = ()
+    """How each check ended, see rlinf_algos.rewards.Outcome; empty where nothing was checked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ from pydantic import Field
 from rlinf.config.algorithm import AlgorithmConfig
 from rlinf.config.base import InputPath, Problem, Section, neighbours
 from rlinf.config.common import JobConfig
+from rlinf.config.rewards import RewardConfig
 
 
 class _Task(Section):
@@ -118,15 +119,6 @@ class RolloutConfig(Section):
         default=1.0, gt=0, le=1, description="Sample from the likeliest tokens that hold this much probability."
     )
     max_prompt_tokens: int = Field(ge=1, description="Longest prompt in tokens; of a longer one the end is kept.")
-
-
-class RewardConfig(Section):
-    """How a completion is scored: 1 or 0."""
-
-    kind: Literal["exact", "numeric", "random"] = Field(
-        description="exact: the text equals the answer. numeric: the last number does. random: a control, coin flips "
-        "drawn from the run's seed, with which nothing can be learned; evaluation stays exact."
-    )
 
 
 class ActorConfig(Section):

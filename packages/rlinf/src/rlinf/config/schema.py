@@ -18,12 +18,12 @@ from rlinf.config.reasoning import (
     JsonlTask,
     ModelConfig,
     ReasoningConfig,
-    RewardConfig,
     RolloutConfig,
     SortTask,
     TaskConfig,
     WarmStartConfig,
 )
+from rlinf.config.rewards import RewardConfig
 
 __all__ = [
     "Config",

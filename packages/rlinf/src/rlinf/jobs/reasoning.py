@@ -16,6 +16,7 @@ from rlinf.config.inputs import check_model_folder
 from rlinf.config.schema import JsonlTask, ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
+from rlinf.jobs.rewards import check_reward, reward_spec
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, write_model_folder
 
@@ -42,13 +43,10 @@ NUM_CHUNKS = 8
 MODEL_FOLDER = "initial_model"
 REFERENCE_FOLDER = "reference_model"
 
-REWARD_RULES = {"exact": "exact_match", "numeric": "numeric_match"}
-
 
 class ReasoningJob:
     """Flows, feeds and evaluation of a reasoning recipe; the loop does the rest."""
 
-    notes = ()
     score = Score(name="accuracy", text="greedy accuracy on held-out problems")
     trainer = "actor"
 
@@ -56,6 +54,7 @@ class ReasoningJob:
         self.config = config
         if config.model.path is not None:
             check_model_folder(config.model.path)
+        self.notes = check_reward(config.reward)
         self._task = make_task(config.task, config.seed)
         if config.model.path is None and self._task.alphabet is None:
             raise UserError(
@@ -179,11 +178,11 @@ class ReasoningJob:
         )
 
     def _reward_settings(self, model: ModelSettings) -> RewardSettings:
-        kind = self.config.reward.kind
+        reward = self.config.reward
         numeric = isinstance(self.config.task, JsonlTask) and self.config.task.answer_format == "gsm8k"
         return RewardSettings(
-            rule=REWARD_RULES["numeric" if kind == "random" and numeric else "exact" if kind == "random" else kind],
-            random_in_training=kind == "random",
+            rule=reward_spec(reward, random_stands_for="numeric" if numeric else "exact"),
+            random_in_training=reward.kind == "random",
             tokenizer_folder=model.folder,
             seed=self.config.seed,
             num_shown=self.config.run.num_samples_logged,
@@ -234,7 +233,10 @@ class ReasoningJob:
 
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
         scored: list[ScoredGroup] = run.collected["scored"]
-        right = sum(float(group.rewards[0]) for group in scored)
+        if self.config.reward.kind == "weighted":  # its first term says what is right
+            right = sum(float(group.outcomes[0] == "right") for group in scored)
+        else:
+            right = sum(float(group.rewards[0]) for group in scored)
         return {"accuracy": right / len(scored), "num_problems": float(len(scored))}
 
     def _prompt(self, index: int, problem: Problem) -> Prompt:
