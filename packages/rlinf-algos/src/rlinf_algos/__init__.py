@@ -14,6 +14,15 @@ from rlinf_algos.aggregation import (
 )
 from rlinf_algos.checks import check_finite
 from rlinf_algos.errors import AlgosError, NonFiniteError, RewardError, ShapeError
+from rlinf_algos.evaluation import (
+    Estimate,
+    avg_at_k,
+    bootstrap_interval,
+    canonical_answer,
+    maj_at_k,
+    mean_over_problems,
+    pass_at_k,
+)
 from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob, gaussian_sample
 from rlinf_algos.kl import kl_k1, kl_k2, kl_k3
 from rlinf_algos.logprobs import entropy_of_logits, token_logprobs
@@ -54,6 +63,13 @@ __all__ = [
     "get_reward",
     "score",
     "score_all",
+    "Estimate",
+    "avg_at_k",
+    "pass_at_k",
+    "maj_at_k",
+    "canonical_answer",
+    "mean_over_problems",
+    "bootstrap_interval",
     "check_finite",
     "AlgosError",
     "ShapeError",
