@@ -200,7 +200,7 @@ def test_train_refuses_a_model_folder_that_is_not_there_or_not_whole(refused, gs
     ("second_line", "expected"),
     [
         ('{"question": "b", "ans', "not a JSON object (Unterminated string"),
-        ('{"question": "b"}\n', "no field 'answer'; the line has 'question'"),
+        ('{"question": "b"}\n', "no field 'answer'; the row has 'question'"),
     ],
 )
 def test_train_refuses_a_torn_or_incomplete_data_line(refused, gsm8k_inputs: Path, second_line: str, expected: str):

@@ -42,6 +42,8 @@ class SampleGroup:
     reference_answer: str
     policy_version: int
     """Of the weights that sampled the first token; counts optimizer steps from 0."""
+    truncated: Tensor | None = None
+    """[G] bool; the completion has all the tokens it may have and did not end. None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +55,10 @@ class ScoredGroup:
     """[G] float32"""
     completions: tuple[str, ...]
     """The completions as text, end token removed; for people."""
+    outcomes: tuple[str, ...] = ()
+    """How each reward came about: right, wrong, unparseable, ...; empty where no rule was asked."""
+    answers: tuple[str | None, ...] = ()
+    """The answer found in each completion; None where there was none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -53,7 +53,18 @@ class Reward(Worker):
         lengths = group.loss_mask.sum(-1).long().tolist()
         ids = [row[:length] for row, length in zip(group.completion_ids.tolist(), lengths, strict=True)]
         texts = tuple(self._tokenizer.batch_decode(ids, skip_special_tokens=True))
-        return ScoredGroup(samples=group, rewards=self._rewards(group, texts), completions=texts)
+        if self._settings.random_in_training and self.step.phase == "train":
+            return ScoredGroup(samples=group, rewards=self._coins(group, len(texts)), completions=texts)
+        results = score_all(self._settings.rule, texts, [group.reference_answer] * len(texts))
+        for result in results:
+            self.record("reward/unparseable", float(result.outcome == "unparseable"))
+        return ScoredGroup(
+            samples=group,
+            rewards=torch.tensor([result.value for result in results], dtype=torch.float32),
+            completions=texts,
+            outcomes=tuple(result.outcome for result in results),
+            answers=tuple(result.answer for result in results),
+        )
 
     def _show(self, group: ScoredGroup) -> None:
         self.show(
@@ -65,12 +76,7 @@ class Reward(Worker):
             }
         )
 
-    def _rewards(self, group: SampleGroup, texts: tuple[str, ...]) -> torch.Tensor:
-        if self._settings.random_in_training and self.step.phase == "train":
-            key = [self._settings.seed ^ COIN_DOMAIN, (self.step.step << 32) | group.index]
-            coins = np.random.Generator(np.random.Philox(key=key)).integers(0, 2, len(texts))
-            return torch.from_numpy(coins).float()
-        results = score_all(self._settings.rule, texts, [group.reference_answer] * len(texts))
-        for result in results:
-            self.record("reward/unparseable", float(result.outcome == "unparseable"))
-        return torch.tensor([result.value for result in results], dtype=torch.float32)
+    def _coins(self, group: SampleGroup, count: int) -> torch.Tensor:
+        key = [self._settings.seed ^ COIN_DOMAIN, (self.step.step << 32) | group.index]
+        coins = np.random.Generator(np.random.Philox(key=key)).integers(0, 2, count)
+        return torch.from_numpy(coins).float()

@@ -11,18 +11,15 @@ from rlinf.config.common import ClusterConfig, JobConfig, Mode, PlanConfig, RunC
 from rlinf.config.embodied import EmbodiedConfig, EnvConfig, PolicyActorConfig, PolicyConfig, PpoConfig
 from rlinf.config.reasoning import (
     ActorConfig,
-    AddTask,
     ArchitectureConfig,
     GrpoConfig,
-    JsonlTask,
     ModelConfig,
     ReasoningConfig,
     RewardConfig,
     RolloutConfig,
-    SortTask,
-    TaskConfig,
     WarmStartConfig,
 )
+from rlinf.config.tasks import AddTask, FilesTask, SortTask, TaskConfig
 
 __all__ = [
     "Config",
@@ -37,7 +34,7 @@ __all__ = [
     "TaskConfig",
     "SortTask",
     "AddTask",
-    "JsonlTask",
+    "FilesTask",
     "ModelConfig",
     "ArchitectureConfig",
     "WarmStartConfig",
