@@ -18,7 +18,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 """And one of these; without any, transformers may make up an empty tokenizer instead of complaining."""
 
 
-def check_model_folder(path: Path) -> None:
+def check_model_folder(path: Path, key: str = "model.path") -> None:
     """Whether `path` can be a Hugging Face model folder.
 
     Raises: UserError when it does not exist, is not a folder, or lacks a readable config.json, weights or a tokenizer.
@@ -26,7 +26,7 @@ def check_model_folder(path: Path) -> None:
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "does not exist"
         raise UserError(
-            f"model.path={path}: {what}",
+            f"{key}={path}: {what}",
             hint="give a folder that holds a Hugging Face model (config.json, weights, tokenizer)",
         )
     names = sorted(entry.name for entry in path.iterdir())
@@ -35,7 +35,7 @@ def check_model_folder(path: Path) -> None:
             looked_for = "" if what == "config.json" else f"; looked for {', '.join(files)}"
             more = ", ..." if len(names) > 5 else ""
             raise UserError(
-                f"model.path={path}: the folder holds no {what} (it holds: {', '.join(names[:5]) or 'nothing'}{more})",
+                f"{key}={path}: the folder holds no {what} (it holds: {', '.join(names[:5]) or 'nothing'}{more})",
                 hint=f"give the folder itself, not the one above it{looked_for}",
             )
     _check_model_config(path / "config.json")
