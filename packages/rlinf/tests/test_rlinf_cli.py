@@ -78,6 +78,7 @@ def test_the_public_command_line_is_this():
     assert command_line(make_parser()) == {
         "rlinf": ["-h", "--help", "--version", "--traceback"],
         "rlinf train": ["-h", "--help", "recipe", "--output", "--resume"],
+        "rlinf eval": ["-h", "--help", "benchmarks", "--output", "--resume"],
         "rlinf profile": ["-h", "--help", "recipe", "--output"],
         "rlinf plan": [
             *("-h", "--help", "problem", "--gpu", "--mode", "--what-if", "--output", "--json", "--schema"),

@@ -13,7 +13,7 @@ from rlinf.tasks import Problem
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, has_chat_template, template_of
 from rlinf.tasks.published import PublishedSet, published_set, require_published
 from rlinf.tasks.questions import Columns, QuestionReader, load_problems, skipped_note
-from rlinf_algos import RewardError, get_reward
+from rlinf_algos import RewardError, get_reward, reward_names, score
 
 PLAIN_TEMPLATE = "{question}\n"
 """Of one's own file."""
@@ -75,7 +75,7 @@ def prepare_benchmarks(config: EvalConfig, model: EvaluatedModel) -> Benchmarks:
         model.tokenizer, chat=is_chat, system_prompt=config.system_prompt, options=config.chat_options
     )
     sets = tuple(
-        _benchmark(config, name, benchmark, known[name], encoder, limit)
+        _benchmark(config, name, benchmark, known[name], encoder, limit, model.max_positions)
         for name, benchmark in config.benchmarks.items()
     )
     longest = max(max(encoder.num_tokens([problem.prompt for problem in one.problems])) for one in sets)
@@ -122,6 +122,7 @@ def _benchmark(
     known: PublishedSet | None,
     encoder: PromptEncoder,
     limit: int | None,
+    positions: int | None,
 ) -> Benchmark:
     reward = benchmark.reward or (known.reward if known else "")
     try:
@@ -148,9 +149,17 @@ def _benchmark(
             long_prompts=config.long_prompts,
             what=title,
             key="long_prompts",
+            reason=f"; the model has {positions} positions and max_new_tokens={config.max_new_tokens} are kept free"
+            if positions is not None and limit == positions - config.max_new_tokens
+            else "",
         )
         problems, num_long = fitted.problems, fitted.num_long
         notes += fitted.notes
+    if num_unknown := encoder.num_with_unknown([problem.prompt for problem in problems]):
+        notes.append(
+            f"{title}: the tokenizer has no token for some of the text of {num_unknown} of {len(problems)} prompts"
+        )
+    _check_references(name, reward, problems)
     return Benchmark(
         name=name,
         title=title,
@@ -161,6 +170,19 @@ def _benchmark(
         num_long_prompts=num_long,
         notes=tuple(notes),
     )
+
+
+def _check_references(name: str, reward: str, problems: Sequence[Problem]) -> None:
+    """Asks the reward about an empty completion of each problem, so that a missing package or an answer that it cannot
+    use shows now and not after hours. One's own function is not asked: it may take long."""
+    for problem in problems if ":" not in reward else ():
+        try:
+            score(reward, "", problem.answer)
+        except RewardError as error:
+            raise UserError(
+                f"{problem.place}: {error.__cause__ or error}",
+                hint=f"--benchmarks.{name}.reward chooses another reward; known: {', '.join(reward_names())}",
+            ) from error
 
 
 def _reader(benchmark: BenchmarkConfig, known: PublishedSet | None) -> QuestionReader:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlinf.config.inputs import TOKENIZER_FILES, WEIGHT_FILES, check_model_folder
 from rlinf.errors import UserError
-from rlinf.run_folder.checkpoints import checkpoint_steps, is_complete
+from rlinf.run_folder.checkpoints import STATE, checkpoint_steps, is_complete
 from rlinf.tasks.language import load_checkpoint_tokenizer
 
 EDGE_BYTES = 1 << 16
@@ -50,7 +51,7 @@ def model_folder(path: Path) -> Path:
     """
     if (path / "config.json").is_file() or not path.is_dir():
         return path
-    if (path / "state.json").is_file() or (path / "model" / "config.json").is_file():
+    if (path / STATE).is_file() or re.fullmatch(r"step-\d+", path.name):
         if not is_complete(path):
             raise UserError(
                 f"model={path}: the checkpoint is not whole: its state.json does not match its files",

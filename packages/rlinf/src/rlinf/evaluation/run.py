@@ -134,7 +134,8 @@ class _Writer:
         problem = self._problems[benchmark.name][samples.index]
         assert samples.truncated is not None, "the engine says which completions did not end"
         lengths, truncated = samples.loss_mask.sum(-1).int().tolist(), samples.truncated.tolist()
-        prompt = self._benchmarks.encoder.text(problem.prompt)
+        encoder = self._benchmarks.encoder
+        prompt, was_cut = encoder.text(problem.prompt), len(encoder.encode(problem.prompt)) > len(samples.prompt_ids)
         return [
             {
                 "benchmark": benchmark.name,
@@ -148,6 +149,7 @@ class _Writer:
                 "outcome": group.outcomes[i],
                 "reward": float(group.rewards[i]),
                 "num_prompt_tokens": len(samples.prompt_ids),
+                "prompt_was_cut": was_cut,
                 "num_completion_tokens": lengths[i],
                 "truncated": truncated[i],
             }

@@ -3,7 +3,7 @@ are too long."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -84,11 +84,17 @@ class PromptEncoder:
 
     def num_tokens(self, prompts: Sequence[str]) -> list[int]:
         """Length of each prompt in tokens."""
-        lengths: list[int] = []
+        return [len(token_ids) for token_ids in self._encode_all(prompts)]
+
+    def num_with_unknown(self, prompts: Sequence[str]) -> int:
+        """Prompts with text that the tokenizer has no token for, so that the model cannot read it."""
+        unknown = self._tokenizer.unk_token_id
+        return 0 if unknown is None else sum(unknown in token_ids for token_ids in self._encode_all(prompts))
+
+    def _encode_all(self, prompts: Sequence[str]) -> Iterator[list[int]]:
         for start in range(0, len(prompts), BATCH):
             texts = [self.text(prompt) for prompt in prompts[start : start + BATCH]]
-            lengths += map(len, self._tokenizer(texts, add_special_tokens=False)["input_ids"])
-        return lengths
+            yield from self._tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +117,7 @@ def fit_prompts(
     long_prompts: LongPrompts,
     what: str,
     key: str = "task.long_prompts",
+    reason: str = "",
 ) -> FittedProblems:
     """Applies the rule for prompts that are too long.
 
@@ -118,6 +125,7 @@ def fit_prompts(
         long_prompts: stop: an error; drop: without them; keep_end: all, and whoever encodes cuts the beginning off.
         what: the set, as notes and messages call it.
         key: how messages call the setting.
+        reason: where the limit comes from.
     Raises: UserError.
     """
     lengths = encoder.num_tokens([problem.prompt for problem in problems])
@@ -125,7 +133,8 @@ def fit_prompts(
     num_long, longest = sum(long), max(lengths, default=0)
     if not num_long:
         return FittedProblems(problems=list(problems), num_long=0, longest=longest, notes=())
-    text = f"{what}: {num_long} of {len(problems)} prompts are longer than {max_prompt_tokens} tokens (up to {longest})"
+    counts = f"{num_long} of {len(problems)} prompts are longer than {max_prompt_tokens} tokens (up to {longest})"
+    text = f"{what}: {counts}{reason}"
     if long_prompts == "stop":
         raise UserError(
             f"{text}, the first at {problems[long.index(True)].place or 'number 1'}",
