@@ -278,7 +278,7 @@ def test_a_run_may_be_resumed_with_more_steps(rlinf, monkeypatch: pytest.MonkeyP
 
 def test_the_default_folder_has_the_runs_name_and_is_always_new(rlinf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jobs, "run", result)
-    monkeypatch.setattr("rlinf.cli.train.time.strftime", lambda _: "20300102-030405")
+    monkeypatch.setattr("rlinf.cli.output_folder.time.strftime", lambda _: "20300102-030405")
     for _ in range(3):
         assert rlinf("train", "sort-grpo", "--name", "mine.1").code == 0
     names = sorted(folder.name for folder in (tmp_path / "runs").iterdir())
