@@ -38,6 +38,7 @@ def test_signatures_with_defaults():
         "gaussian_log_prob": "actions, mean, log_std",
         "gaussian_entropy": "mean, log_std",
         "gaussian_sample": "mean, log_std, generator=None",
+        "make_reward": "spec",
         "register_reward": "name",
         "reward_names": "",
         "get_reward": "name",

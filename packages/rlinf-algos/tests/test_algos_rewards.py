@@ -121,12 +121,21 @@ def test_think_answer_format(completion, outcome, answer):
 def test_reward_result_refuses_what_is_no_reward():
     with pytest.raises(RewardError, match="value=nan is not finite"):
         RewardResult(value=float("nan"), outcome="right")
-    with pytest.raises(RewardError, match="outcome='correct'; use one of right, wrong, unparseable"):
+    with pytest.raises(
+        RewardError, match="outcome='correct'; use one of right, wrong, unparseable, timeout, memory, crashed"
+    ):
         RewardResult(value=1.0, outcome="correct")  # type: ignore[arg-type]
 
 
 def test_registry_knows_its_own():
-    assert reward_names() == ("exact_match", "numeric_match", "think_answer_format")
+    assert reward_names() == (
+        "code_tests",
+        "exact_match",
+        "math_answer",
+        "multiple_choice",
+        "numeric_match",
+        "think_answer_format",
+    )
     assert get_reward("exact_match") is exact_match
 
 
@@ -147,7 +156,9 @@ def test_registering():
 def test_unknown_names():
     with pytest.raises(RewardError, match="no reward is called 'numeric_mach'; did you mean 'numeric_match'"):
         get_reward("numeric_mach")
-    with pytest.raises(RewardError, match="known: exact_match, numeric_match, think_answer_format"):
+    with pytest.raises(
+        RewardError, match="known: code_tests, exact_match, math_answer, multiple_choice, numeric_match, think"
+    ):
         get_reward("zzz")
 
 

@@ -90,7 +90,9 @@ def test_wrong_names_and_rewards_say_what_is_near(refused):
         "no benchmark is called 'gms8k'; did you mean gsm8k?\nhint: a file of your own needs a reward"
     )
     text = refused(f"mine=gsm8k.jsonl --benchmarks.mine.reward exact_mach --model model {SHORT}")
-    assert text.startswith("benchmarks.mine.reward: no reward is called 'exact_mach'; did you mean 'exact_match'?")
+    assert text.startswith(
+        "benchmarks.mine.reward=exact_mach: no reward is called 'exact_mach'; did you mean 'exact_match'?"
+    )
 
 
 @pytest.mark.parametrize(

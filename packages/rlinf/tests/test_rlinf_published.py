@@ -12,6 +12,7 @@ from rlinf.errors import UserError
 from rlinf.tasks.prompts import template_of
 from rlinf.tasks.published import PUBLISHED, last_boxed, published_set, require_published
 from rlinf.tasks.questions import RowError, load_problems
+from rlinf_algos import get_reward
 
 DATA = Path(os.environ.get("RLINF_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
 """A folder with the public benchmark files; tests on real rows are skipped where it is absent."""
@@ -167,3 +168,20 @@ def test_the_real_files(name: str, file: str, count: int, first_answer: str):
     assert len(loaded.problems) == count == known.num_problems
     assert loaded.problems[0].answer.endswith(first_answer)
     assert loaded.problems[-1].place == f"{DATA / file}:{count}"
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_the_reward_of_a_set_knows_a_right_completion_in_the_form_that_is_asked_for(name: str):
+    known = PUBLISHED[name]
+    if known.reward == "math_answer":
+        pytest.importorskip("math_verify")
+    number = {"question": "q", "problem": "q", "answer": "#### 42" if name == "gsm8k" else "42"}
+    rows = {"gpqadiamond": GPQA, "mmlustem": number | {"choices": list("wxyz"), "answer": 2}}
+    answer = known.read(rows.get(name, number)).answer
+    form = {"numeric_match": "so\n#### {}", "math_answer": "so \\boxed{{{}}}", "multiple_choice": "so\nAnswer: {}"}
+    plain = answer.removeprefix("#### ")
+    other = "ABCD"[("ABCD".index(plain) + 1) % 4] if plain in tuple("ABCD") else "41"
+    reward = get_reward(known.reward)
+    outcomes = [reward(form[known.reward].format(text), answer).outcome for text in (plain, other)]
+    assert outcomes == ["right", "wrong"]
+    assert reward("", answer).outcome == "unparseable"

@@ -28,7 +28,16 @@ from rlinf_algos.kl import kl_k1, kl_k2, kl_k3
 from rlinf_algos.logprobs import entropy_of_logits, token_logprobs
 from rlinf_algos.normalization import explained_variance, masked_mean, masked_whiten, normalize_advantages
 from rlinf_algos.policy_loss import PolicyLoss, ppo_clip_loss
-from rlinf_algos.rewards import RewardResult, get_reward, register_reward, reward_names, score, score_all
+from rlinf_algos.rewards import (
+    RewardResult,
+    RewardSpec,
+    get_reward,
+    make_reward,
+    register_reward,
+    reward_names,
+    score,
+    score_all,
+)
 from rlinf_algos.value_loss import ValueLoss, clipped_value_loss
 
 __version__ = "0.1.0"
@@ -58,6 +67,8 @@ __all__ = [
     "gaussian_entropy",
     "gaussian_sample",
     "RewardResult",
+    "RewardSpec",
+    "make_reward",
     "register_reward",
     "reward_names",
     "get_reward",

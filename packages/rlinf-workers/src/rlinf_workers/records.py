@@ -56,7 +56,7 @@ class ScoredGroup:
     completions: tuple[str, ...]
     """The completions as text, end token removed; for people."""
     outcomes: tuple[str, ...] = ()
-    """How each reward came about: right, wrong, unparseable, ...; empty where no rule was asked."""
+    """How each check ended, see rlinf_algos.rewards.Outcome; empty where nothing was checked."""
     answers: tuple[str | None, ...] = ()
     """The answer found in each completion; None where there was none."""
 

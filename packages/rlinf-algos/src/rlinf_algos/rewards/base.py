@@ -1,12 +1,27 @@
-"""What a rule-checked reward is: a function from a completion and a reference answer to a `RewardResult`."""
+"""What a reward is: a function from a completion and a reference answer to a `RewardResult`; a costly one takes a whole
+batch at once."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 from rlinf_algos.errors import RewardError
 
-Outcome = Literal["right", "wrong", "unparseable"]
+Outcome = Literal["right", "wrong", "unparseable", "timeout", "memory", "crashed"]
+"""right, wrong: the answer was found and checked. unparseable: there was no answer to check. The others say that the
+check itself came to no end: its time was up, its memory was used up, or its process died twice."""
+
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardPart:
+    """One term of a weighted sum."""
+
+    name: str
+    weight: float
+    result: "RewardResult"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,19 +32,39 @@ class RewardResult:
     """
 
     value: float
-    """Finite; 1.0 for right and 0.0 otherwise in the rewards of this package."""
+    """Finite; 1.0 for right and 0.0 otherwise in the rewards of this package that check an answer."""
     outcome: Outcome
     answer: str | None = None
     """The answer as found in the completion; None where there was none."""
+    detail: str | None = None
+    """For people: what a check that did not end in right had to say."""
+    parts: tuple[RewardPart, ...] = ()
+    """The terms, where the value is a weighted sum of them."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
             raise RewardError(f"RewardResult.value={self.value} is not finite; a reward is a number")
-        if self.outcome not in get_args(Outcome):
-            raise RewardError(f"RewardResult.outcome={self.outcome!r}; use one of {', '.join(get_args(Outcome))}")
+        if self.outcome not in OUTCOMES:
+            raise RewardError(f"RewardResult.outcome={self.outcome!r}; use one of {', '.join(OUTCOMES)}")
 
 
 class RewardFunction(Protocol):
     """Pure: the same arguments give the same result. Raises `RewardError` for an unusable reference."""
 
     def __call__(self, completion: str, reference: str, /) -> RewardResult: ...
+
+
+@runtime_checkable
+class BatchReward(Protocol):
+    """A reward that scores many completions faster together: in a pool of processes, or on a device.
+
+    It holds resources; `close` gives them back and may be called twice.
+    """
+
+    def __call__(self, completion: str, reference: str, /) -> RewardResult: ...
+
+    def score_batch(self, completions: Sequence[str], references: Sequence[str], /) -> tuple[RewardResult, ...]:
+        """The same results as one call for each pair, in order."""
+        ...
+
+    def close(self) -> None: ...

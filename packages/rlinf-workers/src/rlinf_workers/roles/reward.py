@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from rlinf_algos.rewards import score_all
+from rlinf_algos.rewards import OUTCOMES, RewardResult, RewardSpec, make_reward, score_all
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import load_tokenizer
 from rlinf_workers.records import SampleGroup, ScoredGroup
@@ -21,8 +24,8 @@ COIN_DOMAIN = 0x5EED_C015
 class RewardSettings:
     """Which rule scores."""
 
-    rule: str
-    """A name known to rlinf_algos.rewards, or `package.module:function`."""
+    rule: str | RewardSpec
+    """What `rlinf_algos.rewards.make_reward` takes: a name, `package.module:function`, or a spec with options."""
     tokenizer_folder: str
     random_in_training: bool = False
     """A control: training rewards are coin flips that know nothing, so that training must not help. Evaluation keeps
@@ -33,38 +36,74 @@ class RewardSettings:
 
 
 class Reward(Worker):
-    """Scores each completion of a group by a rule."""
+    """Scores each completion by a rule; all completions of a hand-over at once."""
 
     def __init__(self, settings: RewardSettings) -> None:
         self._settings = settings
         self._tokenizer = load_tokenizer(settings.tokenizer_folder)
+        self._reward = make_reward(settings.rule)
 
     def score(self, samples: Reader[SampleGroup], scored: Writer[ScoredGroup]) -> None:
         """Stage: groups in, groups with rewards out."""
         for chunk in samples:
-            groups = [self._score(group) for group in chunk]
+            groups = self._score(list(chunk))
             for group in groups:
                 self.record("reward/mean", float(group.rewards.mean()))
                 if group.samples.index < self._settings.num_shown:
                     self._show(group)
             scored.put_many([(group.samples.index, group) for group in groups])
 
-    def _score(self, group: SampleGroup) -> ScoredGroup:
+    def close(self) -> None:
+        """Ends what the reward holds, a pool of processes for example."""
+        close = getattr(self._reward, "close", None)
+        if close is not None:
+            close()
+
+    def _score(self, groups: list[SampleGroup]) -> list[ScoredGroup]:
+        texts = [self._completions(group) for group in groups]
+        if self._settings.random_in_training and self.step.phase == "train":
+            return [
+                ScoredGroup(samples=group, rewards=self._coins(group, len(own)), completions=own)
+                for group, own in zip(groups, texts, strict=True)
+            ]
+        return [
+            ScoredGroup(
+                samples=group,
+                rewards=torch.tensor([result.value for result in results], dtype=torch.float32),
+                completions=own,
+                outcomes=tuple(result.outcome for result in results),
+                answers=tuple(result.answer for result in results),
+            )
+            for group, own, results in zip(groups, texts, self._results(groups, texts), strict=True)
+        ]
+
+    def _completions(self, group: SampleGroup) -> tuple[str, ...]:
         lengths = group.loss_mask.sum(-1).long().tolist()
         ids = [row[:length] for row, length in zip(group.completion_ids.tolist(), lengths, strict=True)]
-        texts = tuple(self._tokenizer.batch_decode(ids, skip_special_tokens=True))
-        if self._settings.random_in_training and self.step.phase == "train":
-            return ScoredGroup(samples=group, rewards=self._coins(group, len(texts)), completions=texts)
-        results = score_all(self._settings.rule, texts, [group.reference_answer] * len(texts))
-        for result in results:
-            self.record("reward/unparseable", float(result.outcome == "unparseable"))
-        return ScoredGroup(
-            samples=group,
-            rewards=torch.tensor([result.value for result in results], dtype=torch.float32),
-            completions=texts,
-            outcomes=tuple(result.outcome for result in results),
-            answers=tuple(result.answer for result in results),
-        )
+        return tuple(self._tokenizer.batch_decode(ids, skip_special_tokens=True))
+
+    def _results(self, groups: list[SampleGroup], texts: list[tuple[str, ...]]) -> list[tuple[RewardResult, ...]]:
+        """Those of each group; all are scored in one call."""
+        completions = [text for own in texts for text in own]
+        references = [group.reference_answer for group, own in zip(groups, texts, strict=True) for _ in own]
+        results = score_all(self._reward, completions, references)
+        self._record(results)
+        rest = iter(results)
+        return [tuple(itertools.islice(rest, len(own))) for own in texts]
+
+    def _record(self, results: Sequence[RewardResult]) -> None:
+        """Each outcome's share of the completions, and the mean of each term of a weighted sum."""
+        counts = Counter(result.outcome for result in results)
+        for outcome in OUTCOMES:
+            self.record(f"reward/{outcome}", 1.0, weight=counts[outcome])
+            self.record(f"reward/{outcome}", 0.0, weight=len(results) - counts[outcome])
+        for part in (part for result in results for part in result.parts):
+            self.record(f"reward/part/{part.name}", part.result.value)
+
+    def _coins(self, group: SampleGroup, count: int) -> torch.Tensor:
+        key = [self._settings.seed ^ COIN_DOMAIN, (self.step.step << 32) | group.index]
+        coins = np.random.Generator(np.random.Philox(key=key)).integers(0, 2, count)
+        return torch.from_numpy(coins).float()
 
     def _show(self, group: ScoredGroup) -> None:
         self.show(
@@ -75,8 +114,3 @@ class Reward(Worker):
                 "reward": float(group.rewards[0]),
             }
         )
-
-    def _coins(self, group: SampleGroup, count: int) -> torch.Tensor:
-        key = [self._settings.seed ^ COIN_DOMAIN, (self.step.step << 32) | group.index]
-        coins = np.random.Generator(np.random.Philox(key=key)).integers(0, 2, count)
-        return torch.from_numpy(coins).float()

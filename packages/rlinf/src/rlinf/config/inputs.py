@@ -18,8 +18,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 """And one of these; without any, transformers may make up an empty tokenizer instead of complaining."""
 
 
-def check_model_folder(path: Path, key: str = "model.path") -> None:
-    """Whether `path` can be a Hugging Face model folder.
+def check_model_folder(path: Path, *, key: str = "model.path") -> None:
+    """Whether `path`, which the config calls `key`, can be a Hugging Face model folder.
 
     Raises: UserError when it does not exist, is not a folder, or lacks a readable config.json, weights or a tokenizer.
     """

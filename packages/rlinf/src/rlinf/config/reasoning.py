@@ -9,6 +9,7 @@ from pydantic import Field
 
 from rlinf.config.base import InputPath, Problem, Section, neighbours
 from rlinf.config.common import JobConfig
+from rlinf.config.rewards import RewardConfig
 from rlinf.config.tasks import FilesTask, SortTask, TaskConfig
 
 
@@ -118,15 +119,6 @@ class EvaluationConfig(Section):
                 text=f"={self.num_samples} completions of evaluation.temperature=0 are all the same; "
                 "use a temperature above 0, for example 0.6, or 1 completion",
             )
-
-
-class RewardConfig(Section):
-    """How a completion is scored: 1 or 0."""
-
-    kind: Literal["exact", "numeric", "random"] = Field(
-        description="exact: the text equals the answer. numeric: the last number does. random: a control, coin flips "
-        "drawn from the run's seed, with which nothing can be learned; evaluation stays exact."
-    )
 
 
 class ActorConfig(Section):

@@ -15,10 +15,10 @@ from rlinf.config.reasoning import (
     GrpoConfig,
     ModelConfig,
     ReasoningConfig,
-    RewardConfig,
     RolloutConfig,
     WarmStartConfig,
 )
+from rlinf.config.rewards import RewardConfig
 from rlinf.config.tasks import AddTask, FilesTask, SortTask, TaskConfig
 
 __all__ = [

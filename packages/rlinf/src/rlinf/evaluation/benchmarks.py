@@ -13,10 +13,13 @@ from rlinf.tasks import Problem
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, has_chat_template, template_of
 from rlinf.tasks.published import PublishedSet, published_set, require_published
 from rlinf.tasks.questions import Columns, QuestionReader, load_problems, skipped_note
-from rlinf_algos import RewardError, get_reward, reward_names, score
+from rlinf_algos import RewardError
+from rlinf_algos.rewards import get_reward, make_reward, reward_names, score
 
 PLAIN_TEMPLATE = "{question}\n"
 """Of one's own file."""
+CHECKED = ("exact_match", "numeric_match", "math_answer", "multiple_choice")
+"""Rewards that say at once whether they can use an answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,10 +128,6 @@ def _benchmark(
     positions: int | None,
 ) -> Benchmark:
     reward = benchmark.reward or (known.reward if known else "")
-    try:
-        get_reward(reward)
-    except RewardError as error:
-        raise UserError(f"benchmarks.{name}.reward: {error}") from error
     template = benchmark.template or (known.template if known else PLAIN_TEMPLATE)
     loaded = load_problems(
         benchmark.file,
@@ -159,7 +158,7 @@ def _benchmark(
         notes.append(
             f"{title}: the tokenizer has no token for some of the text of {num_unknown} of {len(problems)} prompts"
         )
-    _check_references(name, reward, problems)
+    _check_reward(name, reward, problems)
     return Benchmark(
         name=name,
         title=title,
@@ -172,17 +171,26 @@ def _benchmark(
     )
 
 
-def _check_references(name: str, reward: str, problems: Sequence[Problem]) -> None:
-    """Asks the reward about an empty completion of each problem, so that a missing package or an answer that it cannot
-    use shows now and not after hours. One's own function is not asked: it may take long."""
-    for problem in problems if ":" not in reward else ():
-        try:
-            score(reward, "", problem.answer)
-        except RewardError as error:
-            raise UserError(
-                f"{problem.place}: {error.__cause__ or error}",
-                hint=f"--benchmarks.{name}.reward chooses another reward; known: {', '.join(reward_names())}",
-            ) from error
+def _check_reward(name: str, reward: str, problems: Sequence[Problem]) -> None:
+    """Whether the reward is there, and can use all answers: better said now than after hours.
+
+    Rules are asked about an empty completion of each problem; one's own function, which may take long, is not.
+    """
+    hint = f"--benchmarks.{name}.reward chooses another reward; known: {', '.join(reward_names())}"
+    try:
+        checker = get_reward(reward) if ":" in reward else make_reward(reward)
+    except RewardError as error:
+        raise UserError(f"benchmarks.{name}.reward={reward}: {error}", hint=hint) from error
+    try:
+        for problem in problems if reward in CHECKED else ():
+            try:
+                score(checker, "", problem.answer)
+            except RewardError as error:
+                raise UserError(f"{problem.place}: {error.__cause__ or error}", hint=hint) from error
+    finally:
+        close = getattr(checker, "close", None)
+        if close is not None and ":" not in reward:
+            close()
 
 
 def _reader(benchmark: BenchmarkConfig, known: PublishedSet | None) -> QuestionReader:

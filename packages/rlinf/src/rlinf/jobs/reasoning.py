@@ -6,6 +6,7 @@ rollout
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from rlinf.config.inputs import check_model_folder
 from rlinf.config.schema import FilesTask, ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
+from rlinf.jobs.rewards import check_reward, reward_spec
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, write_model_folder
@@ -23,7 +25,6 @@ from rlinf.tasks.prompts import PromptEncoder
 
 if TYPE_CHECKING:
     from rlinf.jobs.loop import TrainingLoop
-from rlinf_algos import avg_at_k, mean_over_problems
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.generation.sampling import SamplingSettings
@@ -44,8 +45,6 @@ NUM_CHUNKS = 8
 MODEL_FOLDER = "initial_model"
 REFERENCE_FOLDER = "reference_model"
 
-REWARD_RULES = {"exact": "exact_match", "numeric": "numeric_match"}
-
 
 class ReasoningJob:
     """Flows, feeds and evaluation of a reasoning recipe; the loop does the rest."""
@@ -56,6 +55,7 @@ class ReasoningJob:
         self.config = config
         if config.model.path is not None:
             check_model_folder(config.model.path)
+        self._reward_notes = check_reward(config.reward)
         self._task = make_task(config.task, config.seed)
         if config.model.path is None and self._task.alphabet is None:
             raise UserError(
@@ -79,7 +79,7 @@ class ReasoningJob:
 
     @property
     def notes(self) -> Sequence[str]:
-        return self._task.notes
+        return [*self._reward_notes, *self._task.notes]
 
     # -- flows -----------------------------------------------------------------------------------------------------
 
@@ -206,11 +206,11 @@ class ReasoningJob:
         )
 
     def _reward_settings(self, model: ModelSettings) -> RewardSettings:
-        kind = self.config.reward.kind
+        reward = self.config.reward
         numeric = isinstance(self.config.task, FilesTask) and self.config.task.answer_format == "gsm8k"
         return RewardSettings(
-            rule=REWARD_RULES["numeric" if kind == "random" and numeric else "exact" if kind == "random" else kind],
-            random_in_training=kind == "random",
+            rule=reward_spec(reward, random_stands_for="numeric" if numeric else "exact"),
+            random_in_training=reward.kind == "random",
             tokenizer_folder=model.folder,
             seed=self.config.seed,
             num_shown=self.config.run.num_samples_logged,
@@ -253,20 +253,25 @@ class ReasoningJob:
         return {"prompts": [self._prompt(i, problem) for i, problem in enumerate(problems)]}
 
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
-        """`accuracy` of the held-out problems and `accuracy/NAME` of each further set: the share of right samples,
-        with its standard error over problems where there are several."""
+        """`accuracy` of the held-out problems and `accuracy/NAME` of each further set: avg@k, with its standard error
+        over problems where there are several."""
         scored: list[ScoredGroup] = run.collected["scored"]
         metrics: dict[str, float] = {}
         start = 0
         for name, held_out in self._evaluation_sets().items():
             groups, start = scored[start : start + len(held_out)], start + len(held_out)
-            is_right = torch.tensor([[outcome == "right" for outcome in group.outcomes] for group in groups])
-            estimate = mean_over_problems(avg_at_k(is_right))
-            metrics[f"accuracy{name}"] = estimate.value
-            metrics[f"num_problems{name}"] = float(len(groups))
-            if estimate.num_problems > 1:
-                metrics[f"accuracy_error{name}"] = estimate.standard_error
+            scores = torch.stack([self._scores(group).double().mean() for group in groups])  # avg@k of each problem
+            metrics[f"accuracy{name}"] = float(scores.mean())
+            metrics[f"num_problems{name}"] = float(len(scores))
+            if len(scores) > 1:
+                metrics[f"accuracy_error{name}"] = float(scores.std()) / math.sqrt(len(scores))
         return metrics
+
+    def _scores(self, group: ScoredGroup) -> torch.Tensor:
+        """What evaluation takes the mean of: the rewards; of a weighted sum whether its first term says right."""
+        if self.config.reward.kind == "weighted":
+            return torch.tensor([outcome == "right" for outcome in group.outcomes])
+        return group.rewards
 
     def _evaluation_sets(self) -> dict[str, list[Problem]]:
         """End of the metrics' names -> problems; the set that the score is about comes first, under no name."""

@@ -154,12 +154,12 @@ PUBLISHED: dict[str, PublishedSet] = {
     one.name.replace("_", ""): one
     for one in (
         _set("gsm8k", "GSM8K", read_gsm8k, "numeric_match", NUMBER_TEMPLATE, 1319),
-        _set("aime24", "AIME 24", read_integer_answer, "numeric_match", BOXED_TEMPLATE, 30),
-        _set("aime25", "AIME 25", read_integer_answer, "numeric_match", BOXED_TEMPLATE, 30),
-        _set("math500", "MATH-500", read_math, "numeric_match", BOXED_TEMPLATE, 500),
-        _set("gpqa_diamond", "GPQA-diamond", read_gpqa, "exact_match", CHOICE_TEMPLATE, 198),
-        _set("amc23", "AMC 23", read_integer_answer, "numeric_match", BOXED_TEMPLATE, 40),
-        _set("minerva_math", "Minerva", read_math, "numeric_match", BOXED_TEMPLATE, 272),
-        _set("mmlu_stem", "MMLU-STEM", read_mmlu, "exact_match", CHOICE_TEMPLATE, 3018),
+        _set("aime24", "AIME 24", read_integer_answer, "math_answer", BOXED_TEMPLATE, 30),
+        _set("aime25", "AIME 25", read_integer_answer, "math_answer", BOXED_TEMPLATE, 30),
+        _set("math500", "MATH-500", read_math, "math_answer", BOXED_TEMPLATE, 500),
+        _set("gpqa_diamond", "GPQA-diamond", read_gpqa, "multiple_choice", CHOICE_TEMPLATE, 198),
+        _set("amc23", "AMC 23", read_integer_answer, "math_answer", BOXED_TEMPLATE, 40),
+        _set("minerva_math", "Minerva", read_math, "math_answer", BOXED_TEMPLATE, 272),
+        _set("mmlu_stem", "MMLU-STEM", read_mmlu, "multiple_choice", CHOICE_TEMPLATE, 3018),
     )
 }

@@ -1,0 +1,210 @@
+"""The program of one slot of a `ProcessPool`: keeps one checking process alive and answers for it whatever happens.
+
+Runs as a script of its own, so that it imports neither torch nor the caller's main module: the checker's module is
+loaded once, then each checking process is a fork of this one, ready in milliseconds. The checking process is ended by
+the kernel once a single check has used its CPU time (a timer of the process, with which no library can interfere), and
+by this program when it grows beyond its memory, or stays silent for much longer than its CPU time can explain.
+
+Frames on every pipe: 4 bytes length (big endian), then JSON in ASCII. Requests are lists of argument lists; every
+argument list gets one frame [outcome, detail] back, in order.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import resource
+import select
+import signal
+import struct
+import sys
+import time
+
+WALL_FACTOR = 10
+"""A check may last this many times its CPU limit: how much slower a busy machine may make it."""
+POLL_S = 0.05
+"""Between two looks at the memory of a process that is busy."""
+RECYCLE_AFTER = 2000
+"""Checks of one process; then a fresh fork takes over, so that caches of the checker stay small."""
+
+
+def read_frame(fd):
+    """The next frame, or None at the end of the pipe."""
+    head = _read_exactly(fd, 4)
+    if head is None:
+        return None
+    body = _read_exactly(fd, struct.unpack(">I", head)[0])
+    return None if body is None else json.loads(body)
+
+
+def _read_exactly(fd, size):
+    data = bytearray()
+    while len(data) < size:
+        piece = os.read(fd, min(size - len(data), 1 << 20))
+        if not piece:
+            return None
+        data += piece
+    return bytes(data)
+
+
+def write_frame(fd, value):
+    body = json.dumps(value).encode("ascii")
+    data = memoryview(struct.pack(">I", len(body)) + body)
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+class Checker:
+    """The checking process: a fork of this one that calls `check` for each request."""
+
+    def __init__(self, check, time_limit_s, memory_limit_bytes, private_fds):
+        self._time_limit_s = time_limit_s
+        self._memory_limit_bytes = memory_limit_bytes
+        self._num_checks = 0
+        request_read, self._request_write = os.pipe()
+        self._reply_read, reply_write = os.pipe()
+        pid = os.fork()
+        self._pid: int | None = pid
+        if pid == 0:
+            os.close(self._request_write)
+            os.close(self._reply_read)
+            for fd in private_fds:  # the pool must see this slot's pipes close when its keeper dies
+                os.close(fd)
+            _check_forever(check, request_read, reply_write, time_limit_s, memory_limit_bytes)
+        os.close(request_read)
+        os.close(reply_write)
+
+    def is_worn(self):
+        return self._num_checks >= RECYCLE_AFTER
+
+    def ask(self, arguments):
+        """[outcome, detail] of one check; ["died", why] when the process ended over it, which `end` must then clear."""
+        self._num_checks += 1
+        try:
+            write_frame(self._request_write, arguments)
+        except BrokenPipeError:
+            return ["died", describe(self._wait())]
+        deadline = time.monotonic() + WALL_FACTOR * self._time_limit_s
+        while not select.select([self._reply_read], [], [], POLL_S)[0]:
+            if self._resident_bytes() > self._memory_limit_bytes:
+                return ["memory", f"more than {self._memory_limit_bytes >> 20} MiB"]
+            if time.monotonic() > deadline:
+                return ["timeout", f"no answer in {WALL_FACTOR * self._time_limit_s:g} s"]
+        reply = read_frame(self._reply_read)
+        if reply is not None:
+            return reply
+        status = self._wait()
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU):
+            return ["timeout", f"more than {self._time_limit_s:g} s of CPU time"]
+        return ["died", describe(status)]
+
+    def end(self):
+        """Kills the process if it lives, and waits for it."""
+        for fd in (self._request_write, self._reply_read):
+            os.close(fd)
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            self._pid = None
+
+    def _wait(self):
+        """The status of the process, which has ended."""
+        assert self._pid is not None, "a process is waited for once"
+        status = os.waitpid(self._pid, 0)[1]
+        self._pid = None
+        return status
+
+    def _resident_bytes(self):
+        try:
+            with open(f"/proc/{self._pid}/statm") as file:
+                return int(file.read().split()[1]) * resource.getpagesize()
+        except (OSError, IndexError):
+            return 0
+
+
+def describe(status):
+    """What a status of waitpid says, for people."""
+    if os.WIFSIGNALED(status):
+        return f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"exited with {os.WEXITSTATUS(status)}"
+
+
+def _check_forever(check, requests, replies, time_limit_s, memory_limit_bytes):
+    """Body of the checking process; never returns."""
+    try:
+        os.dup2(0, 2)  # /dev/null
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        address_space = _address_space_bytes() + 2 * memory_limit_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))  # for what grows between two looks
+        while True:
+            arguments = read_frame(requests)
+            if arguments is None:
+                os._exit(0)
+            signal.setitimer(signal.ITIMER_PROF, time_limit_s)
+            try:
+                reply = check(*arguments)
+            except MemoryError:
+                reply = ["memory", "out of memory"]
+            except Exception as e:  # noqa: BLE001 - whatever the checker raises is its answer, told to the caller
+                reply = ["crashed", f"{type(e).__name__}: {e}"[:500]]
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            write_frame(replies, reply)
+    finally:
+        os._exit(1)
+
+
+def _address_space_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def load_check(path):
+    """The function `check` of the module at `path`."""
+    spec = importlib.util.spec_from_file_location("pool_checker", path)
+    assert spec is not None and spec.loader is not None, f"{path} is a Python file"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.check
+
+
+def main():
+    requests, replies = os.dup(0), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.dup2(nowhere, 1)
+    hello = read_frame(requests)
+    if hello is None:
+        return
+    sys.path[:] = hello["sys_path"]
+    try:
+        check = load_check(hello["checker"])
+    except Exception as e:  # noqa: BLE001 - told to the pool, which raises it
+        write_frame(replies, ["failed", f"{type(e).__name__}: {e}"])
+        return
+    write_frame(replies, ["ready", str(os.getpid())])
+    limits = hello["time_limit_s"], hello["memory_limit_bytes"]
+    checker = None
+    while True:
+        batch = read_frame(requests)
+        if batch is None:
+            break
+        for arguments in batch:
+            for attempt in (1, 2):
+                if checker is None:
+                    checker = Checker(check, *limits, private_fds=(requests, replies))
+                outcome, detail = checker.ask(arguments)
+                if outcome in ("died", "timeout", "memory") or checker.is_worn():
+                    checker.end()
+                    checker = None
+                if outcome != "died":
+                    break
+                detail = f"{detail}, {'once' if attempt == 1 else 'twice'}"
+            write_frame(replies, ["crashed" if outcome == "died" else outcome, detail])
+    if checker is not None:
+        checker.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""A reward as plain data, to be written in a config and sent to another process; and the reward made of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlinf_algos.errors import RewardError
+from rlinf_algos.rewards.base import RewardFunction
+from rlinf_algos.rewards.length import LengthPenalty, LengthTarget
+from rlinf_algos.rewards.mathematics import MathReward
+from rlinf_algos.rewards.program import CodeReward
+from rlinf_algos.rewards.registry import get_reward
+from rlinf_algos.rewards.reward_model import RewardModel
+from rlinf_algos.rewards.sandbox import SandboxLimits
+from rlinf_algos.rewards.weighted import WeightedReward
+
+OptionValue = str | int | float | bool | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardSpec:
+    """Which reward, with which options.
+
+    Example: RewardSpec(rule="weighted", terms=(
+        RewardTerm(name="math", weight=0.9, reward=RewardSpec(rule="math_answer", options={"num_processes": 4})),
+        RewardTerm(name="format", weight=0.1, reward=RewardSpec(rule="think_answer_format"))))
+    """
+
+    rule: str
+    """A registered name, `package.module:function` or `package.module:Class`, or one of `RULES_WITH_OPTIONS`."""
+    options: dict[str, OptionValue] | None = None
+    """Keyword arguments of the reward's class; a function takes none."""
+    terms: "tuple[RewardTerm, ...]" = ()
+    """Of the rule "weighted"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardTerm:
+    """One term of a weighted sum."""
+
+    name: str
+    """For logs."""
+    weight: float
+    reward: RewardSpec
+
+
+def _code_reward(
+    *, num_processes: int = 2, partial: bool = False, allow_weak_isolation: bool = False, **limits: float | int
+) -> CodeReward:
+    return CodeReward(
+        limits=SandboxLimits(**limits),  # type: ignore[arg-type]
+        num_processes=num_processes,
+        partial=partial,
+        allow_weak_isolation=allow_weak_isolation,
+    )
+
+
+_CLASSES: dict[str, Callable[..., RewardFunction]] = {
+    "math_answer": MathReward,
+    "code_tests": _code_reward,
+    "reward_model": RewardModel,
+    "length_penalty": LengthPenalty,
+    "length_target": LengthTarget,
+}
+
+RULES_WITH_OPTIONS = (*_CLASSES, "weighted")
+"""code_tests takes the fields of `SandboxLimits` beside its own."""
+
+
+def make_reward(spec: RewardSpec | str) -> RewardFunction:
+    """The reward that a spec, or a rule without options, describes. What it returns may hold processes or a model: call
+    its `close` where it has one.
+
+    Raises:
+        RewardError: the rule is unknown, what it needs is missing, or the options do not fit it.
+    """
+    if isinstance(spec, str):
+        spec = RewardSpec(rule=spec)
+    options = spec.options or {}
+    if spec.rule == "weighted":
+        return WeightedReward([(term.name, term.weight, make_reward(term.reward)) for term in spec.terms])
+    make = _CLASSES.get(spec.rule) or get_reward(spec.rule)
+    if spec.rule not in _CLASSES and not isinstance(make, type):
+        if options:
+            raise RewardError(f"the reward {spec.rule!r} is a function and takes no options, got {sorted(options)}")
+        return make  # type: ignore[return-value]
+    try:
+        return make(**options)  # type: ignore[call-arg, return-value]
+    except TypeError as e:
+        raise RewardError(f"the reward {spec.rule!r} with options {options}: {e}") from e

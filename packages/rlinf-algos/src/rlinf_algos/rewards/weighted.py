@@ -1,0 +1,53 @@
+"""A weighted sum of rewards, for example 0.9 for the answer and 0.1 for the form."""
+
+from collections.abc import Sequence
+
+from rlinf_algos.errors import RewardError
+from rlinf_algos.rewards.base import RewardFunction, RewardPart, RewardResult
+from rlinf_algos.rewards.scoring import score_all
+
+
+class WeightedReward:
+    """The sum of weight times value over the terms. Outcome and answer are those of the first term, which should be the
+    one that checks the answer; every term's own result is in `RewardResult.parts`.
+
+    Args:
+        terms: (name, weight, reward) each; names tell the parts apart in logs.
+
+    Raises:
+        RewardError: no terms, equal names, or a weight of 0.
+
+    Example: WeightedReward([("math", 0.9, MathReward()), ("format", 0.1, think_answer_format)])
+    """
+
+    def __init__(self, terms: Sequence[tuple[str, float, RewardFunction]]) -> None:
+        names = [name for name, _, _ in terms]
+        if not terms or len(set(names)) < len(names) or not all(weight for _, weight, _ in terms):
+            raise RewardError(
+                f"weighted reward of {[(name, weight) for name, weight, _ in terms]}: it needs terms with different "
+                "names and weights other than 0"
+            )
+        self._terms = tuple(terms)
+
+    def __call__(self, completion: str, reference: str) -> RewardResult:
+        return self.score_batch([completion], [reference])[0]
+
+    def score_batch(self, completions: Sequence[str], references: Sequence[str]) -> tuple[RewardResult, ...]:
+        """One result for each pair, in order; each term scores the whole batch at once."""
+        columns = [score_all(reward, completions, references) for _, _, reward in self._terms]
+        return tuple(self._sum(row) for row in zip(*columns, strict=True))
+
+    def close(self) -> None:
+        for _, _, reward in self._terms:
+            close = getattr(reward, "close", None)
+            if close is not None:
+                close()
+
+    def _sum(self, results: Sequence[RewardResult]) -> RewardResult:
+        parts = tuple(
+            RewardPart(name=name, weight=weight, result=result)
+            for (name, weight, _), result in zip(self._terms, results, strict=True)
+        )
+        value = sum(part.weight * part.result.value for part in parts)
+        first = results[0]
+        return RewardResult(value=value, outcome=first.outcome, answer=first.answer, detail=first.detail, parts=parts)

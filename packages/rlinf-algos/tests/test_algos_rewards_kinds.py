@@ -1,0 +1,275 @@
+"""Multiple choice, lengths, weighted sums, reward models, batches and specs."""
+
+import json
+
+import pytest
+import torch
+
+from rlinf_algos import AlgosError, NonFiniteError, RewardError, RewardResult, RewardSpec, make_reward, score_all
+from rlinf_algos.rewards import (
+    LengthPenalty,
+    LengthTarget,
+    RewardTerm,
+    WeightedReward,
+    exact_match,
+    multiple_choice,
+    numeric_match,
+    stated_letter,
+    think_answer_format,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("B", "B"),
+        ("(b)", "B"),
+        ("**B.**", "B"),
+        ("\\boxed{B}", "B"),
+        ("\\boxed{\\text{(C)}}", "C"),
+        ("\\boxed{b}", "B"),
+        ("\\boxed{B. mitochondria}", "B"),
+        ("Answer: (B)", "B"),
+        ("ANSWER: B", "B"),
+        ("**Answer:** C", "C"),
+        ("**Answer: B**", "B"),
+        ("Final Answer: $A$", "A"),
+        ("The answer is B.", "B"),
+        ("The correct answer is **D**.", "D"),
+        ("answer is (d)", "D"),
+        ("Option B is correct", "B"),
+        ("I choose option D", "D"),
+        ("B) because of it", "B"),
+        ("Therefore:\nB\n", "B"),
+        ("Answer: B\nNo, wait. Answer: C", "C"),
+        ("\\boxed{A}, or rather the answer is B", "B"),
+        ("<think>The answer is A.</think> The answer is D.", "D"),
+        ("the answer is a bit long", None),
+        ("I think A is right", None),
+        ("The answer isn't clear", None),
+        ("answer: That it is", None),
+        ("", None),
+    ],
+)
+def test_stated_letters(text, letter):
+    assert stated_letter(text) == letter
+
+
+def test_multiple_choice():
+    assert multiple_choice("The answer is B.", "B") == RewardResult(value=1.0, outcome="right", answer="B")
+    assert multiple_choice("The answer is B.", "(C)").outcome == "wrong"
+    assert multiple_choice("no idea", "B") == RewardResult(value=0.0, outcome="unparseable")
+    assert stated_letter("The answer is Z", num_choices=4) is None
+    with pytest.raises(RewardError, match="the reference 'no letter' is no letter"):
+        multiple_choice("B", "no letter")
+
+
+def test_length_penalty():
+    penalty = LengthPenalty(free=4, limit=8)
+    assert [penalty("x" * n, "").value for n in (0, 4, 5, 6, 8, 100)] == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
+    assert [penalty("x" * n, "").outcome for n in (4, 5)] == ["right", "wrong"]
+    assert LengthPenalty(free=1, limit=2, unit="words")("one two", "").value == -1.0
+    assert LengthPenalty(free=1, limit=3, unit=lambda text: 2)("", "").value == -0.5
+    with pytest.raises(AlgosError, match="limit=4 must be at least 5"):
+        LengthPenalty(free=4, limit=4)
+    with pytest.raises(RewardError, match="unit='tokens'; use 'characters', 'words'"):
+        LengthPenalty(free=4, limit=8, unit="tokens")  # type: ignore[arg-type]
+
+
+def test_length_target():
+    target = LengthTarget(target=10, tolerance=5)
+    assert [target("x" * n, "").value for n in (10, 9, 12, 5, 0, 99)] == [1.0, 0.8, 0.6, 0.0, 0.0, 0.0]
+    with pytest.raises(AlgosError, match="tolerance=0"):
+        LengthTarget(target=10, tolerance=0)
+
+
+def test_a_weighted_sum_keeps_its_parts():
+    reward = WeightedReward([("number", 0.9, numeric_match), ("form", 0.1, think_answer_format)])
+    full = "<think>5</think><answer>7</answer>"
+    results = score_all(reward, [full, "7", "8", full], ["7", "7", "7", "9"])
+    assert [result.value for result in results] == pytest.approx([1.0, 0.9, 0.0, 0.1])
+    assert [result.outcome for result in results] == ["right", "right", "wrong", "wrong"]
+    assert [(part.name, part.weight, part.result.value) for part in results[1].parts] == [
+        ("number", 0.9, 1.0),
+        ("form", 0.1, 0.0),
+    ]
+    assert results[1].parts[1].result.outcome == "unparseable"
+    for terms in ([], [("a", 1.0, exact_match), ("a", 1.0, exact_match)], [("a", 0.0, exact_match)]):
+        with pytest.raises(RewardError, match="it needs terms with different names and weights other than 0"):
+            WeightedReward(terms)
+
+
+class Batched:
+    """A batch form that counts its calls and returns what it is told to."""
+
+    def __init__(self, results=None):
+        self.num_calls, self.results, self.is_closed = 0, results, False
+
+    def __call__(self, completion, reference):
+        raise AssertionError("the batch form is there")
+
+    def score_batch(self, completions, references):
+        self.num_calls += 1
+        if isinstance(self.results, Exception):
+            raise self.results
+        return (
+            [exact_match(*pair) for pair in zip(completions, references, strict=False)]
+            if self.results is None
+            else self.results
+        )
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_score_all_uses_the_batch_form():
+    reward = Batched()
+    assert [r.outcome for r in score_all(reward, ["1", "2"], ["1", "1"])] == ["right", "wrong"]
+    assert reward.num_calls == 1
+    outer = WeightedReward([("a", 1.0, reward), ("b", 2.0, exact_match)])
+    assert [r.value for r in score_all(outer, ["1"] * 5, ["1"] * 5)] == [3.0] * 5
+    assert reward.num_calls == 2
+    outer.close()
+    assert reward.is_closed
+
+
+def test_a_batch_form_that_fails_raises():
+    with pytest.raises(RewardError, match=r"score_batch returned 1 results .RewardResult. for 2 completions"):
+        score_all(Batched([exact_match("1", "1")]), ["1", "2"], ["1", "1"])
+    with pytest.raises(RewardError, match=r"returned 2 results .float. for 2"):
+        score_all(Batched([1.0, 0.0]), ["1", "2"], ["1", "1"])
+    with pytest.raises(RewardError, match="reward Batched on a batch of 2: ZeroDivisionError: oh"):
+        score_all(Batched(ZeroDivisionError("oh")), ["1", "2"], ["1", "1"])
+    with pytest.raises(RewardError, match="2 completions, 1 references"):
+        score_all(Batched(), ["1", "2"], ["1"])
+
+
+class OfOnesOwn:
+    def __init__(self, *, value: float = 0.25) -> None:
+        self._value = value
+
+    def __call__(self, completion: str, reference: str) -> RewardResult:
+        return RewardResult(value=self._value, outcome="right")
+
+
+def test_specs():
+    assert make_reward("exact_match") is exact_match
+    assert make_reward(RewardSpec(rule="length_penalty", options={"free": 1, "limit": 3}))("xx", "").value == -0.5
+    weighted = RewardSpec(
+        rule="weighted",
+        terms=(
+            RewardTerm(name="answer", weight=0.5, reward=RewardSpec(rule="exact_match")),
+            RewardTerm(
+                name="length",
+                weight=1.0,
+                reward=RewardSpec(rule="length_target", options={"target": 2, "tolerance": 2}),
+            ),
+        ),
+    )
+    assert make_reward(weighted)("1", "1").value == 1.0
+    with pytest.raises(RewardError, match=r"'exact_match' is a function and takes no options, got .'x'."):
+        make_reward(RewardSpec(rule="exact_match", options={"x": 1}))
+    with pytest.raises(RewardError, match=r"'length_penalty' with options .'fre': 1.: .*unexpected keyword"):
+        make_reward(RewardSpec(rule="length_penalty", options={"fre": 1}))
+    with pytest.raises(RewardError, match="did you mean 'exact_match'"):
+        make_reward("exact_mach")
+
+
+def test_a_class_of_ones_own_is_made_with_its_options(monkeypatch):
+    import sys
+    import types
+
+    module = types.ModuleType("own_rewards")
+    module.OfOnesOwn = OfOnesOwn  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_rewards", module)
+    assert make_reward(RewardSpec(rule="own_rewards:OfOnesOwn", options={"value": 0.75}))("", "").value == 0.75
+    assert make_reward("own_rewards:OfOnesOwn")("", "").value == 0.25
+
+
+# -- reward models ---------------------------------------------------------------------------------------------------
+
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<end>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny Qwen2 with one label and a tokenizer of single characters."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("reward-model")
+    words = ["<pad>", "<end>", "<user>", "<assistant>", "<unk>", *map(chr, range(32, 127))]
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>"))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    core.add_special_tokens(words[:4])
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", eos_token="<end>", unk_token="<unk>"
+    )
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=len(words), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, num_labels=1, pad_token_id=0,
+    )  # fmt: skip
+    transformers.Qwen2ForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+COMPLETIONS = ["4", "it is four, I think", "no", "4 of course", "x" * 100]
+PROMPTS = ["2+2?", "2+2?", "a long question about nothing", "2+2?", "?"]
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_a_batch_of_scores_equals_single_ones_and_the_model(folder, template, monkeypatch):
+    import transformers
+
+    from rlinf_algos.rewards import RewardModel
+
+    reward = RewardModel(folder, batch_size=2)
+    reward._tokenizer.chat_template = template
+    batch = [result.value for result in reward.score_batch(COMPLETIONS, PROMPTS)]
+    single = [reward(completion, prompt).value for completion, prompt in zip(COMPLETIONS, PROMPTS, strict=True)]
+    assert batch == pytest.approx(single, abs=1e-6)
+    assert len(set(batch)) == len(batch)
+
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).double()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for prompt, completion, value in zip(PROMPTS, COMPLETIONS, batch, strict=True):
+        text = f"<user>{prompt}<assistant>{completion}<end>" if template else prompt + completion
+        ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"][-64:]])
+        with torch.no_grad():
+            expected = model.score(model.model(input_ids=ids).last_hidden_state)[0, -1, 0].item()
+        assert value == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_a_reward_model_that_cannot_serve_says_so(folder, tmp_path, monkeypatch):
+    import transformers
+
+    from rlinf_algos.rewards import RewardModel
+
+    with pytest.raises(RewardError, match=r"holds no config\.json"):
+        RewardModel(tmp_path)
+    with pytest.raises(AlgosError, match="batch_size=0"):
+        RewardModel(folder, batch_size=0)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in folder.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "id2label": {"0": "a", "1": "b"}}))
+    with pytest.raises(RewardError, match=r"num_labels=2; a reward model has 1"):
+        RewardModel(broken)
+    causal = tmp_path / "causal"
+    transformers.Qwen2ForCausalLM(transformers.Qwen2Config.from_pretrained(folder)).save_pretrained(causal)
+    (causal / "config.json").write_text((folder / "config.json").read_text())
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (causal / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(RewardError, match=r"lacks score.weight, which would be random"):
+        RewardModel(causal)
+    reward = RewardModel(folder)
+    with torch.no_grad():
+        reward._model.score.weight.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match=r"reward model scores\[0\]=nan"):
+        reward("a", "b")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RewardError, match=r"pip install 'rlinf-algos\[model\]'"):
+        RewardModel(folder)

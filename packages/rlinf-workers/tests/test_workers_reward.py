@@ -1,0 +1,119 @@
+"""The reward role: a hand-over is scored at once, groups keep their own results, outcomes are counted."""
+
+import pytest
+import torch
+
+from rlinf_algos.rewards import OUTCOMES, RewardResult, RewardSpec, RewardTerm, exact_match
+from rlinf_workers.metrics import merge
+from rlinf_workers.models.language_model import load_tokenizer
+from rlinf_workers.records import SampleGroup
+from rlinf_workers.roles import reward as module
+from rlinf_workers.roles.reward import Reward, RewardSettings
+
+
+def group(tokenizer, index: int, answer: str, completions: list[str]) -> SampleGroup:
+    rows = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in completions]
+    width = max(map(len, rows))
+    ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)], mask[i, : len(row)] = torch.tensor(row), 1
+    return SampleGroup(
+        index=index,
+        prompt_ids=torch.tensor(tokenizer("1=")["input_ids"]),
+        completion_ids=ids,
+        loss_mask=mask,
+        rollout_logprobs=torch.zeros_like(mask),
+        reference_answer=answer,
+        policy_version=0,
+    )
+
+
+@pytest.fixture
+def groups(model):
+    tokenizer = load_tokenizer(model.folder)
+    texts = [["12", "3", "12"], ["", "45"], ["6"], ["78", "7", "8", "78"]]
+    return [group(tokenizer, i, answer, own) for i, (answer, own) in enumerate(zip("12 45 7 78".split(), texts))]  # noqa: B905, SIM905
+
+
+def settings(model, rule, **changes) -> RewardSettings:
+    return RewardSettings(rule=rule, tokenizer_folder=model.folder, **changes)
+
+
+def metrics(worker) -> dict[str, float]:
+    return merge([worker._metrics.drain()])
+
+
+@pytest.mark.parametrize("sizes", [(4,), (1, 1, 1, 1), (3, 1)])
+def test_every_group_gets_its_own_results_however_they_come(model, groups, make_worker, reader, writer, sizes):
+    worker = make_worker(Reward, settings(model, "exact_match"))
+    rest = list(groups)
+    worker.score(reader([[rest.pop(0) for _ in range(size)] for size in sizes]), writer)
+    assert [scored.samples.index for scored in writer.items] == [0, 1, 2, 3]
+    assert [scored.rewards.tolist() for scored in writer.items] == [[1, 0, 1], [0, 1], [0], [1, 0, 0, 1]]
+    assert [scored.outcomes for scored in writer.items][1] == ("unparseable", "right")
+    assert all(scored.rewards.dtype == torch.float32 for scored in writer.items)
+    found = metrics(worker)
+    assert found == pytest.approx(
+        {
+            "reward/mean": (2 / 3 + 1 / 2 + 0 + 1 / 2) / 4,
+            **{f"reward/{outcome}": 0.0 for outcome in OUTCOMES},
+            "reward/right": 5 / 10,
+            "reward/wrong": 4 / 10,
+            "reward/unparseable": 1 / 10,
+        }
+    )
+
+
+class Batched:
+    num_calls, is_closed = 0, False
+
+    def __call__(self, completion, reference):
+        raise AssertionError("the batch form is there")
+
+    def score_batch(self, completions, references):
+        self.num_calls += 1
+        return tuple(RewardResult(value=0.0, outcome="timeout") for _ in completions)
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_a_hand_over_is_one_batch_and_closing_reaches_the_reward(
+    model, groups, make_worker, reader, writer, monkeypatch
+):
+    reward = Batched()
+    monkeypatch.setattr(module, "make_reward", lambda rule: reward)
+    worker = make_worker(Reward, settings(model, "x"))
+    worker.score(reader([groups[:3], groups[3:]]), writer)
+    assert reward.num_calls == 2
+    assert metrics(worker)["reward/timeout"] == 1.0
+    worker.close()
+    assert reward.is_closed
+    make_worker(Reward, settings(model, "x")).close()
+
+
+def test_the_terms_of_a_sum_are_recorded(model, groups, make_worker, reader, writer):
+    terms = (
+        RewardTerm(name="answer", weight=0.75, reward=RewardSpec(rule="exact_match")),
+        RewardTerm(
+            name="length", weight=0.25, reward=RewardSpec(rule="length_target", options={"target": 2, "tolerance": 2})
+        ),
+    )
+    worker = make_worker(Reward, settings(model, RewardSpec(rule="weighted", terms=terms)))
+    worker.score(reader([groups[:1]]), writer)
+    assert writer.items[0].rewards.tolist() == pytest.approx([1.0, 0.125, 1.0])
+    found = metrics(worker)
+    assert found["reward/part/answer"] == pytest.approx(2 / 3)
+    assert found["reward/part/length"] == pytest.approx(2.5 / 3)
+
+
+def test_the_control_tosses_coins_in_training_alone(model, groups, make_worker, reader, writer):
+    worker = make_worker(Reward, settings(model, "exact_match", random_in_training=True), step=3)
+    worker.score(reader([groups]), writer)
+    coins = [scored.rewards.tolist() for scored in writer.items]
+    assert all(scored.outcomes == () for scored in writer.items)
+    assert {value for own in coins for value in own} == {0.0, 1.0}
+    writer.items.clear()
+    worker = make_worker(Reward, settings(model, "exact_match", random_in_training=True), step=3, phase="evaluate")
+    worker.score(reader([groups]), writer)
+    assert writer.items[0].rewards.tolist() == [exact_match(text, "12").value for text in ("12", "3", "12")]

@@ -1,0 +1,136 @@
+"""Config of the reward: which rule, test or model scores a completion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlinf.config.base import InputPath, Problem, Section
+
+
+class RuleReward(Section):
+    """A rule without options: 1 or 0."""
+
+    kind: Literal["exact", "numeric", "multiple_choice", "format", "random"] = Field(
+        description="exact: the text equals the answer. numeric: the last number does. multiple_choice: the last "
+        "stated letter does. format: <think> ... </think> <answer> ... </answer>, whatever is in them. random: a "
+        "control, coin flips drawn from the run's seed, with which nothing can be learned; evaluation stays exact."
+    )
+
+
+class MathReward(Section):
+    """The answer means the same as the reference, by math-verify in a pool of processes (`rlinf[math]`)."""
+
+    kind: Literal["math"]
+    num_processes: int = Field(default=2, ge=1, description="Checking processes; each keeps a CPU core busy.")
+    time_limit_s: float = Field(default=5.0, ge=0.01, description="CPU seconds for one comparison.")
+    memory_limit_mib: int = Field(default=1024, ge=128, description="Memory of one checking process.")
+
+
+class CodeReward(Section):
+    """The last fenced program passes the tests in the reference, run in a sandbox."""
+
+    kind: Literal["code"]
+    num_processes: int = Field(default=2, ge=1, description="Programs that run at a time.")
+    wall_limit_s: float = Field(default=10.0, ge=0.1, description="Seconds that one run may last.")
+    cpu_limit_s: int = Field(default=5, ge=1, description="CPU seconds of one run, whole ones.")
+    memory_limit_mib: int = Field(default=512, ge=64, description="Memory of one run.")
+    partial: bool = Field(default=False, description="A share of the tests passed gives a share of the reward.")
+    allow_weak_isolation: bool = Field(
+        default=False, description="Go on where the kernel offers no namespaces; the run's manifest says what is open."
+    )
+
+
+class ModelReward(Section):
+    """The score that a reward model of Hugging Face's sequence classification gives."""
+
+    kind: Literal["model"]
+    path: InputPath = Field(description="Its folder: config.json with one label, weights, tokenizer.")
+    batch_size: int = Field(default=16, ge=1, description="Rows of one forward pass.")
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="Of a longer row the end is kept; null for what the model can read."
+    )
+
+
+class FunctionReward(Section):
+    """A function or class of one's own."""
+
+    kind: Literal["function"]
+    path: str = Field(
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="package.module:name, of a function (completion, reference) -> RewardResult, or of a class whose "
+        "objects are called like that.",
+    )
+
+
+class LengthReward(Section):
+    """0 up to `free` characters or words, down to -1 at `limit`."""
+
+    kind: Literal["length"]
+    free: int = Field(ge=0, description="Length that costs nothing.")
+    limit: int = Field(ge=1, description="Length at which the reward is -1; more than free.")
+    unit: Literal["characters", "words"] = Field(default="characters", description="What is counted.")
+
+    def problems(self) -> Iterator[Problem]:
+        if self.limit <= self.free:
+            yield Problem(
+                keys=("reward.limit", "reward.free"),
+                text=f"={self.limit} is not more than reward.free={self.free}; use at least {self.free + 1}",
+            )
+
+
+class LengthTargetReward(Section):
+    """1 at `target` characters or words, less on both sides, 0 from `tolerance` away."""
+
+    kind: Literal["length_target"]
+    target: int = Field(ge=1, description="The length wanted.")
+    tolerance: int = Field(ge=1, description="Distance at which nothing is left.")
+    unit: Literal["characters", "words"] = Field(default="characters", description="What is counted.")
+
+
+TermReward = Annotated[
+    RuleReward | MathReward | CodeReward | ModelReward | FunctionReward | LengthReward | LengthTargetReward,
+    Field(discriminator="kind"),
+]
+
+
+class RewardTerm(Section):
+    """One term of a weighted sum."""
+
+    weight: float = Field(description="Factor of the term's value; not 0.")
+    reward: TermReward = Field(description="What scores this term.")
+
+
+class WeightedReward(Section):
+    """A sum of weight times reward; the first term decides the outcome that is counted."""
+
+    kind: Literal["weighted"]
+    terms: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], RewardTerm] = Field(
+        min_length=1, description="Name (for the metrics) -> weight and reward."
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        for name, term in self.terms.items():
+            if term.weight == 0:
+                yield Problem(keys=(f"reward.terms.{name}.weight",), text="=0 has no effect; leave the term out")
+            if term.reward.kind == "random":
+                yield Problem(
+                    keys=(f"reward.terms.{name}.reward.kind",),
+                    text="=random is a control for a whole run; use it as reward.kind",
+                )
+
+
+RewardConfig = Annotated[
+    RuleReward
+    | MathReward
+    | CodeReward
+    | ModelReward
+    | FunctionReward
+    | LengthReward
+    | LengthTargetReward
+    | WeightedReward,
+    Field(discriminator="kind"),
+]
+"""Any reward's config."""

@@ -1,0 +1,108 @@
+"""From the reward section of a config to what the reward worker is given; what it needs is checked before the start."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from rlinf.config.inputs import check_model_folder
+from rlinf.config.rewards import (
+    CodeReward,
+    FunctionReward,
+    LengthReward,
+    LengthTargetReward,
+    MathReward,
+    ModelReward,
+    RewardConfig,
+    RuleReward,
+    WeightedReward,
+)
+from rlinf.errors import UserError
+from rlinf_algos import RewardError
+from rlinf_algos.rewards import RewardSpec, RewardTerm, get_reward, run_python
+
+RULES = {
+    "exact": "exact_match",
+    "numeric": "numeric_match",
+    "multiple_choice": "multiple_choice",
+    "format": "think_answer_format",
+}
+"""Kind in the config -> name in rlinf_algos."""
+
+
+def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
+    """The reward that a config describes; `random_stands_for` is the kind by which a control run evaluates."""
+    match config:
+        case RuleReward():
+            return RewardSpec(rule=RULES[random_stands_for if config.kind == "random" else config.kind])
+        case FunctionReward():
+            return RewardSpec(rule=config.path)
+        case WeightedReward():
+            terms = (
+                RewardTerm(
+                    name=name,
+                    weight=term.weight,
+                    reward=reward_spec(term.reward, random_stands_for=random_stands_for),
+                )
+                for name, term in config.terms.items()
+            )
+            return RewardSpec(rule="weighted", terms=tuple(terms))
+        case MathReward():
+            options = {
+                "num_processes": config.num_processes,
+                "time_limit_s": config.time_limit_s,
+                "memory_limit_bytes": config.memory_limit_mib << 20,
+            }
+            return RewardSpec(rule="math_answer", options=options)
+        case CodeReward():
+            options = {
+                "num_processes": config.num_processes,
+                "partial": config.partial,
+                "allow_weak_isolation": config.allow_weak_isolation,
+                "wall_s": config.wall_limit_s,
+                "cpu_s": config.cpu_limit_s,
+                "memory_bytes": config.memory_limit_mib << 20,
+            }
+            return RewardSpec(rule="code_tests", options=options)
+        case ModelReward():
+            options = {"folder": str(config.path), "batch_size": config.batch_size, "max_tokens": config.max_tokens}
+            return RewardSpec(rule="reward_model", options=options)
+        case LengthReward():
+            options = {"free": config.free, "limit": config.limit, "unit": config.unit}
+            return RewardSpec(rule="length_penalty", options=options)
+        case LengthTargetReward():
+            options = {"target": config.target, "tolerance": config.tolerance, "unit": config.unit}
+            return RewardSpec(rule="length_target", options=options)
+
+
+def check_reward(config: RewardConfig, key: str = "reward") -> tuple[str, ...]:
+    """Whether everything is there that the reward needs.
+
+    Returns: notes for the run's manifest, on what is weaker than it should be.
+
+    Raises: UserError for a missing extra, folder, module or function, or a sandbox that is weak without leave.
+    """
+    match config:
+        case WeightedReward():
+            return tuple(
+                note
+                for name, term in config.terms.items()
+                for note in check_reward(term.reward, f"{key}.terms.{name}.reward")
+            )
+        case MathReward() if importlib.util.find_spec("math_verify") is None:
+            raise UserError(f"{key}.kind=math needs math-verify", hint="pip install 'rlinf[math]'")
+        case ModelReward():
+            check_model_folder(config.path, key=f"{key}.path")
+        case FunctionReward():
+            try:
+                get_reward(config.path)
+            except RewardError as error:
+                raise UserError(f"{key}.path={config.path}: {error}") from error
+        case CodeReward():
+            weaknesses = run_python({}, ["-c", "pass"]).weaknesses
+            if weaknesses and not config.allow_weak_isolation:
+                raise UserError(
+                    f"{key}.kind=code: the sandbox is weak on this machine: {'; '.join(weaknesses)}",
+                    hint=f"allow user namespaces on it, or accept it with --{key}.allow_weak_isolation true",
+                )
+            return tuple(f"{key}: the sandbox for code is weak: {weakness}" for weakness in weaknesses)
+    return ()

@@ -1,0 +1,123 @@
+"""The reward section: what each kind becomes, and what is refused before a run starts."""
+
+from pathlib import Path
+
+import pytest
+
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.errors import UserError
+from rlinf.jobs import rewards as module
+from rlinf.jobs.rewards import check_reward, reward_spec
+from rlinf_algos.rewards import RewardSpec, SandboxRun, make_reward
+
+
+def config(tmp_path: Path, section: str):
+    """The reward section of a recipe with these lines under `reward:`."""
+    recipe = tmp_path / "mine.yaml"
+    indented = "\n".join(f"  {line}" for line in section.strip().splitlines())
+    recipe.write_text(f"extends: sort-grpo\nreward:\n{indented}\n")
+    return load_config(str(recipe), parse_overrides([])).reward  # type: ignore[union-attr]
+
+
+def refused(tmp_path: Path, section: str) -> str:
+    with pytest.raises(UserError) as caught:
+        config(tmp_path, section)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "rule", "options"),
+    [
+        ("kind: exact", "exact_match", None),
+        ("kind: numeric", "numeric_match", None),
+        ("kind: random", "exact_match", None),
+        ("kind: multiple_choice", "multiple_choice", None),
+        ("kind: format", "think_answer_format", None),
+        ("kind: function\npath: my_package.rewards:mine", "my_package.rewards:mine", None),
+        (
+            "kind: math\nnum_processes: 3",
+            "math_answer",
+            {"num_processes": 3, "time_limit_s": 5.0, "memory_limit_bytes": 1 << 30},
+        ),
+        ("kind: length\nfree: 5\nlimit: 9", "length_penalty", {"free": 5, "limit": 9, "unit": "characters"}),
+        (
+            "kind: length_target\ntarget: 5\ntolerance: 9\nunit: words",
+            "length_target",
+            {"target": 5, "tolerance": 9, "unit": "words"},
+        ),
+        (
+            "kind: model\npath: /some/folder",
+            "reward_model",
+            {"folder": "/some/folder", "batch_size": 16, "max_tokens": None},
+        ),
+    ],
+)
+def test_kinds(tmp_path, section, rule, options):
+    spec = reward_spec(config(tmp_path, section), random_stands_for="exact")
+    assert spec == RewardSpec(rule=rule, options=options)
+
+
+def test_options_of_every_kind_fit_their_reward(tmp_path):
+    pytest.importorskip("math_verify")
+    for section in ("kind: math", "kind: code\nallow_weak_isolation: true", "kind: length\nfree: 5\nlimit: 9"):
+        reward = make_reward(reward_spec(config(tmp_path, section), random_stands_for="exact"))
+        getattr(reward, "close", lambda: None)()
+
+
+WEIGHTED = """
+kind: weighted
+terms:
+  answer: {weight: 0.9, reward: {kind: numeric}}
+  form: {weight: 0.1, reward: {kind: format}}
+"""
+
+
+def test_a_weighted_sum(tmp_path):
+    found = config(tmp_path, WEIGHTED)
+    spec = reward_spec(found, random_stands_for="exact")
+    assert [(term.name, term.weight, term.reward.rule) for term in spec.terms] == [
+        ("answer", 0.9, "numeric_match"),
+        ("form", 0.1, "think_answer_format"),
+    ]
+    assert make_reward(spec)("<think>1</think><answer>7</answer>", "7").value == pytest.approx(1.0)
+    assert check_reward(found) == ()
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ("kind: maths", "mine.yaml:3: reward.kind='maths'; allowed: 'exact'"),
+        ("kind: math\nnum_proceses: 2", "reward.num_proceses is not a key; did you mean reward.num_processes?"),
+        ("kind: math\ntime_limit_s: 0", "reward.time_limit_s=0; allowed: 0.01 or more"),
+        ("kind: function\npath: my_rewards", "reward.path='my_rewards'; allowed:"),
+        ("kind: model", "reward.path is not set; give --reward.path VALUE"),
+        ("kind: length\nfree: 9\nlimit: 5", "reward.limit=5 is not more than reward.free=9; use at least 10"),
+        (WEIGHTED.replace("0.1", "0"), "reward.terms.form.weight=0 has no effect; leave the term out"),
+        (WEIGHTED.replace("numeric", "random"), "reward.terms.answer.reward.kind=random is a control for a whole run"),
+        (WEIGHTED.replace("numeric", "numerc"), "reward.terms.answer.reward.kind='numerc'; allowed: 'exact'"),
+        ("kind: weighted\nterms: {}", "reward.terms"),
+    ],
+)
+def test_mistakes_are_told_with_their_place(tmp_path, section, expected):
+    assert expected in refused(tmp_path, section)
+
+
+def test_what_is_missing_is_told_before_the_start(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"reward\.path=.*/none: does not exist"):
+        check_reward(config(tmp_path, f"kind: model\npath: {tmp_path / 'none'}"))
+    with pytest.raises(UserError, match=r"reward\.path=no_such:f: the reward 'no_such:f' cannot be imported"):
+        check_reward(config(tmp_path, "kind: function\npath: no_such:f"))
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"reward\.terms\.answer\.reward\.kind=math needs math-verify") as caught:
+        check_reward(config(tmp_path, WEIGHTED.replace("numeric", "math")))
+    assert caught.value.hint == "pip install 'rlinf[math]'"
+
+
+def test_a_weak_sandbox_is_refused_or_noted(tmp_path, monkeypatch):
+    weak = SandboxRun(ending="exited", exit_code=0, stdout="", stderr="", cpu_s=0.0, weaknesses=("no namespaces",))
+    monkeypatch.setattr(module, "run_python", lambda *arguments: weak)
+    with pytest.raises(UserError, match=r"reward\.kind=code: the sandbox is weak on this machine: no namespaces"):
+        check_reward(config(tmp_path, "kind: code"))
+    notes = check_reward(config(tmp_path, "kind: code\nallow_weak_isolation: true"))
+    assert notes == ("reward: the sandbox for code is weak: no namespaces",)
