@@ -22,6 +22,8 @@ SHORT = {
     "model.dtype": "float32",
     "actor.learning_rate": 1e-3,
     "algorithm.kl_coef": 0.1,
+    "evaluation.num_samples": 2,
+    "evaluation.temperature": 0.6,
 }
 
 
@@ -75,8 +77,9 @@ def write_rows(path, some_rows):
     return path
 
 
-def run(tmp_path, model_folder, train_file, eval_file):
+def run(tmp_path, model_folder, train_file, eval_file, further):
     settings = SHORT | {
+        "task.eval_sets": f"{{{further[0]}: {further[1]}}}",
         "model.path": model_folder,
         "task.train_files": f"[{train_file}]",
         "task.eval_files": f"[{eval_file}]",
@@ -84,25 +87,29 @@ def run(tmp_path, model_folder, train_file, eval_file):
     return train("gsm8k-grpo", tmp_path / "run", settings)
 
 
-def check(output):
+def check(output, further, num_problems):
     from transformers import AutoModelForCausalLM
 
     metrics = rows(output)
     assert len(metrics) == 2
     assert metrics[0]["actor/ref_kl"] == pytest.approx(0.0, abs=1e-6), "the reference is the policy at the start"
     assert metrics[0]["actor/logprob_gap"] < 1e-4, "the engine that sampled and the actor agree"
-    assert rows(output, "evaluations.jsonl")[-1]["num_problems"] == 4
+    evaluation = rows(output, "evaluations.jsonl")[-1]
+    assert evaluation["num_problems"] == 4
+    assert evaluation[f"num_problems/{further}"] == num_problems, "a further set is not limited by num_held_out"
+    assert 0 <= evaluation[f"accuracy/{further}"] <= 1
     AutoModelForCausalLM.from_pretrained(last_checkpoint(output) / "model")
 
 
 def test_rows_made_here(tmp_path, model_folder):
     train_file = write_rows(tmp_path / "train.jsonl", own_rows(16))
-    eval_file = write_rows(tmp_path / "eval.jsonl", own_rows(4, start=16))
-    check(run(tmp_path, model_folder, train_file, eval_file))
+    eval_file = write_rows(tmp_path / "eval.jsonl", own_rows(6, start=16))
+    check(run(tmp_path, model_folder, train_file, eval_file, ("gsm8k", eval_file)), "gsm8k", 6)
 
 
 def test_real_rows(tmp_path, model_folder):
-    files = [DATA / f"gsm8k_{part}.jsonl" for part in ("train", "test")]
+    files = [DATA / f"{name}.jsonl" for name in ("gsm8k_train", "gsm8k_test", "aime24")]
     if not all(file.exists() for file in files):
         pytest.skip(f"no GSM8K files in {DATA}; set RLINF_TEST_DATA")
-    check(run(tmp_path, model_folder, *files))
+    train_file, eval_file, aime = files
+    check(run(tmp_path, model_folder, train_file, eval_file, ("aime24", aime)), "aime24", 30)

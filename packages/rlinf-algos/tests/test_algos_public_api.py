@@ -137,5 +137,11 @@ def test_signatures_with_defaults():
         "get_reward": "name",
         "score": "reward, completion, reference",
         "score_all": "reward, completions, references",
+        "avg_at_k": "is_right",
+        "pass_at_k": "num_right, num_samples, k",
+        "maj_at_k": "answers, is_right, k",
+        "canonical_answer": "answer",
+        "mean_over_problems": "scores, *confidence=0.95",
+        "bootstrap_interval": "scores, *confidence=0.95, *num_resamples=10000, *seed=0",
         "check_finite": "name, tensor, mask=None",
     }

@@ -6,7 +6,7 @@ import pytest
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, FlowDefinitionError, LocalLauncher, RemoteError, StepContext, StepTimeout
-from rlinf_workers.testing import FaultyStage, Number, Scale, reference_run, toy_flow
+from rlinf_workers.testing import FaultyStage, Number, Scale, Shift, reference_run, toy_flow
 
 NUMBERS = [Number(index=i, value=float(i)) for i in range(10)]
 NUM_STEPS = 3
@@ -57,6 +57,26 @@ def test_collocated_stages_take_turns_and_pipelined_ones_do_not(tmp_path):
         s.start_s for s in computing["learn"] if s.num_items
     )
     assert not [s for s in execute(tmp_path, "disaggregated")[-1].spans if s.category == "lease"]
+
+
+def test_items_can_be_taken_as_they_come(tmp_path):
+    flow = Flow("shift").worker("shift", Shift)
+    flow.stage("shift", Shift.shift, reads="numbers", writes="shifted", needs_device=False)
+    taken = []
+    with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated", granularity={"shift": 3}))
+        arguments = {"context": context(0), "feeds": {"numbers": NUMBERS}, "timeout_s": 30}
+        run = executor.run(flow, **arguments, on_items=lambda channel, items: taken.append((channel, items)))
+        assert run.collected == {"shifted": []}
+        assert {channel for channel, _ in taken} == {"shifted"}
+        assert len(taken) > 1
+        assert sorted(item.value for _, items in taken for item in items) == [number.value + 1 for number in NUMBERS]
+
+        def fail(channel, items):
+            raise OSError("the disk is full")
+
+        with pytest.raises(OSError, match="the disk is full"):
+            executor.run(flow, **arguments, on_items=fail)
 
 
 def test_an_error_in_a_stage_reaches_the_driver_with_its_traceback(tmp_path):

@@ -85,8 +85,11 @@ def test_another_step_draws_other_noise_and_the_same_step_the_same(model):
 
 def test_after_the_end_token_nothing_counts(model):
     for group in generate(engine(model), prompts([8] * 16)):
-        for ids, mask, logprobs in zip(group.completion_ids, group.loss_mask, group.rollout_logprobs, strict=True):
+        assert group.truncated is not None
+        rows = zip(group.completion_ids, group.loss_mask, group.rollout_logprobs, group.truncated, strict=True)
+        for ids, mask, logprobs, truncated in rows:
             length = int(mask.sum())
+            assert bool(truncated) == (1 not in ids[:length].tolist()), "the end token may be the last one allowed"
             assert mask.tolist() == [1.0] * length + [0.0] * (6 - length)
             assert 1 not in ids[: length - 1].tolist()
             assert length == 6 or ids[length - 1] == 1

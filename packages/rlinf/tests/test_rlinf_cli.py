@@ -78,6 +78,7 @@ def test_the_public_command_line_is_this():
     assert command_line(make_parser()) == {
         "rlinf": ["-h", "--help", "--version", "--traceback"],
         "rlinf train": ["-h", "--help", "recipe", "--output", "--resume"],
+        "rlinf eval": ["-h", "--help", "benchmarks", "--output", "--resume"],
         "rlinf profile": ["-h", "--help", "recipe", "--output"],
         "rlinf plan": [
             *("-h", "--help", "problem", "--gpu", "--mode", "--what-if", "--output", "--json", "--schema"),
@@ -200,7 +201,7 @@ def test_train_refuses_a_model_folder_that_is_not_there_or_not_whole(refused, gs
     ("second_line", "expected"),
     [
         ('{"question": "b", "ans', "not a JSON object (Unterminated string"),
-        ('{"question": "b"}\n', "no field 'answer'; the line has 'question'"),
+        ('{"question": "b"}\n', "no field 'answer'; the row has 'question'"),
     ],
 )
 def test_train_refuses_a_torn_or_incomplete_data_line(refused, gsm8k_inputs: Path, second_line: str, expected: str):
@@ -277,7 +278,7 @@ def test_a_run_may_be_resumed_with_more_steps(rlinf, monkeypatch: pytest.MonkeyP
 
 def test_the_default_folder_has_the_runs_name_and_is_always_new(rlinf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jobs, "run", result)
-    monkeypatch.setattr("rlinf.cli.train.time.strftime", lambda _: "20300102-030405")
+    monkeypatch.setattr("rlinf.cli.output_folder.time.strftime", lambda _: "20300102-030405")
     for _ in range(3):
         assert rlinf("train", "sort-grpo", "--name", "mine.1").code == 0
     names = sorted(folder.name for folder in (tmp_path / "runs").iterdir())

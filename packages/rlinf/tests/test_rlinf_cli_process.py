@@ -28,6 +28,7 @@ sys.exit(code)
         ("--help", 0),
         ("train --help", 0),
         ("plan --help", 0),
+        ("eval --help", 0),
         ("config list", 0),
         ("config show sort-grpo", 0),
         ("config schema", 0),

@@ -41,7 +41,10 @@ def message(name: str, *arguments: str) -> str:
             "rollout:\n  temprature: 0.5",
             "mine.yaml:3: rollout.temprature is not a key; did you mean rollout.temperature?",
         ),
-        ("temperature: 0.5", "mine.yaml:2: temperature is not a key; did you mean rollout.temperature?"),
+        (
+            "temperature: 0.5",
+            "mine.yaml:2: temperature is not a key; did you mean rollout.temperature or evaluation.temperature?",
+        ),
         (
             "reward:\n  colour: red",
             "mine.yaml:3: reward.colour is not a key; keys of reward: kind",
@@ -60,7 +63,7 @@ def message(name: str, *arguments: str) -> str:
             "mine.yaml:3: actor.betas=[0.9, 0.9, 0.9]; allowed: a list with at most 2",
         ),
         ("mode: hybird", "mine.yaml:2: mode='hybird'; allowed: 'auto', 'collocated', 'disaggregated' or 'hybrid'"),
-        ("task:\n  kind: srot", "mine.yaml:3: task.kind='srot'; allowed: 'sort', 'add', 'jsonl'"),
+        ("task:\n  kind: srot", "mine.yaml:3: task.kind='srot'; allowed: 'sort', 'add', 'files'"),
         ("job: reasonning", "mine.yaml:2: job='reasonning'; allowed: reasoning, embodied (did you mean reasoning?)"),
         ("rollout: 3", "mine.yaml:2: rollout=3; allowed: a section with the keys num_prompts, max_new_tokens"),
         ("name: a b", "mine.yaml:2: name='a b'; allowed: letters, digits"),

@@ -147,7 +147,7 @@ def test_a_task_kind_comes_first_wherever_it_stands():
     ("argument", "expected"),
     [
         ("--rollout.temprature=1", "--rollout.temprature is not a key; did you mean --rollout.temperature?"),
-        ("--temperature=1", "--temperature is not a key; did you mean --rollout.temperature?"),
+        ("--temperature=1", "--temperature is not a key; did you mean --rollout.temperature or --evaluation.temp"),
         ("--rollout.temperature=hot", "--rollout.temperature='hot'; allowed: a number"),
         ("--rollout.temperature.x=3", "--rollout.temperature={'x': 3}; allowed: a number"),
         ("--rollout.temperature=0", "--rollout.temperature=0; allowed: more than 0"),

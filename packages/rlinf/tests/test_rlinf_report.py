@@ -100,7 +100,7 @@ def make_run(path: Path, num_steps: int = 4) -> RunFolder:
 def test_the_report_of_a_finished_run(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     folder.note("no GPU: CPU slots <2>")
-    folder.evaluation(4, {"accuracy": 0.84}, time_s=40)
+    folder.evaluation(4, {"accuracy": 0.84, "accuracy/aime24": 0.1, "accuracy_error/aime24": 0.05}, time_s=40)
     folder.result({"score": "accuracy", "before": 0.25, "after": 0.84, "training_s": 41.0, "stage_seconds": {}})
     path = write_report(folder.path)
     assert path == folder.path / "report.html"
@@ -116,6 +116,7 @@ def test_the_report_of_a_finished_run(tmp_path: Path) -> None:
         "rlinf train",
         "receive weights",
         "actor/odd",
+        "Accuracy on aime24",
     ):
         assert expected in says
     assert re.search(r"25\.0.% →\s+84\.0.%", says)

@@ -40,6 +40,15 @@ from rlinf_algos.dapo import GroupChoice, choose_groups, has_signal, overlong_fi
 from rlinf_algos.distillation import distillation_terms, reverse_kl_advantages
 from rlinf_algos.entropy import entropy_bonus, high_entropy_mask
 from rlinf_algos.errors import AlgosError, NonFiniteError, RewardError, ShapeError
+from rlinf_algos.evaluation import (
+    Estimate,
+    avg_at_k,
+    bootstrap_interval,
+    canonical_answer,
+    maj_at_k,
+    mean_over_problems,
+    pass_at_k,
+)
 from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob, gaussian_sample
 from rlinf_algos.kl import (
     adapted_kl_coef,
@@ -176,6 +185,13 @@ __all__ = [
     "get_reward",
     "score",
     "score_all",
+    "Estimate",
+    "avg_at_k",
+    "pass_at_k",
+    "maj_at_k",
+    "canonical_answer",
+    "mean_over_problems",
+    "bootstrap_interval",
     "check_finite",
     "AlgosError",
     "ShapeError",

@@ -42,6 +42,8 @@ class SampleGroup:
     reference_answer: str
     policy_version: int
     """Of the weights that sampled the first token; counts optimizer steps from 0."""
+    truncated: Tensor | None = None
+    """[G] bool; the completion has all the tokens it may have and did not end. None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +57,8 @@ class ScoredGroup:
     """The completions as text, end token removed; for people."""
     outcomes: tuple[str, ...] = ()
     """How each check ended, see rlinf_algos.rewards.Outcome; empty where nothing was checked."""
+    answers: tuple[str | None, ...] = ()
+    """The answer found in each completion; None where there was none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -267,6 +267,7 @@ class Executor:
         context: StepContext,
         feeds: Mapping[str, Sequence[Any]] | None = None,
         timeout_s: float = 600.0,
+        on_items: Callable[[str, Sequence[Any]], None] | None = None,
     ) -> FlowRun:
         """Runs an open flow once.
 
@@ -274,6 +275,8 @@ class Executor:
             context: given to every stage as `self.step`.
             feeds: items for each channel that no stage writes; item i gets key i.
             timeout_s: past it the run is given up with a StepTimeout that says who waits for whom.
+            on_items: called with a channel that no stage reads and items of it, as they come and from a thread of the
+                driver; they are not collected then. What it raises ends the run.
 
         Raises: RemoteError (a stage raised), WorkerLost, StepTimeout. The flow cannot be run again after any of them.
         """
@@ -296,7 +299,7 @@ class Executor:
         calls = self._start_stages(opened, context)
         driver_ports: list[Future[Any]] = [
             *(self._threads.submit(self._feed, opened, channel, items) for channel, items in feeds.items()),
-            *(self._threads.submit(self._collect, opened, channel) for channel in opened.graph.collects),
+            *(self._threads.submit(self._collect, opened, channel, on_items) for channel in opened.graph.collects),
         ]
         try:
             results: list[Any] = gather(
@@ -400,10 +403,15 @@ class Executor:
             writer.put_many(numbered[start : start + FEED_PIECE])
         opened.channels[channel].close()
 
-    def _collect(self, opened: _OpenFlow, channel: str) -> list[Any]:
+    def _collect(
+        self, opened: _OpenFlow, channel: str, on_items: Callable[[str, Sequence[Any]], None] | None
+    ) -> list[Any]:
         collected: list[tuple[int, Any]] = []
         for entry in opened.channels[channel]:
-            collected.extend(entry)
+            if on_items is None:
+                collected.extend(entry)
+            else:
+                on_items(channel, [item for _, item in entry])
         return [item for _, item in sorted(collected, key=lambda pair: pair[0])]
 
     def _note_versions(self, calls: Sequence[StageCall], outcomes: Sequence[StageOutcome]) -> None:

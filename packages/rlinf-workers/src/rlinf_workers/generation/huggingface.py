@@ -77,14 +77,15 @@ class HuggingFaceEngine:
         for start in range(0, len(prompts), size):
             batch = prompts[start : start + size]
             noise = prompt_noise(seed, step, [prompt.index for prompt in batch], settings).to(self._device)
-            tokens, logprobs, mask = self._generate_batch(batch, settings, noise)
-            groups.extend(self._group(batch, settings, tokens.cpu(), logprobs.cpu(), mask.cpu(), policy_version))
+            made = self._generate_batch(batch, settings, noise)
+            tokens, logprobs, mask, truncated = (tensor.cpu() for tensor in made)
+            groups.extend(self._group(batch, settings, tokens, logprobs, mask, truncated, policy_version))
         return groups
 
     def _generate_batch(
         self, prompts: Sequence[Prompt], settings: SamplingSettings, noise: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Token ids, log-probabilities and mask, each [P * G, T]."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Token ids, log-probabilities and mask, each [P * G, T], and which completions did not end, [P * G]."""
         from transformers import DynamicCache
 
         num_prompts, group_size, num_tokens = len(prompts), settings.group_size, settings.max_new_tokens
@@ -111,7 +112,7 @@ class HuggingFaceEngine:
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
             logits = self._forward(token_ids[:, t : t + 1], mask, cache)
         kept = num_prompts * group_size
-        return token_ids[:kept], logprobs[:kept], loss_mask[:kept]
+        return token_ids[:kept], logprobs[:kept], loss_mask[:kept], running[:kept]
 
     def _forward(self, token_ids: Tensor, mask: Tensor, cache: Any) -> Tensor:
         """Logits of the last position, [B, V]; fills the cache."""
@@ -145,6 +146,7 @@ class HuggingFaceEngine:
         tokens: Tensor,
         logprobs: Tensor,
         mask: Tensor,
+        truncated: Tensor,
         policy_version: int,
     ) -> list[SampleGroup]:
         size = settings.group_size
@@ -157,6 +159,7 @@ class HuggingFaceEngine:
                 rollout_logprobs=logprobs[i * size : (i + 1) * size],
                 reference_answer=prompt.reference_answer,
                 policy_version=policy_version,
+                truncated=truncated[i * size : (i + 1) * size],
             )
             for i, prompt in enumerate(prompts)
         ]

@@ -72,6 +72,7 @@ class Reward(Worker):
                 rewards=torch.tensor([result.value for result in results], dtype=torch.float32),
                 completions=own,
                 outcomes=tuple(result.outcome for result in results),
+                answers=tuple(result.answer for result in results),
             )
             for group, own, results in zip(groups, texts, self._results(groups, texts), strict=True)
         ]

@@ -12,11 +12,20 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from rlinf import __version__
-from rlinf.cli import config_command, doctor_command, plan_command, profile_command, report_command, summary, train
+from rlinf.cli import (
+    config_command,
+    doctor_command,
+    eval_command,
+    plan_command,
+    profile_command,
+    report_command,
+    summary,
+    train,
+)
 from rlinf.config.overrides import split_overrides
 from rlinf.errors import RunFailed, UserError
 
-COMMANDS = (train, profile_command, plan_command, config_command, report_command, summary, doctor_command)
+COMMANDS = (train, eval_command, profile_command, plan_command, config_command, report_command, summary, doctor_command)
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import shutil
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
+from rlinf.cli.live_line import LiveLine, clock_time
+
 RECENT_STEPS = 20
 """Steps whose wall time, evaluations and checkpoints between them included, gives the eta."""
-BAR_WIDTH = 20
 HEADLINES = {"reward/mean": "reward", "env/return": "return", "env/success_once": "training success"}
 """Metrics that a line shows, and what they are called there."""
-
-_UP_AND_CLEAR = "\x1b[1A\r\x1b[2K"
 
 
 class Progress:
@@ -37,17 +34,15 @@ class Progress:
             clock: seconds, from any origin.
         """
         self._total = total
-        self._stream = sys.stdout if stream is None else stream
+        self._line = LiveLine(stream)
         self._clock = clock
-        self._is_live = self._stream.isatty()
-        self._live_line = ""
         self._evaluation = ""
         self._step_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._last_s: float | None = None
 
     def message(self, text: str) -> None:
         """A line that stays, above the live one."""
-        self._print(text)
+        self._line.print(text)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A finished training step.
@@ -66,18 +61,18 @@ class Progress:
         if stages := _stage_times(metrics):
             parts.append(stages)
         if done < self._total:
-            parts.append(f"eta {_clock_time(self._eta_s(done))}")
+            parts.append(f"eta {clock_time(self._eta_s(done))}")
         line = "  ".join(parts)
-        if self._is_live:
-            self._draw(f"{self._bar(done)} {line}")
+        if self._line.is_live:
+            self._line.draw(f"{self._line.bar(done, self._total)} {line}")
         else:
-            self._print(line)
+            self._line.print(line)
 
     def evaluation(self, step: int, name: str, value: float) -> None:
         """An evaluation after `step` training steps; the lines of later steps repeat its value."""
         text = f"{name.replace('_', ' ')} {_number(value)}"
         self._evaluation = f"{text} (step {step})"
-        self._print(f"evaluation after step {step}: {text}")
+        self._line.print(f"evaluation after step {step}: {text}")
 
     # -- inner -----------------------------------------------------------------------------------------------------
 
@@ -93,25 +88,6 @@ class Progress:
         if not self._step_s:
             return math.nan
         return (self._total - done) * sum(self._step_s) / len(self._step_s)
-
-    def _bar(self, done: int) -> str:
-        filled = BAR_WIDTH * done // self._total
-        can_draw = (getattr(self._stream, "encoding", None) or "").lower().startswith("utf")
-        full, empty = ("█", "░") if can_draw else ("#", "-")
-        return full * filled + empty * (BAR_WIDTH - filled)
-
-    def _print(self, text: str) -> None:
-        erase = _UP_AND_CLEAR if self._live_line else ""
-        below = f"{self._live_line}\n" if self._live_line else ""
-        self._stream.write(f"{erase}{text}\n{below}")
-        self._stream.flush()
-
-    def _draw(self, line: str) -> None:
-        # The live line ends with a newline like any other, so whatever is printed after the run starts on its own line.
-        erase = _UP_AND_CLEAR if self._live_line else ""
-        self._live_line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line could not be erased
-        self._stream.write(f"{erase}{self._live_line}\n")
-        self._stream.flush()
 
 
 def _stage_times(metrics: Mapping[str, float]) -> str:
@@ -131,12 +107,3 @@ def _number(value: float) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.1f}" if seconds >= 0.95 else f"{seconds:.2f}"
-
-
-def _clock_time(seconds: float) -> str:
-    """`2:31` (minutes and seconds) or `1:02:31`."""
-    if not math.isfinite(seconds):
-        return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-import itertools
 import os
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlinf.cli.output_folder import check_empty, new_folder
 from rlinf.config.devices import check_devices
 from rlinf.config.load import load_config, load_for_resume, to_yaml
-from rlinf.config.overrides import parse_overrides
+from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.schema import JOBS, Config
 from rlinf.errors import UserError
 
@@ -41,12 +38,13 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.resume and args.output is None:
         raise UserError("--resume needs --output FOLDER, the folder of the run to go on with")
-    _refuse_misspelt_options(args.overrides)
+    keys = {name for model in JOBS.values() for name in model.model_fields}
+    refuse_misspelt_options(args.overrides, OPTIONS, keys, "rlinf train")
     overrides = parse_overrides(args.overrides)
     config = load_for_resume(args.output, overrides) if args.resume else load_config(args.recipe, overrides)
-    folder = args.output or _new_folder(config.name)
+    folder = args.output or new_folder(config.name)
     if not args.resume:
-        _check_empty(folder)
+        check_empty(folder)
     return _train(config, folder, resume=args.resume, command=["rlinf", *args.arguments])
 
 
@@ -70,27 +68,3 @@ def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> i
         result = jobs.run(job, folder)
     print(f"\n{result.table}\nreport: {result.report_path}")
     return 0
-
-
-def _refuse_misspelt_options(overrides: Sequence[str]) -> None:
-    """`--ouput x` looks like an override; a word that is no key and nearly an option is meant as one."""
-    keys = {f"--{name}" for model in JOBS.values() for name in model.model_fields}
-    for flag in (argument.partition("=")[0] for argument in overrides):
-        close = difflib.get_close_matches(flag, OPTIONS, n=1, cutoff=0.75)
-        if close and flag not in keys:
-            raise UserError(f"unknown option {flag}; did you mean {close[0]}?", hint="see rlinf train --help")
-
-
-def _new_folder(name: str) -> Path:
-    """runs/<name>-<time>, with a number behind it for runs that start within the same second."""
-    first = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    numbered = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
-    return next(folder for folder in itertools.chain([first], numbered) if not folder.exists())
-
-
-def _check_empty(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(
-            f"the output folder {folder} exists and is not empty",
-            hint="go on with the run in it with --resume, or choose another folder with --output",
-        )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from rlinf.config import messages
+from rlinf.config.base import Section
 from rlinf.config.catalog import read_recipe
+from rlinf.config.evaluation import RESUMABLE as EVAL_RESUMABLE
+from rlinf.config.evaluation import EvalConfig
 from rlinf.config.overrides import Override, apply_overrides
 from rlinf.config.schema import JOBS, Config
 from rlinf.config.yaml_source import Tree, describe, dump, parse_file
@@ -18,6 +21,8 @@ from rlinf.errors import UserError
 
 RESUMABLE = "run"
 """The only section whose values may change when a run is resumed."""
+
+S = TypeVar("S", bound=Section)
 
 MAX_LISTED = 10
 """Mistakes in one message, so that it fits on a screen."""
@@ -35,37 +40,53 @@ def load_config(recipe: str, overrides: Sequence[Override] = ()) -> Config:
     return _validate(apply_overrides(read_recipe(recipe), overrides))
 
 
+def load_eval(file: Path | None, overrides: Sequence[Override]) -> EvalConfig:
+    """The config of an evaluation: a YAML file's keys, if there is one, and overrides.
+
+    Raises: as `load_config`.
+    """
+    tree = Tree(values={}) if file is None else _read_tree(file)
+    return _validate_as(EvalConfig, apply_overrides(tree, overrides))
+
+
+def load_eval_for_resume(folder: Path, overrides: Sequence[Override]) -> EvalConfig:
+    """The config that an evaluation was started with; overrides may only change what moves no number.
+
+    Raises: UserError for a folder without config.yaml, and for an override that would change the numbers.
+    """
+    stored = _stored(folder, "evaluation")
+    before = _validate_as(EvalConfig, stored)
+    after = _validate_as(EvalConfig, apply_overrides(stored, overrides))
+    _refuse_changes(
+        before,
+        after,
+        EVAL_RESUMABLE,
+        title="a resumed evaluation goes on with the settings it was started with",
+        hint=f"only {', '.join(EVAL_RESUMABLE)} may change; for anything else choose a new --output folder",
+    )
+    return after
+
+
 def load_for_resume(folder: Path, overrides: Sequence[Override] = ()) -> Config:
     """The config that a run folder was started with; overrides may only change its section `run`.
 
     Raises: UserError for a folder without config.yaml, and for an override that would change the run's numbers.
     """
-    file = folder / "config.yaml"
-    if not file.is_file():
-        what = "the folder holds no config.yaml" if folder.is_dir() else "there is no such folder"
-        raise UserError(
-            f"--output={folder}: nothing to resume, {what}",
-            hint="give the folder of an earlier run",
-        )
-    stored = parse_file(file.read_text(encoding="utf-8"), str(file))
+    stored = _stored(folder, "run")
     before = _validate(stored)
     after = _validate(apply_overrides(stored, overrides))
-    changed = _differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
-    refused = [
-        f"--{key} would change {key} from {describe(old)} to {describe(new)}"
-        for key, (old, new) in changed.items()
-        if not key.startswith(f"{RESUMABLE}.")
-    ]
-    if refused:
-        raise UserError(
-            _listed("a resumed run goes on with the config it was started with", refused),
-            hint=f"only keys of {RESUMABLE} may change (run.num_steps, run.max_minutes, ...); "
-            "for anything else start a new run",
-        )
+    _refuse_changes(
+        before,
+        after,
+        (RESUMABLE,),
+        title="a resumed run goes on with the config it was started with",
+        hint=f"only keys of {RESUMABLE} may change (run.num_steps, run.max_minutes, ...); "
+        "for anything else start a new run",
+    )
     return after
 
 
-def to_yaml(config: Config) -> str:
+def to_yaml(config: Section) -> str:
     """The resolved config as YAML; every default written out."""
     return dump(config.model_dump(mode="json"))
 
@@ -75,11 +96,47 @@ def _validate(tree: Tree) -> Config:
     if model is None:
         wrong = messages.missing(("job",), tree) if job is None else messages.unknown_value("job", tree, list(JOBS))
         raise UserError(wrong, hint=f"job says which training program runs: {' or '.join(JOBS)}")
+    return _validate_as(model, tree)
+
+
+def _validate_as(model: type[S], tree: Tree) -> S:
     try:
         # JSON mode: lists count as tuples and text as paths, and nothing else is converted.
         return model.model_validate_json(json.dumps(tree.values, default=str))
     except ValidationError as error:
         raise UserError(_listed("the config has {} mistakes", messages.explain(error, tree, model))) from error
+
+
+def _read_tree(file: Path) -> Tree:
+    try:
+        return parse_file(file.read_text(encoding="utf-8"), str(file))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror or error}") from error
+
+
+def _stored(folder: Path, what: str) -> Tree:
+    """The config in a folder to resume."""
+    file = folder / "config.yaml"
+    if not file.is_file():
+        missing = "the folder holds no config.yaml" if folder.is_dir() else "there is no such folder"
+        raise UserError(
+            f"--output={folder}: nothing to resume, {missing}", hint=f"give the folder of an earlier {what}"
+        )
+    return _read_tree(file)
+
+
+def _refuse_changes(before: Section, after: Section, allowed: Sequence[str], *, title: str, hint: str) -> None:
+    """`allowed` are keys of the root: they and what is below them may differ."""
+    changed = _differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
+    refused = [
+        f"--{key} would change {key} from {describe(old)} to {describe(new)}"
+        for key, (old, new) in changed.items()
+        if key.partition(".")[0] not in allowed
+    ]
+    if refused:
+        raise UserError(_listed(title, refused), hint=hint)
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:

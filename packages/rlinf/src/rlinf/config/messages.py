@@ -170,11 +170,15 @@ def _located(key: Key, tree: Tree) -> str:
 
 def _fields(model: type[BaseModel], key: Key, values: Any) -> dict[str, Any]:
     """Field -> annotation of the section at `key`; empty where there is none, or where its keys are free."""
-    section: type[BaseModel] | None = model
+    annotation: Any = model
     for part in key:
-        values = values.get(part) if isinstance(values, dict) else None
+        section = _section(annotation, values)
         field = section.model_fields.get(str(part)) if section else None
-        section = _section(field.annotation, values) if field else None
+        if field is None and typing.get_origin(annotation) is not dict:
+            return {}
+        annotation = field.annotation if field else typing.get_args(annotation)[1]
+        values = values.get(part) if isinstance(values, dict) else None
+    section = _section(annotation, values)
     return {name: field.annotation for name, field in section.model_fields.items()} if section else {}
 
 

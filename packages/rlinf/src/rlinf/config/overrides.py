@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,23 @@ def split_overrides(arguments: Sequence[str], options: Collection[str]) -> tuple
         if not equals and rest and not rest[0].startswith("--"):
             overrides.append(rest.pop(0))
     return known, overrides
+
+
+def refuse_misspelt_options(
+    arguments: Sequence[str], options: Sequence[str], keys: Collection[str], command: str
+) -> None:
+    """`--ouput x` looks like an override; a word that is no key and nearly an option is meant as one.
+
+    Args:
+        arguments: overrides as on the command line.
+        options: the command's own.
+        keys: of the config's root.
+    Raises: UserError.
+    """
+    for flag in (argument.partition("=")[0] for argument in arguments):
+        close = difflib.get_close_matches(flag, options, n=1, cutoff=0.75)
+        if close and flag.removeprefix("--") not in keys:
+            raise UserError(f"unknown option {flag}; did you mean {close[0]}?", hint=f"see {command} --help")
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[Override]:

@@ -11,46 +11,7 @@ from rlinf.config.algorithm import AlgorithmConfig
 from rlinf.config.base import InputPath, Problem, Section, neighbours
 from rlinf.config.common import JobConfig
 from rlinf.config.rewards import RewardConfig
-
-
-class _Task(Section):
-    num_held_out: int = Field(default=500, ge=1, description="Problems kept out of training, for evaluation.")
-
-
-class SortTask(_Task):
-    """Sort the digits of a number: `58312047=` -> `01234578`."""
-
-    kind: Literal["sort"]
-    num_digits: int = Field(default=8, ge=1, le=32, description="Digits to sort.")
-
-
-class AddTask(_Task):
-    """Add two numbers of a fixed width: `12+34=` -> `046`."""
-
-    kind: Literal["add"]
-    num_digits: int = Field(default=2, ge=1, le=32, description="Digits of each number.")
-
-
-class JsonlTask(_Task):
-    """Problems from JSON-lines files, one object a line; GSM8K for example."""
-
-    kind: Literal["jsonl"]
-    train_files: tuple[InputPath, ...] = Field(min_length=1, description="Files with the problems to train on.")
-    eval_files: tuple[InputPath, ...] = Field(
-        min_length=1, description="Files with the problems to evaluate on; num_held_out limits them."
-    )
-    prompt_field: str = Field(default="question", description="Field of a line that holds the problem.")
-    answer_field: str = Field(default="answer", description="Field of a line that holds the reference answer.")
-    prompt_template: str = Field(
-        default="{question}\n",
-        description="Prompt given to the model, with {prompt_field's name} where the problem goes.",
-    )
-    answer_format: Literal["gsm8k", "exact"] = Field(
-        default="exact", description="gsm8k: the answer ends in `#### number`. exact: the answer is the whole text."
-    )
-
-
-TaskConfig = Annotated[SortTask | AddTask | JsonlTask, Field(discriminator="kind")]
+from rlinf.config.tasks import FilesTask, SortTask, TaskConfig
 
 
 class ArchitectureConfig(Section):
@@ -114,11 +75,29 @@ class RolloutConfig(Section):
         default=64, ge=1, description="Prompts of a step; each gives algorithm.group_size completions."
     )
     max_new_tokens: int = Field(ge=1, description="Longest completion in tokens.")
-    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature in training; evaluation is greedy.")
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature in training.")
     top_p: float = Field(
         default=1.0, gt=0, le=1, description="Sample from the likeliest tokens that hold this much probability."
     )
     max_prompt_tokens: int = Field(ge=1, description="Longest prompt in tokens; of a longer one the end is kept.")
+
+
+class EvaluationConfig(Section):
+    """How held-out problems are answered, every run.evaluate_every steps."""
+
+    num_samples: int = Field(default=1, ge=1, description="Completions of each problem (k of avg@k).")
+    temperature: float = Field(default=0.0, ge=0, description="Sampling temperature; 0 takes the likeliest token.")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="Sample from the likeliest tokens that hold this much probability."
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        if self.num_samples > 1 and self.temperature == 0:
+            yield Problem(
+                keys=("evaluation.num_samples", "evaluation.temperature"),
+                text=f"={self.num_samples} completions of evaluation.temperature=0 are all the same; "
+                "use a temperature above 0, for example 0.6, or 1 completion",
+            )
 
 
 class ActorConfig(Section):
@@ -169,6 +148,9 @@ class ReasoningConfig(JobConfig):
     algorithm: AlgorithmConfig = Field(default=AlgorithmConfig(), description="The learning algorithm.")
     rollout: RolloutConfig = Field(description="What is generated in each step.")
     reward: RewardConfig = Field(description="How a completion is scored.")
+    evaluation: EvaluationConfig = Field(
+        default=EvaluationConfig(), description="How held-out problems are answered during training."
+    )
     actor: ActorConfig = Field(default=ActorConfig(), description="The optimizer and how a batch is cut.")
     critic: CriticConfig = Field(default=CriticConfig(), description="The optimizer of the critic, where there is one.")
 
@@ -200,15 +182,7 @@ class ReasoningConfig(JobConfig):
 
     def _task_problems(self) -> Iterator[Problem]:
         task = self.task
-        if isinstance(task, JsonlTask):
-            field = "{" + task.prompt_field + "}"
-            rest = task.prompt_template.replace(field, "")
-            if rest == task.prompt_template or "{" in rest.replace("{{", "") or "}" in rest.replace("}}", ""):
-                yield Problem(
-                    keys=("task.prompt_template", "task.prompt_field"),
-                    text=f"={task.prompt_template!r} must hold {field} and no other brace; "
-                    "write {{ and }} for braces",
-                )
+        if isinstance(task, FilesTask):
             if task.answer_format == "gsm8k" and self.reward.kind == "exact":
                 yield Problem(
                     keys=("reward.kind", "task.answer_format"),

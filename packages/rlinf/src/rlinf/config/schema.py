@@ -12,18 +12,15 @@ from rlinf.config.common import ClusterConfig, JobConfig, Mode, PlanConfig, RunC
 from rlinf.config.embodied import EmbodiedAlgorithmConfig, EmbodiedConfig, EnvConfig, PolicyActorConfig, PolicyConfig
 from rlinf.config.reasoning import (
     ActorConfig,
-    AddTask,
     ArchitectureConfig,
     CriticConfig,
-    JsonlTask,
     ModelConfig,
     ReasoningConfig,
     RolloutConfig,
-    SortTask,
-    TaskConfig,
     WarmStartConfig,
 )
 from rlinf.config.rewards import RewardConfig
+from rlinf.config.tasks import AddTask, FilesTask, SortTask, TaskConfig
 
 __all__ = [
     "Config",
@@ -38,7 +35,7 @@ __all__ = [
     "TaskConfig",
     "SortTask",
     "AddTask",
-    "JsonlTask",
+    "FilesTask",
     "ModelConfig",
     "ArchitectureConfig",
     "WarmStartConfig",

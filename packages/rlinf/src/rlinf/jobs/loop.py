@@ -258,6 +258,8 @@ class TrainingLoop:
         if record:
             self._folder.evaluation(step, metrics, time_s=self._training_s())
             self.progress.evaluation(step, self._job.score.name, metrics[self._job.score.name])
+            for name in (name for name in metrics if name.startswith(f"{self._job.score.name}/")):
+                self.progress.message(f"evaluation after step {step}: {name} {metrics[name]:.2f}")
         return metrics
 
     @property

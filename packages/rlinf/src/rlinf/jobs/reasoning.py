@@ -7,18 +7,21 @@ rollout
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlinf.config.inputs import check_model_folder
-from rlinf.config.schema import JsonlTask, ReasoningConfig, WarmStartConfig
+from rlinf.config.schema import FilesTask, ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
 from rlinf.jobs.rewards import check_reward, reward_spec
 from rlinf.tasks import Problem, make_task
+from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, write_model_folder
+from rlinf.tasks.prompts import PromptEncoder
 
 if TYPE_CHECKING:
     from rlinf.jobs.loop import TrainingLoop
@@ -47,26 +50,38 @@ REFERENCE_FOLDER = "reference_model"
 class ReasoningJob:
     """Flows, feeds and evaluation of a reasoning recipe; the loop does the rest."""
 
-    score = Score(name="accuracy", text="greedy accuracy on held-out problems")
     trainer = "actor"
 
     def __init__(self, config: ReasoningConfig) -> None:
         self.config = config
         if config.model.path is not None:
             check_model_folder(config.model.path)
-        self.notes = check_reward(config.reward)
+        self._reward_notes = check_reward(config.reward)
         self._task = make_task(config.task, config.seed)
         if config.model.path is None and self._task.alphabet is None:
             raise UserError(
                 "model.architecture makes a tokenizer of single characters, but this task is natural language",
                 hint="give a Hugging Face folder with model.path",
             )
-        self._held_out = self._task.held_out()
         self._algorithm = config.algorithm.to_algorithm()
         self._tokenizer = self._make_tokenizer()
+        self._encoder = self._make_encoder()
+        if isinstance(self._task, FileProblems):
+            self._task.fit(self._encoder, config.rollout.max_prompt_tokens)
+        self._held_out = self._task.held_out()
         # Of a user's own tokenizer we do not know that every prompt has the same number of tokens.
         self._same_length = self._task.same_length and config.model.path is None
         self._warm_start: Flow | None = None
+
+    @property
+    def score(self) -> Score:
+        num_samples, temperature = self.config.evaluation.num_samples, self.config.evaluation.temperature
+        kind = "greedy accuracy" if temperature == 0 else f"accuracy (avg@{num_samples})"
+        return Score(name="accuracy", text=f"{kind} on held-out problems")
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return [*self._reward_notes, *self._task.notes]
 
     # -- flows -----------------------------------------------------------------------------------------------------
 
@@ -144,6 +159,17 @@ class ReasoningJob:
         assert self._task.alphabet is not None, "checked in __init__"
         return character_tokenizer(self._task.alphabet)
 
+    def _make_encoder(self) -> PromptEncoder:
+        task = self.config.task
+        if not isinstance(task, FilesTask):
+            return PromptEncoder(self._tokenizer)
+        return PromptEncoder(
+            self._tokenizer,
+            chat=task.prompt_format == "chat",
+            system_prompt=task.system_prompt,
+            key="task.prompt_format",
+        )
+
     def write_inputs(self, folder: Path) -> None:
         """A small model's config and tokenizer; a user's own model is loaded from where it is."""
         model = self.config.model
@@ -160,10 +186,10 @@ class ReasoningJob:
         return ModelSettings(folder=made, has_weights=False, dtype=config.model.dtype, seed=config.seed)
 
     def _rollout_settings(self, model: ModelSettings) -> RolloutSettings:
-        rollout, same_length = self.config.rollout, self._same_length
+        rollout, evaluation, same_length = self.config.rollout, self.config.evaluation, self._same_length
         max_prompt_tokens = rollout.max_prompt_tokens
         if same_length:
-            max_prompt_tokens = len(self._encode(self._held_out[0].prompt))
+            max_prompt_tokens = len(self._encoder.encode(self._held_out[0].prompt))
         return RolloutSettings(
             model=model,
             train=SamplingSettings(
@@ -172,14 +198,19 @@ class ReasoningJob:
                 temperature=rollout.temperature,
                 top_p=rollout.top_p,
             ),
-            evaluate=SamplingSettings(group_size=1, max_new_tokens=rollout.max_new_tokens, temperature=0.0),
+            evaluate=SamplingSettings(
+                group_size=evaluation.num_samples,
+                max_new_tokens=rollout.max_new_tokens,
+                temperature=evaluation.temperature,
+                top_p=evaluation.top_p,
+            ),
             max_prompt_tokens=max_prompt_tokens,
             same_length=same_length,
         )
 
     def _reward_settings(self, model: ModelSettings) -> RewardSettings:
         reward = self.config.reward
-        numeric = isinstance(self.config.task, JsonlTask) and self.config.task.answer_format == "gsm8k"
+        numeric = isinstance(self.config.task, FilesTask) and self.config.task.answer_format == "gsm8k"
         return RewardSettings(
             rule=reward_spec(reward, random_stands_for="numeric" if numeric else "exact"),
             random_in_training=reward.kind == "random",
@@ -229,24 +260,43 @@ class ReasoningJob:
         return {"prompts": [self._prompt(i, problem) for i, problem in enumerate(problems)]}
 
     def evaluation_feeds(self) -> dict[str, list[Any]]:
-        return {"prompts": [self._prompt(i, problem) for i, problem in enumerate(self._held_out)]}
+        problems = [problem for held_out in self._evaluation_sets().values() for problem in held_out]
+        return {"prompts": [self._prompt(i, problem) for i, problem in enumerate(problems)]}
 
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
+        """`accuracy` of the held-out problems and `accuracy/NAME` of each further set: avg@k, with its standard error
+        over problems where there are several."""
         scored: list[ScoredGroup] = run.collected["scored"]
-        if self.config.reward.kind == "weighted":  # its first term says what is right
-            right = sum(float(group.outcomes[0] == "right") for group in scored)
-        else:
-            right = sum(float(group.rewards[0]) for group in scored)
-        return {"accuracy": right / len(scored), "num_problems": float(len(scored))}
+        metrics: dict[str, float] = {}
+        start = 0
+        for name, held_out in self._evaluation_sets().items():
+            groups, start = scored[start : start + len(held_out)], start + len(held_out)
+            scores = torch.stack([self._scores(group).double().mean() for group in groups])  # avg@k of each problem
+            metrics[f"accuracy{name}"] = float(scores.mean())
+            metrics[f"num_problems{name}"] = float(len(scores))
+            if len(scores) > 1:
+                metrics[f"accuracy_error{name}"] = float(scores.std()) / math.sqrt(len(scores))
+        return metrics
+
+    def _scores(self, group: ScoredGroup) -> torch.Tensor:
+        """What evaluation takes the mean of: the rewards; of a weighted sum whether its first term says right."""
+        if self.config.reward.kind == "weighted":
+            return torch.tensor([outcome == "right" for outcome in group.outcomes])
+        return group.rewards
+
+    def _evaluation_sets(self) -> dict[str, list[Problem]]:
+        """End of the metrics' names -> problems; the set that the score is about comes first, under no name."""
+        return {"": self._held_out, **{f"/{name}": rows for name, rows in self._task.more_held_out().items()}}
 
     def _prompt(self, index: int, problem: Problem) -> Prompt:
-        token_ids = torch.tensor(self._encode(problem.prompt))
+        token_ids = torch.tensor(self._encoder.encode(problem.prompt))
         limit = self.config.rollout.max_prompt_tokens
         if not self._same_length and len(token_ids) > limit:
             token_ids = token_ids[-limit:]  # the end of a prompt asks the question
         return Prompt(index=index, token_ids=token_ids, reference_answer=problem.answer)
 
     def _encode(self, text: str) -> list[int]:
+        """Of an answer; prompts go through the encoder."""
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
     # -- before the first step -------------------------------------------------------------------------------------
@@ -283,7 +333,7 @@ class ReasoningJob:
         rows, prompt_lengths = [], []
         for index in range(first, first + settings.batch_size):
             problem = self._task.train_problem(index)
-            prompt = self._encode(problem.prompt)
+            prompt = self._encoder.encode(problem.prompt)
             rows.append([*prompt, *self._encode(problem.answer), self._tokenizer.eos_token_id])
             prompt_lengths.append(len(prompt))
         width = max(map(len, rows))

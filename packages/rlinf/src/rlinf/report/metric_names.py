@@ -60,6 +60,11 @@ def curves(records: RunRecords) -> tuple[list[Curve], list[Curve]]:
     """The main drawings, and one for each metric left over."""
     main = [curve for panel in PANELS if (curve := _curve(panel, records)) is not None]
     placed = {name for panel in PANELS for name, _ in panel.metrics}
+    main += [
+        _evaluation_curve(name, records)
+        for name in records.metric_names(evaluation=True)
+        if name.startswith(tuple(f"{score}/" for score in SCORES))
+    ]
     rest = [
         Curve(
             title=name,
@@ -70,6 +75,14 @@ def curves(records: RunRecords) -> tuple[list[Curve], list[Curve]]:
         if name not in placed and not is_stage_time(name) and len(records.series(name))
     ]
     return main, rest
+
+
+def _evaluation_curve(name: str, records: RunRecords) -> Curve:
+    """Of a further set of problems, `accuracy/aime24` for example."""
+    score, _, held_out = name.partition("/")
+    series = records.series(name, evaluation=True)
+    line = Line(label="evaluation", series=series, color="var(--c0)", has_marks=True)
+    return Curve(title=f"{score.replace('_', ' ').capitalize()} on {held_out}", lines=(line,), is_share=True)
 
 
 def score_name(records: RunRecords) -> str | None:

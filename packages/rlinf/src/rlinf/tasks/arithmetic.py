@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from rlinf.tasks.base import Problem
 
@@ -22,6 +23,7 @@ class GeneratedTask(ABC):
 
     alphabet = "0123456789+="
     same_length = True
+    notes = ()
 
     def __init__(self, num_digits: int, num_held_out: int, seed: int) -> None:
         self._num_digits = num_digits
@@ -37,6 +39,9 @@ class GeneratedTask(ABC):
 
     def held_out(self) -> list[Problem]:
         return [self._draw(random.Random(HELD_OUT_SEED + i), held_out=True) for i in range(self._num_held_out)]
+
+    def more_held_out(self) -> Mapping[str, list[Problem]]:
+        return {}
 
     def _draw(self, generator: random.Random, *, held_out: bool) -> Problem:
         while True:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlinf.config.schema import AddTask, JsonlTask, SortTask
+from rlinf.config.schema import AddTask, FilesTask, SortTask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,6 +15,10 @@ class Problem:
 
     prompt: str
     answer: str
+    place: str = ""
+    """Where it was read, `file.jsonl:12`; empty for one that was made."""
+    number: int = 0
+    """Of its row in the file, from 1."""
 
 
 class Task(Protocol):
@@ -29,6 +34,11 @@ class Task(Protocol):
         """Whether every prompt has the same number of tokens (under a tokenizer of single characters)."""
         ...
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a reader of the run must know: rows that were skipped, prompts that were cut."""
+        ...
+
     def train_problem(self, index: int) -> Problem:
         """Problem `index` of the training stream, a pure function of the run's seed and the index."""
         ...
@@ -37,17 +47,21 @@ class Task(Protocol):
         """Problems for evaluation; never in the training stream."""
         ...
 
+    def more_held_out(self) -> Mapping[str, list[Problem]]:
+        """Further sets for evaluation, by name."""
+        ...
 
-def make_task(config: SortTask | AddTask | JsonlTask, seed: int) -> Task:
+
+def make_task(config: SortTask | AddTask | FilesTask, seed: int) -> Task:
     """The task that a config names.
 
-    Raises: UserError for a data file that is missing, torn or lacks a field, with file and line.
+    Raises: UserError for a data file that is missing or of another format, and for bad rows where they stop the run.
     """
     from rlinf.tasks.arithmetic import AddDigits, SortDigits
-    from rlinf.tasks.jsonl import JsonlProblems
+    from rlinf.tasks.files import FileProblems
 
     if isinstance(config, SortTask):
         return SortDigits(config.num_digits, config.num_held_out, seed)
     if isinstance(config, AddTask):
         return AddDigits(config.num_digits, config.num_held_out, seed)
-    return JsonlProblems(config, seed)
+    return FileProblems(config, seed)

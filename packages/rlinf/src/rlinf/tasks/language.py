@@ -26,7 +26,7 @@ def character_tokenizer(alphabet: str) -> Any:
     )
 
 
-def load_checkpoint_tokenizer(folder: Path) -> Any:
+def load_checkpoint_tokenizer(folder: Path, key: str = "model.path") -> Any:
     """The tokenizer of a user's model folder, after a look at whether transformers knows the architecture.
 
     Raises: UserError.
@@ -40,12 +40,12 @@ def load_checkpoint_tokenizer(folder: Path) -> Any:
         tokenizer = load_tokenizer(str(folder))
     except Exception as error:
         raise UserError(
-            f"model.path={folder}: transformers cannot load it: {type(error).__name__}: {error}",
+            f"{key}={folder}: transformers cannot load it: {type(error).__name__}: {error}",
             hint="is the folder a whole download of a model?",
         ) from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(
-            f"model.path={folder}: model_type={config.model_type!r} is not a causal language model",
+            f"{key}={folder}: model_type={config.model_type!r} is not a causal language model",
             hint="give a model that generates text, Qwen2 for example",
         )
     return tokenizer

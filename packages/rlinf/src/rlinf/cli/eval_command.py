@@ -1,0 +1,111 @@
+"""`rlinf eval NAME=FILE... --model FOLDER`: a model on benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlinf.cli.output_folder import check_empty, new_folder
+from rlinf.config.evaluation import EvalConfig
+from rlinf.config.load import load_eval, load_eval_for_resume
+from rlinf.config.overrides import Override, parse_overrides, refuse_misspelt_options
+from rlinf.errors import UserError
+
+OPTIONS = ("--output", "--resume", "--traceback", "--help")
+SETTINGS = (".yaml", ".yml")
+
+DESCRIPTION = """Samples answers of a model to benchmark problems, on all devices, and reports avg@k, pass@k and maj@k
+with standard errors over problems. Known benchmarks: gsm8k, aime24, aime25, math500, gpqa_diamond, amc23, minerva_math,
+mmlu_stem; any other name is a file of your own, with --benchmarks.NAME.reward. Files are JSON lines, CSV, parquet or a
+folder of datasets."""
+
+EPILOG = """Settings, with their defaults: --k 1 (several: 1,8), --num_samples (the largest k), --temperature 0.6,
+--top_p 0.95, --max_new_tokens 2048, --max_prompt_tokens, --long_prompts stop|keep_end|drop, --on_bad_row stop|skip,
+--prompt_format auto|plain|chat, --system_prompt, --seed 0, --dtype float32, --cluster.num_devices auto. A YAML file
+holds the same keys. docs/evaluation.md explains them."""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "eval", help="a model on benchmarks: avg@k, pass@k, maj@k", description=DESCRIPTION, epilog=EPILOG
+    )
+    parser.add_argument(
+        "benchmarks",
+        nargs="*",
+        metavar="NAME=FILE",
+        help="a benchmark and its data file; or one YAML file with settings",
+    )
+    parser.add_argument("--output", type=Path, help="the evaluation's folder (default: runs/eval-<model>-<time>)")
+    parser.add_argument("--resume", action="store_true", help="go on with the evaluation in --output")
+    parser.set_defaults(run=run, takes_overrides=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.resume and args.output is None:
+        raise UserError("--resume needs --output FOLDER, the folder of the evaluation to go on with")
+    refuse_misspelt_options(args.overrides, OPTIONS, set(EvalConfig.model_fields), "rlinf eval")
+    settings, benchmarks = _arguments(args.benchmarks)
+    overrides = [*benchmarks, *parse_overrides(args.overrides)]
+    if args.resume:
+        if settings is not None:
+            raise UserError(f"{settings}: a resumed evaluation has its settings already", hint="leave the file out")
+        config = load_eval_for_resume(args.output, overrides)
+    else:
+        if settings is None and not benchmarks and not any(one.key[0] == "benchmarks" for one in overrides):
+            raise UserError(
+                "give at least one benchmark, NAME=FILE, or a YAML file with settings",
+                hint="for example: rlinf eval gsm8k=gsm8k_test.jsonl --model FOLDER",
+            )
+        config = load_eval(settings, overrides)
+    path = args.output or new_folder(f"eval-{config.model.name}")
+    if not args.resume:
+        check_empty(path)
+    return _evaluate(config, path, resume=args.resume, command=["rlinf", *args.arguments])
+
+
+def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str]) -> int:
+    import torch  # only now: everything above answers without it
+
+    from rlinf import evaluation
+    from rlinf.cli.eval_progress import EvalProgress
+    from rlinf.cli.table import aligned
+    from rlinf.config.devices import check_cluster
+    from rlinf.evaluation.scores import score_table
+
+    check_cluster(config.cluster, num_cpus=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
+    prepared = evaluation.prepare(config)
+    try:
+        scores = prepared.run(path, resume=resume, command=command, report=EvalProgress())
+    except KeyboardInterrupt:
+        print(f"go on with: rlinf eval --resume --output {path}", file=sys.stderr)
+        raise
+    except OSError as error:
+        raise UserError(
+            f"--output={path}: cannot write there: {error.strerror or error}", hint="choose another folder"
+        ) from error
+    print(f"\n{aligned(score_table(scores))}\nresult: {path / 'result.json'}\nsamples: {path / 'samples.jsonl'}")
+    return 0
+
+
+def _arguments(arguments: Sequence[str]) -> tuple[Path | None, list[Override]]:
+    """The file with settings, if there is one, and the benchmarks."""
+    settings: Path | None = None
+    overrides = []
+    for argument in arguments:
+        name, equals, file = argument.partition("=")
+        if not equals and argument.endswith(SETTINGS) and settings is None:
+            settings = Path(argument)
+        elif not equals or not file or not re.fullmatch(r"[\w-]+", name):
+            raise UserError(
+                f"{argument!r} is no benchmark",
+                hint="a benchmark is NAME=FILE, for example gsm8k=gsm8k_test.jsonl; "
+                "one YAML file with settings may stand beside",
+            )
+        else:
+            overrides.append(Override(key=("benchmarks", name, "file"), value=file))
+    return settings, overrides

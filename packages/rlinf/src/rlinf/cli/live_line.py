@@ -1,0 +1,55 @@
+"""Lines on the terminal, with one live line below them where there is one."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from typing import TextIO
+
+BAR_WIDTH = 20
+_UP_AND_CLEAR = "\x1b[1A\r\x1b[2K"
+
+
+class LiveLine:
+    """Prints lines that stay; on a terminal also a line that is drawn anew.
+
+    Args:
+        stream: the standard output by default.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stdout if stream is None else stream
+        self.is_live = self._stream.isatty()
+        self._line = ""
+
+    def print(self, text: str) -> None:
+        """A line that stays, above the live one."""
+        erase = _UP_AND_CLEAR if self._line else ""
+        below = f"{self._line}\n" if self._line else ""
+        self._stream.write(f"{erase}{text}\n{below}")
+        self._stream.flush()
+
+    def draw(self, line: str) -> None:
+        """The live line, in place of the one before."""
+        # It ends with a newline like any other, so whatever is printed after it starts on its own line.
+        erase = _UP_AND_CLEAR if self._line else ""
+        self._line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line could not be erased
+        self._stream.write(f"{erase}{self._line}\n")
+        self._stream.flush()
+
+    def bar(self, done: int, total: int) -> str:
+        """`████░░░░`, or `###---` where the terminal cannot draw it."""
+        filled = BAR_WIDTH * done // total
+        can_draw = (getattr(self._stream, "encoding", None) or "").lower().startswith("utf")
+        full, empty = ("█", "░") if can_draw else ("#", "-")
+        return full * filled + empty * (BAR_WIDTH - filled)
+
+
+def clock_time(seconds: float) -> str:
+    """`2:31` (minutes and seconds) or `1:02:31`; `?` where it is not known."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,131 @@
+"""Config of `rlinf eval`: a model, benchmarks, and how their problems are asked and answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from rlinf.config.base import InputPath, Problem, Section, Seed
+from rlinf.config.common import ClusterConfig
+from rlinf.config.tasks import template_problems
+
+RESUMABLE = ("cluster", "max_batch_sequences", "worker_timeout_s", "timeout_s")
+"""Keys that may change when an evaluation is resumed: they move no number."""
+
+
+def _file_alone(value: Any) -> Any:
+    """`gsm8k: test.jsonl` for `gsm8k: {file: test.jsonl}`."""
+    return {"file": value} if isinstance(value, str) else value
+
+
+def _list_of_k(value: Any) -> Any:
+    """`8` for `[8]`, and `1,8` for `[1, 8]`, as one writes it on a command line."""
+    if isinstance(value, str) and all(part.strip().isdigit() for part in value.split(",")):
+        return tuple(int(part) for part in value.split(","))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+class BenchmarkConfig(Section):
+    """One set of problems. Under the name of a published set only its file has to be given; for one's own file the
+    reward, and the columns where they are not called question and answer."""
+
+    file: InputPath = Field(description="JSON lines, CSV, parquet, or a folder that Dataset.save_to_disk wrote.")
+    reward: str | None = Field(
+        default=None,
+        description="How a completion is checked: a reward's name, or package.module:function. "
+        "null: as the published set is.",
+    )
+    question_field: str | None = Field(default=None, description="Column of the problem; null: as published.")
+    answer_field: str | None = Field(default=None, description="Column of the answer; null: as published.")
+    template: str | None = Field(
+        default=None, description="Prompt with {question} where the problem goes; null: as the published set is asked."
+    )
+    num_problems: int | None = Field(default=None, ge=1, description="Only the first problems of the file; null: all.")
+
+
+class EvalConfig(Section):
+    """Everything that decides the numbers of an evaluation."""
+
+    model: InputPath = Field(
+        description="Hugging Face model folder, a run's folder (its newest checkpoint) or one checkpoint of a run."
+    )
+    benchmarks: dict[str, Annotated[BenchmarkConfig, BeforeValidator(_file_alone)]] = Field(
+        min_length=1, description="Name -> file or section; on the command line NAME=FILE."
+    )
+    k: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_list_of_k)] = Field(
+        default=(1,), min_length=1, description="k of pass@k and maj@k; several as 1,4,8."
+    )
+    num_samples: int | None = Field(
+        default=None, ge=1, description="Completions of each problem; null: the largest k. avg@k is over all of them."
+    )
+    seed: Seed = Field(default=0, description="Decides every sample, whatever the number of devices.")
+    temperature: float = Field(
+        default=0.6, ge=0, description="Sampling temperature; 0 takes the likeliest token, with one sample only."
+    )
+    top_p: float = Field(
+        default=0.95, gt=0, le=1, description="Sample from the likeliest tokens that hold this much probability."
+    )
+    max_new_tokens: int = Field(default=2048, ge=1, description="Longest completion in tokens; a longer one is cut.")
+    max_prompt_tokens: int | None = Field(
+        default=None, ge=1, description="Longest prompt in tokens; null: what the model's positions leave."
+    )
+    long_prompts: Literal["stop", "keep_end", "drop"] = Field(
+        default="stop",
+        description="What becomes of a longer prompt. stop: an error. keep_end: its beginning is cut off. drop: the "
+        "problem is left out. The last two are counted and shown.",
+    )
+    on_bad_row: Literal["stop", "skip"] = Field(
+        default="stop", description="A row that is no problem. stop: an error with file and line. skip: counted."
+    )
+    prompt_format: Literal["auto", "plain", "chat"] = Field(
+        default="auto",
+        description="chat: the prompt as the user's message in the tokenizer's chat template. plain: the prompt as it "
+        "is. auto: chat where the tokenizer has a template.",
+    )
+    system_prompt: str | None = Field(default=None, description="Message of the system, in a chat.")
+    chat_options: dict[str, bool | int | float | str] = Field(
+        default={}, description="Arguments of the chat template, {enable_thinking: false} for example."
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="Type of weights and computation."
+    )
+    max_batch_sequences: int = Field(default=256, ge=1, description="Completions that a device generates at once.")
+    worker_timeout_s: float = Field(
+        default=60.0, gt=0, description="A worker that gives no sign of life for so long is lost."
+    )
+    timeout_s: float = Field(
+        default=86400.0, gt=0, description="A benchmark that takes longer is given up; --resume goes on with it."
+    )
+    cluster: ClusterConfig = Field(default=ClusterConfig(), description="The devices; all are used.")
+
+    @property
+    def samples_per_problem(self) -> int:
+        """Completions of each problem."""
+        return self.num_samples or max(self.k)
+
+    def problems(self) -> Iterator[Problem]:
+        if self.num_samples is not None and max(self.k) > self.num_samples:
+            yield Problem(
+                keys=("k", "num_samples"),
+                text=f"={max(self.k)} is more than num_samples={self.num_samples}; draw at least {max(self.k)} samples "
+                "of each problem, or ask for a smaller k",
+            )
+        if self.samples_per_problem > 1 and self.temperature == 0:
+            yield Problem(
+                keys=("temperature", "num_samples", "k"),
+                text=f"=0 makes the {self.samples_per_problem} samples of a problem all the same; use a temperature "
+                "above 0, for example 0.6, or one sample",
+            )
+        if self.prompt_format == "plain" and (self.system_prompt is not None or self.chat_options):
+            key = "chat_options" if self.system_prompt is None else "system_prompt"
+            yield Problem(
+                keys=(key, "prompt_format"), text=" is set, but prompt_format=plain is no chat; use prompt_format chat"
+            )
+        for name, benchmark in self.benchmarks.items():
+            if benchmark.template is not None:
+                key = f"benchmarks.{name}.template"
+                yield from template_problems(benchmark.template, "question", key, "template")

@@ -1,0 +1,91 @@
+"""Config of tasks: where problems and their answers come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlinf.config.base import InputPath, Problem, Section
+
+
+class _Task(Section):
+    num_held_out: int = Field(default=500, ge=1, description="Problems kept out of training, for evaluation.")
+
+
+class SortTask(_Task):
+    """Sort the digits of a number: `58312047=` -> `01234578`."""
+
+    kind: Literal["sort"]
+    num_digits: int = Field(default=8, ge=1, le=32, description="Digits to sort.")
+
+
+class AddTask(_Task):
+    """Add two numbers of a fixed width: `12+34=` -> `046`."""
+
+    kind: Literal["add"]
+    num_digits: int = Field(default=2, ge=1, le=32, description="Digits of each number.")
+
+
+class FilesTask(_Task):
+    """Problems from data files: JSON lines, CSV, parquet, or a Hugging Face dataset on disk; GSM8K for example."""
+
+    kind: Literal["files"]
+    train_files: tuple[InputPath, ...] = Field(min_length=1, description="Files with the problems to train on.")
+    eval_files: tuple[InputPath, ...] = Field(
+        min_length=1, description="Files with the problems to evaluate on; num_held_out limits them."
+    )
+    eval_sets: dict[str, InputPath] = Field(
+        default={},
+        description="Name -> file of further problems to evaluate on, all of them, with a curve for each. Under the "
+        "name of a published set (aime24, math500, ...) the file has its columns, else those of the other files.",
+    )
+    prompt_field: str = Field(default="question", description="Field of a row that holds the problem.")
+    answer_field: str = Field(default="answer", description="Field of a row that holds the reference answer.")
+    prompt_template: str = Field(
+        default="{question}\n",
+        description="Prompt given to the model, with {prompt_field's name} where the problem goes.",
+    )
+    prompt_format: Literal["plain", "chat"] = Field(
+        default="plain",
+        description="plain: the prompt as it is. chat: as the user's message, in the chat template of the tokenizer.",
+    )
+    system_prompt: str | None = Field(
+        default=None, description="Message of the system before the prompt; with prompt_format=chat."
+    )
+    answer_format: Literal["gsm8k", "exact"] = Field(
+        default="exact", description="gsm8k: the answer ends in `#### number`. exact: the answer is the whole text."
+    )
+    long_prompts: Literal["keep_end", "drop", "stop"] = Field(
+        default="keep_end",
+        description="What becomes of a prompt longer than rollout.max_prompt_tokens. keep_end: its beginning is cut "
+        "off. drop: the problem is left out. stop: an error. The first two are counted in the run's notes.",
+    )
+    on_bad_row: Literal["stop", "skip"] = Field(
+        default="stop",
+        description="A row that is no problem (torn, a field missing or empty or of another type, an answer without "
+        "its number). stop: an error with file and line. skip: left out, and counted in the run's notes.",
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        yield from template_problems(self.prompt_template, self.prompt_field, "task.prompt_template", "prompt_field")
+        if self.system_prompt is not None and self.prompt_format == "plain":
+            yield Problem(
+                keys=("task.system_prompt", "task.prompt_format"),
+                text=" is set, but task.prompt_format=plain has no message of the system; use prompt_format chat",
+            )
+
+
+def template_problems(template: str, field: str, key: str, field_key: str) -> Iterator[Problem]:
+    """Whether a template has a place for the problem and no other brace."""
+    wanted = "{" + field + "}"
+    rest = template.replace(wanted, "")
+    if rest == template or "{" in rest.replace("{{", "") or "}" in rest.replace("}}", ""):
+        yield Problem(
+            keys=(key, f"{key.rpartition('.')[0]}.{field_key}".lstrip(".")),
+            text=f"={template!r} must hold {wanted} and no other brace; write {{{{ and }}}} for braces",
+        )
+
+
+TaskConfig = Annotated[SortTask | AddTask | FilesTask, Field(discriminator="kind")]

@@ -1,0 +1,12 @@
+"""`rlinf eval`: a model answers benchmark problems; what comes out survives being killed and can be gone on with.
+
+model.py       which folder holds the model, and what it allows
+benchmarks.py  files -> problems with prompts that fit
+folder.py      the evaluation's folder: settings, samples as they come, result
+runner.py      the flow prompts -> rollout -> reward on all devices
+scores.py      samples -> avg@k, pass@k, maj@k with their errors
+"""
+
+from rlinf.evaluation.run import Evaluation, prepare
+
+__all__ = ["Evaluation", "prepare"]

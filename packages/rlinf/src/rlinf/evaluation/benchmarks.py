@@ -1,0 +1,199 @@
+"""Files -> benchmarks: problems with prompts that fit, and how their answers are checked."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlinf.config.evaluation import BenchmarkConfig, EvalConfig
+from rlinf.errors import UserError
+from rlinf.evaluation.model import EvaluatedModel
+from rlinf.tasks import Problem
+from rlinf.tasks.prompts import PromptEncoder, fit_prompts, has_chat_template, template_of
+from rlinf.tasks.published import PublishedSet, published_set, require_published
+from rlinf.tasks.questions import Columns, QuestionReader, load_problems, skipped_note
+from rlinf_algos import RewardError
+from rlinf_algos.rewards import get_reward, make_reward, reward_names, score
+
+PLAIN_TEMPLATE = "{question}\n"
+"""Of one's own file."""
+CHECKED = ("exact_match", "numeric_match", "math_answer", "multiple_choice")
+"""Rewards that say at once whether they can use an answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Benchmark:
+    """What one set asks of the model."""
+
+    name: str
+    title: str
+    file: str
+    reward: str
+    problems: list[Problem]
+    num_bad_rows: int
+    num_long_prompts: int
+    notes: tuple[str, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with any prompt or answer."""
+        digest = hashlib.sha256()
+        for problem in self.problems:
+            digest.update(repr((problem.number, problem.prompt, problem.answer)).encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Benchmarks:
+    """All of an evaluation."""
+
+    sets: tuple[Benchmark, ...]
+    encoder: PromptEncoder
+    max_prompt_tokens: int
+    """Of the longest prompt as the model gets it."""
+    is_chat: bool
+
+    @property
+    def notes(self) -> list[str]:
+        """Rows that were skipped, prompts that were cut or dropped."""
+        return [note for benchmark in self.sets for note in benchmark.notes]
+
+
+def prepare_benchmarks(config: EvalConfig, model: EvaluatedModel) -> Benchmarks:
+    """Reads and checks all files.
+
+    Raises: UserError.
+    """
+    known = {name: _published(name, benchmark) for name, benchmark in config.benchmarks.items()}
+    limit = _prompt_limit(config, model)
+    is_chat = config.prompt_format == "chat" or (config.prompt_format == "auto" and has_chat_template(model.tokenizer))
+    if not is_chat and (config.system_prompt is not None or config.chat_options):
+        raise UserError(
+            f"{'chat_options' if config.system_prompt is None else 'system_prompt'} is set, but the tokenizer of "
+            f"{model.folder} has no chat template",
+            hint="leave it out, or put a chat_template into the tokenizer's files",
+        )
+    encoder = PromptEncoder(
+        model.tokenizer, chat=is_chat, system_prompt=config.system_prompt, options=config.chat_options
+    )
+    sets = tuple(
+        _benchmark(config, name, benchmark, known[name], encoder, limit, model.max_positions)
+        for name, benchmark in config.benchmarks.items()
+    )
+    longest = max(max(encoder.num_tokens([problem.prompt for problem in one.problems])) for one in sets)
+    return Benchmarks(
+        sets=sets, encoder=encoder, max_prompt_tokens=max(1, min(longest, limit or longest)), is_chat=is_chat
+    )
+
+
+def _published(name: str, benchmark: BenchmarkConfig) -> PublishedSet | None:
+    """The set that a name means; None for one's own file, which has to say how it is checked."""
+    if benchmark.reward is not None:
+        return published_set(name)
+    return require_published(
+        name,
+        hint=f"a file of your own needs a reward: --benchmarks.{name}.reward exact_match, for example, and "
+        f"--benchmarks.{name}.question_field and answer_field where they are not question and answer",
+    )
+
+
+def _prompt_limit(config: EvalConfig, model: EvaluatedModel) -> int | None:
+    """Longest prompt that may be given to the model; None: any."""
+    if model.max_positions is None:
+        return config.max_prompt_tokens
+    left = model.max_positions - config.max_new_tokens
+    if left < 1:
+        raise UserError(
+            f"max_new_tokens={config.max_new_tokens} leaves no position for a prompt: the model has "
+            f"{model.max_positions}",
+            hint=f"use --max_new_tokens {max(1, model.max_positions // 2)}, for example",
+        )
+    if config.max_prompt_tokens is not None and config.max_prompt_tokens > left:
+        raise UserError(
+            f"max_prompt_tokens={config.max_prompt_tokens} + max_new_tokens={config.max_new_tokens} is more than the "
+            f"model's {model.max_positions} positions",
+            hint=f"use --max_prompt_tokens {left} or less, or fewer new tokens",
+        )
+    return config.max_prompt_tokens or left
+
+
+def _benchmark(
+    config: EvalConfig,
+    name: str,
+    benchmark: BenchmarkConfig,
+    known: PublishedSet | None,
+    encoder: PromptEncoder,
+    limit: int | None,
+    positions: int | None,
+) -> Benchmark:
+    reward = benchmark.reward or (known.reward if known else "")
+    template = benchmark.template or (known.template if known else PLAIN_TEMPLATE)
+    loaded = load_problems(
+        benchmark.file,
+        _reader(benchmark, known),
+        template_of(template, "question"),
+        on_bad_row=config.on_bad_row,
+        bad_row_key="on_bad_row",
+    )
+    problems: Sequence[Problem] = loaded.problems[: benchmark.num_problems]
+    title = known.title if known else name
+    notes = skipped_note(loaded.bad_rows, str(benchmark.file))
+    num_long = 0
+    if limit is not None:
+        fitted = fit_prompts(
+            problems,
+            encoder,
+            max_prompt_tokens=limit,
+            long_prompts=config.long_prompts,
+            what=title,
+            key="long_prompts",
+            reason=f"; the model has {positions} positions and max_new_tokens={config.max_new_tokens} are kept free"
+            if positions is not None and limit == positions - config.max_new_tokens
+            else "",
+        )
+        problems, num_long = fitted.problems, fitted.num_long
+        notes += fitted.notes
+    if num_unknown := encoder.num_with_unknown([problem.prompt for problem in problems]):
+        notes.append(
+            f"{title}: the tokenizer has no token for some of the text of {num_unknown} of {len(problems)} prompts"
+        )
+    _check_reward(name, reward, problems)
+    return Benchmark(
+        name=name,
+        title=title,
+        file=str(benchmark.file),
+        reward=reward,
+        problems=list(problems),
+        num_bad_rows=len(loaded.bad_rows),
+        num_long_prompts=num_long,
+        notes=tuple(notes),
+    )
+
+
+def _check_reward(name: str, reward: str, problems: Sequence[Problem]) -> None:
+    """Whether the reward is there, and can use all answers: better said now than after hours.
+
+    Rules are asked about an empty completion of each problem; one's own function, which may take long, is not.
+    """
+    hint = f"--benchmarks.{name}.reward chooses another reward; known: {', '.join(reward_names())}"
+    try:
+        checker = get_reward(reward) if ":" in reward else make_reward(reward)
+    except RewardError as error:
+        raise UserError(f"benchmarks.{name}.reward={reward}: {error}", hint=hint) from error
+    try:
+        for problem in problems if reward in CHECKED else ():
+            try:
+                score(checker, "", problem.answer)
+            except RewardError as error:
+                raise UserError(f"{problem.place}: {error.__cause__ or error}", hint=hint) from error
+    finally:
+        close = getattr(checker, "close", None)
+        if close is not None and ":" not in reward:
+            close()
+
+
+def _reader(benchmark: BenchmarkConfig, known: PublishedSet | None) -> QuestionReader:
+    if known is not None and benchmark.question_field is None and benchmark.answer_field is None:
+        return known.read
+    return Columns(question=benchmark.question_field or "question", answer=benchmark.answer_field or "answer")

@@ -1,0 +1,126 @@
+"""The folder of an evaluation.
+
+    config.yaml    the settings; --resume starts from it
+    manifest.json  versions, machine, commands, notes, and fingerprints of the model and the problems
+    samples.jsonl  a row for each completion, written as they come
+    logs/          what each worker printed
+    result.json    the scores, once all samples are there
+
+A problem's samples are written in one piece; one that was torn by a kill is dropped when the evaluation is resumed, and
+its problem asked again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlinf.errors import UserError
+from rlinf.run_folder.manifest import new_manifest, timestamp
+from rlinf.run_folder.rows import RowWriter, keep_rows, read_rows, to_json, write_file
+
+SAMPLES = "samples.jsonl"
+Done = set[tuple[str, int]]
+"""(benchmark, number of the problem's row) with all their samples."""
+
+
+class EvalFolder:
+    """Open for writing; make one with `create` or `resume`, and use it as a context manager."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self._manifest = manifest
+        self._samples = RowWriter(path / SAMPLES)
+
+    @classmethod
+    def create(
+        cls, path: Path, *, config_yaml: str, command: Sequence[str], inputs: Mapping[str, Any], notes: Sequence[str]
+    ) -> EvalFolder:
+        """A new folder.
+
+        Args:
+            path: must not exist, or be empty.
+            inputs: what the numbers hang on beside the settings, by name; compared when the evaluation is resumed.
+        """
+        path.mkdir(parents=True, exist_ok=True)
+        manifest = new_manifest(config_yaml, command) | {"job": "evaluation", "inputs": inputs, "notes": list(notes)}
+        write_file(path / "config.yaml", config_yaml)
+        folder = cls(path, manifest)
+        folder._start_session(command)
+        return folder
+
+    @classmethod
+    def resume(cls, path: Path, *, config_yaml: str, command: Sequence[str], inputs: Mapping[str, Any]) -> EvalFolder:
+        """The folder of an evaluation that stopped.
+
+        Raises: UserError where there is none, or the model or the problems are not the same any more.
+        """
+        manifest = _read_manifest(path)
+        for name, before in manifest["inputs"].items():
+            if inputs.get(name) != before:
+                raise UserError(
+                    f"{name} has changed since the evaluation in {path} began, so its samples do not go together with "
+                    "new ones",
+                    hint="put back what it was, or start anew with another --output folder",
+                )
+        write_file(path / "config.yaml", config_yaml)
+        folder = cls(path, manifest)
+        folder._start_session(command)
+        return folder
+
+    def keep_whole_problems(self, samples_per_problem: int) -> Done:
+        """Drops the samples of problems that a kill left with fewer; returns the problems that are done."""
+        counts = Counter((row["benchmark"], row["problem"]) for row in read_rows(self.path / SAMPLES))
+        done = {problem for problem, count in counts.items() if count == samples_per_problem}
+        keep_rows(self.path / SAMPLES, lambda row: (row["benchmark"], row["problem"]) in done)
+        return done
+
+    def write_samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """All samples of one problem; they are on the disk when it returns."""
+        self._samples.write(rows)
+        self._samples.sync()
+
+    def read_samples(self) -> list[dict[str, Any]]:
+        return read_rows(self.path / SAMPLES)
+
+    def write_result(self, values: Mapping[str, Any]) -> None:
+        write_file(self.path / "result.json", to_json(values, indent=1) + "\n")
+
+    def __enter__(self) -> EvalFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        self._samples.close()
+        self._manifest["ended"] = self._manifest["sessions"][-1]["ended"] = timestamp()
+        if kind is not None:
+            self._manifest["sessions"][-1]["failure"] = f"{kind.__name__}: {error}".rstrip(": ")
+        self._write_manifest()
+
+    def _start_session(self, command: Sequence[str]) -> None:
+        self._manifest["sessions"].append({"started": timestamp(), "ended": None, "command": list(command)})
+        self._manifest["ended"] = None
+        self._write_manifest()
+
+    def _write_manifest(self) -> None:
+        write_file(self.path / "manifest.json", to_json(self._manifest, indent=1) + "\n")
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / "manifest.json"
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"there is no evaluation to resume in {path}: it has no manifest.json",
+            hint="--output must name the folder of an earlier evaluation; leave --resume out to start a new one",
+        ) from error
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON: {error}") from error
+    if not isinstance(manifest, dict) or "inputs" not in manifest:
+        raise UserError(
+            f"{path} is the folder of a training run, not of an evaluation", hint="rlinf train --resume goes on with it"
+        )
+    return manifest

@@ -1,0 +1,94 @@
+"""The model of an evaluation: found, checked, and recognised when the evaluation is resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf.config.inputs import TOKENIZER_FILES, WEIGHT_FILES, check_model_folder
+from rlinf.errors import UserError
+from rlinf.run_folder.checkpoints import STATE, checkpoint_steps, is_complete
+from rlinf.tasks.language import load_checkpoint_tokenizer
+
+EDGE_BYTES = 1 << 16
+"""Of the beginning and the end of each weight file, for the fingerprint: training changes every part of a file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluatedModel:
+    """A model folder that is whole."""
+
+    folder: Path
+    tokenizer: Any
+    max_positions: int | None
+    """Tokens of prompt and completion together that the model was made for; None where its config does not say."""
+    fingerprint: str
+    """Changes with the weights, the tokenizer or the config."""
+
+
+def load_model(path: Path) -> EvaluatedModel:
+    """The model behind a path; its weights are only looked at.
+
+    Args:
+        path: a model folder, a checkpoint of a run, or a run's folder, of which the newest checkpoint is taken.
+    Raises: UserError.
+    """
+    folder = model_folder(path)
+    check_model_folder(folder, key="model")
+    tokenizer = load_checkpoint_tokenizer(folder, key="model")
+    return EvaluatedModel(
+        folder=folder, tokenizer=tokenizer, max_positions=_max_positions(folder), fingerprint=fingerprint(folder)
+    )
+
+
+def model_folder(path: Path) -> Path:
+    """The model folder that a path means.
+
+    Raises: UserError for a run without a checkpoint and for a torn checkpoint.
+    """
+    if (path / "config.json").is_file() or not path.is_dir():
+        return path
+    if (path / STATE).is_file() or re.fullmatch(r"step-\d+", path.name):
+        if not is_complete(path):
+            raise UserError(
+                f"model={path}: the checkpoint is not whole: its state.json does not match its files",
+                hint="use another checkpoint of the run, or copy this one again",
+            )
+        return path / "model"
+    if (path / "checkpoints").is_dir():
+        complete = checkpoint_steps(path / "checkpoints")
+        if not complete:
+            raise UserError(
+                f"model={path}: the run has no complete checkpoint yet", hint="let it run on, or --resume it"
+            )
+        return complete[-1][1] / "model"
+    return path
+
+
+def fingerprint(folder: Path) -> str:
+    """Of config, tokenizer and weights: whole small files, sizes and edges of the weight files."""
+    digest = hashlib.sha256()
+    small = {"config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja", *TOKENIZER_FILES}
+    weights = {".safetensors", ".bin"}
+    for file in sorted(entry for entry in folder.iterdir() if entry.is_file()):
+        if file.name in small or file.name in WEIGHT_FILES or file.suffix in weights:
+            digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+            digest.update(file.read_bytes() if file.name in small else _edges(file))
+    return digest.hexdigest()
+
+
+def _edges(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        first = opened.read(EDGE_BYTES)
+        opened.seek(max(0, file.stat().st_size - EDGE_BYTES))
+        return first + opened.read(EDGE_BYTES)
+
+
+def _max_positions(folder: Path) -> int | None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder).get_text_config()
+    return getattr(config, "max_position_embeddings", None)

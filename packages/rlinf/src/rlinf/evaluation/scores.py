@@ -1,0 +1,125 @@
+"""Samples -> scores: avg@k, pass@k and maj@k of each benchmark with their errors, and what else a reader must know."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlinf.evaluation.benchmarks import Benchmark
+from rlinf_algos import Estimate, avg_at_k, maj_at_k, mean_over_problems, pass_at_k
+
+RIGHT, UNPARSEABLE = "right", "unparseable"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchmarkScores:
+    """What came of one benchmark."""
+
+    benchmark: Benchmark
+    num_samples: int
+    """Of each problem."""
+    avg: Estimate
+    pass_at: dict[int, Estimate]
+    maj_at: dict[int, Estimate]
+    outcomes: dict[str, int]
+    """Outcome of the check -> samples; truncated ones are counted by their outcome, too."""
+    num_truncated: int
+    mean_completion_tokens: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The benchmark's part of result.json."""
+        benchmark = self.benchmark
+        return {
+            "title": benchmark.title,
+            "file": benchmark.file,
+            "reward": benchmark.reward,
+            "num_problems": self.avg.num_problems,
+            "num_samples_per_problem": self.num_samples,
+            "num_bad_rows": benchmark.num_bad_rows,
+            "num_long_prompts": benchmark.num_long_prompts,
+            "scores": {
+                f"avg@{self.num_samples}": _estimate(self.avg),
+                **{f"pass@{k}": _estimate(estimate) for k, estimate in self.pass_at.items()},
+                **{f"maj@{k}": _estimate(estimate) for k, estimate in self.maj_at.items()},
+            },
+            "outcomes": self.outcomes,
+            "num_truncated": self.num_truncated,
+            "mean_completion_tokens": self.mean_completion_tokens,
+            "notes": list(benchmark.notes),
+        }
+
+
+def score_benchmark(
+    benchmark: Benchmark, rows: Sequence[Mapping[str, Any]], *, k: Sequence[int], num_samples: int
+) -> BenchmarkScores:
+    """Scores of the rows of samples.jsonl that belong to the benchmark."""
+    by_problem: dict[int, list[Mapping[str, Any]]] = {problem.number: [] for problem in benchmark.problems}
+    for row in rows:
+        by_problem[row["problem"]].append(row)
+    assert all(len(found) == num_samples for found in by_problem.values()), "every problem has all its samples"
+    is_right = torch.tensor([[row["outcome"] == RIGHT for row in found] for found in by_problem.values()])
+    num_right = is_right.sum(-1)
+    votes = [
+        ([row["answer"] for row in found], [row["outcome"] == RIGHT for row in found]) for found in by_problem.values()
+    ]
+    return BenchmarkScores(
+        benchmark=benchmark,
+        num_samples=num_samples,
+        avg=mean_over_problems(avg_at_k(is_right)),
+        pass_at={size: mean_over_problems(pass_at_k(num_right, num_samples, size)) for size in k},
+        maj_at={
+            size: mean_over_problems(torch.tensor([maj_at_k(*vote, size) for vote in votes], dtype=torch.float64))
+            for size in k
+        },
+        outcomes=dict(Counter(row["outcome"] for row in rows).most_common()),
+        num_truncated=sum(row["truncated"] for row in rows),
+        mean_completion_tokens=sum(row["num_completion_tokens"] for row in rows) / len(rows),
+    )
+
+
+def score_table(scores: Sequence[BenchmarkScores]) -> list[tuple[str, ...]]:
+    """Rows of cells, the header first; a score is `12.3 ± 1.1 %` with its standard error.
+
+    pass@1 and maj@1 are left out: both are avg@k.
+    """
+    ks = [k for k in scores[0].pass_at if k > 1]
+    n = scores[0].num_samples
+    header = ("benchmark", "problems", f"avg@{n}", *(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in ks))
+    table: list[tuple[str, ...]] = [(*header, "truncated", "no answer", "unchecked", "tokens")]
+    for one in scores:
+        num_rows = one.avg.num_problems * n
+        checked = sum(one.outcomes.get(outcome, 0) for outcome in (RIGHT, "wrong", UNPARSEABLE))
+        table.append(
+            (
+                one.benchmark.title,
+                str(one.avg.num_problems),
+                show(one.avg),
+                *(show(one.pass_at[k]) for k in ks),
+                *(show(one.maj_at[k]) for k in ks),
+                f"{one.num_truncated / num_rows:.1%}",
+                f"{one.outcomes.get(UNPARSEABLE, 0) / num_rows:.1%}",
+                str(num_rows - checked),
+                f"{one.mean_completion_tokens:.0f}",
+            )
+        )
+    return table
+
+
+def show(estimate: Estimate) -> str:
+    """`12.3 ± 1.1 %`; a single problem has no error, and no spread among the problems leaves the interval to tell."""
+    if estimate.standard_error > 0:
+        return f"{100 * estimate.value:.1f} ± {100 * estimate.standard_error:.1f} %"
+    return f"{100 * estimate.value:.1f} ({100 * estimate.low:.1f} to {100 * estimate.high:.1f}) %"
+
+
+def _estimate(estimate: Estimate) -> dict[str, float]:
+    return {
+        "value": estimate.value,
+        "standard_error": estimate.standard_error,
+        "low": estimate.low,
+        "high": estimate.high,
+    }

@@ -1,0 +1,151 @@
+"""From a problem to the tokens that the model is given: plain text or the tokenizer's chat template, and prompts that
+are too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlinf.errors import UserError
+from rlinf.tasks.base import Problem
+
+LongPrompts = Literal["stop", "keep_end", "drop"]
+
+BATCH = 512
+"""Prompts tokenized at once."""
+
+
+def template_of(template: str, field: str) -> Callable[[str], str]:
+    """Fills `{field}` of a plain template; doubled braces stand for single ones."""
+    return lambda text: template.format(**{field: text})
+
+
+def has_chat_template(tokenizer: Any) -> bool:
+    """Whether the tokenizer's files hold a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+class PromptEncoder:
+    """Turns prompts into tokens.
+
+    Args:
+        tokenizer: of the model.
+        chat: wrap each prompt as the user's message of a conversation, with the tokenizer's own template, up to where
+            the assistant begins to answer.
+        system_prompt: a first message of the system; only with `chat`.
+        options: further arguments of the template, {"enable_thinking": False} for example.
+        key: how messages call the setting.
+    Raises: UserError where the tokenizer has no chat template, or the template refuses the messages.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        chat: bool = False,
+        system_prompt: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        key: str = "prompt_format",
+    ) -> None:
+        if chat and not has_chat_template(tokenizer):
+            raise UserError(
+                f"{key}=chat: the tokenizer of the model has no chat template",
+                hint=f"use --{key} plain, or put a chat_template into the model folder's tokenizer files "
+                "(an instruct model has one, a base model often none)",
+            )
+        self._tokenizer = tokenizer
+        self._chat = chat
+        self._system = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
+        self._options = dict(options or {})
+        self._key = key
+        if chat:
+            self.text("?")
+
+    def text(self, prompt: str) -> str:
+        """What the model reads, special tokens written out."""
+        if not self._chat:
+            return prompt
+        messages = [*self._system, {"role": "user", "content": prompt}]
+        try:
+            return self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self._options
+            )
+        except Exception as error:  # templates are programs in jinja2 and raise what they like
+            what = "a system prompt" if self._system else "the prompt"
+            raise UserError(
+                f"{self._key}=chat: the tokenizer's chat template refuses {what}: {type(error).__name__}: {error}",
+                hint="leave the system prompt out, or use the plain format",
+            ) from error
+
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids. Special tokens are those that the text itself holds; none is added."""
+        return self._tokenizer(self.text(prompt), add_special_tokens=False)["input_ids"]
+
+    def num_tokens(self, prompts: Sequence[str]) -> list[int]:
+        """Length of each prompt in tokens."""
+        return [len(token_ids) for token_ids in self._encode_all(prompts)]
+
+    def num_with_unknown(self, prompts: Sequence[str]) -> int:
+        """Prompts with text that the tokenizer has no token for, so that the model cannot read it."""
+        unknown = self._tokenizer.unk_token_id
+        return 0 if unknown is None else sum(unknown in token_ids for token_ids in self._encode_all(prompts))
+
+    def _encode_all(self, prompts: Sequence[str]) -> Iterator[list[int]]:
+        for start in range(0, len(prompts), BATCH):
+            texts = [self.text(prompt) for prompt in prompts[start : start + BATCH]]
+            yield from self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FittedProblems:
+    """Problems whose prompts fit, and what had to be done for it."""
+
+    problems: list[Problem]
+    num_long: int
+    """Prompts longer than allowed: dropped, or cut to their end."""
+    longest: int
+    """Tokens of the longest prompt that was found, whole."""
+    notes: tuple[str, ...]
+
+
+def fit_prompts(
+    problems: Sequence[Problem],
+    encoder: PromptEncoder,
+    *,
+    max_prompt_tokens: int,
+    long_prompts: LongPrompts,
+    what: str,
+    key: str = "task.long_prompts",
+    reason: str = "",
+) -> FittedProblems:
+    """Applies the rule for prompts that are too long.
+
+    Args:
+        long_prompts: stop: an error; drop: without them; keep_end: all, and whoever encodes cuts the beginning off.
+        what: the set, as notes and messages call it.
+        key: how messages call the setting.
+        reason: where the limit comes from.
+    Raises: UserError.
+    """
+    lengths = encoder.num_tokens([problem.prompt for problem in problems])
+    long = [length > max_prompt_tokens for length in lengths]
+    num_long, longest = sum(long), max(lengths, default=0)
+    if not num_long:
+        return FittedProblems(problems=list(problems), num_long=0, longest=longest, notes=())
+    counts = f"{num_long} of {len(problems)} prompts are longer than {max_prompt_tokens} tokens (up to {longest})"
+    text = f"{what}: {counts}{reason}"
+    if long_prompts == "stop":
+        raise UserError(
+            f"{text}, the first at {problems[long.index(True)].place or 'number 1'}",
+            hint=f"allow longer prompts, or use --{key} drop (without these problems) or keep_end (the beginning of "
+            "the prompt is cut off); either is counted",
+        )
+    if long_prompts == "keep_end":
+        note = f"{text}; their beginnings were cut off"
+        return FittedProblems(problems=list(problems), num_long=num_long, longest=longest, notes=(note,))
+    kept = [problem for problem, is_long in zip(problems, long, strict=True) if not is_long]
+    if not kept:
+        raise UserError(f"{text}, so none is left with {key}=drop", hint="allow longer prompts")
+    note = f"{text}; these problems were dropped"
+    return FittedProblems(problems=kept, num_long=num_long, longest=longest, notes=(note,))

@@ -1,0 +1,165 @@
+r"""Published benchmark sets: the columns they come with, how an answer is checked, and what the model is asked.
+
+A set is found under several column names, for the same problems are published more than once (for example AIME with
+`problem` and `answer`, or `Problem` and `Answer`); case does not count. Choices of GPQA are published with the right
+one first: they are put in an order that depends on the question alone, so that every run and every program version
+asks the same. Several sets of competition problems ask for `\boxed{}`, as Qwen2.5-Math's evaluation does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf.errors import UserError
+from rlinf.tasks.questions import Question, QuestionReader, RowError, check_number, text_of
+from rlinf.tasks.row_files import listed
+
+LETTERS = "ABCD"
+
+BOXED_TEMPLATE = "{question}\n\nThink it through step by step and give the final answer in \\boxed{{}}."
+NUMBER_TEMPLATE = "{question}\n\nThink it through step by step; the last line must be `#### ` and the final number."
+CHOICE_TEMPLATE = (
+    "{question}\n\nThink it through step by step; the last line must be `Answer: ` and the letter of one choice."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedSet:
+    """One benchmark."""
+
+    name: str
+    title: str
+    read: QuestionReader
+    reward: str
+    """A name known to rlinf_algos.rewards."""
+    template: str
+    """With {question}; braces doubled."""
+    num_problems: int
+    """Of the whole published set; a file may hold fewer."""
+
+
+def published_set(name: str) -> PublishedSet | None:
+    """The set of that name; `AIME-24`, `aime_24` and `aime24` are one."""
+    return PUBLISHED.get(re.sub(r"[-_ ]", "", name).casefold())
+
+
+def require_published(name: str, hint: str) -> PublishedSet:
+    """As `published_set`.
+
+    Raises: UserError that says which name is near.
+    """
+    found = published_set(name)
+    if found is None:
+        names = [one.name for one in PUBLISHED.values()]
+        close = difflib.get_close_matches(name.casefold(), names, n=1)
+        guess = f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}"
+        raise UserError(f"no benchmark is called {name!r}; {guess}", hint=hint)
+    return found
+
+
+# -- readers -------------------------------------------------------------------------------------------------------
+
+QUESTION = ("problem", "question")
+
+
+def read_gsm8k(values: Mapping[str, Any]) -> Question:
+    """The answer is a worked solution that ends in `#### 42`."""
+    answer = _text(values, ("answer",))
+    check_number(answer, "answer")
+    return Question(text=_text(values, QUESTION), answer=answer)
+
+
+def read_integer_answer(values: Mapping[str, Any]) -> Question:
+    """AIME and AMC: the answer is a whole number, maybe written `27.0` or `033`."""
+    answer = _text(values, ("answer",))
+    number = re.fullmatch(r"\s*(-?)0*([0-9]+)(?:\.0*)?\s*", answer)
+    if number is None:
+        raise RowError(f"the answer must be a whole number, is {answer[:60]!r}")
+    return Question(text=_text(values, QUESTION), answer=number[1] + number[2])
+
+
+def read_math(values: Mapping[str, Any]) -> Question:
+    r"""MATH and Minerva: an answer, or a solution with the answer in its last `\boxed{}`."""
+    if any(str(name).casefold() == "answer" for name in values):
+        return Question(text=_text(values, QUESTION), answer=_text(values, ("answer",)))
+    solution = _text(values, ("solution",))
+    answer = last_boxed(solution)
+    if not answer:
+        raise RowError(f"the solution has no \\boxed{{}} with an answer: it ends {solution[-60:]!r}")
+    return Question(text=_text(values, QUESTION), answer=answer)
+
+
+def read_gpqa(values: Mapping[str, Any]) -> Question:
+    """The right answer and three wrong ones; asked as A to D in an order that the question decides."""
+    right = _text(values, ("Correct Answer",)).strip()
+    choices = [right, *(_text(values, (f"Incorrect Answer {i}",)).strip() for i in (1, 2, 3))]
+    if len(set(choices)) < len(choices):
+        raise RowError(f"two of the four choices are the same: {listed(choices)[:120]}")
+    question = _text(values, ("Question",)).strip()
+    ordered = sorted(choices, key=lambda choice: hashlib.sha256(f"{question}\0{choice}".encode()).digest())
+    return Question(text=with_choices(question, ordered), answer=LETTERS[ordered.index(right)])
+
+
+def read_mmlu(values: Mapping[str, Any]) -> Question:
+    """Four choices and the index of the right one, from 0, or its letter."""
+    choices = values.get("choices")
+    if isinstance(choices, str) or not isinstance(choices, Sequence) or len(choices) != len(LETTERS):
+        raise RowError(f"field 'choices' must be a list of {len(LETTERS)} texts, is {str(choices)[:60]!r}")
+    answer = _text(values, ("answer",)).strip()
+    letter = LETTERS[int(answer)] if answer in ("0", "1", "2", "3") else answer.upper()
+    if letter not in tuple(LETTERS):
+        raise RowError(f"field 'answer' must be 0 to 3 or A to D, is {answer[:60]!r}")
+    return Question(text=with_choices(_text(values, QUESTION).strip(), [str(c) for c in choices]), answer=letter)
+
+
+def with_choices(question: str, choices: Sequence[str]) -> str:
+    """The question, an empty line, and the choices behind `A) ` and so on."""
+    lines = [f"{letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=True)]
+    return "\n".join([question, "", *lines])
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}` whose braces close.
+
+    Example: last_boxed(r"so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
+    """
+    for start in reversed([match.end() for match in re.finditer(r"\\boxed\s*\{", text)]):
+        depth = 1
+        for end in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            if depth == 0:
+                return text[start:end].strip()
+    return None
+
+
+def _text(values: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The first of the columns that there is, whatever its case."""
+    found = {str(name).casefold(): name for name in reversed(list(values))}
+    for name in names:
+        if name.casefold() in found:
+            return text_of(values, found[name.casefold()])
+    raise RowError(f"no field {' or '.join(map(repr, names))}; the row has {listed(sorted(map(str, values)))}")
+
+
+def _set(name: str, title: str, read: QuestionReader, reward: str, template: str, num_problems: int) -> PublishedSet:
+    return PublishedSet(name=name, title=title, read=read, reward=reward, template=template, num_problems=num_problems)
+
+
+PUBLISHED: dict[str, PublishedSet] = {
+    one.name.replace("_", ""): one
+    for one in (
+        _set("gsm8k", "GSM8K", read_gsm8k, "numeric_match", NUMBER_TEMPLATE, 1319),
+        _set("aime24", "AIME 24", read_integer_answer, "math_answer", BOXED_TEMPLATE, 30),
+        _set("aime25", "AIME 25", read_integer_answer, "math_answer", BOXED_TEMPLATE, 30),
+        _set("math500", "MATH-500", read_math, "math_answer", BOXED_TEMPLATE, 500),
+        _set("gpqa_diamond", "GPQA-diamond", read_gpqa, "multiple_choice", CHOICE_TEMPLATE, 198),
+        _set("amc23", "AMC 23", read_integer_answer, "math_answer", BOXED_TEMPLATE, 40),
+        _set("minerva_math", "Minerva", read_math, "math_answer", BOXED_TEMPLATE, 272),
+        _set("mmlu_stem", "MMLU-STEM", read_mmlu, "multiple_choice", CHOICE_TEMPLATE, 3018),
+    )
+}

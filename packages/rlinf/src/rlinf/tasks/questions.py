@@ -1,0 +1,145 @@
+"""From rows to problems: which columns hold question and answer, and what is wrong with a row.
+
+`Columns` is for one's own files; the published sets have readers of their own (published.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlinf.errors import UserError
+from rlinf.tasks.base import Problem
+from rlinf.tasks.row_files import BadRow, Row, listed, read_rows
+
+MAX_SHOWN = 5
+"""Bad rows in one message."""
+
+
+class RowError(ValueError):
+    """What is wrong with a row; `load_problems` adds the place."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What a row asks and what is right."""
+
+    text: str
+    answer: str
+
+
+QuestionReader = Callable[[Mapping[str, Any]], Question]
+"""Raises RowError."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """Reads two columns of any file."""
+
+    question: str
+    answer: str
+    needs_number: bool = False
+    """The answer has to hold a number, as GSM8K's `#### 42`."""
+
+    def __call__(self, values: Mapping[str, Any]) -> Question:
+        missing = [name for name in (self.question, self.answer) if name not in values]
+        if missing:
+            raise RowError(f"no field {listed(missing)}; the row has {listed(sorted(map(str, values)))}")
+        question, answer = text_of(values, self.question), text_of(values, self.answer)
+        if self.needs_number:
+            check_number(answer, self.answer)
+        return Question(text=question, answer=answer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedProblems:
+    """What came of one file."""
+
+    problems: list[Problem]
+    bad_rows: list[BadRow]
+
+
+def load_problems(
+    path: Path,
+    read: QuestionReader,
+    to_prompt: Callable[[str], str],
+    *,
+    on_bad_row: Literal["stop", "skip"],
+    bad_row_key: str = "task.on_bad_row",
+) -> LoadedProblems:
+    """All problems of a file, in its order.
+
+    Args:
+        to_prompt: the template: from a question to the prompt.
+        on_bad_row: stop: any bad row is an error, which lists the first few; skip: they come back beside the problems.
+        bad_row_key: how the message calls the setting.
+    Raises: UserError.
+    """
+    problems: list[Problem] = []
+    bad_rows: list[BadRow] = []
+    for row in read_rows(path):
+        found = row if isinstance(row, BadRow) else _problem(row, read, to_prompt)
+        if isinstance(found, Problem):
+            problems.append(found)
+        else:
+            bad_rows.append(found)
+    if bad_rows and on_bad_row == "stop":
+        shown = [str(row) for row in bad_rows[:MAX_SHOWN]]
+        more = len(bad_rows) - len(shown)
+        raise UserError(
+            "\n".join([*shown, *([f"and {more} more bad rows in that file"] if more else [])]),
+            hint=f"mend the file, or leave bad rows out and count them with --{bad_row_key} skip",
+        )
+    if not problems:
+        raise UserError(f"{path}: holds no problem{_first_bad(bad_rows)}", hint="is it the right file?")
+    return LoadedProblems(problems=problems, bad_rows=bad_rows)
+
+
+def skipped_note(bad_rows: Sequence[BadRow], what: str) -> list[str]:
+    """The line for the manifest; none without a bad row."""
+    if not bad_rows:
+        return []
+    return [f"{what}: {len(bad_rows)} bad rows were skipped, the first is {bad_rows[0]}"]
+
+
+# -- values of a row -----------------------------------------------------------------------------------------------
+
+
+def text_of(values: Mapping[str, Any], name: str) -> str:
+    """A value as text that is not empty.
+
+    Raises: RowError for anything but text and finite numbers.
+    """
+    value = values[name]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise RowError(f"field {name!r} must be text or a number, is {json.dumps(value, default=str)[:60]}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RowError(f"field {name!r} is {value}, no finite number")
+    text = str(value)
+    if not text.strip():
+        raise RowError(f"field {name!r} is empty")
+    return text
+
+
+def check_number(answer: str, name: str) -> None:
+    """Raises: RowError where `rlinf_algos.rewards.final_number` finds none."""
+    from rlinf_algos.rewards import final_number
+
+    if final_number(answer) is None:
+        raise RowError(f"the {name} holds no number: {answer[-80:]!r}; it should end like `#### 42`")
+
+
+def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str]) -> Problem | BadRow:
+    try:
+        question = read(row.values)
+    except RowError as error:
+        return BadRow(number=row.number, place=row.place, what=str(error))
+    return Problem(prompt=to_prompt(question.text), answer=question.answer, place=row.place, number=row.number)
+
+
+def _first_bad(bad_rows: Sequence[BadRow]) -> str:
+    return f"; all {len(bad_rows)} rows are bad, the first: {bad_rows[0]}" if bad_rows else ""

@@ -1,0 +1,188 @@
+"""Problems from files: bad rows, templates, prompts that are too long, and a stream that resumes exactly."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf.config.tasks import FilesTask
+from rlinf.errors import UserError
+from rlinf.tasks import Problem, make_task
+from rlinf.tasks.files import FileProblems
+from rlinf.tasks.language import character_tokenizer
+from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
+from rlinf.tasks.questions import Columns, load_problems
+
+GOOD = [{"question": f"{i} + 1?", "answer": f"so #### {i + 1}"} for i in range(12)]
+BAD = [
+    '{"question": "torn',
+    '{"question": "a"}',
+    '{"question": "", "answer": "#### 1"}',
+    '{"question": "b", "answer": 1}',
+]
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'system' and m.content == 'no' %}{{ raise_exception('no system') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if short %}!{% endif %}"
+)
+ALPHABET = "".join(map(chr, range(32, 127))) + "\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path):
+    """Writes rows (or lines as they are) and gives the config of a task on them."""
+
+    def write(name: str, rows: Sequence[dict[str, Any] | str]) -> Path:
+        path = tmp_path / name
+        path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+        return path
+
+    return write
+
+
+def task(train: Path, evaluate: Path, **options: Any) -> FileProblems:
+    made = make_task(FilesTask(kind="files", train_files=(train,), eval_files=(evaluate,), **options), seed=3)
+    assert isinstance(made, FileProblems)
+    return made
+
+
+# -- bad rows ------------------------------------------------------------------------------------------------------
+
+
+def test_bad_rows_stop_with_file_and_line(files):
+    path = files("train.jsonl", [*GOOD[:2], *BAD, *BAD])
+    read = Columns(question="question", answer="answer")
+    with pytest.raises(UserError) as caught:
+        load_problems(path, read, str, on_bad_row="stop")
+    lines = str(caught.value).splitlines()
+    assert [line.partition(": ")[0] for line in lines[:4]] == [f"{path}:{n}" for n in (3, 4, 5, 7)]
+    assert "not a JSON object" in lines[0]
+    assert "no field 'answer'; the row has 'question'" in lines[1]
+    assert "field 'question' is empty" in lines[2]
+    assert lines[5:] == [
+        "and 1 more bad rows in that file",
+        "hint: mend the file, or leave bad rows out and count them with --task.on_bad_row skip",
+    ]
+
+
+def test_bad_rows_are_skipped_and_counted(files):
+    path = files("train.jsonl", [BAD[0], GOOD[0], *BAD[1:3], GOOD[1]])
+    made = task(path, files("test.jsonl", GOOD[2:]), answer_format="gsm8k", on_bad_row="skip")
+    assert {made.train_problem(i).number for i in range(2)} == {2, 5}
+    (note,) = made.notes
+    assert note.startswith(f"{path}: 3 bad rows were skipped, the first is {path}:1: not a JSON object")
+
+
+def test_an_answer_without_a_number_is_bad_where_one_is_needed(files):
+    path = files("train.jsonl", [{"question": "a", "answer": "none"}])
+    with pytest.raises(UserError, match=f"{path}:1: the answer holds no number: 'none'"):
+        task(path, path, answer_format="gsm8k")
+
+
+def test_a_file_without_a_good_row_is_refused(files):
+    path = files("train.jsonl", BAD[:2])
+    with pytest.raises(UserError, match=f"{path}: holds no problem; all 2 rows are bad, the first: {path}:1: "):
+        task(path, path, on_bad_row="skip")
+    with pytest.raises(UserError, match=f"{files('empty.jsonl', [])}: holds no problem\nhint"):
+        task(files("empty.jsonl", []), path)
+
+
+# -- the stream ----------------------------------------------------------------------------------------------------
+
+
+def test_the_stream_can_be_entered_anywhere(files):
+    train, evaluate = files("train.jsonl", GOOD), files("test.jsonl", [{"question": "x", "answer": "1"}])
+    through = task(train, evaluate)
+    stream = [through.train_problem(i) for i in range(40)]
+    for start in (0, 7, 12, 25):
+        assert [task(train, evaluate).train_problem(i) for i in range(start, 40)] == stream[start:]
+    for epoch in range(3):
+        assert {problem.number for problem in stream[epoch * 12 : epoch * 12 + 12]} == set(range(1, 13))
+    assert stream[:12] != stream[12:24]
+
+
+def test_further_sets_have_their_published_columns_or_the_task_s(files):
+    train, evaluate = files("train.jsonl", GOOD), files("test.jsonl", [{"question": "x", "answer": "1"}])
+    sets = {
+        "AIME-24": files("aime.jsonl", [{"problem": "p", "answer": "033"}]),
+        "mine": files("mine.jsonl", [{"question": "y", "answer": "2"}] * 2),
+    }
+    made = task(train, evaluate, eval_sets=sets, num_held_out=1, prompt_template="Q: {question}")
+    found = made.more_held_out()
+    assert {name: [(p.prompt, p.answer) for p in problems] for name, problems in found.items()} == {
+        "AIME-24": [("Q: p", "33")],
+        "mine": [("Q: y", "2"), ("Q: y", "2")],
+    }
+    with pytest.raises(UserError, match=r"in task.eval_sets.again 12 are in the training files too"):
+        task(train, evaluate, eval_sets={"again": train})
+
+
+# -- prompts -------------------------------------------------------------------------------------------------------
+
+
+def tokenizer(chat_template: str | None = None) -> Any:
+    made = character_tokenizer(ALPHABET)
+    made.chat_template = chat_template
+    return made
+
+
+def test_a_plain_prompt_is_taken_as_it_is():
+    encoder = PromptEncoder(tokenizer())
+    assert encoder.text("a{b}") == "a{b}"
+    assert tokenizer().decode(encoder.encode("a b\n")) == "a b\n"
+    assert encoder.num_tokens(["", "abc"]) == [0, 3]
+    assert template_of("{{Q}} {q}\n", "q")("1{2}") == "{Q} 1{2}\n"
+
+
+def test_a_chat_prompt_ends_where_the_assistant_begins():
+    encoder = PromptEncoder(tokenizer(CHAT_TEMPLATE), chat=True, system_prompt="be brief")
+    assert encoder.text("2 + 2?") == "<system>be brief<user>2 + 2?<assistant>"
+    assert tokenizer().decode(encoder.encode("2 + 2?")) == encoder.text("2 + 2?")
+    assert (
+        PromptEncoder(tokenizer(CHAT_TEMPLATE), chat=True, options={"short": True}).text("x") == "<user>x<assistant>!"
+    )
+
+
+def test_a_tokenizer_without_chat_template_is_refused():
+    with pytest.raises(UserError) as caught:
+        PromptEncoder(tokenizer(), chat=True, key="task.prompt_format")
+    assert str(caught.value).startswith(
+        "task.prompt_format=chat: the tokenizer of the model has no chat template\n"
+        "hint: use --task.prompt_format plain, or put a chat_template into"
+    )
+    with pytest.raises(UserError, match=r"the tokenizer's chat template refuses a system prompt: .*no system"):
+        PromptEncoder(tokenizer(CHAT_TEMPLATE), chat=True, system_prompt="no")
+
+
+def fitted(long_prompts: Any, limit: int = 4):
+    problems = [Problem(prompt="x" * length, answer="1", place=f"f:{length}", number=length) for length in (3, 5, 4, 6)]
+    encoder = PromptEncoder(tokenizer())
+    return fit_prompts(problems, encoder, max_prompt_tokens=limit, long_prompts=long_prompts, what="the set")
+
+
+def test_long_prompts_are_kept_dropped_or_an_error():
+    kept, dropped = fitted("keep_end"), fitted("drop")
+    assert [problem.number for problem in kept.problems] == [3, 5, 4, 6]
+    assert [problem.number for problem in dropped.problems] == [3, 4]
+    assert (kept.num_long, kept.longest, dropped.num_long) == (2, 6, 2)
+    text = "the set: 2 of 4 prompts are longer than 4 tokens (up to 6)"
+    assert kept.notes == (f"{text}; their beginnings were cut off",)
+    assert dropped.notes == (f"{text}; these problems were dropped",)
+    with pytest.raises(UserError, match=r"longer than 4 tokens \(up to 6\), the first at f:5\nhint: allow longer"):
+        fitted("stop")
+    with pytest.raises(UserError, match=r"so none is left with task\.long_prompts=drop"):
+        fitted("drop", limit=2)
+    assert fitted("stop", limit=6).notes == ()
+
+
+def test_the_task_drops_long_prompts_everywhere_and_says_so(files):
+    train = files("train.jsonl", [{"question": "q" * n, "answer": "1"} for n in range(1, 9)])
+    evaluate = files("test.jsonl", [{"question": "r" * n, "answer": "1"} for n in (2, 9)])
+    made = task(train, evaluate, long_prompts="drop", prompt_template="{question}")
+    made.fit(PromptEncoder(tokenizer()), 4)
+    assert {made.train_problem(i).number for i in range(8)} == {1, 2, 3, 4}
+    assert [problem.number for problem in made.held_out()] == [1]
+    assert [note.partition(":")[0] for note in made.notes] == ["task.train_files", "task.eval_files"]
