@@ -197,7 +197,7 @@ def test_needs_no_torch():
         "assert 'torch' not in sys.modules; import rlinf_algos; rlinf_algos.gae; assert 'torch' in sys.modules; "
         "from rlinf_algos import *; ppo_clip_loss"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
 def test_inputs_are_documented():

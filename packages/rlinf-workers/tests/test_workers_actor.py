@@ -260,7 +260,7 @@ def test_chunks_do_not_change_a_bit(make_worker, reader, model, chunk):
 def test_micro_batches_and_shards_change_only_the_rounding(make_worker, reader, model):
     expected, _ = gradient_after(make_worker, reader, actor_settings(model), scored_groups())
     for changes in ({"micro_batch_groups": 8, "num_shards": 1}, {"micro_batch_groups": 1, "num_shards": 4}):
-        found, _ = gradient_after(make_worker, reader, actor_settings(model, **changes), scored_groups())
+        found, _ = gradient_after(make_worker, reader, actor_settings(model, "grpo", **changes), scored_groups())
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
 
 

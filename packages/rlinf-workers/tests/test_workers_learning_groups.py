@@ -83,6 +83,7 @@ def test_gae_with_values():
     group = scored_groups()[0]
     values = torch.rand(GROUP_SIZE, NUM_TOKENS) * group.samples.loss_mask
     found = made(group, "ppo", values, gamma=0.9, gae_lambda=0.8)
+    assert found.returns is not None
     for g, length in enumerate(lengths_of(group)):
         carry, following = 0.0, 0.0
         for t in reversed(range(length)):

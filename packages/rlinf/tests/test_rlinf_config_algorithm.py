@@ -60,6 +60,7 @@ def test_the_resolved_config_is_read_back_as_it_was(tmp_path):
         ("--algorithm.clip_low 2", "algorithm.clip_low=2; allowed: 1 or less"),
         ("--algorithm.aggregation token-mean", "algorithm.aggregation='token-mean'; allowed: 'token_mean'"),
         ("--algorithm.name rloo --algorithm.group_size 1", "compares the completions of a prompt; use at least 2"),
+        ("--algorithm.overlong_buffer_tokens 10", "=10 is more than rollout.max_new_tokens=9; use at most 9"),
         ("--algorithm.name 3", "algorithm.name=3; allowed: text"),
         ("--algorithm 3", "a section with the keys name, group_size"),
         ("--algorithm.advantage no_such:thing", "cannot be imported: No module named 'no_such'"),

@@ -13,7 +13,15 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from rlinf_algos.errors import AlgosError
-from rlinf_algos.parts import ADVANTAGES, POLICY_LOSSES, Takes, advantage_takes, policy_loss_takes
+from rlinf_algos.parts import (
+    ADVANTAGES,
+    BUILTIN_ADVANTAGES,
+    BUILTIN_POLICY_LOSSES,
+    POLICY_LOSSES,
+    Takes,
+    advantage_takes,
+    policy_loss_takes,
+)
 from rlinf_algos.registry import Registry, did_you_mean
 
 AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean")
@@ -341,8 +349,6 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _home_of(option: str, values: Mapping[str, Any]) -> str:
     """Which parts use an option, and which ones are chosen."""
-    from rlinf_algos.parts import BUILTIN_ADVANTAGES, BUILTIN_POLICY_LOSSES
-
     for key, table in (("advantage", BUILTIN_ADVANTAGES), ("policy_loss", BUILTIN_POLICY_LOSSES)):
         homes = [name for name, takes in table.items() if option in takes.options.values()]
         if homes:

@@ -216,6 +216,12 @@ class ReasoningConfig(JobConfig):
                 text=f"={self.actor.num_shards} is more than the {num_prompts_per_update} prompts of an optimizer "
                 f"step; use at most {num_prompts_per_update}",
             )
+        buffer, limit = self.algorithm.overlong_buffer_tokens, self.rollout.max_new_tokens
+        if buffer > limit:
+            yield Problem(
+                keys=("algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"),
+                text=f"={buffer} is more than rollout.max_new_tokens={limit}; use at most {limit}",
+            )
         if self.warm_start and self.warm_start.batch_size % self.actor.num_shards:
             size, shards = self.warm_start.batch_size, self.actor.num_shards
             yield Problem(
