@@ -33,14 +33,14 @@ def test_what_is_dominated_is_in_no_better_plan(problem: Problem) -> None:
     assert least_step_s(problem, prune=True) == least_step_s(problem)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problems({6: 8}, least_devices=8, many_choices=True))
 def test_it_finds_what_trying_everything_finds_with_six_stages_on_eight_devices(problem: Problem) -> None:
     check_against_trying_everything(problem, prune=True)
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(problems({4: 8, 5: 8, 6: 8}, least_devices=5, many_choices=True))
 def test_it_finds_what_trying_everything_finds_with_up_to_six_stages_on_eight_devices(problem: Problem) -> None:
     check_against_trying_everything(problem, prune=True)
