@@ -1,6 +1,7 @@
 """The best plan by trying everything: no bounds and no tolerance, joins as docs/scheduling.md has them.
 
-With `prune` those candidates are dropped that another is as good as in every column; of the rest all joins are tried.
+With `prune`, candidates of a part are dropped that another is as good as in every number, and those that cannot be in a
+plan as short as one known; of the rest all joins are tried.
 """
 
 from collections.abc import Iterator
@@ -16,31 +17,45 @@ DEVICES, FIRST, MIDDLE, LAST, HALF, TAIL, SYNC, OFFLOADS, RESIDENT, PEAK, RECEIV
 """Rows of an array of candidates, which has a column for each; from `RECEIVED` on a row for each weight edge."""
 NUM_PAIRS = 50_000
 """Joined at a time."""
+IN_SHORT = [DEVICES, LAST, OFFLOADS, RESIDENT, PEAK]
+"""Enough to find a good plan by, if not the best."""
 Turns = frozenset[int]
 
 
 def least_step_s(problem: Problem, *, prune: bool = False) -> float | None:
     """Of all plans that fit; None when none does."""
-    return BruteForce(problem, prune).least_step_s()
+    if not prune:
+        return BruteForce(problem).least_step_s()
+    known_s = BruteForce(problem, compared=IN_SHORT).least_step_s()
+    everything = list(range(RECEIVED + len(problem.flow.weight_edges)))
+    return BruteForce(problem, compared=everything, bound_s=inf if known_s is None else known_s).least_step_s()
 
 
-def undominated(candidates: np.ndarray) -> np.ndarray:
-    """Those that no other is as good as in every row; of equal ones, one."""
-    scale = np.maximum(candidates.max(axis=1, initial=0.0), 1e-9)[:, None]
-    rest = candidates[:, np.argsort((candidates / scale).sum(axis=0))]  # nothing comes before what is as good as it
-    kept = []
-    while rest.shape[1]:
-        kept.append(rest[:, 0])
-        rest = rest[:, (rest < rest[:, :1]).any(axis=0)]
-    return np.array(kept).reshape(-1, len(candidates)).T
+def undominated(candidates: np.ndarray, compared: list[int]) -> np.ndarray:
+    """Those that no other is as good as in all of these rows; of equal ones, one."""
+    rest = candidates[compared]
+    scale = np.maximum(rest.max(axis=1, initial=0.0), 1e-9)[:, None]
+    order = np.argsort((rest / scale).sum(axis=0))  # nothing comes before what is better
+    rest, kept = rest[:, order], []
+    while len(order):
+        kept.append(order[0])
+        stays = (rest < rest[:, :1]).any(axis=0)
+        rest, order = rest[:, stays], order[stays]
+    return candidates[:, kept]
 
 
 class BruteForce:
-    """Every way to take one flow apart."""
+    """Every way to take one flow apart.
 
-    def __init__(self, problem: Problem, prune: bool) -> None:
+    Args:
+        compared: rows in which to compare; None: all candidates are kept.
+        bound_s: only plans that take no longer.
+    """
+
+    def __init__(self, problem: Problem, *, compared: list[int] | None = None, bound_s: float = inf) -> None:
         flow = self.flow = problem.flow
-        self.problem, self.links, self.prune = problem, problem.cluster.links, prune
+        self.problem, self.links, self.compared = problem, problem.cluster.links, compared
+        self.bound_s = bound_s * (1 + 1e-9)
         self.total, self.memory = problem.cluster.num_devices, problem.cluster.devices[0].memory_bytes
         self.turns = flow.turns()
         turn_of = {name: i for i, names in enumerate(self.turns) for name in names}
@@ -59,13 +74,17 @@ class BruteForce:
             for groups in (flow.training_groups, flow.generation_groups)
         )
         options = [options_of(problem, names) for names in self.turns]
-        least_s = sum(min((one.devices * one.out[-1] for one in some), default=inf) for some in options) / self.total
+        self.least_area = [min((one.devices * one.out[-1] for one in some), default=inf) for some in options]
+        least_s = sum(self.least_area) / self.total
         self.load = [min((one.instances * one.out[-1] for one in some), default=inf) / least_s for some in options]
         """Of each turn, the instances that compute at a time if the step took that long."""
-        self.known = {
-            frozenset([i]): self.reduced([self.fitting(_array(some, len(self.edges)))])
-            for i, some in enumerate(options)
-        }
+        memory_matters = sum(max((one.peak for one in some), default=0) for some in options) > self.memory
+        self.known = {}
+        for i, some in enumerate(options):
+            candidates = _array(some, len(self.edges))
+            if compared and not memory_matters:
+                candidates[[RESIDENT, PEAK]] = 0.0
+            self.known[frozenset([i])] = self.reduced([self.fitting(candidates, frozenset([i]))])
 
     def least_step_s(self) -> float | None:
         everything, least = frozenset(range(len(self.turns))), inf
@@ -92,7 +111,7 @@ class BruteForce:
             found: list[np.ndarray] = []
             for before, after in self.cuts(turns):
                 for a, b in self.pairs(before, after):
-                    found += [self.fitting(joined) for _, joined in self.joins(a, b, before, after)]
+                    found += [self.fitting(joined, turns) for _, joined in self.joins(a, b, before, after)]
                     if sum(some.shape[1] for some in found) > 4 * NUM_PAIRS:
                         found = [self.reduced(found)]
             self.known[turns] = self.reduced(found)
@@ -113,13 +132,18 @@ class BruteForce:
             some = left[:, start : start + at_once]
             yield np.repeat(some, right.shape[1], axis=1), np.tile(right, some.shape[1])
 
-    def fitting(self, candidates: np.ndarray) -> np.ndarray:
-        return candidates[:, (candidates[DEVICES] <= self.total) & (candidates[PEAK] <= self.memory)]
+    def fitting(self, candidates: np.ndarray, turns: Turns) -> np.ndarray:
+        """Without those that no whole plan within the bound has: parts are rectangles of devices and seconds."""
+        last = candidates[LAST]
+        area = candidates[DEVICES] * last + sum(self.least_area[i] for i in range(len(self.turns)) if i not in turns)
+        fits = (candidates[DEVICES] <= self.total) & (candidates[PEAK] <= self.memory)
+        quick = (last + candidates[SYNC] <= self.bound_s) & (area <= self.bound_s * self.total)
+        return candidates[:, fits & quick]
 
     def reduced(self, candidates: list[np.ndarray]) -> np.ndarray:
         together = np.concatenate([np.zeros((RECEIVED + len(self.edges), 0)), *candidates], axis=1)
-        if self.prune:
-            return undominated(together)
+        if self.compared:
+            return undominated(together, self.compared)
         return np.unique(together, axis=1) if together.size else together
 
     # -- joins -------------------------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 """The planner finds what trying everything finds, and its plans are what they say."""
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from sched_brute_force import least_step_s
+from hypothesis import strategies as st
+from sched_brute_force import least_step_s, undominated
 from sched_brute_force_problems import problems
 
 from rlinf_sched import Cluster, FlowGraph, InstanceProfile, Problem, Profiles, Stage, StageProfile, TimePoint
@@ -33,14 +35,23 @@ def test_what_is_dominated_is_in_no_better_plan(problem: Problem) -> None:
     assert least_step_s(problem, prune=True) == least_step_s(problem)
 
 
-@settings(max_examples=6, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 4), max_size=30), st.sampled_from([[0, 1, 2, 3], [0, 2]]))
+def test_what_is_kept_is_what_no_other_is_as_good_as(points: list[tuple[int, ...]], compared: list[int]) -> None:
+    keys = {tuple(point[row] for row in compared) for point in points}
+    best = {key for key in keys if not any(a != key and all(x <= y for x, y in zip(a, key, strict=True)) for a in keys)}
+    kept = undominated(np.array(points, dtype=np.float64).reshape(-1, 4).T, compared)
+    assert sorted(map(tuple, kept[compared].T)) == sorted(best)
+    assert set(map(tuple, kept.T)) <= set(points)
+
+
+@settings(max_examples=15, deadline=None)
 @given(problems({6: 8}, least_devices=8, many_choices=True))
 def test_it_finds_what_trying_everything_finds_with_six_stages_on_eight_devices(problem: Problem) -> None:
     check_against_trying_everything(problem, prune=True)
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(problems({4: 8, 5: 8, 6: 8}, least_devices=5, many_choices=True))
 def test_it_finds_what_trying_everything_finds_with_up_to_six_stages_on_eight_devices(problem: Problem) -> None:
     check_against_trying_everything(problem, prune=True)
