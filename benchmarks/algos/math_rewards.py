@@ -40,7 +40,8 @@ def main() -> None:
     samples_s: dict[str, list[float]] = {"reward": [], "math-verify": []}
     outcomes: dict[str, list[str]] = {"reward": [], "math-verify": []}
     with MathReward(num_processes=arguments.processes) as reward:
-        reward(r"\sqrt{2}", r"\sqrt{3}")  # starts the pool
+        first = [rf"\boxed{{\sqrt{{{i}}}}}" for i in range(2, 2 + arguments.processes)]
+        reward.score_batch(first, [r"\sqrt{99}"] * len(first))  # starts every process of the pool
         _plain(cases[0])
         cpu_s, plain_cpu_s = -_cpu_s(reward), 0.0
         for round_index in range(arguments.rounds):
