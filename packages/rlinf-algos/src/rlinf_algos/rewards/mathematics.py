@@ -82,7 +82,8 @@ class MathReward:
             results.append(result if isinstance(result, RewardResult) else None)
             if not isinstance(result, RewardResult):
                 to_compare.setdefault(result, []).append(i)
-        for pair, (outcome, detail) in zip(to_compare, self._pool.run(list(to_compare)), strict=True):
+        pairs = sorted(to_compare)  # one reference goes to one process, which reads it once
+        for pair, (outcome, detail) in zip(pairs, self._pool.run(pairs), strict=True):
             for i in to_compare[pair]:
                 results[i] = _result(outcome, answers[i], detail)
         assert None not in results, "every pair has its result"

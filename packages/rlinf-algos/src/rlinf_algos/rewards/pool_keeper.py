@@ -10,6 +10,7 @@ argument list gets one frame [outcome, detail] back, in order.
 """
 
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -183,6 +184,9 @@ def main():
     except Exception as e:  # noqa: BLE001 - told to the pool, which raises it
         write_frame(replies, ["failed", f"{type(e).__name__}: {e}"])
         return
+    gc.collect()
+    gc.freeze()  # what is loaded stays: no fork looks through it again, which would copy its memory
+    gc.set_threshold(50_000)  # parsers make many small cycles
     write_frame(replies, ["ready", str(os.getpid())])
     limits = hello["time_limit_s"], hello["memory_limit_bytes"]
     checker = None

@@ -215,7 +215,7 @@ class ProcessPool:
             if slot is None:
                 slot = self._slots[place] = _Slot(self._hello)
             if not slot.items:
-                share = -(-len(waiting) // self._num_processes)
+                share = -(-len(waiting) // (2 * self._num_processes))  # smaller pieces towards the end
                 slot.give([waiting.popleft() for _ in range(min(_CHUNK, share))], items)
 
     def _with_news(self) -> list[int]:
