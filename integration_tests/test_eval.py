@@ -39,6 +39,7 @@ def command(inputs, output, *more):
     settings = {
         "model": inputs / "model",
         "benchmarks.own.reward": "numeric_match",
+        "benchmarks.aime24.reward": "numeric_match",  # needs no extra
         "k": "1,4",
         "temperature": 1.0,
         "max_new_tokens": 100,
