@@ -15,10 +15,10 @@ from rlinf_algos.rewards.length import LengthPenalty, LengthTarget
 from rlinf_algos.rewards.mathematics import MathReward, math_answer
 from rlinf_algos.rewards.numeric import final_number, numeric_match
 from rlinf_algos.rewards.program import CodeReward, code_tests
-from rlinf_algos.rewards.registry import get_reward, register_reward, reward_names, score
+from rlinf_algos.rewards.registry import get_reward, register_reward, reward_names
 from rlinf_algos.rewards.reward_model import RewardModel
 from rlinf_algos.rewards.sandbox import SandboxLimits, SandboxRun, run_python
-from rlinf_algos.rewards.scoring import score_all
+from rlinf_algos.rewards.scoring import score, score_all
 from rlinf_algos.rewards.spec import RewardSpec, RewardTerm, make_reward
 from rlinf_algos.rewards.tagged import think_answer_format
 from rlinf_algos.rewards.weighted import WeightedReward

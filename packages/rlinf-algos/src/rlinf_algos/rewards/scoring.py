@@ -1,10 +1,34 @@
-"""Many completions at once: by the batch form of a reward where it has one, else one by one."""
+"""The one way to call a reward, which never turns a crash into a 0: for one completion, or for many by the batch form of
+the reward where it has one."""
 
 from collections.abc import Sequence
 
 from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import BatchReward, RewardFunction, RewardResult
-from rlinf_algos.rewards.registry import get_reward, score
+from rlinf_algos.rewards.registry import get_reward
+
+
+def score(reward: RewardFunction | str, completion: str, reference: str) -> RewardResult:
+    """Calls the reward and makes sure of its result.
+
+    Args:
+        reward: a function or a name as for `get_reward`.
+        completion: the text the policy produced, without the prompt.
+        reference: the right answer, in the form the reward expects.
+
+    Raises:
+        RewardError: the checker crashed (its exception is the cause) or returned something else than a RewardResult.
+    """
+    function = get_reward(reward) if isinstance(reward, str) else reward
+    name = reward if isinstance(reward, str) else getattr(reward, "__name__", repr(reward))
+    where = f"reward {name!r} on completion {_short(completion)}, reference {_short(reference)}"
+    try:
+        result = function(completion, reference)
+    except Exception as e:
+        raise RewardError(f"{where}: {type(e).__name__}: {e}") from e
+    if not isinstance(result, RewardResult):
+        raise RewardError(f"{where}: returned {type(result).__name__} {result!r}; return a RewardResult")
+    return result
 
 
 def score_all(
@@ -40,3 +64,9 @@ def score_all(
             f"{len(completions)} completions; return a RewardResult for each"
         )
     return results
+
+
+def _short(text: object) -> str:
+    """The end of a text: answers are there."""
+    shown = repr(text)
+    return shown if len(shown) <= 120 else f"...{shown[-117:]}"

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlinf_algos import dapo, rewards_at_last_token
 from rlinf_algos.algorithm import KLS, Algorithm
-from rlinf_algos.dapo import overlong_penalty
 from rlinf_algos.parts import ADVANTAGES, advantage_takes
 from rlinf_workers.records import SampleGroup, ScoredGroup
 from rlinf_workers.roles.gradients import ShardedGradients
@@ -44,7 +44,7 @@ class LearningGroup:
 
 def has_signal(group: ScoredGroup) -> bool:
     """Whether any two rewards differ: without that a group says nothing about which completion is better."""
-    return bool((group.rewards != group.rewards[0]).any())
+    return bool(dapo.has_signal(group.rewards[None]).any())
 
 
 def choose_groups(
@@ -83,7 +83,7 @@ class AdvantageMaker:
         penalised = rewards + self._overlong_penalty(lengths) if self._algorithm.overlong_buffer_tokens else rewards
         returns = None
         if self._takes.works_on_tokens:
-            given = {"rewards": self._token_rewards(samples, penalised, lengths), "loss_mask": samples.loss_mask}
+            given = {"rewards": self._token_rewards(samples, penalised), "loss_mask": samples.loss_mask}
             found = self._call(given | ({} if values is None else {"values": values}))
             advantages, returns = found if isinstance(found, tuple) else (found, None)
         else:
@@ -102,10 +102,9 @@ class AdvantageMaker:
             )
         return found
 
-    def _token_rewards(self, samples: SampleGroup, rewards: Tensor, lengths: Tensor) -> Tensor:
+    def _token_rewards(self, samples: SampleGroup, rewards: Tensor) -> Tensor:
         """[G, T]: the reward at the last token, less the KL penalty on each."""
-        tokens = torch.zeros_like(samples.loss_mask)
-        tokens[torch.arange(len(rewards)), lengths.long().clamp(min=1) - 1] = rewards.to(tokens.dtype)
+        tokens = rewards_at_last_token(rewards, samples.loss_mask)
         return tokens if self._kl is None else tokens - self._kl_penalty(samples)
 
     def _kl_penalty(self, samples: SampleGroup) -> Tensor:
@@ -116,7 +115,7 @@ class AdvantageMaker:
 
     def _overlong_penalty(self, lengths: Tensor) -> Tensor:
         """[G], what is added to the reward: at most 0."""
-        return overlong_penalty(
+        return dapo.overlong_penalty(
             lengths,
             max_tokens=self._max_completion_tokens,
             buffer_tokens=self._algorithm.overlong_buffer_tokens,
