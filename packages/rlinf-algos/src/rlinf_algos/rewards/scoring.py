@@ -1,5 +1,5 @@
-"""The one way to call a reward, which never turns a crash into a 0: for one completion, or for many by the batch form of
-the reward where it has one."""
+"""The one way to call a reward, which never turns a crash into a 0: for one completion, or for many by the batch form
+of the reward where it has one."""
 
 from collections.abc import Sequence
 
