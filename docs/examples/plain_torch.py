@@ -1,5 +1,4 @@
-"""rlinf-algos in a plain torch loop: a small recurrent policy learns to repeat a digit three times, by GRPO. torch and
-rlinf-algos are all that it needs."""
+"""rlinf-algos alone in a plain torch loop: a small recurrent policy learns by GRPO to repeat a digit three times."""
 
 import torch
 from torch import Tensor, nn
