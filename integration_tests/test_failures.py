@@ -74,7 +74,9 @@ def test_a_run_that_is_told_to_end_ends_cleanly(tmp_path, how):
     assert all_gone(workers.values())
 
 
-@pytest.mark.parametrize("recipe", ["sort-grpo", pytest.param("pushcube-ppo", marks=pytest.mark.maniskill)])
+@pytest.mark.parametrize(
+    "recipe", ["sort-grpo", pytest.param("pushcube-ppo", marks=[pytest.mark.maniskill, pytest.mark.slow])]
+)
 def test_a_run_killed_in_mid_step_resumes_to_the_same_numbers(tmp_path, recipe):
     if recipe == "pushcube-ppo":
         pytest.importorskip("mani_skill")

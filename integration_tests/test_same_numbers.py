@@ -25,8 +25,8 @@ ALGORITHMS = {
 
 
 def _with_seldom(plans):
-    """hybrid-4 lies between the others, and is for `tools/test.sh --all`."""
-    return [pytest.param(plan, marks=pytest.mark.slow) if plan == "hybrid-4" else plan for plan in plans]
+    """Those in hybrid mode lie between the others, and are for `tools/test.sh --all`."""
+    return [pytest.param(plan, marks=pytest.mark.slow) if "hybrid" in plan else plan for plan in plans]
 
 
 def numbers(path):
