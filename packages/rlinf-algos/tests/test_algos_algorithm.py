@@ -21,6 +21,7 @@ from rlinf_algos.parts import (
 )
 
 MINE = Algorithm(name="mine", normalize_std=False, clip_low=0.1, clip_high=0.3)
+MINE_UNBOUNDED = preset("ppo", policy_loss="decoupled", value_clip=None, weight_cap=None)
 NOT_MINE = 3
 
 
@@ -175,6 +176,9 @@ def test_functions_that_are_no_parts():
 def test_an_algorithm_of_ones_own():
     made = preset(f"{__name__}:MINE", clip_high=0.4)
     assert (made.normalize_std, made.clip_low, made.clip_high) == (False, 0.1, 0.4)
+    unbounded = preset(f"{__name__}:MINE_UNBOUNDED")
+    assert (unbounded.value_clip, unbounded.weight_cap) == (None, None), "null is what it says, not the default"
+    assert preset(f"{__name__}:MINE", advantage="gae").value_clip == DEFAULTS["value_clip"], "MINE has no critic"
     with pytest.raises(AlgosError, match="is a int; make it an"):
         preset(f"{__name__}:NOT_MINE")
 

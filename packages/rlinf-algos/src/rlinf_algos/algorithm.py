@@ -302,7 +302,9 @@ def _preset_fields(name: str) -> dict[str, Any]:
     own = found.get(name, callable_only=False)
     if not isinstance(own, Algorithm):
         raise AlgosError(f"{name!r} is a {type(own).__name__}; make it an rlinf_algos.Algorithm")
-    return {key: value for key, value in asdict(own).items() if value is not None}
+    fields_of_own = asdict(own)
+    means_none = NULLABLE & set(used_options(fields_of_own))
+    return {key: value for key, value in fields_of_own.items() if value is not None or key in means_none}
 
 
 def _unknown_parts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
