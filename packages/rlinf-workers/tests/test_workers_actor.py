@@ -274,6 +274,14 @@ def test_several_minibatches_make_several_steps_anchored_at_the_first_policy(mak
     assert merge([single._metrics.drain()])["actor/clip_fraction"] == 0.0, "on-policy, the ratio is 1"
 
 
+def test_a_number_of_groups_that_does_not_divide_leaves_no_minibatch_empty(make_worker, reader, model):
+    """5 groups in 4 minibatches: an empty one would be a step of AdamW's momentum alone."""
+    settings = actor_settings(model, dynamic_sampling=True, oversampling=1.6, num_prompts=5, num_minibatches=4)
+    last, actor = gradient_after(make_worker, reader, settings, scored_groups())
+    assert actor.policy_version == 4
+    assert last.any()
+
+
 def test_groups_without_advantage_count_but_do_not_train(make_worker, reader, model):
     groups = [dataclasses.replace(group, rewards=torch.ones(GROUP_SIZE)) for group in scored_groups()]
     found, actor = gradient_after(make_worker, reader, actor_settings(model), groups)
