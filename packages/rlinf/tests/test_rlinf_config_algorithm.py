@@ -83,6 +83,11 @@ def test_mistakes(line, expected):
             "--algorithm.name grpo --env.num_envs 16 --algorithm.num_steps 25",
             "algorithm.num_steps=25 differs from env.max_episode_steps=50",
         ),
+        (
+            "--algorithm.name grpo --env.num_envs 16 --algorithm.gamma 0.9",
+            "algorithm.gamma=0.9 is not used: algorithm.compares=episodes adds the rewards up as they are",
+        ),
+        ("--algorithm.gamma null", "algorithm.gamma is null; algorithm.name=ppo needs it"),
         ("--algorithm.gae_lambda null", "algorithm.gae_lambda is null; algorithm.name=ppo needs it"),
         ("--algorithm.name gppo", "allowed: 'ppo' or 'grpo'"),
     ],
@@ -94,4 +99,8 @@ def test_mistakes_of_the_embodied_job(line, expected):
 def test_the_embodied_job_has_grpo():
     config = load_config("pushcube-ppo", parse_overrides(["--algorithm.name", "grpo", "--env.num_envs", "16"]))
     assert config.job == "embodied"
-    assert (config.algorithm.compares, config.algorithm.value_coef) == ("episodes", None)
+    assert (config.algorithm.compares, config.algorithm.value_coef, config.algorithm.gamma) == ("episodes", None, None)
+    line = ["--algorithm.name", "grpo", "--env.num_envs", "16", "--algorithm.compares", "steps"]
+    config = load_config("pushcube-ppo", parse_overrides(line))
+    assert config.job == "embodied"
+    assert config.algorithm.gamma == 0.8
