@@ -77,6 +77,12 @@ class Reward(Worker):
             for group, own, results in zip(groups, texts, self._results(groups, texts), strict=True)
         ]
 
+    def _prompt(self, group: SampleGroup) -> str:
+        """What was asked; for rewards that judge by it."""
+        if group.prompt_text is not None:
+            return group.prompt_text
+        return self._tokenizer.decode(group.prompt_ids, skip_special_tokens=True)
+
     def _completions(self, group: SampleGroup) -> tuple[str, ...]:
         lengths = group.loss_mask.sum(-1).long().tolist()
         ids = [row[:length] for row, length in zip(group.completion_ids.tolist(), lengths, strict=True)]
@@ -86,7 +92,8 @@ class Reward(Worker):
         """Those of each group; all are scored in one call."""
         completions = [text for own in texts for text in own]
         references = [group.reference_answer for group, own in zip(groups, texts, strict=True) for _ in own]
-        results = score_all(self._reward, completions, references)
+        prompts = [self._prompt(group) for group, own in zip(groups, texts, strict=True) for _ in own]
+        results = score_all(self._reward, completions, references, prompts)
         self._record(results)
         rest = iter(results)
         return [tuple(itertools.islice(rest, len(own))) for own in texts]
