@@ -17,7 +17,8 @@ from rlinf_algos.corrections import (
     truncated_importance_sampling,
 )
 from rlinf_algos.logprobs import entropy_of_logits, token_logprobs
-from rlinf_algos.parts import POLICY_LOSSES, policy_loss_takes
+from rlinf_algos.parts import BUILTIN_POLICY_LOSSES, POLICY_LOSSES, policy_loss_takes
+from rlinf_algos.policy_loss import PolicyLoss
 from rlinf_workers.models.sequences import completion_logits, pack_groups
 from rlinf_workers.records import SampleGroup
 from rlinf_workers.roles.learning_groups import LearningGroup
@@ -46,7 +47,8 @@ class ActorLoss:
     def is_useful(self, group: LearningGroup) -> bool:
         """Whether the group has a gradient."""
         has_penalty = self._kl is not None or self._algorithm.entropy_coef
-        return bool(has_penalty) or bool((group.advantages != 0).any())
+        is_own = self._algorithm.policy_loss not in BUILTIN_POLICY_LOSSES  # may learn from more than advantages
+        return bool(has_penalty or is_own) or bool((group.advantages != 0).any())
 
     def divisor(self, samples: SampleGroup) -> float:
         """What the group adds to the number that the summed loss is divided by."""
@@ -76,7 +78,7 @@ class ActorLoss:
         advantages = [group.advantages[:, :width] if by_token else group.advantages for group in groups]
         more = {"rollout_logprobs": rollout_logprobs} if "rollout_logprobs" in self._takes.inputs else {}
         loss = self._function(policy_logprobs, anchor, torch.cat(advantages).to(device), mask, **more, **self._options)
-        terms, kl_sum, entropy_sum, corrected = loss.loss_terms, 0.0, 0.0, 0.0
+        terms, kl_sum, entropy_sum, corrected = self._terms(loss, mask), 0.0, 0.0, 0.0
         if self._algorithm.correction is not None:
             correction = self._correction(anchor, rollout_logprobs, mask)
             terms = terms * correction.weights
@@ -95,6 +97,15 @@ class ActorLoss:
         gap = ((policy_logprobs.detach() - rollout_logprobs).abs() * mask).sum()
         statistics = [num_tokens, float(loss.clip_fraction) * num_tokens, float(gap), kl_sum, entropy_sum, corrected]
         return self._sum(terms, mask), statistics
+
+    def _terms(self, loss: PolicyLoss, mask: Tensor) -> Tensor:
+        """[B, T], 0 outside the mask, whatever a loss of one's own has there."""
+        if loss.loss_terms.shape != mask.shape:
+            raise ValueError(
+                f"policy loss {self._algorithm.policy_loss!r} gave loss_terms of the shape "
+                f"{list(loss.loss_terms.shape)} for tokens {list(mask.shape)}; return one term a token, not their mean"
+            )
+        return loss.loss_terms.masked_fill(mask == 0, 0.0)
 
     def _correction(self, anchor: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Correction:
         """What is rejected has the weight 0 and still counts in the divisor, as IcePop has it, so that totals are known
