@@ -251,6 +251,8 @@ def test_a_reward_model_reads_the_prompt_and_the_other_terms_the_reference(folde
     results = score_all(both, COMPLETIONS, references, PROMPTS)
     assert [result.parts[1].result.value for result in results] == expected
     assert results[0].outcome == "right"
+    assert both.depends_on_batch
+    assert not WeightedReward([("right", 1.0, exact_match)]).depends_on_batch
     with pytest.raises(RewardError, match="5 completions, 1 prompts"):
         score_all(model, COMPLETIONS, references, PROMPTS[:1])
 

@@ -94,6 +94,24 @@ def test_a_hand_over_is_one_batch_and_closing_reaches_the_reward(
     make_worker(Reward, settings(model, "x")).close()
 
 
+class SensitiveToItsBatch(Batched):
+    depends_on_batch = True
+
+    def score_batch(self, completions, references):
+        return tuple(RewardResult(value=float(len(completions)), outcome="right") for _ in completions)
+
+
+@pytest.mark.parametrize("sizes", [(4,), (1, 3)])
+def test_rewards_that_depend_on_their_batch_do_not_depend_on_the_hand_over(
+    model, groups, make_worker, reader, writer, monkeypatch, sizes
+):
+    monkeypatch.setattr(module, "make_reward", lambda rule: SensitiveToItsBatch())
+    worker = make_worker(Reward, settings(model, "x"))
+    rest = list(groups)
+    worker.score(reader([[rest.pop(0) for _ in range(size)] for size in sizes]), writer)
+    assert [scored.rewards.tolist() for scored in writer.items] == [[3.0] * 3, [2.0] * 2, [1.0], [4.0] * 4]
+
+
 class OfPrompts(Batched):
     reads_prompts = True
 

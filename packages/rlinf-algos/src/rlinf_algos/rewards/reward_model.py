@@ -37,6 +37,7 @@ class RewardModel:
     """
 
     reads_prompts = True
+    depends_on_batch = True
 
     def __init__(
         self,

@@ -31,6 +31,7 @@ class WeightedReward:
                 "names and weights other than 0"
             )
         self._terms = tuple(terms)
+        self.depends_on_batch = any(getattr(reward, "depends_on_batch", False) for _, _, reward in terms)
 
     def __call__(self, completion: str, reference: str) -> RewardResult:
         return self.score_batch([completion], [reference])[0]
