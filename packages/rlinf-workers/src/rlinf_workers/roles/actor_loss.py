@@ -16,7 +16,7 @@ from rlinf_algos.corrections import (
     masked_importance_sampling,
     truncated_importance_sampling,
 )
-from rlinf_algos.logprobs import entropy_of_logits, token_logprobs
+from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
 from rlinf_algos.parts import BUILTIN_POLICY_LOSSES, POLICY_LOSSES, policy_loss_takes
 from rlinf_algos.policy_loss import PolicyLoss
 from rlinf_workers.models.sequences import completion_logits, pack_groups
@@ -70,7 +70,11 @@ class ActorLoss:
             return torch.cat([tensor[:, :width] for tensor in tensors]).to(device)
 
         logits = completion_logits(model, batch)
-        policy_logprobs = token_logprobs(logits, batch.completion_ids, temperature=self._temperature)
+        entropies = None
+        if self._algorithm.entropy_coef:
+            policy_logprobs, entropies = logprobs_and_entropy(logits, batch.completion_ids, self._temperature)
+        else:
+            policy_logprobs = token_logprobs(logits, batch.completion_ids, self._temperature)
         proximal = [group.proximal_logprobs for group in groups if group.proximal_logprobs is not None]
         anchor = joined(proximal) if proximal else policy_logprobs.detach()
         rollout_logprobs = joined([sample.rollout_logprobs for sample in samples])
@@ -89,8 +93,8 @@ class ActorLoss:
             kl = self._kl(policy_logprobs, ref) * mask
             terms = terms + self._algorithm.kl_coef * kl
             kl_sum = float(kl.detach().sum())
-        if self._algorithm.entropy_coef:
-            entropy = entropy_of_logits(logits, temperature=self._temperature, loss_mask=mask)
+        if entropies is not None:
+            entropy = entropies.masked_fill(mask == 0, 0.0)
             terms = terms - self._algorithm.entropy_coef * entropy
             entropy_sum = float(entropy.detach().sum())
         num_tokens = float(mask.sum())
