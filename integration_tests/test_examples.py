@@ -29,7 +29,7 @@ def test_own_flow_is_short_and_gives_one_result_under_every_plan():
 
 def test_plain_torch_is_short_and_learns():
     example = FOLDER / "plain_torch.py"
-    assert len(example.read_text().splitlines()) <= 60
+    assert len(example.read_text().splitlines()) < 60
     done = subprocess.run(
         [sys.executable, str(example)], capture_output=True, text=True, check=True, env=environment(), timeout=120
     )

@@ -22,11 +22,11 @@ from command_line import (
 LONG = {"run.num_steps": 100_000, "run.evaluate_every": 100_000}
 SHORT = {"sort-grpo": SHORT_SORT, "pushcube-ppo": SHORT_PUSH}
 VICTIMS = [
-    *(("sort-grpo", worker) for worker in ("rollout/0", "rollout/1", "reward/0", "actor/1")),
-    *(
-        pytest.param("pushcube-ppo", worker, marks=pytest.mark.maniskill, id=f"pushcube-ppo-{worker}")
-        for worker in ("env/1", "policy/0")
-    ),
+    ("sort-grpo", "rollout/0"),
+    ("sort-grpo", "actor/1"),
+    *(pytest.param("sort-grpo", worker, marks=pytest.mark.slow) for worker in ("rollout/1", "reward/0")),
+    pytest.param("pushcube-ppo", "policy/0", marks=pytest.mark.maniskill),
+    pytest.param("pushcube-ppo", "env/1", marks=[pytest.mark.maniskill, pytest.mark.slow]),
 ]
 
 
@@ -61,7 +61,7 @@ def test_a_worker_killed_while_it_starts_ends_the_run(tmp_path):
     assert all_gone(worker_processes(output).values())
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_run_that_is_told_to_end_ends_cleanly(tmp_path, how):
     output = tmp_path / "run"
     process = start("sort-grpo", output, SHORT_SORT | LONG)
@@ -74,7 +74,9 @@ def test_a_run_that_is_told_to_end_ends_cleanly(tmp_path, how):
     assert all_gone(workers.values())
 
 
-@pytest.mark.parametrize("recipe", ["sort-grpo", pytest.param("pushcube-ppo", marks=pytest.mark.maniskill)])
+@pytest.mark.parametrize(
+    "recipe", ["sort-grpo", pytest.param("pushcube-ppo", marks=[pytest.mark.maniskill, pytest.mark.slow])]
+)
 def test_a_run_killed_in_mid_step_resumes_to_the_same_numbers(tmp_path, recipe):
     if recipe == "pushcube-ppo":
         pytest.importorskip("mani_skill")

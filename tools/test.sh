@@ -17,8 +17,8 @@ if [ $# -gt 0 ]; then
   exit
 fi
 # Tests whose processes do not wait for each other share the cores; all others have the machine to themselves.
-beside=(packages/rlinf-sched packages/rlinf-algos packages/rlinf-envs)
+beside=(packages/rlinf packages/rlinf-sched packages/rlinf-algos packages/rlinf-envs)
 status=0
 .venv/bin/python -m pytest "${selection[@]}" -n 2 --dist worksteal "${beside[@]}" || status=$?
-.venv/bin/python -m pytest "${selection[@]}" "${beside[@]/#/--ignore=}" || status=$?
+.venv/bin/python -m pytest "${selection[@]}" "${beside[@]/#/--ignore=}" --durations=20 || status=$?
 exit "$status"

@@ -232,6 +232,19 @@ def test_times_of_two_placements_are_told_apart_by_their_ranks():
     assert {key for key in found.fits if key[0] == "reward"} == {("reward", 1)}
 
 
+def test_a_rank_on_two_devices_and_then_on_one_is_known_on_both():
+    together = plan_for_mode(GRAPH, CLUSTER, "collocated", num_ranks={"actor": 1})
+    apart = plan_for_mode(GRAPH, CLUSTER, "disaggregated")
+    profiler = Profiler(GRAPH, CLUSTER, 16)
+    for plan in (together, apart):
+        profiler.observe(grpo_step(8), plan)
+        profiler.observe_memory(Running(), plan)  # pyright: ignore[reportArgumentType]
+    problem = profiler.measured().problem
+    for plan in (together, apart):
+        assert simulate(problem, plan).step_s > 0
+    assert [(i.num_devices, i.num_ranks) for i in problem.profiles.stages["actor"].instances] == [(1, 1), (2, 1)]
+
+
 def test_a_rank_that_was_given_two_devices_takes_as_long_on_one():
     plan = plan_for_mode(GRAPH, CLUSTER, "collocated", num_ranks={"actor": 1})
     profiler = Profiler(GRAPH, CLUSTER, 16)

@@ -85,8 +85,8 @@ class Profiler:
     num_items: int
     """Of a step; every stage sees each of them."""
     _samples: dict[tuple[str, int], list[StageSample]] = field(default_factory=lambda: defaultdict(list))
-    _instances: dict[tuple[str, int], InstanceProfile] = field(default_factory=dict)
-    """Worker group and number of its ranks -> what all of its stages have in common, without times."""
+    _instances: dict[tuple[str, int, int], InstanceProfile] = field(default_factory=dict)
+    """Worker group, number of its ranks and devices of each -> what all of its stages have in common, without times."""
     _rounds: dict[str, int] = field(default_factory=dict)
     _switches_s: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _hops_s: list[float] = field(default_factory=list)
@@ -128,7 +128,8 @@ class Profiler:
         """Asks the processes of a placement what they have come to hold; once is enough, after its runs."""
         for group, names in self.graph.workers.items():
             placed = plan.stage(names[0])
-            self._instances[group, placed.num_ranks] = self._instance(placed, executor.group(group))
+            instance = self._instance(placed, executor.group(group))
+            self._instances[group, placed.num_ranks, instance.num_devices] = instance
         self._synced_bytes = {edge: executor.weights_bytes(edge) for edge in self.graph.weight_edges}
 
     def measured(self, *, num_parts: Mapping[str, int] | None = None) -> Measured:
@@ -198,10 +199,12 @@ class Profiler:
         switches_s = self._switches_s[group]
         onload_s, offload_s = (min(times) for times in zip(*switches_s, strict=True)) if switches_s else (None, None)
         instances = {}
-        for num_ranks, fit in mine.items():
-            instance = self._instances[group, num_ranks]
+        for (owner, num_ranks, span), instance in self._instances.items():
+            if owner != group:
+                continue
+            fit = mine[num_ranks]
             instance = replace(instance, points=fit.points, step_s=fit.step_s, onload_s=onload_s, offload_s=offload_s)
-            for num_devices in {min(instance.num_devices, 1), instance.num_devices}:
+            for num_devices in {min(span, 1), span}:
                 instances[num_devices, num_ranks] = replace(instance, num_devices=num_devices)
         cycle = next((cycle for cycle in self.graph.cycles() if name in cycle), ())
         synced = (size for edge, size in self._synced_bytes.items() if group in (edge.source, edge.target))
