@@ -21,6 +21,7 @@ from rlinf_algos.parts import (
 )
 
 MINE = Algorithm(name="mine", normalize_std=False, clip_low=0.1, clip_high=0.3)
+MINE_UNBOUNDED = preset("ppo", policy_loss="decoupled", value_clip=None, weight_cap=None)
 NOT_MINE = 3
 
 
@@ -99,6 +100,10 @@ def test_the_presets_differ_as_their_sources_do():
         ("grpo", {"num_epochs": 0}, "num_epochs=0 must be at least 1"),
         ("grpo", {"dual_clip": 1.0}, "dual_clip=1.0 must be above 1"),
         ("grpo", {"group_size": 1}, "group_size=1: advantage=grpo compares the completions of a prompt"),
+        ("dapo", {"group_size": 1}, "group_size=1: dynamic_sampling leaves out groups whose rewards are all equal"),
+        ("ppo", {"group_size": 1, "dynamic_sampling": True}, "which a single completion's are; use at least 2"),
+        ("grpo", {"policy_loss": "decoupled", "correction": "truncated"}, "correction=truncated would weigh a second"),
+        ("ppo", {"value_loss": "huber", "huber_delta": 0.0}, "huber_delta=0.0 must be above 0 and finite"),
         ("grpo", {"options": {"beta": 1}}, "options.beta=1 is not used: no part takes it"),
         ("grpo", {"options": {"clip_low": 1}}, "options.clip_low=1 is not used: it is the field algorithm.clip_low"),
     ],
@@ -175,6 +180,9 @@ def test_functions_that_are_no_parts():
 def test_an_algorithm_of_ones_own():
     made = preset(f"{__name__}:MINE", clip_high=0.4)
     assert (made.normalize_std, made.clip_low, made.clip_high) == (False, 0.1, 0.4)
+    unbounded = preset(f"{__name__}:MINE_UNBOUNDED")
+    assert (unbounded.value_clip, unbounded.weight_cap) == (None, None), "null is what it says, not the default"
+    assert preset(f"{__name__}:MINE", advantage="gae").value_clip == DEFAULTS["value_clip"], "MINE has no critic"
     with pytest.raises(AlgosError, match="is a int; make it an"):
         preset(f"{__name__}:NOT_MINE")
 

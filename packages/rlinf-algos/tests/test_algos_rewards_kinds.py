@@ -241,6 +241,22 @@ def test_a_batch_of_scores_equals_single_ones_and_the_model(folder, template, mo
         assert value == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
+def test_a_reward_model_reads_the_prompt_and_the_other_terms_the_reference(folder):
+    from rlinf_algos.rewards import RewardModel
+
+    model, references = RewardModel(folder), ["4"] * len(COMPLETIONS)
+    expected = [result.value for result in score_all(model, COMPLETIONS, PROMPTS)]
+    assert [result.value for result in score_all(model, COMPLETIONS, references, PROMPTS)] == expected
+    both = WeightedReward([("right", 1.0, exact_match), ("liked", 1.0, model)])
+    results = score_all(both, COMPLETIONS, references, PROMPTS)
+    assert [result.parts[1].result.value for result in results] == expected
+    assert results[0].outcome == "right"
+    assert both.depends_on_batch
+    assert not WeightedReward([("right", 1.0, exact_match)]).depends_on_batch
+    with pytest.raises(RewardError, match="5 completions, 1 prompts"):
+        score_all(model, COMPLETIONS, references, PROMPTS[:1])
+
+
 def test_a_reward_model_that_cannot_serve_says_so(folder, tmp_path, monkeypatch):
     import transformers
 

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from rlinf_algos import preset
+from rlinf_algos import PolicyLoss, policy_gradient_loss, preset, register_policy_loss
+from rlinf_algos.parts import POLICY_LOSSES
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.metrics import merge
 from rlinf_workers.records import ExampleBatch, SampleGroup, ScoredGroup
@@ -197,6 +198,43 @@ def test_the_entropy_bonus(make_worker, reader, model):
     torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
 
 
+@pytest.fixture
+def own_loss():
+    """Registers `terms_of(policy_logprobs, advantages [B, 1])` as the policy loss "test_own"."""
+
+    def register(terms_of):
+        def loss(policy_logprobs, proximal_logprobs, advantages, loss_mask) -> PolicyLoss:
+            plain = policy_gradient_loss(policy_logprobs, proximal_logprobs, advantages, loss_mask)
+            return dataclasses.replace(plain, loss_terms=terms_of(policy_logprobs, advantages[:, None]))
+
+        register_policy_loss("test_own")(loss)
+
+    yield register
+    POLICY_LOSSES._added.pop("test_own")
+
+
+def test_what_a_loss_of_ones_own_says_of_padding_does_not_count(make_worker, reader, model, own_loss):
+    own_loss(lambda logprobs, advantages: -advantages * logprobs)
+    settings = actor_settings(model, policy_loss="test_own")
+    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    expected = expected_gradient(make_worker, settings, scored_groups())
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+def test_a_loss_of_ones_own_sees_groups_without_advantage(make_worker, reader, model, own_loss):
+    own_loss(lambda logprobs, advantages: -(advantages + 1.0) * logprobs)
+    settings = actor_settings(model, policy_loss="test_own")
+    found, _ = gradient_after(make_worker, reader, settings, scored_groups())
+    expected = expected_gradient(make_worker, settings, scored_groups(), lambda rewards: grpo_reference(rewards) + 1.0)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+def test_a_loss_of_ones_own_that_is_reduced_already_is_refused(make_worker, reader, model, own_loss):
+    own_loss(lambda logprobs, advantages: -(advantages * logprobs).mean())
+    with pytest.raises(ValueError, match=r"'test_own' gave loss_terms of the shape \[\] for tokens \[8, 5\]"):
+        gradient_after(make_worker, reader, actor_settings(model, policy_loss="test_own"), scored_groups())
+
+
 @pytest.mark.parametrize("oversampling", [1.0, 1.5])
 def test_dynamic_sampling_leaves_groups_without_a_signal_out_of_the_totals(make_worker, reader, model, oversampling):
     """Group 5 has none. With oversampling only the first 4 groups that have one train."""
@@ -272,6 +310,14 @@ def test_several_minibatches_make_several_steps_anchored_at_the_first_policy(mak
     assert metrics["actor/clip_fraction"] > 0, "after a step of 1e-2 the ratio leaves the clip range somewhere"
     _, single = gradient_after(make_worker, reader, actor_settings(model), groups)
     assert merge([single._metrics.drain()])["actor/clip_fraction"] == 0.0, "on-policy, the ratio is 1"
+
+
+def test_a_number_of_groups_that_does_not_divide_leaves_no_minibatch_empty(make_worker, reader, model):
+    """5 groups in 4 minibatches: an empty one would be a step of AdamW's momentum alone."""
+    settings = actor_settings(model, dynamic_sampling=True, oversampling=1.6, num_prompts=5, num_minibatches=4)
+    last, actor = gradient_after(make_worker, reader, settings, scored_groups())
+    assert actor.policy_version == 4
+    assert last.any()
 
 
 def test_groups_without_advantage_count_but_do_not_train(make_worker, reader, model):

@@ -1,5 +1,7 @@
 """The reward role: a hand-over is scored at once, groups keep their own results, outcomes are counted."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -90,6 +92,39 @@ def test_a_hand_over_is_one_batch_and_closing_reaches_the_reward(
     worker.close()
     assert reward.is_closed
     make_worker(Reward, settings(model, "x")).close()
+
+
+class SensitiveToItsBatch(Batched):
+    depends_on_batch = True
+
+    def score_batch(self, completions, references):
+        return tuple(RewardResult(value=float(len(completions)), outcome="right") for _ in completions)
+
+
+@pytest.mark.parametrize("sizes", [(4,), (1, 3)])
+def test_rewards_that_depend_on_their_batch_do_not_depend_on_the_hand_over(
+    model, groups, make_worker, reader, writer, monkeypatch, sizes
+):
+    monkeypatch.setattr(module, "make_reward", lambda rule: SensitiveToItsBatch())
+    worker = make_worker(Reward, settings(model, "x"))
+    rest = list(groups)
+    worker.score(reader([[rest.pop(0) for _ in range(size)] for size in sizes]), writer)
+    assert [scored.rewards.tolist() for scored in writer.items] == [[3.0] * 3, [2.0] * 2, [1.0], [4.0] * 4]
+
+
+class OfPrompts(Batched):
+    reads_prompts = True
+
+    def score_batch(self, completions, references, prompts):
+        values = [float(prompt == "1=") + 2.0 * (prompt == "one is") for prompt in prompts]
+        return tuple(RewardResult(value=value, outcome="right") for value in values)
+
+
+def test_a_reward_that_reads_prompts_gets_what_was_asked(model, groups, make_worker, reader, writer, monkeypatch):
+    monkeypatch.setattr(module, "make_reward", lambda rule: OfPrompts())
+    worker = make_worker(Reward, settings(model, "x"))
+    worker.score(reader([[groups[0], dataclasses.replace(groups[1], prompt_text="one is")]]), writer)
+    assert [scored.rewards.tolist() for scored in writer.items] == [[1.0, 1.0, 1.0], [2.0, 2.0]]
 
 
 def test_the_terms_of_a_sum_are_recorded(model, groups, make_worker, reader, writer):

@@ -35,6 +35,12 @@ def test_a_name_chooses_a_preset(name):
     assert algorithm(f"--algorithm.name {name}").to_algorithm() == preset(name)
 
 
+def test_an_algorithm_with_a_critic_has_its_settings():
+    config = load_config("sort-grpo", parse_overrides(["--algorithm.name", "ppo", "--critic.learning_rate", "0.1"]))
+    assert config.job == "reasoning"
+    assert config.critic.learning_rate == 0.1
+
+
 def test_a_changed_name_starts_the_section_afresh_wherever_it_stands():
     assert algorithm("--algorithm.clip_high 0.3 --algorithm.name gspo").clip_high == 0.3
     assert algorithm("--algorithm.name gspo").clip_low == 3e-4
@@ -61,6 +67,10 @@ def test_the_resolved_config_is_read_back_as_it_was(tmp_path):
         ("--algorithm.aggregation token-mean", "algorithm.aggregation='token-mean'; allowed: 'token_mean'"),
         ("--algorithm.name rloo --algorithm.group_size 1", "compares the completions of a prompt; use at least 2"),
         ("--algorithm.overlong_buffer_tokens 10", "=10 is more than rollout.max_new_tokens=9; use at most 9"),
+        (
+            "--critic.learning_rate 0.1",
+            "critic.learning_rate=0.1 is not used: algorithm.advantage=grpo has no critic; leave it out",
+        ),
         ("--algorithm.name 3", "algorithm.name=3; allowed: text"),
         ("--algorithm 3", "a section with the keys name, group_size"),
         ("--algorithm.advantage no_such:thing", "cannot be imported: No module named 'no_such'"),
@@ -83,6 +93,11 @@ def test_mistakes(line, expected):
             "--algorithm.name grpo --env.num_envs 16 --algorithm.num_steps 25",
             "algorithm.num_steps=25 differs from env.max_episode_steps=50",
         ),
+        (
+            "--algorithm.name grpo --env.num_envs 16 --algorithm.gamma 0.9",
+            "algorithm.gamma=0.9 is not used: algorithm.compares=episodes adds the rewards up as they are",
+        ),
+        ("--algorithm.gamma null", "algorithm.gamma is null; algorithm.name=ppo needs it"),
         ("--algorithm.gae_lambda null", "algorithm.gae_lambda is null; algorithm.name=ppo needs it"),
         ("--algorithm.name gppo", "allowed: 'ppo' or 'grpo'"),
     ],
@@ -94,4 +109,8 @@ def test_mistakes_of_the_embodied_job(line, expected):
 def test_the_embodied_job_has_grpo():
     config = load_config("pushcube-ppo", parse_overrides(["--algorithm.name", "grpo", "--env.num_envs", "16"]))
     assert config.job == "embodied"
-    assert (config.algorithm.compares, config.algorithm.value_coef) == ("episodes", None)
+    assert (config.algorithm.compares, config.algorithm.value_coef, config.algorithm.gamma) == ("episodes", None, None)
+    line = ["--algorithm.name", "grpo", "--env.num_envs", "16", "--algorithm.compares", "steps"]
+    config = load_config("pushcube-ppo", parse_overrides(line))
+    assert config.job == "embodied"
+    assert config.algorithm.gamma == 0.8

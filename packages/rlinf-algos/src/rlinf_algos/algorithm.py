@@ -210,7 +210,6 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "correction_low": (0.0, 1.0, "the range must hold the ratio 1"),
     "correction_high": (1.0, math.inf, "the range must hold the ratio 1"),
     "value_clip": (0.0, math.inf, "it is a distance"),
-    "huber_delta": (0.0, math.inf, "it is a distance"),
     "oversampling": (1.0, math.inf, "fewer prompts than an update takes are no sample of it"),
     "overlong_buffer_tokens": (0, math.inf, "it counts tokens"),
     "overlong_penalty": (0.0, math.inf, "it is what the reward falls by"),
@@ -270,6 +269,8 @@ def problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, f"={value} must be {allowed}: {why}"
     if values["dual_clip"] is not None and not values["dual_clip"] > 1:
         yield "dual_clip", f"={values['dual_clip']} must be above 1, or null to leave it out: it bounds the ratio"
+    if values["huber_delta"] is not None and not 0 < values["huber_delta"] < math.inf:
+        yield "huber_delta", f"={values['huber_delta']} must be above 0 and finite: it is where the square ends"
     if not unknown:
         try:
             yield from _misfits(values)
@@ -302,7 +303,9 @@ def _preset_fields(name: str) -> dict[str, Any]:
     own = found.get(name, callable_only=False)
     if not isinstance(own, Algorithm):
         raise AlgosError(f"{name!r} is a {type(own).__name__}; make it an rlinf_algos.Algorithm")
-    return {key: value for key, value in asdict(own).items() if value is not None}
+    fields_of_own = asdict(own)
+    means_none = NULLABLE & set(used_options(fields_of_own))
+    return {key: value for key, value in fields_of_own.items() if value is not None or key in means_none}
 
 
 def _unknown_parts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -337,7 +340,19 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for option in part.required:
             if part.options[option] not in _FIELDS and part.options[option] not in values["options"]:
                 yield f"options.{option}", f" is not set; {key}={values[key]} needs it"
-    if values["group_size"] < 2 and not advantage_takes(values["advantage"]).works_on_tokens:
+    if values["correction"] is not None and values["policy_loss"] == "decoupled":
+        yield (
+            "correction",
+            f"={values['correction']} would weigh a second time: policy_loss=decoupled holds the weight of actor over "
+            "engine already; leave one of them out",
+        )
+    if values["dynamic_sampling"] and values["group_size"] < 2:
+        yield (
+            "group_size",
+            f"={values['group_size']}: dynamic_sampling leaves out groups whose rewards are all equal, which a single "
+            "completion's are; use at least 2",
+        )
+    elif values["group_size"] < 2 and not advantage_takes(values["advantage"]).works_on_tokens:
         yield (
             "group_size",
             f"={values['group_size']}: advantage={values['advantage']} compares the completions of a prompt; use at "

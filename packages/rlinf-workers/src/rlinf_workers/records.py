@@ -18,6 +18,9 @@ class Prompt:
     """[L] int64, no padding."""
     reference_answer: str
     """What a right completion says; read by the reward alone."""
+    text: str | None = None
+    """The problem as the user wrote it, without a chat's special tokens; read by rewards that judge by it. None: what
+    the tokens say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +43,8 @@ class SampleGroup:
     ref_logprobs: Tensor | None = None
     """[G, T] float32, by the frozen reference; set by the reference stage where the flow has one."""
     reference_answer: str
+    prompt_text: str | None = None
+    """`Prompt.text`"""
     policy_version: int
     """Of the weights that sampled the first token; counts optimizer steps from 0."""
     truncated: Tensor | None = None

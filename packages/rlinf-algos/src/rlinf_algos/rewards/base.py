@@ -58,7 +58,9 @@ class RewardFunction(Protocol):
 class BatchReward(Protocol):
     """A reward that scores many completions faster together: in a pool of processes, or on a device.
 
-    It holds resources; `close` gives them back and may be called twice.
+    It holds resources; `close` gives them back and may be called twice. One that judges by what was asked, and not by
+    the reference, has an attribute `reads_prompts = True`, and its `score_batch` takes the prompts as third argument.
+    One whose rounding depends on what else is in the batch has `depends_on_batch = True`.
     """
 
     def __call__(self, completion: str, reference: str, /) -> RewardResult: ...

@@ -1,7 +1,8 @@
 """A reward model: a transformer with one output, as Hugging Face's sequence classification saves it.
 
 Preference models in that form (Skywork-Reward, ArmoRM's kin, TRL's RewardTrainer) read a conversation through the
-tokenizer's chat template. The reference holds the prompt; the completion is the assistant's turn.
+tokenizer's chat template: the prompt is the user's turn, the completion the assistant's. A caller without prompts
+passes them as references.
 """
 
 import importlib.util
@@ -20,8 +21,8 @@ from rlinf_algos.rewards.base import RewardResult
 class RewardModel:
     """The model's score of a completion, as it is: any finite number.
 
-    Where the tokenizer has a chat template the model reads [{user: reference}, {assistant: completion}] through it,
-    else reference and completion one after the other. Batches are padded on the right to their longest row; a score is
+    Where the tokenizer has a chat template the model reads [{user: prompt}, {assistant: completion}] through it,
+    else prompt and completion one after the other. Batches are padded on the right to their longest row; a score is
     that of its row alone up to rounding. Outcome: always "right"; the value says how good.
 
     Args:
@@ -34,6 +35,9 @@ class RewardModel:
     Raises:
         RewardError: transformers is missing, the folder cannot be loaded, or the model has more than one output.
     """
+
+    reads_prompts = True
+    depends_on_batch = True
 
     def __init__(
         self,
@@ -91,14 +95,20 @@ class RewardModel:
     def __call__(self, completion: str, reference: str) -> RewardResult:
         return self.score_batch([completion], [reference])[0]
 
-    def score_batch(self, completions: Sequence[str], references: Sequence[str]) -> tuple[RewardResult, ...]:
-        """One score for each pair, in order; rows of like length share a forward pass.
+    def score_batch(
+        self, completions: Sequence[str], references: Sequence[str], prompts: Sequence[str] | None = None
+    ) -> tuple[RewardResult, ...]:
+        """One score for each completion, in order; rows of like length share a forward pass.
+
+        Args:
+            prompts: what was asked; None: the references hold it.
 
         Raises:
             NonFiniteError: the model gave a NaN or an infinity.
             RewardError: a row without a token.
         """
-        rows = [self._token_ids(reference, text) for text, reference in zip(completions, references, strict=True)]
+        prompts = references if prompts is None else prompts
+        rows = [self._token_ids(prompt, text) for text, prompt in zip(completions, prompts, strict=True)]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         scores = torch.zeros(len(rows))
         for start in range(0, len(rows), self._batch_size):

@@ -32,7 +32,10 @@ def score(reward: RewardFunction | str, completion: str, reference: str) -> Rewa
 
 
 def score_all(
-    reward: RewardFunction | str, completions: Sequence[str], references: Sequence[str]
+    reward: RewardFunction | str,
+    completions: Sequence[str],
+    references: Sequence[str],
+    prompts: Sequence[str] | None = None,
 ) -> tuple[RewardResult, ...]:
     """A result for each completion with its own reference, in order.
 
@@ -40,19 +43,23 @@ def score_all(
         reward: a function, a `BatchReward`, or a name as for `get_reward`.
         completions: texts the policy produced, without the prompts.
         references: the right answers, in the form the reward expects.
+        prompts: what was asked, for rewards that read it (`RewardModel`, also as a term of a weighted sum); None: to
+            those the references are the prompts.
 
     Raises:
-        RewardError: as `score`; the two have different lengths; or a batch form returned something else than a
+        RewardError: as `score`; they have different lengths; or a batch form returned something else than a
             `RewardResult` for each.
     """
-    if len(completions) != len(references):
-        raise RewardError(f"{len(completions)} completions, {len(references)} references; pass one for each")
+    for name, texts in (("references", references), ("prompts", prompts)):
+        if texts is not None and len(completions) != len(texts):
+            raise RewardError(f"{len(completions)} completions, {len(texts)} {name}; pass one for each")
     function = get_reward(reward) if isinstance(reward, str) else reward
     if not isinstance(function, BatchReward):
         return tuple(score(function, c, r) for c, r in zip(completions, references, strict=True))
     name = type(function).__name__
+    more = (prompts,) if getattr(function, "reads_prompts", False) else ()
     try:
-        results = tuple(function.score_batch(completions, references))
+        results = tuple(function.score_batch(completions, references, *more))
     except RewardError:
         raise
     except Exception as e:

@@ -20,6 +20,9 @@ class WeightedReward:
     Example: WeightedReward([("math", 0.9, MathReward()), ("format", 0.1, think_answer_format)])
     """
 
+    reads_prompts = True
+    """For the terms that do."""
+
     def __init__(self, terms: Sequence[tuple[str, float, RewardFunction]]) -> None:
         names = [name for name, _, _ in terms]
         if not terms or len(set(names)) < len(names) or not all(weight for _, weight, _ in terms):
@@ -28,13 +31,16 @@ class WeightedReward:
                 "names and weights other than 0"
             )
         self._terms = tuple(terms)
+        self.depends_on_batch = any(getattr(reward, "depends_on_batch", False) for _, _, reward in terms)
 
     def __call__(self, completion: str, reference: str) -> RewardResult:
         return self.score_batch([completion], [reference])[0]
 
-    def score_batch(self, completions: Sequence[str], references: Sequence[str]) -> tuple[RewardResult, ...]:
-        """One result for each pair, in order; each term scores the whole batch at once."""
-        columns = [score_all(reward, completions, references) for _, _, reward in self._terms]
+    def score_batch(
+        self, completions: Sequence[str], references: Sequence[str], prompts: Sequence[str] | None = None
+    ) -> tuple[RewardResult, ...]:
+        """One result for each completion, in order; each term scores the whole batch at once."""
+        columns = [score_all(reward, completions, references, prompts) for _, _, reward in self._terms]
         return tuple(self._sum(row) for row in zip(*columns, strict=True))
 
     def close(self) -> None:

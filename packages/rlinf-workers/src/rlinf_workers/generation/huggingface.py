@@ -158,6 +158,7 @@ class HuggingFaceEngine:
                 loss_mask=mask[i * size : (i + 1) * size],
                 rollout_logprobs=logprobs[i * size : (i + 1) * size],
                 reference_answer=prompt.reference_answer,
+                prompt_text=prompt.text,
                 policy_version=policy_version,
                 truncated=truncated[i * size : (i + 1) * size],
             )

@@ -149,12 +149,11 @@ class Actor(TrainingWorker):
         groups = self._prepare([group for group in scored if group.samples.index in positions])
         if algorithm.whiten_advantages:
             whiten(self._by_shard(groups), self._gradients)
-        size = max(1, -(-num_groups // algorithm.num_minibatches))
         for _ in range(algorithm.num_epochs):
             for minibatch in range(algorithm.num_minibatches):
                 shards = self._begin_update()
                 for group in groups:
-                    if positions[group.index] // size == minibatch:
+                    if positions[group.index] * algorithm.num_minibatches // num_groups == minibatch:
                         self._add(shards, group)
                 self._end_update(shards)
 

@@ -16,8 +16,9 @@ from rlinf_algos.corrections import (
     masked_importance_sampling,
     truncated_importance_sampling,
 )
-from rlinf_algos.logprobs import entropy_of_logits, token_logprobs
-from rlinf_algos.parts import POLICY_LOSSES, policy_loss_takes
+from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
+from rlinf_algos.parts import BUILTIN_POLICY_LOSSES, POLICY_LOSSES, policy_loss_takes
+from rlinf_algos.policy_loss import PolicyLoss
 from rlinf_workers.models.sequences import completion_logits, pack_groups
 from rlinf_workers.records import SampleGroup
 from rlinf_workers.roles.learning_groups import LearningGroup
@@ -46,7 +47,8 @@ class ActorLoss:
     def is_useful(self, group: LearningGroup) -> bool:
         """Whether the group has a gradient."""
         has_penalty = self._kl is not None or self._algorithm.entropy_coef
-        return bool(has_penalty) or bool((group.advantages != 0).any())
+        is_own = self._algorithm.policy_loss not in BUILTIN_POLICY_LOSSES  # may learn from more than advantages
+        return bool(has_penalty or is_own) or bool((group.advantages != 0).any())
 
     def divisor(self, samples: SampleGroup) -> float:
         """What the group adds to the number that the summed loss is divided by."""
@@ -68,7 +70,11 @@ class ActorLoss:
             return torch.cat([tensor[:, :width] for tensor in tensors]).to(device)
 
         logits = completion_logits(model, batch)
-        policy_logprobs = token_logprobs(logits, batch.completion_ids, temperature=self._temperature)
+        entropies = None
+        if self._algorithm.entropy_coef:
+            policy_logprobs, entropies = logprobs_and_entropy(logits, batch.completion_ids, self._temperature)
+        else:
+            policy_logprobs = token_logprobs(logits, batch.completion_ids, self._temperature)
         proximal = [group.proximal_logprobs for group in groups if group.proximal_logprobs is not None]
         anchor = joined(proximal) if proximal else policy_logprobs.detach()
         rollout_logprobs = joined([sample.rollout_logprobs for sample in samples])
@@ -76,7 +82,7 @@ class ActorLoss:
         advantages = [group.advantages[:, :width] if by_token else group.advantages for group in groups]
         more = {"rollout_logprobs": rollout_logprobs} if "rollout_logprobs" in self._takes.inputs else {}
         loss = self._function(policy_logprobs, anchor, torch.cat(advantages).to(device), mask, **more, **self._options)
-        terms, kl_sum, entropy_sum, corrected = loss.loss_terms, 0.0, 0.0, 0.0
+        terms, kl_sum, entropy_sum, corrected = self._terms(loss, mask), 0.0, 0.0, 0.0
         if self._algorithm.correction is not None:
             correction = self._correction(anchor, rollout_logprobs, mask)
             terms = terms * correction.weights
@@ -87,14 +93,23 @@ class ActorLoss:
             kl = self._kl(policy_logprobs, ref) * mask
             terms = terms + self._algorithm.kl_coef * kl
             kl_sum = float(kl.detach().sum())
-        if self._algorithm.entropy_coef:
-            entropy = entropy_of_logits(logits, temperature=self._temperature, loss_mask=mask)
+        if entropies is not None:
+            entropy = entropies.masked_fill(mask == 0, 0.0)
             terms = terms - self._algorithm.entropy_coef * entropy
             entropy_sum = float(entropy.detach().sum())
         num_tokens = float(mask.sum())
         gap = ((policy_logprobs.detach() - rollout_logprobs).abs() * mask).sum()
         statistics = [num_tokens, float(loss.clip_fraction) * num_tokens, float(gap), kl_sum, entropy_sum, corrected]
         return self._sum(terms, mask), statistics
+
+    def _terms(self, loss: PolicyLoss, mask: Tensor) -> Tensor:
+        """[B, T], 0 outside the mask, whatever a loss of one's own has there."""
+        if loss.loss_terms.shape != mask.shape:
+            raise ValueError(
+                f"policy loss {self._algorithm.policy_loss!r} gave loss_terms of the shape "
+                f"{list(loss.loss_terms.shape)} for tokens {list(mask.shape)}; return one term a token, not their mean"
+            )
+        return loss.loss_terms.masked_fill(mask == 0, 0.0)
 
     def _correction(self, anchor: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Correction:
         """What is rejected has the weight 0 and still counts in the divisor, as IcePop has it, so that totals are known

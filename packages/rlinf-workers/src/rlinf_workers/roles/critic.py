@@ -6,7 +6,6 @@ of the groups, and its numbers depend on the plan as little as the actor's do.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,7 +94,8 @@ class Critic:
         returns = returns.to(self._device)
         values = completion_logits(self._model, batch)[..., 0].float()
         if self._algorithm.value_loss == "huber":
-            loss = huber_value_loss(values, old, returns, mask, delta=self._algorithm.huber_delta or math.inf)
+            assert self._algorithm.huber_delta is not None, "an algorithm with this loss has its delta"
+            loss = huber_value_loss(values, old, returns, mask, delta=self._algorithm.huber_delta)
         else:
             loss = clipped_value_loss(values, old, returns, mask, clip=self._algorithm.value_clip)
         total, num_tokens = loss.loss_terms.sum(), float(mask.sum())

@@ -49,7 +49,7 @@ class GroupSettings:
     """The sum of an episode's rewards, one advantage for all its steps; or the rewards still to come at each step, with
     those of the others at the same step."""
     gamma: float
-    """Discount of the rewards still to come."""
+    """Discount of the rewards still to come; an episode's sum has none."""
     normalize_std: bool
 
 

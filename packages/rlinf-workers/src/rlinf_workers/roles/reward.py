@@ -77,19 +77,32 @@ class Reward(Worker):
             for group, own, results in zip(groups, texts, self._results(groups, texts), strict=True)
         ]
 
+    def _prompt(self, group: SampleGroup) -> str:
+        """What was asked; for rewards that judge by it."""
+        if group.prompt_text is not None:
+            return group.prompt_text
+        return self._tokenizer.decode(group.prompt_ids, skip_special_tokens=True)
+
     def _completions(self, group: SampleGroup) -> tuple[str, ...]:
         lengths = group.loss_mask.sum(-1).long().tolist()
         ids = [row[:length] for row, length in zip(group.completion_ids.tolist(), lengths, strict=True)]
         return tuple(self._tokenizer.batch_decode(ids, skip_special_tokens=True))
 
     def _results(self, groups: list[SampleGroup], texts: list[tuple[str, ...]]) -> list[tuple[RewardResult, ...]]:
-        """Those of each group; all are scored in one call."""
-        completions = [text for own in texts for text in own]
-        references = [group.reference_answer for group, own in zip(groups, texts, strict=True) for _ in own]
-        results = score_all(self._reward, completions, references)
+        """Those of each group. All are scored in one call, but where rounding depends on the batch: what a plan hands
+        over at once must not change numbers."""
+        pairs = list(zip(groups, texts, strict=True))
+        calls = [[pair] for pair in pairs] if getattr(self._reward, "depends_on_batch", False) else [pairs]
+        results = [result for call in calls for result in self._call(call)]
         self._record(results)
         rest = iter(results)
         return [tuple(itertools.islice(rest, len(own))) for own in texts]
+
+    def _call(self, pairs: Sequence[tuple[SampleGroup, tuple[str, ...]]]) -> tuple[RewardResult, ...]:
+        completions = [text for _, own in pairs for text in own]
+        references = [group.reference_answer for group, own in pairs for _ in own]
+        prompts = [self._prompt(group) for group, own in pairs for _ in own]
+        return score_all(self._reward, completions, references, prompts)
 
     def _record(self, results: Sequence[RewardResult]) -> None:
         """Each outcome's share of the completions, and the mean of each term of a weighted sum."""

@@ -66,7 +66,12 @@ class EmbodiedAlgorithmConfig(Section):
         "in the same state.",
     )
     num_steps: int = Field(default=50, ge=1, description="Actions of each environment in one training step.")
-    gamma: float = Field(default=0.8, ge=0, le=1, description="Discount of a reward one step later.")
+    gamma: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Discount of a reward one step later; grpo has it with compares=steps alone.",
+    )
     gae_lambda: float | None = Field(
         default=None, ge=0, le=1, description="ppo: weight of longer returns in the advantage."
     )
@@ -102,10 +107,20 @@ class EmbodiedAlgorithmConfig(Section):
         """What the algorithm uses and a recipe leaves out."""
         if not isinstance(values, dict) or values.get("name", "ppo") not in OPTIONS:
             return values
-        return OPTIONS[values.get("name", "ppo")] | values
+        found = OPTIONS[values.get("name", "ppo")] | values
+        return found if found.get("compares") == "episodes" else {"gamma": GAMMA} | found
 
     def problems(self) -> Iterator[Problem]:
         mine = OPTIONS[self.name]
+        sums_episodes = self.name == "grpo" and self.compares == "episodes"
+        if sums_episodes and self.gamma is not None:
+            yield Problem(
+                keys=("algorithm.gamma", "algorithm.compares"),
+                text=f"={self.gamma} is not used: algorithm.compares=episodes adds the rewards up as they are; "
+                "leave it out",
+            )
+        elif self.gamma is None and not sums_episodes:
+            yield Problem(keys=("algorithm.gamma",), text=f" is null; algorithm.name={self.name} needs it")
         for other, options in OPTIONS.items():
             for option in options:
                 value = getattr(self, option)
@@ -119,6 +134,8 @@ class EmbodiedAlgorithmConfig(Section):
                     yield Problem(keys=(f"algorithm.{option}",), text=f" is null; algorithm.name={self.name} needs it")
 
 
+GAMMA = 0.8
+"""As ManiSkill's PPO baseline has it for its short tasks with dense rewards."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "ppo": {"gae_lambda": 0.9, "value_coef": 0.5, "bootstrap_at_termination": True},
     "grpo": {"compares": "episodes", "normalize_std": True},

@@ -159,6 +159,7 @@ class ReasoningConfig(JobConfig):
         yield from self._model_problems()
         yield from self._task_problems()
         yield from self._batch_problems()
+        yield from self._critic_problems()
         yield from self._shard_problems(self.actor.num_shards)
 
     def _model_problems(self) -> Iterator[Problem]:
@@ -199,6 +200,20 @@ class ReasoningConfig(JobConfig):
                     keys=(f"rollout.{key}", "task.num_digits"),
                     text=f"={value} is too short: {what} of task.num_digits={width} has {needed} tokens; "
                     f"use at least {needed}",
+                )
+
+    def _critic_problems(self) -> Iterator[Problem]:
+        """Settings of a critic that is not there; those that are as by default may stand in a resolved config."""
+        if self.algorithm.to_algorithm().has_critic:
+            return
+        unused = CriticConfig()
+        for key in CriticConfig.model_fields:
+            value = getattr(self.critic, key)
+            if value != getattr(unused, key):
+                yield Problem(
+                    keys=(f"critic.{key}", "algorithm.advantage"),
+                    text=f"={value} is not used: algorithm.advantage={self.algorithm.advantage} has no critic; "
+                    "leave it out",
                 )
 
     def _batch_problems(self) -> Iterator[Problem]:

@@ -140,7 +140,12 @@ class Runner:
 
     def _prompt(self, problem: Problem) -> Prompt:
         token_ids = self._benchmarks.encoder.encode(problem.prompt)[-self._benchmarks.max_prompt_tokens :]
-        return Prompt(index=problem.number, token_ids=torch.tensor(token_ids), reference_answer=problem.answer)
+        return Prompt(
+            index=problem.number,
+            token_ids=torch.tensor(token_ids),
+            reference_answer=problem.answer,
+            text=problem.prompt,
+        )
 
 
 def benchmark_seed(seed: int, name: str) -> int:

@@ -198,10 +198,9 @@ class EmbodiedJob:
         algorithm = self.config.algorithm
         if algorithm.name == "grpo":
             assert algorithm.compares and algorithm.normalize_std is not None, "filled in and checked by the config"
-            return GroupSettings(
-                compares=algorithm.compares, gamma=algorithm.gamma, normalize_std=algorithm.normalize_std
-            )
-        assert algorithm.gae_lambda is not None, "filled in and checked by the config"
+            gamma = 1.0 if algorithm.gamma is None else algorithm.gamma
+            return GroupSettings(compares=algorithm.compares, gamma=gamma, normalize_std=algorithm.normalize_std)
+        assert algorithm.gamma is not None and algorithm.gae_lambda is not None, "filled in and checked by the config"
         return GaeSettings(
             gamma=algorithm.gamma,
             gae_lambda=algorithm.gae_lambda,

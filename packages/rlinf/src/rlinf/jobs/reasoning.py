@@ -293,7 +293,7 @@ class ReasoningJob:
         limit = self.config.rollout.max_prompt_tokens
         if not self._same_length and len(token_ids) > limit:
             token_ids = token_ids[-limit:]  # the end of a prompt asks the question
-        return Prompt(index=index, token_ids=token_ids, reference_answer=problem.answer)
+        return Prompt(index=index, token_ids=token_ids, reference_answer=problem.answer, text=problem.prompt)
 
     def _encode(self, text: str) -> list[int]:
         """Of an answer; prompts go through the encoder."""
