@@ -3,7 +3,8 @@
 A recipe fixes the shards; a plan fixes the ranks. Shard s belongs to rank s % num_ranks. Each shard adds up its
 micro-batches in a buffer of its own, and the buffers are summed in the order of the shards: locally where a rank has
 several, then over ranks. With one rank the sum is (s0 + s1), with two it is the all-reduce of s0 and s1: the same
-float additions, so the same bits.
+float additions, so the same bits. Of four shards two ranks make (s0 + s2) + (s1 + s3), which agrees with one rank's sum
+up to rounding.
 """
 
 from __future__ import annotations
