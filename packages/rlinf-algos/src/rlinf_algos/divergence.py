@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from rlinf_algos.checks import as_mask, check_shape
 from rlinf_algos.errors import AlgosError, NonFiniteError, ShapeError
+from rlinf_algos.matrices import matrices
 
 Divergence: TypeAlias = Literal["reverse", "forward", "js"]
 
@@ -158,7 +159,7 @@ def _chunks(
     num_elements = _CPU_CHUNK_ELEMENTS if logits.device.type == "cpu" else _DEVICE_CHUNK_ELEMENTS
     num_rows = max(1, num_elements // logits.shape[-1])
     start = 0
-    for matrix, other_matrix in _matrices(logits.detach(), other):
+    for matrix, other_matrix in matrices(logits.detach(), other):
         for chunk, other_chunk in zip(matrix.split(num_rows), other_matrix.split(num_rows), strict=True):
             rows = slice(start, start + len(chunk))
             start = rows.stop
@@ -168,19 +169,6 @@ def _chunks(
 def _scaled(chunk: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
     copy = chunk.to(dtype, copy=True)
     return copy if temperature == 1.0 else copy.div_(temperature)
-
-
-def _matrices(logits: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both as views [n, V] in row order; `reshape` would copy a slice such as logits[:, :-1] whole."""
-    if logits.ndim == 1:
-        yield logits[None], other[None]
-    elif logits.ndim == 2:
-        yield logits, other
-    elif logits.is_contiguous() and other.is_contiguous():
-        yield logits.view(-1, logits.shape[-1]), other.view(-1, logits.shape[-1])
-    else:
-        for part, other_part in zip(logits, other, strict=True):
-            yield from _matrices(part, other_part)
 
 
 def _compute_dtype(logits: Tensor, other: Tensor) -> torch.dtype:
