@@ -83,7 +83,8 @@ def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None, *, e
         raise ProblemError(f"modes is empty; allowed: {', '.join(ALL_MODES)}")
     pools = pools_of(problem.cluster)
     searches = [modes, *([mode] for mode in modes if each_alone and len(modes) > 1)]
-    found = [Search(problem, pools).best(some, num_each=MOST_SIMULATED) for some in searches]
+    search = Search(problem, pools)
+    found = [search.best(some, num_each=MOST_SIMULATED) for some in searches]
     if not any(found):
         raise InfeasibleError(why_nothing_fits(problem, pools, modes))
     judged = [one for candidates in found for one in _judge(problem, pools, candidates)]
