@@ -40,7 +40,6 @@ class AutoMode:
         self._profiler = Profiler(flows.train.graph(), planned.cluster, job.num_items)
         self._probes: list[Plan] = []
         self._num_probed = 0
-        self._is_measuring = False
         self.measured: Measured | None = None
         """What the probes found."""
         if job.config.mode == "auto" and planned.problem is None:
@@ -74,7 +73,7 @@ class AutoMode:
         """The next steps measure this placement, beside what has been measured."""
         self._adopt(planned)
         probes = probe_plans(self._flows.train.graph(), self.plan, self._job.num_items, self._job.granularities)
-        self._probes, self._num_probed, self._is_measuring = [probes[0], *probes * NUM_REPEATS], 0, True
+        self._probes, self._num_probed = [probes[0], *probes * NUM_REPEATS], 0
 
     @property
     def num_probes(self) -> int:
@@ -87,7 +86,7 @@ class AutoMode:
 
     def skip_probes(self) -> None:
         """Nothing will be measured: the run is too short for it."""
-        self._probes, self._num_probed, self._is_measuring = [], 0, False
+        self._probes, self._num_probed = [], 0
 
     def observe(self, run: FlowRun, busy_s: Mapping[str, float]) -> bool:
         """Takes in a training step.
@@ -114,7 +113,7 @@ class AutoMode:
 
     def measure(self, executor: Executor) -> Measured:
         """What the probes found."""
-        self._is_measuring = False
+        self._probes, self._num_probed = [], 0
         self._profiler.observe_memory(executor, self.plan)
         found = self._profiler.measured(num_parts=self._job.num_parts)
         self.measured = replace(found, problem=complete_problem(self._job, found.problem))
@@ -132,7 +131,7 @@ class AutoMode:
         """
         stays = f"auto: {self.plan.mode} stays"
         try:
-            if self._is_measuring or self._watch is None:
+            if self._probes or self._watch is None:
                 problem = self.measure(executor).problem
             else:
                 problem = self._watch.problem
