@@ -130,8 +130,7 @@ class Actor(TrainingWorker):
         shards = self._begin_update()
         for chunk in scored:
             for group in chunk:
-                self._record_signal(group)
-                if has_signal(group) or not self._settings.algorithm.dynamic_sampling:
+                if self._record_signal(group) or not self._settings.algorithm.dynamic_sampling:
                     self._add(shards, self._advantages.make(group))
         self._end_update(shards)
 
@@ -266,8 +265,10 @@ class Actor(TrainingWorker):
         grad_norm = self._optimizer_step(optimizer, num_terms=divisor, max_grad_norm=settings.max_grad_norm)
         return grad_norm, rate
 
-    def _record_signal(self, group: ScoredGroup) -> None:
-        self.record("actor/groups_without_advantage", float(not has_signal(group)))
+    def _record_signal(self, group: ScoredGroup) -> bool:
+        signal = has_signal(group)
+        self.record("actor/groups_without_advantage", float(not signal))
+        return signal
 
     def _add_examples(self, batch: ExampleBatch) -> None:
         token_ids, mask = batch.token_ids.to(self.device), batch.loss_mask[:, 1:].to(self.device)

@@ -101,7 +101,7 @@ class Reward(Worker):
     def _call(self, pairs: Sequence[tuple[SampleGroup, tuple[str, ...]]]) -> tuple[RewardResult, ...]:
         completions = [text for _, own in pairs for text in own]
         references = [group.reference_answer for group, own in pairs for _ in own]
-        prompts = [self._prompt(group) for group, own in pairs for _ in own]
+        prompts = [prompt for group, own in pairs for prompt in [self._prompt(group)] * len(own)]
         return score_all(self._reward, completions, references, prompts)
 
     def _record(self, results: Sequence[RewardResult]) -> None:
