@@ -74,7 +74,7 @@ def megatron(
         )
     dp = max(1, ep * expert_tp // tp) if dp is None and shape.num_experts else dp or 1
     chunks = _chunks(shape, pp, layers_by_stage, virtual_stages)
-    _check(shape, tp, dp, ep, expert_tp, transformer_engine)
+    _check(shape, tp, pp, dp, ep, expert_tp, transformer_engine)
     specs = shape.specs()
     sizes = _Sizes(tp=tp, pp=pp, ep=ep, expert_tp=expert_tp, num_padded=rounded_up(shape.vocab, vocab_multiple * tp))
     ranks: dict[tuple[int, ...], RankLayout] = {}  # replicas share one
@@ -127,7 +127,9 @@ def _chunks(
     return [range(end - count, end) for end, count in zip(ends, layers_by_stage, strict=True)]
 
 
-def _check(shape: TransformerShape, tp: int, dp: int, ep: int, expert_tp: int, transformer_engine: bool) -> None:
+def _check(
+    shape: TransformerShape, tp: int, pp: int, dp: int, ep: int, expert_tp: int, transformer_engine: bool
+) -> None:
     check_divides("num_heads", shape.num_heads, "tp", tp)
     if shape.latent is None:
         if shape.num_kv_heads % tp and tp % shape.num_kv_heads:
@@ -144,6 +146,11 @@ def _check(shape: TransformerShape, tp: int, dp: int, ep: int, expert_tp: int, t
     if not all(map(shape.has_experts, range(shape.num_layers + shape.mtp_layers))):
         check_divides("intermediate", shape.intermediate, "tp", tp)
     if shape.mtp_layers:
+        if shape.tied_embeddings and pp > 1:
+            raise LayoutError(
+                f"mtp_layers={shape.mtp_layers} with tied_embeddings and pp={pp}: the last stage would store the "
+                "embedding twice, which a layout cannot say; use pp=1, or leave the layers out"
+            )
         check_divides("hidden", shape.hidden, "tp", tp)
 
 
