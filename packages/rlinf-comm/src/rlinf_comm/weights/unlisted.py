@@ -37,7 +37,7 @@ def checked_patterns(leave_out: Collection[str], buffers: Iterable[str], whose: 
 def left_out(
     who: str,
     tensors: Mapping[str, torch.Tensor],
-    buffers: Collection[str],
+    buffers: Mapping[str, object],
     patterns: tuple[str, ...],
     remedy: str = "name what is to be left out: leave_out={names} (patterns with * are allowed)",
 ) -> dict[str, tuple[str, ...]]:
@@ -48,10 +48,9 @@ def left_out(
     """
     found: dict[str, list[str]] = {pattern: [] for pattern in patterns}
     unknown = []
-    for name in tensors:
-        if name not in buffers:
-            pattern = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
-            (unknown if pattern is None else found[pattern]).append(name)
+    for name in sorted(tensors.keys() - buffers.keys()):
+        pattern = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
+        (unknown if pattern is None else found[pattern]).append(name)
     if unknown:
         remedy = remedy.format(names=unknown[:_NUM_LISTED])
         raise LayoutError(f"{_refusal(who, unknown, tensors, buffers)}. Use a layout that has them, or {remedy}")
