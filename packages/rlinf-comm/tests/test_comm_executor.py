@@ -147,7 +147,7 @@ def test_a_tensor_beside_the_layout_is_refused_with_all_that_helps():
         execute(reshard, sources, destinations)
     assert str(caught.value) == (
         "source rank 1 has 2 tensors that its layout does not know and that would be neither moved nor attested: "
-        "mtp.norm float32 [3], v float32 [2, 2]; the layout knows 1 tensors there, the nearest to mtp.norm is w. "
+        "mtp.norm float32 [3], v float32 [2, 2]; the layout knows 1 there, the nearest to mtp.norm is w. "
         "Use a layout that has them, or name what is to be left out: leave_out=['mtp.norm', 'v'] "
         "(patterns with * are allowed)"
     )

@@ -81,9 +81,7 @@ def _refusal(who: str, unknown: list[str], tensors: Mapping[str, torch.Tensor], 
     more = f" and {len(unknown) - _NUM_LISTED} more" if len(unknown) > _NUM_LISTED else ""
     count = "1 tensor that its layout does" if len(unknown) == 1 else f"{len(unknown)} tensors that its layout does"
     near = difflib.get_close_matches(first, buffers, n=1, cutoff=0.0)
-    known = f"the layout knows {len(buffers)} tensors there" + (
-        f", the nearest to {first} is {near[0]}" if near else ""
-    )
+    known = f"the layout knows {len(buffers)} there" + (f", the nearest to {first} is {near[0]}" if near else "")
     return f"{who} has {count} not know and that would be neither moved nor attested: {shown}{more}; {known}"
 
 
