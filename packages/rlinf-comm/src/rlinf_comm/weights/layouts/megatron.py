@@ -12,8 +12,10 @@ routed ones among others. Layers for multi-token prediction are on the last stag
 of the embedding for them.
 
 Names, shapes and the place of each rank were compared with the models of megatron-core 0.16.1 (local spec) on up to
-four processes: TP 2 with one group, TP 2 PP 2 tied, TP 2 EP 4, TP 2 PP 2 with experts. The names of Transformer
-Engine's modules are those of the layer specs there (models/gpt/gpt_layer_specs.py).
+four processes: TP 2 with one group, TP 2 PP 2 tied, TP 2 EP 4, TP 2 PP 2 with experts; Qwen2-MoE with TP 2 PP 2 EP 2;
+latent attention with TP 2 and two layers for multi-token prediction. Qwen2-MoE (TP 2 EP 2) and DeepSeek-V3 (one
+process), filled from transformers' models by these layouts, gave the logits that transformers gives. The names of
+Transformer Engine's modules are read from the layer specs there (models/gpt/gpt_layer_specs.py).
 """
 
 from __future__ import annotations
