@@ -1,6 +1,7 @@
 """Layouts of Qwen2-MoE and DeepSeek: against transformers' models, through whole round trips, and in FP8."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -94,12 +95,12 @@ DEEP = TransformerShape(
 def test_multi_token_prediction_goes_from_megatron_to_the_draft_model_and_back(te):
     generator = torch.Generator().manual_seed(0)
     full = {name: torch.randn(spec.shape, generator=generator) for name, spec in DEEP.specs().items()}
-    sizes = {"tp": 2, "pp": 2, "dp": 2, "ep": 2}
+    sizes: dict[str, Any] = {"tp": 2, "pp": 2, "dp": 2, "ep": 2}
     trainer = megatron(DEEP, **sizes, transformer_engine=te, vocab_multiple=1)
     engine, disk = merged(DEEP, tp=2, ep=2, vocab_multiple=2), huggingface(DEEP)
     cut = dict(sizes, etp=1, te=te, experts="te_grouped", pad=-1.0, vocab_multiple=1)
     trained = [megatron_rank(full, DEEP, rank=rank, **cut) for rank in range(8)]
-    parts = {"tp": 2, "ep": 2, "etp": 1, "vocab_tp": 2, "pad": -1.0, "vocab_multiple": 2}
+    parts: dict[str, Any] = {"tp": 2, "ep": 2, "etp": 1, "vocab_tp": 2, "pad": -1.0, "vocab_multiple": 2}
     wanted = [merged_rank(full, DEEP, rank=rank, **parts) for rank in range(2)]
     served, saved, again = empty(engine), empty(disk), empty(trainer)
     execute(plan(trainer, disk), trained, saved)
@@ -121,7 +122,7 @@ def test_multi_token_prediction_goes_from_megatron_to_the_draft_model_and_back(t
 def test_a_megatron_model_with_more_than_its_layout_is_refused(without, extra):
     """What Executor, manifests and verify would otherwise pass over in silence."""
     less = dataclasses.replace(DEEP, **{"mtp_layers": 0, "dense_layers": (), **without})
-    sizes = {"tp": 2, "pp": 2, "dp": 2, "ep": 2}
+    sizes: dict[str, Any] = {"tp": 2, "pp": 2, "dp": 2, "ep": 2}
     options = dict(sizes, etp=1, te=True, experts="te_grouped", pad=0.0, vocab_multiple=1)
     generous = dataclasses.replace(less, **{name: getattr(DEEP, name) for name in without})
     full = {name: torch.zeros(spec.shape) for name, spec in generous.specs().items()}
@@ -172,7 +173,7 @@ def test_fp8_weights_and_their_scales_are_cut_alike(tp, ep):
     disk, engine = huggingface(FP8), merged(FP8, tp=tp, ep=ep, vocab_multiple=2)
     served, saved = empty(engine), empty(disk)
     execute(plan(disk, engine), [full], served)
-    parts = {"tp": tp, "ep": ep, "etp": etp, "vocab_tp": tp, "pad": -1.0, "vocab_multiple": 2}
+    parts: dict[str, Any] = {"tp": tp, "ep": ep, "etp": etp, "vocab_tp": tp, "pad": -1.0, "vocab_multiple": 2}
     for rank, tensors in enumerate(served):
         same([dequantized(tensors)], [merged_rank(dequantized(full), FP8, rank=rank, **parts)])
     execute(plan(engine, disk), served, saved)
