@@ -198,7 +198,7 @@ def test_a_peer_that_is_unknown_on_the_way_gets_the_value_directly(join):
     peers = join({"here": "a", "there": "c d"})
     a, d = peers["a"], peers["d"]
     a.connect(d.address, timeout_s=HANG_S)
-    d._listener.close()
+    d._reception.close()
     a.broadcast(LARGE, "cd", timeout_s=HANG_S)
     for name in "cd":
         assert_bitwise_equal(receive(peers[name]), LARGE)
