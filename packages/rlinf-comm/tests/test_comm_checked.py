@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import pathlib
 
 import numpy as np
 import pytest
@@ -59,7 +60,8 @@ def test_each_flipped_bit_of_a_pooled_tensor_is_caught(channel):
 
 def memory_of(label: str) -> tuple[int, int]:
     """(address, bytes) of the segment that /proc shows under this name."""
-    (line,) = [line for line in open("/proc/self/maps") if f"memfd:rlinf:{label} " in line]
+    maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    (line,) = [line for line in maps if f"memfd:rlinf:{label} " in line]
     start, end = (int(number, 16) for number in line.split()[0].split("-"))
     return start, end - start
 

@@ -174,9 +174,9 @@ class Reception:
         self._selector.unregister(caller.socket)
 
     def _turn_away(self, caller: _Caller, why: str) -> None:
+        self._complaints.say(f"{self._whose}: a caller from {caller.host} was turned away: {why}")
         self._forget(caller)
         caller.socket.close()
-        self._complaints.say(f"{self._whose}: a caller from {caller.host} was turned away: {why}")
 
     def _serve(self, line: Line) -> None:
         try:
