@@ -4,8 +4,11 @@ import logging
 import os
 import pathlib
 import secrets
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -96,9 +99,9 @@ def test_they_cannot_join_and_take_no_name(trainer, endpoint, monkeypatch):
     for name in ("trainer/0", "engine/0"):
         with pytest.raises(NotTrusted, match=f"{endpoint} is no directory of this job: .*ended before"):
             Peer.join(endpoint, name)
-    with Peer.listen("engine/0", transports=("tcp",)) as stranger:
-        with pytest.raises(PeerLost, match="is gone, or of another job"):
-            stranger.connect(trainer.address)
+    not_of_this_job = pytest.raises(PeerLost, match="is gone, or of another job")
+    with Peer.listen("engine/0", transports=("tcp",)) as stranger, not_of_this_job:
+        stranger.connect(trainer.address)
     monkeypatch.undo()
     with pytest.raises(PeerNameTaken):
         Peer.join(endpoint, "trainer/0")
@@ -378,3 +381,22 @@ def test_nobody_cannot_take_a_name_that_will_be_needed():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(told)
     os.close(tell)
+
+
+# --- another host -----------------------------------------------------------------------------------------------------
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("ip") is None, reason="iproute2 is not installed")
+def test_from_another_host_members_are_let_in_and_nobody_else():
+    script = pathlib.Path(__file__).with_name("comm_other_network.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=10 * HANG_S)
+    if done.returncode == 77:
+        pytest.skip(f"this machine makes no network namespaces: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "stranger as trainer/0: NotTrusted",
+        "stranger as engine/0: NotTrusted",
+        "member: weights over 10.99.0.2",
+        "member: PeerTimeout",  # the directory is served on 127.0.0.1 now
+    ]
