@@ -1,6 +1,7 @@
 """What digests of values catch and cost: `python -m benchmarks.comm.checks`.
 
-Flips 1,000 bits on each way (flipped_bits.py). Then measures hashes over the same memory, and hand-overs with and
+Flips 1,000 bits on each way (flipped_bits.py). Looks how much longer a first contact takes while strangers besiege the
+peer and its directory (strangers.py). Then measures hashes over the same memory, and hand-overs with and
 without digests in turn: between two processes over TCP, where they are on by default, and through a channel and a pool,
 where `checked=True` asks for them. "Without" is the same code with a digest that looks at nothing.
 """
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.comm.flipped_bits import TIMEOUT_S, count_caught
+from benchmarks.comm.strangers import contacts
 from benchmarks.harness import Step, compare, interleave, report
 
 from rlinf_comm import _C, Channel, SharedPool
@@ -123,6 +125,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     findings: dict[str, Any] = {"flips": count_caught()}
+    with contacts() as steps:
+        contacts_s = interleave(steps, num_warmup=5, num_rounds=10 * arguments.rounds)
+    slower_s = [besieged - quiet for besieged, quiet in zip(*contacts_s.values(), strict=True)]
+    findings["slower_contact_ms"] = {"median": 1e3 * sorted(slower_s)[len(slower_s) // 2], "most": 1e3 * max(slower_s)}
     hash_bytes = 16 << 20
     hashes_s = interleave(_hash_steps(hash_bytes), num_warmup=1, num_rounds=arguments.rounds)
     findings["hash_gb_per_s"] = {
@@ -145,7 +151,7 @@ def main() -> None:
     report(
         "comm-checks",
         settings={"sizes_bytes": SIZES, "rounds": arguments.rounds, "hash_bytes": hash_bytes},
-        samples_s=samples_s | hashes_s,
+        samples_s=samples_s | hashes_s | contacts_s,
         comparisons=[compare(samples_s, f"{case}, with", f"{case}, without") for case in cases],
         findings=findings,
         output=arguments.output,
