@@ -96,14 +96,15 @@ def _local_steps() -> dict[str, Step]:
 
 
 def _hash_steps(num_bytes: int) -> dict[str, Step]:
-    data = np.random.default_rng(0).integers(0, 256, num_bytes, dtype=np.uint8)
-    copy = np.empty_like(data)
+    array = np.random.default_rng(0).integers(0, 256, num_bytes, dtype=np.uint8)
+    copy = np.empty_like(array)
+    data = array.data
     hashes: dict[str, Callable[[], Any]] = {
         "digest, 128 bits": lambda: _C.bytes_digest([data]),
         "crc32 of zlib": lambda: zlib.crc32(data),
         "blake2b": lambda: hashlib.blake2b(data).digest(),
         "sha256": lambda: hashlib.sha256(data).digest(),
-        "numpy's copy": lambda: np.copyto(copy, data),
+        "numpy's copy": lambda: np.copyto(copy, array),
     }
 
     def step_for(call: Callable[[], Any]) -> Step:

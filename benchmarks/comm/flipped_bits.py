@@ -116,7 +116,7 @@ def _memory_of(label: str) -> np.ndarray:
     lines = Path("/proc/self/maps").read_text().splitlines()
     (line,) = [line for line in lines if f"memfd:rlinf:{label} " in line]
     start, end = (int(number, 16) for number in line.split()[0].split("-"))
-    return np.frombuffer((ctypes.c_uint8 * (end - start)).from_address(start), np.uint8)
+    return np.frombuffer(memoryview((ctypes.c_uint8 * (end - start)).from_address(start)), np.uint8)
 
 
 @contextmanager

@@ -77,8 +77,8 @@ def _checks(result: dict[str, Any]) -> Iterator[str]:
     slower, medians_s = result["findings"]["slower_contact_ms"], result["medians_s"]
     yield (
         "\nA first contact (joining the directory, meeting a peer, one value): median "
-        f"{1e3 * medians_s['contact, no strangers']:.1f} ms, and {1e3 * medians_s['contact, strangers']:.1f} ms while 60 "
-        "idle and slow strangers and 20 garbled ones a second besiege both doors. Longer than the contact beside it by "
+        f"{1e3 * medians_s['contact, no strangers']:.1f} ms, and {1e3 * medians_s['contact, strangers']:.1f} ms while "
+        "60 idle and slow strangers and 20 garbled ones a second besiege both doors. Longer than the contact beside it by "
         f"{slower['median']:.1f} ms (median), {slower['most']:.1f} ms (most). Target: at most 100 ms.\n"
     )
     yield (
