@@ -144,7 +144,7 @@ class Reception:
         else:
             if line is not None:
                 self._forget(caller)
-                threading.Thread(target=self._serve, args=(line,), name="rlinf-comm call", daemon=True).start()
+                self._let_in(line)
 
     def _next_step(self, caller: _Caller) -> Line | None:
         """The line, once it has proven that it knows the key."""
@@ -177,6 +177,13 @@ class Reception:
         self._complaints.say(f"{self._whose}: a caller from {caller.host} was turned away: {why}")
         self._forget(caller)
         caller.socket.close()
+
+    def _let_in(self, line: Line) -> None:
+        try:
+            threading.Thread(target=self._serve, args=(line,), name="rlinf-comm call", daemon=True).start()
+        except RuntimeError as error:  # no more threads; others may come once some have ended
+            line.close()
+            self._complaints.say(f"{self._whose}: no link with a caller: {error}")
 
     def _serve(self, line: Line) -> None:
         try:
