@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_comm.errors import LayoutError
+from rlinf_comm.records import record
 from rlinf_comm.weights.layout import TensorSpec
 
 _MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerShape:
     """A decoder of the Llama and Qwen family: grouped-query attention, gated MLP, RMSNorm, perhaps experts.
