@@ -11,7 +11,10 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rlinf_comm.records import record
 
+
+@record
 @dataclass(slots=True)
 class Metric:
     """The terms of a weighted mean."""

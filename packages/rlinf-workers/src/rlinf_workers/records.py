@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from rlinf_comm.records import record
 
+
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
     """One problem on its way to the rollout. Fed by the driver."""
@@ -23,6 +26,7 @@ class Prompt:
     the tokens say."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleGroup:
     """The completions sampled for one prompt.
@@ -51,6 +55,7 @@ class SampleGroup:
     """[G] bool; the completion has all the tokens it may have and did not end. None: not known."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredGroup:
     """A group with its rewards. Made by the reward stage."""
@@ -66,6 +71,7 @@ class ScoredGroup:
     """The answer found in each completion; None where there was none."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExampleBatch:
     """One shard of a batch for supervised training. Fed by the driver."""
@@ -77,6 +83,7 @@ class ExampleBatch:
     """[B, L + T] float32; 1 on the tokens to learn."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
     """What one environment group shows after a step (or a reset). Sent by env to policy."""
@@ -100,6 +107,7 @@ class Observation:
     """The segment ends here: nobody waits for an action."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
     """What the policy answers to an Observation."""
@@ -110,6 +118,7 @@ class Action:
     """[n, A] float32, unclipped; the environment clips to its bounds."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
     """One segment of one environment group, T steps. Sent by policy to actor."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from rlinf_comm.records import record
 from rlinf_workers.launcher.base import Identity, Wait
 from rlinf_workers.metrics import MetricTable
 from rlinf_workers.spans import WaitTable
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Phase = Literal["train", "evaluate"]
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepContext:
     """What a stage may know about the run of the flow that it takes part in."""

@@ -25,6 +25,7 @@ import numpy as np
 
 from rlinf_comm.copies import COPY_DTYPES, DigestProgram, DigestTable, addresses_of
 from rlinf_comm.errors import LayoutError, WeightMismatchError
+from rlinf_comm.records import record
 from rlinf_comm.weights.digest import DIGEST_MODULUS
 from rlinf_comm.weights.layout import Layout
 from rlinf_comm.weights.region import check_tensor
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoxDigest:
     """Of one box of a canonical tensor."""
@@ -58,6 +60,7 @@ class BoxDigest:
         return self.stored_dtype not in (self.dtype, "float32")
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightManifest:
     """The boxes of some ranks, or of all."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_comm._arrays import dtype_name
 from rlinf_comm.errors import LayoutError, WeightMismatchError
+from rlinf_comm.records import record
 from rlinf_comm.weights.layout import BufferSpec
 from rlinf_comm.weights.unlisted import left_out, listed
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Region:
     """Memory of some tensor, which the holder of this record must keep alive."""
@@ -25,6 +27,7 @@ class Region:
     strides_bytes: tuple[int, ...]
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a box lies in a buffer, as in a Block: elements, row-major, whatever the strides of the tensor at hand."""

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob
+from rlinf_comm.records import record
 
 OBSERVATION_CLIP = 10.0
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorCriticSettings:
     """Shape of the two towers."""

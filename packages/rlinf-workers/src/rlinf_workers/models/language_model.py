@@ -14,7 +14,10 @@ from typing import Any
 
 import torch
 
+from rlinf_comm.records import record
 
+
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSettings:
     """Which model to make; the same settings give the same weights in every process."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_algos.algorithm import Algorithm
+from rlinf_comm.records import record
 from rlinf_workers.checkpoint import load_model_weights
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, pad_token_id
@@ -28,7 +29,10 @@ from rlinf_workers.roles.learning_groups import AdvantageMaker, LearningGroup, c
 from rlinf_workers.roles.optimizer import OptimizerSettings
 from rlinf_workers.roles.training import TrainingWorker
 
+record(Algorithm)
 
+
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorSettings:
     """What and how the actor trains."""

@@ -12,13 +12,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from rlinf_comm.records import record
 from rlinf_envs import BatchedEnv, EnvSpec, make_env
 from rlinf_envs.protocol import EpisodeEnd, StepResult, tensor_field
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.records import Action, Observation
 from rlinf_workers.worker import Worker
 
+record(EnvSpec)
 
+
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSettings:
     """Which environments, and how long a segment is."""

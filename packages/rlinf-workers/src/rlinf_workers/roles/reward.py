@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rlinf_algos.rewards import OUTCOMES, RewardResult, RewardSpec, make_reward, score_all
+from rlinf_algos.rewards import OUTCOMES, RewardResult, RewardSpec, RewardTerm, make_reward, score_all
+from rlinf_comm.records import record
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import load_tokenizer
 from rlinf_workers.records import SampleGroup, ScoredGroup
@@ -20,6 +21,11 @@ COIN_DOMAIN = 0x5EED_C015
 """Keeps the coins apart from the noise that the rollout draws for the same seed, step and prompt."""
 
 
+record(RewardSpec)
+record(RewardTerm)
+
+
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardSettings:
     """Which rule scores."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from rlinf_comm.records import record
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.generation.base import GenerationEngine
 from rlinf_workers.generation.huggingface import HuggingFaceEngine
@@ -16,6 +17,7 @@ from rlinf_workers.records import Prompt, SampleGroup
 from rlinf_workers.worker import Worker
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutSettings:
     """How the rollout generates."""

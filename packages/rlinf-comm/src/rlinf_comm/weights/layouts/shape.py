@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlinf_comm.errors import LayoutError
+from rlinf_comm.records import record
 from rlinf_comm.weights.layout import TensorSpec
 from rlinf_comm.weights.layouts.canonical import canonical_tensors
 from rlinf_comm.weights.layouts.config import DEEPSEEK, shape_fields
@@ -36,6 +37,7 @@ class LatentAttention:
         return self.nope_dim + self.rope_dim
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerShape:
     """A decoder with gated MLPs and RMSNorm, in the manner of Llama, Qwen and DeepSeek.
