@@ -73,6 +73,7 @@ class Reward(Worker):
                 completions=own,
                 outcomes=tuple(result.outcome for result in results),
                 answers=tuple(result.answer for result in results),
+                **_parts(results),
             )
             for group, own, results in zip(groups, texts, self._results(groups, texts), strict=True)
         ]
@@ -127,3 +128,13 @@ class Reward(Worker):
                 "reward": float(group.rewards[0]),
             }
         )
+
+
+def _parts(results: Sequence[RewardResult]) -> dict[str, torch.Tensor]:
+    """What a `ScoredGroup` says of the terms of a weighted reward."""
+    if not all(result.parts for result in results):
+        return {}
+    return {
+        "parts": torch.tensor([[part.result.value for part in result.parts] for result in results]),
+        "part_weights": torch.tensor([part.weight for part in results[0].parts]),
+    }
