@@ -98,7 +98,11 @@ def test_the_presets_differ_as_their_sources_do():
         ("ppo", {"value_loss": "huber", "value_clip": 0.2}, "value_clip=0.2 is not used: it belongs to another value"),
         ("rloo", {"clip_low": 0.2}, "clip_low=0.2 is not used: it belongs to policy_loss=ppo_clip or gspo or"),
         ("grpo", {"correction": "ice"}, "correction=ice is not known; did you mean 'icepop'"),
-        ("grpo", {"correction_low": 0.5}, "correction_low=0.5 is not used: it belongs to correction=masked or rejected"),
+        (
+            "grpo",
+            {"correction_low": 0.5},
+            "correction_low=0.5 is not used: it belongs to correction=masked or rejected",
+        ),
         ("grpo", {"correction": "truncated", "correction_low": 0.5}, "and this is truncated; leave it out"),
         ("grpo", {"overlong_penalty": 1.0}, "it belongs to overlong_buffer_tokens, which is 0"),
         ("grpo", {"oversampling": 2.0}, "oversampling=2.0 is not used: it belongs to dynamic_sampling=true"),
