@@ -48,7 +48,11 @@ class Reward(Worker):
         for chunk in samples:
             groups = self._score(list(chunk))
             for group in groups:
-                self.record("reward/mean", float(group.rewards.mean()))
+                mean = float(group.rewards.mean())
+                self.record("reward/mean", mean)
+                self.record_spread("reward/std_between_groups", mean)
+                if len(group.rewards) > 1:
+                    self.record("reward/std_within_group", float(group.rewards.std()))
                 if group.samples.index < self._settings.num_shown:
                     self._show(group)
             scored.put_many([(group.samples.index, group) for group in groups])
