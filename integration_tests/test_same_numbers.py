@@ -3,6 +3,7 @@
 import pytest
 
 from command_line import SHORT_PUSH, SHORT_SORT, rows, train, weights
+from rlinf.glossary import find
 
 SORT_PLANS = {
     "disaggregated-1": {"mode": "disaggregated", "plan.granularity": "{rollout: 1, reward: 1, actor: 1}"},
@@ -20,8 +21,20 @@ PUSH_PLANS = {
 ALGORITHMS = {
     "ppo": {"algorithm.name": "ppo", "algorithm.num_epochs": 2},
     "dapo": {"algorithm.name": "dapo", "algorithm.oversampling": 1.5, "algorithm.overlong_buffer_tokens": 1},
+    "many": {
+        "algorithm.policy_loss": "clip_cov",
+        "algorithm.num_minibatches": 2,
+        "algorithm.kl_coef": 0.1,
+        "algorithm.kl_in": "reward",
+        "algorithm.kl": "k1",
+        "algorithm.kl_target": 0.5,
+        "algorithm.top_entropy_fraction": 0.5,
+        "algorithm.off_policy_threshold": 0.01,
+        "algorithm.overlong_filter": True,
+    },
 }
-"""One with a critic and whitening over the step, one whose ranks agree on the groups that train."""
+"""One with a critic and whitening over the step, one whose ranks agree on the groups that train, one whose micro-batches
+choose tokens and whose ranks agree on the weight of the KL."""
 
 
 def _with_seldom(plans):
@@ -49,6 +62,16 @@ def push_reference(tmp_path_factory):
     return numbers(train("pushcube-ppo", tmp_path_factory.mktemp("push") / "run", SHORT_PUSH))
 
 
+@pytest.mark.parametrize("recipe", ["sort_reference", "push_reference"])
+def test_every_metric_of_a_run_is_in_the_glossary(request, recipe):
+    found = request.getfixturevalue(recipe)
+    names = {name for row in found["metrics"] for name in row} - {"step"}
+    assert {"sort_reference": "rollout/entropy", "push_reference": "env/return_std"}[recipe] in names
+    assert [name for name in names if find(name) is None] == []
+    names = {name for row in found["evaluations"] for name in row} - {"step"}
+    assert [name for name in names if find(name, evaluation=True) is None] == []
+
+
 @pytest.mark.parametrize("plan", _with_seldom(SORT_PLANS))
 def test_sorting(tmp_path, sort_reference, plan):
     found = numbers(train("sort-grpo", tmp_path / "run", SHORT_SORT | SORT_PLANS[plan]))
@@ -57,7 +80,7 @@ def test_sorting(tmp_path, sort_reference, plan):
     assert found["weights"] == sort_reference["weights"]
 
 
-@pytest.mark.parametrize("name", ["ppo", pytest.param("dapo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dapo", "many"))])
 def test_algorithms_that_gather_the_step(tmp_path, name):
     found = []
     for plan in (SORT_PLANS["disaggregated-1"], SORT_PLANS["collocated-one-rank"]):
