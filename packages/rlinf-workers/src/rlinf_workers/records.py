@@ -69,6 +69,10 @@ class ScoredGroup:
     """How each check ended, see rlinf_algos.rewards.Outcome; empty where nothing was checked."""
     answers: tuple[str | None, ...] = ()
     """The answer found in each completion; None where there was none."""
+    parts: Tensor | None = None
+    """[G, K] float32, the terms of a weighted reward without their weights; None: the reward has no terms."""
+    part_weights: Tensor | None = None
+    """[K] float32"""
 
 
 @record

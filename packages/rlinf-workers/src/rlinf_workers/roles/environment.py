@@ -158,7 +158,7 @@ class Environment(Worker):
         group.time += 1
         for episode in result.episodes:
             if episode.env_index < group.counted:
-                self._record_episode(episode)
+                self._record_episode(episode, cut=bool(result.truncated[episode.env_index]))
         return Observation(
             group=group.index,
             time=group.time,
@@ -170,8 +170,10 @@ class Environment(Worker):
             is_last=group.time == group.num_steps,
         )
 
-    def _record_episode(self, episode: EpisodeEnd) -> None:
+    def _record_episode(self, episode: EpisodeEnd, *, cut: bool) -> None:
+        self.record("env/truncated_fraction", float(cut))
         self.record("env/return", episode.return_)
+        self.record_spread("env/return_std", episode.return_)
         self.record("env/episode_length", episode.length)
         if episode.success_once is not None:
             self.record("env/success_once", float(episode.success_once))

@@ -22,7 +22,9 @@ def prepare(config: Config) -> Job:
     Raises: UserError.
     """
     from rlinf.jobs.planning import make_plans
+    from rlinf.run_folder.wandb_sink import check_wandb
 
+    check_wandb(config.run.wandb)
     job, folder = _job(config), Path("not-made-yet")
     make_plans(job, job.build(folder), folder)
     return job
@@ -34,7 +36,10 @@ def run(job: Job, folder: RunFolder) -> JobResult:
     Raises: RunFailed when a worker dies or raises, or a step passes its deadline.
     """
     from rlinf.jobs.loop import TrainingLoop
+    from rlinf.run_folder.wandb_sink import WandbSink
 
+    if job.config.run.wandb is not None:
+        folder.add_sink(WandbSink(job.config.run.wandb, folder.path, job.config.model_dump(mode="json")))
     return TrainingLoop(job, folder).run()
 
 

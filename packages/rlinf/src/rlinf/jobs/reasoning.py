@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,8 @@ class ReasoningJob:
             )
         self._algorithm = config.algorithm.to_algorithm()
         self._tokenizer = self._make_tokenizer()
+        if config.reference.path is not None:
+            self._check_teacher(config.reference.path)
         self._encoder = self._make_encoder()
         if isinstance(self._task, FileProblems):
             self._task.fit(self._encoder, config.rollout.max_prompt_tokens)
@@ -125,7 +128,7 @@ class ReasoningJob:
         flow = Flow(self._algorithm.name.rpartition(":")[2])
         flow.worker("rollout", Rollout, self._rollout_settings(model))
         if config.algorithm.kl_coef:
-            settings = ReferenceSettings(model=model, temperature=config.rollout.temperature)
+            settings = ReferenceSettings(model=self._reference_model(model), temperature=config.rollout.temperature)
             flow.worker("reference", Reference, settings)
         flow.worker("reward", Reward, self._reward_settings(model))
         flow.worker("actor", Actor, self._actor_settings(model))
@@ -159,6 +162,18 @@ class ReasoningJob:
         assert self._task.alphabet is not None, "checked in __init__"
         return character_tokenizer(self._task.alphabet)
 
+    def _check_teacher(self, path: Path) -> None:
+        """The reference reads the actor's token ids, so the two must mean the same by them."""
+        check_model_folder(path, key="reference.path")
+        own, theirs = self._tokenizer.get_vocab(), load_checkpoint_tokenizer(path, "reference.path").get_vocab()
+        if own != theirs:
+            differing = sorted(own.items() ^ theirs.items(), key=lambda item: (item[1], item[0]))
+            raise UserError(
+                f"reference.path={path}: its tokenizer is not the actor's: {len(theirs)} tokens against {len(own)}, "
+                f"and the first that differs is {differing[0][0]!r} with the id {differing[0][1]}",
+                hint="a teacher judges the actor's token ids; use one of the same family",
+            )
+
     def _make_encoder(self) -> PromptEncoder:
         task = self.config.task
         if not isinstance(task, FilesTask):
@@ -184,6 +199,11 @@ class ReasoningJob:
             )
         made = str(folder / MODEL_FOLDER)
         return ModelSettings(folder=made, has_weights=False, dtype=config.model.dtype, seed=config.seed)
+
+    def _reference_model(self, model: ModelSettings) -> ModelSettings:
+        """The teacher, or the actor's own model."""
+        teacher = self.config.reference.path
+        return model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
 
     def _rollout_settings(self, model: ModelSettings) -> RolloutSettings:
         rollout, evaluation, same_length = self.config.rollout, self.config.evaluation, self._same_length
@@ -316,13 +336,13 @@ class ReasoningJob:
             loop.progress.message(
                 f"warm start {step}: loss {run.metrics['warm_start/loss']:.3f}, accuracy {accuracy:.3f}"
             )
-        if self.config.algorithm.kl_coef:
+        if self.config.algorithm.kl_coef and self.config.reference.path is None:
             loop.group("actor").call("save_model", str(loop.folder / REFERENCE_FOLDER))
             self.restore(loop)
 
     def restore(self, loop: TrainingLoop) -> None:
-        """The reference is the policy as the warm start left it; without one it is the model that every worker starts
-        from."""
+        """The reference is a teacher, or the policy as the warm start left it; without one it is the model that every
+        worker starts from."""
         folder = loop.folder / REFERENCE_FOLDER
         if folder.is_dir():
             loop.group("reference").call("load_weights", str(folder))
