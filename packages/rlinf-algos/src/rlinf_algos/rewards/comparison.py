@@ -21,6 +21,8 @@ Question = tuple[Literal["equal", "near", "same zeros", "same sign"], str, str]
 """equal: two formulas; near: up to 1 %; same zeros, same sign: whether their ratio is constant, and positive."""
 _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _EQUAL = frozenset(("=", "\\approx"))
+_SYMMETRIC = frozenset((*_FLIPPED, *_EQUAL, "\\ne", "\\equiv", "\\cong", "\\parallel", "\\perp"))
+"""Operators of relations that can be read from right to left."""
 _MAX_MATCHED = 12
 """Items of lists of formulas that are compared each with each; longer lists keep their order."""
 
@@ -179,7 +181,7 @@ class Comparison:
         verdict: Verdict = False
         if one.marks == other.marks:
             verdict = self._in_order(one.parts, other.parts)
-        if verdict is not True and one.marks == turned.marks:
+        if verdict is not True and one.marks == turned.marks and _SYMMETRIC.issuperset(one.marks):
             verdict = self._any((verdict, self._in_order(one.parts, turned.parts)))
         if verdict is True or len(one.parts) != 2 or len(other.parts) != 2:
             return verdict

@@ -4,7 +4,7 @@ What comes after the last `</think>` counts; a `<think>` that never ends holds n
 - `<answer> ... </answer>`: the last one is looked into, and is the answer itself where it holds no other statement;
 - `\boxed{...}`, `\fbox{...}` or `\framebox{...}` whose braces close (of nested ones the outer). Boxes with only a
   comma, "and" or "or" between them are one statement: a list;
-- the rest of the line after `####` (GSM8K), unless it is a heading in words;
+- the rest of the line after `####` (GSM8K), unless it is a heading in words, with text below it;
 - what follows "answer is", "answer:" or "answer =" to the end of the sentence, or, where nothing is left on that line
   or the line is a heading "Answer", the next line.
 
@@ -36,9 +36,9 @@ _MARKUP = re.compile(r"[\s*:=]*(?:_(?=\s))?")
 _LINE_END = re.compile(r"[ \t*:=]*(?:\n|\Z)")
 _DISPLAY = re.compile(r"\$\$(.{1,2000}?)\$\$|\\\[(.{1,2000}?)\\\]", flags=re.DOTALL)
 _SENTENCE_END = re.compile(r"(?<![.])[.!?](?=\**(?:\s+[A-Z*(]|\s*$))")
-_REASON = re.compile(r",?\s+(?:because|since|as|so|which)\b|,\s+(?:where|giving|when)\b")
+_REASON = re.compile(r",?\s+(?:because|since|so|which)\b|,\s+(?:as|where|giving|when)\b")
 _FILLER = re.compile(
-    r"(?:(?:indeed|thus|therefore|then|simply|just|exactly|clearly|approximately|about|roughly|equal to|given by"
+    r"\A(?:(?:indeed|thus|therefore|then|simply|just|exactly|clearly|equal to|given by"
     r"|now|also)\b[\s:,]*)+",
     flags=re.IGNORECASE,
 )
@@ -54,7 +54,7 @@ _FORMULA = re.compile(
     r"\$\$(?P<a>[^$]{1,2000})\$\$|(?<!\\)\$(?P<b>(?:[^$\n\\]|\\[^\n]){1,2000})\$"
     r"|\\\((?P<c>[^\n]{1,2000}?)\\\)|\\\[(?P<d>[\s\S]{1,2000}?)\\\]"
 )
-_NUMBER = re.compile(r"(?<![\w.)\]}])[-\u2212]?\$?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?%?")
+_NUMBER = re.compile(r"(?<![\w.)\]}])[-\u2212]?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+)?%?")
 _JOINT = re.compile(r"\s*(?:,|,?\s*\b(?:or|and)\b)\s*")
 _VERB = re.compile(r"\b(?:is|are|equals?|be|was|were)\b[\s:]*")
 _TAIL = 4000
@@ -104,7 +104,7 @@ def _in_answer_tag(text: str) -> str | None:
 
 
 def _stated(text: str) -> str | None:
-    statements = [*_boxes(text), *(m for m in _markers(text) if not _HEADING.match(m.text)), *_phrases(text)]
+    statements = [*_boxes(text), *_markers(text), *_phrases(text)]
     statements.sort(key=lambda statement: statement.start)
     formal = [statement for statement in statements if statement.is_formal]
     return (formal or statements)[-1].text if statements else None
@@ -154,8 +154,9 @@ def _box_spans(text: str) -> list[tuple[int, int, int]]:
 def _markers(text: str) -> Iterator[_Statement]:
     for marker in _MARKER.finditer(text):
         answer = _cleaned(marker[1])
-        if answer:
-            yield _Statement(marker.start(), answer, is_formal=True)
+        is_formal = not _HEADING.match(answer)
+        if answer and (is_formal or not text[marker.end() :].strip()):
+            yield _Statement(marker.start(), answer, is_formal)
 
 
 # -- phrases ---------------------------------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ class MathReward:
 
     Args:
         num_processes: checking processes.
-        time_limit_s: CPU seconds for one comparison.
+        time_limit_s: CPU seconds for the comparison of two formulas.
+        wall_limit_s: seconds by the clock for it, however busy the machine is.
         memory_limit_bytes: of one checking process.
 
     Raises:
@@ -47,13 +48,21 @@ class MathReward:
     Example: MathReward()(r"so it is \boxed{3/4}", r"\frac{3}{4}") is right.
     """
 
-    def __init__(self, *, num_processes: int = 2, time_limit_s: float = 5.0, memory_limit_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        *,
+        num_processes: int = 2,
+        time_limit_s: float = 1.0,
+        wall_limit_s: float = 2.5,
+        memory_limit_bytes: int = 1 << 30,
+    ) -> None:
         if importlib.util.find_spec("math_verify") is None:
             raise RewardError("the math reward needs math-verify: pip install 'rlinf-algos[math]'")
         self._pool = ProcessPool(
             _CHECKER,
             num_processes=num_processes,
             time_limit_s=time_limit_s,
+            wall_limit_s=wall_limit_s,
             memory_limit_bytes=memory_limit_bytes,
         )
 

@@ -86,6 +86,7 @@ _SPELLINGS = (
 _DEGREES = re.compile(
     r"\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\degree(?![a-z]))\s*(?:(?:\\text\{)?([CF])\b\}?)?"
 )
+_ABOUT = re.compile(r"\s*\\text\{(?:about|approximately|roughly|around)\}")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _MIXED = re.compile(
     r"([-+]?)([0-9]+)\s+(?:\\text\{and\}\s*)?(?:([0-9]+)\s*/\s*([0-9]+)|\\frac\{([0-9]+)\}\{([0-9]+)\})"
@@ -104,6 +105,8 @@ def normalized(answer: str) -> str:
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
     text = _with_words(text)
+    about = _ABOUT.match(text)
+    text = text[about.end() :] if about else text
     text = _degrees(text).strip().rstrip(".,;: ").strip()
     mixed = _MIXED.fullmatch(text)
     if mixed:
@@ -177,7 +180,8 @@ def _lettered(letters: str, before: str, after: str) -> str:
         is_spaced = re.search(r"[0-9]\s+$|\\text\{[^{}]*\}\s*/\s*$|\\text\{per\}\s*$", before)
         if letters in _LETTER_UNITS and is_spaced and re.match(r"\s*(?:$|/|\\text|[.,]?\s*\Z|\^)", after):
             return rf"\text{{{letters}}}"
-        return letters
+        is_index = after[:1].isdigit() and letters not in "eE" and not before.endswith(("_", "^"))
+        return f"{letters}_" if is_index else letters  # v0 is v_0
     if len(letters) > 3 or letters.lower() in _SHORT_WORDS or letters in SCALES or (follows_value and is_unit(letters)):
         return _as_word(letters)
     return letters
