@@ -216,7 +216,7 @@ def _mutations(answer: str, generator: random.Random) -> list[str]:
         found.append(f"{pair[1]}{pair[3].strip()}, {pair[2].strip()}{pair[4]}")
         found.append(f"{'[' if pair[1] == '(' else '('}{pair[2]},{pair[3]}{pair[4]}")
     is_value = not re.search(r"[=<>,;]|\\text|[A-Za-z]{4,}|^0+\.?$", re.sub(r"\\[A-Za-z]+", "", answer))
-    if is_value and re.search(r"[0-9]", answer) and not re.search(r"\$|%|0\.?$", answer):
+    if is_value and re.search(r"[0-9]", answer) and not re.search(r"\$|%|0\.?$|^-?1\.?$", answer):
         found.append(answer[1:] if answer.startswith("-") else f"-({answer})" if "+" in answer else f"-{answer}")
         found.append(
             f"2({answer})" if re.search(r"[A-Za-z+-]", answer) else f"\\sqrt{{{answer}}}" if answer != "1" else "3"

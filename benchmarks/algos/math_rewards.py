@@ -1,5 +1,5 @@
-"""How often the math reward and math-verify are right about answers of public benchmarks, a row a phrasing, and how many
-they check in a second of CPU time: `python -m benchmarks.algos.math_rewards --data FOLDER`.
+"""How often the math reward and math-verify are right about answers of public benchmarks, a row a phrasing, and how
+many they check in a second of CPU time: `python -m benchmarks.algos.math_rewards --data FOLDER`.
 
 Both in one run, batch by batch in turn: the reward with its pool, and plain calls of math-verify in one process, with
 its own limits of time, as a loop of its README would do. Three collections: answers of public benchmarks in the

@@ -57,9 +57,7 @@ def checker(tmp_path) -> Path:
 
 @pytest.fixture
 def pool(checker):
-    with ProcessPool(
-        checker, num_processes=2, time_limit_s=0.5, wall_limit_s=60, memory_limit_bytes=256 << 20
-    ) as pool:
+    with ProcessPool(checker, num_processes=2, time_limit_s=0.5, wall_limit_s=60, memory_limit_bytes=256 << 20) as pool:
         yield pool
 
 
@@ -100,6 +98,8 @@ def test_a_loop_in_c_is_ended_too(pool):
 def test_a_check_that_sleeps_ends_by_the_wall_clock(checker):
     with ProcessPool(checker, num_processes=1, time_limit_s=0.3, wall_limit_s=1) as pool:
         assert pool.run([("sleep", "60")]) == [("timeout", "no answer in 1 s")]
+    with ProcessPool(checker, num_processes=1, time_limit_s=600, wall_limit_s=1) as pool:
+        assert pool.run([("c loop",)]) == [("timeout", "no answer in 1 s")]
     with ProcessPool(checker, num_processes=1, time_limit_s=0.3, wall_limit_s=60) as pool:
         assert pool.run([("sleep", "0.5")])[0][0] == "right"  # little CPU time, whatever the clock says
 

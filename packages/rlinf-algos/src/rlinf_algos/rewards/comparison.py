@@ -114,7 +114,7 @@ class Comparison:
         number, other_number = rational(one), rational(other)
         if number and other_number:
             return equal_numbers(number, other_number)
-        if has_words(one) or has_words(other):
+        if has_words(one) or has_words(other) or one in _INFINITE or other in _INFINITE:
             return False
         return self._ask(("equal", one, other))
 
@@ -175,6 +175,8 @@ class Comparison:
         chain, other_chain = _chain(one), _chain(other)
         if chain and other_chain and (None in (chain.name, other_chain.name) or chain.name == other_chain.name):
             return self._same_values(chain, other_chain)
+        if chain and other_chain and not _are_mixed(chain, other_chain):
+            return False  # x=5 is not y=5
         if one.kind != "relation" or other.kind != "relation":
             return False
         turned = _turned(other)
@@ -263,6 +265,12 @@ def _chain(answer: Answer) -> _Chain | None:
     return _Chain(name, exact, tuple(side for mark, side in zip(marks, sides, strict=True) if mark != "="))
 
 
+def _are_mixed(one: _Chain, other: _Chain) -> bool:
+    """Whether the name of one stands in the values of the other: y=2x and x=y/2."""
+    pairs = ((one.name, other), (other.name, one))
+    return any(name and any(mentions(side, name) for side in (*chain.exact, *chain.rounded)) for name, chain in pairs)
+
+
 def _turned(relation: Answer) -> Answer:
     """The relation read from right to left."""
     marks = tuple(_FLIPPED.get(mark, mark) for mark in reversed(relation.marks))
@@ -280,6 +288,7 @@ def _is_harder(one: Answer, other: Answer) -> bool:
 
 
 _INFINITY, _MINUS_INFINITY, _EVERYTHING = read(r"\infty"), read(r"-\infty"), r"\mathbb{R}"
+_INFINITE = frozenset((r"\infty", r"+\infty", r"-\infty"))
 
 
 def _ranges(answer: Answer) -> tuple[_Range, ...] | None:

@@ -210,8 +210,8 @@ def _cleaned(text: str) -> str:
     """Without the white space, emphasis and full stop around it."""
     text = text.strip()
     while text:
-        shorter = text.strip(" \t\n*`\"'").removesuffix(".").rstrip(",;:")
-        shorter = re.sub(r"\*\*(?=\S)([^*]+)\*\*", r"\1", shorter) if "**" in shorter else shorter
+        shorter = re.sub(r"\*\*(?=\S)([^*]+)\*\*", r"\1", text) if "**" in text else text
+        shorter = shorter.strip(" \t\n*`\"'").removesuffix(".").rstrip(",;:")
         if shorter == text:
             break
         text = shorter

@@ -13,20 +13,26 @@ from functools import lru_cache
 from typing import Any
 
 import sympy
-from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
-from math_verify import LatexExtractionConfig, parse, verify
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy
+from math_verify import verify
 from sympy.core.function import AppliedUndef
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-_LATEX = [
-    LatexExtractionConfig(
-        boxed_match_priority=-1,
-        # The pool's caller takes units away where they are units; here a last `t` or `m` is a variable.
-        normalization_config=NormalizationConfig(
-            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
-        ),
-    )
-]
+_NORMALIZATION = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+)
+"""The caller takes units away where they are units; here a last `t` or `m` is a variable."""
+_CONVERSION = ConversionConfig(lowercase_symbols=False)
+_SYMBOLS = (
+    (re.compile(r"\\gamma(?![a-z])"), r"g_{gamma}"),
+    (re.compile(r"(\\[a-z]+ ?|[A-Za-z])(''*)"), lambda match: f"{match[1].strip()}_{{prime{len(match[2])}}}"),
+    (re.compile(r"\^(?:T|\\top)(?![A-Za-z])"), r"^{h_{transposed}}"),
+    (
+        re.compile(r"(?<![A-Za-z\\])(?:([SNOQCE])|I(?=_))(?:_([0-9A-Za-z])|_\{([^{}]*)\})?"),
+        lambda match: f"h_{{upper{match[1] or 'I'}{re.sub(r'[^0-9A-Za-z]', 'o', match[2] or match[3] or '')}}}",
+    ),
+)
+"""What the parser reads as something else: a constant, nothing, or a class of sympy."""
 _POINTS = ("0.7390851332151607", "1.3247179572447461", "0.5671432904097838", "1.8392867552141612")
 """Values without a relation to each other, for the symbols of two formulas."""
 _DIGITS = 40
@@ -35,6 +41,7 @@ _ROUNDED = 1e-20
 _ZERO = 1e-30
 """What is no larger is zero, as far as the digits tell."""
 _NEAR = 0.01
+_NO_VALUES = (sympy.zoo, sympy.nan)
 _MIN_PLACES = 6
 """Of a decimal that may stand for another number, as in math-verify."""
 _DECIMAL = re.compile(r"-?[0-9]*\.[0-9]+")
@@ -43,13 +50,14 @@ _DECIMAL = re.compile(r"-?[0-9]*\.[0-9]+")
 def check(question: str, one: str, other: str) -> list[str | None]:
     """["right" | "wrong" | "unparseable", detail]: a question of `comparison` about two formulas, in LaTeX."""
     expected, found = _parsed(one), _parsed(other)
-    formulas = [form[0] if form and not isinstance(form[0], str) else None for form in (expected, found)]
-    if formulas[1] is None:
+    if found is None:
         return ["unparseable", None]
-    if not all(isinstance(formula, sympy.Expr) for formula in formulas):
-        is_right = question == "equal" and verify(expected, found, timeout_seconds=None, raise_on_error=True)
-        return ["right" if is_right else "wrong", None]
-    verdict = _compared(question, *formulas, _rounding(one, other))
+    if expected is None or any(
+        isinstance(formula, sympy.Basic) and formula.has(*_NO_VALUES) for formula in (expected, found)
+    ):
+        return ["wrong", None]
+    are_formulas = isinstance(expected, sympy.Expr) and isinstance(found, sympy.Expr)
+    verdict = _compared(question, expected, found, _rounding(one, other)) if are_formulas else None
     if verdict is None:
         verdict = question == "equal" and verify(expected, found, timeout_seconds=None, raise_on_error=True)
     return ["right" if verdict else "wrong", None]
@@ -135,8 +143,25 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 @lru_cache(maxsize=1024)  # a group of completions has one reference, and often the same few answers
-def _parsed(latex: str) -> list:
-    return parse(f"${latex}$", _LATEX, parsing_timeout=None)  # type: ignore[arg-type]
+def _parsed(latex: str) -> Any:
+    """The formula in sympy, with i the imaginary unit; None where it cannot be read."""
+    for pattern, symbol in _SYMBOLS:
+        latex = pattern.sub(symbol, latex)
+    try:
+        formula = latex2sympy(
+            latex,
+            is_real=True,
+            convert_degrees=False,
+            normalization_config=_NORMALIZATION,
+            conversion_config=_CONVERSION,
+        )
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - whatever the parser says, it cannot read this
+        return None
+    if isinstance(formula, sympy.Basic) and not formula.has(sympy.Sum, sympy.Product):
+        formula = formula.subs({symbol: sympy.I for symbol in formula.free_symbols if str(symbol) == "i"})
+    return formula
 
 
 _WARM_UP = (

@@ -51,8 +51,11 @@ def rational(normal: str) -> Number | None:
     plain = _PLAIN.fullmatch(text)
     if plain:
         return _plain(plain, is_percent)
-    value = _fraction(text) or _based(text) or _repeating(text)
-    return None if value is None else Number(value, is_decimal=False, is_percent=is_percent)
+    for reader in (_fraction, _based, _repeating):
+        value = reader(text)
+        if value is not None:
+            return Number(value, is_decimal=False, is_percent=is_percent)
+    return None
 
 
 def equal_numbers(one: Number, other: Number) -> bool:

@@ -181,10 +181,10 @@ def _quantity(text: str, tokens: list[str]) -> Answer | None:
     value, rest = "".join(tokens[:start]), "".join(tokens[start:])
     scale = _WORD.match(rest)
     if scale and scale[1] in SCALES:
-        factor, rest = SCALES[scale[1]], rest[scale.end() :]
-        value = f"{value}\\times{factor}" if factor.startswith("10^") else f"({value})\\cdot{factor}"
+        number, rest = rational(value), rest[scale.end() :]
+        value = f"({value})\\cdot{SCALES[scale[1]]}" if number is None else str(number.value * SCALES[scale[1]])
         if not rest:
-            return read(value) if rational(value) or factor.startswith("10^") else Answer("formula", value)
+            return Answer("formula", value)
     unit = read_unit(rest)
     if unit is None:
         return _compound(text)

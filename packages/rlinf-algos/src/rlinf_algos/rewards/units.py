@@ -97,9 +97,7 @@ _TABLE = {
 }
 """name -> base, how many of the base it is, and how it is written; a plural `s` is understood."""
 _SPEEDS = {"mph": "mile/hour", "kmh": "km/hour", "kph": "km/hour", "rpm": "revolution/minute", "fps": "foot/s"}
-SCALES = {"dozen": "12", "hundred": "100"} | {
-    name: f"10^{{{power}}}" for name, power in (("thousand", 3), ("million", 6), ("billion", 9), ("trillion", 12))
-}
+SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 """Words that multiply the number before them."""
 _NO_THINGS = frozenset(
     {
