@@ -32,7 +32,7 @@ def refused(tmp_path: Path, section: str) -> str:
         ("kind: exact", "exact_match", None),
         ("kind: numeric", "numeric_match", None),
         ("kind: random", "exact_match", None),
-        ("kind: multiple_choice", "multiple_choice", None),
+        ("kind: multiple_choice\nnum_choices: 4", "multiple_choice", {"num_choices": 4}),
         ("kind: format", "think_answer_format", None),
         ("kind: function\npath: my_package.rewards:mine", "my_package.rewards:mine", None),
         (

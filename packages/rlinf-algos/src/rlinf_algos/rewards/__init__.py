@@ -8,7 +8,7 @@ from rlinf_algos.rewards.base import (
     RewardPart,
     RewardResult,
 )
-from rlinf_algos.rewards.choice import multiple_choice, stated_letter
+from rlinf_algos.rewards.choice import MultipleChoice, multiple_choice, stated_letter
 from rlinf_algos.rewards.exact import exact_match
 from rlinf_algos.rewards.final_answer import final_answer
 from rlinf_algos.rewards.length import LengthPenalty, LengthTarget
@@ -45,6 +45,7 @@ __all__ = [
     "math_answer",
     "MathReward",
     "multiple_choice",
+    "MultipleChoice",
     "stated_letter",
     "think_answer_format",
     "LengthPenalty",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import RewardFunction
+from rlinf_algos.rewards.choice import MultipleChoice
 from rlinf_algos.rewards.length import LengthPenalty, LengthTarget
 from rlinf_algos.rewards.mathematics import MathReward
 from rlinf_algos.rewards.program import CodeReward
@@ -56,6 +57,7 @@ def _code_reward(
 
 _CLASSES: dict[str, Callable[..., RewardFunction]] = {
     "math_answer": MathReward,
+    "multiple_choice": MultipleChoice,
     "code_tests": _code_reward,
     "reward_model": RewardModel,
     "length_penalty": LengthPenalty,

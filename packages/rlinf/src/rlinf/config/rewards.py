@@ -13,11 +13,18 @@ from rlinf.config.base import InputPath, Problem, Section
 class RuleReward(Section):
     """A rule without options: 1 or 0."""
 
-    kind: Literal["exact", "numeric", "multiple_choice", "format", "random"] = Field(
-        description="exact: the text equals the answer. numeric: the last number does. multiple_choice: the last "
-        "stated letter does. format: <think> ... </think> <answer> ... </answer>, whatever is in them. random: a "
-        "control, coin flips drawn from the run's seed, with which nothing can be learned; evaluation stays exact."
+    kind: Literal["exact", "numeric", "format", "random"] = Field(
+        description="exact: the text equals the answer. numeric: the last number does. format: <think> ... </think> "
+        "<answer> ... </answer>, whatever is in them. random: a control, coin flips drawn from the run's seed, with "
+        "which nothing can be learned; evaluation stays exact."
     )
+
+
+class ChoiceReward(Section):
+    """The last letter that is stated as the answer is the reference's."""
+
+    kind: Literal["multiple_choice"]
+    num_choices: int = Field(default=26, ge=2, le=26, description="Letters from A on that may be answered.")
 
 
 class MathReward(Section):
@@ -91,7 +98,14 @@ class LengthTargetReward(Section):
 
 
 TermReward = Annotated[
-    RuleReward | MathReward | CodeReward | ModelReward | FunctionReward | LengthReward | LengthTargetReward,
+    RuleReward
+    | ChoiceReward
+    | MathReward
+    | CodeReward
+    | ModelReward
+    | FunctionReward
+    | LengthReward
+    | LengthTargetReward,
     Field(discriminator="kind"),
 ]
 
@@ -124,6 +138,7 @@ class WeightedReward(Section):
 
 RewardConfig = Annotated[
     RuleReward
+    | ChoiceReward
     | MathReward
     | CodeReward
     | ModelReward

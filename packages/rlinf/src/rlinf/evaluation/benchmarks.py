@@ -14,7 +14,7 @@ from rlinf.tasks.prompts import PromptEncoder, fit_prompts, has_chat_template, t
 from rlinf.tasks.published import PublishedSet, published_set, require_published
 from rlinf.tasks.questions import Columns, QuestionReader, load_problems, skipped_note
 from rlinf_algos import RewardError
-from rlinf_algos.rewards import get_reward, make_reward, reward_names, score
+from rlinf_algos.rewards import RewardSpec, get_reward, make_reward, reward_names, score
 
 PLAIN_TEMPLATE = "{question}\n"
 """Of one's own file."""
@@ -29,7 +29,7 @@ class Benchmark:
     name: str
     title: str
     file: str
-    reward: str
+    reward: RewardSpec
     problems: list[Problem]
     num_bad_rows: int
     num_long_prompts: int
@@ -127,7 +127,7 @@ def _benchmark(
     limit: int | None,
     positions: int | None,
 ) -> Benchmark:
-    reward = benchmark.reward or (known.reward if known else "")
+    reward = _reward(benchmark, known)
     template = benchmark.template or (known.template if known else PLAIN_TEMPLATE)
     loaded = load_problems(
         benchmark.file,
@@ -171,25 +171,32 @@ def _benchmark(
     )
 
 
-def _check_reward(name: str, reward: str, problems: Sequence[Problem]) -> None:
+def _reward(benchmark: BenchmarkConfig, known: PublishedSet | None) -> RewardSpec:
+    """The published set's, unless another is asked for."""
+    if known is not None and benchmark.reward in (None, known.reward):
+        return RewardSpec(rule=known.reward, options=known.reward_options)
+    return RewardSpec(rule=benchmark.reward or "")
+
+
+def _check_reward(name: str, reward: RewardSpec, problems: Sequence[Problem]) -> None:
     """Whether the reward is there, and can use all answers: better said now than after hours.
 
     Rules are asked about an empty completion of each problem; one's own function, which may take long, is not.
     """
     hint = f"--benchmarks.{name}.reward chooses another reward; known: {', '.join(reward_names())}"
     try:
-        checker = get_reward(reward) if ":" in reward else make_reward(reward)
+        checker = get_reward(reward.rule) if ":" in reward.rule else make_reward(reward)
     except RewardError as error:
-        raise UserError(f"benchmarks.{name}.reward={reward}: {error}", hint=hint) from error
+        raise UserError(f"benchmarks.{name}.reward={reward.rule}: {error}", hint=hint) from error
     try:
-        for problem in problems if reward in CHECKED else ():
+        for problem in problems if reward.rule in CHECKED else ():
             try:
                 score(checker, "", problem.answer)
             except RewardError as error:
                 raise UserError(f"{problem.place}: {error.__cause__ or error}", hint=hint) from error
     finally:
         close = getattr(checker, "close", None)
-        if close is not None and ":" not in reward:
+        if close is not None and ":" not in reward.rule:
             close()
 
 

@@ -21,6 +21,7 @@ from rlinf.evaluation.benchmarks import Benchmark, Benchmarks
 from rlinf.evaluation.model import EvaluatedModel
 from rlinf.jobs.devices import make_cluster, worker_environment
 from rlinf.tasks import Problem
+from rlinf_algos.rewards import RewardSpec
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, LocalLauncher, RemoteError, StepContext, WorkersError
 from rlinf_workers.generation.sampling import SamplingSettings
@@ -130,7 +131,7 @@ class Runner:
             same_length=False,
             max_batch_sequences=config.max_batch_sequences,
         )
-        reward = f"reward-{re.sub(r'[^A-Za-z0-9_]+', '-', benchmark.reward)}"
+        reward = f"reward-{re.sub(r'[^A-Za-z0-9_]+', '-', _tag(benchmark.reward))}"
         flow = Flow(f"evaluate-{benchmark.name}")
         flow.worker("rollout", Rollout, rollout)
         flow.worker(reward, Reward, RewardSettings(rule=benchmark.reward, tokenizer_folder=folder))
@@ -146,6 +147,11 @@ class Runner:
             reference_answer=problem.answer,
             text=problem.prompt,
         )
+
+
+def _tag(reward: RewardSpec) -> str:
+    """A name for each reward with its options."""
+    return "-".join([reward.rule, *(f"{key}-{value}" for key, value in (reward.options or {}).items())])
 
 
 def benchmark_seed(seed: int, name: str) -> int:

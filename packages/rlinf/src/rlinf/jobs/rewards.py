@@ -6,6 +6,7 @@ import importlib.util
 
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.rewards import (
+    ChoiceReward,
     CodeReward,
     FunctionReward,
     LengthReward,
@@ -23,7 +24,6 @@ from rlinf_algos.rewards import RewardSpec, RewardTerm, get_reward, run_python
 RULES = {
     "exact": "exact_match",
     "numeric": "numeric_match",
-    "multiple_choice": "multiple_choice",
     "format": "think_answer_format",
 }
 """Kind in the config -> name in rlinf_algos."""
@@ -34,6 +34,8 @@ def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
     match config:
         case RuleReward():
             return RewardSpec(rule=RULES[random_stands_for if config.kind == "random" else config.kind])
+        case ChoiceReward():
+            return RewardSpec(rule="multiple_choice", options={"num_choices": config.num_choices})
         case FunctionReward():
             return RewardSpec(rule=config.path)
         case WeightedReward():
