@@ -67,8 +67,11 @@ class FunctionReward(Section):
     kind: Literal["function"]
     path: str = Field(
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
-        description="package.module:name, of a function (completion, reference) -> RewardResult, or of a class whose "
-        "objects are called like that.",
+        description="package.module:name, of a function (completion, answer) that returns a number or a RewardResult, "
+        "or of a class whose objects are called like that. Parameters named prompt and row are given those.",
+    )
+    time_limit_s: float = Field(
+        default=60.0, gt=0, description="A call that takes longer ends the run and shows where it hangs."
     )
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from rlinf.config.evaluation import BenchmarkConfig, EvalConfig
 from rlinf.errors import UserError
 from rlinf.evaluation.model import EvaluatedModel
+from rlinf.jobs.rewards import try_own_reward
 from rlinf.tasks import Problem
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, has_chat_template, template_of
 from rlinf.tasks.published import PublishedSet, published_set, require_published
 from rlinf.tasks.questions import Columns, QuestionReader, load_problems, skipped_note
 from rlinf_algos import RewardError
-from rlinf_algos.rewards import RewardSpec, get_reward, make_reward, reward_names, score
+from rlinf_algos.rewards import RewardSpec, make_reward, reward_names, score
 
 PLAIN_TEMPLATE = "{question}\n"
 """Of one's own file."""
@@ -181,11 +182,14 @@ def _reward(benchmark: BenchmarkConfig, known: PublishedSet | None) -> RewardSpe
 def _check_reward(name: str, reward: RewardSpec, problems: Sequence[Problem]) -> None:
     """Whether the reward is there, and can use all answers: better said now than after hours.
 
-    Rules are asked about an empty completion of each problem; one's own function, which may take long, is not.
+    Rules are asked about an empty completion of each problem; one's own function, which may take long, about one.
     """
+    if ":" in reward.rule:
+        try_own_reward(reward, problems[0], f"benchmarks.{name}.reward={reward.rule}")
+        return
     hint = f"--benchmarks.{name}.reward chooses another reward; known: {', '.join(reward_names())}"
     try:
-        checker = get_reward(reward.rule) if ":" in reward.rule else make_reward(reward)
+        checker = make_reward(reward)
     except RewardError as error:
         raise UserError(f"benchmarks.{name}.reward={reward.rule}: {error}", hint=hint) from error
     try:
@@ -196,7 +200,7 @@ def _check_reward(name: str, reward: RewardSpec, problems: Sequence[Problem]) ->
                 raise UserError(f"{problem.place}: {error.__cause__ or error}", hint=hint) from error
     finally:
         close = getattr(checker, "close", None)
-        if close is not None and ":" not in reward.rule:
+        if close is not None:
             close()
 
 

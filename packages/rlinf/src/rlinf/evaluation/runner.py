@@ -109,7 +109,7 @@ class Runner:
                 seed=benchmark_seed(self._config.seed, benchmark.name),
                 num_items=len(problems),
             ),
-            feeds={"prompts": [self._prompt(problem) for problem in problems]},
+            feeds={"prompts": [self._prompt(problem, sends_rows=":" in benchmark.reward.rule) for problem in problems]},
             timeout_s=self._config.timeout_s,
             on_items=on_items,
         )
@@ -139,13 +139,14 @@ class Runner:
         flow.stage("reward", Reward.score, reads="samples", writes="scored", worker=reward, needs_device=False)
         return flow
 
-    def _prompt(self, problem: Problem) -> Prompt:
+    def _prompt(self, problem: Problem, *, sends_rows: bool) -> Prompt:
         token_ids = self._benchmarks.encoder.encode(problem.prompt)[-self._benchmarks.max_prompt_tokens :]
         return Prompt(
             index=problem.number,
             token_ids=torch.tensor(token_ids),
             reference_answer=problem.answer,
             text=problem.prompt,
+            row_json=problem.row_json if sends_rows else None,
         )
 
 

@@ -17,7 +17,7 @@ from rlinf.config.inputs import check_model_folder
 from rlinf.config.schema import FilesTask, ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
-from rlinf.jobs.rewards import check_reward, reward_spec
+from rlinf.jobs.rewards import check_reward, reward_spec, try_own_rewards
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, write_model_folder
@@ -69,6 +69,7 @@ class ReasoningJob:
         if isinstance(self._task, FileProblems):
             self._task.fit(self._encoder, config.rollout.max_prompt_tokens)
         self._held_out = self._task.held_out()
+        self._sends_rows = try_own_rewards(config.reward, self._task.train_problem(0))
         # Of a user's own tokenizer we do not know that every prompt has the same number of tokens.
         self._same_length = self._task.same_length and config.model.path is None
         self._warm_start: Flow | None = None
@@ -293,7 +294,13 @@ class ReasoningJob:
         limit = self.config.rollout.max_prompt_tokens
         if not self._same_length and len(token_ids) > limit:
             token_ids = token_ids[-limit:]  # the end of a prompt asks the question
-        return Prompt(index=index, token_ids=token_ids, reference_answer=problem.answer, text=problem.prompt)
+        return Prompt(
+            index=index,
+            token_ids=token_ids,
+            reference_answer=problem.answer,
+            text=problem.prompt,
+            row_json=problem.row_json if self._sends_rows else None,
+        )
 
     def _encode(self, text: str) -> list[int]:
         """Of an answer; prompts go through the encoder."""

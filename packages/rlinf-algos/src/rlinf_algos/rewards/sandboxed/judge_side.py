@@ -2,8 +2,8 @@
 
 The tests see the program's names. Functions and objects are stand-ins that ask the program's process; what comes back
 is plain data, made and compared here. A stand-in equals no plain data, is not ordered, and holds what its elements
-equal here, so no `__eq__` of the program's decides a comparison with a value of the tests. A list, dict or set that a call
-changes is changed here, too. A module under its own name is imported here, not taken from the program.
+equal here, so no `__eq__` of the program's decides a comparison with a value of the tests. A list, dict or set that a
+call changes is changed here, too. A module under its own name is imported here, not taken from the program.
 Writes {"passed": true}, {"passed": false, "detail": ...} or {"gone": true} to standard output.
 """
 
@@ -84,9 +84,10 @@ def well_known(wanted):
 def imported(name):
     """A module that the program imported under its own name or a usual short one; None for any other."""
     module = SHORT_NAMES.get(name, name)
-    is_known = module != name or name in sys.stdlib_module_names
+    if module == name and name not in sys.stdlib_module_names:
+        return None
     try:
-        return importlib.import_module(module) if is_known else None
+        return importlib.import_module(module)
     except ImportError:
         return None
 
