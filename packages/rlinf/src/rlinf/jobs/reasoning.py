@@ -21,7 +21,7 @@ from rlinf.jobs.rewards import check_reward, reward_spec, try_own_rewards
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, write_model_folder
-from rlinf.tasks.prompts import PromptEncoder
+from rlinf.tasks.prompts import PromptEncoder, is_chat
 
 if TYPE_CHECKING:
     from rlinf.jobs.loop import TrainingLoop
@@ -65,6 +65,7 @@ class ReasoningJob:
             )
         self._algorithm = config.algorithm.to_algorithm()
         self._tokenizer = self._make_tokenizer()
+        self._prompt_notes: list[str] = []
         self._encoder = self._make_encoder()
         if isinstance(self._task, FileProblems):
             self._task.fit(self._encoder, config.rollout.max_prompt_tokens)
@@ -82,7 +83,7 @@ class ReasoningJob:
 
     @property
     def notes(self) -> Sequence[str]:
-        return [*self._reward_notes, *self._task.notes]
+        return [*self._reward_notes, *self._prompt_notes, *self._task.notes]
 
     # -- flows -----------------------------------------------------------------------------------------------------
 
@@ -164,10 +165,21 @@ class ReasoningJob:
         task = self.config.task
         if not isinstance(task, FilesTask):
             return PromptEncoder(self._tokenizer)
+        chat = is_chat(task.prompt_format, self._tokenizer)
+        if not chat and (task.system_prompt is not None or task.chat_options):
+            key = "chat_options" if task.system_prompt is None else "system_prompt"
+            raise UserError(
+                f"task.{key} is set, but the tokenizer of {self.config.model.path} has no chat template",
+                hint="leave it out, or put a chat_template into the tokenizer's files",
+            )
+        if task.prompt_format == "auto":
+            how = "the tokenizer's chat template" if chat else "plain prompts, the tokenizer has no chat template"
+            self._prompt_notes.append(f"task.prompt_format=auto: {how}")
         return PromptEncoder(
             self._tokenizer,
-            chat=task.prompt_format == "chat",
+            chat=chat,
             system_prompt=task.system_prompt,
+            options=task.chat_options,
             key="task.prompt_format",
         )
 
