@@ -138,7 +138,7 @@ def test_signatures_with_defaults():
         "reward_names": "",
         "get_reward": "name",
         "score": "reward, completion, reference",
-        "score_all": "reward, completions, references, prompts=None",
+        "score_all": "reward, completions, references, prompts=None, rows=None",
         "avg_at_k": "is_right",
         "pass_at_k": "num_right, num_samples, k",
         "maj_at_k": "answers, is_right, k",

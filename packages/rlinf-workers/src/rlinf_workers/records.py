@@ -24,6 +24,8 @@ class Prompt:
     text: str | None = None
     """The problem as the user wrote it, without a chat's special tokens; read by rewards that judge by it. None: what
     the tokens say."""
+    row_json: str | None = None
+    """All columns of the data row, a JSON object, for rewards that read them; None where none does."""
 
 
 @record
@@ -49,6 +51,8 @@ class SampleGroup:
     reference_answer: str
     prompt_text: str | None = None
     """`Prompt.text`"""
+    row_json: str | None = None
+    """`Prompt.row_json`"""
     policy_version: int
     """Of the weights that sampled the first token; counts optimizer steps from 0."""
     truncated: Tensor | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,7 +114,10 @@ class Reward(Worker):
         completions = [text for _, own in pairs for text in own]
         references = [group.reference_answer for group, own in pairs for _ in own]
         prompts = [prompt for group, own in pairs for prompt in [self._prompt(group)] * len(own)]
-        return score_all(self._reward, completions, references, prompts)
+        rows = None
+        if getattr(self._reward, "reads_rows", False):
+            rows = [row for group, own in pairs for row in [json.loads(group.row_json or "{}")] * len(own)]
+        return score_all(self._reward, completions, references, prompts, rows)
 
     def _record(self, results: Sequence[RewardResult]) -> None:
         """Each outcome's share of the completions, and the mean of each term of a weighted sum."""

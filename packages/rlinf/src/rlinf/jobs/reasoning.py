@@ -18,11 +18,11 @@ from rlinf.config.inputs import check_model_folder
 from rlinf.config.schema import FilesTask, ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
-from rlinf.jobs.rewards import check_reward, reward_spec
+from rlinf.jobs.rewards import check_reward, reward_spec, try_own_rewards
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, write_model_folder
-from rlinf.tasks.prompts import PromptEncoder
+from rlinf.tasks.prompts import PromptEncoder, is_chat
 
 if TYPE_CHECKING:
     from rlinf.jobs.loop import TrainingLoop
@@ -68,10 +68,12 @@ class ReasoningJob:
         self._tokenizer = self._make_tokenizer()
         if config.reference.path is not None:
             self._check_teacher(config.reference.path)
+        self._prompt_notes: list[str] = []
         self._encoder = self._make_encoder()
         if isinstance(self._task, FileProblems):
             self._task.fit(self._encoder, config.rollout.max_prompt_tokens)
         self._held_out = self._task.held_out()
+        self._sends_rows = try_own_rewards(config.reward, self._task.train_problem(0))
         # Of a user's own tokenizer we do not know that every prompt has the same number of tokens.
         self._same_length = self._task.same_length and config.model.path is None
         self._warm_start: Flow | None = None
@@ -84,7 +86,7 @@ class ReasoningJob:
 
     @property
     def notes(self) -> Sequence[str]:
-        return [*self._reward_notes, *self._task.notes]
+        return [*self._reward_notes, *self._prompt_notes, *self._task.notes]
 
     # -- flows -----------------------------------------------------------------------------------------------------
 
@@ -178,10 +180,21 @@ class ReasoningJob:
         task = self.config.task
         if not isinstance(task, FilesTask):
             return PromptEncoder(self._tokenizer)
+        chat = is_chat(task.prompt_format, self._tokenizer)
+        if not chat and (task.system_prompt is not None or task.chat_options):
+            key = "chat_options" if task.system_prompt is None else "system_prompt"
+            raise UserError(
+                f"task.{key} is set, but the tokenizer of {self.config.model.path} has no chat template",
+                hint="leave it out, or put a chat_template into the tokenizer's files",
+            )
+        if task.prompt_format == "auto":
+            how = "the tokenizer's chat template" if chat else "plain prompts, the tokenizer has no chat template"
+            self._prompt_notes.append(f"task.prompt_format=auto: {how}")
         return PromptEncoder(
             self._tokenizer,
-            chat=task.prompt_format == "chat",
+            chat=chat,
             system_prompt=task.system_prompt,
+            options=task.chat_options,
             key="task.prompt_format",
         )
 
@@ -313,7 +326,13 @@ class ReasoningJob:
         limit = self.config.rollout.max_prompt_tokens
         if not self._same_length and len(token_ids) > limit:
             token_ids = token_ids[-limit:]  # the end of a prompt asks the question
-        return Prompt(index=index, token_ids=token_ids, reference_answer=problem.answer, text=problem.prompt)
+        return Prompt(
+            index=index,
+            token_ids=token_ids,
+            reference_answer=problem.answer,
+            text=problem.prompt,
+            row_json=problem.row_json if self._sends_rows else None,
+        )
 
     def _encode(self, text: str) -> list[int]:
         """Of an answer; prompts go through the encoder."""
