@@ -125,7 +125,7 @@ def test_a_wrong_command_line_is_refused(refused, line: str, expected: str):
 def test_version(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
-    assert capsys.readouterr().out == "rlinf 0.1.0\n"
+    assert capsys.readouterr().out == "rlinf 2026.11.0\n"
 
 
 # -- train refuses -------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from rlinf.errors import RunFailed
 from rlinf.evaluation.benchmarks import Benchmark, Benchmarks
 from rlinf.evaluation.model import EvaluatedModel
 from rlinf.jobs.devices import make_cluster, worker_environment
+from rlinf.machine import this_machine
 from rlinf.tasks import Problem
 from rlinf_algos.rewards import RewardSpec
 from rlinf_sched.modes import plan_for_mode
@@ -58,7 +59,7 @@ class Runner:
         self._benchmarks = benchmarks
         self._log_folder = log_folder
         self._sink = sink
-        self._cluster = make_cluster(config.cluster)
+        self._cluster = make_cluster(config.cluster, this_machine())
 
     def run(self, todo: Sequence[tuple[Benchmark, Sequence[Problem]]]) -> None:
         """Asks the problems of each benchmark.

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlinf.config.devices import device_kind
 from rlinf.config.schema import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
+from rlinf.machine import Machine
 
 if TYPE_CHECKING:
     from rlinf.jobs.loop import TrainingLoop
@@ -37,8 +39,10 @@ class EmbodiedJob:
 
     trainer = "actor"
 
-    def __init__(self, config: EmbodiedConfig) -> None:
+    def __init__(self, config: EmbodiedConfig, machine: Machine) -> None:
         self.config = config
+        self.machine = machine
+        self._simulates_on_host = device_kind(config.cluster, machine) == "cuda"
         self._spec = self._env_spec(config)
         self._shape, self.notes, knows_success = self._probe(self._spec)
         self.score = SUCCESS if knows_success else RETURN
@@ -66,7 +70,7 @@ class EmbodiedJob:
 
     def chunks(self, plan: Plan) -> dict[str, int]:
         """Where env and policy share every device nothing overlaps, so all groups of a rank go over at once."""
-        if plan.mode != "collocated":
+        if plan.mode != "collocated" or self._simulates_on_host:
             return {}
         return {stage: self.config.env.num_groups // plan.stage(stage).num_ranks for stage in CYCLE}
 
@@ -109,9 +113,16 @@ class EmbodiedJob:
         assert config.env.num_groups % config.actor.num_shards == 0, "checked by the config"
         return flow
 
-    @staticmethod
-    def _join_env_and_policy(flow: Flow) -> None:
-        flow.stage("env", Environment.interact, reads="actions", writes="observations", dispatch="key")
+    def _join_env_and_policy(self, flow: Flow) -> None:
+        """Simulators are work for cores: beside GPUs they run on the host, and a CPU slot is a core."""
+        flow.stage(
+            "env",
+            Environment.interact,
+            reads="actions",
+            writes="observations",
+            dispatch="key",
+            needs_device=not self._simulates_on_host,
+        )
         flow.stage("policy", Policy.act, reads="observations", writes=("actions", "trajectories"), dispatch="key")
 
     # -- settings --------------------------------------------------------------------------------------------------
