@@ -205,11 +205,13 @@ class Comparison:
         verdicts: list[Verdict] = []
         for value in (*expected.exact, *expected.rounded):
             verdicts.append(self._all(self._same(value, other) for other in found.exact))
-            if found.rounded and verdicts[-1] is not True:
-                is_rounded = self._all(self._same(value, other) for other in found.rounded)
-                near = ("near", found.exact[0].text, found.rounded[0].text)
-                verdicts.append(is_rounded if is_rounded is False else self._all((is_rounded, self._ask(near))))
-        return self._any(verdicts)
+            if found.rounded:
+                verdicts.append(self._all(self._same(value, other) for other in found.rounded))
+        verdict = self._any(verdicts)
+        if not found.rounded or verdict is False:
+            return verdict
+        near = [self._ask(("near", found.exact[0].text, rounded.text)) for rounded in found.rounded]
+        return self._all((verdict, *near))
 
     def _same_ranges(self, ones: tuple[_Range, ...], others: tuple[_Range, ...]) -> Verdict:
         if len(ones) != len(others):
