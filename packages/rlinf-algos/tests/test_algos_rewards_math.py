@@ -262,6 +262,18 @@ def test_reading_an_answer_takes_bounded_time(piece):
 
 
 @needs_math_verify
+def test_all_the_formulas_of_an_answer_share_one_limit(reward, monkeypatch):
+    """A list of expensive formulas is one item of the pool, and costs no more than one of them."""
+    items = []
+    run = reward._pool.run
+    monkeypatch.setattr(reward._pool, "run", lambda batch: items.extend(batch) or run(batch))
+    powers = ",".join(f"{i}^{{{i}^{{{i}}}}}" for i in range(9, 20))
+    result = reward(rf"\boxed{{{powers}}}", ",".join(rf"x^{{{i}}}" for i in range(11)))
+    assert (result.outcome, result.detail) == ("timeout", "more than 0.5 s of CPU time")
+    assert len(items) == 1
+
+
+@needs_math_verify
 def test_batches_equal_single_calls_and_keep_their_order(reward):
     references = ["18", r"\sqrt{2}", "1/2", r"\pi", "18"]
     completions = ["#### 18", r"\boxed{\frac{2}{\sqrt{2}}}", "no idea\nat all", r"\boxed{3}", "17"]
