@@ -46,7 +46,7 @@ def main() -> None:
     outcomes: dict[str, dict[str, list[str]]] = {}
     with MathReward(num_processes=arguments.processes) as reward:
         start_s = _start(reward, arguments.processes)
-        cpu_s = dict.fromkeys(SIDES, 0.0)
+        cpu_s: dict[str, float] = dict.fromkeys(SIDES, 0.0)
         for name, cases in collections.items():
             sides = SIDES[:1] if name == "mutated" else SIDES
             outcomes[name] = _check(reward, cases, sides, samples_s, cpu_s if name == "real" else None)
