@@ -59,6 +59,7 @@ def test_qwen(text, answer):
         ("The answer is increasing on (0,1).", "increasing on (0,1)"),
         ("The answer for $x > 1$ is 3.", "3"),
         ("The answer is not 5.", "not 5"),
+        ("The answer is As5+.", "As5+"),
         ("The answer is 5. Or 6.", "5. Or 6"),
     ],
 )

@@ -116,6 +116,7 @@ def test_relations(reference, answer, is_equal):
         ("30", "2 hours 30 minutes", False),
         ("42", "4 2", False),
         ("12 apples", "12", True),
+        ("mol L-1 s-1", "L mol-1 s-1", False),
         ("12 apples", "12 oranges", False),
         ("5", "5 or more", False),
         ("5", "5 dozen", False),

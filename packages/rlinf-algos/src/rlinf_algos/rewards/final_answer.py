@@ -174,9 +174,9 @@ def _phrases(text: str) -> Iterator[_Statement]:
             continue  # words of a boxed answer
         answer = _after(text, phrase.end())
         first = _WORD.match(answer)
-        if answer and not (first and first[0].lower() in _EMPTY_WORDS and answer.lower() != "not"):
+        if answer and not (first and first[0] in _EMPTY_WORDS):
             yield _Statement(phrase.start(), answer, is_formal=_is_formal(answer))
-        elif answer and first and first[0].lower() == "not":
+        elif first and first[0] == "not":
             yield _Statement(phrase.start(), answer, is_formal=True)
 
 
