@@ -1,7 +1,7 @@
-"""How long the math reward takes to give up on answers that cost too much, idle and on a busy machine:
+"""How long the math reward takes to give up on answers that cost too much, also on a busy machine:
 `python -m benchmarks.algos.math_heavy`.
 
-Each answer is checked alone, by the clock; `--load` processes that do nothing but count keep the machine busy.
+Each answer is checked alone, by the clock, without and with `--load` processes that do nothing but count.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--load", type=int, default=20, help="counting processes")
     arguments = parser.parse_args()
-    results = {"idle": _measure(0), "busy": _measure(arguments.load)}
+    results = {f"{load} counting": _measure(load) for load in (0, arguments.load)}
     report(
         "math-heavy",
         settings={"load": arguments.load, "reference": REFERENCE},

@@ -10,9 +10,9 @@ from rlinf_algos.rewards.final_answer import final_answer, reference_answer
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("Final Answer: The final answer is $5$. I hope it is correct.", "$5$"),
-        ("Final Answer: The final answer is $x = 1.5$. I hope it is correct.", "$x = 1.5$"),
-        ("The answer is 4.\nFinal Answer: The final answer is $\\frac{1}{2}$. I hope it is 3.", "$\\frac{1}{2}$"),
+        ("Final Answer: The final answer is $5$. I hope it is correct.", "5"),
+        ("Final Answer: The final answer is $x = 1.5$. I hope it is correct.", "x = 1.5"),
+        ("The answer is 4.\nFinal Answer: The final answer is $\\frac{1}{2}$. I hope it is 3.", "\\frac{1}{2}"),
     ],
 )
 def test_minerva(text, answer):
@@ -49,9 +49,9 @@ def test_qwen(text, answer):
     ("text", "answer"),
     [
         ("## Step 1: Count 3\n4 of 5\n\nThe answer is 12 apples.", "12 apples"),
-        ("## Step 1: Count\n\n## Answer\n\n$12$", "$12$"),
+        ("## Step 1: Count\n\n## Answer\n\n$12$", "12"),
         ("### Final Answer\n\nThe total is **7** of 9.", "7 of 9"),
-        ("**Answer:** $x^2$", "$x^2$"),
+        ("**Answer:** $x^2$", "x^2"),
         ("*Answer*: 5", "5"),
         ("Answer: \\$50", "\\$50"),
         ("The answer is thus 5, because 2 + 3 = 5.", "5"),
@@ -59,6 +59,8 @@ def test_qwen(text, answer):
         ("The answer is increasing on (0,1).", "increasing on (0,1)"),
         ("The answer for $x > 1$ is 3.", "3"),
         ("The answer is not 5.", "not 5"),
+        ("The answer is As5+.", "As5+"),
+        ("The answer is 5. Or 6.", "5. Or 6"),
     ],
 )
 def test_llama(text, answer):
@@ -125,6 +127,7 @@ def test_boxes(text, answer):
         ("It is $5$ or $9$", "$5$ or $9$"),
         ("First 12.\nThen we get $a$, $b$ and $c$ in the end.", "a, b, c"),
         ("First $a+b$.\nThen we get 12 in the end.", "12"),
+        ("She has $15 left.", "$15"),
         ("First 3.\nThen -7.5 of it", "-7.5"),
         ("so\n\\[ x + 1 \\]", "x + 1"),
         ("nothing\nhere", None),

@@ -1,7 +1,7 @@
 r"""Whether two answers mean the same, by their structure. What this cannot decide, two formulas, it asks for.
 
-Verdicts are True, False or None (not known yet). A `Comparison` is run, says which questions are open, is told their
-answers, and is run again: so all the formulas of a batch are compared together, in other processes.
+Verdicts are True, False or None (not known yet). A `Comparison` is run and says which questions are open; another one
+that knows their answers decides. So the formulas of a whole batch are compared together, in other processes.
 
 Rules, where there is a choice: a list is unordered and equals a set; a list without brackets also equals a tuple in the
 same order. `x=5` equals 5. Equations are equal where their sides are, or where the differences of their sides are in a
@@ -9,7 +9,7 @@ constant ratio. Inequalities equal the intervals that they describe. A unit may 
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,18 +41,17 @@ class Comparison:
 
     Args:
         expected, found: normalised.
-        known: answers to questions, of earlier pairs too; None for one that has no answer.
+        known: answers to questions.
     """
 
-    def __init__(self, expected: str, found: str, known: dict[Question, Verdict]) -> None:
+    def __init__(self, expected: str, found: str, known: Mapping[Question, bool]) -> None:
         self._expected, self._found = read(expected), read(found)
         self._known = known
         self.open: list[Question] = []
         """Questions without an answer, after `run`."""
-        self.asked: list[Question] = []
 
     def run(self) -> Verdict:
-        self.open, self.asked = [], []
+        self.open = []
         return self._same(self._expected, self._found)
 
     # -- three-valued logic
@@ -76,7 +75,6 @@ class Comparison:
         return result
 
     def _ask(self, question: Question) -> Verdict:
-        self.asked.append(question)
         if question not in self._known:
             self.open.append(question)
             return None
@@ -205,11 +203,13 @@ class Comparison:
         verdicts: list[Verdict] = []
         for value in (*expected.exact, *expected.rounded):
             verdicts.append(self._all(self._same(value, other) for other in found.exact))
-            if found.rounded and verdicts[-1] is not True:
-                is_rounded = self._all(self._same(value, other) for other in found.rounded)
-                near = ("near", found.exact[0].text, found.rounded[0].text)
-                verdicts.append(is_rounded if is_rounded is False else self._all((is_rounded, self._ask(near))))
-        return self._any(verdicts)
+            if found.rounded:
+                verdicts.append(self._all(self._same(value, other) for other in found.rounded))
+        verdict = self._any(verdicts)
+        if not found.rounded or verdict is False:
+            return verdict
+        near = [self._ask(("near", found.exact[0].text, rounded.text)) for rounded in found.rounded]
+        return self._all((verdict, *near))
 
     def _same_ranges(self, ones: tuple[_Range, ...], others: tuple[_Range, ...]) -> Verdict:
         if len(ones) != len(others):

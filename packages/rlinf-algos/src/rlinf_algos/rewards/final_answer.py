@@ -35,7 +35,7 @@ _PHRASE = re.compile(
 _MARKUP = re.compile(r"[\s*:=]*(?:_(?=\s))?")
 _LINE_END = re.compile(r"[ \t*:=]*(?:\n|\Z)")
 _DISPLAY = re.compile(r"\$\$(.{1,2000}?)\$\$|\\\[(.{1,2000}?)\\\]", flags=re.DOTALL)
-_SENTENCE_END = re.compile(r"(?<![.])[.!?](?=\**(?:\s+[A-Z*(]|\s*$))")
+_SENTENCE_END = re.compile(r"(?<![.])[.!?](?=\**(?:\s+(?!Or\b)[A-Z*(]|\s*$))")
 _REASON = re.compile(r",?\s+(?:because|since|so|which)\b|,\s+(?:as|where|giving|when)\b")
 _FILLER = re.compile(
     r"\A(?:(?:indeed|thus|therefore|then|simply|just|exactly|clearly|equal to|given by"
@@ -54,6 +54,7 @@ _FORMULA = re.compile(
     r"\$\$(?P<a>[^$]{1,2000})\$\$|(?<!\\)\$(?P<b>(?:[^$\n\\]|\\[^\n]){1,2000})\$"
     r"|\\\((?P<c>[^\n]{1,2000}?)\\\)|\\\[(?P<d>[\s\S]{1,2000}?)\\\]"
 )
+_ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(((?:(?!\\[()]).)*)\\\)", flags=re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.)\]}])[-\u2212]?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+)?%?")
 _JOINT = re.compile(r"\s*(?:,|,?\s*\b(?:or|and)\b)\s*")
 _VERB = re.compile(r"\b(?:is|are|equals?|be|was|were)\b[\s:]*")
@@ -82,8 +83,12 @@ def final_answer(text: str) -> str | None:
     text = _EMPTY_BOX.sub("", text)
     inner = _in_answer_tag(text)
     if inner is not None:
-        return _stated(inner) or _cleaned(inner) or None
-    return _stated(text) or _conclusion(text[-_TAIL:]) or None
+        answer = _stated(inner) or _cleaned(inner)
+    else:
+        answer = _stated(text) or _conclusion(text[-_TAIL:]) or ""
+    formula = _ONE_FORMULA.fullmatch(answer)
+    answer = (formula[1] or formula[2] or "") if formula else answer
+    return answer.strip() or None
 
 
 def reference_answer(text: str) -> str | None:
@@ -169,9 +174,9 @@ def _phrases(text: str) -> Iterator[_Statement]:
             continue  # words of a boxed answer
         answer = _after(text, phrase.end())
         first = _WORD.match(answer)
-        if answer and not (first and first[0].lower() in _EMPTY_WORDS and answer.lower() != "not"):
+        if answer and not (first and first[0] in _EMPTY_WORDS):
             yield _Statement(phrase.start(), answer, is_formal=_is_formal(answer))
-        elif answer and first and first[0].lower() == "not":
+        elif first and first[0] == "not":
             yield _Statement(phrase.start(), answer, is_formal=True)
 
 
@@ -237,7 +242,7 @@ def _conclusion(text: str) -> str | None:
         answer = _cleaned(line)
         if answer and ("\n" not in text or re.search(r"[0-9A-Za-z]", answer)):
             return answer
-    if "\n" not in text and len(text.split()) <= 4 and not _FORMULA.search(text) and not _VERB.search(text):
+    if "\n" not in text and len(text.split()) <= 4 and not re.search(r"(?<=\w) .*[0-9$\\]", text):
         return _cleaned(text) or None
     return _concluded(line) or _last_of(text)
 

@@ -47,20 +47,30 @@ _MIN_PLACES = 6
 _DECIMAL = re.compile(r"-?[0-9]*\.[0-9]+")
 
 
-def check(question: str, one: str, other: str) -> list[str | None]:
-    """["right" | "wrong" | "unparseable", detail]: a question of `comparison` about two formulas, in LaTeX."""
+def check(*questions: str) -> list[str | None]:
+    """The answers to all that is open about one pair of answers, under one limit of time.
+
+    Args:
+        questions: of `comparison`, three texts each: what is asked, and two formulas in normalised LaTeX.
+
+    Returns: ["right", "wrong" or "unparseable" for each question, with commas between them; None].
+    """
+    return [",".join(map(_answered, questions[::3], questions[1::3], questions[2::3])), None]
+
+
+def _answered(question: str, one: str, other: str) -> str:
     expected, found = _parsed(one), _parsed(other)
     if found is None:
-        return ["unparseable", None]
+        return "unparseable"
     if expected is None or any(
         isinstance(formula, sympy.Basic) and formula.has(*_NO_VALUES) for formula in (expected, found)
     ):
-        return ["wrong", None]
+        return "wrong"
     are_formulas = isinstance(expected, sympy.Expr) and isinstance(found, sympy.Expr)
     verdict = _compared(question, expected, found, _rounding(one, other)) if are_formulas else None
     if verdict is None:
         verdict = question == "equal" and verify(expected, found, timeout_seconds=None, raise_on_error=True)
-    return ["right" if verdict else "wrong", None]
+    return "right" if verdict else "wrong"
 
 
 def _rounding(*texts: str) -> float:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import OUTCOMES, RewardResult
-from rlinf_algos.rewards.comparison import Comparison, Question, Verdict
+from rlinf_algos.rewards.comparison import Comparison, Question
 from rlinf_algos.rewards.final_answer import final_answer, reference_answer
 from rlinf_algos.rewards.notation import normalized
 from rlinf_algos.rewards.process_pool import ProcessPool
@@ -24,9 +24,7 @@ from rlinf_algos.rewards.registry import register_reward
 
 MAX_CHARACTERS = 1000
 """Of an answer. A longer one is "unparseable": no reference comes near."""
-_MAX_ROUNDS = 4
-"""Times that a comparison is run with new answers of the pool; its parts need two."""
-_VERDICTS: dict[str, Verdict] = {"right": True, "wrong": False, "unparseable": False}
+_VERDICTS: dict[str, bool] = {"right": True, "wrong": False, "unparseable": False}
 _CHECKER = Path(__file__).with_name("math_equal.py")
 
 
@@ -38,7 +36,7 @@ class MathReward:
 
     Args:
         num_processes: checking processes.
-        time_limit_s: CPU seconds for the comparison of two formulas.
+        time_limit_s: CPU seconds for one comparison.
         wall_limit_s: seconds by the clock for it, however busy the machine is.
         memory_limit_bytes: of one checking process.
 
@@ -53,7 +51,7 @@ class MathReward:
         *,
         num_processes: int = 2,
         time_limit_s: float = 1.0,
-        wall_limit_s: float = 2.5,
+        wall_limit_s: float = 2.0,
         memory_limit_bytes: int = 1 << 30,
     ) -> None:
         if importlib.util.find_spec("math_verify") is None:
@@ -101,31 +99,35 @@ class MathReward:
 
     def _compared(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
         """(outcome, detail) of each pair (expected, found), both normalised."""
-        replies: dict[Question, tuple[str, str | None]] = {}
-        verdicts: dict[Question, Verdict] = {}
-        comparisons = {pair: Comparison(*pair, known=verdicts) for pair in pairs}
-        decided: dict[tuple[str, str], Verdict] = {}
-        for _ in range(_MAX_ROUNDS):
-            for pair, comparison in comparisons.items():
-                if decided.get(pair) is None:
-                    decided[pair] = comparison.run()
-            questions = sorted({q for pair, c in comparisons.items() if decided[pair] is None for q in c.open})
-            if not questions:  # one formula goes to one process where it can, which reads it once
-                break
-            replies |= dict(zip(questions, self._pool.run(questions), strict=True))
-            verdicts |= {question: _VERDICTS.get(replies[question][0]) for question in questions}
-        return {pair: _outcome(decided[pair], [replies.get(q) for q in c.asked]) for pair, c in comparisons.items()}
+        outcomes: dict[tuple[str, str], tuple[str, str | None]] = {}
+        waiting: dict[tuple[str, str], tuple[Question, ...]] = {}
+        for pair in pairs:
+            comparison = Comparison(*pair, known={})
+            verdict = comparison.run()
+            if verdict is None:
+                waiting[pair] = tuple(dict.fromkeys(comparison.open))
+            else:
+                outcomes[pair] = "right" if verdict else "wrong", None
+        ordered = sorted(waiting)  # one reference goes to one process, which reads it once
+        items = [tuple(text for question in waiting[pair] for text in question) for pair in ordered]
+        for pair, reply in zip(ordered, self._pool.run(items), strict=True):
+            outcomes[pair] = _outcome(pair, waiting[pair], reply)
+        return outcomes
 
 
-def _outcome(verdict: Verdict, replies: Sequence[tuple[str, str | None] | None]) -> tuple[str, str | None]:
-    """Right or wrong; where a formula could not be compared, why."""
-    if verdict is True:
-        return "right", None
-    told = {reply[0]: reply for reply in replies if reply is not None}
-    for outcome in ("timeout", "memory", "crashed", "unparseable"):
-        if outcome in told and (verdict is None or outcome == "unparseable"):
-            return told[outcome]
-    return "wrong", None
+def _outcome(
+    pair: tuple[str, str], questions: Sequence[Question], reply: tuple[str, str | None]
+) -> tuple[str, str | None]:
+    """Right or wrong by the answers to the questions; where there are none, why."""
+    answers = reply[0].split(",")
+    if any(answer not in _VERDICTS for answer in answers):
+        return reply
+    known = dict(zip(questions, map(_VERDICTS.__getitem__, answers), strict=True))
+    verdict = Comparison(*pair, known=known).run()
+    assert verdict is not None, "the first run asks all that a later one could"
+    if not verdict and "unparseable" in answers:
+        return "unparseable", None
+    return "right" if verdict else "wrong", None
 
 
 @register_reward("math_answer")

@@ -182,7 +182,12 @@ def _lettered(letters: str, before: str, after: str) -> str:
             return rf"\text{{{letters}}}"
         is_index = after[:1].isdigit() and letters not in "eE" and not before.endswith(("_", "^"))
         return f"{letters}_" if is_index else letters  # v0 is v_0
-    if len(letters) > 3 or letters.lower() in _SHORT_WORDS or letters in SCALES or (follows_value and is_unit(letters)):
+    if (
+        len(letters) > 3
+        or letters.lower() in _SHORT_WORDS
+        or letters in SCALES
+        or (is_unit(letters) and (follows_value or len(letters) > 2))
+    ):
         return _as_word(letters)
     return letters
 

@@ -124,7 +124,7 @@ class ProcessPool:
         *,
         num_processes: int = 2,
         time_limit_s: float = 1.0,
-        wall_limit_s: float = 2.5,
+        wall_limit_s: float = 2.0,
         memory_limit_bytes: int = 1 << 30,
     ) -> None:
         check_range("num_processes", num_processes, low=1, why="no process checks nothing")

@@ -21,7 +21,10 @@ _OPERATORS = frozenset(
      "\\sim", "\\propto", "\\cong", "\\implies", "\\iff", "\\subset", "\\subseteq", "\\notin", "\\parallel", "\\perp")
 )  # fmt: skip
 _JOINTS = frozenset((",", ";", "\\text{or}", "\\text{and}", "\\lor", "\\vee", "\\land", "\\wedge"))
-_NAME = re.compile(r"(?:\\[A-Za-z]+ ?|[A-Za-z])'*(?:_(?:[0-9A-Za-z]|\{[^{}]*\}))?'*(?:\([A-Za-z0-9](?:,[A-Za-z])*\))?")
+_NAME = re.compile(
+    r"[A-Z]{2,3}|\\(?:angle|triangle) ?[A-Z]{1,3}"
+    r"|(?:\\[A-Za-z]+ ?|[A-Za-z])'*(?:_(?:[0-9A-Za-z]|\{[^{}]*\}))?'*(?:\([A-Za-z0-9](?:,[A-Za-z])*\))?"
+)
 _NO_NAMES = frozenset(("e", "i", r"\pi", r"\infty", r"\emptyset"))
 _WORD = re.compile(r"\\text\{([^{}]*)\}")
 MAX_ITEMS = 60
