@@ -8,6 +8,7 @@
 #include "gil.h"
 #include "rlinf/comm/channel.h"
 #include "rlinf/comm/segment.h"
+#include "rlinf/comm/store_choice.h"
 
 namespace rlinf::comm {
 
@@ -15,6 +16,9 @@ namespace py = pybind11;
 
 py::tuple address_tuple(const SegmentAddress& address);
 SegmentAddress address_from(const py::tuple& fields);
+
+// "cached" or "streaming"; what the environment says for None.
+Stores stores_named(const py::object& name);
 
 // On CLOCK_MONOTONIC; kNever for None. UserError when negative.
 int64_t deadline_from(const py::object& timeout_s);
