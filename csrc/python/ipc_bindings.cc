@@ -2,7 +2,6 @@
 #include <fcntl.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <cstring>

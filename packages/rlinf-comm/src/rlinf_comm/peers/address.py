@@ -8,11 +8,13 @@ import pathlib
 from dataclasses import dataclass
 
 from rlinf_comm import _C
+from rlinf_comm.records import record
 
 RELAY_PREFIX = "relay of "
 """Starts the name under which a peer passes on broadcasts (relay.py)."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostIdentity:
     """The machine that a process runs on, and what of it the process sees."""
@@ -38,6 +40,7 @@ def this_host() -> HostIdentity:
     return HostIdentity(boot_id=boot_id, network_namespace=network, pid_namespace=pid)
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerAddress:
     """How to meet one peer. Small; pack it, pickle it, or leave it to a directory.

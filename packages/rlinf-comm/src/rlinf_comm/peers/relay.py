@@ -31,6 +31,7 @@ from rlinf_comm.peers.links import Links
 from rlinf_comm.peers.meeting import Link
 from rlinf_comm.peers.spanning import Branch
 from rlinf_comm.peers.transports.base import Incoming, TornStream
+from rlinf_comm.records import record
 
 MIN_RELAYED_BYTES = 1 << 20
 """Below, receipts take longer than the bytes."""
@@ -39,6 +40,7 @@ MakeLink = Callable[[PeerAddress, PeerAddress, Deadline], Link]
 """(mine, theirs, deadline) -> link"""
 
 
+@record
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parcel:
     """The bytes of one value, and where they go from here."""
@@ -57,6 +59,7 @@ class Parcel:
         return len(self.header) + sum(buffer.nbytes for buffer in self.buffers)
 
 
+@record
 @dataclasses.dataclass(frozen=True, slots=True)
 class Receipt:
     """To the origin: who has the bytes, and who will not get them this way."""
@@ -66,6 +69,7 @@ class Receipt:
     unreached: tuple[str, ...]
 
 
+@record
 @dataclasses.dataclass(frozen=True, slots=True)
 class Announced:
     """Stands among a sender's values for one whose bytes came in a parcel, or brings it if they did not."""

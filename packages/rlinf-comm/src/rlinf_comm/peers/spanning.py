@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rlinf_comm.peers.address import HostIdentity, PeerAddress
+from rlinf_comm.records import record
 
 _MAX_HOSTS_FROM_ONE = 3
 """With more, a host sends to two others at most: the depth is log2 of their number, and no uplink carries more than two
 copies."""
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Branch:
     """A peer, and whom it passes on to.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rlinf_comm import codec, records
 from rlinf_comm.errors import DecodeError, PeerLeft, PeerLost, PeerTimeout, UnsupportedValueError
 from rlinf_comm.testing.bitwise import assert_bitwise_equal
 from rlinf_comm.testing.peers_over import HANG_S, PeerLike, PeersLike
@@ -157,15 +156,15 @@ def check_undecodable(peers: PeersLike) -> None:
     if peers.by_reference:
         return
     a, b = peers.make("a", "b")
-    module = types.ModuleType("rlinf_comm_checks_only_the_sender_has_this")
-    module.Secret = dataclass(type("Secret", (), {"__module__": module.__name__, "__annotations__": {"x": int}}))  # pyright: ignore
-    sys.modules[module.__name__] = module
+    body = {"__module__": "only_the_sender_has_this", "__annotations__": {"x": int}}
+    secret: Any = records.record(dataclass(type("Secret", (), body)))
     try:
-        a.send("b", module.Secret(1), timeout_s=HANG_S)
+        a.send("b", secret(1), timeout_s=HANG_S)
         a.send("b", "next", timeout_s=HANG_S)
     finally:
-        del sys.modules[module.__name__]
-    _assert_raises(DecodeError, lambda: b.receive("a", timeout_s=HANG_S), module.__name__)
+        del records._classes[records._names.pop(secret)]
+        codec.NATIVE.forget_classes()
+    _assert_raises(DecodeError, lambda: b.receive("a", timeout_s=HANG_S), "only_the_sender_has_this")
     assert b.receive("a", timeout_s=HANG_S) == "next"
 
 
