@@ -51,5 +51,6 @@ void bind_pool(py::module_& module);
 void bind_nccl(py::module_& module);
 void bind_ipc(py::module_& module);
 void bind_delta(py::module_& module);
+void bind_digest(py::module_& module);
 
 }  // namespace rlinf::comm

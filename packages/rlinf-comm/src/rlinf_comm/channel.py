@@ -20,12 +20,13 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NoReturn
 
 from rlinf_comm import _C, _leaving, codec
 from rlinf_comm._arrays import Refused
+from rlinf_comm._checked import sealed, unsealed
 from rlinf_comm._doorbell import FOR_ITEM, FOR_ROOM, Doorbell
 from rlinf_comm._futures import Futures
 from rlinf_comm._outcomes import outcome_error
@@ -49,6 +50,8 @@ class ChannelAddress:
     """The channel's memory, as a file descriptor of the creator, which hands it to peers."""
     nonce: int
     """Tells the memory from another that was given the same descriptor later."""
+    checked: bool = False
+    """Whether items carry a digest."""
 
 
 Key = int | str
@@ -130,6 +133,7 @@ class Channel:
         num_keys: int = 1,
         prefault: bool = False,
         lost_peers: Literal["raise", "tolerate"] = "raise",
+        checked: bool = False,
     ) -> Channel:
         """A new channel, owned by this process.
 
@@ -145,6 +149,8 @@ class Channel:
             lost_peers: "raise": a put or take that has to wait raises PeerLost within about 0.2 s after a process that
                 has put or taken died, see drop_lost_peers. "tolerate": it waits on, as somebody else watches the
                 processes and may start them again. Memory that the dead held is taken back in either case.
+            checked: Items carry a digest of 128 bits, of tensors in a SharedPool too. A take whose bytes are not those
+                that were put raises DecodeError: for a defect of the memory, or for who wrote after the put.
         """
         for label, count in (
             ("capacity_items", capacity_items),
@@ -164,7 +170,9 @@ class Channel:
         if prefault:
             native.prefault()
         pid, start_ticks, fd, nonce = native.address()
-        address = ChannelAddress(name=name, creator_pid=pid, creator_start_ticks=start_ticks, fd=fd, nonce=nonce)
+        address = ChannelAddress(
+            name=name, creator_pid=pid, creator_start_ticks=start_ticks, fd=fd, nonce=nonce, checked=checked
+        )
         return cls(native, address, owner_pid=pid)
 
     @classmethod
@@ -221,6 +229,7 @@ class Channel:
             PeerLost: it was not put, the channel is full, and a process that used it died; see drop_lost_peers.
         """
         self._check_labels(key, weight)
+        value = sealed(value) if self._address.checked else value
         try:
             outcome = self._native.put(codec.NATIVE, value, key, weight, policy_version, timeout_s)
         except _NOT_PUT as error:
@@ -239,6 +248,7 @@ class Channel:
     ) -> None:
         """put() that lets other tasks run while the channel is full. The value must not change meanwhile."""
         self._check_labels(key, weight)
+        value = sealed(value) if self._address.checked else value
         try:
             pending = _C.PendingPut(self._native, codec.NATIVE, value, key, weight, policy_version, timeout_s)
             outcome = await self._attempt(pending.attempt, FOR_ROOM, timeout_s)
@@ -284,7 +294,7 @@ class Channel:
             raise type(error)(f"channel {self.name!r}, {error}") from error
         if isinstance(taken, int):
             self._raise_not_taken(taken, min_items, keys, timeout_s)
-        return taken
+        return self._unsealed(taken) if self._address.checked else taken
 
     async def atake(
         self,
@@ -307,7 +317,7 @@ class Channel:
             raise type(error)(f"channel {self.name!r}, {error}") from error
         if isinstance(taken, int):
             self._raise_not_taken(taken, min_items, keys, timeout_s)
-        return taken
+        return self._unsealed(taken) if self._address.checked else taken
 
     async def _attempt(self, attempt: Callable[[], Any], waiting: int, timeout_s: float | None) -> Any:
         """What `attempt` returns once it is no longer pending."""
@@ -319,6 +329,10 @@ class Channel:
                 return outcome
             left_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
             await self._doorbells[waiting].wait(seen, left_s)
+
+    def _unsealed(self, items: list[Item]) -> list[Item]:
+        place = f"channel {self.name!r}, item"
+        return [replace(item, value=unsealed(item.value, f"{place} {item.sequence}")) for item in items]
 
     def _check_labels(self, key: Key, weight: float) -> None:
         if key == "":

@@ -24,6 +24,8 @@ class Prompt:
     text: str | None = None
     """The problem as the user wrote it, without a chat's special tokens; read by rewards that judge by it. None: what
     the tokens say."""
+    row_json: str | None = None
+    """All columns of the data row, a JSON object, for rewards that read them; None where none does."""
 
 
 @record
@@ -49,6 +51,8 @@ class SampleGroup:
     reference_answer: str
     prompt_text: str | None = None
     """`Prompt.text`"""
+    row_json: str | None = None
+    """`Prompt.row_json`"""
     policy_version: int
     """Of the weights that sampled the first token; counts optimizer steps from 0."""
     truncated: Tensor | None = None
@@ -69,6 +73,10 @@ class ScoredGroup:
     """How each check ended, see rlinf_algos.rewards.Outcome; empty where nothing was checked."""
     answers: tuple[str | None, ...] = ()
     """The answer found in each completion; None where there was none."""
+    parts: Tensor | None = None
+    """[G, K] float32, the terms of a weighted reward without their weights; None: the reward has no terms."""
+    part_weights: Tensor | None = None
+    """[K] float32"""
 
 
 @record
@@ -115,7 +123,7 @@ class Action:
     group: int
     time: int
     actions: Tensor
-    """[n, A] float32, unclipped; the environment clips to its bounds."""
+    """[n, A] float32, unclipped, the environment clips to its bounds; or int64, each discrete dimension from 0 on."""
 
 
 @record
@@ -127,7 +135,7 @@ class Trajectory:
     states: Tensor
     """[T, n, D] float32, raw"""
     actions: Tensor
-    """[T, n, A] float32"""
+    """[T, n, A] float32, or int64 for discrete actions"""
     rollout_logprobs: Tensor
     """[T, n] float32, nats"""
     values: Tensor

@@ -125,6 +125,10 @@ class Worker:
         """Adds to a metric of this run; the driver shows the mean over all stages and ranks, weighted by `weight`."""
         self._metrics.add(name, value, weight)
 
+    def record_spread(self, name: str, value: float) -> None:
+        """Adds to a metric of this run; the driver shows the standard deviation over all stages and ranks."""
+        self._metrics.add(name, value, is_spread=True)
+
     def show(self, row: Mapping[str, str | float]) -> None:
         """Hands a few words to people: the row goes to the run's samples file. For a handful of rows a run, not for
         data."""
