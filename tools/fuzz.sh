@@ -7,7 +7,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="$PWD/.venv/bin/python"
 build="$PWD/build/fuzz"
 flags="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=undefined -shared-libasan"
-packages="$("$python" -c 'import rlinf_comm, pathlib; print(pathlib.Path(rlinf_comm.__file__).parents[1])')"
 
 mkdir -p "$build"
 cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_CXX_FLAGS="$flags" \
@@ -21,7 +20,7 @@ clang++ -std=c++17 -shared -fPIC $flags -o "$build/allocations.so" tools/fuzz_al
 # A package of its own, so that the installed module stays as it is.
 rm -rf "$build/package"
 mkdir -p "$build/package"
-cp -r "$packages/rlinf_comm" "$build/package/"
+cp -r packages/rlinf-comm/src/rlinf_comm "$build/package/"
 rm -f "$build"/package/rlinf_comm/_C*.so
 cp "$(find "$build" -name '_C*.so' -not -path '*/package/*' | head -1)" "$build/package/rlinf_comm/"
 

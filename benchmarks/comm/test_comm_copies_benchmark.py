@@ -4,10 +4,13 @@
     RLINF_BENCHMARK_GB=0.3 RLINF_BENCHMARK_ROUNDS=5 pytest benchmarks/comm/test_comm_copies_benchmark.py
 
 The limit is a flat copy past the caches of what the destination stores (with a cast: a flat cast), or one read of it.
+Beside it stand the flat copy with the stores that rlinf_comm chooses by measuring, memcpy, and numpy's and torch's
+copies.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -87,12 +90,17 @@ def test_reshard(benchmark: Any, name: str, num_threads: int) -> None:
     flat = flat_program(len(flat_source), case.trainer_dtype, "bfloat16")
     flat_pointers = addresses_of([flat_source]), addresses_of([flat_target])
     sides = {
-        "flat copy past the caches": lambda: flat.run(*flat_pointers, num_threads),
+        "flat copy past the caches": lambda: flat._native.run(*flat_pointers, num_threads, False, None, "streaming"),
+        "flat copy, stores by measurement": lambda: flat.run(*flat_pointers, num_threads),
         "program": lambda: memory.reshard(num_threads),
         "torch, same plan": lambda: plan_in_torch(case, memory.sources, memory.targets),
         "torch, gather and cut": lambda: gather_then_cut(case.trainer, case.engine, memory.sources, memory.targets),
         "torch, flat copy_": lambda: flat_target[: len(flat_source)].copy_(flat_source),
     }
+    if case.trainer_dtype == "bfloat16":  # memcpy and numpy have no cast
+        arrays = [tensor.view(torch.uint8).numpy() for tensor in (flat_target[: len(flat_source)], flat_source)]
+        sides["memcpy"] = lambda: ctypes.memmove(*(array.ctypes.data for array in arrays), arrays[0].nbytes)
+        sides["numpy, flat copy"] = lambda: np.copyto(*arrays)
     measure(
         benchmark,
         sides,

@@ -1,7 +1,9 @@
 // What Python cannot reach of copies and digests: the scalar casts bit by bit, the pool's bounds, the lanes' flush, and
 // how steps are cut into parts.
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -178,13 +180,32 @@ void large_plain_copies_are_exact() {
   for (size_t i = 0; i < src.size(); ++i) {
     src[i] = static_cast<unsigned char>(i * 31 + i / 251);
   }
-  for (const size_t shift : {0, 1, 63}) {
+  for (size_t i = 0; i < 9; ++i) {
+    const size_t shift = std::array<size_t, 3>{0, 1, 63}[i % 3];
     std::vector<unsigned char> dst(src.size() + 128, 0xa5);
-    copy_bytes(dst.data() + shift, src.data(), src.size());
+    copy_bytes(dst.data() + shift, src.data(), src.size(), static_cast<Stores>(i / 3));
     expect(std::memcmp(dst.data() + shift, src.data(), src.size()) == 0, "the bytes");
     expect(dst[shift + src.size()] == 0xa5 && (shift == 0 || dst[shift - 1] == 0xa5), "nothing around them");
   }
   copy_bytes(nullptr, nullptr, 0);
+}
+
+void the_faster_stores_stay() {
+  for (const bool streaming_is_slow : {true, false}) {
+    StoreChoice choice;
+    int num_runs = 0;
+    for (; choice.answer() == Stores::kMeasured; ++num_runs) {
+      const StoreChoice::Run run(choice, Stores::kMeasured, 100);
+      if (run.is_streaming() == streaming_is_slow) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+    }
+    expect(num_runs == 8, join_text(num_runs, " runs instead of 4 of each kind"));
+    const StoreChoice::Run run(choice, Stores::kMeasured, 100);
+    expect(run.is_streaming() != streaming_is_slow, "the slower stores were chosen");
+    const StoreChoice::Run other(choice, streaming_is_slow ? Stores::kStreaming : Stores::kCached, 100);
+    expect(other.is_streaming() == streaming_is_slow, "what the caller says goes before what was measured");
+  }
 }
 
 void broken_tables_are_refused() {
@@ -210,6 +231,7 @@ int main() {
   short_runs_become_wide_elements();
   a_program_covers_everything_however_it_is_cut();
   large_plain_copies_are_exact();
+  the_faster_stores_stay();
   broken_tables_are_refused();
   std::cout << "copies: ok\n";
   return EXIT_SUCCESS;

@@ -1,13 +1,23 @@
 #include "rlinf/comm/data_type.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace rlinf::comm {
 
 namespace {
 
 #if defined(__x86_64__)
+// Clang's __builtin_cpu_supports does not know the word.
+bool has_f16c() {
+  unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 InstructionSet detect() {
   __builtin_cpu_init();
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && has_f16c();
   if (!has_avx2) {
     return InstructionSet::kScalar;
   }

@@ -28,10 +28,11 @@ def test_auto_goes_on_without_a_cuda_compiler_that_refuses_the_host_compiler(tmp
         done = configure(tmp_path, "AUTO")
         assert done.returncode == 0, done.stderr
         assert "rlinf: CUDA sources OFF" in done.stdout
-        assert "building without CUDA, as the CUDA compiler" in done.stdout and str(tmp_path / "nvcc") in done.stdout
+        assert f"building without CUDA, as the CUDA compiler {tmp_path / 'nvcc'} compiles nothing here" in done.stdout
 
 
 def test_on_ends_with_the_reason(tmp_path):
     done = configure(tmp_path, "ON")
     assert done.returncode != 0
-    assert "compiles nothing here" in done.stderr and "CUDAHOSTCXX" in done.stderr
+    text = " ".join(done.stderr.split())  # cmake breaks its lines
+    assert "RLINF_CUDA=ON, but the CUDA compiler" in text and "compiles nothing here" in text and "CUDAHOSTCXX" in text

@@ -4,6 +4,8 @@ import gc
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -23,6 +25,27 @@ def test_copy_into_copies_every_byte_and_nothing_else(num_elements, dtype):
     copy_into(memory[1:-1], source)
     assert memory[1:-1].equal(source)
     assert memory[0] == memory[-1] == 7
+
+
+def test_the_environment_decides_how_large_copies_are_stored():
+    program = (
+        "import torch; from rlinf_comm import copy_into; source = torch.randint(0, 99, (3 << 20,))\n"
+        "for _ in range(9): copy_into(found := torch.zeros_like(source), source); assert found.equal(source)"
+    )
+    for word, code, text in (
+        ("cached", 0, ""),
+        ("streaming", 0, ""),
+        ("fast", 1, "allowed: measured, cached, streaming"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"RLINF_COMM_STORES": word},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=HANG_S,
+        )
+        assert done.returncode == code and text in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

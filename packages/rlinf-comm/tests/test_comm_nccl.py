@@ -3,6 +3,7 @@
 import ctypes
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -90,6 +91,17 @@ def test_a_library_that_is_too_old_is_refused_with_its_version(library, tmp_path
     old = build(tmp_path, "-DVERSION=22105", name="libold.so")
     with pytest.raises(NcclError, match=r"libold.so: its version is 22105, and at least 22703.*install nvidia-nccl"):
         nccl.load_library([old])
+
+
+def test_the_least_torch_brings_a_library_that_is_new_enough():
+    """What torch's wheels for Linux ask for, by their metadata on the index."""
+    pinned = {"2.6": "2.21.5", "2.7": "2.26.2", "2.8": "2.27.3"}
+    project = (pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text()
+    (least,) = re.findall(r'"torch>=([0-9.]+)"', project)
+    major, minor, patch = map(int, pinned[least].split("."))
+    header = pathlib.Path(__file__).parents[3] / "csrc/include/rlinf/comm/nccl/nccl_api.h"
+    (oldest,) = re.findall(r"kOldestVersion = (\d+);", header.read_text())
+    assert major * 10_000 + minor * 100 + patch >= int(oldest)
 
 
 def test_a_library_without_a_needed_function_is_refused(library, tmp_path):

@@ -38,6 +38,7 @@ def printed_by(program, folder):
 
 
 HEADINGS = [
+    "Records, keys and weights",
     "Tensors by reference",
     "Named peers",
     "Resharding between two layouts of your own",

@@ -457,8 +457,8 @@ class Channel:
             return codec.refusal(value, error)
         return ValueError(f"channel {self.name!r}: {error}")
 
-    def _raise_not_put(self, outcome: int, value: Any, key: int, timeout_s: float | None) -> NoReturn:
-        what = f"put of {codec.encode(value).num_bytes} bytes with key {key}"
+    def _raise_not_put(self, outcome: int, value: Any, key: Key, timeout_s: float | None) -> NoReturn:
+        what = f"put of {codec.encode(value).num_bytes} bytes with key {key!r}"
         raise outcome_error(self.name, self._native, outcome, what, timeout_s)
 
     def _raise_not_taken(

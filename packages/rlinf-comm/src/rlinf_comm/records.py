@@ -104,14 +104,15 @@ def modules_of(value: Any) -> list[str]:
 
 def _parts(value: Any) -> Iterator[Any]:
     yield value
+    cls: Any = type(value)
     children: Any = ()
     if isinstance(value, (list, tuple)):
         children = value
     elif isinstance(value, dict):
         children = value.values()
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        children = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-    elif is_struct(type(value)):
-        children = [getattr(value, name, None) for name in value.__struct_fields__]
+    elif dataclasses.is_dataclass(cls):
+        children = [getattr(value, field.name, None) for field in dataclasses.fields(cls)]
+    elif is_struct(cls):
+        children = [getattr(value, name, None) for name in cls.__struct_fields__]
     for child in children:
         yield from _parts(child)

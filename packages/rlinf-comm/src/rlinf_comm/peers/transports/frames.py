@@ -37,7 +37,7 @@ _DIGEST_BYTES = 16
 _CHUNK_BYTES = 4 << 20
 """At most so much is copied to take a value back; the marks cost nothing beside it."""
 
-_META_STEP_BYTES = 1 << 20
+_META_STEP_BYTES = 256 << 10
 """So much is taken at a time for the meta part, whatever length it claims to have."""
 
 _MACHINE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
