@@ -39,7 +39,7 @@ def refused(tmp_path: Path, section: str) -> str:
         (
             "kind: math\nnum_processes: 3",
             "math_answer",
-            {"num_processes": 3, "time_limit_s": 5.0, "memory_limit_bytes": 1 << 30},
+            {"num_processes": 3, "time_limit_s": 1.0, "wall_limit_s": 2.5, "memory_limit_bytes": 1 << 30},
         ),
         ("kind: length\nfree: 5\nlimit: 9", "length_penalty", {"free": 5, "limit": 9, "unit": "characters"}),
         (

@@ -32,7 +32,8 @@ class MathReward(Section):
 
     kind: Literal["math"]
     num_processes: int = Field(default=2, ge=1, description="Checking processes; each keeps a CPU core busy.")
-    time_limit_s: float = Field(default=5.0, ge=0.01, description="CPU seconds for one comparison.")
+    time_limit_s: float = Field(default=1.0, ge=0.01, description="CPU seconds for one comparison.")
+    wall_limit_s: float = Field(default=2.5, ge=0.01, description="Seconds by the clock for one comparison.")
     memory_limit_mib: int = Field(default=1024, ge=128, description="Memory of one checking process.")
 
 

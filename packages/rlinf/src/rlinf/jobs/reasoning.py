@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from rlinf.config.schema import FilesTask, ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
 from rlinf.jobs.rewards import check_reward, reward_spec, try_own_rewards
+from rlinf.machine import Machine
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, write_model_folder
@@ -52,8 +54,9 @@ class ReasoningJob:
 
     trainer = "actor"
 
-    def __init__(self, config: ReasoningConfig) -> None:
+    def __init__(self, config: ReasoningConfig, machine: Machine) -> None:
         self.config = config
+        self.machine = machine
         if config.model.path is not None:
             check_model_folder(config.model.path)
         self._reward_notes = check_reward(config.reward)
@@ -65,6 +68,8 @@ class ReasoningJob:
             )
         self._algorithm = config.algorithm.to_algorithm()
         self._tokenizer = self._make_tokenizer()
+        if config.reference.path is not None:
+            self._check_teacher(config.reference.path)
         self._prompt_notes: list[str] = []
         self._encoder = self._make_encoder()
         if isinstance(self._task, FileProblems):
@@ -94,14 +99,14 @@ class ReasoningJob:
 
     @property
     def num_parts(self) -> dict[str, int]:
-        return {"actor": self.config.actor.num_shards}
+        return {"actor": self.config.actor.settled_shards}
 
     @property
     def granularities(self) -> dict[str, tuple[int, ...]]:
         """The actor computes once a micro-batch of every shard is there."""
         if gathers_whole_step(self._algorithm):
             return {"actor": (0,)}
-        unit = self.config.actor.micro_batch_groups * self.config.actor.num_shards
+        unit = self.config.actor.micro_batch_groups * self.config.actor.settled_shards
         return {"actor": (*range(unit, self.num_items, unit), 0)}
 
     def chunks(self, plan: Plan) -> dict[str, int]:
@@ -127,7 +132,7 @@ class ReasoningJob:
         flow = Flow(self._algorithm.name.rpartition(":")[2])
         flow.worker("rollout", Rollout, self._rollout_settings(model))
         if config.algorithm.kl_coef:
-            settings = ReferenceSettings(model=model, temperature=config.rollout.temperature)
+            settings = ReferenceSettings(model=self._reference_model(model), temperature=config.rollout.temperature)
             flow.worker("reference", Reference, settings)
         flow.worker("reward", Reward, self._reward_settings(model))
         flow.worker("actor", Actor, self._actor_settings(model))
@@ -160,6 +165,18 @@ class ReasoningJob:
             return load_checkpoint_tokenizer(self.config.model.path)
         assert self._task.alphabet is not None, "checked in __init__"
         return character_tokenizer(self._task.alphabet)
+
+    def _check_teacher(self, path: Path) -> None:
+        """The reference reads the actor's token ids, so the two must mean the same by them."""
+        check_model_folder(path, key="reference.path")
+        own, theirs = self._tokenizer.get_vocab(), load_checkpoint_tokenizer(path, "reference.path").get_vocab()
+        if own != theirs:
+            differing = sorted(own.items() ^ theirs.items(), key=lambda item: (item[1], item[0]))
+            raise UserError(
+                f"reference.path={path}: its tokenizer is not the actor's: {len(theirs)} tokens against {len(own)}, "
+                f"and the first that differs is {differing[0][0]!r} with the id {differing[0][1]}",
+                hint="a teacher judges the actor's token ids; use one of the same family",
+            )
 
     def _make_encoder(self) -> PromptEncoder:
         task = self.config.task
@@ -197,6 +214,11 @@ class ReasoningJob:
             )
         made = str(folder / MODEL_FOLDER)
         return ModelSettings(folder=made, has_weights=False, dtype=config.model.dtype, seed=config.seed)
+
+    def _reference_model(self, model: ModelSettings) -> ModelSettings:
+        """The teacher, or the actor's own model."""
+        teacher = self.config.reference.path
+        return model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
 
     def _rollout_settings(self, model: ModelSettings) -> RolloutSettings:
         rollout, evaluation, same_length = self.config.rollout, self.config.evaluation, self._same_length
@@ -248,7 +270,7 @@ class ReasoningJob:
             warm_start=warm_start
             and OptimizerSettings(learning_rate=warm_start.learning_rate, warmup_steps=WARMUP_STEPS),
             critic=self._critic_settings() if algorithm.has_critic else None,
-            num_shards=actor.num_shards,
+            num_shards=actor.settled_shards,
             micro_batch_groups=actor.micro_batch_groups,
             num_prompts=self.config.rollout.num_prompts,
             max_completion_tokens=self.config.rollout.max_new_tokens,
@@ -335,13 +357,13 @@ class ReasoningJob:
             loop.progress.message(
                 f"warm start {step}: loss {run.metrics['warm_start/loss']:.3f}, accuracy {accuracy:.3f}"
             )
-        if self.config.algorithm.kl_coef:
+        if self.config.algorithm.kl_coef and self.config.reference.path is None:
             loop.group("actor").call("save_model", str(loop.folder / REFERENCE_FOLDER))
             self.restore(loop)
 
     def restore(self, loop: TrainingLoop) -> None:
-        """The reference is the policy as the warm start left it; without one it is the model that every worker starts
-        from."""
+        """The reference is a teacher, or the policy as the warm start left it; without one it is the model that every
+        worker starts from."""
         folder = loop.folder / REFERENCE_FOLDER
         if folder.is_dir():
             loop.group("reference").call("load_weights", str(folder))
@@ -361,7 +383,7 @@ class ReasoningJob:
         for i, (row, length) in enumerate(zip(rows, prompt_lengths, strict=True)):
             token_ids[i, : len(row)] = torch.tensor(row)
             loss_mask[i, length : len(row)] = 1
-        num_shards = self.config.actor.num_shards
+        num_shards = self.config.actor.settled_shards
         return [
             ExampleBatch(shard=shard, token_ids=token_ids[shard::num_shards], loss_mask=loss_mask[shard::num_shards])
             for shard in range(num_shards)

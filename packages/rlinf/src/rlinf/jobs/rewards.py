@@ -54,6 +54,7 @@ def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
             options = {
                 "num_processes": config.num_processes,
                 "time_limit_s": config.time_limit_s,
+                "wall_limit_s": config.wall_limit_s,
                 "memory_limit_bytes": config.memory_limit_mib << 20,
             }
             return RewardSpec(rule="math_answer", options=options)
