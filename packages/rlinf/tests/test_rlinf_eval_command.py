@@ -231,7 +231,7 @@ def test_a_changed_setting_is_named(tmp_path: Path):
     assert load_eval_for_resume(tmp_path, parse_overrides(changed[2:4])).cluster.num_devices == 3
 
 
-# -- a run's model is asked as it was trained ----------------------------------------------------------------------
+# -- a run's model is asked as it was trained ----------------------------------------------------------------
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
@@ -302,7 +302,7 @@ def test_what_asks_otherwise_than_the_run_is_told(prepared, run_of):
     ]
     other = prepared(f"{line} --system_prompt hi --benchmarks.gsm8k.template '{{question}}'")
     assert asked(other) == "<system>hi<user>0 + 1?<a>"
-    assert [note.partition("=")[0] for note in other._notes()[2:]] == ["system_prompt", "benchmarks.gsm8k.template"]
+    assert [note.partition("=")[0] for note in other._notes()[1:3]] == ["system_prompt", "benchmarks.gsm8k.template"]
 
 
 def test_letters_are_asked_for_as_published(prepared, run_of, inputs: Path):

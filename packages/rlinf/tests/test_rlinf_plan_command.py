@@ -127,7 +127,7 @@ def test_the_flow_of_a_recipe_is_that_of_the_job(kl_coef: str):
         ([LAPTOP, "--mode", "fast"], "argument --mode: invalid choice: 'fast'"),
         ([LAPTOP, "--num_items", "3"], "--num_items: only a recipe takes overrides"),
         (["pushcube-ppo"], "job=embodied: what this recipe's stages take is not known before they are profiled"),
-        (["gsm8k-grpo"], "gsm8k-grpo.yaml:27: model.path is not set; give --model.path FOLDER"),
+        (["gsm8k-grpo"], "gsm8k-grpo.yaml:29: model.path is not set; give --model.path FOLDER"),
         (RECIPE[:3], "cluster.num_devices=auto: a plan is made for a number of GPUs"),
         ([*RECIPE, "--model.path", "Qwen2.5-8B"], "model='Qwen2.5-8B'; did you mean 'Qwen2.5-"),
         ([*RECIPE, "--gpu", "H10"], "gpu='H10'; did you mean 'H100'?"),

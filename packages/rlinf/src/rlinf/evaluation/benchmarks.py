@@ -175,7 +175,7 @@ def _benchmark(
 def _reward(benchmark: BenchmarkConfig, known: PublishedSet | None) -> RewardSpec:
     """The published set's, unless another is asked for."""
     if known is not None and benchmark.reward in (None, known.reward):
-        return RewardSpec(rule=known.reward, options=known.reward_options)
+        return RewardSpec(rule=known.reward, options={**known.reward_options})
     return RewardSpec(rule=benchmark.reward or "")
 
 

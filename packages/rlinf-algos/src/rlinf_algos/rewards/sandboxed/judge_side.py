@@ -81,9 +81,9 @@ def well_known(wanted):
     return found
 
 
-def imported(name):
+def imported(name: str):
     """A module that the program imported under its own name or a usual short one; None for any other."""
-    module = SHORT_NAMES.get(name, name)
+    module: str = SHORT_NAMES.get(name, name)
     if module == name and name not in sys.stdlib_module_names:
         return None
     try:
