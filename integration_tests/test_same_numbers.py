@@ -101,3 +101,26 @@ def test_push_cube(tmp_path, push_reference, plan):
 def test_another_seed_gives_other_numbers(tmp_path, sort_reference):
     found = numbers(train("sort-grpo", tmp_path / "run", SHORT_SORT | {"seed": 1}))
     assert found["weights"] != sort_reference["weights"]
+
+
+@pytest.mark.slow
+def test_environments_on_the_host(tmp_path):
+    """Where a run has GPUs, its simulators have no device and ranks by cores; here beside CPU slots."""
+    from rlinf import jobs
+    from rlinf.config.load import load_config, to_yaml
+    from rlinf.config.overrides import parse_overrides
+    from rlinf.run_folder import RunFolder
+
+    pendulum = {"env.kind": "gymnasium", "env.id": "Pendulum-v1", "env.control_mode": "null", "env.reward_mode": "null"}
+    keys = SHORT_PUSH | pendulum | {"mode": "collocated", "cluster.num_devices": 2}
+    config = load_config("pushcube-ppo", parse_overrides([f"--{key}={value}" for key, value in keys.items()]))
+    found = []
+    for on_host in (False, True):
+        job = jobs.prepare(config)
+        job._simulates_on_host = on_host  # pyright: ignore[reportAttributeAccessIssue]
+        path = tmp_path / str(on_host)
+        with RunFolder.create(path, config_yaml=to_yaml(config), command=["test"], keep_checkpoints=1) as folder:
+            jobs.run(job, folder)
+        found.append(numbers(path))
+    assert '"devices": []' in (tmp_path / "True" / "plan.json").read_text()
+    assert found[0] == found[1]

@@ -13,6 +13,8 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.evaluation.run import Evaluation
 
+NO_WEIGHTS = (2).to_bytes(8, "little") + b"{}"
+"""A whole safetensors file with no tensor in it."""
 ALPHABET = "".join(map(chr, range(32, 127))) + "\n"
 
 
@@ -24,7 +26,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.chdir(tmp_path)
     write_model_folder(tmp_path / "model", ArchitectureConfig(max_positions=512), ALPHABET, "float32")
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "model" / "model.safetensors").write_bytes(NO_WEIGHTS)
     rows = [{"question": f"{i} + 1?", "answer": f"#### {i + 1}"} for i in range(3)]
     (tmp_path / "gsm8k.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (tmp_path / "torn.jsonl").write_text('{"question": "a", "answer": "#### 1"}\n{"question": "b", "ans')

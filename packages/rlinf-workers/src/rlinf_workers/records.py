@@ -123,7 +123,7 @@ class Action:
     group: int
     time: int
     actions: Tensor
-    """[n, A] float32, unclipped; the environment clips to its bounds."""
+    """[n, A] float32, unclipped, the environment clips to its bounds; or int64, each discrete dimension from 0 on."""
 
 
 @record
@@ -135,7 +135,7 @@ class Trajectory:
     states: Tensor
     """[T, n, D] float32, raw"""
     actions: Tensor
-    """[T, n, A] float32"""
+    """[T, n, A] float32, or int64 for discrete actions"""
     rollout_logprobs: Tensor
     """[T, n] float32, nats"""
     values: Tensor

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlinf_comm.records import record
 from rlinf_envs import BatchedEnv, EnvSpec, make_env
-from rlinf_envs.protocol import EpisodeEnd, StepResult, tensor_field
+from rlinf_envs.protocol import ActionSpec, EpisodeEnd, StepResult, tensor_field
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.records import Action, Observation
 from rlinf_workers.worker import Worker
@@ -154,7 +155,7 @@ class Environment(Worker):
         )
 
     def _step(self, group: _Group, action: Action) -> Observation:
-        result: StepResult = group.env.step(action.actions)
+        result: StepResult = group.env.step(_native(action.actions, group.env.action_spec))
         group.time += 1
         for episode in result.episodes:
             if episode.env_index < group.counted:
@@ -183,3 +184,9 @@ class Environment(Worker):
     def close(self) -> None:
         for env in [*self._train.values(), *self._evaluate.values()]:
             env.close()
+
+
+def _native(actions: Tensor, spec: ActionSpec) -> Tensor:
+    """[n, A] as the policy counts -> [n, *spec.shape] as the environment does: discrete actions begin at `low`."""
+    shaped = actions.reshape(len(actions), *spec.shape)
+    return shaped if spec.kind == "continuous" else shaped + spec.low

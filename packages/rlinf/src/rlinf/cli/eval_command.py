@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -74,15 +73,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str]) -> int:
-    import torch  # only now: everything above answers without it
-
-    from rlinf import evaluation
+    from rlinf import evaluation  # only now: everything above answers without torch
     from rlinf.cli.eval_progress import EvalProgress
     from rlinf.cli.table import aligned
     from rlinf.config.devices import check_cluster
     from rlinf.evaluation.scores import score_table
+    from rlinf.machine import this_machine
 
-    check_cluster(config.cluster, num_cpus=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
+    check_cluster(config.cluster, this_machine())
     prepared = evaluation.prepare(config)
     try:
         scores = prepared.run(path, resume=resume, command=command, report=EvalProgress())

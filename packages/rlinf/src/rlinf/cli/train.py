@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
 from rlinf.cli.output_folder import check_empty, new_folder
-from rlinf.config.devices import check_devices
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.schema import JOBS, Config
@@ -49,17 +47,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> int:
-    import torch  # only now: everything above answers without it
-
-    from rlinf import jobs
+    from rlinf import jobs  # only now: everything above answers without torch
     from rlinf.run_folder import RunFolder
 
-    check_devices(config, num_cpus=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
     job = jobs.prepare(config)
     keep = config.run.keep_checkpoints
     open_folder = RunFolder.resume if resume else RunFolder.create
     try:
-        folder = open_folder(path, config_yaml=to_yaml(config), command=command, keep_checkpoints=keep)
+        folder = open_folder(path, config_yaml=to_yaml(job.config), command=command, keep_checkpoints=keep)
     except OSError as error:
         raise UserError(
             f"--output={path}: cannot write there: {error.strerror or error}", hint="choose another folder"

@@ -15,6 +15,11 @@ Mode = Literal["auto", "collocated", "disaggregated", "hybrid"]
 class ClusterConfig(Section):
     """The devices of the run: GPUs, or slots of the CPU on a machine without one."""
 
+    device: Literal["auto", "gpu", "cpu"] = Field(
+        default="auto",
+        description="auto: the GPUs, or CPU slots where there is none; GPUs that are there and cannot be used are an "
+        "error. gpu: GPUs or nothing. cpu: CPU slots, whatever is there.",
+    )
     num_devices: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
         description="GPUs to use, or CPU slots where there is no GPU; auto takes all GPUs, or up to 8 CPU slots.",

@@ -122,10 +122,11 @@ class ActorConfig(Section):
     micro_batch_groups: int = Field(
         default=8, ge=1, description="Groups of one forward and backward pass; decides the memory peak."
     )
-    num_shards: int = Field(
+    num_shards: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=2,
-        ge=1,
-        description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks.",
+        description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks, "
+        "which divides it; each costs a gradient's memory. auto: one for each device of the machine where the run "
+        "starts.",
     )
     lr_decay_steps: int | None = Field(
         default=None, ge=1, description="Optimizer steps over which the learning rate falls linearly; null keeps it."
@@ -133,6 +134,12 @@ class ActorConfig(Section):
     min_lr_ratio: float = Field(
         default=0.1, ge=0, le=1, description="Share of the learning rate that is left after lr_decay_steps."
     )
+
+    @property
+    def settled_shards(self) -> int:
+        """`num_shards` as a number."""
+        assert self.num_shards != "auto", "jobs.prepare settles it (rlinf.config.devices.settle)"
+        return self.num_shards
 
 
 class CriticConfig(Section):
@@ -174,7 +181,8 @@ class ReasoningConfig(JobConfig):
         yield from self._batch_problems()
         yield from self._critic_problems()
         yield from self._algorithm_problems()
-        yield from self._shard_problems(self.actor.num_shards)
+        if self.actor.num_shards != "auto":
+            yield from self._shard_problems(self.actor.num_shards)
 
     def _algorithm_problems(self) -> Iterator[Problem]:
         """What the algorithm needs of other sections."""
@@ -267,7 +275,7 @@ class ReasoningConfig(JobConfig):
                 text=f"={num_prompts} is not a multiple of algorithm.num_minibatches={num_minibatches}; "
                 f"use {neighbours(num_prompts, num_minibatches)}",
             )
-        elif num_prompts_per_update < self.actor.num_shards:
+        elif self.actor.num_shards != "auto" and num_prompts_per_update < self.actor.num_shards:
             yield Problem(
                 keys=("actor.num_shards", "rollout.num_prompts"),
                 text=f"={self.actor.num_shards} is more than the {num_prompts_per_update} prompts of an optimizer "
@@ -279,8 +287,9 @@ class ReasoningConfig(JobConfig):
                 keys=("algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"),
                 text=f"={buffer} is more than rollout.max_new_tokens={limit}; use at most {limit}",
             )
-        if self.warm_start and self.warm_start.batch_size % self.actor.num_shards:
-            size, shards = self.warm_start.batch_size, self.actor.num_shards
+        shards = 1 if self.actor.num_shards == "auto" else self.actor.num_shards
+        if self.warm_start and self.warm_start.batch_size % shards:
+            size = self.warm_start.batch_size
             yield Problem(
                 keys=("warm_start.batch_size", "actor.num_shards"),
                 text=f"={size} is not a multiple of actor.num_shards={shards}; use {neighbours(size, shards)}",

@@ -16,14 +16,15 @@ from typing import Any, Protocol
 import torch
 
 from rlinf.config.evaluation import EvalConfig
-from rlinf.errors import RunFailed
 from rlinf.evaluation.benchmarks import Benchmark, Benchmarks
 from rlinf.evaluation.model import EvaluatedModel
 from rlinf.jobs.devices import make_cluster, worker_environment
+from rlinf.jobs.failures import run_failed
+from rlinf.machine import this_machine
 from rlinf.tasks import Problem
 from rlinf_algos.rewards import RewardSpec
 from rlinf_sched.modes import plan_for_mode
-from rlinf_workers import Executor, Flow, LocalLauncher, RemoteError, StepContext, WorkersError
+from rlinf_workers import Executor, Flow, LocalLauncher, StepContext, WorkersError
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records import Prompt, ScoredGroup
@@ -58,7 +59,7 @@ class Runner:
         self._benchmarks = benchmarks
         self._log_folder = log_folder
         self._sink = sink
-        self._cluster = make_cluster(config.cluster)
+        self._cluster = make_cluster(config.cluster, this_machine())
 
     def run(self, todo: Sequence[tuple[Benchmark, Sequence[Problem]]]) -> None:
         """Asks the problems of each benchmark.
@@ -77,10 +78,8 @@ class Runner:
             try:
                 for benchmark, problems in todo:
                     self._run(executor, benchmark, problems)
-            except RemoteError as error:
-                raise RunFailed(f"{error}\n{error.remote_traceback}") from error
             except WorkersError as error:
-                raise RunFailed(str(error)) from error
+                raise run_failed(error, self._log_folder) from error
 
     def describe_devices(self) -> str:
         """For people: what the samples are drawn on."""

@@ -19,6 +19,7 @@ from rlinf.config.schema import FilesTask, ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
 from rlinf.jobs.rewards import check_reward, reward_spec, try_own_rewards
+from rlinf.machine import Machine
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, write_model_folder
@@ -53,8 +54,9 @@ class ReasoningJob:
 
     trainer = "actor"
 
-    def __init__(self, config: ReasoningConfig) -> None:
+    def __init__(self, config: ReasoningConfig, machine: Machine) -> None:
         self.config = config
+        self.machine = machine
         if config.model.path is not None:
             check_model_folder(config.model.path)
         self._reward_notes = check_reward(config.reward)
@@ -97,14 +99,14 @@ class ReasoningJob:
 
     @property
     def num_parts(self) -> dict[str, int]:
-        return {"actor": self.config.actor.num_shards}
+        return {"actor": self.config.actor.settled_shards}
 
     @property
     def granularities(self) -> dict[str, tuple[int, ...]]:
         """The actor computes once a micro-batch of every shard is there."""
         if gathers_whole_step(self._algorithm):
             return {"actor": (0,)}
-        unit = self.config.actor.micro_batch_groups * self.config.actor.num_shards
+        unit = self.config.actor.micro_batch_groups * self.config.actor.settled_shards
         return {"actor": (*range(unit, self.num_items, unit), 0)}
 
     def chunks(self, plan: Plan) -> dict[str, int]:
@@ -268,7 +270,7 @@ class ReasoningJob:
             warm_start=warm_start
             and OptimizerSettings(learning_rate=warm_start.learning_rate, warmup_steps=WARMUP_STEPS),
             critic=self._critic_settings() if algorithm.has_critic else None,
-            num_shards=actor.num_shards,
+            num_shards=actor.settled_shards,
             micro_batch_groups=actor.micro_batch_groups,
             num_prompts=self.config.rollout.num_prompts,
             max_completion_tokens=self.config.rollout.max_new_tokens,
@@ -381,7 +383,7 @@ class ReasoningJob:
         for i, (row, length) in enumerate(zip(rows, prompt_lengths, strict=True)):
             token_ids[i, : len(row)] = torch.tensor(row)
             loss_mask[i, length : len(row)] = 1
-        num_shards = self.config.actor.num_shards
+        num_shards = self.config.actor.settled_shards
         return [
             ExampleBatch(shard=shard, token_ids=token_ids[shard::num_shards], loss_mask=loss_mask[shard::num_shards])
             for shard in range(num_shards)
