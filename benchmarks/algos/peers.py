@@ -27,7 +27,7 @@ from torch import Tensor
 import rlinf_algos as ours
 
 B, G, T, K = 32, 4, 24, 3
-PLAIN = {"clip_low": 0.2, "clip_high": 0.28}
+PLAIN: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +85,8 @@ Case = Callable[[Batch], tuple[Tensor, Tensor]]
 
 
 def verl_cases() -> Iterator[tuple[str, Case]]:
-    from verl.trainer.ppo import core_algos
-    from verl.workers.config import ActorConfig, PolicyLossConfig
+    from verl.trainer.ppo import core_algos  # pyright: ignore[reportMissingImports]
+    from verl.workers.config import ActorConfig, PolicyLossConfig  # pyright: ignore[reportMissingImports]
 
     def loss(name: str, our: Callable[..., Any], options: dict[str, Any], aggregation: str, **config: Any) -> Case:
         made = ActorConfig(
@@ -206,7 +206,7 @@ def aggregated(terms: Tensor, mask: Tensor, name: str) -> Tensor:
 
 
 def trl_cases() -> Iterator[tuple[str, Case]]:
-    from trl.trainer.grpo_trainer import GRPOTrainer
+    from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
     def loss(loss_type: str, our: Callable[[Batch], Tensor], **changes: Any) -> Case:
         def compare(batch: Batch) -> tuple[Tensor, Tensor]:

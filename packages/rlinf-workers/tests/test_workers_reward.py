@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,6 +59,8 @@ def test_every_group_gets_its_own_results_however_they_come(model, groups, make_
     assert found == pytest.approx(
         {
             "reward/mean": (2 / 3 + 1 / 2 + 0 + 1 / 2) / 4,
+            "reward/std_between_groups": float(np.std([2 / 3, 1 / 2, 0, 1 / 2], ddof=1)),
+            "reward/std_within_group": float(np.mean([np.std(r, ddof=1) for r in ([1, 0, 1], [0, 1], [1, 0, 0, 1])])),
             **{f"reward/{outcome}": 0.0 for outcome in OUTCOMES},
             "reward/right": 5 / 10,
             "reward/wrong": 4 / 10,

@@ -67,10 +67,10 @@ def test_the_resolved_config_is_read_back_as_it_was(tmp_path):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("--algorithm.name grop", "--algorithm.name: algorithm.name=grop: no algorithm is called"),
+        ("--algorithm.name grop", "--algorithm.name=grop: no algorithm is called"),
         ("--algorithm.name grop", "did you mean 'grpo'"),
         ("--algorithm.clip_lo 0.1", "did you mean --algorithm.clip_low?"),
-        ("--algorithm.gae_lambda 0.9", "--algorithm.gae_lambda: algorithm.gae_lambda=0.9 is not used: it belongs to"),
+        ("--algorithm.gae_lambda 0.9", "--algorithm.gae_lambda=0.9 is not used: it belongs to"),
         ("--algorithm.advantage rlo", "did you mean 'rloo'"),
         ("--algorithm.clip_low 2", "algorithm.clip_low=2; allowed: 1 or less"),
         ("--algorithm.aggregation token-mean", "algorithm.aggregation='token-mean'; allowed: 'token_mean'"),

@@ -42,7 +42,7 @@ class WandbSink:
             config: the run's, shown beside it.
         Raises: UserError where W&B does not start: nobody is logged in, the project is not theirs.
         """
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
 
         try:
             self._run: Any = wandb.init(
