@@ -20,6 +20,7 @@ import torch
 
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
+from rlinf.config.reasoning import ReasoningConfig
 from rlinf.jobs.memory import NUM_STORED, PROCESS_BYTES, rank_memory, replicated_job, shape_of
 
 RESULT = Path(__file__).parents[1] / "results" / "memory.json"
@@ -85,6 +86,7 @@ def case(name: str) -> dict[str, object]:
     architecture = {f"model.architecture.{key}": value for key, value in CASES[name].items()}
     overrides = [f"--{key}={value}" for key, value in {**COMMON, **architecture, **MORE[name]}.items()]
     config = load_config("sort-grpo", parse_overrides(overrides))
+    assert isinstance(config, ReasoningConfig), "the recipe's job"
     shape = shape_of(config, 13)
     assert shape is not None
     job = replicated_job(config)

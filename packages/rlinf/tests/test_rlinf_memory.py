@@ -1,5 +1,7 @@
 """What ranks hold: against a real model's parameters and autograd's own records, and refusals with numbers."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,7 +19,15 @@ from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.models.sequences import SequenceBatch, completion_logprobs
 
-SMALL = {"hidden_size": 64, "intermediate_size": 192, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 300}
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "vocab_size": 300,
+}
+
+WIDE: dict[str, Any] = {**SMALL, "hidden_size": 4096}
 
 
 def config_of(*overrides: str) -> ReasoningConfig:
@@ -87,7 +97,7 @@ def test_a_model_that_cannot_fit_is_refused_before_anything_starts() -> None:
 
 def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
     config = config_of("--warm_start=null")
-    shape = ModelShape(name="wide", num_layers=2, head_dim=64, **(SMALL | {"hidden_size": 4096}))
+    shape = ModelShape(name="wide", num_layers=2, head_dim=64, **WIDE)
     job = replicated_job(config)
     memory = rank_memory(shape, job, {"actor": 1}, has_reference=False)
     rollout, actor = memory["rollout"].peak(64), memory["actor"].peak(64)

@@ -115,7 +115,7 @@ class LocalLauncher:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._pins_slots = pins_slots
         self._forks = forks
-        self._context = multiprocessing.get_context("forkserver" if forks else "spawn")
+        self._context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
         self._handles: list[LocalWorkerHandle] = []
         self._services: dict[str, ServiceHandler] = {}
         self._lost: Future[None] = Future()
