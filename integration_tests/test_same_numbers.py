@@ -3,6 +3,7 @@
 import pytest
 
 from command_line import SHORT_PUSH, SHORT_SORT, rows, train, weights
+from rlinf.glossary import find
 
 SORT_PLANS = {
     "disaggregated-1": {"mode": "disaggregated", "plan.granularity": "{rollout: 1, reward: 1, actor: 1}"},
@@ -20,8 +21,20 @@ PUSH_PLANS = {
 ALGORITHMS = {
     "ppo": {"algorithm.name": "ppo", "algorithm.num_epochs": 2},
     "dapo": {"algorithm.name": "dapo", "algorithm.oversampling": 1.5, "algorithm.overlong_buffer_tokens": 1},
+    "many": {
+        "algorithm.policy_loss": "clip_cov",
+        "algorithm.num_minibatches": 2,
+        "algorithm.kl_coef": 0.1,
+        "algorithm.kl_in": "reward",
+        "algorithm.kl": "k1",
+        "algorithm.kl_target": 0.5,
+        "algorithm.top_entropy_fraction": 0.5,
+        "algorithm.off_policy_threshold": 0.01,
+        "algorithm.overlong_filter": True,
+    },
 }
-"""One with a critic and whitening over the step, one whose ranks agree on the groups that train."""
+"""One with a critic and whitening over the step, one whose ranks agree on the groups that train, one whose
+micro-batches choose tokens and whose ranks agree on the weight of the KL."""
 
 
 def _with_seldom(plans):
@@ -30,7 +43,12 @@ def _with_seldom(plans):
 
 
 def numbers(path):
-    return {"metrics": rows(path), "evaluations": rows(path, "evaluations.jsonl"), "weights": weights(path)}
+    """What a run wrote, all of it in the glossary of metrics."""
+    found = {"metrics": rows(path), "evaluations": rows(path, "evaluations.jsonl")}
+    for file, written in found.items():
+        names = {name for row in written for name in row} - {"step"}
+        assert [name for name in names if find(name, evaluation=file == "evaluations") is None] == []
+    return found | {"weights": weights(path)}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +75,7 @@ def test_sorting(tmp_path, sort_reference, plan):
     assert found["weights"] == sort_reference["weights"]
 
 
-@pytest.mark.parametrize("name", ["ppo", pytest.param("dapo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dapo", "many"))])
 def test_algorithms_that_gather_the_step(tmp_path, name):
     found = []
     for plan in (SORT_PLANS["disaggregated-1"], SORT_PLANS["collocated-one-rank"]):

@@ -15,6 +15,7 @@ from rlinf.evaluation.runner import benchmark_seed
 from rlinf.evaluation.scores import score_benchmark, score_table, show
 from rlinf.tasks import Problem
 from rlinf_algos import Estimate
+from rlinf_algos.rewards import RewardSpec
 
 # -- the model -----------------------------------------------------------------------------------------------------
 
@@ -114,7 +115,7 @@ def benchmark(num_problems: int) -> Benchmark:
         name="own",
         title="Own",
         file="own.jsonl",
-        reward="exact_match",
+        reward=RewardSpec(rule="exact_match"),
         problems=problems,
         num_bad_rows=0,
         num_long_prompts=0,

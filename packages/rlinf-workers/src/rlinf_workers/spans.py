@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from rlinf_comm.records import record
+
 COMPUTE = "stage"
 LEASE = "lease"
 SYNC = "sync"
 CHANNEL = "channel"
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
     """One stretch of time in one stage of one worker."""
@@ -31,6 +34,7 @@ class Span:
     num_items: int = 0
 
 
+@record
 @dataclass(kw_only=True, slots=True)
 class SpanTable:
     """The spans of one stage call, column by column: a pipelined stage makes hundreds, and lists of plain values cross

@@ -23,15 +23,20 @@ with standard errors over problems. Known benchmarks: gsm8k, aime24, aime25, mat
 mmlu_stem; any other name is a file of your own, with --benchmarks.NAME.reward. Files are JSON lines, CSV, parquet or a
 folder of datasets."""
 
-EPILOG = """Settings, with their defaults: --k 1 (several: 1,8), --num_samples (the largest k), --temperature 0.6,
---top_p 0.95, --max_new_tokens 2048, --max_prompt_tokens, --long_prompts stop|keep_end|drop, --on_bad_row stop|skip,
---prompt_format auto|plain|chat, --system_prompt, --seed 0, --dtype float32, --cluster.num_devices auto. A YAML file
-holds the same keys. docs/evaluation.md explains them."""
+EPILOG = """--model FOLDER is needed: a Hugging Face model, a run's folder (its newest checkpoint) or one checkpoint. A
+run's model is asked as it was trained. Settings, with their defaults: --k 1 (several: 1,8), --num_samples (the largest
+k), --temperature 0.6, --top_p 0.95, --max_new_tokens 2048, --max_prompt_tokens, --long_prompts stop|keep_end|drop,
+--on_bad_row stop|skip, --prompt_format auto|plain|chat, --system_prompt, --seed 0, --dtype float32,
+--cluster.num_devices auto. A YAML file holds the same keys. docs/evaluation.md explains them."""
 
 
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "eval", help="a model on benchmarks: avg@k, pass@k, maj@k", description=DESCRIPTION, epilog=EPILOG
+        "eval",
+        help="a model on benchmarks: avg@k, pass@k, maj@k",
+        usage="rlinf eval NAME=FILE... --model FOLDER [--SETTING VALUE ...] [--output FOLDER] [--resume]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
     )
     parser.add_argument(
         "benchmarks",

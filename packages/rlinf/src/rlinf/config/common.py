@@ -55,6 +55,17 @@ class PlanConfig(Section):
     )
 
 
+class WandbConfig(Section):
+    """Where on W&B the run's metrics go."""
+
+    project: str = Field(min_length=1, description="Name of the project.")
+    entity: str | None = Field(default=None, min_length=1, description="User or team; null: the one who is logged in.")
+    name: str | None = Field(default=None, min_length=1, description="Name of the run; null: its folder's.")
+    mode: Literal["online", "offline"] | None = Field(
+        default=None, description="offline writes to the run folder, for `wandb sync`; null: what WANDB_MODE says."
+    )
+
+
 class RunConfig(Section):
     """How long the run lasts, and what it writes down when."""
 
@@ -79,6 +90,9 @@ class RunConfig(Section):
     )
     step_timeout_s: float = Field(
         default=600.0, gt=0, description="A step that takes longer is given up, and the run says who waited for whom."
+    )
+    wandb: WandbConfig | None = Field(
+        default=None, description="Send metrics to W&B too (needs rlinf[wandb]); null: TensorBoard alone."
     )
     stop_at_score: float | None = Field(
         default=None,

@@ -100,6 +100,16 @@ class EvaluationConfig(Section):
             )
 
 
+class ReferenceConfig(Section):
+    """The frozen model that algorithm.kl is to."""
+
+    path: InputPath | None = Field(
+        default=None,
+        description="Hugging Face model folder with the actor's tokenizer: a teacher. null: the actor's own model as "
+        "it is before the first step.",
+    )
+
+
 class ActorConfig(Section):
     """The optimizer (AdamW) and how a batch is cut."""
 
@@ -159,6 +169,9 @@ class ReasoningConfig(JobConfig):
         default=EvaluationConfig(), description="How held-out problems are answered during training."
     )
     actor: ActorConfig = Field(default=ActorConfig(), description="The optimizer and how a batch is cut.")
+    reference: ReferenceConfig = Field(
+        default=ReferenceConfig(), description="The model that algorithm.kl holds on to, where there is one."
+    )
     critic: CriticConfig = Field(default=CriticConfig(), description="The optimizer of the critic, where there is one.")
 
     def problems(self) -> Iterator[Problem]:
@@ -167,8 +180,37 @@ class ReasoningConfig(JobConfig):
         yield from self._task_problems()
         yield from self._batch_problems()
         yield from self._critic_problems()
+        yield from self._algorithm_problems()
         if self.actor.num_shards != "auto":
             yield from self._shard_problems(self.actor.num_shards)
+
+    def _algorithm_problems(self) -> Iterator[Problem]:
+        """What the algorithm needs of other sections."""
+        algorithm, teacher = self.algorithm, self.reference.path
+        if teacher is not None and not algorithm.kl_coef:
+            yield Problem(
+                keys=("reference.path", "algorithm.kl_coef"),
+                text=f"={teacher} is not used: algorithm.kl_coef is 0, so no reference is asked",
+            )
+        if teacher is None and algorithm.reward_coef == 0:
+            yield Problem(
+                keys=("reference.path", "algorithm.reward_coef"),
+                text=" is not set, and algorithm.reward_coef=0 learns from the KL to the reference alone; give a "
+                "teacher with --reference.path FOLDER",
+            )
+        if algorithm.reads_parts and self.reward.kind != "weighted":
+            yield Problem(
+                keys=("algorithm.advantage", "reward.kind"),
+                text=f"={algorithm.advantage} reads the parts of a reward, and reward.kind={self.reward.kind} has "
+                "none; use reward.kind=weighted with its terms",
+            )
+        num_samples = self.rollout.num_prompts * algorithm.group_size
+        if algorithm.kl_horizon is not None and algorithm.kl_horizon < num_samples:
+            yield Problem(
+                keys=("algorithm.kl_horizon", "rollout.num_prompts", "algorithm.group_size"),
+                text=f"={algorithm.kl_horizon} is less than the {num_samples} completions of a step; use at least "
+                f"{num_samples}",
+            )
 
     def _model_problems(self) -> Iterator[Problem]:
         architecture = self.model.architecture

@@ -28,7 +28,9 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
     from rlinf.config.devices import check_devices, settle
     from rlinf.jobs.planning import make_plans
     from rlinf.machine import this_machine
+    from rlinf.run_folder.wandb_sink import check_wandb
 
+    check_wandb(config.run.wandb)
     machine = machine or this_machine()
     config = settle(config, check_devices(config, machine))
     job, folder = _job(config, machine), Path("not-made-yet")
@@ -42,7 +44,10 @@ def run(job: Job, folder: RunFolder) -> JobResult:
     Raises: RunFailed when a worker dies or raises, or a step passes its deadline.
     """
     from rlinf.jobs.loop import TrainingLoop
+    from rlinf.run_folder.wandb_sink import WandbSink
 
+    if job.config.run.wandb is not None:
+        folder.add_sink(WandbSink(job.config.run.wandb, folder.path, job.config.model_dump(mode="json")))
     return TrainingLoop(job, folder).run()
 
 

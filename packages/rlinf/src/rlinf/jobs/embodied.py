@@ -6,21 +6,19 @@ trajectories -> actor -> weights -> policy
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from rlinf.config.devices import device_kind
 from rlinf.config.schema import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
+from rlinf.jobs.env_interface import probe
 from rlinf.machine import Machine
 
 if TYPE_CHECKING:
     from rlinf.jobs.loop import TrainingLoop
-from rlinf_envs import EnvError, EnvSpec, make_env
+from rlinf_envs import EnvSpec
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.models.actor_critic import ActorCriticSettings
@@ -44,9 +42,10 @@ class EmbodiedJob:
         self.machine = machine
         self._simulates_on_host = device_kind(config.cluster, machine) == "cuda"
         self._spec = self._env_spec(config)
-        self._shape, self.notes, knows_success = self._probe(self._spec)
-        self.score = SUCCESS if knows_success else RETURN
-        if not knows_success and config.run.stop_at_score is not None:
+        self._interface = probe(self._spec)
+        self.notes = self._interface.notes
+        self.score = SUCCESS if self._interface.knows_success else RETURN
+        if not self._interface.knows_success and config.run.stop_at_score is not None:
             raise UserError(
                 f"run.stop_at_score={config.run.stop_at_score}: {config.env.id} never says that an episode succeeded",
                 hint="its score is the return; use --run.stop_at_score null",
@@ -130,42 +129,13 @@ class EmbodiedJob:
     @staticmethod
     def _env_spec(config: EmbodiedConfig) -> EnvSpec:
         env = config.env
-        options: dict[str, Any] = dict(env.options)
-        for name in ("control_mode", "reward_mode"):
-            if (value := getattr(env, name)) is not None:
-                options[name] = value
         return EnvSpec(
             kind=env.kind,
             id=env.id,
             num_envs=env.num_envs // env.num_groups,
             max_episode_steps=env.max_episode_steps,
-            options=options,
+            options=env.options,
         )
-
-    @staticmethod
-    def _probe(spec: EnvSpec) -> tuple[tuple[int, int], tuple[str, ...], bool]:
-        """Observation and action sizes, fall-backs, and whether episodes say that they succeeded: from one
-        environment made, stepped and closed here, so that mistakes show before any process starts."""
-        try:
-            env = make_env(replace(spec, num_envs=1, max_episode_steps=1))
-        except EnvError as error:
-            raise UserError(f"env.id={spec.id!r}: {error}") from error
-        try:
-            fields, actions = env.observation_spec, env.action_spec
-            if "state" not in fields:
-                raise UserError(
-                    f"env.id={spec.id!r} gives the observations {sorted(fields)}; this job's policy reads 'state'",
-                    hint="choose options with state observations",
-                )
-            if actions.kind != "continuous":
-                raise UserError(
-                    f"env.id={spec.id!r} takes {actions.kind} actions; this job's policy gives continuous ones"
-                )
-            env.reset([0])
-            (episode,) = env.step(torch.zeros(1, *actions.shape)).episodes
-            return (fields["state"].shape[0], actions.shape[0]), env.notes, episode.success_once is not None
-        finally:
-            env.close()
 
     def _environment_settings(self) -> EnvironmentSettings:
         env = self.config.env
@@ -179,10 +149,11 @@ class EmbodiedJob:
         )
 
     def _model_settings(self) -> ActorCriticSettings:
-        policy, (observation_size, action_size) = self.config.policy, self._shape
+        policy, interface = self.config.policy, self._interface
         return ActorCriticSettings(
-            observation_size=observation_size,
-            action_size=action_size,
+            observation_size=interface.observation_size,
+            action_size=interface.action_size,
+            num_choices=interface.num_choices,
             hidden_sizes=tuple(policy.hidden_sizes),
             initial_log_std=policy.initial_log_std,
             normalize_observations=policy.normalize_observations,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,12 @@ from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
 from rlinf.jobs.devices import make_cluster
 from rlinf.jobs.memory import check_memory, shape_of
-from rlinf.jobs.rewards import check_reward, reward_spec
+from rlinf.jobs.rewards import check_reward, reward_spec, try_own_rewards
 from rlinf.machine import Machine
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, write_model_folder
-from rlinf.tasks.prompts import PromptEncoder
+from rlinf.tasks.prompts import PromptEncoder, is_chat
 
 if TYPE_CHECKING:
     from rlinf.jobs.loop import TrainingLoop
@@ -69,10 +70,14 @@ class ReasoningJob:
             )
         self._algorithm = config.algorithm.to_algorithm()
         self._tokenizer = self._make_tokenizer()
+        if config.reference.path is not None:
+            self._check_teacher(config.reference.path)
+        self._prompt_notes: list[str] = []
         self._encoder = self._make_encoder()
         if isinstance(self._task, FileProblems):
             self._task.fit(self._encoder, config.rollout.max_prompt_tokens)
         self._held_out = self._task.held_out()
+        self._sends_rows = try_own_rewards(config.reward, self._task.train_problem(0))
         # Of a user's own tokenizer we do not know that every prompt has the same number of tokens.
         self._same_length = self._task.same_length and config.model.path is None
         self._warm_start: Flow | None = None
@@ -85,7 +90,7 @@ class ReasoningJob:
 
     @property
     def notes(self) -> Sequence[str]:
-        return [*self._reward_notes, *self._task.notes]
+        return [*self._reward_notes, *self._prompt_notes, *self._task.notes]
 
     # -- flows -----------------------------------------------------------------------------------------------------
 
@@ -133,7 +138,7 @@ class ReasoningJob:
         flow = Flow(self._algorithm.name.rpartition(":")[2])
         flow.worker("rollout", Rollout, self._rollout_settings(model))
         if config.algorithm.kl_coef:
-            settings = ReferenceSettings(model=model, temperature=config.rollout.temperature)
+            settings = ReferenceSettings(model=self._reference_model(model), temperature=config.rollout.temperature)
             flow.worker("reference", Reference, settings)
         flow.worker("reward", Reward, self._reward_settings(model))
         flow.worker("actor", Actor, self._actor_settings(model))
@@ -167,14 +172,37 @@ class ReasoningJob:
         assert self._task.alphabet is not None, "checked in __init__"
         return character_tokenizer(self._task.alphabet)
 
+    def _check_teacher(self, path: Path) -> None:
+        """The reference reads the actor's token ids, so the two must mean the same by them."""
+        check_model_folder(path, key="reference.path")
+        own, theirs = self._tokenizer.get_vocab(), load_checkpoint_tokenizer(path, "reference.path").get_vocab()
+        if own != theirs:
+            differing = sorted(own.items() ^ theirs.items(), key=lambda item: (item[1], item[0]))
+            raise UserError(
+                f"reference.path={path}: its tokenizer is not the actor's: {len(theirs)} tokens against {len(own)}, "
+                f"and the first that differs is {differing[0][0]!r} with the id {differing[0][1]}",
+                hint="a teacher judges the actor's token ids; use one of the same family",
+            )
+
     def _make_encoder(self) -> PromptEncoder:
         task = self.config.task
         if not isinstance(task, FilesTask):
             return PromptEncoder(self._tokenizer)
+        chat = is_chat(task.prompt_format, self._tokenizer)
+        if not chat and (task.system_prompt is not None or task.chat_options):
+            key = "chat_options" if task.system_prompt is None else "system_prompt"
+            raise UserError(
+                f"task.{key} is set, but the tokenizer of {self.config.model.path} has no chat template",
+                hint="leave it out, or put a chat_template into the tokenizer's files",
+            )
+        if task.prompt_format == "auto":
+            how = "the tokenizer's chat template" if chat else "plain prompts, the tokenizer has no chat template"
+            self._prompt_notes.append(f"task.prompt_format=auto: {how}")
         return PromptEncoder(
             self._tokenizer,
-            chat=task.prompt_format == "chat",
+            chat=chat,
             system_prompt=task.system_prompt,
+            options=task.chat_options,
             key="task.prompt_format",
         )
 
@@ -192,6 +220,11 @@ class ReasoningJob:
             )
         made = str(folder / MODEL_FOLDER)
         return ModelSettings(folder=made, has_weights=False, dtype=config.model.dtype, seed=config.seed)
+
+    def _reference_model(self, model: ModelSettings) -> ModelSettings:
+        """The teacher, or the actor's own model."""
+        teacher = self.config.reference.path
+        return model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
 
     def _rollout_settings(self, model: ModelSettings) -> RolloutSettings:
         rollout, evaluation, same_length = self.config.rollout, self.config.evaluation, self._same_length
@@ -301,7 +334,13 @@ class ReasoningJob:
         limit = self.config.rollout.max_prompt_tokens
         if not self._same_length and len(token_ids) > limit:
             token_ids = token_ids[-limit:]  # the end of a prompt asks the question
-        return Prompt(index=index, token_ids=token_ids, reference_answer=problem.answer, text=problem.prompt)
+        return Prompt(
+            index=index,
+            token_ids=token_ids,
+            reference_answer=problem.answer,
+            text=problem.prompt,
+            row_json=problem.row_json if self._sends_rows else None,
+        )
 
     def _encode(self, text: str) -> list[int]:
         """Of an answer; prompts go through the encoder."""
@@ -324,13 +363,13 @@ class ReasoningJob:
             loop.progress.message(
                 f"warm start {step}: loss {run.metrics['warm_start/loss']:.3f}, accuracy {accuracy:.3f}"
             )
-        if self.config.algorithm.kl_coef:
+        if self.config.algorithm.kl_coef and self.config.reference.path is None:
             loop.group("actor").call("save_model", str(loop.folder / REFERENCE_FOLDER))
             self.restore(loop)
 
     def restore(self, loop: TrainingLoop) -> None:
-        """The reference is the policy as the warm start left it; without one it is the model that every worker starts
-        from."""
+        """The reference is a teacher, or the policy as the warm start left it; without one it is the model that every
+        worker starts from."""
         folder = loop.folder / REFERENCE_FOLDER
         if folder.is_dir():
             loop.group("reference").call("load_weights", str(folder))

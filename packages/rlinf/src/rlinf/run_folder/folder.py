@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rlinf.errors import UserError
 from rlinf.run_folder import checkpoints
@@ -30,6 +30,14 @@ from rlinf.run_folder.trace import TraceEvent, TraceWriter
 
 PROBLEM = "problem.json"
 ROW_FILES = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
+
+
+class Sink(Protocol):
+    """Another place for a run's numbers."""
+
+    def write(self, prefix: str, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class RunFolder:
@@ -44,6 +52,7 @@ class RunFolder:
         self._keep_checkpoints = keep_checkpoints
         self._metrics, self._evaluations, self._samples = (RowWriter(path / name) for name in ROW_FILES)
         self._trace = TraceWriter(path / "trace.json", origin_s=manifest["started_s"])
+        self._sinks: list[Sink] = []
         self._tensorboard: Any = None
         self._purge_step: int | None = None
 
@@ -122,6 +131,8 @@ class RunFolder:
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None
+        while self._sinks:
+            self._sinks.pop().close()
 
     def __enter__(self) -> RunFolder:
         return self
@@ -152,6 +163,10 @@ class RunFolder:
         """The flow graph as JSON, and as a Mermaid flowchart (flow.mmd)."""
         write_file(self.path / "flow.json", flow_json)
         write_file(self.path / "flow.mmd", mermaid)
+
+    def add_sink(self, sink: Sink) -> None:
+        """Metrics and evaluations go to it too; it is closed with the folder."""
+        self._sinks.append(sink)
 
     # -- what happens in it ----------------------------------------------------------------------------------------
 
@@ -243,6 +258,8 @@ class RunFolder:
             self._tensorboard = self._open_tensorboard()
         for name, value in values.items():
             self._tensorboard.add_scalar(prefix + name, float(value), step)
+        for sink in self._sinks:
+            sink.write(prefix, step, values)
 
     def _open_tensorboard(self) -> Any:
         from torch.utils.tensorboard import SummaryWriter  # seconds to import; only the driver needs it
