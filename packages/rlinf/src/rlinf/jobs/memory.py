@@ -27,8 +27,8 @@ from rlinf_sched.errors import ProfileError
 from rlinf_sched.plan import Plan
 
 PROCESS_BYTES = 420 << 20
-"""Of a worker process on a CPU slot before it has a model: the interpreter with torch and transformers
-(benchmarks/results/memory.json)."""
+"""Of a worker process on a CPU slot beside its model: the interpreter with torch and transformers, as the reference has
+it (benchmarks/results/memory.json)."""
 NUM_STORED = 2
 """Copies of the weights in the host's store between trainer and engines: the version that is served, and the next."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
