@@ -102,13 +102,10 @@ def test_the_problem_of_a_recipe_has_its_numbers():
 
 def test_a_recipe_is_planned_as_train_runs_it():
     """A whole model in float32 on every rank, no engine over several GPUs, one rank a gradient shard."""
-    told = json.loads(plan(*RECIPE, "--json").out)
-    instances = {
-        name: profile["instances"]
-        for name, profile in told["problem"]["profiles"]["stages"].items()
-        if name != "reward"
-    }
-    assert {one["num_devices"] for found in instances.values() for one in found} == {1}
+    overrides = parse_overrides([*RECIPE[1:], "--task.train_files", "[a]", "--task.eval_files", "[b]"])
+    problem = problem_of_recipe(load_config("gsm8k-grpo", overrides))
+    instances = {name: profile.instances for name, profile in problem.profiles.stages.items() if name != "reward"}
+    assert {one.num_devices for found in instances.values() for one in found} == {1}
     weights = 4 * find_model("Qwen2.5-1.5B").num_parameters
     assert [one.state_bytes for one in instances["rollout"]] == [weights]
     assert {one.num_ranks: one.state_bytes // weights for one in instances["actor"]} == {
@@ -150,7 +147,7 @@ def test_the_flow_of_a_recipe_is_that_of_the_job(kl_coef: str):
         ([LAPTOP, "--mode", "fast"], "argument --mode: invalid choice: 'fast'"),
         ([LAPTOP, "--num_items", "3"], "--num_items: only a recipe takes overrides"),
         (["pushcube-ppo"], "job=embodied: what this recipe's stages take is not known before they are profiled"),
-        (["gsm8k-grpo"], "gsm8k-grpo.yaml:27: model.path is not set; give --model.path FOLDER"),
+        (["gsm8k-grpo"], "gsm8k-grpo.yaml:29: model.path is not set; give --model.path FOLDER"),
         (RECIPE[:3], "cluster.num_devices=auto: a plan is made for a number of GPUs"),
         ([*RECIPE, "--model.path", "Qwen2.5-8B"], "model='Qwen2.5-8B'; did you mean 'Qwen2.5-"),
         ([*RECIPE, "--gpu", "H10"], "gpu='H10'; did you mean 'H100'?"),
