@@ -111,7 +111,7 @@ def test_environments_on_the_host(tmp_path):
     from rlinf.config.overrides import parse_overrides
     from rlinf.run_folder import RunFolder
 
-    pendulum = {"env.kind": "gymnasium", "env.id": "Pendulum-v1", "env.control_mode": "null", "env.reward_mode": "null"}
+    pendulum = {"env.kind": "gymnasium", "env.id": "Pendulum-v1", "env.options": "{}"}
     keys = SHORT_PUSH | pendulum | {"mode": "collocated", "cluster.num_devices": 2}
     config = load_config("pushcube-ppo", parse_overrides([f"--{key}={value}" for key, value in keys.items()]))
     found = []

@@ -27,7 +27,7 @@ PYTHONS = ">=3.10,<3.14"
 
 def check(folder: Path) -> list[str]:
     """What is wrong with the wheels of a folder, a sentence each."""
-    wheels = {path: canonicalize_name(path.name.split("-")[0]) for path in sorted(folder.glob("*.whl"))}
+    wheels = {path: str(canonicalize_name(path.name.split("-")[0])) for path in sorted(folder.glob("*.whl"))}
     found = {name: path for path, name in wheels.items()}
     problems = [f"{path.name} is not one of our packages" for path, name in wheels.items() if name not in PACKAGES]
     for name in PACKAGES:

@@ -34,11 +34,11 @@ from benchmarks.throughput.single_process import EnvironmentLoop, ListWriter, Si
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.base import Flows, Job
-from rlinf.jobs.devices import worker_environment
 from rlinf.jobs.embodied import EmbodiedJob
 from rlinf.jobs.loop import TrainingLoop
 from rlinf.jobs.planning import make_plans
 from rlinf.jobs.reasoning import ReasoningJob
+from rlinf.jobs.worker_environment import worker_environment
 from rlinf_workers import Executor, Flow, FlowRun, StepContext
 from rlinf_workers.spans import Span
 

@@ -23,8 +23,8 @@ from benchmarks.throughput.timeline import Panel, draw
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
-from rlinf.jobs.devices import worker_environment
 from rlinf.jobs.embodied import EmbodiedJob
+from rlinf.jobs.worker_environment import worker_environment
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode

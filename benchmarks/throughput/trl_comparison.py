@@ -34,7 +34,7 @@ from benchmarks.harness import compare, interleave, mean_seconds, report
 from benchmarks.throughput import trl_task
 
 from rlinf.config.common import ClusterConfig
-from rlinf.jobs.devices import worker_environment
+from rlinf.jobs.worker_environment import worker_environment
 from rlinf.tasks.language import character_tokenizer
 from rlinf_algos.algorithm import preset
 from rlinf_algos.rewards.base import RewardResult

@@ -10,9 +10,11 @@ import torch
 from rlinf_algos import PolicyLoss, policy_gradient_loss, preset, register_policy_loss
 from rlinf_algos.parts import POLICY_LOSSES
 from rlinf_comm.testing import assert_bitwise_equal
+from rlinf_workers.collectives import RankGroup
 from rlinf_workers.metrics import merge
 from rlinf_workers.records import ExampleBatch, SampleGroup, ScoredGroup
 from rlinf_workers.roles.actor import Actor, ActorSettings
+from rlinf_workers.roles.gradients import ShardedGradients
 from rlinf_workers.roles.optimizer import OptimizerSettings
 
 NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5
@@ -516,3 +518,18 @@ def test_a_saved_model_loads_with_transformers(make_worker, model, tmp_path):
     ids = torch.tensor([[2, 3, 4]])
     with torch.no_grad():
         assert_bitwise_equal(loaded(ids).logits, actor._model(ids).logits)
+
+
+def test_gradients_move_with_what_they_hold():
+    """The sums stay and the views follow."""
+    model = torch.nn.Linear(3, 2)
+    gradients = ShardedGradients(model.parameters(), 1, RankGroup(0, 1), num_statistics=1)
+    gradients.backward(0, model(torch.ones(1, 3)).sum(), [1.0])
+    gradients.release()
+    gradients.move(torch.device("cpu"))
+    gradients.backward(0, model(torch.ones(1, 3)).sum(), [1.0])
+    gradients.reduce()
+    assert torch.equal(model.weight.grad, torch.full((2, 3), 2.0))
+    gradients.release()
+    gradients.move(torch.device("meta"))
+    assert {view.device.type for views in gradients._views.values() for view in views} == {"meta"}

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from rlinf import jobs
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
+from rlinf.config.reasoning import ArchitectureConfig
 from rlinf.jobs.planning import Planned, make_plans
 from rlinf.machine import Gpu, Machine, this_machine
 from rlinf.tasks.language import write_model_folder
@@ -38,9 +40,8 @@ def test_a_driver_older_than_torchs_cuda_gives_no_gpu_and_says_why(monkeypatch: 
 
 
 def test_gsm8k_trains_on_every_gpu(tmp_path: Path) -> None:
-    architecture = load_config("sort-grpo").model.architecture  # pyright: ignore[reportAttributeAccessIssue]
-    write_model_folder(tmp_path / "model", architecture, "0123456789", "float32")
-    (tmp_path / "model" / "model.safetensors").touch()  # nobody loads it
+    write_model_folder(tmp_path / "model", ArchitectureConfig(), "0123456789", "float32")
+    save_file({"unused": torch.zeros(1)}, tmp_path / "model" / "model.safetensors")  # nobody loads it
     files = []
     for key, question in (("train_files", "12"), ("eval_files", "34")):
         (tmp_path / key).with_suffix(".jsonl").write_text(json.dumps({"question": question, "answer": "#### 1"}))
@@ -59,7 +60,7 @@ def test_gsm8k_trains_on_every_gpu(tmp_path: Path) -> None:
 
 
 def test_simulators_run_on_the_cores_beside_the_gpus() -> None:
-    env = ["--env.kind=gymnasium", "--env.id=Pendulum-v1", "--env.control_mode=null", "--env.reward_mode=null"]
+    env = ["--env.kind=gymnasium", "--env.id=Pendulum-v1", "--env.options={}"]
     sizes = ["--env.num_envs=32", "--env.num_groups=16", "--run.stop_at_score=null", "--algorithm.name=ppo"]
     plan = planned("pushcube-ppo", *env, *sizes).plans["ppo"]
     assert (plan.stage("env").devices, plan.stage("env").num_ranks) == ((), 16)

@@ -15,11 +15,13 @@ from rlinf.config.reasoning import ReasoningConfig
 from rlinf.jobs.problems import grpo_flow, problem_of_recipe
 from rlinf.machine import Machine
 from rlinf_sched import Plan
+from rlinf_sched.derive import find_model
 from rlinf_sched.problem_schema import problem_schema
 
 EXAMPLES = Path(__file__).parents[2] / "rlinf-sched" / "examples"
 LAPTOP = str(EXAMPLES / "laptop.json")
-RECIPE = ["gsm8k-grpo", "--model.path", "Qwen2.5-7B", "--cluster.num_devices", "16"]
+RECIPE = ["gsm8k-grpo", "--model.path", "Qwen2.5-1.5B", "--cluster.num_devices", "16"]
+LARGE = ["gsm8k-grpo", "--model.path", "Qwen2.5-7B", "--cluster.num_devices", "8"]
 
 
 @pytest.fixture
@@ -98,6 +100,24 @@ def test_the_problem_of_a_recipe_has_its_numbers():
     assert [stage.name for stage in problem.flow.stages] == ["rollout", "reward", "actor"]
 
 
+def test_a_recipe_is_planned_as_train_runs_it():
+    """A whole model in float32 on every rank, no engine over several GPUs, one rank a gradient shard."""
+    overrides = parse_overrides([*RECIPE[1:], "--task.train_files", "[a]", "--task.eval_files", "[b]"])
+    problem = problem_of_recipe(load_config("gsm8k-grpo", overrides))
+    instances = {name: profile.instances for name, profile in problem.profiles.stages.items() if name != "reward"}
+    assert {one.num_devices for found in instances.values() for one in found} == {1}
+    weights = 4 * find_model("Qwen2.5-1.5B").num_parameters
+    assert [one.state_bytes for one in instances["rollout"]] == [weights]
+    assert {one.num_ranks: one.state_bytes // weights for one in instances["actor"]} == {
+        1: 19,
+        2: 11,
+        4: 7,
+        8: 5,
+        16: 4,
+    }
+    assert not any(one.sharded_state_bytes for found in instances.values() for one in found)
+
+
 @pytest.mark.parametrize("kl_coef", ["0", "0.1"])
 def test_the_flow_of_a_recipe_is_that_of_the_job(kl_coef: str):
     from rlinf.jobs.reasoning import ReasoningJob
@@ -131,6 +151,7 @@ def test_the_flow_of_a_recipe_is_that_of_the_job(kl_coef: str):
         (RECIPE[:3], "cluster.num_devices=auto: a plan is made for a number of GPUs"),
         ([*RECIPE, "--model.path", "Qwen2.5-8B"], "model='Qwen2.5-8B'; did you mean 'Qwen2.5-"),
         ([*RECIPE, "--gpu", "H10"], "gpu='H10'; did you mean 'H100'?"),
+        (LARGE, "model.path: Qwen2.5-7B, 7.62 billion parameters, does not fit: a device needs about"),
         (["sort-grpo"], "model.path is not set: times are derived from the shape of a model"),
     ],
 )

@@ -47,13 +47,14 @@ class Problem:
 
     def state_bytes(self, stage: str, instance: InstanceProfile, num_devices: int) -> int:
         """On each of `num_devices` devices for the whole worker group of the stage, which keeps one state for all its
-        stages: the most that one of them names for instances of this size."""
+        stages: the most that one of them names for instances of this size, as many as there are."""
         names = self.flow.workers[self.flow.stage(stage).worker]
+        num_ranks = num_devices // instance.num_devices if instance.num_devices else instance.num_ranks or 1
         alike = [
             other.resident_bytes(num_devices)
             for name in names
             for other in self.profile(name).instances
-            if other.fits_like(instance)
+            if other.fits_like(instance) and self.profile(name).serves(other, num_ranks)
         ]
         return max(alike, default=0)
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
+
 from rlinf_comm import codec
 from rlinf_workers.launcher import messages
 from rlinf_workers.launcher.base import Identity
@@ -46,14 +48,18 @@ class Birth:
     pins_slots: bool
     """The worker keeps to the cores of its CPU slots."""
     driver_pid: int
+    is_forked: bool
+    """From a fork server, which dies with the driver, and not spawned by the driver itself."""
     dies_with_thread: bool
-    """Started by the driver's main thread: the kernel's signal at a parent's death follows the thread that forked."""
+    """Started by a main thread: the kernel's signal at a parent's death follows the thread that forked."""
 
 
 def main(connection: Connection, birth: Birth) -> None:
     """Entry point of the spawned process; leaves only through os._exit or the interpreter's normal end."""
     _die_with_driver(birth)
     _redirect_output(birth.log_path)
+    if birth.is_forked:
+        np.random.seed()
     Process(connection, birth).run()
 
 
@@ -183,7 +189,12 @@ def _die_with_driver(birth: Birth) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux" and birth.dies_with_thread:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != birth.driver_pid:  # it died before the line above
+    if birth.is_forked:
+        try:
+            os.kill(birth.driver_pid, 0)
+        except ProcessLookupError:
+            os._exit(1)
+    elif os.getppid() != birth.driver_pid:  # it died before the line above
         os._exit(1)
 
 

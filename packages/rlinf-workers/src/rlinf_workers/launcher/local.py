@@ -108,17 +108,20 @@ class LocalLauncher:
             interpreter) goes silent.
         pins_slots: a worker on CPU slots keeps to their cores (slot i to core i), as one on GPUs keeps to its GPUs.
             Off, the slots only count: the system moves the processes of one slot to a core that another leaves idle.
+        forks: workers are forked from multiprocessing's fork server, which has their imports behind it and must not
+            have touched a GPU. Whoever starts the server gives it the workers' environment.
     """
 
-    def __init__(self, *, heartbeat_timeout_s: float = 60.0, pins_slots: bool = False) -> None:
+    def __init__(self, *, heartbeat_timeout_s: float = 60.0, pins_slots: bool = False, forks: bool = False) -> None:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._pins_slots = pins_slots
-        self._context = multiprocessing.get_context("spawn")
+        self._forks = forks
+        self._context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
         self._handles: list[LocalWorkerHandle] = []
         self._services: dict[str, ServiceHandler] = {}
         self._lost: Future[None] = Future()
         self._closing = False
-        self._wake_read, self._wake_write = self._context.Pipe(duplex=False)
+        self._wake_read, self._wake_write = multiprocessing.Pipe(duplex=False)
         self._watcher = threading.Thread(target=self._watch, name="rlinf-watcher", daemon=True)
         self._watcher.start()
         # A driver that ends without shutdown() (an exception, Ctrl-C) would wait for its children forever.
@@ -158,7 +161,8 @@ class LocalLauncher:
             rendezvous=spec.rendezvous,
             pins_slots=self._pins_slots,
             driver_pid=os.getpid(),
-            dies_with_thread=threading.current_thread() is threading.main_thread(),
+            is_forked=self._forks,
+            dies_with_thread=self._forks or threading.current_thread() is threading.main_thread(),
         )
         process = self._context.Process(
             target=child.main, args=(theirs, birth), name=f"rlinf {spec.name}", daemon=False

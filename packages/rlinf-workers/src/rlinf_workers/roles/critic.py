@@ -139,6 +139,7 @@ class Critic:
         self._gradients.release()
         if move_model(self._model, device):
             move_optimizer(self._optimizer, device)
+            self._gradients.move(device)
 
     def save(self, folder: str) -> None:
         save_tensors(dict(self._model.named_parameters()), f"{folder}/critic.safetensors")

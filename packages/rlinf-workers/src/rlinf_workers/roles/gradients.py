@@ -91,6 +91,11 @@ class ShardedGradients:
         for parameter in self._parameters:
             parameter.grad = None
 
+    def move(self, device: torch.device) -> None:
+        """With what they have summed so far: a turn may end in the middle of a step. After `release`."""
+        self._buffers = {shard: buffer.to(device) for shard, buffer in self._buffers.items()}
+        self._views = {shard: self._split(buffer) for shard, buffer in self._buffers.items()}
+
     def _split(self, buffer: Tensor) -> list[Tensor]:
         sizes = [parameter.numel() for parameter in self._parameters]
         pieces = buffer.split(sizes)

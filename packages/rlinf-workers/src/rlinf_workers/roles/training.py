@@ -79,6 +79,7 @@ class TrainingWorker(Worker):
         self._gradients.release()
         if move_model(self._model, device):
             move_optimizer(self._optimizer, device)
+            self._gradients.move(device)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

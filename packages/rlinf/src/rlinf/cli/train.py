@@ -47,6 +47,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> int:
+    from rlinf import fork_server
+    from rlinf.jobs.worker_environment import worker_environment
+
+    fork_server.start(config, worker_environment(config.cluster))
     from rlinf import jobs  # only now: everything above answers without torch
     from rlinf.run_folder import RunFolder
 

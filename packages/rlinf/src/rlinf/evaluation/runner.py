@@ -18,8 +18,9 @@ import torch
 from rlinf.config.evaluation import EvalConfig
 from rlinf.evaluation.benchmarks import Benchmark, Benchmarks
 from rlinf.evaluation.model import EvaluatedModel
-from rlinf.jobs.devices import make_cluster, worker_environment
+from rlinf.jobs.devices import make_cluster
 from rlinf.jobs.failures import run_failed
+from rlinf.jobs.worker_environment import worker_environment
 from rlinf.machine import this_machine
 from rlinf.tasks import Problem
 from rlinf_algos.rewards import RewardSpec

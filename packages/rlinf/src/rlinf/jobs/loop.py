@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlinf import fork_server
 from rlinf.cli.progress import Progress
+from rlinf.config.devices import device_kind
 from rlinf.jobs.auto_mode import AutoMode, moves
 from rlinf.jobs.base import Job, Score
-from rlinf.jobs.devices import worker_environment
 from rlinf.jobs.failures import run_failed
 from rlinf.jobs.plan_times import PlanTimes, busy_seconds
 from rlinf.jobs.planning import Planned, make_plans, plans_by_rule
+from rlinf.jobs.worker_environment import worker_environment
 from rlinf.run_folder import RunFolder, TraceEvent
 from rlinf_sched.describe import diagram
 from rlinf_workers import Executor, Flow, FlowRun, LocalLauncher, StepContext, WorkersError
@@ -64,6 +66,8 @@ class TrainingLoop:
         self._times: list[PlanTimes] = []
         self._result: JobResult | None = None
         self._only_measures = False
+        on_slots = device_kind(job.config.cluster, job.machine) == "cpu"
+        self._forks = on_slots and fork_server.start(job.config, worker_environment(job.config.cluster))
         self.progress = Progress(total=job.config.run.num_steps)
 
     def run(self) -> JobResult:
@@ -100,7 +104,9 @@ class TrainingLoop:
         self._executor = Executor(
             cluster=planned.cluster,
             launcher=LocalLauncher(
-                heartbeat_timeout_s=self._config.run.worker_timeout_s, pins_slots=self._config.cluster.pin_slots
+                heartbeat_timeout_s=self._config.run.worker_timeout_s,
+                pins_slots=self._config.cluster.pin_slots,
+                forks=self._forks,
             ),
             log_folder=self._folder.path / "logs",
             environment=worker_environment(self._config.cluster),

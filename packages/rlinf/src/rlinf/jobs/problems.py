@@ -1,14 +1,20 @@
-"""From a recipe to a planning problem, with profiles derived from public shapes; nothing is loaded or run."""
+"""From a recipe to a planning problem, with profiles derived from public shapes; nothing is loaded or run.
+
+The problem is of the workers that `rlinf train` starts: a whole copy of the model on every rank, Hugging Face's decoder
+to generate. Memory that they have not got is refused with numbers.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from rlinf.config.devices import settle
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.schema import Config
 from rlinf.errors import UserError
-from rlinf_sched.derive import Lengths, Reasoning, derive_profiles, gpu_cluster
-from rlinf_sched.derive.lengths import MEAN_SHARE_OF_LIMIT
+from rlinf.jobs.memory import check_gpu, replicated_job
+from rlinf_sched.derive import find_gpu, gpu_cluster, resolve_model
+from rlinf_sched.derive.replicated import replicated_profiles
 from rlinf_sched.errors import SchedError
 from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
 from rlinf_sched.problem import Problem
@@ -41,28 +47,20 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
             "cluster.num_devices=auto: a plan is made for a number of GPUs that need not be in this machine",
             hint="give --cluster.num_devices 64, and --gpu for the product",
         )
-    rollout, group_size = config.rollout, config.algorithm.group_size
+    settled = settle(config, config.cluster.num_devices)
+    assert isinstance(settled, ReasoningConfig), "settling keeps the job"
     try:
         folder = config.model.path
-        model = folder if folder.is_dir() else folder.name
-        lengths = Lengths(
-            mean_tokens=max(1.0, rollout.max_new_tokens * MEAN_SHARE_OF_LIMIT),
-            limit_tokens=rollout.max_new_tokens,
-            prompt_tokens=rollout.max_prompt_tokens,
-            group_size=group_size,
-        )
-        job = Reasoning(
-            lengths=lengths,
-            num_groups=rollout.num_prompts,
-            backend="fsdp",
-            num_minibatches=config.algorithm.num_minibatches,
-        )
-        flow = grpo_flow(has_reference=bool(config.algorithm.kl_coef), group_bytes=TOKEN_BYTES * lengths.group_tokens)
+        model = resolve_model(folder if folder.is_dir() else folder.name)
+        job, sheet = replicated_job(settled), find_gpu(gpu)
+        check_gpu(settled, model, sheet, config.cluster.num_devices)
+        group_bytes = TOKEN_BYTES * job.lengths.group_tokens
+        flow = grpo_flow(has_reference=bool(config.algorithm.kl_coef), group_bytes=group_bytes)
         return Problem(
             flow=flow,
-            profiles=derive_profiles(flow, model=model, gpu=gpu, job=job),
+            profiles=replicated_profiles(flow, model, sheet, job),
             cluster=gpu_cluster(gpu, config.cluster.num_devices),
-            num_items=rollout.num_prompts,
+            num_items=job.num_groups,
         )
     except SchedError as error:
         raise UserError(str(error)) from error

@@ -18,6 +18,8 @@ from rlinf.config.inputs import check_model_folder
 from rlinf.config.schema import FilesTask, ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
+from rlinf.jobs.devices import make_cluster
+from rlinf.jobs.memory import check_memory, shape_of
 from rlinf.jobs.rewards import check_reward, reward_spec, try_own_rewards
 from rlinf.machine import Machine
 from rlinf.tasks import Problem, make_task
@@ -117,7 +119,11 @@ class ReasoningJob:
         return {**dict.fromkeys(stages, size), "actor": self.granularities["actor"][0]}
 
     def check_plan(self, plan: Plan) -> None:
-        return
+        """Whether the ranks fit the devices' memory, as far as the model's shape is known."""
+        shape = shape_of(self.config, len(self._tokenizer))
+        if shape is not None:
+            cluster = make_cluster(self.config.cluster, self.machine)
+            check_memory(self.config, shape, plan, cluster, self.machine.memory_bytes)
 
     def build(self, folder: Path) -> Flows:
         config = self.config

@@ -1,0 +1,258 @@
+"""Profiles of the system that holds a whole copy of the model on every rank: data-parallel AdamW without sharding or
+recomputation, and generation by a plain forward loop with a static batch.
+
+Memory is counted from what the code keeps, at the longest sequences that a recipe allows: weights, one gradient buffer
+for each shard of the batch, two moments, and the tensors that autograd holds of a decoder layer of the Llama family.
+Times are arithmetic at a public utilisation, as in `training` and `generation`.
+"""
+
+from dataclasses import dataclass
+
+from rlinf_sched.derive.datasheets import Gpu
+from rlinf_sched.derive.generation import BANDWIDTH_UTILISATION, EAGER_LAYER_S
+from rlinf_sched.derive.lengths import Lengths
+from rlinf_sched.derive.profiles import RULE_REWARD_S, host_profile
+from rlinf_sched.derive.shapes import BYTES_PER_PARAMETER, ModelShape
+from rlinf_sched.derive.training import powers_up_to, utilisation
+from rlinf_sched.errors import ProfileError
+from rlinf_sched.flow_graph import FlowGraph, Stage
+from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile, TimePoint
+
+FLOAT32_RATE = 1 / 16
+"""Of the bf16 rate, for float32 outside the tensor cores: 19.5 of 312 TFLOP/s (A100 datasheet), 67 of 989 (H100)."""
+NUM_MOMENTS = 2
+"""Running averages of AdamW, in the type of the weights."""
+FLOAT_BYTES = 4
+NUM_LOGIT_COPIES = 3
+"""float32 tensors of the size of the logits at the peak of a backward pass: the logits at the temperature, their
+logarithmic softmax, its gradient."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicatedJob:
+    """What a step asks of such a system. `lengths.prompt_tokens` is the longest prompt."""
+
+    lengths: Lengths
+    num_groups: int
+    dtype_bytes: int = 4
+    """Of weights, gradients, moments and activations."""
+    num_shards: int = 1
+    """Gradient buffers, dealt out to the ranks of the trainer."""
+    micro_batch_groups: int = 1
+    """Groups of one forward and backward pass."""
+    num_updates: int = 1
+    """Optimizer steps of a batch."""
+    has_critic: bool = False
+    """A second model of the same shape in the trainer's processes."""
+    num_optimizers: int = 1
+    """Of the policy: 2 with a warm start, whose moments stay."""
+    max_sequences: int = 512
+    """Generated at once on a rank."""
+
+    def __post_init__(self) -> None:
+        for key in ("num_groups", "dtype_bytes", "num_shards", "micro_batch_groups", "num_updates", "max_sequences"):
+            if getattr(self, key) < 1:
+                raise ProfileError(f"{key}={getattr(self, key)} must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankMemory:
+    """Bytes on the device of one rank, by what they are for."""
+
+    weights: int
+    gradients: int = 0
+    optimizer: int = 0
+    work: int = 0
+    """More at the peak of its turn."""
+    work_of_item: int = 0
+    """More for each item at once."""
+
+    @property
+    def state(self) -> int:
+        """Between its turns."""
+        return self.weights + self.gradients + self.optimizer
+
+    def peak(self, num_items: int = 1) -> int:
+        """While it works on so many items at once."""
+        return self.state + self.work + num_items * self.work_of_item
+
+    def describe(self, num_items: int = 1) -> str:
+        """For people: `weights 28.4, gradients 28.4, optimizer 56.7, work 3.1 GiB`."""
+        parts = {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer": self.optimizer,
+            "work": self.work + num_items * self.work_of_item,
+        }
+        return ", ".join(f"{name} {size / 2**30:.2f}" for name, size in parts.items() if size) + " GiB"
+
+
+def trainer_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> RankMemory:
+    """Of one of `num_ranks` ranks that train."""
+    copy = job.dtype_bytes * model.num_parameters
+    num_buffers = -(-job.num_shards // num_ranks)
+    num_models = 2 if job.has_critic else 1
+    num_groups = min(job.micro_batch_groups, max(1, job.num_groups // job.num_shards))
+    return RankMemory(
+        weights=num_models * copy,
+        gradients=num_models * num_buffers * copy,
+        optimizer=NUM_MOMENTS * (job.num_optimizers + num_models - 1) * copy,
+        work=num_groups * _backward_bytes(model, job),
+    )
+
+
+def forward_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
+    """Of a rank that computes log-probabilities, a group at a time: the inside of one layer, then the logits."""
+    lengths, size = job.lengths, job.lengths.group_size
+    layer = size * lengths.limit_tokens * 4 * _mlp_width(model) * job.dtype_bytes
+    logits = size * lengths.limit_tokens * model.vocab_size * (2 * job.dtype_bytes + 2 * FLOAT_BYTES)
+    cache = size * (lengths.prompt_tokens + lengths.limit_tokens) * _kv_bytes(model, job)
+    return RankMemory(weights=job.dtype_bytes * model.num_parameters, work=cache + max(layer, logits))
+
+
+def generator_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
+    """Of a rank that generates; an item is a group. Caches grow by copying, one layer at a time."""
+    lengths = job.lengths
+    context = lengths.prompt_tokens + lengths.limit_tokens
+    cache = context * _kv_bytes(model, job) * (1 + 1 / model.num_layers)
+    logits = model.vocab_size * (job.dtype_bytes + NUM_LOGIT_COPIES * FLOAT_BYTES)
+    return RankMemory(
+        weights=job.dtype_bytes * model.num_parameters, work_of_item=round(lengths.group_size * (cache + logits))
+    )
+
+
+def replicated_profiles(flow: FlowGraph, model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> Profiles:
+    """Of the stages of a reasoning flow."""
+    return Profiles(stages={stage.name: _stage_profile(stage, model, gpu, job) for stage in flow.stages})
+
+
+def _stage_profile(stage: Stage, model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProfile:
+    size = job.lengths.group_size
+    if not stage.needs_device:
+        return host_profile(RULE_REWARD_S * size, job.num_groups, source="derived: a rule of 2 ms for each answer")
+    if stage.trains:
+        return _train_profile(model, gpu, job)
+    if stage.role == "rollout":
+        return _generate_profile(model, gpu, job)
+    return _forward_profile(model, gpu, job)
+
+
+def _train_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProfile:
+    """One choice for each number of ranks, which decides how many gradient buffers a rank has."""
+    copy = job.dtype_bytes * model.num_parameters
+    num_models = 2 if job.has_critic else 1
+    item_s = 3 * num_models * _forward_s(model, gpu, job)
+    instances = []
+    for num_ranks in (count for count in range(1, job.num_shards + 1) if job.num_shards % count == 0):
+        memory = trainer_memory(model, job, num_ranks)
+        reduce_s = 2 * copy / gpu.network_bytes_per_s if num_ranks > 1 else 0.0
+        moved = (3 + 2 * NUM_MOMENTS) * copy  # weights and moments are read and written, the gradient is read
+        instances.append(
+            InstanceProfile(
+                num_ranks=num_ranks,
+                points=_proportional(item_s, job.num_groups),
+                step_s=job.num_updates * num_models * (reduce_s + moved / gpu.memory_bytes_per_s),
+                state_bytes=memory.state,
+                work_bytes=memory.work,
+            )
+        )
+    return StageProfile(
+        instances=tuple(instances),
+        costs=job.lengths.total_costs,
+        num_parts=job.num_shards,
+        weights_bytes=copy,
+        source=f"derived: replicated AdamW training of {model.name} on {gpu.name}, {_how(model, job)}",
+    )
+
+
+def _forward_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProfile:
+    memory = forward_memory(model, job)
+    instance = InstanceProfile(
+        points=_proportional(_forward_s(model, gpu, job), job.num_groups),
+        state_bytes=memory.state,
+        work_bytes=memory.work,
+    )
+    return StageProfile(
+        instances=(instance,),
+        costs=job.lengths.total_costs,
+        weights_bytes=memory.weights,
+        source=f"derived: forward pass of {model.name} on {gpu.name}, {_how(model, job)}",
+    )
+
+
+def _generate_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProfile:
+    """A batch runs in eager mode until its longest answer ends, all of its rows at every token."""
+    lengths, memory = job.lengths, generator_memory(model, job)
+    most = max(1, min(job.num_groups, job.max_sequences // lengths.group_size))
+    rate = utilisation(model) * _flops_per_s(gpu, job)
+    points = []
+    for n in powers_up_to(most):
+        rows = n * lengths.group_size
+        read = job.dtype_bytes * model.num_parameters + rows * lengths.mean_context_tokens * _kv_bytes(model, job)
+        token_s = max(
+            read / (BANDWIDTH_UTILISATION * gpu.memory_bytes_per_s),
+            rows * model.forward_flops(lengths.mean_context_tokens) / rate,
+            model.num_layers * EAGER_LAYER_S,
+        )
+        prefill_s = n * lengths.prompt_tokens * model.forward_flops(lengths.prompt_tokens / 2) / rate
+        points.append(TimePoint(num_items=n, seconds=lengths.longest_of_group_tokens * token_s + prefill_s))
+    instance = InstanceProfile(
+        points=tuple(points), max_items=most, state_bytes=memory.state, item_work_bytes=memory.work_of_item
+    )
+    return StageProfile(
+        instances=(instance,),
+        batching="longest",
+        costs=lengths.longest_costs,
+        weights_bytes=memory.weights,
+        source=f"derived: eager decoding of {model.name} in static batches on {gpu.name}, {_how(model, job)}",
+    )
+
+
+def _backward_bytes(model: ModelShape, job: ReplicatedJob) -> int:
+    """Of one group in a micro-batch: what autograd keeps of every layer, then the logits and what is made of them.
+
+    Counted in the blocks of transformers' Llama and Qwen2. Of each token: input, normalised and scaled values of two
+    norms (6 h, the last of each being the input of projections; below float32 also a float32 copy of both inputs),
+    queries, the output of attention and its contiguous copy (3 q), and gate, up, activation and product (4 I). Of each
+    token that a row attends to: keys and values, once for each query head where a mask hides padding (2 q). A prompt is
+    there once.
+    """
+    lengths, query_width = job.lengths, model.num_heads * model.head_dim
+    num_tokens = lengths.prompt_tokens + lengths.group_size * lengths.limit_tokens
+    num_attended = lengths.prompt_tokens + lengths.group_size * (lengths.prompt_tokens + lengths.limit_tokens)
+    of_token = job.dtype_bytes * (6 * model.hidden_size + 3 * query_width + 4 * _mlp_width(model))
+    if job.dtype_bytes < FLOAT_BYTES:
+        of_token += 2 * FLOAT_BYTES * model.hidden_size
+    kept = model.num_layers * (num_tokens * of_token + num_attended * 2 * query_width * job.dtype_bytes)
+    logits = model.vocab_size * (2 * job.dtype_bytes + NUM_LOGIT_COPIES * FLOAT_BYTES)
+    return kept + lengths.group_size * lengths.limit_tokens * logits
+
+
+def _mlp_width(model: ModelShape) -> int:
+    return model.num_active_experts * model.expert_intermediate_size if model.num_experts else model.intermediate_size
+
+
+def _kv_bytes(model: ModelShape, job: ReplicatedJob) -> int:
+    """Of one token in all layers."""
+    return model.kv_bytes_per_token * job.dtype_bytes // BYTES_PER_PARAMETER
+
+
+def _flops_per_s(gpu: Gpu, job: ReplicatedJob) -> float:
+    return gpu.flops_per_s * (FLOAT32_RATE if job.dtype_bytes > BYTES_PER_PARAMETER else 1.0)
+
+
+def _forward_s(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> float:
+    """Of one group; its prompt is computed once."""
+    lengths = job.lengths
+    num_tokens = lengths.prompt_tokens + lengths.group_size * lengths.mean_tokens
+    flops = num_tokens * model.forward_flops(lengths.mean_context_tokens)
+    return flops / (utilisation(model) * _flops_per_s(gpu, job))
+
+
+def _proportional(item_s: float, most: int) -> tuple[TimePoint, ...]:
+    return tuple(TimePoint(num_items=n, seconds=n * item_s) for n in powers_up_to(most))
+
+
+def _how(model: ModelShape, job: ReplicatedJob) -> str:
+    dtype = {2: "bfloat16", 4: "float32"}.get(job.dtype_bytes, f"{job.dtype_bytes} bytes a number")
+    return f"{dtype}, at {utilisation(model):.0%} of its rate"
