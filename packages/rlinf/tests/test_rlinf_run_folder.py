@@ -2,6 +2,12 @@
 
 import json
 import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +16,9 @@ from hypothesis import strategies as st
 
 from rlinf.errors import UserError
 from rlinf.run_folder import RunFolder, TraceEvent, read_events, read_rows
+from rlinf.run_folder.lock import FolderLock
 from rlinf.run_folder.manifest import git_state
+from rlinf.run_folder.seal import damage
 
 CONFIG = "job: reasoning\nname: sort-grpo\nmode: hybrid\nseed: 7\n"
 
@@ -144,28 +152,133 @@ def test_a_checkpoint_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert names(folder) == []
 
 
-@pytest.mark.parametrize("harm", ["no state", "torn state", "missing file", "short file"])
-def test_torn_checkpoints_do_not_count_and_go_on_resume(tmp_path: Path, harm: str) -> None:
+def damaged(path: Path, draw: random.Random) -> str:
+    """One file of a checkpoint with a flipped bit, a part cut off, or gone. Returns what was done."""
+    victim = draw.choice(sorted(file for file in path.rglob("*") if file.is_file()))
+    content = bytearray(victim.read_bytes())
+    kind = draw.choice(["flip", "flip", "cut", "remove"])
+    if kind == "remove":
+        victim.unlink()
+    elif kind == "cut":
+        victim.write_bytes(content[: draw.randrange(len(content))])
+    else:
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        victim.write_bytes(content)
+    return f"{kind} {victim.name}"
+
+
+def test_300_random_damages_are_all_found(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    save(folder, 6, elapsed_s=2.5, own_score=0.75)
+    checkpoint = folder.path / "checkpoints" / "step-000006"
+    content = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
+    assert damage(checkpoint) is None
+    draw = random.Random(12)
+    for _ in range(300):
+        harm = damaged(checkpoint, draw)
+        assert damage(checkpoint), harm
+        for path, whole in content.items():
+            path.write_bytes(whole)
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    save(folder, 3, elapsed_s=1.25, own_score=0.5)
+    save(folder, 6, elapsed_s=2.5, own_score=0.75)
+    (folder.path / "checkpoints" / ".step-000009.partial").mkdir()
+    folder.close()
+    draw = random.Random(12)
+    for number in range(3):
+        path = tmp_path / f"copy-{number}"
+        shutil.copytree(folder.path, path, symlinks=True)
+        harm = damaged(path / "checkpoints" / "step-000006", draw)
+        told: list[str] = []
+        resumed = RunFolder.resume(path, keep_checkpoints=2, tell=told.append)
+        assert names(resumed) == ["best", "step-000003", "step-000006.bad"], harm
+        assert len(told) == 1 and "step-000006 is damaged" in told[0] and "step-000006.bad" in told[0], harm
+        assert resumed.latest_checkpoint() == path / "checkpoints" / "step-000003"
+        assert (path / "checkpoints" / "best").resolve().name == "step-000003"
+        assert told[0].removeprefix("warning: ") in json.loads((path / "manifest.json").read_text())["notes"]
+        resumed.close()
+
+
+def test_a_run_is_not_started_over_when_no_checkpoint_is_whole(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    train(folder, 0, 3)
+    folder.close()
+    (folder.path / "checkpoints" / "step-000003" / "model" / "weights").write_bytes(b"???")
+    for _ in range(2):  # also when it was set aside before
+        with pytest.raises(UserError, match=r"(?s)no checkpoint to go on from.*step-000003\.bad.*3 steps.*hint"):
+            RunFolder.resume(folder.path, keep_checkpoints=2)
+    assert len(read_rows(folder.path / "metrics.jsonl")) == 3
+    shutil.rmtree(folder.path / "checkpoints")
+    with pytest.raises(UserError, match=r"holds none, and 3 steps"):
+        RunFolder.resume(folder.path, keep_checkpoints=2)
+
+
+def test_the_seal_is_what_sha256sum_reads(tmp_path: Path) -> None:
     folder = create(tmp_path / "run")
     save(folder, 3)
-    save(folder, 6)
-    broken = folder.path / "checkpoints" / "step-000006"
-    state, weights = broken / "state.json", broken / "model" / "weights"
-    {
-        "no state": state.unlink,
-        "torn state": lambda: state.write_text(state.read_text()[:-3]),
-        "missing file": weights.unlink,
-        "short file": lambda: weights.write_bytes(b"x"),
-    }[harm]()
-    (folder.path / "checkpoints" / ".step-000009.partial").mkdir()
-    latest = folder.latest_checkpoint()
-    assert latest is not None
-    assert latest.name == "step-000003"
+    checked = subprocess.run(
+        ["sha256sum", "--check", "--strict", "SHA256SUMS"],
+        cwd=folder.path / "checkpoints" / "step-000003",
+        capture_output=True,
+        text=True,
+    )
+    assert (checked.returncode, checked.stdout) == (0, "model/weights: OK\nstate.json: OK\n")
+
+
+def test_the_best_checkpoint_survives_and_is_pointed_to(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run", keep_checkpoints=1)
+    for step, score in [(0, 0.1), (1, 0.9), (2, 0.9), (3, math.nan), (4, None), (5, 0.2)]:
+        save(folder, step, own_score=score)
+    assert names(folder) == ["best", "step-000002", "step-000005"]
+    best = folder.best_checkpoint()
+    assert best is not None and (folder.path / "checkpoints" / "best").resolve() == best.resolve()
+
+
+# -- the lock ----------------------------------------------------------------------------------------------------------
+
+HOLD = """
+import subprocess, sys
+from rlinf.run_folder.lock import FolderLock
+from pathlib import Path
+lock = FolderLock(Path(sys.argv[1]), ["rlinf", "train"])
+child = subprocess.Popen(["sleep", "600"], close_fds=False)
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    save(folder, 3)
     folder.close()
-    resumed = RunFolder.resume(folder.path, keep_checkpoints=2)
-    assert names(resumed) == ["step-000003"]
-    notes = json.loads((folder.path / "manifest.json").read_text())["notes"]
-    assert "removed the torn checkpoint step-000006" in notes
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    child = int(holder.stdout.readline())
+    try:
+        before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+        with pytest.raises(UserError, match=rf"(?s)in use: process {holder.pid} on .* since 20.*rlinf train.*hint"):
+            RunFolder.resume(folder.path, keep_checkpoints=2)
+        assert before == {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+        holder.kill()
+        holder.wait()
+        os.kill(child, 0)  # lives on, without the lock
+        RunFolder.resume(folder.path, keep_checkpoints=2).close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_two_new_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    lock = FolderLock(tmp_path / "run", ["rlinf", "train", "sort-grpo"])
+    with pytest.raises(UserError, match="in use: process .*sort-grpo"):
+        create(tmp_path / "run")
+    lock.release()
+    create(tmp_path / "run").close()  # a lock that somebody left is no content
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------
@@ -180,7 +293,9 @@ def test_a_resumed_run_leaves_the_rows_of_one_that_never_stopped(
     whole = create(path / "whole")
     train(whole, 0, 11)
     first = create(path / "resumed")
+    save(first, 0)
     train(first, 0, stopped)
+    first.close()
     for name in ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl"):
         if (first.path / name).exists():
             with (first.path / name).open("a") as file:
@@ -211,10 +326,15 @@ def test_resume_needs_a_run(tmp_path: Path) -> None:
 def test_resume_records_the_session_and_may_replace_the_config(tmp_path: Path) -> None:
     folder = create(tmp_path / "run")
     save(folder, 3)
-    folder.result({})
+    folder.result({"after": 0.5})
+    folder.write_plan_times([{"first_step": 0}, {"first_step": 2}, {"first_step": 3}])
     folder.close()
     started = json.loads((folder.path / "manifest.json").read_text())["started"]
-    RunFolder.resume(folder.path, keep_checkpoints=1, config_yaml="name: longer\n", command=["again"])
+    resumed = RunFolder.resume(folder.path, keep_checkpoints=1, config_yaml="name: longer\n", command=["again"])
+    resumed.write_plan_times([{"first_step": 3, "num_steps": 9}])
+    plans = json.loads((folder.path / "plan_times.json").read_text())["plans"]
+    assert plans == [{"first_step": 0}, {"first_step": 2}, {"first_step": 3, "num_steps": 9}]
+    assert not (folder.path / "result.json").exists()  # that of a run which has ended
     manifest = json.loads((folder.path / "manifest.json").read_text())
     assert manifest["started"] == started
     assert manifest["ended"] is None

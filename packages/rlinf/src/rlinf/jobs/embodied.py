@@ -26,7 +26,7 @@ from rlinf_workers.roles.environment import Environment, EnvironmentSettings
 from rlinf_workers.roles.policy import Policy
 from rlinf_workers.roles.policy_actor import GaeSettings, GroupSettings, PolicyActor, PolicyActorSettings
 
-SUCCESS = Score(name="success_once", text="success rate over held-out reset seeds")
+SUCCESS = Score(name="success_at_end", text="success at the end of the episode, held-out reset seeds")
 CYCLE = ("env", "policy")
 """The stages that feed each other."""
 RETURN = Score(name="return", text="mean return over held-out reset seeds", is_share=False)
@@ -128,6 +128,7 @@ class EmbodiedJob:
             id=env.id,
             num_envs=env.num_envs // env.num_groups,
             max_episode_steps=env.max_episode_steps,
+            ignore_terminations=env.ignore_terminations,
             options=options,
         )
 
