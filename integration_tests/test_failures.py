@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 
 import pytest
 
@@ -10,6 +11,9 @@ from command_line import (
     SHORT_PUSH,
     SHORT_SORT,
     all_gone,
+    command,
+    environment,
+    last_checkpoint,
     rows,
     start,
     steps_done,
@@ -62,7 +66,7 @@ def test_a_worker_killed_while_it_starts_ends_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_run_that_is_told_to_end_ends_cleanly(tmp_path, how):
+def test_a_run_that_is_told_to_end_saves_says_how_to_go_on_and_goes_on_to_the_same_numbers(tmp_path, how):
     output = tmp_path / "run"
     process = start("sort-grpo", output, SHORT_SORT | LONG)
     wait_for(lambda: steps_done(output) >= 1, process, "step 1")
@@ -70,7 +74,40 @@ def test_a_run_that_is_told_to_end_ends_cleanly(tmp_path, how):
     process.send_signal(how)
     _, err = process.communicate(timeout=END_TIMEOUT_S)
     assert process.returncode == 130, err
+    assert f"go on with: rlinf train --resume --output {output}\n" in err
     assert "Traceback" not in err
+    assert all_gone(workers.values())
+    done = steps_done(output)
+    assert last_checkpoint(output).name == f"step-{done:06d}"
+
+    steps = {"run.num_steps": done + 2}
+    train(None, output, steps)
+    whole = train("sort-grpo", tmp_path / "whole", SHORT_SORT | LONG | steps)
+    assert rows(output) == rows(whole)
+    assert weights(output) == weights(whole)
+
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in output.rglob("*")}
+    again = subprocess.run(command(None, output, {}), capture_output=True, text=True, env=environment())
+    assert again.returncode == 0
+    assert f"finished after {done + 2} steps" in again.stdout and f"--run.num_steps {2 * (done + 2)}" in again.stdout
+    assert before == {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in output.rglob("*")}
+
+
+def test_a_run_that_is_told_to_end_twice_ends_at_once(tmp_path):
+    output = tmp_path / "run"
+    process = start("sort-grpo", output, SHORT_SORT | LONG)
+    wait_for(lambda: steps_done(output) >= 1, process, "step 1")
+    workers = worker_processes(output)
+    os.kill(workers["actor/0"], signal.SIGSTOP)  # the step will not end
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    assert process.stderr.readline() + process.stderr.readline() == (
+        "\nstopping: this step is finished and a checkpoint saved; once more quits at once\n"
+    )
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=END_TIMEOUT_S)
+    assert process.returncode == 130, err
+    assert "go on with: rlinf train --resume" in err and "Traceback" not in err
     assert all_gone(workers.values())
 
 

@@ -289,7 +289,11 @@ def test_the_default_folder_has_the_runs_name_and_is_always_new(rlinf, tmp_path:
     ("error", "code", "text"),
     [
         (RunFailed("worker actor/0 was lost"), 1, "error: worker actor/0 was lost\n"),
-        (KeyboardInterrupt(), 130, "interrupted; nothing is left running\n"),
+        (
+            KeyboardInterrupt(),
+            130,
+            "go on with: rlinf train --resume --output run\ninterrupted; nothing is left running\n",
+        ),
     ],
 )
 def test_how_a_run_ends_is_the_exit_code(rlinf, monkeypatch: pytest.MonkeyPatch, error, code: int, text: str):

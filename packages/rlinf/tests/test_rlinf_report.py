@@ -64,8 +64,8 @@ def span(name: str, worker: str, start_s: float, duration_s: float, step: int, *
         name=name,
         category=kinds.get("category", "stage"),
         lane=kinds.get("lane", "device cpu:0"),
-        start_s=EPOCH_S + start_s,
-        duration_s=duration_s,
+        start_ns=round((EPOCH_S + start_s) * 1e9),
+        duration_ns=round(duration_s * 1e9),
         args={"worker": worker, "num_items": 2, "step": step},
     )
 

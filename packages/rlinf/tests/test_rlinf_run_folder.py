@@ -1,5 +1,6 @@
 """The run folder's writer: rows, checkpoints, trace, resuming."""
 
+import itertools
 import json
 import math
 import os
@@ -8,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from rlinf.run_folder import RunFolder, TraceEvent, read_events, read_rows
 from rlinf.run_folder.lock import FolderLock
 from rlinf.run_folder.manifest import git_state
 from rlinf.run_folder.seal import damage
+from rlinf.run_folder.trace import TraceWriter
 
 CONFIG = "job: reasoning\nname: sort-grpo\nmode: hybrid\nseed: 7\n"
 
@@ -275,7 +279,7 @@ def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(tmp_path: P
 def test_two_new_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     lock = FolderLock(tmp_path / "run", ["rlinf", "train", "sort-grpo"])
-    with pytest.raises(UserError, match="in use: process .*sort-grpo"):
+    with pytest.raises(UserError, match=r"in use: process .*sort-grpo"):
         create(tmp_path / "run")
     lock.release()
     create(tmp_path / "run").close()  # a lock that somebody left is no content
@@ -361,38 +365,76 @@ def test_tensorboard_shows_each_step_once_and_the_checkpoint_s_evaluation(tmp_pa
 # -- trace -------------------------------------------------------------------------------------------------------------
 
 
-def event(name: str, lane: str, worker: str, start_s: float, step: int = 0) -> TraceEvent:
+def event(
+    name: str, lane: str, worker: str, start_ns: int, step: int = 0, duration_ns: int = 500_000_000
+) -> TraceEvent:
     return TraceEvent(
         name=name,
         category="stage",
         lane=lane,
-        start_s=start_s,
-        duration_s=0.5,
+        start_ns=start_ns,
+        duration_ns=duration_ns,
         args={"worker": worker, "step": step, "loss": math.nan},
     )
 
 
 def test_the_trace_names_lanes_and_workers_and_goes_on_after_a_kill(tmp_path: Path) -> None:
     folder = create(tmp_path / "run")
-    origin_s = json.loads((folder.path / "manifest.json").read_text())["started_s"]
-    folder.trace([event("rollout", "device cpu:0", "rollout/0", origin_s + 1.0)])
-    folder.trace([event("actor", "device cpu:0", "actor/0", origin_s + 2.0)])
-    folder.close()
+    origin_ns = round(json.loads((folder.path / "manifest.json").read_text())["started_s"] * 1e9)
     path = folder.path / "trace.json"
-    with path.open("a") as file:
-        file.write('{"name": "torn')
+    for second, name in ((1, "rollout"), (2, "actor")):
+        folder.trace([event(name, "device cpu:0", f"{name}/0", origin_ns + second * 10**9)])
+        assert json.loads(path.read_text())[-1]["name"] == name, "whole JSON after every write"
+    folder.close()
+    path.write_bytes(path.read_bytes()[:-3] + b',\n{"name": "torn')
     resumed = RunFolder.resume(folder.path, keep_checkpoints=2)
-    resumed.trace([event("actor", "device cpu:0", "actor/0", origin_s + 3.0)])
-    resumed.trace([event("reward", "reward/0", "reward/0", origin_s + 4.0)])
+    resumed.trace([event("actor", "device cpu:0", "actor/0", origin_ns + 3 * 10**9)])
+    resumed.trace([event("reward", "reward/0", "reward/0", origin_ns + 4 * 10**9)])
     resumed.close()
-    text = path.read_text()
-    events = json.loads(text.rstrip().rstrip(",") + "]")  # what a viewer of the array format adds by itself
+    events = json.loads(path.read_text())
     assert events == list(read_events(path))
     lanes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     workers = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans = [e for e in events if e["ph"] == "X"]
     assert [lanes[e["pid"]] for e in spans] == ["device cpu:0"] * 3 + ["reward/0"]
     assert [workers[e["pid"], e["tid"]] for e in spans] == ["rollout/0", "actor/0", "actor/0", "reward/0"]
-    assert [round(e["ts"]) for e in spans] == [1_000_000, 2_000_000, 3_000_000, 4_000_000]
+    assert [e["ts"] for e in spans] == [1_000_000, 2_000_000, 3_000_000, 4_000_000]
     assert {e["dur"] for e in spans} == {500_000}
     assert len([e for e in events if e["name"] == "session"]) == 2
+
+
+@given(st.lists(st.integers(0, 5_000), min_size=2, max_size=40), st.integers(0, 10**6))
+def test_spans_that_follow_one_another_do_not_overlap_in_the_trace(lengths_ns: list[int], origin_ns: int) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        writer = TraceWriter(Path(scratch) / "trace.json", origin_ns=origin_ns)
+        starts_ns = itertools.accumulate(lengths_ns, initial=origin_ns)
+        writer.write([event("a", "l", "l", t, duration_ns=d) for t, d in zip(starts_ns, lengths_ns, strict=False)])
+        writer.close()
+        spans = [e for e in json.loads((Path(scratch) / "trace.json").read_text()) if e["ph"] == "X"]
+    assert all(type(e["ts"]) is int and type(e["dur"]) is int and e["dur"] >= 0 for e in spans)
+    assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in itertools.pairwise(spans))
+
+
+def test_a_long_trace_keeps_the_first_and_the_last_steps_whole(tmp_path: Path) -> None:
+    path, limit = tmp_path / "trace.json", 40_000
+    writer = TraceWriter(path, origin_ns=0, limit_bytes=limit)
+    writer.session(0)
+    for step in range(300):
+        writer.write([event(f"part {i}", "cpu:0", f"w/{step // 200}", step * 10**9, step) for i in range(5)])
+        assert path.stat().st_size < limit
+    writer.close()
+    events = json.loads(path.read_text())
+    by_step = Counter(e["args"]["step"] for e in events if e["ph"] == "X")
+    assert set(by_step.values()) == {5}, "no step is there in part"
+    (gap,) = [e["args"] for e in events if e["name"] == "left out"]
+    assert sorted(by_step) == [*range(gap["first_step"]), *range(gap["last_step"] + 1, 300)]
+    assert len(by_step) > 30 and gap["first_step"] > 5
+    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {"w/0", "w/1"}, "both are named still"
+    assert len([e for e in events if e["name"] == "session"]) == 1
+
+
+def test_a_run_may_go_without_a_trace(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", config_yaml=CONFIG, command=[], keep_checkpoints=1, trace_bytes=0)
+    folder.trace([event("rollout", "device cpu:0", "rollout/0", 0)])
+    folder.close()
+    assert not (folder.path / "trace.json").exists()

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from rlinf.errors import UserError
+from rlinf.run_folder.lock import LOCK
 
 
 def new_folder(name: str) -> Path:
@@ -18,7 +19,7 @@ def new_folder(name: str) -> Path:
 
 def check_empty(folder: Path) -> None:
     """Raises: UserError for a folder with something in it, or a file."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(entry.name != LOCK for entry in folder.iterdir())):
         raise UserError(
             f"the output folder {folder} exists and is not empty",
             hint="go on with the run in it with --resume, or choose another folder with --output",

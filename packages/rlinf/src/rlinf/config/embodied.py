@@ -30,8 +30,8 @@ class EnvConfig(Section):
     max_episode_steps: int = Field(default=50, ge=1, description="Actions after which an episode is cut off.")
     ignore_terminations: bool = Field(
         default=False,
-        description="Training episodes go on after success or failure until they are cut off, as those of an evaluation "
-        "always do, so that the policy learns to stay successful.",
+        description="Training episodes go on after success or failure until they are cut off, as those of an "
+        "evaluation always do, so that the policy learns to stay successful.",
     )
     control_mode: str | None = Field(
         default=None, description="How actions drive the robot; null: the environment's own."

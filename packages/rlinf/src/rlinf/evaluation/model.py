@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlinf.config.inputs import TOKENIZER_FILES, WEIGHT_FILES, check_model_folder
 from rlinf.errors import UserError
-from rlinf.run_folder.checkpoints import STATE, checkpoint_steps, is_complete
+from rlinf.run_folder.checkpoints import checkpoint_steps, is_checkpoint
+from rlinf.run_folder.seal import damage
 from rlinf.tasks.language import load_checkpoint_tokenizer
 
+MODEL = "model"
+"""Folder of the model in a checkpoint."""
 EDGE_BYTES = 1 << 16
 """Of the beginning and the end of each weight file, for the fingerprint: training changes every part of a file."""
 
@@ -47,25 +49,31 @@ def load_model(path: Path) -> EvaluatedModel:
 def model_folder(path: Path) -> Path:
     """The model folder that a path means.
 
-    Raises: UserError for a run without a checkpoint and for a torn checkpoint.
+    Raises: UserError for a run without a checkpoint and for a damaged checkpoint.
     """
+    if (path / "config.json").is_file() and path.name == MODEL and is_checkpoint(path.parent):
+        return _model_of_checkpoint(path.parent)
     if (path / "config.json").is_file() or not path.is_dir():
         return path
-    if (path / STATE).is_file() or re.fullmatch(r"step-\d+", path.name):
-        if not is_complete(path):
-            raise UserError(
-                f"model={path}: the checkpoint is not whole: its state.json does not match its files",
-                hint="use another checkpoint of the run, or copy this one again",
-            )
-        return path / "model"
+    if is_checkpoint(path):
+        return _model_of_checkpoint(path)
     if (path / "checkpoints").is_dir():
-        complete = checkpoint_steps(path / "checkpoints")
-        if not complete:
-            raise UserError(
-                f"model={path}: the run has no complete checkpoint yet", hint="let it run on, or --resume it"
-            )
-        return complete[-1][1] / "model"
+        steps = checkpoint_steps(path / "checkpoints")
+        if not steps:
+            raise UserError(f"model={path}: the run has no checkpoint yet", hint="let it run on, or --resume it")
+        return _model_of_checkpoint(steps[-1][1])
     return path
+
+
+def _model_of_checkpoint(checkpoint: Path) -> Path:
+    problem = damage(checkpoint, under=f"{MODEL}/")
+    if problem is not None:
+        others = [path.name for _, path in checkpoint_steps(checkpoint.parent) if path.name != checkpoint.name]
+        raise UserError(
+            f"model={checkpoint}: the checkpoint is damaged: {problem}",
+            hint=f"use another one of the run ({', '.join(others) or 'it has none'}), or copy this one again",
+        )
+    return checkpoint / MODEL
 
 
 def fingerprint(folder: Path) -> str:

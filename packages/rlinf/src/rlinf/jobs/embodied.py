@@ -27,6 +27,7 @@ from rlinf_workers.roles.policy import Policy
 from rlinf_workers.roles.policy_actor import GaeSettings, GroupSettings, PolicyActor, PolicyActorSettings
 
 SUCCESS = Score(name="success_at_end", text="success at the end of the episode, held-out reset seeds")
+SUCCESS_ONCE = Score(name="success_once", text="success at any time of the episode")
 CYCLE = ("env", "policy")
 """The stages that feed each other."""
 RETURN = Score(name="return", text="mean return over held-out reset seeds", is_share=False)
@@ -42,6 +43,7 @@ class EmbodiedJob:
         self._spec = self._env_spec(config)
         self._shape, self.notes, knows_success = self._probe(self._spec)
         self.score = SUCCESS if knows_success else RETURN
+        self.other_scores = (SUCCESS_ONCE,) if knows_success else ()
         if not knows_success and config.run.stop_at_score is not None:
             raise UserError(
                 f"run.stop_at_score={config.run.stop_at_score}: {config.env.id} never says that an episode succeeded",

@@ -80,6 +80,10 @@ class ReasoningJob:
         return Score(name="accuracy", text=f"{kind} on held-out problems")
 
     @property
+    def other_scores(self) -> Sequence[Score]:
+        return ()
+
+    @property
     def notes(self) -> Sequence[str]:
         return [*self._reward_notes, *self._task.notes]
 

@@ -89,9 +89,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 def best_checkpoint(folder: Path) -> Path | None:
     """The checkpoint with the best score, the newest of several; one counts if it was evaluated at its step."""
-    scored = [
-        (score, step, path) for step, path in checkpoint_steps(folder) if (score := _own_score(path)) is not None
-    ]
+    scored = [(score, step, path) for step, path in checkpoint_steps(folder) if (score := _own_score(path)) is not None]
     return max(scored)[2] if scored else None
 
 

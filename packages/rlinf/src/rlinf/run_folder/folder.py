@@ -28,7 +28,7 @@ from rlinf.run_folder import checkpoints
 from rlinf.run_folder.lock import LOCK, FolderLock
 from rlinf.run_folder.manifest import new_manifest, timestamp
 from rlinf.run_folder.rows import RowWriter, keep_rows, read_rows, to_json, write_file
-from rlinf.run_folder.trace import TraceEvent, TraceWriter
+from rlinf.run_folder.trace import LIMIT_BYTES, TraceEvent, TraceWriter
 
 PROBLEM = "problem.json"
 PLAN_TIMES = "plan_times.json"
@@ -43,14 +43,19 @@ class RunFolder:
 
     path: Path
 
-    def __init__(self, path: Path, lock: FolderLock, manifest: dict[str, Any], *, keep_checkpoints: int) -> None:
+    def __init__(
+        self, path: Path, lock: FolderLock, manifest: dict[str, Any], *, keep_checkpoints: int, trace_bytes: int
+    ) -> None:
         assert keep_checkpoints >= 1, f"keep_checkpoints={keep_checkpoints}"
         self.path = path
         self._lock = lock
         self._manifest = manifest
         self._keep_checkpoints = keep_checkpoints
         self._metrics, self._evaluations, self._samples = (RowWriter(path / name) for name in ROW_FILES)
-        self._trace = TraceWriter(path / "trace.json", origin_s=manifest["started_s"])
+        origin_ns = round(manifest["started_s"] * 1e9)
+        self._trace = None
+        if trace_bytes:
+            self._trace = TraceWriter(path / "trace.json", origin_ns=origin_ns, limit_bytes=trace_bytes)
         self._tensorboard: Any = None
         self._purge_step: int | None = None
         self._earlier_plan_times: list[Any] = []
@@ -58,14 +63,23 @@ class RunFolder:
     # -- life ------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, path: Path | str, *, config_yaml: str, command: Sequence[str], keep_checkpoints: int) -> RunFolder:
+    def create(
+        cls,
+        path: Path | str,
+        *,
+        config_yaml: str,
+        command: Sequence[str],
+        keep_checkpoints: int,
+        trace_bytes: int = LIMIT_BYTES,
+    ) -> RunFolder:
         """A new run's folder.
 
         Args:
             path: must not exist, or be empty.
             config_yaml: the resolved config.
             command: the command line, for the manifest.
-            keep_checkpoints: number of newest checkpoints kept, at least 1.
+            keep_checkpoints: number of newest checkpoints kept beside the best one, at least 1.
+            trace_bytes: largest size of trace.json, about; 0 for none.
         Raises:
             UserError: the path holds something, or another process writes it.
         """
@@ -76,7 +90,8 @@ class RunFolder:
         with _released_on_error(lock):
             _check_empty(path)  # another run may have begun and ended there since
             write_file(path / "config.yaml", config_yaml)
-            folder = cls(path, lock, new_manifest(config_yaml, command), keep_checkpoints=keep_checkpoints)
+            manifest = new_manifest(config_yaml, command)
+            folder = cls(path, lock, manifest, keep_checkpoints=keep_checkpoints, trace_bytes=trace_bytes)
             folder._start_session(command, resumed_from_step=None)
         return folder
 
@@ -86,6 +101,7 @@ class RunFolder:
         path: Path | str,
         *,
         keep_checkpoints: int,
+        trace_bytes: int = LIMIT_BYTES,
         config_yaml: str | None = None,
         command: Sequence[str] | None = None,
         tell: Callable[[str], None] = print,
@@ -94,7 +110,8 @@ class RunFolder:
 
         Args:
             path: of an earlier run.
-            keep_checkpoints: number of newest checkpoints kept, at least 1.
+            keep_checkpoints: number of newest checkpoints kept beside the best one, at least 1.
+            trace_bytes: largest size of trace.json, about; 0 for none.
             config_yaml: replaces the recorded config, when the run goes on with another length.
             command: the command line; this process's by default.
             tell: takes lines for people: the checkpoints that were set aside.
@@ -117,7 +134,7 @@ class RunFolder:
             (path / RESULT).unlink(missing_ok=True)  # the run goes on: it has none yet
             if config_yaml is not None:
                 write_file(path / "config.yaml", config_yaml)
-            folder = cls(path, lock, manifest, keep_checkpoints=keep_checkpoints)
+            folder = cls(path, lock, manifest, keep_checkpoints=keep_checkpoints, trace_bytes=trace_bytes)
             folder._purge_step = step
             folder._earlier_plan_times = _read_plan_times(path, step)
             folder._start_session(command, resumed_from_step=step)
@@ -133,8 +150,11 @@ class RunFolder:
         """
         if self._manifest["ended"] is None or failure is not None:
             self._end_session(failure)
-        for writer in (self._metrics, self._evaluations, self._samples, self._trace):
+        for writer in (self._metrics, self._evaluations, self._samples):
             writer.close()
+        if self._trace is not None:
+            self._trace.close()
+            self._trace = None
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None
@@ -188,18 +208,25 @@ class RunFolder:
         self._evaluations.write([_row(step, values, time_s)])
         self._to_tensorboard("evaluation/", step, values)
 
+    def first_evaluation(self) -> dict[str, float]:
+        """Metrics of the evaluation before the first step; as `last_evaluation`."""
+        return _evaluation(read_rows(self.path / "evaluations.jsonl")[:1])
+
     def last_evaluation(self) -> dict[str, float]:
         """Metrics of the newest evaluation, null as NaN; empty before the first one."""
-        rows = read_rows(self.path / "evaluations.jsonl")
-        metrics = rows[-1]["metrics"] if rows else {}
-        return {name: math.nan if value is None else value for name, value in metrics.items()}
+        return _evaluation(read_rows(self.path / "evaluations.jsonl")[-1:])
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Completions of a step, for people to read."""
         self._samples.write([{"step": step, **row} for row in rows])
 
     def trace(self, events: Sequence[TraceEvent]) -> None:
+        """Does nothing in a run without a trace."""
+        if self._trace is None:
+            return
         self._trace.write(events)
+        if self._trace.leaves_out:
+            self.note("trace.json holds the first and the last steps only: all are more than run.trace_megabytes")
 
     def result(self, values: Mapping[str, Any]) -> None:
         """What came out of the run; marks it as ended."""
@@ -251,7 +278,8 @@ class RunFolder:
         self._write_manifest()
         for note in self._lock.notes:
             self.note(note)
-        self._trace.session(time.time(), resumed_from_step=resumed_from_step)
+        if self._trace is not None:
+            self._trace.session(time.time_ns(), resumed_from_step=resumed_from_step)
 
     def _end_session(self, failure: str | None) -> None:
         self._manifest["ended"] = self._manifest["sessions"][-1]["ended"] = timestamp()
@@ -337,6 +365,10 @@ def _failure(kind: type[BaseException] | None, error: BaseException | None) -> s
     if kind is None or issubclass(kind, KeyboardInterrupt):
         return None if kind is None else INTERRUPTED
     return f"{kind.__name__}: {error}".rstrip(": ")
+
+
+def _evaluation(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for row in rows for name, value in row["metrics"].items()}
 
 
 def _row(step: int, values: Mapping[str, float], time_s: float) -> dict[str, Any]:

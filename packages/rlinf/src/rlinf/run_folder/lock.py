@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import platform
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from rlinf.errors import UserError
 from rlinf.run_folder.manifest import timestamp
 
 LOCK = ".lock"
+SHOWN_COMMAND = 100
+"""Characters of the holder's command line in a message."""
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 """What flock fails with on a file system that has no locks."""
 
@@ -62,6 +65,21 @@ class FolderLock:
         os.pwrite(self._descriptor, (json.dumps(holder) + "\n").encode(), 0)
 
 
+def check_free(folder: Path) -> None:
+    """Raises: UserError that names who writes the folder, if anybody does; leaves no trace."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise _in_use(folder, _read_holder(descriptor)) from None
+    finally:
+        os.close(descriptor)
+
+
 def _read_holder(descriptor: int) -> dict[str, Any]:
     """Empty where the holder has not signed yet."""
     try:
@@ -75,7 +93,7 @@ def _in_use(folder: Path, holder: dict[str, Any]) -> UserError:
     if not holder:
         return UserError(f"{folder} is in use: another process writes it", hint="wait until it has ended")
     pid, host = holder.get("pid"), holder.get("host")
-    command = " ".join(map(str, holder.get("command", [])))
+    command = textwrap.shorten(" ".join(map(str, holder.get("command", []))), SHOWN_COMMAND, placeholder=" ...")
     return UserError(
         f"{folder} is in use: process {pid} on {host} has been writing it since {holder.get('since')} ({command})",
         hint=f"wait until it has ended, or end it (kill {pid} on {host}), or choose another folder with --output",
