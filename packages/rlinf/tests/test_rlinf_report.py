@@ -74,7 +74,8 @@ def make_run(path: Path, num_steps: int = 4) -> RunFolder:
     """Step s takes 10 s from second 100 + 10 s: 6 s of rollout on cpu:0, then 4 s of the actor on both devices.
     Before the first step lie 50 s of evaluation that bear its number."""
     folder = RunFolder.create(path, config_yaml=CONFIG, command=["rlinf", "train"], keep_checkpoints=1)
-    folder._trace._origin_s = EPOCH_S
+    assert folder._trace is not None
+    folder._trace._origin_ns = round(EPOCH_S * 1e9)
     folder.write_plan(json.dumps(PLAN))
     folder.write_flow(json.dumps(FLOW), "flowchart LR\n")
     folder.trace([span("rollout", "rollout/0", 50, 49, 0)])
