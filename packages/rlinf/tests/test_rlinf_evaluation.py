@@ -50,7 +50,7 @@ def test_a_damaged_checkpoint_is_refused_and_another_named(tmp_path: Path):
     assert model_folder(bad) == bad / "model"
     (bad / "model" / "config.json").write_text("[]")
     for path in (run, bad, bad / "model"):
-        with pytest.raises(UserError, match=r"(?s)step-000010: the checkpoint is damaged: model/config.json.*step-0*5"):
+        with pytest.raises(UserError, match=r"(?s)checkpoint step-000010 is damaged: model/config.json.*step-0*5"):
             model_folder(path)
 
 

@@ -9,12 +9,9 @@ from typing import Any
 
 from rlinf.config.inputs import TOKENIZER_FILES, WEIGHT_FILES, check_model_folder
 from rlinf.errors import UserError
-from rlinf.run_folder.checkpoints import checkpoint_steps, is_checkpoint
-from rlinf.run_folder.seal import damage
+from rlinf.run_folder.checkpoints import MODEL, checkpoint_steps, is_checkpoint, refuse_damaged_model
 from rlinf.tasks.language import load_checkpoint_tokenizer
 
-MODEL = "model"
-"""Folder of the model in a checkpoint."""
 EDGE_BYTES = 1 << 16
 """Of the beginning and the end of each weight file, for the fingerprint: training changes every part of a file."""
 
@@ -51,29 +48,20 @@ def model_folder(path: Path) -> Path:
 
     Raises: UserError for a run without a checkpoint and for a damaged checkpoint.
     """
-    if (path / "config.json").is_file() and path.name == MODEL and is_checkpoint(path.parent):
-        return _model_of_checkpoint(path.parent)
     if (path / "config.json").is_file() or not path.is_dir():
+        refuse_damaged_model(path, key="model")
         return path
     if is_checkpoint(path):
-        return _model_of_checkpoint(path)
+        refuse_damaged_model(path / MODEL, key="model")
+        return path / MODEL
     if (path / "checkpoints").is_dir():
         steps = checkpoint_steps(path / "checkpoints")
         if not steps:
             raise UserError(f"model={path}: the run has no checkpoint yet", hint="let it run on, or --resume it")
-        return _model_of_checkpoint(steps[-1][1])
+        newest = steps[-1][1] / MODEL
+        refuse_damaged_model(newest, key="model")
+        return newest
     return path
-
-
-def _model_of_checkpoint(checkpoint: Path) -> Path:
-    problem = damage(checkpoint, under=f"{MODEL}/")
-    if problem is not None:
-        others = [path.name for _, path in checkpoint_steps(checkpoint.parent) if path.name != checkpoint.name]
-        raise UserError(
-            f"model={checkpoint}: the checkpoint is damaged: {problem}",
-            hint=f"use another one of the run ({', '.join(others) or 'it has none'}), or copy this one again",
-        )
-    return checkpoint / MODEL
 
 
 def fingerprint(folder: Path) -> str:

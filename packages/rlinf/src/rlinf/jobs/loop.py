@@ -101,7 +101,7 @@ class TrainingLoop:
     def _session(self, planned: Planned) -> Planned | None:
         """Processes where the plans have them, until the run ends (None) or goes on under other plans."""
         self._begin_plan(planned)
-        self._session_started_s = time.monotonic()
+        self._session_started_s, self._restart_s = time.monotonic(), 0.0
         self._executor = Executor(
             cluster=planned.cluster,
             launcher=LocalLauncher(
@@ -124,8 +124,7 @@ class TrainingLoop:
         plan = self._auto.plan
         self._folder.write_plan(plan.to_json())
         for note in (*self._job.notes, *planned.notes):
-            self._folder.note(note)
-            self.progress.message(f"note: {note}")
+            self.note(note)
         self.progress.message(f"{self._config.name}, {plan.mode} on {planned.cluster.describe()}; {plan.reason}")
         self._begin_times()
 
@@ -233,7 +232,7 @@ class TrainingLoop:
         checkpoint = self._folder.latest_checkpoint()
         if checkpoint is not None:
             return self._resume(checkpoint)
-        self._sync_weights()
+        self.sync_weights()
         self._job.prepare(self)
         if self._only_measures:
             return self._clock.before
@@ -250,7 +249,7 @@ class TrainingLoop:
         )
         clock.stage_s.update(state["stage_s"])
         self._executor.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
-        self._sync_weights()
+        self.sync_weights()
         self._job.restore(self)
         self.progress.message(f"resumed from {checkpoint.name}")
         latest: float = state["score"]
@@ -258,11 +257,6 @@ class TrainingLoop:
         if is_due and clock.own_score is None and not self._only_measures:  # the run was stopped before it
             return self.evaluate(clock.step)[self._job.score.name]
         return latest
-
-    def _sync_weights(self) -> None:
-        """The first of a session, for which every process has to be up."""
-        self._executor.sync_weights()
-        self._restart_s = time.monotonic() - self._session_started_s
 
     def _finish(self, score: float) -> None:
         from rlinf.report import write_report
@@ -307,6 +301,17 @@ class TrainingLoop:
             if span.category == COMPUTE:
                 self._clock.stage_s[span.name] += span.duration_s
         return run
+
+    def sync_weights(self) -> None:
+        """Hands the trainer's weights over, at a session's start and after anything but a step changed them."""
+        self._executor.sync_weights()
+        if not self._restart_s:  # the first, for which every process has to be up
+            self._restart_s = time.monotonic() - self._session_started_s
+
+    def note(self, text: str) -> None:
+        """A line for whoever watches the run, and for whoever reads its manifest."""
+        self._folder.note(text)
+        self.progress.message(f"note: {text}")
 
     def evaluate(self, step: int, *, record: bool = True) -> dict[str, float]:
         """Scores the present weights on held-out problems or seeds; `step` counts the training steps done."""

@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlinf.errors import UserError
 from rlinf.run_folder.rows import sync_folder
 from rlinf.run_folder.seal import STATE, SUMS, damage, write_seal
 
+MODEL = "model"
+"""Folder of the model in a checkpoint of a language model."""
 BEST = "best"
 BAD_SUFFIX = ".bad"
 PARTIAL_SUFFIX = ".partial"
@@ -137,6 +140,26 @@ def remove_partial(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def refuse_damaged_model(folder: Path, *, key: str) -> None:
+    """Does nothing for a model folder that is not in a checkpoint.
+
+    Args:
+        key: what the config calls the folder.
+
+    Raises: UserError for one in a damaged checkpoint.
+    """
+    checkpoint = folder.parent
+    if folder.name != MODEL or not is_checkpoint(checkpoint):
+        return
+    problem = damage(checkpoint, under=f"{MODEL}/")
+    if problem is not None:
+        others = [path.name for _, path in checkpoint_steps(checkpoint.parent) if not path.samefile(checkpoint)]
+        raise UserError(
+            f"{key}={folder}: checkpoint {checkpoint.name} is damaged: {problem}",
+            hint=f"use another one of the run ({', '.join(others) or 'it has none'}), or copy this one again",
+        )
 
 
 def set_aside_damaged(folder: Path) -> list[SetAside]:
