@@ -157,6 +157,27 @@ def test_a_failed_run_says_why(tmp_path: Path) -> None:
     assert "RunFailed: actor/1 was killed" in says
 
 
+def test_a_stopped_run_has_not_failed(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), make_run(tmp_path / "run") as folder:
+        raise KeyboardInterrupt
+    says = Page(write_report(folder.path).read_text()).says
+    assert "stopped; --resume goes on with it" in says
+    assert "failed" not in says
+
+
+def test_both_kinds_of_success_and_the_best_checkpoint_are_shown(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", config_yaml=CONFIG, command=[], keep_checkpoints=1)
+    for step, at_end, once in ((0, 0.0, 0.125), (1, 0.34, 0.97)):
+        folder.evaluation(step, {"success_once": once, "success_at_end": at_end}, time_s=1.0)
+    best = {"checkpoint": "step-000050", "score": 0.7}
+    folder.result({"score": "success_at_end", "before": 0.0, "after": 0.34, "best": best})
+    folder.close()
+    says = Page(write_report(folder.path).read_text()).says
+    shown = [percent(0.34), percent(0.97), "best checkpoint, step-000050", percent(0.7)]
+    places = [says.find(text) for text in shown]
+    assert -1 not in places and places == sorted(places)
+
+
 def test_a_run_that_is_still_going(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", num_steps=1)
     assert "running, or stopped before its end" in Page(write_report(folder.path).read_text()).says

@@ -111,8 +111,7 @@ def _headline(records: RunRecords) -> str:
             if values:
                 cells.append(("fact", SCORE_TEXTS[other], _from_to(values[0], values[-1], percent)))
         if best := result.get("best"):
-            value = f"{text(best['score'])} <small>{escape(best['checkpoint'])}</small>"
-            cells.append(("fact", "best checkpoint", value))
+            cells.append(("fact", f"best checkpoint, {best['checkpoint']}", text(best["score"])))
     planned = (records.config.get("run") or {}).get("num_steps")
     of = f" <small>of {planned:,}</small>" if isinstance(planned, int) and planned != records.num_steps_done else ""
     cells.append(("fact", "training steps", f"{records.num_steps_done:,}{of}"))
