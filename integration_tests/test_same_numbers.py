@@ -5,6 +5,7 @@ import json
 import pytest
 
 from command_line import SHORT_PUSH, SHORT_SORT, rows, train, weights
+from rlinf.glossary import find
 
 SORT_PLANS = {
     "disaggregated-1": {"mode": "disaggregated", "plan.granularity": "{rollout: 1, reward: 1, actor: 1}"},
@@ -22,8 +23,20 @@ PUSH_PLANS = {
 ALGORITHMS = {
     "ppo": {"algorithm.name": "ppo", "algorithm.num_epochs": 2},
     "dapo": {"algorithm.name": "dapo", "algorithm.oversampling": 1.5, "algorithm.overlong_buffer_tokens": 1},
+    "many": {
+        "algorithm.policy_loss": "clip_cov",
+        "algorithm.num_minibatches": 2,
+        "algorithm.kl_coef": 0.1,
+        "algorithm.kl_in": "reward",
+        "algorithm.kl": "k1",
+        "algorithm.kl_target": 0.5,
+        "algorithm.top_entropy_fraction": 0.5,
+        "algorithm.off_policy_threshold": 0.01,
+        "algorithm.overlong_filter": True,
+    },
 }
-"""One with a critic and whitening over the step, one whose ranks agree on the groups that train."""
+"""One with a critic and whitening over the step, one whose ranks agree on the groups that train, one whose
+micro-batches choose tokens and whose ranks agree on the weight of the KL."""
 
 
 def _with_seldom(plans):
@@ -32,7 +45,12 @@ def _with_seldom(plans):
 
 
 def numbers(path):
-    return {"metrics": rows(path), "evaluations": rows(path, "evaluations.jsonl"), "weights": weights(path)}
+    """What a run wrote, all of it in the glossary of metrics."""
+    found = {"metrics": rows(path), "evaluations": rows(path, "evaluations.jsonl")}
+    for file, written in found.items():
+        names = {name for row in written for name in row} - {"step"}
+        assert [name for name in names if find(name, evaluation=file == "evaluations") is None] == []
+    return found | {"weights": weights(path)}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +77,7 @@ def test_sorting(tmp_path, sort_reference, plan):
     assert found["weights"] == sort_reference["weights"]
 
 
-@pytest.mark.parametrize("name", ["ppo", pytest.param("dapo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dapo", "many"))])
 def test_algorithms_that_gather_the_step(tmp_path, name):
     found = []
     for plan in (SORT_PLANS["disaggregated-1"], SORT_PLANS["collocated-one-rank"]):
@@ -93,3 +111,26 @@ def test_a_warm_start_that_an_earlier_run_made_is_the_same(tmp_path, sort_refere
 def test_another_seed_gives_other_numbers(tmp_path, sort_reference):
     found = numbers(train("sort-grpo", tmp_path / "run", SHORT_SORT | {"seed": 1}))
     assert found["weights"] != sort_reference["weights"]
+
+
+@pytest.mark.slow
+def test_environments_on_the_host(tmp_path):
+    """Where a run has GPUs, its simulators have no device and ranks by cores; here beside CPU slots."""
+    from rlinf import jobs
+    from rlinf.config.load import load_config, to_yaml
+    from rlinf.config.overrides import parse_overrides
+    from rlinf.run_folder import RunFolder
+
+    pendulum = {"env.kind": "gymnasium", "env.id": "Pendulum-v1", "env.control_mode": "null", "env.reward_mode": "null"}
+    keys = SHORT_PUSH | pendulum | {"mode": "collocated", "cluster.num_devices": 2}
+    config = load_config("pushcube-ppo", parse_overrides([f"--{key}={value}" for key, value in keys.items()]))
+    found = []
+    for on_host in (False, True):
+        job = jobs.prepare(config)
+        job._simulates_on_host = on_host  # pyright: ignore[reportAttributeAccessIssue]
+        path = tmp_path / str(on_host)
+        with RunFolder.create(path, config_yaml=to_yaml(config), command=["test"], keep_checkpoints=1) as folder:
+            jobs.run(job, folder)
+        found.append(numbers(path))
+    assert '"devices": []' in (tmp_path / "True" / "plan.json").read_text()
+    assert found[0] == found[1]

@@ -10,18 +10,18 @@ fail() {
   exit 2
 }
 
-# The first Python from 3.10 to 3.12 that can make a virtual environment; PYTHON overrides the choice.
+# The first Python from 3.10 to 3.13 that can make a virtual environment; PYTHON overrides the choice.
 find_python() {
   local candidate
-  for candidate in "${PYTHON:-}" python3.11 python3.12 python3.10 python3; do
+  for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3.10 python3; do
     [ -n "$candidate" ] && command -v "$candidate" >/dev/null || continue
-    "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null || continue
+    "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || continue
     "$candidate" -c 'import ensurepip, venv' 2>/dev/null ||
       fail "$candidate cannot make virtual environments; install them: apt-get install python3-venv"
     echo "$candidate"
     return
   done
-  fail "needs Python 3.10, 3.11 or 3.12 (found: $(python3 --version 2>&1)); for example: apt-get install python3 python3-venv"
+  fail "needs Python 3.10 to 3.13 (found: $(python3 --version 2>&1)); for example: apt-get install python3 python3-venv"
 }
 
 check_compiler() {

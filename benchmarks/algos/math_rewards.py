@@ -1,9 +1,10 @@
-"""How often the math reward agrees with known verdicts, and how many it checks in a second:
-`python -m benchmarks.algos.math_rewards --data FOLDER`.
+"""How often the math reward and math-verify are right about answers of public benchmarks, a row a phrasing, and how
+many they check in a second of CPU time: `python -m benchmarks.algos.math_rewards --data FOLDER`.
 
 Both in one run, batch by batch in turn: the reward with its pool, and plain calls of math-verify in one process, with
-its own limits of time, as a loop of its README would do. Every disagreement with a label goes into the result. Checks
-a CPU second (all processes counted) say what a busy machine hides.
+its own limits of time, as a loop of its README would do. Three collections: answers of public benchmarks in the
+phrasings of `math_phrasings`, the same with one thing changed in each wrong answer, and the hard pairs of the tests,
+written by hand. The seconds of all processes count, those of the pool's start apart.
 """
 
 from __future__ import annotations
@@ -13,88 +14,143 @@ import logging
 import os
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.algos.math_cases import Case, draw_cases
+from benchmarks.algos.math_phrasings import PHRASINGS, Case, draw_cases, hard_cases, mutated_cases
 from benchmarks.harness import compare, report
 
 from rlinf_algos.rewards.mathematics import MathReward
 
-NUM_BATCHES = 2
-"""About as many completions in each as one training step hands over at once."""
+BATCH = 500
+"""About as many completions as one training step hands over at once."""
+SIDES = ("reward", "math-verify")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k_test, aime24, amc23, minerva_math")
-    parser.add_argument("--num-cases", type=int, default=1000)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the files that math_phrasings names")
+    parser.add_argument("--num-gsm8k", type=int, default=200, help="rows of GSM8K; all of the other files are used")
+    parser.add_argument("--share", type=float, default=1.0, help="of the cases, drawn by chance")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=1, help="times that every batch is checked by both sides")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    cases = draw_cases(arguments.data, arguments.num_cases, arguments.seed)
-    size = -(-len(cases) // NUM_BATCHES)
-    batches = [cases[start : start + size] for start in range(0, len(cases), size)]
     logging.disable(logging.CRITICAL)
-    samples_s: dict[str, list[float]] = {"reward": [], "math-verify": []}
-    outcomes: dict[str, list[str]] = {"reward": [], "math-verify": []}
+    collections = {
+        "real": draw_cases(arguments.data, num_gsm8k=arguments.num_gsm8k, seed=arguments.seed, share=arguments.share),
+        "mutated": mutated_cases(arguments.data, seed=arguments.seed),
+        "hard": hard_cases(),
+    }
+    samples_s: dict[str, list[float]] = {side: [] for side in SIDES}
+    outcomes: dict[str, dict[str, list[str]]] = {}
     with MathReward(num_processes=arguments.processes) as reward:
-        first = [rf"\boxed{{\sqrt{{{i}}}}}" for i in range(2, 2 + arguments.processes)]
-        reward.score_batch(first, [r"\sqrt{99}"] * len(first))  # starts every process of the pool
-        _plain(cases[0])
-        cpu_s, plain_cpu_s = -_cpu_s(reward), 0.0
-        for round_index in range(arguments.rounds):
-            for batch in batches:
-                start = time.perf_counter()
-                scored = reward.score_batch([c.completion for c in batch], [c.reference for c in batch])
-                samples_s["reward"].append(time.perf_counter() - start)
-                begun_s = time.process_time()
-                start = time.perf_counter()
-                plain = [_plain(case) for case in batch]
-                samples_s["math-verify"].append(time.perf_counter() - start)
-                plain_cpu_s += time.process_time() - begun_s
-                if round_index == 0:
-                    outcomes["reward"] += [result.outcome for result in scored]
-                    outcomes["math-verify"] += plain
-        cpu_s += _cpu_s(reward) - plain_cpu_s
-    agreement = {
-        side: sum((o == "right") == c.is_right for o, c in zip(found, cases, strict=True)) / len(cases)
-        for side, found in outcomes.items()
+        start_s = _start(reward, arguments.processes)
+        cpu_s = dict.fromkeys(SIDES, 0.0)
+        for name, cases in collections.items():
+            outcomes[name] = _check(reward, cases, samples_s, cpu_s if name == "real" else None)
+    findings = {
+        "real": _by_phrasing(collections["real"], outcomes["real"]),
+        "real, no plain integer": _rates(
+            [c for c in collections["real"] if c.is_hard], *_hard_only(collections, outcomes)
+        ),
+        "mutated, wrong": _rates(collections["mutated"], *outcomes["mutated"].values()),
+        "hard": _rates(collections["hard"], *outcomes["hard"].values()),
+        "checks_per_cpu_second": {side: len(collections["real"]) / cpu_s[side] for side in SIDES},
+        "cpu_seconds_of_the_pool's_start": start_s,
+        "outcomes": {n: {side: dict(Counter(found)) for side, found in o.items()} for n, o in outcomes.items()},
+        "disagreements": [
+            {**asdict(case), "reference": case.reference[-120:], "outcome": outcome, "collection": name}
+            for name, cases in collections.items()
+            for case, outcome in zip(cases, outcomes[name]["reward"], strict=True)
+            if (outcome == "right") != case.is_right
+        ],
     }
-    per_second = {side: size / (sum(s) / len(s)) for side, s in samples_s.items()}
-    per_cpu_second = {
-        "reward": len(cases) * arguments.rounds / cpu_s,
-        "math-verify": len(cases) * arguments.rounds / plain_cpu_s,
-    }
-    print(f"checks a CPU second: {per_cpu_second}")
-    for side in samples_s:
-        print(f"{side:<12} agreement {agreement[side]:.4f}, {per_second[side]:.0f} checks/s, {Counter(outcomes[side])}")
-    disagreements = [
-        {"reference": c.reference[-120:], "completion": c.completion, "label": c.is_right, "outcome": o,
-         "source": c.source, "notation": c.notation}
-        for o, c in zip(outcomes["reward"], cases, strict=True)
-        if (o == "right") != c.is_right
-    ]  # fmt: skip
+    _show(findings)
     report(
         "math-rewards",
         settings={
-            "num_cases": len(cases),
+            "num_cases": {name: len(cases) for name, cases in collections.items()},
+            "sources": dict(Counter(case.source for case in collections["real"])),
+            "references": len({case.reference for case in collections["real"]}),
             "processes": arguments.processes,
             "seed": arguments.seed,
-            "right": sum(c.is_right for c in cases),
         },
         samples_s=samples_s,
         comparisons=[compare(samples_s, "math-verify", "reward")],
-        findings={
-            "agreement": agreement,
-            "checks_per_second": per_second,
-            "checks_per_cpu_second": per_cpu_second,
-            "outcomes": {side: dict(Counter(found)) for side, found in outcomes.items()},
-            "disagreements": disagreements,
-        },
+        findings=findings,
         output=arguments.output,
     )
+
+
+def _check(
+    reward: MathReward, cases: list[Case], samples_s: dict[str, list[float]], cpu_s: dict[str, float] | None
+) -> dict[str, list[str]]:
+    """The outcomes of both sides, in the order of the cases."""
+    found: dict[str, list[str]] = {side: [] for side in SIDES}
+    for first in range(0, len(cases), BATCH):
+        batch = cases[first : first + BATCH]
+        begun_s, clock = _cpu_s(reward), time.perf_counter()
+        results = reward.score_batch([c.completion for c in batch], [c.reference for c in batch])
+        found["reward"] += [result.outcome for result in results]
+        middle_s, middle = _cpu_s(reward), time.perf_counter()
+        found["math-verify"] += [_plain(case) for case in batch]
+        end_s, end = _cpu_s(reward), time.perf_counter()
+        if cpu_s is not None:
+            samples_s["reward"].append(middle - clock)
+            samples_s["math-verify"].append(end - middle)
+            cpu_s["reward"] += middle_s - begun_s
+            cpu_s["math-verify"] += end_s - middle_s
+    return found
+
+
+def _start(reward: MathReward, num_processes: int) -> float:
+    """Starts every process of the pool; the CPU seconds that this takes."""
+    begun_s = time.process_time()
+    _plain_pair(r"\frac{a}{b}", r"\boxed{a/b}")
+    own_s = time.process_time() - begun_s
+    answers = [rf"\boxed{{\sqrt{{{i}}}}}" for i in range(2, 2 + 16 * num_processes)]
+    reward.score_batch(answers, [r"\sqrt{99}"] * len(answers))
+    return _cpu_s(reward) - begun_s - own_s
+
+
+def _rates(cases: list[Case], ours: list[str], theirs: list[str]) -> dict[str, dict[str, float | int]]:
+    """The share of right answers that are found right, and of wrong ones that are."""
+    rates: dict[str, dict[str, float | int]] = {}
+    for side, found in (("reward", ours), ("math-verify", theirs)):
+        right = [outcome == "right" for outcome, case in zip(found, cases, strict=True) if case.is_right]
+        wrong = [outcome == "right" for outcome, case in zip(found, cases, strict=True) if not case.is_right]
+        rates[side] = {"num_right": len(right), "num_wrong": len(wrong)}
+        rates[side] |= {"found_right": sum(right) / len(right)} if right else {}
+        rates[side] |= {"false_positives": sum(wrong) / len(wrong)} if wrong else {}
+        agreed = sum(right) + len(wrong) - sum(wrong)
+        rates[side]["agreement"] = agreed / len(cases)
+    return rates
+
+
+def _by_phrasing(cases: list[Case], outcomes: dict[str, list[str]]) -> dict[str, dict[str, dict[str, float | int]]]:
+    rows = {}
+    for phrasing in PHRASINGS:
+        kept = [i for i, case in enumerate(cases) if case.phrasing == phrasing]
+        rows[phrasing] = _rates([cases[i] for i in kept], *([outcomes[side][i] for i in kept] for side in SIDES))
+    return rows
+
+
+def _hard_only(collections: dict[str, list[Case]], outcomes: dict[str, dict[str, list[str]]]) -> list[list[str]]:
+    kept = [i for i, case in enumerate(collections["real"]) if case.is_hard]
+    return [[outcomes["real"][side][i] for i in kept] for side in SIDES]
+
+
+def _show(findings: dict) -> None:
+    rows = {
+        **findings["real"],
+        **{name: findings[name] for name in ("real, no plain integer", "mutated, wrong", "hard")},
+    }
+    for name, rates in rows.items():
+        for side in SIDES:
+            shares = {key: f"{100 * share:.2f} %" for key, share in rates[side].items() if not key.startswith("num")}
+            print(f"{name:<24} {side:<12} {shares}")
+    print(f"checks a CPU second: {findings['checks_per_cpu_second']}")
 
 
 def _cpu_s(reward: MathReward) -> float:
@@ -109,10 +165,15 @@ def _cpu_s(reward: MathReward) -> float:
 
 
 def _plain(case: Case) -> str:
+    return _plain_pair(case.reference, case.completion)
+
+
+def _plain_pair(reference: str, completion: str) -> str:
     from math_verify import parse, verify
 
     try:
-        return "right" if verify(parse(case.reference), parse(case.completion)) else "wrong"
+        gold = parse(reference) if "\\boxed" in reference or "####" in reference else parse(f"${reference}$")
+        return "right" if verify(gold or parse(reference), parse(completion)) else "wrong"
     except Exception as e:  # noqa: BLE001 - the peer's crash is a finding, not an end
         return f"{type(e).__name__}"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 HAND_OVER, COPIES, RESHARD, CHANNEL = "comm-handover", "comm-copies", "comm-reshard", "comm-channel"
+CHECKS = "comm-checks"
 
 
 class Measured:
@@ -59,6 +60,49 @@ def sections(results: Path, images: Path) -> Iterator[str]:
             "cast)",
         )
         yield from _shares(measured, "digest", "Digests: GB a second, and the share of one read by torch's sum")
+    path = results / f"{CHECKS}.json"
+    if path.exists():
+        yield from _checks(json.loads(path.read_text()))
+
+
+def _checks(result: dict[str, Any]) -> Iterator[str]:
+    """What digests catch and cost: checks.py."""
+    machine = (
+        f"{result['machine']['processor']}, {result['date'][:10]}, load {result['machine']['load_average_1_min']:.1f}"
+    )
+    yield f"\nFlipped bits, one at a time. Target: all are caught ({machine}).\n"
+    yield "| way | flipped | caught |\n|---|---|---|"
+    for way, row in result["findings"]["flips"].items():
+        yield f"| {way} | {row['flips']:,} | {row['caught']:,} |"
+    slower = result["findings"]["slower_contact_ms"]
+    alone, besieged = (1e3 * result["medians_s"][f"contact, {who}"] for who in ("no strangers", "strangers"))
+    yield (
+        f"\nA first contact (joining the directory, meeting a peer, one value): median {alone:.1f} ms, and "
+        f"{besieged:.1f} ms while 60 idle and slow strangers and 20 garbled ones a second besiege both doors; "
+        f"{slower['median']:.1f} ms (median) and {slower['most']:.1f} ms (most) longer than the other of its round. "
+        "Target: at most 100 ms.\n"
+    )
+    yield (
+        "\nWhat digests cost: a hand-over and its acknowledgement over TCP between two processes, a put and a take of "
+        "a channel and of a pool in one, with and without; of medians.\n"
+    )
+    yield "| way, size | with | without | with / without |\n|---|---|---|---|"
+    for c in result["comparisons"]:
+        cells = " | ".join(_rate(c[side], result) for side in ("numerator", "denominator"))
+        yield f"| {c['numerator'].removesuffix(', with')} | {cells} | {c['ratio_of_medians']:.2f} |"
+    yield "\n| over memory of 16 MB | GB a second |\n|---|---|"
+    for name, rate in result["findings"]["hash_gb_per_s"].items():
+        yield f"| {name} | {rate:.1f} |"
+    yield ""
+
+
+def _rate(case: str, result: dict[str, Any]) -> str:
+    """Microseconds, and gigabytes a second where that says something: not of a few bytes, and not by reference."""
+    way, size, digests = case.split(", ")
+    seconds = result["medians_s"][case]
+    num_bytes = result["settings"]["sizes_bytes"][size]
+    shows_rate = num_bytes >= 1 << 20 and not (way == "pool" and digests == "without")
+    return f"{_us(1e6 * seconds)} us" + (f", {num_bytes / seconds / 1e9:.1f} GB/s" if shows_rate else "")
 
 
 def _hand_overs(measured: Measured) -> Iterator[str]:

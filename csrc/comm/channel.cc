@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "channel_header.h"
 #include "rlinf/comm/check.h"
@@ -29,10 +30,12 @@ Channel::Channel(std::shared_ptr<Segment> segment)
 }
 
 std::shared_ptr<Channel> Channel::create(const std::string& name, uint64_t capacity_items, uint64_t capacity_bytes,
-                                         uint64_t num_producers, bool raises_on_loss) {
+                                         uint64_t num_producers, bool raises_on_loss, uint64_t num_keys) {
   RLINF_CHECK_USER(capacity_items > 0 && capacity_bytes > 0 && num_producers > 0, "channel '", name,
                    "': capacity_items=", capacity_items, ", capacity_bytes=", capacity_bytes,
                    ", num_producers=", num_producers, "; each must be at least 1");
+  RLINF_CHECK_USER(num_keys > 0 && num_keys <= capacity_items, "channel '", name, "': num_keys=", num_keys,
+                   " with capacity_items=", capacity_items, "; each key needs room for an item");
   const uint64_t arena_bytes = arena_bytes_for(capacity_items, capacity_bytes);
   auto segment = Segment::create(name, kArenaOffset + arena_bytes);
   auto* header = reinterpret_cast<ChannelHeader*>(segment->bytes());  // zeroed by the system
@@ -40,6 +43,7 @@ std::shared_ptr<Channel> Channel::create(const std::string& name, uint64_t capac
   header->capacity_items = capacity_items;
   header->capacity_bytes = capacity_bytes;
   header->arena_bytes = arena_bytes;
+  header->num_keys = num_keys;
   header->raises_on_loss = raises_on_loss;
   header->first_ready = kNil;
   header->last_ready = kNil;
@@ -145,8 +149,26 @@ ChannelCounts Channel::counts() {
   counts.blocked_take_ns = header_->blocked_take_ns;
   counts.num_producers = header_->num_producers;
   counts.num_closed = header_->num_closed;
+  counts.num_keys = header_->num_keys;
   counts.aborted = header_->aborted != 0;
   return counts;
+}
+
+std::vector<std::pair<ItemKey, KeyUse>> Channel::waiting_keys() {
+  std::vector<std::pair<ItemKey, KeyUse>> keys;
+  std::map<std::pair<int64_t, std::string_view>, size_t> places;
+  Lock lock(*this);
+  for (uint64_t offset = header_->first_ready; offset != kNil; offset = arena_.at(offset).next) {
+    const BlockHeader& block = arena_.at(offset);
+    const std::string_view text = key_text(offset);
+    const auto place = places.try_emplace({block.key, text}, keys.size()).first->second;
+    if (place == keys.size()) {
+      keys.push_back({ItemKey{block.key, std::string(text)}, KeyUse{}});
+    }
+    keys[place].second.num_items += 1;
+    keys[place].second.num_bytes += block.payload_bytes;
+  }
+  return keys;
 }
 
 void Channel::lock_and_leave() {

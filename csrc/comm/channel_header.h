@@ -30,6 +30,7 @@ struct ChannelHeader {
   alignas(64) uint64_t capacity_items;
   uint64_t capacity_bytes;
   uint64_t arena_bytes;
+  uint64_t num_keys;  // that share the capacity in equal parts; 1: whoever comes first
   uint32_t raises_on_loss;
 
   // Derived from the arena's blocks; see Channel::repair().

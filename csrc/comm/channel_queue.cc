@@ -29,8 +29,16 @@ int64_t slice_end(const WaitState& wait, int64_t start_ns) {
 
 // --- put ------------------------------------------------------------------------------------------------------------
 
-uint64_t Channel::item_bytes(uint64_t head_bytes, const std::vector<ByteView>& buffers) {
-  uint64_t total = align_up(buffers.size() * sizeof(uint64_t) + head_bytes);
+ItemKey ItemKey::from_text(std::string text) {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a: the same in every process
+  for (const char byte : text) {
+    hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3;
+  }
+  return ItemKey{static_cast<int64_t>(hash), std::move(text)};
+}
+
+uint64_t Channel::item_bytes(uint64_t head_bytes, const std::vector<ByteView>& buffers, const ItemKey& key) {
+  uint64_t total = align_up(buffers.size() * sizeof(uint64_t) + head_bytes + key.text.size());
   for (const ByteView& buffer : buffers) {
     total += align_up(buffer.num_bytes);
   }
@@ -49,9 +57,42 @@ bool Channel::is_time_to_reclaim(WaitState& wait) {
   return true;
 }
 
-Outcome Channel::reserve(uint64_t num_bytes, WaitState& wait, BlockRef* block) {
-  RLINF_CHECK_USER(num_bytes <= header_->capacity_bytes, "one item of ", num_bytes,
+// Over blocks instead of counters: a process that dies leaves nothing to repair. Texts count by the number they give.
+KeyUse Channel::use_of(int64_t key) const {
+  KeyUse use;
+  for (uint64_t offset = 0; offset != kNil; offset = arena_.after(offset)) {
+    const BlockHeader& block = arena_.at(offset);
+    const BlockState state = block.state.load(std::memory_order_relaxed);
+    if ((state == BlockState::kReady || state == BlockState::kReserved) && block.key == key) {
+      use.num_items += 1;
+      use.num_bytes += block.payload_bytes;
+    }
+  }
+  return use;
+}
+
+bool Channel::has_room(uint64_t num_bytes, const ItemKey& key) const {
+  const uint64_t num_items = header_->num_ready + header_->num_reserved;
+  const uint64_t used_bytes = header_->ready_bytes + header_->reserved_bytes;
+  if (num_items >= header_->capacity_items || used_bytes + num_bytes > header_->capacity_bytes) {
+    return false;
+  }
+  const uint64_t share_items = header_->capacity_items / header_->num_keys;
+  const uint64_t share_bytes = header_->capacity_bytes / header_->num_keys;
+  if (num_items < share_items && used_bytes + num_bytes <= share_bytes) {
+    return true;  // even if all of it is this key's
+  }
+  if (header_->num_keys == 1) {
+    return false;
+  }
+  const KeyUse use = use_of(key.number);
+  return use.num_items < share_items && use.num_bytes + num_bytes <= share_bytes;
+}
+
+Outcome Channel::reserve(uint64_t num_bytes, WaitState& wait, BlockRef* block, const ItemKey& key) {
+  RLINF_CHECK_USER(num_bytes <= header_->capacity_bytes / header_->num_keys, "one item of ", num_bytes,
                    " bytes does not fit capacity_bytes=", header_->capacity_bytes,
+                   header_->num_keys == 1 ? "" : join_text(" shared by num_keys=", header_->num_keys),
                    "; create the channel with more, or put smaller items");
   int64_t start_ns = 0;  // of the wait; the clock is not read before there is one
   Lock lock(*this);
@@ -72,11 +113,11 @@ Outcome Channel::reserve(uint64_t num_bytes, WaitState& wait, BlockRef* block) {
     if (is_closed()) {
       return finish(Outcome::kClosed);
     }
-    if (header_->num_ready + header_->num_reserved < header_->capacity_items &&
-        header_->ready_bytes + header_->reserved_bytes + num_bytes <= header_->capacity_bytes) {
+    if (has_room(num_bytes, key)) {
       const uint64_t offset = arena_.allocate(num_bytes, current_process());
       if (offset != kNil) {
         arena_.at(offset).payload_bytes = num_bytes;
+        arena_.at(offset).key = key.number;
         header_->num_reserved += 1;
         header_->reserved_bytes += num_bytes;
         header_->put_blocked_at_ns = 0;
@@ -106,8 +147,10 @@ Outcome Channel::reserve(uint64_t num_bytes, WaitState& wait, BlockRef* block) {
   }
 }
 
-void Channel::fill(const BlockRef& block, const ByteView& head, const std::vector<ByteView>& buffers) {
+void Channel::fill(const BlockRef& block, const ByteView& head, const std::vector<ByteView>& buffers,
+                   const ItemKey& key) {
   BlockHeader& header = arena_.at(block.offset);
+  header.key_bytes = key.text.size();
   header.num_buffers = static_cast<uint32_t>(buffers.size());
   header.head_bytes = head.num_bytes;
   std::byte* cursor = arena_.payload(block.offset);
@@ -117,7 +160,9 @@ void Channel::fill(const BlockRef& block, const ByteView& head, const std::vecto
     cursor += sizeof(uint64_t);
   }
   copy_bytes(cursor, head.pointer, head.num_bytes);
-  cursor = start + align_up(static_cast<uint64_t>(cursor - start) + head.num_bytes);
+  cursor += head.num_bytes;
+  copy_bytes(cursor, key.text.data(), key.text.size());
+  cursor = start + align_up(static_cast<uint64_t>(cursor - start) + key.text.size());
   for (const ByteView& buffer : buffers) {
     copy_bytes(cursor, buffer.pointer, buffer.num_bytes);
     cursor += align_up(buffer.num_bytes);
@@ -133,7 +178,6 @@ void Channel::commit(const BlockRef& ref, const ItemLabels& labels) {
         "commit of a block that is not reserved");
     header_->num_reserved -= 1;
     header_->reserved_bytes -= block.payload_bytes;
-    block.key = labels.key;
     block.weight = labels.weight;
     block.policy_version = labels.policy_version;
     block.sequence = header_->num_put++;
@@ -145,24 +189,37 @@ void Channel::commit(const BlockRef& ref, const ItemLabels& labels) {
 
 // --- take -----------------------------------------------------------------------------------------------------------
 
-// Gathers the items that a take would hand out now. True when no further item could be added to them.
-bool Channel::collect(const TakeRequest& request, std::vector<uint64_t>* offsets) const {
-  double weight = 0.0;
+std::string_view Channel::key_text(uint64_t offset) const {
+  const BlockHeader& block = arena_.at(offset);
+  const std::byte* text = arena_.payload(offset) + block.num_buffers * sizeof(uint64_t) + block.head_bytes;
+  return {reinterpret_cast<const char*>(text), block.key_bytes};
+}
+
+bool Channel::is_wanted(const TakeRequest& request, uint64_t offset) const {
+  return request.any_key || std::any_of(request.keys.begin(), request.keys.end(), [&](const ItemKey& key) {
+           return key.number == arena_.at(offset).key && key.text == key_text(offset);
+         });
+}
+
+void Channel::collect(const TakeRequest& request, Gathered* gathered) const {
+  *gathered = Gathered{};
   for (uint64_t offset = header_->first_ready; offset != kNil; offset = arena_.at(offset).next) {
-    const BlockHeader& block = arena_.at(offset);
-    if (!request.any_key && !std::binary_search(request.keys.begin(), request.keys.end(), block.key)) {
+    if (!is_wanted(request, offset)) {
       continue;
     }
-    weight += block.weight;
-    if (!offsets->empty() && weight > request.max_weight) {
-      return true;
+    const double weight = gathered->weight + arena_.at(offset).weight;
+    if (!gathered->offsets.empty() && weight > request.max_weight) {
+      gathered->is_full = true;
+      return;
     }
-    offsets->push_back(offset);
-    if (offsets->size() == request.max_items) {
-      return true;
+    gathered->offsets.push_back(offset);
+    gathered->weight = weight;
+    // At exactly the weight only items without any could follow: those that are here are taken, none is waited for.
+    gathered->is_full = weight >= request.max_weight || gathered->offsets.size() == request.max_items;
+    if (gathered->offsets.size() == request.max_items) {
+      return;
     }
   }
-  return false;
 }
 
 TakenItem Channel::hand_out(uint64_t offset, const ProcessId& holder) {
@@ -180,7 +237,7 @@ TakenItem Channel::hand_out(uint64_t offset, const ProcessId& holder) {
   TakenItem item;
   item.block = BlockRef{offset, block.generation};
   item.may_stay = may_stay;
-  item.labels = ItemLabels{block.key, block.weight, block.policy_version};
+  item.labels = ItemLabels{{block.key, std::string(key_text(offset))}, block.weight, block.policy_version};
   item.sequence = block.sequence;
   item.head_bytes = block.head_bytes;
   item.num_bytes = block.head_bytes;
@@ -188,7 +245,7 @@ TakenItem Channel::hand_out(uint64_t offset, const ProcessId& holder) {
   const uint64_t table_bytes = block.num_buffers * sizeof(uint64_t);
   item.head = start + table_bytes;
   item.buffers.resize(block.num_buffers);
-  std::byte* cursor = start + align_up(table_bytes + block.head_bytes);
+  std::byte* cursor = start + align_up(table_bytes + block.head_bytes + block.key_bytes);
   for (uint32_t i = 0; i < block.num_buffers; ++i) {
     uint64_t num_bytes = 0;
     std::memcpy(&num_bytes, start + i * sizeof(uint64_t), sizeof(uint64_t));
@@ -215,7 +272,7 @@ bool Channel::is_stalled(uint64_t num_matching, WaitState& wait, int64_t now_ns)
 
 Outcome Channel::take(const TakeRequest& request, WaitState& wait, std::vector<TakenItem>* items) {
   const uint64_t min_items = std::min(request.min_items, request.max_items);
-  std::vector<uint64_t> offsets;
+  Gathered gathered;
   int64_t start_ns = 0;  // of the wait; the clock is not read before there is one
   Outcome outcome = Outcome::kDone;
   {
@@ -229,12 +286,12 @@ Outcome Channel::take(const TakeRequest& request, WaitState& wait, std::vector<T
         outcome = Outcome::kAborted;
         break;
       }
-      offsets.clear();
-      const bool is_full = collect(request, &offsets);
-      if (is_full || offsets.size() >= min_items || (is_closed() && header_->num_reserved == 0)) {
-        items->reserve(offsets.size());
+      collect(request, &gathered);
+      const bool is_enough = gathered.offsets.size() >= min_items && gathered.weight >= request.min_weight;
+      if (gathered.is_full || is_enough || (is_closed() && header_->num_reserved == 0)) {
+        items->reserve(gathered.offsets.size());
         const ProcessId holder = current_process();
-        for (const uint64_t offset : offsets) {
+        for (const uint64_t offset : gathered.offsets) {
           items->push_back(hand_out(offset, holder));
         }
         break;
@@ -244,7 +301,7 @@ Outcome Channel::take(const TakeRequest& request, WaitState& wait, std::vector<T
         start_ns = now_ns;
       }
       note_wait(wait, now_ns);
-      if (is_stalled(offsets.size(), wait, now_ns)) {
+      if (is_stalled(gathered.offsets.size(), wait, now_ns)) {
         outcome = Outcome::kStalled;
         break;
       }

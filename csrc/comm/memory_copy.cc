@@ -6,11 +6,17 @@
 
 namespace rlinf::comm {
 
-void copy_bytes(void* destination, const void* source, uint64_t num_bytes) {
+void copy_bytes(void* destination, const void* source, uint64_t num_bytes, Stores stores) {
   if (num_bytes == 0) {
     return;  // the pointers of an empty buffer may be null
   }
   if (num_bytes < kStreamingCopyBytes) {
+    std::memcpy(destination, source, num_bytes);
+    return;
+  }
+  static StoreChoice choices[64];  // by the number of bits of the size
+  const StoreChoice::Run run(choices[63 - __builtin_clzll(num_bytes)], stores, num_bytes);
+  if (!run.is_streaming()) {
     std::memcpy(destination, source, num_bytes);
     return;
   }

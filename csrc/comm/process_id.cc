@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include <mutex>
 #include <vector>
 
+#include "rlinf/comm/check.h"
 #include "rlinf/comm/segment_server.h"
 
 namespace rlinf::comm {
@@ -64,12 +66,27 @@ ProcessStat read_stat(int32_t pid) {
 
 }  // namespace
 
+namespace {
+
+// Of 31 bits, so that it goes into a signed word beside an inode number; never 0.
+uint32_t random_server_nonce() {
+  uint32_t nonce = 0;
+  RLINF_CHECK_SYSTEM(::getrandom(&nonce, sizeof(nonce), 0) == sizeof(nonce), "getrandom");
+  return (nonce >> 1) | 1;
+}
+
+}  // namespace
+
 ProcessId current_process() {
   // A system call costs more than all the rest of a put, so the answer is kept and forgotten by forked children.
   static std::atomic<uint64_t> start_ticks{0};
   static std::atomic<uint64_t> pid_namespace{0};
+  static std::atomic<uint32_t> server_nonce{0};
   static std::atomic<int32_t> pid{0};
-  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { pid.store(0, std::memory_order_relaxed); });
+  static const int registered = ::pthread_atfork(nullptr, nullptr, [] {
+    pid.store(0, std::memory_order_relaxed);
+    server_nonce.store(0, std::memory_order_relaxed);
+  });
   static_cast<void>(registered);
   int32_t known = pid.load(std::memory_order_acquire);
   if (known == 0) {
@@ -77,9 +94,12 @@ ProcessId current_process() {
     struct stat status{};
     pid_namespace.store(::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0, std::memory_order_relaxed);
     start_ticks.store(read_stat(known).start_ticks, std::memory_order_relaxed);
+    uint32_t unused = 0;  // the first of several threads makes the nonce
+    server_nonce.compare_exchange_strong(unused, random_server_nonce());
     pid.store(known, std::memory_order_release);
   }
-  return ProcessId{known, start_ticks.load(std::memory_order_relaxed), pid_namespace.load(std::memory_order_relaxed)};
+  return ProcessId{known, start_ticks.load(std::memory_order_relaxed), pid_namespace.load(std::memory_order_relaxed),
+                   server_nonce.load(std::memory_order_relaxed)};
 }
 
 namespace {

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,7 +15,7 @@ namespace rlinf::comm {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x726c696e66534731;  // "rlinfSG1"; changes with the layout of anything in a segment
+constexpr uint64_t kMagic = 0x726c696e66534732;  // "rlinfSG2"; changes with the layout of anything in a segment
 
 struct SegmentHeader {
   uint64_t magic;
@@ -121,12 +120,10 @@ std::shared_ptr<Segment> Segment::create(const std::string& name, uint64_t num_b
   std::shared_ptr<Segment> segment(new Segment(fd.hand_on(), mapping, mapping_bytes));
   segment->num_bytes_ = num_bytes;
 
-  uint64_t nonce = 0;
-  RLINF_CHECK_SYSTEM(::getrandom(&nonce, sizeof(nonce), 0) == sizeof(nonce), "getrandom");
+  const uint64_t nonce = serve_segment(segment->fd_);  // whoever asks before the next lines would have to guess it
+  segment->is_served_ = true;
   segment->address_ = SegmentAddress{current_process(), segment->fd_, nonce};
   *reinterpret_cast<SegmentHeader*>(mapping) = SegmentHeader{kMagic, nonce, num_bytes};
-  serve_segment(segment->fd_, nonce);
-  segment->is_served_ = true;
   return segment;
 }
 

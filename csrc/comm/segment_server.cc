@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -55,12 +56,14 @@ class Socket {
   int fd_;
 };
 
-// An abstract name: it starts with a zero byte, and lives as long as the socket.
+// An abstract name: it starts with a zero byte, and lives as long as the socket. A name without the random part could
+// be taken by any user of the machine before its process takes it.
 socklen_t name_of(const ProcessId& process, sockaddr_un* address) {
   *address = sockaddr_un{};
   address->sun_family = AF_UNIX;
-  const int length = std::snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "rlinf-comm/%d-%llu",
-                                   process.pid, static_cast<unsigned long long>(process.start_ticks));
+  const int length = std::snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "rlinf-comm/%d-%llu-%08x",
+                                   process.pid, static_cast<unsigned long long>(process.start_ticks),
+                                   process.server_nonce);
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(length));
 }
 
@@ -208,10 +211,14 @@ void start_segment_server() {
   ::pthread_detach(thread);
 }
 
-void serve_segment(int32_t fd, uint64_t nonce) {
+uint64_t serve_segment(int32_t fd) {
   start_segment_server();
+  uint32_t own = 0;
+  RLINF_CHECK_SYSTEM(::getrandom(&own, sizeof(own), 0) == sizeof(own), "getrandom");
+  const uint64_t nonce = uint64_t{current_process().server_nonce} << 32 | own;
   const std::lock_guard<std::mutex> lock(server->mutex);
   server->segments[fd] = nonce;
+  return nonce;
 }
 
 void stop_serving_segment(int32_t fd) {
@@ -220,7 +227,9 @@ void stop_serving_segment(int32_t fd) {
 }
 
 SegmentAnswer request_segment(const ProcessId& creator, int32_t fd, uint64_t nonce, int* received) {
-  const Socket socket(connect_to(creator));
+  ProcessId named = creator;
+  named.server_nonce = static_cast<uint32_t>(nonce >> 32);
+  const Socket socket(connect_to(named));
   if (socket.get() < 0) {
     return errno == ECONNREFUSED ? SegmentAnswer::kGone : SegmentAnswer::kNoAnswer;
   }
@@ -240,7 +249,10 @@ SegmentAnswer request_segment(const ProcessId& creator, int32_t fd, uint64_t non
 
 bool has_segment_server(const ProcessId& process) {
   const Socket socket(connect_to(process));
-  return socket.get() >= 0 || errno != ECONNREFUSED;
+  if (socket.get() < 0) {
+    return errno != ECONNREFUSED;
+  }
+  return is_same_user(socket.get());  // else another user has taken the name of a process that has ended
 }
 
 }  // namespace rlinf::comm

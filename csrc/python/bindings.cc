@@ -62,6 +62,7 @@ PYBIND11_MODULE(_C, module) {
   bind_nccl(module);
   bind_ipc(module);
   bind_delta(module);
+  bind_digest(module);
   module.def("has_cuda_kernels", &has_cuda_kernels);
   module.def("num_cuda_devices", &num_cuda_devices);
 }

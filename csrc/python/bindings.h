@@ -8,6 +8,7 @@
 #include "gil.h"
 #include "rlinf/comm/channel.h"
 #include "rlinf/comm/segment.h"
+#include "rlinf/comm/store_choice.h"
 
 namespace rlinf::comm {
 
@@ -15,6 +16,9 @@ namespace py = pybind11;
 
 py::tuple address_tuple(const SegmentAddress& address);
 SegmentAddress address_from(const py::tuple& fields);
+
+// "cached" or "streaming"; what the environment says for None.
+Stores stores_named(const py::object& name);
 
 // On CLOCK_MONOTONIC; kNever for None. UserError when negative.
 int64_t deadline_from(const py::object& timeout_s);
@@ -47,5 +51,6 @@ void bind_pool(py::module_& module);
 void bind_nccl(py::module_& module);
 void bind_ipc(py::module_& module);
 void bind_delta(py::module_& module);
+void bind_digest(py::module_& module);
 
 }  // namespace rlinf::comm

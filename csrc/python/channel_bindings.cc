@@ -102,6 +102,7 @@ class TakenBuffers : public BufferSource {
     return {owner_, pointer, buffers_[index].num_bytes};
   }
   py::object exporter(uint64_t index) override { return py::cast(BorrowedBytes{bytes(index)}); }
+  bool may_name_pools() const override { return true; }
 
  private:
   void copy_out() {
@@ -125,15 +126,27 @@ class TakenBuffers : public BufferSource {
   std::shared_ptr<void> owner_;
 };
 
+// From an int or a text, which is not empty.
+ItemKey key_from(py::handle key) {
+  if (!PyUnicode_Check(key.ptr())) {
+    return ItemKey{key.cast<int64_t>(), {}};
+  }
+  return ItemKey::from_text(key.cast<std::string>());
+}
+
+py::object key_object(const ItemKey& key) {
+  return key.text.empty() ? py::object(py::int_(key.number)) : py::object(py::str(key.text));
+}
+
 // A value on its way into a channel.
 class PendingPut {
  public:
-  PendingPut(std::shared_ptr<Channel> channel, Codec& codec, const py::object& value, int64_t key, double weight,
-             int64_t policy_version, const py::object& timeout_s)
-      : channel_(std::move(channel)), labels_{key, weight, policy_version} {
+  PendingPut(std::shared_ptr<Channel> channel, Codec& codec, const py::object& value, const py::object& key,
+             double weight, int64_t policy_version, const py::object& timeout_s)
+      : channel_(std::move(channel)), labels_{key_from(key), weight, policy_version} {
     encoded_.by_reference = true;
     codec.encode(value, &encoded_);
-    num_bytes_ = Channel::item_bytes(encoded_.header.size(), encoded_.buffers);
+    num_bytes_ = Channel::item_bytes(encoded_.header.size(), encoded_.buffers, labels_.key);
     wait_.deadline_ns = deadline_from(timeout_s);
   }
 
@@ -149,10 +162,10 @@ class PendingPut {
  private:
   Outcome attempt() {
     BlockRef block;
-    const Outcome outcome = channel_->reserve(num_bytes_, wait_, &block);
+    const Outcome outcome = channel_->reserve(num_bytes_, wait_, &block, labels_.key);
     if (outcome == Outcome::kDone) {
       send_pooled(channel_, block, &encoded_);
-      channel_->fill(block, {encoded_.header.data(), encoded_.header.size()}, encoded_.buffers);
+      channel_->fill(block, {encoded_.header.data(), encoded_.header.size()}, encoded_.buffers, labels_.key);
       channel_->commit(block, labels_);
     }
     return outcome;
@@ -174,7 +187,7 @@ py::object make_item(const py::object& item_class, const py::object& value, cons
     return texts;
   }();
   const std::array<py::object, 6> fields = {value,
-                                            py::int_(item.labels.key),
+                                            key_object(item.labels.key),
                                             py::float_(item.labels.weight),
                                             py::int_(item.labels.policy_version),
                                             py::int_(item.sequence),
@@ -196,15 +209,18 @@ py::object make_item(const py::object& item_class, const py::object& value, cons
 class PendingTake {
  public:
   PendingTake(std::shared_ptr<Channel> channel, Codec& codec, py::object item_class, uint64_t max_items,
-              uint64_t min_items, const py::object& max_weight, const py::object& keys, const py::object& timeout_s)
+              uint64_t min_items, double min_weight, const py::object& max_weight, const py::object& keys,
+              const py::object& timeout_s)
       : channel_(std::move(channel)), codec_(codec), item_class_(std::move(item_class)) {
     request_.max_items = max_items;
     request_.min_items = min_items;
+    request_.min_weight = min_weight;
     request_.max_weight = max_weight.is_none() ? HUGE_VAL : max_weight.cast<double>();
     request_.any_key = keys.is_none();
     if (!request_.any_key) {
-      request_.keys = keys.cast<std::vector<int64_t>>();
-      std::sort(request_.keys.begin(), request_.keys.end());
+      for (const py::handle key : keys) {
+        request_.keys.push_back(key_from(key));
+      }
     }
     wait_.deadline_ns = deadline_from(timeout_s);
   }
@@ -274,6 +290,7 @@ py::dict counts(Channel& channel) {
   result["blocked_take_s"] = static_cast<double>(counts.blocked_take_ns) * 1e-9;
   result["num_producers"] = counts.num_producers;
   result["num_closed"] = counts.num_closed;
+  result["num_keys"] = counts.num_keys;
   result["aborted"] = counts.aborted;
   return result;
 }
@@ -293,27 +310,28 @@ void bind_channel(py::module_& module) {
 
   py::class_<Channel, std::shared_ptr<Channel>> channel_class(module, "Channel");
   py::class_<PendingPut>(module, "PendingPut")
-      .def(py::init<std::shared_ptr<Channel>, Codec&, const py::object&, int64_t, double, int64_t, const py::object&>(),
+      .def(py::init<std::shared_ptr<Channel>, Codec&, const py::object&, const py::object&, double, int64_t,
+                    const py::object&>(),
            py::arg("channel"), py::arg("codec"), py::arg("value"), py::arg("key"), py::arg("weight"),
            py::arg("policy_version"), py::arg("timeout_s"))
       .def("attempt", &PendingPut::attempt_without_waiting);
   py::class_<PendingTake>(module, "PendingTake")
-      .def(py::init<std::shared_ptr<Channel>, Codec&, py::object, uint64_t, uint64_t, const py::object&,
+      .def(py::init<std::shared_ptr<Channel>, Codec&, py::object, uint64_t, uint64_t, double, const py::object&,
                     const py::object&, const py::object&>(),
            py::keep_alive<1, 3>(), py::arg("channel"), py::arg("codec"), py::arg("item_class"), py::arg("max_items"),
-           py::arg("min_items"), py::arg("max_weight"), py::arg("keys"), py::arg("timeout_s"))
+           py::arg("min_items"), py::arg("min_weight"), py::arg("max_weight"), py::arg("keys"), py::arg("timeout_s"))
       .def("attempt", &PendingTake::attempt_without_waiting);
   channel_class
       .def_static("create", &Channel::create, py::arg("name"), py::arg("capacity_items"), py::arg("capacity_bytes"),
-                  py::arg("num_producers"), py::arg("raises_on_loss"))
+                  py::arg("num_producers"), py::arg("raises_on_loss"), py::arg("num_keys"))
       .def_static(
           "open", [](const py::tuple& address) { return Channel::open(address_from(address)); }, py::arg("address"))
       .def("prefault", &Channel::prefault, py::call_guard<WithoutGil>())
       .def("address", [](const Channel& channel) { return address_tuple(channel.address()); })
       .def(
           "put",
-          [](std::shared_ptr<Channel> channel, Codec& codec, const py::object& value, int64_t key, double weight,
-             int64_t policy_version, const py::object& timeout_s) {
+          [](std::shared_ptr<Channel> channel, Codec& codec, const py::object& value, const py::object& key,
+             double weight, int64_t policy_version, const py::object& timeout_s) {
             return PendingPut(std::move(channel), codec, value, key, weight, policy_version, timeout_s).run();
           },
           py::arg("codec"), py::arg("value"), py::arg("key"), py::arg("weight"), py::arg("policy_version"),
@@ -321,13 +339,14 @@ void bind_channel(py::module_& module) {
       .def(
           "take",
           [](std::shared_ptr<Channel> channel, Codec& codec, py::object item_class, uint64_t max_items,
-             uint64_t min_items, const py::object& max_weight, const py::object& keys, const py::object& timeout_s) {
-            return PendingTake(std::move(channel), codec, std::move(item_class), max_items, min_items, max_weight, keys,
-                               timeout_s)
+             uint64_t min_items, double min_weight, const py::object& max_weight, const py::object& keys,
+             const py::object& timeout_s) {
+            return PendingTake(std::move(channel), codec, std::move(item_class), max_items, min_items, min_weight,
+                               max_weight, keys, timeout_s)
                 .run();
           },
-          py::arg("codec"), py::arg("item_class"), py::arg("max_items"), py::arg("min_items"), py::arg("max_weight"),
-          py::arg("keys"), py::arg("timeout_s"))
+          py::arg("codec"), py::arg("item_class"), py::arg("max_items"), py::arg("min_items"), py::arg("min_weight"),
+          py::arg("max_weight"), py::arg("keys"), py::arg("timeout_s"))
       .def("event_sequence",
            [](const Channel& channel, int waiting) { return channel.event_sequence(static_cast<Waiting>(waiting)); })
       .def(
@@ -341,6 +360,14 @@ void bind_channel(py::module_& module) {
       .def("abort", &Channel::abort, py::arg("reason"), py::call_guard<WithoutGil>())
       .def("abort_reason", [](Channel& channel) { return py::bytes(channel.abort_reason()); })
       .def("counts", &counts)
+      .def("waiting_keys",
+           [](Channel& channel) {  // [(key, items)]
+             py::list result;
+             for (const auto& [key, use] : channel.waiting_keys()) {
+               result.append(py::make_tuple(key_object(key), use.num_items));
+             }
+             return result;
+           })
       .def("leave", &Channel::leave, py::call_guard<WithoutGil>())
       .def("drop_lost_users", &Channel::drop_lost_users, py::call_guard<WithoutGil>())
       .def("lost_users",

@@ -34,6 +34,10 @@ enum class Tag : int {
   // All others: [tag, values...], understood by the Python hooks alone.
 };
 
+// Containers (lists, tuples, dicts, records) inside each other in one value. The header adds an array around the value,
+// and one for a tensor or a large integer inside the innermost container.
+constexpr size_t kMaxDepth = kMaxMsgpackDepth - 2;
+
 // A value in two parts, header and buffers; the owners keep the buffers alive.
 struct EncodedValue {
   std::string header;
@@ -70,6 +74,8 @@ class BufferSource {
   virtual OwnedBytes bytes(uint64_t index) = 0;
   // An object with the buffer protocol, over the same bytes.
   virtual py::object exporter(uint64_t index) = 0;
+  // Whether the value came from a process of this machine and user, whose pools may be opened.
+  virtual bool may_name_pools() const { return false; }
 };
 
 class Codec {
@@ -98,7 +104,9 @@ class Codec {
   };
 
   const Lowering& lowering_of(PyTypeObject* type);
-  const Lifting& lifting_of(std::string_view entry);
+  std::shared_ptr<const Lifting> lifting_of(std::string_view entry);
+  // After a name has been given to another class.
+  void forget_classes() { liftings_.clear(); }
   py::object numpy_dtype(std::string_view name);
   const TensorBridge& tensors();
   const CodecHooks& hooks() const { return hooks_; }
@@ -106,23 +114,10 @@ class Codec {
  private:
   CodecHooks hooks_;
   std::unordered_map<PyTypeObject*, std::unique_ptr<Lowering>> lowerings_;
-  std::unordered_map<std::string, std::unique_ptr<Lifting>> liftings_;  // by entry, as it stands in a header
+  std::unordered_map<std::string, std::shared_ptr<const Lifting>> liftings_;  // by entry, as it stands in a header
   std::unordered_map<std::string, py::object> numpy_dtypes_;
   TensorBridge tensors_;
   bool tensors_known_ = false;
-};
-
-// For containers: RecursionError at the interpreter's limit instead of a crash.
-class RecursionGuard {
- public:
-  RecursionGuard() {
-    if (Py_EnterRecursiveCall(" in a value that crosses a process border") != 0) {
-      throw py::error_already_set();
-    }
-  }
-  ~RecursionGuard() { Py_LeaveRecursiveCall(); }
-  RecursionGuard(const RecursionGuard&) = delete;
-  RecursionGuard& operator=(const RecursionGuard&) = delete;
 };
 
 }  // namespace rlinf::comm

@@ -77,6 +77,7 @@ void bind_codec(py::module_& module) {
         return {bytes.pointer, 1, "B", 1, {static_cast<py::ssize_t>(bytes.num_bytes)}, {py::ssize_t{1}}};
       });
 
+  module.attr("MAX_DEPTH") = kMaxDepth;
   py::class_<Codec>(module, "Codec")
       .def(py::init([](const py::kwargs& hooks) {
         const auto hook = [&](const char* name) { return py::object(hooks[name]); };
@@ -85,6 +86,7 @@ void bind_codec(py::module_& module) {
             hook("find_class"), hook("lift"), hook("build_tensor"), hook("ndarray"), hook("find_dtype"),
             hook("torch_bridge"), hook("decode_error"), hook("describe_view"), hook("build_view"), hook("peer_lost")});
       }))
+      .def("forget_classes", &Codec::forget_classes)
       .def("encode", &encode, py::arg("value"))
       .def("decode", &decode, py::arg("header"), py::arg("buffers"));
 }

@@ -1,5 +1,5 @@
-// The decoding half of the codec. The header may come from anybody: sizes are checked before memory is taken, classes
-// are found by name in Python and nothing but dataclasses, Enums and Structs is built.
+// The decoding half of the codec. The header may come from anybody: it is walked over once before memory is taken, and
+// only classes that this process has registered are built.
 #include "codec.h"
 
 namespace rlinf::comm {
@@ -43,7 +43,7 @@ class Decoder {
   Codec& codec_;
   MsgpackReader reader_;
   BufferSource& buffers_;
-  std::vector<const Codec::Lifting*> classes_;
+  std::vector<std::shared_ptr<const Codec::Lifting>> classes_;
   std::vector<int64_t> shape_;
 };
 
@@ -53,11 +53,7 @@ py::object Decoder::whole() {
     throw MalformedError("not [classes, root]");
   }
   read_classes();
-  py::object root = value();
-  if (!reader_.at_end()) {
-    throw MalformedError("bytes after the end");
-  }
-  return root;
+  return value();
 }
 
 void Decoder::read_classes() {
@@ -69,7 +65,7 @@ void Decoder::read_classes() {
     for (uint64_t j = 0; j < num_texts; ++j) {
       reader_.text();
     }
-    classes_.push_back(&codec_.lifting_of({start, static_cast<size_t>(reader_.cursor() - start)}));
+    classes_.push_back(codec_.lifting_of({start, static_cast<size_t>(reader_.cursor() - start)}));
   }
 }
 
@@ -99,7 +95,6 @@ py::object Decoder::value() {
 }
 
 py::object Decoder::map(uint64_t size) {
-  const RecursionGuard guard;
   py::object result = steal(PyDict_New());
   for (uint64_t i = 0; i < size; ++i) {
     const MsgpackReader::Token token = reader_.next();
@@ -122,7 +117,6 @@ py::object Decoder::map(uint64_t size) {
 }
 
 py::object Decoder::tagged(uint64_t size) {
-  const RecursionGuard guard;
   if (size == 0) {
     throw MalformedError("an array without a tag");
   }
@@ -143,6 +137,9 @@ py::object Decoder::tagged(uint64_t size) {
     case Tag::kNdarray:
       return array(num_left);
     case Tag::kPooledTensor:
+      if (!buffers_.may_name_pools()) {
+        throw MalformedError("a tensor in a pool, which crosses channels alone");
+      }
       return read_pooled(codec_, &reader_, num_left);
     default:
       return rare(static_cast<int>(tag), num_left);
@@ -265,24 +262,25 @@ py::object Codec::decode(std::string_view header, BufferSource& buffers, std::st
     return py::error_already_set();
   };
   try {
+    check_msgpack(header);
     return Decoder(*this, header, buffers).whole();
   } catch (py::error_already_set& error) {
-    if (!error.matches(PyExc_Exception)) {
+    if (error.matches(PyExc_KeyboardInterrupt)) {
       throw;  // Ctrl-C
     }
     throw failure(error.value());
   } catch (const py::builtin_exception& error) {
     error.set_error();
     throw failure(py::error_already_set().value());
-  } catch (const MalformedError& error) {
+  } catch (const std::exception& error) {
     throw failure(py::handle(PyExc_ValueError)(error.what()));
   }
 }
 
-const Codec::Lifting& Codec::lifting_of(std::string_view entry) {
+std::shared_ptr<const Codec::Lifting> Codec::lifting_of(std::string_view entry) {
   const auto known = liftings_.find(std::string(entry));
   if (known != liftings_.end()) {
-    return *known->second;
+    return known->second;
   }
   MsgpackReader reader(entry);
   const uint64_t num_texts = reader.array_size();
@@ -306,7 +304,11 @@ const Codec::Lifting& Codec::lifting_of(std::string_view entry) {
     lifting->fields.push_back(py::reinterpret_borrow<py::object>(field));
   }
   lifting->build = found[2];
-  return *liftings_.try_emplace(std::string(entry), std::move(lifting)).first->second;
+  constexpr size_t kMaxKnown = 4096;  // one class can be spelled in several ways, by whoever sends it
+  if (liftings_.size() >= kMaxKnown) {
+    liftings_.clear();
+  }
+  return liftings_.try_emplace(std::string(entry), std::move(lifting)).first->second;
 }
 
 py::object Codec::numpy_dtype(std::string_view name) {

@@ -76,7 +76,26 @@ class Encoder {
   Codec& codec_;
   EncodedValue& encoded_;
   MsgpackWriter out_;
+  // Stands for a container that is being written.
+  class Nesting {
+   public:
+    explicit Nesting(Encoder& encoder) : depth_(encoder.depth_) {
+      if (depth_ == kMaxDepth) {
+        PyErr_SetString(PyExc_RecursionError, "a value that is nested too deeply");
+        throw py::error_already_set();
+      }
+      ++depth_;
+    }
+    ~Nesting() { --depth_; }
+    Nesting(const Nesting&) = delete;
+    Nesting& operator=(const Nesting&) = delete;
+
+   private:
+    size_t& depth_;
+  };
+
   std::vector<const Codec::Lowering*> classes_;
+  size_t depth_ = 0;
 };
 
 void Encoder::value(PyObject* value) {
@@ -129,7 +148,7 @@ void Encoder::integer(PyObject* value, bool may_be_big) {
 }
 
 void Encoder::list(PyObject* value) {
-  const RecursionGuard guard;
+  const Nesting nesting(*this);
   const Py_ssize_t size = PyList_GET_SIZE(value);
   out_.array(static_cast<uint64_t>(size) + 1);
   tag(Tag::kList);
@@ -143,7 +162,7 @@ void Encoder::list(PyObject* value) {
 }
 
 void Encoder::tuple(PyObject* value) {
-  const RecursionGuard guard;
+  const Nesting nesting(*this);
   const Py_ssize_t size = PyTuple_GET_SIZE(value);
   out_.array(static_cast<uint64_t>(size) + 1);
   tag(Tag::kTuple);
@@ -153,7 +172,7 @@ void Encoder::tuple(PyObject* value) {
 }
 
 void Encoder::dict(PyObject* value) {
-  const RecursionGuard guard;
+  const Nesting nesting(*this);
   const Py_ssize_t size = PyDict_GET_SIZE(value);
   out_.map(static_cast<uint64_t>(size));
   Py_ssize_t position = 0;
@@ -206,7 +225,7 @@ uint64_t Encoder::class_index(const Codec::Lowering& lowering) {
 }
 
 void Encoder::record(PyObject* value, const Codec::Lowering& lowering) {
-  const RecursionGuard guard;
+  const Nesting nesting(*this);
   out_.array(lowering.fields.size() + 2);
   out_.integer(lowering.tag);
   out_.natural(class_index(lowering));
@@ -226,7 +245,7 @@ void Encoder::record(PyObject* value, const Codec::Lowering& lowering) {
 
 // [tag, class index if it lists one, values...]
 void Encoder::rare(PyObject* value, const Codec::Lowering& lowering) {
-  const RecursionGuard guard;
+  const Nesting nesting(*this);
   const py::object lowered = steal(PyObject_CallOneArg(lowering.lower.ptr(), value));
   if (!PyTuple_Check(lowered.ptr()) || PyTuple_GET_SIZE(lowered.ptr()) < 1) {
     throw py::type_error("lower() must return (tag, values...)");

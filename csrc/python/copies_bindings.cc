@@ -74,14 +74,15 @@ InstructionSet instruction_set_named(const py::object& name) {
 // The digests as uint64[num_digests, 2], low half first; None when they are not wanted.
 py::object run_program(const CopyProgram& program, const Column<int64_t>& src_pointers,
                        const Column<int64_t>& dst_pointers, int num_threads, bool wants_digests,
-                       const py::object& instructions) {
+                       const py::object& instructions, const py::object& stores) {
   const std::vector<uint64_t> src(src_pointers.data(), src_pointers.data() + src_pointers.size());
   const std::vector<uint64_t> dst(dst_pointers.data(), dst_pointers.data() + dst_pointers.size());
   const InstructionSet set = instruction_set_named(instructions);
+  const Stores kind = stores_named(stores);
   std::vector<Digest> digests(wants_digests ? static_cast<size_t>(program.num_digests()) : 0);
   {
     const WithoutGil no_gil;
-    program.run(src, dst, num_threads, wants_digests ? digests.data() : nullptr, set);
+    program.run(src, dst, num_threads, wants_digests ? digests.data() : nullptr, set, kind);
   }
   if (!wants_digests) {
     return py::none();
@@ -97,6 +98,15 @@ py::object run_program(const CopyProgram& program, const Column<int64_t>& src_po
 
 }  // namespace
 
+Stores stores_named(const py::object& name) {
+  if (name.is_none()) {
+    return stores_of_environment();
+  }
+  const auto text = name.cast<std::string>();
+  RLINF_CHECK_USER(text == "cached" || text == "streaming", "stores '", text, "'; allowed: cached, streaming");
+  return text == "cached" ? Stores::kCached : Stores::kStreaming;
+}
+
 void bind_copies(py::module_& module) {
   py::class_<CopyProgram>(module, "CopyProgram")
       .def(py::init([](const Column<int64_t>& lengths, const py::dict& columns) {
@@ -106,7 +116,7 @@ void bind_copies(py::module_& module) {
            }),
            py::arg("lengths"), py::arg("columns"))
       .def("run", &run_program, py::arg("src_pointers"), py::arg("dst_pointers"), py::arg("num_threads"),
-           py::arg("wants_digests"), py::arg("instructions"))
+           py::arg("wants_digests"), py::arg("instructions"), py::arg("stores") = py::none())
       .def_property_readonly("num_src_buffers", &CopyProgram::num_src_buffers)
       .def_property_readonly("num_dst_buffers", &CopyProgram::num_dst_buffers)
       .def_property_readonly("num_steps", &CopyProgram::num_steps)

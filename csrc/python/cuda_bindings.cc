@@ -14,6 +14,7 @@
 #ifdef RLINF_WITH_CUDA
 #include "rlinf/comm/cuda/batched_copy.h"
 #include "rlinf/comm/cuda/device_digest.h"
+#include "rlinf/comm/cuda/uploaded_bytes.h"
 #endif
 
 namespace rlinf::comm {
@@ -115,29 +116,59 @@ class DeviceGuard {
   int before_ = 0;
 };
 
-// Bytes in the memory of one device; freeing waits for the device, so no kernel loses its tiles.
-class DeviceBytes {
- public:
-  DeviceBytes(const void* bytes, uint64_t num_bytes, int device) : num_bytes_(num_bytes), device_(device) {
-    const DeviceGuard guard(device);
-    RLINF_CHECK_CUDA(cudaMalloc(&pointer_, num_bytes == 0 ? 1 : num_bytes));
-    const cudaError_t error = cudaMemcpy(pointer_, bytes, num_bytes, cudaMemcpyHostToDevice);
-    if (error != cudaSuccess) {
-      cudaFree(pointer_);
-      RLINF_CHECK_CUDA(error);
-    }
-  }
-  ~DeviceBytes() { RLINF_CHECK_NOTHROW(cudaFree(pointer_) == cudaSuccess, "cudaFree failed"); }
-  DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes& operator=(const DeviceBytes&) = delete;
+// The CUDA runtime on one device, for UploadedBytes.
+struct Runtime {
+  using Stream = cudaStream_t;
+  using Event = cudaEvent_t;
 
-  void* pointer() const { return pointer_; }
-  uint64_t num_bytes() const { return num_bytes_; }
+  int device;
+
+  void* allocate(uint64_t num_bytes) const {
+    const DeviceGuard guard(device);
+    void* pointer = nullptr;
+    RLINF_CHECK_CUDA(cudaMalloc(&pointer, num_bytes));
+    return pointer;
+  }
+  void* allocate_locked(uint64_t num_bytes) const {
+    const DeviceGuard guard(device);
+    void* pointer = nullptr;
+    RLINF_CHECK_CUDA(cudaMallocHost(&pointer, num_bytes));
+    return pointer;
+  }
+  Event make_event() const {
+    const DeviceGuard guard(device);
+    Event event = nullptr;
+    RLINF_CHECK_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    return event;
+  }
+  void copy_to_device(void* target, const void* source, uint64_t num_bytes, Stream stream) const {
+    const DeviceGuard guard(device);
+    RLINF_CHECK_CUDA(cudaMemcpyAsync(target, source, num_bytes, cudaMemcpyHostToDevice, stream));
+  }
+  void record(Event event, Stream stream) const {
+    const DeviceGuard guard(device);
+    RLINF_CHECK_CUDA(cudaEventRecord(event, stream));
+  }
+  void wait(Stream stream, Event event) const {
+    const DeviceGuard guard(device);
+    RLINF_CHECK_CUDA(cudaStreamWaitEvent(stream, event, 0));
+  }
+  void free(void* pointer) const { RLINF_CHECK_NOTHROW(cudaFree(pointer) == cudaSuccess, "cudaFree failed"); }
+  void free_locked(void* pointer) const {
+    RLINF_CHECK_NOTHROW(cudaFreeHost(pointer) == cudaSuccess, "cudaFreeHost failed");
+  }
+  void destroy(Event event) const {
+    RLINF_CHECK_NOTHROW(cudaEventDestroy(event) == cudaSuccess, "cudaEventDestroy failed");
+  }
+};
+
+class DeviceBytes : public cuda::UploadedBytes<Runtime> {
+ public:
+  DeviceBytes(const void* bytes, uint64_t num_bytes, int device)
+      : UploadedBytes(bytes, num_bytes, Runtime{device}), device_(device) {}
   int device() const { return device_; }
 
  private:
-  void* pointer_ = nullptr;
-  uint64_t num_bytes_;
   int device_;
 };
 
@@ -145,16 +176,15 @@ cudaStream_t stream_from(uint64_t stream) {
   return reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(stream));
 }
 
-std::vector<Digest> digest_on_device(const DeviceBytes& tiles, uint64_t num_sums, int max_ctas, uint64_t stream) {
+std::vector<Digest> digest_on_device(DeviceBytes& tiles, uint64_t num_sums, int max_ctas, cudaStream_t stream) {
   std::vector<Digest> sums(num_sums);
   const DeviceGuard guard(tiles.device());
-  const DeviceBytes device_sums(sums.data(), num_sums * sizeof(Digest), tiles.device());
-  auto* target = static_cast<Digest*>(device_sums.pointer());
-  cuda::device_digest(static_cast<const DigestTile*>(tiles.pointer()), tiles.num_bytes() / sizeof(DigestTile), target,
-                      max_ctas, stream_from(stream));
-  RLINF_CHECK_CUDA(
-      cudaMemcpyAsync(sums.data(), target, num_sums * sizeof(Digest), cudaMemcpyDeviceToHost, stream_from(stream)));
-  RLINF_CHECK_CUDA(cudaStreamSynchronize(stream_from(stream)));
+  DeviceBytes device_sums(sums.data(), num_sums * sizeof(Digest), tiles.device());
+  auto* target = static_cast<Digest*>(device_sums.on(stream));
+  cuda::device_digest(static_cast<const DigestTile*>(tiles.on(stream)), tiles.num_bytes() / sizeof(DigestTile), target,
+                      max_ctas, stream);
+  RLINF_CHECK_CUDA(cudaMemcpyAsync(sums.data(), target, num_sums * sizeof(Digest), cudaMemcpyDeviceToHost, stream));
+  RLINF_CHECK_CUDA(cudaStreamSynchronize(stream));
   return sums;
 }
 
@@ -169,19 +199,19 @@ void bind_device(py::module_& module) {
       .def_property_readonly("num_bytes", &DeviceBytes::num_bytes);
   module.def(
       "run_copy_tiles",
-      [](const DeviceBytes& tiles, int max_ctas, uint64_t stream) {
+      [](DeviceBytes& tiles, int max_ctas, uint64_t stream) {
         const DeviceGuard guard(tiles.device());
-        cuda::batched_copy(static_cast<const CopyTile*>(tiles.pointer()), tiles.num_bytes() / sizeof(CopyTile),
-                           max_ctas, stream_from(stream));
+        cuda::batched_copy(static_cast<const CopyTile*>(tiles.on(stream_from(stream))),
+                           tiles.num_bytes() / sizeof(CopyTile), max_ctas, stream_from(stream));
       },
       py::arg("tiles"), py::arg("max_ctas"), py::arg("stream"), py::call_guard<WithoutGil>());
   module.def(
       "run_digest_tiles",
-      [](const DeviceBytes& tiles, uint64_t num_sums, int max_ctas, uint64_t stream) {
+      [](DeviceBytes& tiles, uint64_t num_sums, int max_ctas, uint64_t stream) {
         std::vector<Digest> sums;
         {
           const WithoutGil no_gil;
-          sums = digest_on_device(tiles, num_sums, max_ctas, stream);
+          sums = digest_on_device(tiles, num_sums, max_ctas, stream_from(stream));
         }
         return pairs_of(sums);
       },

@@ -54,9 +54,7 @@ HandleType handle_type_from(bool is_fabric) {
 }
 
 py::tuple serve_descriptor(int fd) {
-  uint64_t nonce = 0;
-  RLINF_CHECK_SYSTEM(::getrandom(&nonce, sizeof(nonce), 0) == sizeof(nonce), "getrandom");
-  serve_segment(fd, nonce);
+  const uint64_t nonce = serve_segment(fd);
   return address_tuple(SegmentAddress{current_process(), fd, nonce});
 }
 
@@ -166,15 +164,18 @@ void bind_ipc(py::module_& module) {
       "own_process",
       [] {
         const ProcessId process = current_process();
-        return py::make_tuple(process.pid, process.start_ticks, process.pid_namespace);
+        // An inode number has 32 bits, the nonce 31.
+        return py::make_tuple(process.pid, process.start_ticks,
+                              uint64_t{process.server_nonce} << 32 | process.pid_namespace);
       },
-      "(pid, start time in ticks, inode of the pid namespace): also right for peers in other containers.");
+      "(pid, start time in ticks, inode of the pid namespace and nonce of its segment server): also right for peers in "
+      "other containers.");
   module.def(
       "is_process_alive",
-      [](int32_t pid, uint64_t start_ticks, uint64_t pid_namespace) {
-        return is_alive(ProcessId{pid, start_ticks, pid_namespace});
+      [](int32_t pid, uint64_t start_ticks, uint64_t where) {
+        return is_alive(ProcessId{pid, start_ticks, where & 0xffffffff, static_cast<uint32_t>(where >> 32)});
       },
-      py::arg("pid"), py::arg("start_ticks"), py::arg("pid_namespace"), NoGil());
+      py::arg("pid"), py::arg("start_ticks"), py::arg("where"), NoGil());
   module.def("stop_serving_descriptor", &stop_serving_segment, py::arg("fd"));
   module.def(
       "receive_descriptor",

@@ -2,6 +2,8 @@
 // and maps. Nothing here knows Python.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
@@ -122,8 +124,8 @@ class MalformedError : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// Walks over bytes that anybody may have sent: never reads beyond their end, and no size it returns exceeds what is
-// left, so that a caller may allocate by it.
+// Walks over bytes that anybody may have sent, and never reads beyond their end. No size it returns exceeds what is
+// left; that the sizes of nested containers hold all together is what check_msgpack() makes sure of.
 class MsgpackReader {
  public:
   enum class Kind { kNil, kBool, kInteger, kNatural, kReal, kText, kBinary, kArray, kMap };
@@ -295,5 +297,36 @@ class MsgpackReader {
   const char* cursor_;
   const char* end_;
 };
+
+// Deepest nesting of arrays and maps that check_msgpack() lets pass.
+constexpr size_t kMaxMsgpackDepth = 258;
+
+// Walks over all of `bytes` and takes no memory: MalformedError unless they are one whole element with nothing behind
+// it, every container holds what it claims, and none is nested too deeply. A caller may then allocate by every size.
+inline void check_msgpack(std::string_view bytes) {
+  MsgpackReader reader(bytes);
+  std::array<uint64_t, kMaxMsgpackDepth + 1> num_left;  // elements to come, of each container that is open
+  num_left[0] = 1;
+  for (size_t depth = 0;;) {
+    if (num_left[depth] == 0) {
+      if (depth-- == 0) {
+        break;
+      }
+      continue;
+    }
+    --num_left[depth];
+    const MsgpackReader::Token token = reader.next();
+    const bool is_map = token.kind == MsgpackReader::Kind::kMap;
+    if (is_map || token.kind == MsgpackReader::Kind::kArray) {
+      if (depth == kMaxMsgpackDepth) {
+        throw MalformedError("containers nested more than " + std::to_string(kMaxMsgpackDepth) + " deep");
+      }
+      num_left[++depth] = is_map ? 2 * token.size : token.size;
+    }
+  }
+  if (!reader.at_end()) {
+    throw MalformedError("bytes after the end");
+  }
+}
 
 }  // namespace rlinf::comm

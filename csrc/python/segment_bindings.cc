@@ -64,10 +64,12 @@ void bind_segment(py::module_& module) {
 
   module.def(
       "copy_bytes",
-      [](uintptr_t destination, uintptr_t source, uint64_t num_bytes) {
-        copy_bytes(reinterpret_cast<void*>(destination), reinterpret_cast<const void*>(source), num_bytes);
+      [](uintptr_t destination, uintptr_t source, uint64_t num_bytes, const py::object& stores) {
+        const Stores kind = stores_named(stores);
+        const WithoutGil no_gil;
+        copy_bytes(reinterpret_cast<void*>(destination), reinterpret_cast<const void*>(source), num_bytes, kind);
       },
-      py::arg("destination"), py::arg("source"), py::arg("num_bytes"), py::call_guard<WithoutGil>());
+      py::arg("destination"), py::arg("source"), py::arg("num_bytes"), py::arg("stores") = py::none());
   module.def(
       "current_process",
       [] {

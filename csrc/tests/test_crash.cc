@@ -38,7 +38,7 @@ void put(Channel& channel, uint64_t number, uint64_t num_bytes) {
   } while (outcome == Outcome::kPending);
   RLINF_CHECK_INTERNAL(outcome == Outcome::kDone, "put: outcome ", static_cast<int>(outcome));
   channel.fill(block, head, buffers);
-  channel.commit(block, ItemLabels{static_cast<int64_t>(number), 1.0, 0});
+  channel.commit(block, ItemLabels{{static_cast<int64_t>(number), {}}, 1.0, 0});
 }
 
 std::vector<TakenItem> take(Channel& channel, uint64_t max_items) {
@@ -56,7 +56,7 @@ void check_item(const TakenItem& item) {
   RLINF_CHECK_INTERNAL(std::memcmp(item.head, "head", 4) == 0 && item.buffers.size() == 1, "torn head");
   const auto* words = static_cast<const uint64_t*>(item.buffers[0].pointer);
   for (uint64_t i = 0; i < item.buffers[0].num_bytes / sizeof(uint64_t); ++i) {
-    RLINF_CHECK_INTERNAL(words[i] == static_cast<uint64_t>(item.labels.key), "torn item ", item.labels.key);
+    RLINF_CHECK_INTERNAL(words[i] == static_cast<uint64_t>(item.labels.key.number), "torn item ", item.labels.key.number);
   }
 }
 
@@ -80,7 +80,7 @@ void check_afterwards(Channel& channel) {
     for (const TakenItem& item : items) {
       check_item(item);
       RLINF_CHECK_INTERNAL(seen.empty() || item.sequence > last_sequence, "order");
-      RLINF_CHECK_INTERNAL(seen.insert(item.labels.key).second, "item ", item.labels.key, " came twice");
+      RLINF_CHECK_INTERNAL(seen.insert(item.labels.key.number).second, "item ", item.labels.key.number, " came twice");
       last_sequence = item.sequence;
       channel.release(item.block);
     }

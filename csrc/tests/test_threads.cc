@@ -32,7 +32,7 @@ void produce(const std::shared_ptr<Channel>& channel, uint64_t producer) {
     } while (outcome == Outcome::kPending);
     RLINF_CHECK_INTERNAL(outcome == Outcome::kDone, "put");
     channel->fill(block, head, buffers);
-    channel->commit(block, ItemLabels{static_cast<int64_t>(producer), 1.0, 0});
+    channel->commit(block, ItemLabels{{static_cast<int64_t>(producer), {}}, 1.0, 0});
   }
   channel->close_producer();
 }

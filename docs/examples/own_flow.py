@@ -8,9 +8,10 @@ import torch
 
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
-from rlinf_workers import Executor, Flow, Reader, StepContext, Worker, Writer
+from rlinf_workers import Executor, Flow, Reader, StepContext, Worker, Writer, record
 
 
+@record  # may cross between processes
 @dataclass(frozen=True)
 class Guess:
     index: int

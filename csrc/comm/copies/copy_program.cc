@@ -74,13 +74,17 @@ void CopyProgram::cut() {
 }
 
 void CopyProgram::run(const std::vector<uint64_t>& src_pointers, const std::vector<uint64_t>& dst_pointers,
-                      int num_threads, Digest* digests, InstructionSet instructions) const {
+                      int num_threads, Digest* digests, InstructionSet instructions, Stores stores) const {
   check_pointers("src", src_pointers, is_src_used_);
   check_pointers("dst", dst_pointers, is_dst_used_);
   RLINF_CHECK_USER(instructions <= best_instruction_set(), "this machine lacks the instruction set ",
                    static_cast<int>(instructions), "; its best is ", static_cast<int>(best_instruction_set()));
   std::vector<DigestSum> sums(digests != nullptr ? parts_.size() : 0);
-  const bool may_stream = num_dst_bytes_ >= kStreamingProgramBytes;
+  // A smaller program writes through the caches.
+  const StoreChoice::Run run(choices_[digests != nullptr],
+                             num_dst_bytes_ < kStreamingProgramBytes ? Stores::kCached : stores,
+                             static_cast<uint64_t>(num_dst_bytes_));
+  const bool may_stream = run.is_streaming();
   run_tasks(num_tasks(), num_threads, [&](int64_t task) {
     for (int64_t i = tasks_[task]; i < tasks_[task + 1]; ++i) {
       const CopyStep& step = steps_[parts_[i].step];

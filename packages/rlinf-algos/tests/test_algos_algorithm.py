@@ -72,6 +72,13 @@ def test_the_presets_differ_as_their_sources_do():
     assert not preset("reinforce_plus_plus").has_critic
     assert preset("reinforce_plus_plus").whiten_advantages
     assert preset("gspo").clip_high == 4e-4
+    assert preset("gmpo").clip_high == 0.4
+    assert preset("gdpo").whiten_advantages
+    assert (preset("distillation").reward_coef, preset("distillation").gamma, preset("distillation").kl_coef) == (
+        0,
+        0,
+        1,
+    )
     assert preset("cispo", num_epochs=3, num_minibatches=2).num_updates == 6
 
 
@@ -91,7 +98,11 @@ def test_the_presets_differ_as_their_sources_do():
         ("ppo", {"value_loss": "huber", "value_clip": 0.2}, "value_clip=0.2 is not used: it belongs to another value"),
         ("rloo", {"clip_low": 0.2}, "clip_low=0.2 is not used: it belongs to policy_loss=ppo_clip or gspo or"),
         ("grpo", {"correction": "ice"}, "correction=ice is not known; did you mean 'icepop'"),
-        ("grpo", {"correction_low": 0.5}, "correction_low=0.5 is not used: it belongs to correction=masked or icepop"),
+        (
+            "grpo",
+            {"correction_low": 0.5},
+            "correction_low=0.5 is not used: it belongs to correction=masked or rejected",
+        ),
         ("grpo", {"correction": "truncated", "correction_low": 0.5}, "and this is truncated; leave it out"),
         ("grpo", {"overlong_penalty": 1.0}, "it belongs to overlong_buffer_tokens, which is 0"),
         ("grpo", {"oversampling": 2.0}, "oversampling=2.0 is not used: it belongs to dynamic_sampling=true"),
@@ -104,6 +115,20 @@ def test_the_presets_differ_as_their_sources_do():
         ("ppo", {"group_size": 1, "dynamic_sampling": True}, "which a single completion's are; use at least 2"),
         ("grpo", {"policy_loss": "decoupled", "correction": "truncated"}, "correction=truncated would weigh a second"),
         ("ppo", {"value_loss": "huber", "huber_delta": 0.0}, "huber_delta=0.0 must be above 0 and finite"),
+        ("grpo", {"correction_level": "sequence"}, "correction_level=sequence is not used: it belongs to correction="),
+        ("grpo", {"correction": "icepop", "correction_level": "token"}, "and this is icepop; leave it out"),
+        ("grpo", {"correction": "masked", "correction_level": "row"}, "correction_level=row is not known"),
+        ("grpo", {"kl": "k2", "kl_clamp": 10.0}, "kl_clamp=10.0 is not used: it belongs to kl=k3 or k3+, and this is"),
+        ("grpo", {"kl_clamp": 0.0}, "kl_clamp=0.0 must be above 0 and finite, or null"),
+        ("ppo", {"kl_horizon": 100}, "kl_horizon=100 is not used: it belongs to kl_target, which is null"),
+        ("ppo", {"kl_target": 6.0}, "kl_target=6.0 is not used: it belongs to kl_in=reward with a kl_coef above 0"),
+        ("grpo", {"kl_target": 6.0, "kl_coef": 0.1}, "kl_target=6.0 is not used: it belongs to kl_in=reward"),
+        ("grpo", {"reward_coef": 0.0}, "reward_coef=0 leaves nothing to learn from"),
+        ("gdpo", {"overlong_buffer_tokens": 4}, "overlong_buffer_tokens=4 is not used: advantage=gdpo reads the parts"),
+        ("gdpo", {"kl_in": "reward", "kl_coef": 0.1}, "kl_in=reward is not used: advantage=gdpo reads the parts"),
+        ("gdpo", {"group_size": 1}, "group_size=1: advantage=gdpo compares the completions of a prompt"),
+        ("grpo", {"top_entropy_fraction": 0.0}, "top_entropy_fraction=0.0 must be above 0 and at most 1"),
+        ("grpo", {"off_policy_threshold": -0.1}, "off_policy_threshold=-0.1 must be at least 0"),
         ("grpo", {"options": {"beta": 1}}, "options.beta=1 is not used: no part takes it"),
         ("grpo", {"options": {"clip_low": 1}}, "options.clip_low=1 is not used: it is the field algorithm.clip_low"),
     ],
@@ -118,6 +143,9 @@ def test_a_correction_brings_its_range():
     assert preset("grpo", correction="icepop").correction_high == 5.0
     assert (preset("grpo", correction="truncated").correction_low, preset("grpo").correction_high) == (None, None)
     assert preset("grpo", correction="masked", correction_high=3.0).correction_low == 0.0
+    assert preset("grpo", correction="masked").correction_level == "token"
+    assert preset("grpo", correction="icepop").correction_level is None
+    assert preset("ppo", kl_coef=0.1, kl_target=6.0).kl_horizon == DEFAULTS["kl_horizon"]
 
 
 def test_another_part_brings_the_defaults_of_its_fields():

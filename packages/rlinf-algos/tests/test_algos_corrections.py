@@ -15,6 +15,7 @@ from rlinf_algos import (
     effective_sample_size,
     icepop,
     masked_importance_sampling,
+    off_policy_sequence_mask,
     token_mean,
     truncated_importance_sampling,
 )
@@ -166,6 +167,32 @@ def test_what_was_rejected_adds_nothing_whichever_mask_aggregates():
     terms = torch.tensor([[1.0, 7.0]]) * found.weights
     assert token_mean(terms, None, 2).item() == 0.5
     assert token_mean(terms, found.loss_mask, found.loss_mask.sum()).item() == 1.0
+
+
+@quick
+@given(st.integers(0, 4), st.integers(0, 6), st.sampled_from([0.0, 0.1, 0.5]), st.booleans(), seeds)
+def test_off_policy_sequences(B, T, threshold, by_token, seed):
+    policy, rollout, mask = draw(B, T, 0.7, 0.5, seed)
+    advantages = np.random.default_rng(seed).normal(size=(B, T) if by_token else B)
+    expected = mask.copy()
+    for b in range(B):
+        drift = sum(rollout[b, t] - policy[b, t] for t in range(T) if mask[b, t]) / max(1, mask[b].sum())
+        for t in range(T):
+            expected[b, t] &= not (drift > threshold and (advantages[b, t] if by_token else advantages[b]) < 0)
+    policies, rollouts, masks = garbage_outside(policy, rollout, mask)
+    found = off_policy_sequence_mask(policies, rollouts, torch.tensor(advantages), masks, threshold=threshold)
+    assert found.numpy().tolist() == expected.tolist()
+
+
+def test_off_policy_sequences_of_a_packed_row():
+    policy = torch.tensor([[-2.0, -2.0, 0.0, 0.0]])
+    ids, advantages = torch.tensor([[0, 0, 1, 1]]), -torch.ones(1, 4)
+    found = off_policy_sequence_mask(policy, 0 * policy, advantages, None, threshold=1.5, sequence_ids=ids)
+    assert found.tolist() == [[False, False, True, True]], "over the whole row the drift is 1"
+    with pytest.raises(AlgosError, match="threshold=-1 must be at least 0"):
+        off_policy_sequence_mask(policy, policy, advantages, None, threshold=-1)
+    with pytest.raises(ShapeError, match="advantages has shape"):
+        off_policy_sequence_mask(policy, policy, advantages[:, :2], None, threshold=1)
 
 
 @quick

@@ -10,8 +10,8 @@ from rlinf_algos import (
     AlgosError,
     NonFiniteError,
     ShapeError,
-    baseline_advantages,
     dr_grpo_advantages,
+    gdpo_advantages,
     group_mean,
     grpo_advantages,
     leave_one_out_mean,
@@ -184,15 +184,33 @@ def test_rloo_is_the_leave_one_out_baseline():
     assert group_mean(torch.tensor([[1.0, 0.0, 0.5]])).tolist() == [[0.5, 0.5, 0.5]]
 
 
-def test_a_given_baseline():
-    rewards, baselines = torch.tensor([1.0, 0.0, float("nan")]), torch.tensor([0.25, 0.25, 0.0])
-    assert baseline_advantages(rewards, baselines, torch.tensor([1, 1, 0])).tolist() == [0.75, -0.25, 0.0]
-    with pytest.raises(ShapeError, match="baselines has shape"):
-        baseline_advantages(rewards, baselines[:1])
-    with pytest.raises(NonFiniteError, match=r"rewards\[2\]=nan"):
-        baseline_advantages(rewards, baselines)
-    with pytest.raises(NonFiniteError, match=r"baselines\[2\]=nan"):
-        baseline_advantages(baselines, rewards)
+@quick
+@given(st.integers(0, 4), st.integers(1, 6), st.integers(1, 3), seeds)
+def test_gdpo(P, G, K, seed):
+    rng = np.random.default_rng(seed)
+    parts, weights = rng.integers(0, 3, (P, G, K)) * [1.0, 0.1, 5.0][:K], rng.normal(size=K)
+    expected = sum(weight * grpo_reference(parts[..., k], True, 1e-4) for k, weight in enumerate(weights))
+    close(gdpo_advantages(torch.tensor(parts), torch.tensor(weights)), expected * np.ones((P, G)))
+
+
+def test_gdpo_tells_apart_what_the_sum_does_not():
+    """Answer and form, four completions: two of the sums are equal, and GRPO cannot rank them."""
+    parts = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.0, 1.0]]], dtype=torch.float64)
+    weights = torch.tensor([1.0, 1.0], dtype=torch.float64)
+    of_sum = grpo_advantages(parts @ weights)
+    found = gdpo_advantages(parts, weights)
+    assert of_sum[0, 0] == of_sum[0, 1]
+    assert found[0, 0] > found[0, 1], "a right answer is rarer here than a right form"
+
+
+def test_gdpo_refuses():
+    parts = torch.ones(2, 3, 2)
+    with pytest.raises(ShapeError, match=r"parts has shape \[2, 3\]; expected \[P, G, K\]"):
+        gdpo_advantages(parts[..., 0], torch.ones(2))
+    with pytest.raises(ShapeError, match="part_weights has shape"):
+        gdpo_advantages(parts, torch.ones(3))
+    with pytest.raises(NonFiniteError, match=r"part_weights\[1\]=inf"):
+        gdpo_advantages(parts, torch.tensor([1.0, float("inf")]))
 
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))

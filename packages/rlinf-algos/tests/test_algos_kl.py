@@ -51,6 +51,27 @@ def test_formulas(pair, shape, seed):
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-12)
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from([kl_k3, kl_k3_plus]), st.sampled_from([0.1, 3.0, 10.0, 1000.0]), st.integers(0, 2**32 - 1))
+def test_a_clamped_k3_is_the_smaller_of_k3_and_the_clamp(function, clamp, seed):
+    policy, ref = np.random.default_rng(seed).normal(0.0, 5.0, (2, 3, 4))
+    found = function(torch.tensor(policy), torch.tensor(ref), clamp=clamp)
+    np.testing.assert_allclose(found.numpy(), np.minimum(k3(policy, ref), clamp), rtol=1e-6, atol=1e-12)
+
+
+def test_a_clamp_takes_the_gradient_from_tokens_beyond_it_alone():
+    """A ratio of e^50 has the value of the clamp; in float32 e^100 would overflow. verl bounds k3 by 10 as well."""
+    policy = torch.tensor([-50.0, -100.0, -1.0, 30.0], requires_grad=True)
+    terms = kl_k3(policy, torch.tensor([0.0, 0.0, -0.5, 0.0]), clamp=10.0)
+    terms.sum().backward()
+    assert terms.tolist() == pytest.approx([10.0, 10.0, np.exp(0.5) - 1.5, 10.0])
+    assert policy.grad is not None
+    assert policy.grad.tolist() == pytest.approx([0.0, 0.0, 1.0 - np.exp(0.5), 0.0])
+    for clamp in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(AlgosError, match="must be above 0 and finite"):
+            kl_k3(policy, policy, clamp=clamp)
+
+
 @pytest.mark.parametrize("function", [kl_k1, kl_k2, kl_k3, kl_abs])
 def test_gradients_by_finite_differences(function):
     policy, ref = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind(0)

@@ -1,4 +1,4 @@
-"""GSPO, CISPO, SAPO, decoupled PPO and the plain policy gradient against scalar references and finite differences."""
+"""Every policy loss but PPO's own against scalar references, its gradient against finite differences."""
 
 import inspect
 import math
@@ -15,8 +15,11 @@ from rlinf_algos import (
     PolicyLoss,
     ShapeError,
     cispo_loss,
+    clip_cov_loss,
     decoupled_ppo_loss,
+    gmpo_loss,
     gspo_loss,
+    kl_cov_loss,
     policy_gradient_loss,
     policy_loss,
     ppo_clip_loss,
@@ -191,6 +194,110 @@ def test_sapo(shape, taus, seed):
     np.testing.assert_allclose(inputs[0].grad.numpy(), slopes, rtol=1e-6, atol=1e-12)
 
 
+@quick
+@given(shapes, st.sampled_from([(0.4, 0.4), (0.2, 0.28), (1.0, 5.0)]), seeds, st.booleans())
+def test_gmpo(shape, clip, seed, is_packed):
+    (policy, proximal), advantages, mask = draw(shape, seed)
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, 3, shape) if is_packed else np.repeat(np.arange(shape[0])[:, None], shape[1], 1)
+    terms, num_clipped = np.zeros(shape), 0
+    for index in zip(*np.nonzero(mask), strict=True):
+        mine = mask & (ids == ids[index])
+        product = 1.0
+        for d, a in zip((policy - proximal)[mine], advantages[mine], strict=True):
+            product *= math.exp(min(d, clip[1]) if a > 0 else max(d, -clip[0]))
+        terms[index] = -advantages[mine].mean() * product ** (1 / mine.sum())
+        d, a = (policy - proximal)[index], advantages[index]
+        num_clipped += d > clip[1] if a > 0 else d < -clip[0]
+    loss = gmpo_loss(
+        *tensors(policy, proximal, advantages, mask=mask),
+        loss_mask=torch.tensor(mask),
+        clip_low=clip[0],
+        clip_high=clip[1],
+        sequence_ids=torch.tensor(np.where(mask, ids, -1)) if is_packed else None,
+    )
+    np.testing.assert_allclose(loss.loss_terms.numpy(), terms, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(loss.clip_fraction.item(), num_clipped / max(1, mask.sum()), rtol=1e-6)
+
+
+def test_gmpo_refuses():
+    ones = torch.ones(2, 3)
+    with pytest.raises(AlgosError, match=r"clip_low=1.1 must be between"):
+        gmpo_loss(ones, ones, ones, ones, clip_low=1.1)
+    with pytest.raises(ShapeError, match=r"advantages has shape \[2\], but a packed row holds several sequences"):
+        gmpo_loss(ones, ones, ones[:, 0], None, sequence_ids=torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(NonFiniteError, match=r"exp\(policy_logprobs - proximal_logprobs\)\[0\]=inf"):
+        gmpo_loss(0 * ones, -100 * ones, -ones, ones)
+
+
+def test_one_far_token_moves_gmpo_less_than_gspo():
+    """Of 4 tokens one is 20 times likelier: the geometric mean is cut for it alone."""
+    policy = torch.tensor([[3.0, 0.0, 0.0, 0.0]], requires_grad=True)
+    loss = gmpo_loss(policy, torch.zeros(1, 4), torch.ones(1), None)
+    loss.loss_terms.mean().backward()
+    assert policy.grad is not None
+    assert policy.grad[0, 0] == 0 and (policy.grad[0, 1:] < 0).all()
+    assert loss.loss_terms[0, 0].item() == pytest.approx(-math.exp(0.4 / 4))
+
+
+def covariances(policy, advantages, mask):
+    n = max(1, mask.sum())
+    return (advantages - advantages[mask].sum() / n) * (policy - policy[mask].sum() / n)
+
+
+@quick
+@given(shapes, st.sampled_from([0.1, 0.5, 1.0]), st.sampled_from([(-0.5, 5.0), (0.1, 0.6)]), seeds)
+def test_clip_cov(shape, fraction, bounds, seed):
+    (policy, proximal), advantages, mask = draw(shape, seed)
+    plain, is_clipped, candidates = np.zeros(shape), np.zeros(shape, bool), np.zeros(shape, bool)
+    cov = covariances(policy, advantages, mask)
+    for index in zip(*np.nonzero(mask), strict=True):
+        ratio = math.exp(policy[index] - proximal[index])
+        plain[index] = surrogate(ratio, advantages[index], (0.2, 0.2))
+        is_clipped[index] = plain[index] > -ratio * advantages[index]
+        candidates[index] = not is_clipped[index] and bounds[0] < cov[index] < bounds[1]
+    inputs = tensors(policy, proximal, advantages, mask=mask)
+    options = {"cov_fraction": fraction, "cov_low": bounds[0], "cov_high": bounds[1]}
+    loss = clip_cov_loss(*inputs, loss_mask=torch.tensor(mask), **options)
+    dropped = (loss.loss_terms.numpy() == 0) & (plain != 0)
+    assert not (dropped & ~candidates).any()
+    assert dropped.sum() == min(max(1, int(fraction * mask.sum())), candidates.sum())
+    np.testing.assert_allclose(loss.loss_terms.numpy(), np.where(dropped, 0.0, plain), rtol=1e-6, atol=1e-12)
+    found = loss.clip_fraction.item() * max(1, mask.sum())
+    assert found == pytest.approx((is_clipped | dropped).sum(), abs=1e-4)
+    again = clip_cov_loss(*inputs, loss_mask=torch.tensor(mask), **options)
+    assert torch.equal(again.loss_terms, loss.loss_terms), "the draw is a function of its inputs"
+
+
+@quick
+@given(shapes, st.sampled_from([0.01, 0.3, 1.0]), st.sampled_from([0.0, 1.0, 2.5]), seeds)
+def test_kl_cov(shape, fraction, coef, seed):
+    (policy, proximal), advantages, mask = draw(shape, seed)
+    num_chosen = max(1, int(fraction * mask.sum())) if mask.any() else 0
+    cov = np.where(mask, covariances(policy, advantages, mask), -np.inf)
+    chosen = np.zeros(shape, bool)
+    for place in np.argsort(-cov, axis=None)[:num_chosen]:
+        chosen[np.unravel_index(place, shape)] = True
+    d = policy - proximal
+    expected = np.where(mask, -advantages * np.exp(d) + coef * np.where(chosen, abs(d), 0.0), 0.0)
+    inputs = tensors(policy, proximal, advantages, mask=mask)
+    loss = kl_cov_loss(*inputs, loss_mask=torch.tensor(mask), cov_fraction=fraction, cov_kl_coef=coef)
+    np.testing.assert_allclose(loss.loss_terms.numpy(), expected, rtol=1e-6, atol=1e-12)
+    assert loss.clip_fraction.item() * max(1, mask.sum()) == pytest.approx(num_chosen, abs=1e-4)
+
+
+def test_refusals_of_covariances():
+    ones = torch.ones(2, 3)
+    for loss in (clip_cov_loss, kl_cov_loss):
+        for fraction in (0.0, 1.5):
+            with pytest.raises(AlgosError, match=f"cov_fraction={fraction} must be above 0 and at most 1"):
+                loss(ones, ones, ones, ones, cov_fraction=fraction)
+    with pytest.raises(AlgosError, match=r"cov_low=5.0 must be below cov_high=1.0"):
+        clip_cov_loss(ones, ones, ones, ones, cov_low=5.0, cov_high=1.0)
+    with pytest.raises(AlgosError, match=r"cov_kl_coef=-1.0 must be at least 0"):
+        kl_cov_loss(ones, ones, ones, ones, cov_kl_coef=-1.0)
+
+
 LOSSES = {
     "ppo_clip": ppo_clip_loss,
     "gspo": gspo_loss,
@@ -198,10 +305,13 @@ LOSSES = {
     "decoupled": lambda *inputs, **options: decoupled_ppo_loss(*inputs, rollout_logprobs=inputs[1], **options),
     "policy_gradient": policy_gradient_loss,
     "sapo": sapo_loss,
+    "clip_cov": lambda *inputs: clip_cov_loss(*inputs, cov_low=1e6, cov_high=1e9),
+    "kl_cov": kl_cov_loss,
 }
+"""Of tokens, but for GSPO, whose form is; Clip-Cov where it finds no candidate."""
 
 
-@pytest.mark.parametrize("name", ["ppo_clip", "decoupled", "policy_gradient", "sapo"])
+@pytest.mark.parametrize("name", ["ppo_clip", "decoupled", "policy_gradient", "sapo", "clip_cov", "kl_cov"])
 def test_gradients_by_finite_differences(name):
     """Those whose terms are a function of the policy alone; GSPO's and CISPO's hold constants of it (tests above)."""
     (policy, proximal), advantages, mask = draw((3, 5), 8)
@@ -221,7 +331,8 @@ def test_on_policy_all_have_the_policy_gradient(name):
     assert isinstance(loss, PolicyLoss)
     assert policy.grad is not None
     assert torch.equal(policy.grad, -advantages)
-    assert loss.approx_kl.item() == loss.clip_fraction.item() == 0.0
+    assert loss.approx_kl.item() == 0.0
+    assert loss.clip_fraction.item() == (0.25 if name == "kl_cov" else 0.0), "KL-Cov always chooses"
     assert loss.ratio_mean.item() == loss.ratio_max.item() == 1.0
 
 

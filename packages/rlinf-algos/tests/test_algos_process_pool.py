@@ -57,7 +57,7 @@ def checker(tmp_path) -> Path:
 
 @pytest.fixture
 def pool(checker):
-    with ProcessPool(checker, num_processes=2, time_limit_s=0.5, memory_limit_bytes=256 << 20) as pool:
+    with ProcessPool(checker, num_processes=2, time_limit_s=0.5, wall_limit_s=60, memory_limit_bytes=256 << 20) as pool:
         yield pool
 
 
@@ -96,8 +96,11 @@ def test_a_loop_in_c_is_ended_too(pool):
 
 
 def test_a_check_that_sleeps_ends_by_the_wall_clock(checker):
-    with ProcessPool(checker, num_processes=1, time_limit_s=0.3) as pool:
-        assert pool.run([("sleep", "60")]) == [("timeout", "no answer in 3 s")]
+    with ProcessPool(checker, num_processes=1, time_limit_s=0.3, wall_limit_s=1) as pool:
+        assert pool.run([("sleep", "60")]) == [("timeout", "no answer in 1 s")]
+    with ProcessPool(checker, num_processes=1, time_limit_s=600, wall_limit_s=1) as pool:
+        assert pool.run([("c loop",)]) == [("timeout", "no answer in 1 s")]
+    with ProcessPool(checker, num_processes=1, time_limit_s=0.3, wall_limit_s=60) as pool:
         assert pool.run([("sleep", "0.5")])[0][0] == "right"  # little CPU time, whatever the clock says
 
 
@@ -133,7 +136,7 @@ def test_a_pool_that_is_dropped_or_interrupted_ends(checker):
     del pool
     assert gone(keepers)
 
-    pool = ProcessPool(checker, num_processes=1, time_limit_s=30)
+    pool = ProcessPool(checker, num_processes=1, wall_limit_s=90)
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):

@@ -42,7 +42,7 @@ def test_signatures_with_defaults():
         "dr_grpo_advantages": "rewards, group_ids=None, mask=None",
         "rloo_advantages": "rewards, group_ids=None, mask=None",
         "opo_advantages": "rewards, lengths, group_ids=None, mask=None",
-        "baseline_advantages": "rewards, baselines, mask=None",
+        "gdpo_advantages": "parts, part_weights, *epsilon=0.0001",
         "group_mean": "rewards, group_ids=None, mask=None",
         "leave_one_out_mean": "rewards, group_ids=None, mask=None",
         "gae": "rewards, values, next_values, terminated, truncated, gamma, lam, *bootstrap_at_termination=False",
@@ -52,14 +52,7 @@ def test_signatures_with_defaults():
         "reinforce_plus_plus_baseline_advantages": (
             "scores, group_ids, loss_mask, *epsilon=1e-08, *sum_over_ranks=None"
         ),
-        "gigpo_advantages": (
-            "rewards, group_ids, state_ids, mask=None, *gamma=0.95, *step_weight=1.0, *normalize_std=True, "
-            "*epsilon=0.0001"
-        ),
         "episode_group_advantages": "rewards, mask, group_ids, *normalize_std=True, *epsilon=0.0001",
-        "turn_group_ids": "group_ids, num_turns",
-        "state_group_ids": "group_ids, state_ids",
-        "spread_over_tokens": "turn_advantages, turn_index, loss_mask",
         "first_episode_mask": "terminated, truncated",
         "masked_mean": "values, mask=None",
         "masked_whiten": "values, mask=None, *epsilon=1e-08",
@@ -73,6 +66,17 @@ def test_signatures_with_defaults():
         "gspo_loss": (
             "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.0003, "
             "*clip_high=0.0004, *dual_clip=None, *sequence_ids=None"
+        ),
+        "gmpo_loss": (
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.4, *clip_high=0.4, "
+            "*sequence_ids=None"
+        ),
+        "clip_cov_loss": (
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=0.2, *clip_high=0.2, "
+            "*cov_fraction=0.0002, *cov_low=1.0, *cov_high=5.0"
+        ),
+        "kl_cov_loss": (
+            "policy_logprobs, proximal_logprobs, advantages, loss_mask, *cov_fraction=0.0002, *cov_kl_coef=1.0"
         ),
         "cispo_loss": "policy_logprobs, proximal_logprobs, advantages, loss_mask, *clip_low=1.0, *clip_high=4.0",
         "decoupled_ppo_loss": (
@@ -98,6 +102,9 @@ def test_signatures_with_defaults():
             "*weigh=True, *sequence_ids=None"
         ),
         "icepop": "proximal_logprobs, rollout_logprobs, loss_mask, *low=0.5, *high=5.0",
+        "off_policy_sequence_mask": (
+            "policy_logprobs, rollout_logprobs, advantages, loss_mask, *threshold, *sequence_ids=None"
+        ),
         "effective_sample_size": "log_weights, mask=None",
         "has_signal": "rewards, group_ids=None, mask=None",
         "choose_groups": "rewards, group_ids=None, mask=None, *num_wanted",
@@ -105,18 +112,13 @@ def test_signatures_with_defaults():
         "overlong_filter": "loss_mask, truncated",
         "kl_k1": "policy_logprobs, ref_logprobs, mask=None",
         "kl_k2": "policy_logprobs, ref_logprobs, mask=None",
-        "kl_k3": "policy_logprobs, ref_logprobs, mask=None",
+        "kl_k3": "policy_logprobs, ref_logprobs, mask=None, *clamp=None",
         "kl_abs": "policy_logprobs, ref_logprobs, mask=None",
         "kl_k1_plus": "policy_logprobs, ref_logprobs, mask=None",
-        "kl_k3_plus": "policy_logprobs, ref_logprobs, mask=None",
-        "kl_full": "policy_logits, ref_logits, temperature=1.0, *loss_mask=None",
+        "kl_k3_plus": "policy_logprobs, ref_logprobs, mask=None, *clamp=None",
         "rewards_at_last_token": "scores, loss_mask",
         "kl_shaped_rewards": "rewards, kl, kl_coef, loss_mask=None",
         "adapted_kl_coef": "kl_coef, measured_kl, *target_kl, *num_samples, *horizon",
-        "reverse_kl_advantages": "student_logprobs, teacher_logprobs, loss_mask=None, *coef=1.0",
-        "distillation_terms": (
-            "student_logits, teacher_logits, temperature=1.0, *kind=reverse, *beta=0.5, *loss_mask=None"
-        ),
         "token_mean": "terms, mask, total_tokens",
         "sequence_mean_token_mean": "terms, mask, total_sequences, *sequence_ids=None",
         "sequence_mean_token_sum": "terms, mask, total_sequences, *sequence_ids=None",
@@ -136,7 +138,7 @@ def test_signatures_with_defaults():
         "reward_names": "",
         "get_reward": "name",
         "score": "reward, completion, reference",
-        "score_all": "reward, completions, references, prompts=None",
+        "score_all": "reward, completions, references, prompts=None, rows=None",
         "avg_at_k": "is_right",
         "pass_at_k": "num_right, num_samples, k",
         "maj_at_k": "answers, is_right, k",

@@ -187,8 +187,8 @@ def test_a_crashed_checker_raises_and_never_gives_zero():
 
 
 def test_a_checker_that_returns_something_else_raises():
-    with pytest.raises(RewardError, match=r"returned float 1.0; return a RewardResult"):
-        score(lambda completion, reference: 1.0, "c", "r")  # type: ignore[arg-type, return-value]
+    with pytest.raises(RewardError, match=r"returned str '1.0'; return a number or a RewardResult"):
+        score(lambda completion, reference: "1.0", "c", "r")  # type: ignore[arg-type, return-value]
 
 
 def test_score_all_pairs_in_order():

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_comm import Channel, ChannelAddress, unpack
+import rlinf_comm.weights  # noqa: F401 - registers what it defines
+from rlinf_comm import Channel, ChannelAddress, record, unpack
 
 
+@record
 @dataclass(frozen=True)
 class Tag:
     """Lives in this script's __main__."""
@@ -54,6 +56,14 @@ def consume(source: ChannelAddress, target: ChannelAddress) -> None:
             producer, index, array = item.value
             found.put((producer, index, bool((array == producer * 1_000_000 + index).all()), item.sequence))
     found.close()
+
+
+def produce_one_key(address: ChannelAddress, key: int | str, num_items: int) -> None:
+    channel = Channel.open(address)
+    ready()
+    for index in range(num_items):
+        channel.put(index, key=key)
+    channel.close()
 
 
 def send_main_class(address: ChannelAddress) -> None:

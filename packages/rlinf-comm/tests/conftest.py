@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from rlinf_comm import pack
+from rlinf_comm.peers import job_secret
 
+job_secret()  # for the processes that the tests start
 sys.path.append(str(pathlib.Path(__file__).parent))  # for comm_references.py
 PEERS = pathlib.Path(__file__).with_name("comm_peers.py")
 HANG_S = 60.0

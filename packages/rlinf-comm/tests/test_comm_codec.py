@@ -19,26 +19,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rlinf_comm import DecodeError, Encoded, UnsupportedValueError, decode, encode, pack, unpack
+from rlinf_comm import DecodeError, Encoded, UnsupportedValueError, decode, encode, pack, record, unpack
 from rlinf_comm._arrays import describe_tensor
 from rlinf_comm.testing import assert_bitwise_equal
 
 
+@record
 class Role(enum.Enum):
     ACTOR = "actor"
     ROLLOUT = ("rollout", 2)
 
 
+@record
 class Level(enum.IntEnum):
     LOW = 1
 
 
+@record
 class Access(enum.Flag):
     READ = 1
     WRITE = 2
     RUN = 4
 
 
+@record
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
     token_ids: torch.Tensor
@@ -47,6 +51,7 @@ class Sample:
     steps: tuple[int, ...] = ()
 
 
+@record
 @dataclasses.dataclass
 class Group:
     samples: list[Any]
@@ -56,10 +61,12 @@ class Group:
     def __post_init__(self) -> None:
         self.length = len(self.samples)
 
+    @record
     class Nested(enum.Enum):
         ONE = 1
 
 
+@record
 @dataclasses.dataclass
 class Countdown:
     value: int
@@ -68,16 +75,19 @@ class Countdown:
         self.value -= 1
 
 
+@record
 @dataclasses.dataclass(frozen=True)
 class Holder:
     item: Any
 
 
+@record
 @dataclasses.dataclass
 class Empty:
     pass
 
 
+@record
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     x: float
     tags: list[str] = []
@@ -232,6 +242,11 @@ class Opaque:
     pass
 
 
+@dataclasses.dataclass
+class Unregistered:
+    x: int
+
+
 def _local_class():
     @dataclasses.dataclass
     class Local:
@@ -250,7 +265,10 @@ REFUSED = [
     ({1 << 64: 1}, "value: a dict with the key 18446744073709551616"),
     ([Opaque], "value[0]: a class"),
     ([math], "value[0]: a module"),
-    (_local_class(), "could not import it, so define the class at the top of a module"),
+    (
+        _local_class(),
+        ".Local cannot cross a channel; put @rlinf_comm.record above the class, or call rlinf_comm.record(Local) in",
+    ),
     (
         {"t": torch.ones(2, requires_grad=True) * 2},
         "t: a tensor with a gradient graph cannot cross a channel; the graph",
@@ -304,10 +322,9 @@ def forged(name: str, *fields: str, tag: int = 5) -> bytes:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (forged("subprocess:Popen", "args"), "no dataclass, Enum or msgspec.Struct"),
-        (forged("os:system"), "no dataclass, Enum or msgspec.Struct"),
-        (forged("no_such_module:X"), "cannot import"),
-        (forged("os:NoSuchClass"), "has no 'NoSuchClass'"),
+        (forged("subprocess:Popen", "args"), "no class is registered as 'subprocess:Popen'"),
+        (forged(f"{__name__}:Unregistered", "x"), "no class is registered as .*; import the module"),
+        (forged("this:X"), "no class is registered"),
         (forged(f"{__name__}:Countdown", "value", "more"), "run the same code"),
         (forged(f"{__name__}:Countdown", "value", tag=7), "not an encoded value|no Enum"),
         (b"", "not an encoded value"),

@@ -135,3 +135,43 @@ def test_what_does_not_fit_is_named():
         execute(reshard, sources, destinations * 2)
     with pytest.raises(LayoutError, match=r"destination rank 1"):
         Executor(reshard, 1)
+
+
+# --- tensors beside the layout ----------------------------------------------------------------------------------------
+
+
+def test_a_tensor_beside_the_layout_is_refused_with_all_that_helps():
+    reshard, sources, destinations = small_case()
+    sources[1] |= {"mtp.norm": torch.ones(3), "v": torch.ones(2, 2)}
+    with pytest.raises(LayoutError) as caught:
+        execute(reshard, sources, destinations)
+    assert str(caught.value) == (
+        "source rank 1 has 2 tensors that its layout does not know and that would be neither moved nor attested: "
+        "mtp.norm float32 [3], v float32 [2, 2]; the layout knows 1 there, the nearest to mtp.norm is w. "
+        "Use a layout that has them, or name what is to be left out: leave_out=['mtp.norm', 'v'] "
+        "(patterns with * are allowed)"
+    )
+    assert not destinations[0]["w"].any(), "nothing was written"
+    with pytest.raises(LayoutError, match=r"destination rank 0 has 1 tensor that its layout does not know.*inv_freq"):
+        Executor(reshard).run(sources=small_case()[1], destination={**destinations[0], "inv_freq": torch.ones(2)})
+
+
+def test_what_is_named_is_left_out():
+    reshard, sources, destinations = small_case()
+    sources[1]["mtp.norm"] = torch.ones(3)
+    destinations[0]["rope.inv_freq"] = torch.ones(2)
+    execute(reshard, sources, destinations, leave_out=["mtp.*", "*.inv_freq"])
+    assert_bitwise_equal(destinations[0], {"w": torch.ones(4, 2), "rope.inv_freq": torch.ones(2)})
+
+
+def test_a_pattern_must_leave_something_out_and_nothing_of_the_layout():
+    reshard, sources, destinations = small_case()
+    sources[1]["mtp.norm"] = torch.ones(3)
+    with pytest.raises(LayoutError, match=r"leave_out: '\*\.bias' matches no tensor of these sources and destinations"):
+        execute(reshard, sources, destinations, leave_out=["mtp.*", "*.bias"])
+    with pytest.raises(LayoutError, match=r"leave_out: '\*' matches w, which the layout of .* stores; use a narrower"):
+        execute(reshard, sources, destinations, leave_out=["*"])
+    with pytest.raises(LayoutError, match=r"leave_out='mtp.\*' is one text; give a list"):
+        execute(reshard, sources, destinations, leave_out="mtp.*")
+    with pytest.raises(LayoutError, match="tensors of source rank 2; the plan has 2 source ranks"):
+        execute(reshard, [*sources, {}], destinations, leave_out=["mtp.*"])

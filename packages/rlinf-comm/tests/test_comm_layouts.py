@@ -13,18 +13,27 @@ from hypothesis import strategies as st
 from rlinf_comm import LayoutError
 from rlinf_comm.testing import LAYOUT_CHECKS, assert_bitwise_equal, execute_copies
 from rlinf_comm.weights import plan
-from rlinf_comm.weights.layouts import TransformerShape, huggingface, megatron, merged
+from rlinf_comm.weights.layouts import LatentAttention, TransformerShape, huggingface, megatron, merged
 
 PAD = -3.0
 """In the padding of the vocabulary; no canonical element has this value."""
+KEPT = ("e_score_correction_bias", "expert_bias")
+"""Float32 in every engine."""
+
+
+LATENT = [None, LatentAttention(q_rank=8, kv_rank=5, nope_dim=4, rope_dim=3, value_dim=2)]
+LATENT += [LatentAttention(kv_rank=6, nope_dim=2, rope_dim=2, value_dim=4)]
 
 
 @st.composite
 def shapes(draw):
     experts = draw(st.sampled_from([0, 0, 4, 8]))
+    latent = draw(st.sampled_from(LATENT))
+    mtp_layers = draw(st.sampled_from([0, 0, 1]))
+    shared = draw(st.sampled_from([0, 8])) if experts else 0
     return TransformerShape(
         num_layers=2,
-        hidden=draw(st.sampled_from([3, 8])),
+        hidden=8,
         num_heads=8,
         num_kv_heads=draw(st.sampled_from([1, 2, 4, 8])),
         head_dim=draw(st.sampled_from([2, 4])),
@@ -33,9 +42,14 @@ def shapes(draw):
         num_experts=experts,
         expert_intermediate=4,
         dense_layers=draw(st.sampled_from([(), (0,)])) if experts else (),
-        qkv_bias=draw(st.booleans()),
-        qk_norm=draw(st.booleans()),
-        tied_embeddings=draw(st.booleans()),
+        shared_intermediate=shared,
+        shared_gate=bool(shared) and draw(st.booleans()),
+        router_bias=experts > 0 and draw(st.booleans()),
+        latent=latent,
+        mtp_layers=mtp_layers,
+        qkv_bias=latent is None and draw(st.booleans()),
+        qk_norm=latent is None and draw(st.booleans()),
+        tied_embeddings=not mtp_layers and draw(st.booleans()),
         dtype="float32",
     )
 
@@ -58,8 +72,9 @@ def megatron_cases(draw, shape):
     dp = max(1, ep * etp // tp) if shape.num_experts else draw(st.sampled_from([1, 2]))
     if not shape.num_experts or tp * dp % (ep * etp):
         ep = etp = 1
+    te = draw(st.booleans()) or (shape.latent is not None and (shape.latent.kv_rank + shape.latent.rope_dim) % tp > 0)
     return {
-        "tp": tp, "pp": pp, "dp": dp, "ep": ep, "etp": etp, "te": draw(st.booleans()),
+        "tp": tp, "pp": pp, "dp": dp, "ep": ep, "etp": etp, "te": te,
         "experts": draw(st.sampled_from(["te_grouped", "grouped", "sequential"])),
         "vocab_multiple": draw(st.sampled_from([1, 5, 128])),
     }  # fmt: skip
@@ -88,11 +103,13 @@ def all_ranks(reference, full, shape, layout, case, pad=PAD, dtype=torch.float32
     ranks = []
     for rank, stored in enumerate(layout.ranks):
         tensors = reference(full, shape, rank=rank, pad=pad, **case)
-        tensors = {name: tensors[name].to(dtype).contiguous() for name in sorted(tensors)}
-        assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
-            name: buffer.shape for name, buffer in stored.buffers.items()
+        tensors = {
+            name: tensors[name].to(torch.float32 if name.endswith(KEPT) else dtype).contiguous()
+            for name in sorted(tensors)
         }
-        assert {buffer.dtype for buffer in stored.buffers.values()} == {str(dtype).removeprefix("torch.")}
+        assert {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()} == {
+            name: (buffer.shape, f"torch.{buffer.dtype}") for name, buffer in stored.buffers.items()
+        }
         ranks.append(tensors)
     return ranks
 

@@ -135,6 +135,56 @@ def test_what_cannot_be_digested_is_refused():
         manifest_of(layout, 2, {}, policy_version=0)
 
 
+# --- tensors beside the layout, and manifests beside the merged ones --------------------------------------------------
+
+
+def test_a_tensor_beside_the_layout_is_neither_ignored_nor_attested():
+    layout = LAYOUTS["megatron"]
+    ranks = stored_in(layout, whole_weights())
+    ranks[0]["decoder.layers.0.mlp.shared_experts.linear_fc1.weight"] = torch.ones(2, 2)
+    with pytest.raises(LayoutError, match=r"rank 0 has 1 tensor .*shared_experts\.linear_fc1\.weight float32 \[2, 2\]"):
+        manifest_of(layout, 0, ranks[0], policy_version=7)
+
+
+def manifest_leaving_out(layout, ranks, leave_out):
+    parts = [manifest_of(layout, r, each, policy_version=7, leave_out=leave_out) for r, each in enumerate(ranks)]
+    return merge_manifests(parts)
+
+
+def test_what_is_named_is_left_out_of_a_manifest_which_tells_of_it():
+    layout, whole = LAYOUTS["sharded"], whole_weights()
+    reference, ranks = manifest(layout, stored_in(layout, whole)), stored_in(layout, whole)
+    ranks[2]["mtp.norm"] = torch.ones(3)  # one stage alone has it, and all ranks name it
+    found = manifest_leaving_out(layout, ranks, ["mtp.*"])
+    assert found.left_out == {"mtp.*": ("mtp.norm",)}
+    verify(reference, unpack(pack(found)))
+    with pytest.raises(
+        LayoutError, match=r"leave_out: 'lm_head\*' matches lm_head\.weight, which the layout of rank 0"
+    ):
+        manifest_of(layout, 0, ranks[0], policy_version=7, leave_out=["lm_head*"])
+
+
+def test_a_pattern_that_left_nothing_out_on_any_rank_is_refused():
+    layout, whole = LAYOUTS["sharded"], whole_weights()
+    found = manifest_leaving_out(layout, stored_in(layout, whole), ["mtp.*"])
+    with pytest.raises(LayoutError, match=r"leave_out: 'mtp\.\*' matches no tensor of the ranks of what is served"):
+        verify(manifest(layout, stored_in(layout, whole)), found)
+
+
+def test_a_rank_that_was_forgotten_on_both_sides_is_missed():
+    layout = LAYOUTS["megatron"]
+    ranks = stored_in(layout, whole_weights())
+    first_stage = manifest(layout, ranks[:4])
+    with pytest.raises(WeightMismatchError, match=r"not all there in what is expected .merge the .*lm_head\.weight"):
+        verify(first_stage, first_stage)
+    specs = SHAPE.specs()
+    del specs["lm_head.weight"]
+    other = Layout.replicated(specs, 1)
+    tensors = {name: torch.zeros(spec.shape, dtype=torch.bfloat16) for name, spec in specs.items()}
+    with pytest.raises(LayoutError, match=r"manifests of layouts with different tensors: lm_head\.weight"):
+        merge_manifests([first_stage, manifest_of(other, 0, tensors, policy_version=7)])
+
+
 def test_boxes_that_overlap_are_refused():
     specs = {"w": TensorSpec((4,), "float32")}
 

@@ -66,7 +66,7 @@ def receive(one):
 
 def addresses(names_by_host):
     return [
-        PeerAddress(name=name, host=on_host(host), pid=1, start_ticks=0, endpoint=("", 0), token=name.encode())
+        PeerAddress(name=name, host=on_host(host), pid=1, start_ticks=0, endpoint=("", 0), incarnation=name.encode())
         for host, names in names_by_host.items()
         for name in names.split()
     ]
@@ -198,7 +198,7 @@ def test_a_peer_that_is_unknown_on_the_way_gets_the_value_directly(join):
     peers = join({"here": "a", "there": "c d"})
     a, d = peers["a"], peers["d"]
     a.connect(d.address, timeout_s=HANG_S)
-    d._listener.close()
+    d._reception.close()
     a.broadcast(LARGE, "cd", timeout_s=HANG_S)
     for name in "cd":
         assert_bitwise_equal(receive(peers[name]), LARGE)
@@ -217,7 +217,7 @@ def test_values_wait_up_to_the_capacity_and_then_the_sender_does(join):
     with pytest.raises(BroadcastError, match=r"1 of 2 .*d: send to 'd' not done") as caught:
         broadcast_for_ever()
     assert list(caught.value.failures) == ["d"]
-    kept = peers["d"]._relay._kept[peers["a"].address.token].values()
+    kept = peers["d"]._relay._kept[peers["a"].address.incarnation].values()
     assert len(kept) > 1 and sum(parcel.num_bytes for parcel in kept) <= CAPACITY_BYTES
     for value in sent:
         assert_bitwise_equal(receive(peers["d"]), value)
@@ -235,7 +235,7 @@ def test_nothing_is_kept_of_a_sender_that_has_ended(join):
     peers = join({"here": "a", "there": "c d"})
     peers["a"].broadcast(LARGE, "cd", timeout_s=HANG_S)
     d = peers["d"]
-    assert d._relay._kept[peers["a"].address.token]
+    assert d._relay._kept[peers["a"].address.incarnation]
     assert_bitwise_equal(receive(d), LARGE)
     peers["a"].broadcast(LARGE, "cd", timeout_s=HANG_S)
     peers["a"].close()

@@ -23,6 +23,8 @@ from rlinf_comm import (
     SharedPool,
     codec,
     pack,
+    record,
+    records,
     unpack,
 )
 
@@ -242,13 +244,15 @@ def test_items_lost_with_their_channel_give_back_their_memory(pool):
     assert pool.empty(CAPACITY, torch.uint8, timeout_s=0.0).numel() == CAPACITY
 
 
+@record
 class Vanishing(enum.Enum):
     A = 1
 
 
 def test_an_item_that_does_not_decode_gives_back_its_memory(monkeypatch, pool, channel):
     channel.put([pool.empty(CAPACITY, torch.uint8), Vanishing.A])
-    monkeypatch.delitem(globals(), "Vanishing")
+    monkeypatch.delitem(records._classes, f"{__name__}:Vanishing")
+    codec.NATIVE.forget_classes()
     with pytest.raises(DecodeError, match="Vanishing"):
         channel.take()
     assert pool.empty(CAPACITY, torch.uint8, timeout_s=0.0).numel() == CAPACITY
@@ -291,9 +295,10 @@ def test_a_full_table_of_holds_is_an_error_that_leaves_nothing(pool):
 
 
 def header_in(channel):
-    """Of the one item in a channel, a tensor in a pool; its length stands in the block's header of 128 bytes."""
-    memory = bytes(_C.Segment.open(channel._native.address()))
-    start = memory.index(bytes([0x92, 0x90, 0x9C, 13]))
+    """Of the one item in a channel, a tensor in a pool, where it lies; its length stands in the block's header of 128
+    bytes."""
+    memory = memoryview(_C.Segment.open(channel._native.address()))
+    start = bytes(memory).index(bytes([0x92, 0x90, 0x9C, 13]))
     (num_bytes,) = struct.unpack_from("<Q", memory, start - 24)
     return memory[start : start + num_bytes]
 
@@ -302,14 +307,25 @@ def test_a_reference_that_is_used_twice_is_refused(pool):
     """As somebody's who kept the bytes of an item."""
     channel = Channel.create("kept", capacity_bytes=10_000)
     channel.put(pool.empty(4).fill_(5))
-    header = header_in(channel)
-    first = codec.decode(header, ())
+    header = bytes(header_in(channel))
+    first = take(channel)
     assert first.tolist() == [5.0] * 4
-    with pytest.raises(PeerLost, match=r"pool 'tested' of process \d+: its memory was given back"):
-        codec.decode(header, ())
-    with pytest.raises(PeerLost, match="channel 'kept', item 0: a tensor in the pool 'tested'"):
-        channel.take()
+    again = Channel.create("again", capacity_bytes=10_000)
+    again.put(pool.empty(4))
+    header_in(again)[:] = header
+    with pytest.raises(
+        PeerLost, match=r"channel 'again', item 0: .*pool 'tested' of process \d+: its memory was given"
+    ):
+        again.take()
     channel.put(first)
+    assert take(channel).tolist() == [5.0] * 4
+
+
+def test_a_reference_that_came_another_way_than_through_a_channel_is_refused(pool):
+    channel = Channel.create("sniffed", capacity_bytes=10_000)
+    channel.put(pool.empty(4).fill_(5))
+    with pytest.raises(DecodeError, match="a tensor in a pool, which crosses channels alone"):
+        codec.decode(bytes(header_in(channel)), ())
     assert take(channel).tolist() == [5.0] * 4
 
 
@@ -317,12 +333,12 @@ def test_references_that_lead_outside_of_their_block_are_refused(pool):
     channel = Channel.create("forged", capacity_bytes=10_000)
     for wrong in range(1, 4):
         channel.put(pool.empty(16).fill_(5))
-        header = bytearray(header_in(channel))
+        header = header_in(channel)
         # At the end: byte offset, dtype, number of dimensions, length, stride
-        assert header[-3:] == bytes([1, 16, 1]) and header[-12] == 0
+        assert bytes(header[-3:]) == bytes([1, 16, 1]) and header[-12] == 0
         header[{1: -1, 2: -2, 3: -12}[wrong]] = 17
         with pytest.raises(DecodeError, match=r"64 bytes|47 bytes"):
-            codec.decode(bytes(header), ())
+            channel.take()
         channel = Channel.create("forged", capacity_bytes=10_000)
     assert pool.stats().num_blocks == 0
 

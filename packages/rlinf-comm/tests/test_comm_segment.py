@@ -17,8 +17,8 @@ from rlinf_comm import _C, Channel, PeerLost, pack
 HANG_S = 60.0
 
 
-def server_name(pid: int, start_ticks: int) -> str:
-    return f"\0rlinf-comm/{pid}-{start_ticks}"
+def server_name(pid: int, start_ticks: int, nonce: int) -> str:
+    return f"\0rlinf-comm/{pid}-{start_ticks}-{nonce >> 32:08x}"
 
 
 def ask(address: tuple[int, int, int, int]) -> tuple[int, list[int]]:
@@ -26,7 +26,7 @@ def ask(address: tuple[int, int, int, int]) -> tuple[int, list[int]]:
     pid, start_ticks, fd, nonce = address
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         client.settimeout(HANG_S)
-        client.connect(server_name(pid, start_ticks))
+        client.connect(server_name(pid, start_ticks, nonce))
         client.send(struct.pack("=ixxxxQ", fd, nonce))
         message, descriptors, *_ = socket.recv_fds(client, 4, 1)
     return struct.unpack("=i", message)[0], descriptors
@@ -56,10 +56,10 @@ def test_requests_for_what_is_not_there_get_no_descriptor():
 
 def test_rude_clients_do_not_keep_others_waiting():
     segment = _C.Segment.create("rude", 100)
-    pid, start_ticks, *_ = segment.address()
+    pid, start_ticks, _, nonce = segment.address()
     silent = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
     for client, request in zip(silent, (b"short", b"x" * 1000), strict=True):
-        client.connect(server_name(pid, start_ticks))
+        client.connect(server_name(pid, start_ticks, nonce))
         client.send(request)
         client.close()
     assert _C.Segment.open(segment.address()).num_bytes == 100

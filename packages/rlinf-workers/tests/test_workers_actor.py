@@ -184,6 +184,140 @@ def test_corrections_weigh_tokens_by_actor_over_engine(make_worker, reader, mode
         torch.testing.assert_close(found, plain * weight_of(torch.tensor(factor)), rtol=1e-3, atol=1e-6)
 
 
+def drifted(make_worker, model, groups, nats):
+    """The groups with an engine that finds every token likelier than the actor does, by so many nats."""
+    probe = make_worker(Actor, actor_settings(model))
+    with torch.no_grad():
+        logprobs = probe._of_each(groups, probe._proximal_logprobs)
+    return [
+        dataclasses.replace(
+            group,
+            samples=dataclasses.replace(
+                group.samples, rollout_logprobs=(logprobs[group.samples.index] + nats) * group.samples.loss_mask
+            ),
+        )
+        for group in groups
+    ]
+
+
+@pytest.mark.parametrize(
+    ("level", "correction", "weight_of"),
+    [
+        ("sequence", "truncated", lambda length: min(1.3**length, 2.0)),
+        ("sequence", "masked", lambda length: 1.3**length if 1.3**length <= 2.0 else 0.0),
+        ("sequence", "rejected", lambda length: float(1.3**length <= 2.0)),
+        ("geometric", "truncated", lambda length: 1.3),
+        ("geometric", "rejected", lambda length: 1.0),
+    ],
+)
+def test_corrections_of_completions(make_worker, reader, model, level, correction, weight_of):
+    groups = drifted(make_worker, model, scored_groups(), -math.log(1.3))
+    num_tokens = sum(float(group.samples.loss_mask.sum()) for group in groups)
+    settings = actor_settings(model, correction=correction, correction_level=level)
+    found, _ = gradient_after(make_worker, reader, settings, groups)
+    expected = expected_gradient(make_worker, settings, groups, weight_of=lambda length: weight_of(length) / num_tokens)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+def test_completions_that_were_cut_neither_train_nor_count(make_worker, reader, model):
+    groups = scored_groups()
+    lengths = torch.cat([group.samples.loss_mask.sum(-1) for group in groups])
+    kept = float(lengths[lengths < NUM_TOKENS].sum())
+    assert 0 < kept < lengths.sum()
+    groups = [
+        dataclasses.replace(
+            group,
+            samples=dataclasses.replace(group.samples, truncated=group.samples.loss_mask.sum(-1) == NUM_TOKENS),
+        )
+        for group in groups
+    ]
+    settings = actor_settings(model, overlong_filter=True)
+    found, _ = gradient_after(make_worker, reader, settings, groups)
+    expected = expected_gradient(make_worker, settings, groups, weight_of=lambda length: (length < NUM_TOKENS) / kept)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    unknown = actor_settings(model, "ppo", overlong_filter=True)
+    with pytest.raises(ValueError, match="overlong_filter: the engine does not say which"):
+        gradient_after(make_worker, reader, unknown, scored_groups())
+
+
+def test_a_step_of_nothing_but_cut_completions_changes_nothing_at_first(make_worker, reader, model):
+    groups = [
+        dataclasses.replace(g, samples=dataclasses.replace(g.samples, truncated=torch.ones(GROUP_SIZE).bool()))
+        for g in scored_groups()
+    ]
+    for name in ("ppo", "grpo"):
+        found, _ = gradient_after(
+            make_worker, reader, actor_settings(model, name, overlong_filter=True, kl_coef=0.1), groups
+        )
+        assert not found.any()
+
+
+@pytest.mark.parametrize(("threshold", "dropped"), [(0.5, True), (1.5, False)])
+def test_bad_completions_far_from_the_policy_that_sampled_are_left_out(make_worker, reader, model, threshold, dropped):
+    groups = drifted(make_worker, model, scored_groups(), 1.0)
+    settings = actor_settings(model, off_policy_threshold=threshold)
+    found, actor = gradient_after(make_worker, reader, settings, groups)
+    expected = expected_gradient(
+        make_worker,
+        settings,
+        groups,
+        lambda rewards: grpo_reference(rewards).clamp(min=0.0 if dropped else -math.inf),
+    )
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    metrics = merge([actor._metrics.drain()])
+    assert (metrics["actor/off_policy_fraction"] > 0) == dropped
+    assert metrics["actor/rollout_kl"] == pytest.approx(math.exp(-1.0) - 1.0 + 1.0, rel=1e-5)
+
+
+def test_the_policy_loss_of_the_most_uncertain_tokens(make_worker, reader, model):
+    """In micro-batches of all groups; group 5 has no advantage and makes no forward."""
+    settings = actor_settings(model, top_entropy_fraction=0.3, num_shards=1, micro_batch_groups=NUM_GROUPS)
+    groups = scored_groups()
+    found, actor = gradient_after(make_worker, reader, settings, groups)
+    network = make_worker(Actor, settings)._model.double()
+    terms, entropies = [], []
+    for group in (group for group in groups if group.samples.index != 5):
+        for g, advantage in enumerate(grpo_reference(group.rewards.double())):
+            length, prompt = int(group.samples.loss_mask[g].sum()), group.samples.prompt_ids
+            completion = group.samples.completion_ids[g, :length]
+            logits = network(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
+            distribution = logits.log_softmax(-1)
+            terms.append(-advantage * distribution[range(length), completion])
+            entropies.append(-(distribution.exp() * distribution).sum(-1).detach())
+    every, num_tokens = torch.cat(entropies), sum(float(group.samples.loss_mask.sum()) for group in groups)
+    least = every.sort(descending=True).values[math.ceil(0.3 * len(every)) - 1]
+    (torch.cat(terms)[every >= least].sum() / num_tokens).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+    assert merge([actor._metrics.drain()])["actor/entropy"] == pytest.approx(float(every.mean()), rel=1e-5)
+
+
+def test_a_clamp_bounds_what_the_kl_adds(make_worker, reader, model):
+    """With a clamp that every token is beyond, the KL has a value and no gradient."""
+    plain, _ = gradient_after(make_worker, reader, actor_settings(model), scored_groups())
+    free, _ = gradient_after(make_worker, reader, actor_settings(model, kl_coef=0.1), scored_groups())
+    settings = actor_settings(model, kl_coef=0.1, kl_clamp=1e-9)
+    found, actor = gradient_after(make_worker, reader, settings, scored_groups())
+    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-8)
+    assert not torch.allclose(free, plain, rtol=1e-3)
+    assert merge([actor._metrics.drain()])["actor/ref_kl"] == pytest.approx(1e-9)
+
+
+def test_the_weight_of_the_kl_is_adapted_to_its_target(make_worker, reader, model):
+    groups = [
+        dataclasses.replace(g, samples=dataclasses.replace(g.samples, rollout_logprobs=-0.1 * g.samples.loss_mask))
+        for g in scored_groups()
+    ]
+    kl = sum(float((g.samples.rollout_logprobs - g.samples.ref_logprobs).sum()) for g in groups) / NUM_SEQUENCES
+    settings = actor_settings(model, "rloo", kl_coef=0.3, kl_target=kl / 1.1, kl_horizon=100)
+    _, actor = gradient_after(make_worker, reader, settings, groups)
+    metrics = merge([actor._metrics.drain()])
+    assert metrics["actor/kl_coef"] == 0.3, "of this step"
+    num_tokens = sum(float(group.samples.loss_mask.sum()) for group in groups)
+    assert metrics["actor/ref_kl"] == pytest.approx(kl * NUM_SEQUENCES / num_tokens, rel=1e-5)
+    assert actor._advantages.kl_coef == pytest.approx(0.3 * (1 + 0.1 * NUM_SEQUENCES / 100), rel=1e-5)
+
+
 @pytest.mark.parametrize("changes", [{"value_loss": "huber"}, {"value_loss": "clipped"}])
 def test_value_losses_train_the_critic(make_worker, reader, model, changes):
     groups = scored_groups()
@@ -272,7 +406,7 @@ def test_ppo_starts_from_values_of_zero_which_make_it_reinforce_plus_plus(make_w
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "dapo", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize("name", ["ppo", "gspo", "gmpo", "cispo", "dapo", "reinforce_plus_plus_baseline"])
 def test_shards_change_only_the_rounding_of_any_algorithm(make_worker, reader, model, name):
     gradients = [
         gradient_after(
@@ -356,10 +490,12 @@ def test_imitation_lowers_the_loss(make_worker, reader, model):
     assert actor.policy_version == 22
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
-def test_a_checkpoint_restores_the_actor_to_the_bit(make_worker, reader, model, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "changes"), [("grpo", {}), ("ppo", {}), ("rloo", {"kl_coef": 1.0, "kl_target": 0.01, "kl_horizon": 40})]
+)
+def test_a_checkpoint_restores_the_actor_to_the_bit(make_worker, reader, model, tmp_path, name, changes):
     groups = scored_groups()
-    settings = actor_settings(model, name, num_minibatches=1, critic=OptimizerSettings(learning_rate=1e-2))
+    settings = actor_settings(model, name, num_minibatches=1, critic=OptimizerSettings(learning_rate=1e-2), **changes)
     _, actor = gradient_after(make_worker, reader, settings, groups)
     actor.save_checkpoint(str(tmp_path))
     restored = make_worker(Actor, settings, num_items=len(groups))

@@ -1,6 +1,7 @@
 """LocalLauncher: calls, failures, deaths, and that nothing stays behind."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def test_calls_return_results_and_remote_tracebacks(launcher, tmp_path):
     with pytest.raises(RemoteError, match="fault/0: ValueError: broken on purpose") as caught:
         handle.call("raise_error").result(timeout=60)
     assert "in raise_error" in caught.value.remote_traceback
+    assert re.fullmatch(r".*testing.*\.py:\d+", caught.value.raised_in or "")
     assert handle.call("sleep", 0.0).result(timeout=60) == 0.0, "an exception does not end the process"
 
 

@@ -1,5 +1,7 @@
 """What a group learns from: advantages against formulas in float64, the choice of groups, whitening over shards."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from rlinf_algos import preset
 from rlinf_workers.collectives import RankGroup
 from rlinf_workers.records import SampleGroup, ScoredGroup
 from rlinf_workers.roles.gradients import ShardedGradients
-from rlinf_workers.roles.learning_groups import AdvantageMaker, LearningGroup, choose_groups, whiten
+from rlinf_workers.roles.learning_groups import AdvantageMaker, LearningGroup, choose_groups, has_signal, whiten
 
 NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5
 
@@ -104,6 +106,49 @@ def test_the_overlong_penalty_begins_at_the_buffer():
     rewards = [1.0, 0.5, 0.0, -1.0]
     assert found.advantages.tolist() == pytest.approx([r - (sum(rewards) - r) / 3 for r in rewards])
     assert found.rewards.tolist() == [1.0] * GROUP_SIZE, "as scored"
+
+
+def test_opo_weighs_the_baseline_by_lengths():
+    group = scored_groups()[1]
+    lengths, rewards = lengths_of(group), group.rewards.tolist()
+    baseline = sum(length * r for length, r in zip(lengths, rewards, strict=True)) / sum(lengths)
+    assert made(group, advantage="opo").advantages.tolist() == pytest.approx([r - baseline for r in rewards])
+
+
+def with_parts(group, parts=((1.0, 5.0), (1.0, 0.0), (0.0, 5.0), (0.0, 0.0))):
+    weights = torch.tensor([0.75, 0.25])
+    return dataclasses.replace(group, parts=torch.tensor(parts), part_weights=weights)
+
+
+def test_gdpo_brings_every_part_to_one_scale():
+    """Both parts split the group in halves, so their normalised values are +-std, whatever their scales."""
+    high = 0.5 / ((1.0 / 3.0) ** 0.5 + 1e-4)
+    wide = 2.5 / ((25.0 / 3.0) ** 0.5 + 1e-4)
+    signs = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
+    expected = [0.75 * a * high + 0.25 * b * wide for a, b in signs]
+    assert made(with_parts(scored_groups()[0]), "gdpo").advantages.tolist() == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="advantage 'gdpo' reads the parts of a reward, and this has none"):
+        made(scored_groups()[0], "gdpo")
+
+
+def test_parts_may_differ_where_their_sum_does_not():
+    group = dataclasses.replace(with_parts(scored_groups()[5], ((1.0, 0.0), (0.0, 3.0)) * 2), rewards=torch.ones(4))
+    assert not has_signal(group)
+    assert has_signal(group, by_parts=True)
+    assert choose_groups([group], gradients(), NUM_GROUPS, 9) == {}
+    assert choose_groups([group], gradients(), NUM_GROUPS, 9, by_parts=True) == {5: 0}
+
+
+def test_distillation_learns_from_each_tokens_distance_to_the_teacher():
+    """The reverse KL's own part of each token, whatever the reward was."""
+    group = scored_groups()[1]
+    found = made(group, "distillation")
+    expected = (group.samples.ref_logprobs.double() - group.samples.rollout_logprobs) * group.samples.loss_mask
+    torch.testing.assert_close(found.advantages.double(), expected, rtol=1e-5, atol=1e-6)
+    beside = made(group, "distillation", reward_coef=2.0).advantages - found.advantages
+    for g, length in enumerate(lengths_of(group)):
+        at_end = [0.0] * (length - 1) + [2.0 * float(group.rewards[g])] + [0.0] * (NUM_TOKENS - length)
+        assert beside[g].tolist() == pytest.approx(at_end, abs=1e-6)
 
 
 def test_a_wrong_shape_is_named(monkeypatch):

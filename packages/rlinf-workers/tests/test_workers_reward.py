@@ -140,6 +140,9 @@ def test_the_terms_of_a_sum_are_recorded(model, groups, make_worker, reader, wri
     found = metrics(worker)
     assert found["reward/part/answer"] == pytest.approx(2 / 3)
     assert found["reward/part/length"] == pytest.approx(2.5 / 3)
+    parts, weights = writer.items[0].parts, writer.items[0].part_weights
+    assert parts.tolist() == [[1.0, 1.0], [0.0, 0.5], [1.0, 1.0]]
+    assert weights.tolist() == [0.75, 0.25]
 
 
 def test_the_control_tosses_coins_in_training_alone(model, groups, make_worker, reader, writer):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlinf_workers.models.language_model import build_model
+from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.sequences import completion_logprobs, pack_groups
 from rlinf_workers.records import SampleGroup
 
@@ -65,6 +65,22 @@ def test_a_completion_of_one_token_needs_its_prompt_alone(model):
         found = completion_logprobs(built, batch, TEMPERATURE)
         expected = logprobs_of_whole_sequences(built, groups)[:, :1]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_without_sdpa_has_its_own_attention(tmp_path):
+    """Gemma 2 caps attention scores, which SDPA cannot, and half of its layers see a window of 4 tokens."""
+    from transformers import Gemma2Config
+
+    size = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 8, "sliding_window": 4}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    Gemma2Config(vocab_size=16, pad_token_id=0, attn_logit_softcapping=0.5, **size, **heads).save_pretrained(tmp_path)
+    built = build_model(ModelSettings(folder=str(tmp_path), has_weights=False), torch.device("cpu"))
+    groups = [sample_group(i, length, [5, 1, 3]) for i, length in enumerate((6, 2))]
+    batch = pack_groups(groups, pad_id=0)
+    with torch.no_grad():
+        found = completion_logprobs(built, batch, TEMPERATURE) * batch.loss_mask
+        expected = logprobs_of_whole_sequences(built, groups)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_groups_of_different_sizes_are_refused():

@@ -13,6 +13,7 @@ from rlinf.jobs.auto_mode import AutoMode, moves
 from rlinf.jobs.plan_times import PlanTimes, busy_seconds
 from rlinf.jobs.planning import make_plans, plans_of_problem
 from rlinf.jobs.reasoning import ReasoningJob
+from rlinf.machine import Machine
 from rlinf_sched import InstanceProfile, Problem, Profiles, StageProfile, TimePoint
 from rlinf_sched.cluster import Cluster, Links
 from rlinf_workers import FlowRun
@@ -23,7 +24,7 @@ NUM_ITEMS = 64
 
 def job_of(*overrides: str) -> ReasoningJob:
     config = load_config("sort-grpo", parse_overrides(["--cluster.num_devices", "2", *overrides]))
-    return ReasoningJob(config)  # pyright: ignore[reportArgumentType]
+    return ReasoningJob(config, Machine(num_cpus=8, memory_bytes=8 << 30))  # pyright: ignore[reportArgumentType]
 
 
 def step_run(item_s=None, step_s=0.0, **num_ranks):

@@ -14,6 +14,8 @@ from rlinf.config.load import load_config, to_yaml
 from rlinf.errors import RunFailed
 
 SCREEN_LINES = 24
+NO_WEIGHTS = (2).to_bytes(8, "little") + b"{}"
+"""A whole safetensors file with no tensor in it."""
 
 
 class Outcome(SimpleNamespace):
@@ -125,7 +127,7 @@ def test_a_wrong_command_line_is_refused(refused, line: str, expected: str):
 def test_version(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
-    assert capsys.readouterr().out == "rlinf 0.1.0\n"
+    assert capsys.readouterr().out == "rlinf 2026.11.0\n"
 
 
 # -- train refuses -------------------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ def gsm8k_inputs(tmp_path: Path) -> Path:
     from rlinf.tasks.language import write_model_folder
 
     write_model_folder(tmp_path / "model", ArchitectureConfig(), "abc", "float32")
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model" / "model.safetensors").write_bytes(NO_WEIGHTS)
     (tmp_path / "train.jsonl").write_text(
         '{"question": "a", "answer": "#### 1"}\n{"question": "b", "answer": "#### 2"}\n'
     )

@@ -30,9 +30,18 @@ def test_the_section_has_the_fields_of_an_algorithm():
     } | {"options": {}}
 
 
+NEEDS = {
+    "gdpo": ["--reward", "{kind: weighted, terms: {answer: {weight: 1.0, reward: {kind: exact}}}}"],
+    "distillation": ["--reference.path", "teacher"],
+}
+"""Algorithm -> what it needs of other sections."""
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_name_chooses_a_preset(name):
-    assert algorithm(f"--algorithm.name {name}").to_algorithm() == preset(name)
+    config = load_config("sort-grpo", parse_overrides(["--algorithm.name", name, *NEEDS.get(name, [])]))
+    assert config.job == "reasoning"
+    assert config.algorithm.to_algorithm() == preset(name)
 
 
 def test_an_algorithm_with_a_critic_has_its_settings():
@@ -73,6 +82,17 @@ def test_the_resolved_config_is_read_back_as_it_was(tmp_path):
         ),
         ("--algorithm.name 3", "algorithm.name=3; allowed: text"),
         ("--algorithm 3", "a section with the keys name, group_size"),
+        (
+            "--algorithm.name gdpo",
+            "algorithm.advantage=gdpo reads the parts of a reward, and reward.kind=exact has none",
+        ),
+        ("--algorithm.name distillation", "reference.path is not set, and algorithm.reward_coef=0 learns from the KL"),
+        ("--reference.path teacher", "is not used: algorithm.kl_coef is 0, so no reference is asked"),
+        (
+            "--algorithm.name ppo --algorithm.kl_coef 0.1 --algorithm.kl_target 6 --algorithm.kl_horizon 100",
+            "algorithm.kl_horizon=100 is less than the 512 completions of a step; use at least 512",
+        ),
+        ("--run.wandb.project ''", "run.wandb.project"),
         ("--algorithm.advantage no_such:thing", "cannot be imported: No module named 'no_such'"),
     ],
 )

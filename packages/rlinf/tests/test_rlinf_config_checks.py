@@ -1,13 +1,17 @@
 """Values that do not go together, and configs that do not fit the machine."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
-from rlinf.config.devices import check_devices
+from rlinf.config.common import ClusterConfig
+from rlinf.config.devices import check_devices, device_kind, device_notes, settle
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ModelConfig
 from rlinf.errors import UserError
+from rlinf.machine import Gpu, Machine
 
 
 def message(recipe: str, line: str) -> str:
@@ -136,8 +140,14 @@ def test_from_python_the_same_text_comes_in_pydantics_error():
 # -- against the machine -------------------------------------------------------------------------------------------
 
 
-def check(line: str, *, num_cpus: int = 4, num_gpus: int = 0) -> None:
-    check_devices(load_config("sort-grpo", parse_overrides(line.split())), num_cpus=num_cpus, num_gpus=num_gpus)
+def machine(num_cpus: int = 4, num_gpus: int = 0, **more: Any) -> Machine:
+    gpus = (Gpu(name="fake", memory_bytes=80 << 30),) * num_gpus
+    return Machine(num_cpus=num_cpus, memory_bytes=64 << 30, gpus=gpus, **more)
+
+
+def check(line: str, *, num_cpus: int = 4, num_gpus: int = 0, **more: Any) -> int:
+    config = load_config("sort-grpo", parse_overrides(line.split()))
+    return check_devices(config, machine(num_cpus, num_gpus, **more))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +209,47 @@ def test_a_config_that_does_not_fit_the_machine_is_refused(line: str, num_cpus: 
         ("--cluster.num_devices=8", 1, 8),
         ("--mode=hybrid", 2, 0),
         ("--mode=hybrid --cluster.num_devices=2 --cluster.oversubscribe=true", 1, 0),
+        ("--cluster.device=cpu --cluster.num_devices=16", 16, 8),
     ],
 )
 def test_a_config_that_fits_the_machine_passes(line: str, num_cpus: int, num_gpus: int):
     check(line, num_cpus=num_cpus, num_gpus=num_gpus)
+
+
+OLD_DRIVER = "8 GPUs: The NVIDIA driver on your system is too old (found version 11040)."
+
+
+def test_gpus_that_cannot_be_used_are_refused_and_never_replaced_in_silence():
+    for line in ("", "--cluster.device=gpu"):
+        with pytest.raises(UserError, match=r"torch cannot use the GPUs of this machine \(8 GPUs: The NVIDIA driver"):
+            check(line, unusable_gpus=OLD_DRIVER)
+    assert check("--cluster.device=cpu", unusable_gpus=OLD_DRIVER) == 4
+
+
+def test_who_installed_a_torch_for_cpus_is_told_and_not_refused():
+    cluster, seen = ClusterConfig(), machine(unusable_gpus="/dev/nvidia0: not compiled", torch_has_cuda=False)
+    assert device_kind(cluster, seen) == "cpu"
+    assert "the GPUs are not used (/dev/nvidia0: not compiled)" in device_notes(cluster, seen)[0]
+    assert device_notes(ClusterConfig(device="cpu"), seen) == []
+    with pytest.raises(UserError, match="torch cannot use"):
+        device_kind(ClusterConfig(device="gpu"), seen)
+
+
+def test_a_gpu_can_be_required_and_passed_over():
+    with pytest.raises(UserError, match=r"cluster\.device=gpu: this machine has 4 CPU cores and no GPU"):
+        check("--cluster.device=gpu")
+    assert check("--cluster.device=gpu", num_gpus=8) == 8
+    assert check("--cluster.device=cpu", num_cpus=64, num_gpus=8) == 8  # slots of `auto`
+    with pytest.raises(UserError, match=r"cluster\.num_devices=65: this machine has 64 CPU cores\nhint"):
+        check("--cluster.device=cpu --cluster.num_devices=65", num_cpus=64, num_gpus=8)
+
+
+def test_shards_left_to_the_machine_are_as_many_as_its_devices_can_share():
+    def shards(num_devices: int, *overrides: str) -> object:
+        return settle(load_config("sort-grpo", parse_overrides(overrides)), num_devices).actor.num_shards
+
+    auto = "--actor.num_shards=auto"
+    assert [shards(n, auto, "--warm_start=null") for n in (1, 6, 8)] == [1, 6, 8]
+    assert shards(8, auto, "--warm_start=null", "--rollout.num_prompts=6") == 4  # six prompts; ranks divide devices
+    assert shards(6, auto) == 2  # of 256 examples
+    assert shards(8) == 2  # the recipe's own number stays

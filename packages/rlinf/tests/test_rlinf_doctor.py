@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlinf import doctor
+from rlinf import doctor, machine
 from rlinf.cli.main import main
-from rlinf.doctor import Finding, cgroup_limit_bytes, examine
+from rlinf.doctor import Finding, examine
+from rlinf.machine import cgroup_limit_bytes
 
 
 def test_the_command_lists_findings_as_lines_and_as_json(
@@ -66,11 +67,12 @@ def test_a_check_that_raises_is_a_problem_and_the_others_go_on(tmp_path: Path, m
 def test_a_gpu_that_torch_cannot_use_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(doctor, "NVIDIA_DEVICE", Path("/dev/null"))
+    monkeypatch.setattr(machine, "NVIDIA_DEVICE", Path("/dev/null"))
     gpu = list(doctor._torch())[-1]
     assert (gpu.subject, gpu.verdict) == ("GPU", "problem")
-    monkeypatch.setattr(doctor, "NVIDIA_DEVICE", Path("/dev/none"))
+    monkeypatch.setattr(machine, "NVIDIA_DEVICE", Path("/dev/none"))
     gpu = list(doctor._torch())[-1]
     assert (gpu.subject, gpu.verdict) == ("GPU", "note")
     assert f"up to {len(os.sched_getaffinity(0))} of them" in gpu.text

@@ -1,17 +1,20 @@
 """`rlinf eval`, in this process: what it accepts, and how each mistake ends. Nothing is sampled."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from rlinf.cli.main import main
 from rlinf.config.evaluation import EvalConfig
-from rlinf.config.load import load_eval, load_eval_for_resume, to_yaml
+from rlinf.config.load import load_config, load_eval, load_eval_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.evaluation.run import Evaluation
 
+NO_WEIGHTS = (2).to_bytes(8, "little") + b"{}"
+"""A whole safetensors file with no tensor in it."""
 ALPHABET = "".join(map(chr, range(32, 127))) + "\n"
 
 
@@ -23,7 +26,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.chdir(tmp_path)
     write_model_folder(tmp_path / "model", ArchitectureConfig(max_positions=512), ALPHABET, "float32")
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "model" / "model.safetensors").write_bytes(NO_WEIGHTS)
     rows = [{"question": f"{i} + 1?", "answer": f"#### {i + 1}"} for i in range(3)]
     (tmp_path / "gsm8k.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (tmp_path / "torn.jsonl").write_text('{"question": "a", "answer": "#### 1"}\n{"question": "b", "ans')
@@ -226,3 +229,100 @@ def test_a_changed_setting_is_named(tmp_path: Path):
     assert "--benchmarks.gsm8k.file would change" in text
     assert "num_devices" not in text.partition("hint")[0]
     assert load_eval_for_resume(tmp_path, parse_overrides(changed[2:4])).cluster.num_devices == 3
+
+
+# -- a run's model is asked as it was trained ----------------------------------------------------------------------------
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+@pytest.fixture
+def run_of(inputs: Path):
+    """Makes `run/` with the model as its checkpoint, from a recipe and overrides."""
+
+    def make(recipe: str, *overrides: str, chat_template: str | None = None) -> Path:
+        run, model = inputs / "run", inputs / "run" / "checkpoints" / "step-000002" / "model"
+        shutil.copytree(inputs / "model", model)
+        if chat_template is not None:
+            (model / "chat_template.jinja").write_text(chat_template)
+        (run / "config.yaml").write_text(to_yaml(load_config(recipe, parse_overrides(overrides))))
+        sizes = {f"model/{file.name}": file.stat().st_size for file in model.iterdir()}
+        (model.parent / "state.json").write_text(json.dumps({"step": 2, "files": sizes}))
+        return run
+
+    return make
+
+
+def asked(evaluation: Evaluation) -> str:
+    """The first prompt as the model reads it."""
+    benchmarks = evaluation._benchmarks
+    return benchmarks.encoder.text(benchmarks.sets[0].problems[0].prompt)
+
+
+FILES = ("--model.path=model", "--task.train_files=[gsm8k.jsonl]", "--task.eval_files=[gsm8k.jsonl]")
+
+
+@pytest.mark.parametrize("path", ["run", "run/checkpoints/step-000002", "run/checkpoints/step-000002/model"])
+def test_the_quick_starts_model_is_asked_with_the_bare_digits(prepared, run_of, inputs: Path, path: str):
+    run_of("sort-grpo")
+    (inputs / "own.jsonl").write_text('{"question": "3120=", "answer": "0123"}\n')
+    evaluation = prepared(f"own=own.jsonl --benchmarks.own.reward exact_match --model {path} {SHORT}")
+    assert asked(evaluation) == "3120=", "a newline, or an instruction, was never trained"
+    assert evaluation._notes() == [
+        f"asked as in the run {inputs / 'run'}: prompt_format=plain, template '{{question}}'"
+    ]
+
+
+def test_template_chat_and_system_prompt_come_from_the_run(prepared, run_of, inputs: Path):
+    given = ("--task.prompt_template='Q: {question}!'", "--task.system_prompt=hi", "--task.prompt_format=chat")
+    run_of("gsm8k-grpo", *FILES, *given, chat_template=TEMPLATE)
+    evaluation = prepared(f"gsm8k=gsm8k.jsonl --model run {SHORT}")
+    assert asked(evaluation) == "<system>hi<user>Q: 0 + 1?!<a>"
+    assert len(evaluation._notes()) == 1
+    stored = load_eval_for_resume_of(evaluation, inputs)
+    assert (stored.prompt_format, stored.system_prompt) == ("chat", "hi")
+    assert stored.benchmarks["gsm8k"].template == "Q: {question}!"
+
+
+def load_eval_for_resume_of(evaluation: Evaluation, inputs: Path) -> EvalConfig:
+    """The settings as a resumed evaluation would find them."""
+    (inputs / "eval").mkdir()
+    (inputs / "eval" / "config.yaml").write_text(to_yaml(evaluation._config))
+    return load_eval_for_resume(inputs / "eval", [])
+
+
+def test_what_asks_otherwise_than_the_run_is_told(prepared, run_of):
+    run_of("gsm8k-grpo", *FILES, chat_template=TEMPLATE)
+    line = f"gsm8k=gsm8k.jsonl --model run {SHORT}"
+    plain = prepared(f"{line} --prompt_format plain")
+    assert plain._notes()[1:] == [
+        "prompt_format='plain', but the run trained with 'chat': the score is that of another prompt"
+    ]
+    other = prepared(f"{line} --system_prompt hi --benchmarks.gsm8k.template '{{question}}'")
+    assert asked(other) == "<system>hi<user>0 + 1?<a>"
+    assert [note.partition("=")[0] for note in other._notes()[2:]] == ["system_prompt", "benchmarks.gsm8k.template"]
+
+
+def test_letters_are_asked_for_as_published(prepared, run_of, inputs: Path):
+    run_of("gsm8k-grpo", *FILES)
+    row = {"question": "q", "choices": ["1", "2", "3", "4"], "answer": 2}
+    (inputs / "mmlu.jsonl").write_text(json.dumps(row) + "\n")
+    evaluation = prepared(f"mmlu_stem=mmlu.jsonl --model run {SHORT}")
+    assert "the letter of one choice" in asked(evaluation)
+    assert evaluation._notes()[1].startswith("benchmarks.mmlu_stem.template=")
+
+
+def test_a_recipe_asks_as_the_benchmark_of_its_data_does():
+    from rlinf.tasks.published import PUBLISHED
+
+    task = load_config("gsm8k-grpo", parse_overrides(FILES)).task  # type: ignore[union-attr]
+    assert task.prompt_template == PUBLISHED["gsm8k"].template
+    assert task.prompt_format == "auto"
+
+
+def test_the_help_names_the_model(capsys):
+    with pytest.raises(SystemExit):
+        main(["eval", "--help"])
+    assert "--model FOLDER" in capsys.readouterr().out.splitlines()[0]

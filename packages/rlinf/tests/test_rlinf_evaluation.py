@@ -16,6 +16,7 @@ from rlinf.evaluation.scores import score_benchmark, score_table, show
 from rlinf.run_folder.checkpoints import point_to_best, writing_checkpoint
 from rlinf.tasks import Problem
 from rlinf_algos import Estimate
+from rlinf_algos.rewards import RewardSpec
 
 # -- the model -----------------------------------------------------------------------------------------------------
 
@@ -126,7 +127,7 @@ def benchmark(num_problems: int) -> Benchmark:
         name="own",
         title="Own",
         file="own.jsonl",
-        reward="exact_match",
+        reward=RewardSpec(rule="exact_match"),
         problems=problems,
         num_bad_rows=0,
         num_long_prompts=0,

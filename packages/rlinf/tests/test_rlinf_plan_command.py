@@ -13,6 +13,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.jobs.problems import grpo_flow, problem_of_recipe
+from rlinf.machine import Machine
 from rlinf_sched import Plan
 from rlinf_sched.problem_schema import problem_schema
 
@@ -103,7 +104,7 @@ def test_the_flow_of_a_recipe_is_that_of_the_job(kl_coef: str):
 
     config = load_config("add-grpo", parse_overrides(["--algorithm.kl_coef", kl_coef]))
     assert isinstance(config, ReasoningConfig)
-    job = ReasoningJob(config)
+    job = ReasoningJob(config, Machine(num_cpus=2, memory_bytes=1 << 30))
     declared = job.build(Path("unused")).train.graph()
     planned = grpo_flow(has_reference=kl_coef != "0", group_bytes=0)
     assert (planned.stages, planned.weight_edges, planned.feeds) == (

@@ -40,6 +40,8 @@ def read(name: str, row: dict[str, Any]) -> tuple[str, str]:
         ("aime24", {"ID": "2024-I-1", "Problem": "p", "Solution": "s", "Answer": 33}, "p", "33"),
         ("aime25", {"problem": "p", "answer": "070", "id": "0"}, "p", "70"),
         ("aime25", {"question": "p", "answer": "0"}, "p", "0"),
+        ("aime25", {"problem": "p", "answer": "336^\\circ"}, "p", "336"),
+        ("aime25", {"problem": "p", "answer": "$336^{\\circ}$"}, "p", "336"),
         ("amc23", {"id": 0, "problem": "p", "answer": 27.0, "url": "u", "question": "p"}, "p", "27"),
         ("amc23", {"question": "p", "answer": "-1.0"}, "p", "-1"),
         (
@@ -129,16 +131,35 @@ def test_last_boxed(text: str, content: str | None):
     assert last_boxed(text) == content
 
 
-@pytest.mark.parametrize("name", ["aime24", "AIME24", "AIME-24", "aime_24", "AIME 24"])
-def test_names_in_many_spellings(name: str):
-    found = published_set(name)
-    assert found is not None and found.name == "aime24"
+@pytest.mark.parametrize(
+    ("names", "meant"),
+    [
+        (("aime24", "AIME24", "AIME-24", "aime_24", "AIME 24", "aime2024", "AIME_2024"), "aime24"),
+        (("aime2025", "AIME-2025"), "aime25"),
+        (("gpqa", "GPQA-Diamond"), "gpqa_diamond"),
+        (("MATH-500", "math_500"), "math500"),
+        (("minerva", "Minerva-Math"), "minerva_math"),
+        (("amc", "AMC-2023"), "amc23"),
+    ],
+)
+def test_names_in_many_spellings(names: tuple[str, ...], meant: str):
+    for name in names:
+        found = published_set(name)
+        assert found is not None and found.name == meant
 
 
 def test_an_unknown_name_says_what_is_near():
     assert published_set("amie24") is None
     with pytest.raises(UserError, match="no benchmark is called 'amie24'; did you mean aime24\\?\nhint: h"):
         require_published("amie24", "h")
+    for name, meant in (
+        ("aime", "aime24 or aime25"),
+        ("aime2026", "aime25"),
+        ("mmlu", "mmlu_stem"),
+        ("math", "math500"),
+    ):
+        with pytest.raises(UserError, match=f"did you mean {meant}\\?"):
+            require_published(name, "h")
     with pytest.raises(UserError, match="known: gsm8k, aime24, aime25, math500, gpqa_diamond"):
         require_published("chess", "h")
 

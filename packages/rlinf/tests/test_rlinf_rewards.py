@@ -8,8 +8,9 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs import rewards as module
-from rlinf.jobs.rewards import check_reward, reward_spec
-from rlinf_algos.rewards import RewardSpec, SandboxRun, make_reward
+from rlinf.jobs.rewards import check_reward, reward_spec, try_own_rewards
+from rlinf.tasks import Problem
+from rlinf_algos.rewards import RewardSpec, SandboxRun, make_reward, score_all
 
 
 def config(tmp_path: Path, section: str):
@@ -32,13 +33,13 @@ def refused(tmp_path: Path, section: str) -> str:
         ("kind: exact", "exact_match", None),
         ("kind: numeric", "numeric_match", None),
         ("kind: random", "exact_match", None),
-        ("kind: multiple_choice", "multiple_choice", None),
+        ("kind: multiple_choice\nnum_choices: 4", "multiple_choice", {"num_choices": 4}),
         ("kind: format", "think_answer_format", None),
         ("kind: function\npath: my_package.rewards:mine", "my_package.rewards:mine", None),
         (
             "kind: math\nnum_processes: 3",
             "math_answer",
-            {"num_processes": 3, "time_limit_s": 5.0, "memory_limit_bytes": 1 << 30},
+            {"num_processes": 3, "time_limit_s": 1.0, "wall_limit_s": 2.5, "memory_limit_bytes": 1 << 30},
         ),
         ("kind: length\nfree: 5\nlimit: 9", "length_penalty", {"free": 5, "limit": 9, "unit": "characters"}),
         (
@@ -121,3 +122,49 @@ def test_a_weak_sandbox_is_refused_or_noted(tmp_path, monkeypatch):
         check_reward(config(tmp_path, "kind: code"))
     notes = check_reward(config(tmp_path, "kind: code\nallow_weak_isolation: true"))
     assert notes == ("reward: the sandbox for code is weak: no namespaces",)
+
+
+# -- a function of one's own -------------------------------------------------------------------------------------------
+
+DOCS = Path(__file__).parents[3] / "docs" / "rewards.md"
+
+
+def test_the_example_in_the_docs(tmp_path, monkeypatch):
+    if not DOCS.exists():
+        pytest.skip("no docs beside the package")
+    code = DOCS.read_text(encoding="utf-8").split("```python\n", 1)[1].split("```", 1)[0]
+    (tmp_path / "my_rewards.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = config(tmp_path, "kind: function\npath: my_rewards:close_and_short")
+    problem = Problem(prompt="2+2?", answer="#### 4", row={"max_factor": 2})
+    assert try_own_rewards(found, problem)
+    reward = make_reward(reward_spec(found, random_stands_for="exact"))
+    values = [
+        result.value
+        for result in score_all(
+            reward, ["4", "4.2", "5", "", "it is 4, I think"], ["#### 4"] * 5, ["2+2?"] * 5, [{"max_factor": 2}] * 5
+        )
+    ]
+    assert values == pytest.approx([1.0, 0.5, 0.0, 0.0, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return row['levle']", "KeyError: 'levle'\n  "),
+        ("return None", "returned NoneType None; return a number or a RewardResult"),
+        ("import time; time.sleep(5)", "has not come back from a call within 0.5 s; it is at\n"),
+    ],
+)
+def test_mistakes_of_ones_own_function_show_before_a_process_starts(tmp_path, monkeypatch, body, message):
+    name = f"wrong_{len(body)}"
+    (tmp_path / f"{name}.py").write_text(f"def f(completion, answer, row):\n    {body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = config(tmp_path, f"kind: function\npath: {name}:f\ntime_limit_s: 0.5")
+    with pytest.raises(UserError) as caught:
+        try_own_rewards(found, Problem(prompt="p", answer="a", place="rows.jsonl:1"))
+    text = str(caught.value)
+    assert text.startswith(f"reward.path={name}:f, called once about rows.jsonl:1 with the answer as completion: ")
+    assert message in text
+    assert "None" in body or f"{name}.py" in text
+    assert caught.value.hint and "docs/rewards.md" in caught.value.hint

@@ -17,10 +17,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "rlinf" / "warm-starts"
 
 
-def warm_start(*overrides: str, num_ranks: int = 2) -> WarmStarts:
+def warm_start(*overrides: str, num_ranks: int = 2, device: str = "cpu") -> WarmStarts:
     config = load_config("sort-grpo", parse_overrides(list(overrides)))
     assert isinstance(config, ReasoningConfig)
-    return WarmStarts(config, num_ranks)
+    return WarmStarts(config, num_ranks=num_ranks, device=device)
 
 
 def keep(kept: WarmStarts) -> None:
@@ -60,6 +60,7 @@ def test_what_decides_it_makes_another(other: list[str]):
 def test_ranks_versions_and_source_decide_it_too(monkeypatch: pytest.MonkeyPatch):
     keep(warm_start())
     assert warm_start(num_ranks=1).find() is None
+    assert warm_start(device="cuda").find() is None
     with monkeypatch.context() as patch:
         patch.setattr(warm_starts.importlib.metadata, "version", lambda name: f"another {name}")
         assert warm_start().find() is None

@@ -44,6 +44,7 @@ struct alignas(kBlockAlignment) BlockHeader {
   int64_t policy_version;
   uint64_t head_bytes;
   uint64_t payload_bytes;
+  uint64_t key_bytes;  // of the key's text, which stands behind the head; 0: the key is the number
 };
 static_assert(sizeof(BlockHeader) == 128, "the payload must start on a 64-byte boundary");
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "a lock inside an atomic would not work across processes");

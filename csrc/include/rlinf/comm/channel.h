@@ -8,6 +8,9 @@
 // wait for ever for a producer that waits for its room. Instead, a take says of each item whether it may stay in place:
 // once taken blocks hold capacity_bytes, the consumer is to copy the item out and to release the block at once.
 //
+// A channel that num_keys different keys share gives each an equal part of both capacities, so that there is always room
+// for a key that waits, however full the others are.
+//
 // A process stands in the channel's table of users from its first put or take until it leaves: by leave(), with its
 // last Channel object, or by close_producer() when it takes nothing. When one died without leaving, calls that have to
 // wait return kPeerLost, until drop_lost_users(). A channel may also be created without all that.
@@ -19,6 +22,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "rlinf/comm/arena.h"
@@ -53,8 +58,16 @@ struct ByteView {
   uint64_t num_bytes;
 };
 
+// A number; or a text, and then `number` is made from it.
+struct ItemKey {
+  int64_t number = 0;
+  std::string text;  // empty: the number alone
+
+  static ItemKey from_text(std::string text);
+};
+
 struct ItemLabels {
-  int64_t key = 0;
+  ItemKey key;
   double weight = 1.0;
   int64_t policy_version = -1;
 };
@@ -62,9 +75,10 @@ struct ItemLabels {
 struct TakeRequest {
   uint64_t max_items = 1;
   uint64_t min_items = 1;
+  double min_weight = 0.0;
   double max_weight;  // infinity: no limit
   bool any_key = true;
-  std::vector<int64_t> keys;  // sorted; looked at when any_key is false
+  std::vector<ItemKey> keys;  // looked at when any_key is false
 };
 
 // A block that this process took or reserved. Plain value; whoever holds it calls release() or commit() once.
@@ -107,7 +121,14 @@ struct ChannelCounts {
   int64_t blocked_take_ns;
   uint64_t num_producers;
   uint64_t num_closed;
+  uint64_t num_keys;
   bool aborted;
+};
+
+// What the items of one key take up of a queue.
+struct KeyUse {
+  uint64_t num_items = 0;
+  uint64_t num_bytes = 0;
 };
 
 enum class Waiting : int { kForItem = 0, kForRoom = 1 };
@@ -119,7 +140,7 @@ class RepairingLock;
 class Channel {
  public:
   static std::shared_ptr<Channel> create(const std::string& name, uint64_t capacity_items, uint64_t capacity_bytes,
-                                         uint64_t num_producers, bool raises_on_loss = true);
+                                         uint64_t num_producers, bool raises_on_loss = true, uint64_t num_keys = 1);
   static std::shared_ptr<Channel> open(const SegmentAddress& address);
   ~Channel();
   Channel(const Channel&) = delete;
@@ -130,11 +151,11 @@ class Channel {
   void prefault();
 
   // Bytes that an item occupies of capacity_bytes.
-  static uint64_t item_bytes(uint64_t head_bytes, const std::vector<ByteView>& buffers);
+  static uint64_t item_bytes(uint64_t head_bytes, const std::vector<ByteView>& buffers, const ItemKey& key = {});
 
-  Outcome reserve(uint64_t num_bytes, WaitState& wait, BlockRef* block);
+  Outcome reserve(uint64_t num_bytes, WaitState& wait, BlockRef* block, const ItemKey& key = {});
   // Copies the item into a reserved block. No lock is held.
-  void fill(const BlockRef& block, const ByteView& head, const std::vector<ByteView>& buffers);
+  void fill(const BlockRef& block, const ByteView& head, const std::vector<ByteView>& buffers, const ItemKey& key = {});
   void commit(const BlockRef& block, const ItemLabels& labels);
   Outcome take(const TakeRequest& request, WaitState& wait, std::vector<TakenItem>* items);
   // Gives a block back: taken and read, or reserved and not used. Twice is harmless.
@@ -158,6 +179,8 @@ class Channel {
   void abort(const std::string& reason);
   std::string abort_reason();
   ChannelCounts counts();
+  // The keys that wait in the queue, in the order in which they are first met.
+  std::vector<std::pair<ItemKey, KeyUse>> waiting_keys();
 
   // This process has no more to do with the channel, until it puts or takes again.
   void leave();
@@ -187,7 +210,17 @@ class Channel {
   void release_locked(const BlockRef& block);
   void reclaim_from_dead();
   bool is_stalled(uint64_t num_matching, WaitState& wait, int64_t now_ns) const;
-  bool collect(const TakeRequest& request, std::vector<uint64_t>* offsets) const;
+  // What a take would hand out now.
+  struct Gathered {
+    std::vector<uint64_t> offsets;
+    double weight = 0.0;
+    bool is_full = false;  // no further item could be added
+  };
+  void collect(const TakeRequest& request, Gathered* gathered) const;
+  std::string_view key_text(uint64_t offset) const;
+  bool is_wanted(const TakeRequest& request, uint64_t offset) const;
+  bool has_room(uint64_t num_bytes, const ItemKey& key) const;
+  KeyUse use_of(int64_t key) const;
   TakenItem hand_out(uint64_t offset, const ProcessId& holder);
   void enter_registry();
   void note_use(UserRole role);

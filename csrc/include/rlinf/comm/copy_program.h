@@ -15,6 +15,7 @@
 
 #include "rlinf/comm/data_type.h"
 #include "rlinf/comm/digest.h"
+#include "rlinf/comm/store_choice.h"
 
 namespace rlinf::comm {
 
@@ -109,7 +110,7 @@ class CopyProgram {
   // Pointers: one for each buffer. digests: num_digests() sums, or null to leave them out.
   // Throws UserError for a wrong number of pointers, or a null one that is used.
   void run(const std::vector<uint64_t>& src_pointers, const std::vector<uint64_t>& dst_pointers, int num_threads,
-           Digest* digests, InstructionSet instructions) const;
+           Digest* digests, InstructionSet instructions, Stores stores = stores_of_environment()) const;
 
   int64_t num_src_buffers() const { return static_cast<int64_t>(is_src_used_.size()); }
   int64_t num_dst_buffers() const { return static_cast<int64_t>(is_dst_used_.size()); }
@@ -130,6 +131,7 @@ class CopyProgram {
   int64_t num_digests_ = 0;
   int64_t num_rows_ = 0;
   int64_t num_dst_bytes_ = 0;  // written; read where nothing is written
+  mutable StoreChoice choices_[2];  // without digests, and with them
 };
 
 // What a part needs to run.

@@ -9,9 +9,13 @@
 namespace rlinf::comm {
 
 struct ProcessId {
-  int32_t pid = 0;
-  uint64_t start_ticks = 0;    // field 22 of /proc/<pid>/stat, clock ticks since boot
-  uint64_t pid_namespace = 0;  // inode of /proc/self/ns/pid; 0: that of whoever asks
+  int32_t pid;
+  uint32_t server_nonce;   // random, a part of the name of its segment server; 0: not known
+  uint64_t start_ticks;    // field 22 of /proc/<pid>/stat, clock ticks since boot
+  uint64_t pid_namespace;  // inode of /proc/self/ns/pid; 0: that of whoever asks
+
+  constexpr ProcessId(int32_t pid = 0, uint64_t start_ticks = 0, uint64_t pid_namespace = 0, uint32_t server_nonce = 0)
+      : pid(pid), server_nonce(server_nonce), start_ticks(start_ticks), pid_namespace(pid_namespace) {}
 
   bool operator==(const ProcessId& other) const {
     return pid == other.pid && start_ticks == other.start_ticks && pid_namespace == other.pid_namespace;

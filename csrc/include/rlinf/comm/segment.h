@@ -16,7 +16,8 @@ namespace rlinf::comm {
 struct SegmentAddress {
   ProcessId creator;
   int32_t fd = -1;
-  uint64_t nonce = 0;  // random; tells the segment from another that got the same fd number later
+  uint64_t nonce = 0;  // random; tells the segment from another that got the same fd number later, and its upper half
+                       // is the nonce of its creator's server
 };
 
 // Owns the file descriptor and the mapping.

@@ -1,6 +1,7 @@
 // Hands the descriptors of this process's segments to peers: one thread and one abstract unix socket for each process,
 // started by the first segment. Peers of the same user get a descriptor by SCM_RIGHTS; nothing has a name in any file
-// system, and the socket vanishes with its process. Works between pid namespaces that share a network namespace.
+// system, and the socket vanishes with its process. Its name holds a random number, so that nobody can take it first; the
+// number is the upper half of each segment's nonce, and so a part of every address. Works between pid namespaces that share a network namespace.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,8 @@ enum class SegmentAnswer : int32_t {
 // Makes sure that this process answers. Also what tells processes of other pid namespaces that it is alive.
 void start_segment_server();
 
-// `fd` stays the caller's; remove it before it is closed.
-void serve_segment(int32_t fd, uint64_t nonce);
+// Hands out `fd` from now on, under the nonce that this returns. `fd` stays the caller's; remove it before it is closed.
+uint64_t serve_segment(int32_t fd);
 void stop_serving_segment(int32_t fd);
 
 // Asks `creator` for a segment. On kFound *received is a new descriptor of the caller's.

@@ -1,12 +1,11 @@
 """What `rlinf_algos` offers under its own name."""
 
 from rlinf_algos.advantages import (
-    baseline_advantages,
     dr_grpo_advantages,
     episode_group_advantages,
     first_episode_mask,
     gae,
-    gigpo_advantages,
+    gdpo_advantages,
     group_mean,
     grpo_advantages,
     leave_one_out_mean,
@@ -15,10 +14,7 @@ from rlinf_algos.advantages import (
     reinforce_plus_plus_baseline_advantages,
     rewards_to_go,
     rloo_advantages,
-    spread_over_tokens,
-    state_group_ids,
     token_gae,
-    turn_group_ids,
 )
 from rlinf_algos.aggregation import (
     constant_length_mean,
@@ -34,10 +30,10 @@ from rlinf_algos.corrections import (
     effective_sample_size,
     icepop,
     masked_importance_sampling,
+    off_policy_sequence_mask,
     truncated_importance_sampling,
 )
 from rlinf_algos.dapo import GroupChoice, choose_groups, has_signal, overlong_filter, overlong_penalty
-from rlinf_algos.distillation import distillation_terms, reverse_kl_advantages
 from rlinf_algos.entropy import entropy_bonus, high_entropy_mask
 from rlinf_algos.errors import AlgosError, NonFiniteError, RewardError, ShapeError
 from rlinf_algos.evaluation import (
@@ -53,7 +49,6 @@ from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob, gaussian_s
 from rlinf_algos.kl import (
     adapted_kl_coef,
     kl_abs,
-    kl_full,
     kl_k1,
     kl_k1_plus,
     kl_k2,
@@ -79,8 +74,11 @@ from rlinf_algos.policy_loss import (
     PolicyLoss,
     at_level,
     cispo_loss,
+    clip_cov_loss,
     decoupled_ppo_loss,
+    gmpo_loss,
     gspo_loss,
+    kl_cov_loss,
     logprobs_at_level,
     policy_gradient_loss,
     ppo_clip_loss,
@@ -103,7 +101,7 @@ __all__ = [
     "dr_grpo_advantages",
     "rloo_advantages",
     "opo_advantages",
-    "baseline_advantages",
+    "gdpo_advantages",
     "group_mean",
     "leave_one_out_mean",
     "gae",
@@ -111,11 +109,7 @@ __all__ = [
     "rewards_to_go",
     "reinforce_plus_plus_advantages",
     "reinforce_plus_plus_baseline_advantages",
-    "gigpo_advantages",
     "episode_group_advantages",
-    "turn_group_ids",
-    "state_group_ids",
-    "spread_over_tokens",
     "first_episode_mask",
     "masked_mean",
     "masked_whiten",
@@ -127,6 +121,9 @@ __all__ = [
     "PolicyLoss",
     "ppo_clip_loss",
     "gspo_loss",
+    "gmpo_loss",
+    "clip_cov_loss",
+    "kl_cov_loss",
     "cispo_loss",
     "DecoupledPolicyLoss",
     "decoupled_ppo_loss",
@@ -144,6 +141,7 @@ __all__ = [
     "truncated_importance_sampling",
     "masked_importance_sampling",
     "icepop",
+    "off_policy_sequence_mask",
     "effective_sample_size",
     "GroupChoice",
     "has_signal",
@@ -156,12 +154,9 @@ __all__ = [
     "kl_abs",
     "kl_k1_plus",
     "kl_k3_plus",
-    "kl_full",
     "rewards_at_last_token",
     "kl_shaped_rewards",
     "adapted_kl_coef",
-    "reverse_kl_advantages",
-    "distillation_terms",
     "token_mean",
     "sequence_mean_token_mean",
     "sequence_mean_token_sum",

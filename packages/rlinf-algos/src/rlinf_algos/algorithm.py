@@ -8,7 +8,7 @@ no torch, so that configs can be checked on any machine; `Parts` has the functio
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -22,22 +22,19 @@ from rlinf_algos.parts import (
     advantage_takes,
     policy_loss_takes,
 )
-from rlinf_algos.registry import Registry, did_you_mean
-
-AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean")
-KLS: Registry[Callable[..., Any]] = Registry(
-    "KL estimate",
-    {
-        "k1": "rlinf_algos.kl:kl_k1",
-        "k2": "rlinf_algos.kl:kl_k2",
-        "k3": "rlinf_algos.kl:kl_k3",
-        "abs": "rlinf_algos.kl:kl_abs",
-        "k1+": "rlinf_algos.kl:kl_k1_plus",
-        "k3+": "rlinf_algos.kl:kl_k3_plus",
-    },
+from rlinf_algos.presets import (
+    AGGREGATIONS,
+    CORRECTION_LEVELS,
+    CORRECTION_OPTIONS,
+    CORRECTIONS,
+    DEFAULTS,
+    KLS,
+    NULLABLE,
+    PRESETS,
+    RANGES,
+    VALUE_LOSSES,
 )
-CORRECTIONS = ("truncated", "masked", "icepop")
-VALUE_LOSSES = ("clipped", "huber")
+from rlinf_algos.registry import Registry, did_you_mean
 
 Option = bool | int | float | str | None
 
@@ -71,12 +68,20 @@ class Algorithm:
     """Of `ppo_clip` and `decoupled`: bounds the loss of a negative advantage; above 1."""
     weight_cap: float | None = None
     """Of `decoupled`: tokens whose correction weight is larger are dropped; at least 1."""
-    correction: Literal["truncated", "masked", "icepop"] | None = None
-    """Of the gap between the engine that sampled and the actor; `rlinf_algos.corrections`, at the level of tokens."""
+    correction: Literal["truncated", "masked", "rejected", "icepop"] | None = None
+    """Of the gap between the engine that sampled and the actor; `rlinf_algos.corrections`. `rejected` is `masked`
+    without weights."""
+    correction_level: Literal["token", "sequence", "geometric"] | None = None
+    """Whose ratio it is: a token's, a completion's, or the geometric mean over a completion; `icepop` is of tokens."""
     correction_low: float | None = None
-    """Of `masked` and `icepop`: tokens whose ratio, actor over engine, is below it are left out."""
+    """Where the ratio, actor over engine, is below it, tokens are left out; not of `truncated`."""
     correction_high: float | None = None
-    """Tokens whose ratio is above it are left out; of `truncated`: the largest weight."""
+    """Where the ratio is above it, tokens are left out; of `truncated`: the largest weight."""
+    off_policy_threshold: float | None = None
+    """Completions of a negative advantage that drifted by more nats a token from the policy that sampled them are left
+    out (DeepSeek-V3.2); None: none is."""
+    top_entropy_fraction: float = 1.0
+    """Share of a micro-batch's tokens, those of the highest entropy, that the policy loss is of (arXiv:2506.01939)."""
     aggregation: Literal[
         "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean"
     ] = "token_mean"
@@ -87,6 +92,15 @@ class Algorithm:
     """Its weight; 0: no reference model is asked."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where it is added: a term of the loss, or a penalty on the rewards."""
+    kl_clamp: float | None = None
+    """Of `k3` and `k3+`: largest value of a token's KL; None: no bound. verl: 10."""
+    kl_target: float | None = None
+    """Of a KL in the reward: its weight is adapted after each step so that the KL of a completion, in nats, comes to
+    this; None: the weight stays."""
+    kl_horizon: int | None = None
+    """Of `kl_target`: completions in which the weight may change by a fifth."""
+    reward_coef: float = 1.0
+    """Weight of the reward beside a KL in it; 0: the KL alone teaches, as in distillation."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     value_loss: Literal["clipped", "huber"] | None = None
@@ -103,6 +117,8 @@ class Algorithm:
     """The last tokens before the limit in which the reward falls to -overlong_penalty (DAPO); 0: no penalty."""
     overlong_penalty: float | None = None
     """How much the reward falls."""
+    overlong_filter: bool = False
+    """Leave completions that were cut at the limit out of the update and of its totals (DAPO)."""
     group_size: int = 8
     """Completions of each prompt."""
     num_minibatches: int = 1
@@ -138,86 +154,6 @@ class Algorithm:
 
 _FIELDS = {item.name for item in fields(Algorithm)}
 
-DEFAULTS: dict[str, Option] = {
-    "normalize_std": True,
-    "gamma": 1.0,
-    "gae_lambda": 1.0,
-    "clip_low": 0.2,
-    "clip_high": 0.2,
-    "dual_clip": None,
-    "weight_cap": 5.0,
-    "correction_low": None,
-    "correction_high": None,
-    "value_loss": "clipped",
-    "value_clip": 0.2,
-    "huber_delta": 10.0,
-    "overlong_penalty": 1.0,
-}
-"""Fields that only some algorithms use -> their value where a preset does not say otherwise."""
-CORRECTION_RANGES = {
-    "truncated": {"correction_high": 2.0},
-    "masked": {"correction_low": 0.0, "correction_high": 2.0},
-    "icepop": {"correction_low": 0.5, "correction_high": 5.0},
-}
-"""Correction -> its options, with their defaults."""
-NULLABLE = {"dual_clip", "weight_cap", "value_clip"}
-"""Of these, the ones where None means something to an algorithm that uses them."""
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "ppo": {"advantage": "gae", "whiten_advantages": True, "kl": "k1", "kl_in": "reward", "num_minibatches": 2},
-    "grpo": {},
-    "dr_grpo": {"normalize_std": False, "aggregation": "constant_length_mean"},
-    "dapo": {"clip_high": 0.28, "dynamic_sampling": True, "num_minibatches": 2},
-    "rloo": {
-        "advantage": "rloo",
-        "policy_loss": "policy_gradient",
-        "aggregation": "sequence_mean_token_sum",
-        "kl": "k1",
-        "kl_in": "reward",
-    },
-    "reinforce_plus_plus": {
-        "advantage": "returns",
-        "whiten_advantages": True,
-        "kl": "k1",
-        "kl_in": "reward",
-        "num_minibatches": 2,
-    },
-    "reinforce_plus_plus_baseline": {
-        "normalize_std": False,
-        "whiten_advantages": True,
-        "kl": "k2",
-        "num_minibatches": 2,
-    },
-    "gspo": {
-        "policy_loss": "gspo",
-        "clip_low": 3e-4,
-        "clip_high": 4e-4,
-        "aggregation": "sequence_mean_token_mean",
-        "num_minibatches": 4,
-    },
-    "cispo": {"policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "num_minibatches": 2},
-}
-"""Name -> what differs from the defaults; docs/algorithms says where each number comes from."""
-
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "gamma": (0.0, 1.0, "it is a discount"),
-    "gae_lambda": (0.0, 1.0, "it is a trace decay"),
-    "clip_low": (0.0, 1.0, "a probability ratio is not negative"),
-    "clip_high": (0.0, math.inf, "the range must hold the ratio 1"),
-    "weight_cap": (1.0, math.inf, "weights on-policy are 1"),
-    "kl_coef": (0.0, math.inf, "a reward for leaving the reference is no penalty"),
-    "entropy_coef": (0.0, math.inf, "it is the weight of a bonus"),
-    "correction_low": (0.0, 1.0, "the range must hold the ratio 1"),
-    "correction_high": (1.0, math.inf, "the range must hold the ratio 1"),
-    "value_clip": (0.0, math.inf, "it is a distance"),
-    "oversampling": (1.0, math.inf, "fewer prompts than an update takes are no sample of it"),
-    "overlong_buffer_tokens": (0, math.inf, "it counts tokens"),
-    "overlong_penalty": (0.0, math.inf, "it is what the reward falls by"),
-    "group_size": (1, math.inf, "a prompt has at least one completion"),
-    "num_minibatches": (1, math.inf, "a step trains"),
-    "num_epochs": (1, math.inf, "a step trains"),
-}
-
 
 def preset(name: str, **changes: Any) -> Algorithm:
     """The algorithm of that name, with changes.
@@ -250,7 +186,7 @@ def filled(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         if option not in used:
             values[option] = changes.get(option)
         elif option not in changes:
-            own = CORRECTION_RANGES.get(str(values["correction"]), {})
+            own = CORRECTION_OPTIONS.get(str(values["correction"]), {})
             values[option] = base.get(option, own.get(option, default))
     return values
 
@@ -262,11 +198,16 @@ def problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """
     unknown = list(_unknown_parts(values))
     yield from unknown
-    for name, (low, high, why) in _RANGES.items():
+    for name, (low, high, why) in RANGES.items():
         value = values[name]
         if value is not None and not low <= value <= high:
             allowed = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
             yield name, f"={value} must be {allowed}: {why}"
+    for name, why in (("kl_clamp", "it bounds a KL"), ("kl_target", "it is a KL to come to")):
+        if values[name] is not None and not 0 < values[name] < math.inf:
+            yield name, f"={values[name]} must be above 0 and finite, or null to leave it out: {why}"
+    if not 0 < values["top_entropy_fraction"] <= 1:
+        yield "top_entropy_fraction", f"={values['top_entropy_fraction']} must be above 0 and at most 1: it is a share"
     if values["dual_clip"] is not None and not values["dual_clip"] > 1:
         yield "dual_clip", f"={values['dual_clip']} must be above 1, or null to leave it out: it bounds the ratio"
     if values["huber_delta"] is not None and not 0 < values["huber_delta"] < math.inf:
@@ -286,7 +227,11 @@ def used_options(values: Mapping[str, Any]) -> Iterator[str]:
     if "values" in advantage.inputs:
         yield "value_loss"
         yield "huber_delta" if values["value_loss"] == "huber" else "value_clip"
-    yield from CORRECTION_RANGES.get(str(values["correction"]), {})
+    yield from CORRECTION_OPTIONS.get(str(values["correction"]), {})
+    if values["kl"] in ("k3", "k3+"):
+        yield "kl_clamp"
+    if values["kl_target"] is not None:
+        yield "kl_horizon"
     if values["overlong_buffer_tokens"]:
         yield "overlong_penalty"
 
@@ -313,13 +258,17 @@ def _unknown_parts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         name = values[key]
         if ":" not in name and name not in registry.names():
             yield key, f"={name}: {registry.unknown(name)}"
-    for key, known in (("aggregation", AGGREGATIONS), ("kl_in", ("loss", "reward"))):
+    known_words = {
+        "aggregation": AGGREGATIONS,
+        "kl_in": ("loss", "reward"),
+        "correction": (None, *CORRECTIONS),
+        "correction_level": (None, *CORRECTION_LEVELS),
+        "value_loss": (None, *VALUE_LOSSES),
+    }
+    for key, known in known_words.items():
         if values[key] not in known:
-            yield key, f"={values[key]} is not known; {did_you_mean(str(values[key]), known)}"
-    if values["correction"] is not None and values["correction"] not in CORRECTIONS:
-        yield "correction", f"={values['correction']} is not known; {did_you_mean(values['correction'], CORRECTIONS)}"
-    if values["value_loss"] is not None and values["value_loss"] not in VALUE_LOSSES:
-        yield "value_loss", f"={values['value_loss']} is not known; {did_you_mean(values['value_loss'], VALUE_LOSSES)}"
+            words = [word for word in known if word is not None]
+            yield key, f"={values[key]} is not known; {did_you_mean(str(values[key]), words)}"
 
 
 def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -340,6 +289,7 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for option in part.required:
             if part.options[option] not in _FIELDS and part.options[option] not in values["options"]:
                 yield f"options.{option}", f" is not set; {key}={values[key]} needs it"
+    yield from _reward_misfits(values)
     if values["correction"] is not None and values["policy_loss"] == "decoupled":
         yield (
             "correction",
@@ -362,15 +312,38 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "oversampling", f"={values['oversampling']} is not used: it belongs to dynamic_sampling=true"
 
 
+def _reward_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is made of the reward and of a KL in it."""
+    kl_in_reward = values["kl_in"] == "reward" and values["kl_coef"] > 0
+    if values["kl_target"] is not None and not kl_in_reward:
+        yield "kl_target", f"={values['kl_target']} is not used: it belongs to kl_in=reward with a kl_coef above 0"
+    if values["reward_coef"] == 0 and not kl_in_reward:
+        yield "reward_coef", "=0 leaves nothing to learn from; it belongs to kl_in=reward with a kl_coef above 0"
+    if "rewards" in advantage_takes(values["advantage"]).inputs:
+        return
+    why = f"is not used: advantage={values['advantage']} reads the parts of the reward and not their sum"
+    for option, is_changed in (
+        ("kl_in", kl_in_reward),
+        ("overlong_buffer_tokens", values["overlong_buffer_tokens"] > 0),
+        ("reward_coef", values["reward_coef"] != 1.0),
+    ):
+        if is_changed:
+            yield option, f"={values[option]} {why}"
+
+
 def _home_of(option: str, values: Mapping[str, Any]) -> str:
     """Which parts use an option, and which ones are chosen."""
     for key, table in (("advantage", BUILTIN_ADVANTAGES), ("policy_loss", BUILTIN_POLICY_LOSSES)):
         homes = [name for name, takes in table.items() if option in takes.options.values()]
         if homes:
             return f"it belongs to {key}={' or '.join(homes)}, and this is {key}={values[key]}"
-    homes = [name for name, ranges in CORRECTION_RANGES.items() if option in ranges]
+    homes = [name for name, options in CORRECTION_OPTIONS.items() if option in options]
     if homes:
         return f"it belongs to correction={' or '.join(homes)}, and this is {values['correction']}"
+    if option == "kl_clamp":
+        return f"it belongs to kl=k3 or k3+, and this is kl={values['kl']}"
+    if option == "kl_horizon":
+        return "it belongs to kl_target, which is null"
     if option == "overlong_penalty":
         return "it belongs to overlong_buffer_tokens, which is 0"
     if "values" not in advantage_takes(values["advantage"]).inputs:

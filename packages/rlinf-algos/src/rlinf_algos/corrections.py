@@ -145,6 +145,46 @@ def icepop(
 
 
 @torch.no_grad()
+def off_policy_sequence_mask(
+    policy_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor | None,
+    *,
+    threshold: float,
+    sequence_ids: Tensor | None = None,
+) -> Tensor:
+    """The mask without the tokens of a negative advantage in sequences that have drifted from the policy that sampled
+    them: the mean of `rollout_logprobs - policy_logprobs` over the sequence exceeds the threshold (DeepSeek-V3.2,
+    arXiv:2512.02556, eq. 9). What is pushed down and is unlikely already teaches little and can upset much; sequences
+    of a positive advantage stay.
+
+    Args:
+        policy_logprobs: [B, T], nats, of the policy in training; a constant here.
+        rollout_logprobs: [B, T], by the engine and version that sampled.
+        advantages: [B], or [B, T].
+        loss_mask: [B, T], bool or 0/1; None: every token.
+        threshold: nats a token, at least 0.
+        sequence_ids: [B, T] for packed rows (`rlinf_algos.packing`); None: one sequence a row.
+
+    Returns:
+        [B, T] bool. What is left out still counts in the divisor where the caller's totals are of `loss_mask`.
+
+    Raises: ShapeError, NonFiniteError. AlgosError: a negative threshold.
+    """
+    check_range("threshold", threshold, low=0.0, why="on-policy the difference is 0, and must stay")
+    check_shape("rollout_logprobs", rollout_logprobs, policy_logprobs.shape, "policy_logprobs")
+    mask = as_mask("loss_mask", loss_mask, "policy_logprobs", policy_logprobs)
+    if policy_logprobs.ndim == 2 and advantages.shape == policy_logprobs.shape[:1]:
+        advantages = advantages.unsqueeze(-1).expand(policy_logprobs.shape)
+    check_shape("advantages", advantages, policy_logprobs.shape, "policy_logprobs")
+    drift = masked("rollout_logprobs", rollout_logprobs, mask) - masked("policy_logprobs", policy_logprobs, mask)
+    sequences = index_sequences(mask, sequence_ids)
+    has_drifted = _spread(sequences, sequences.mean(drift)) > threshold
+    return mask & ~(has_drifted & (masked("advantages", advantages, mask) < 0))
+
+
+@torch.no_grad()
 def effective_sample_size(log_weights: Tensor, mask: Tensor | None = None) -> Tensor:
     """`(sum w)^2 / sum w^2` (L. Kish): how many equal weights would tell as much.
 

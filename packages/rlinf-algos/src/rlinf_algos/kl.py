@@ -1,5 +1,5 @@
 """KL(policy || ref): estimates from samples of the policy, one for each token (J. Schulman, "Approximating KL
-divergence", 2020, joschu.net/blog/kl-approx.html), the exact one over the vocabulary, and the KL as part of the reward.
+divergence", 2020, joschu.net/blog/kl-approx.html), and the KL as part of the reward.
 
 With `d = policy_logprobs - ref_logprobs`:
     k1 = d                 unbiased, may be negative, noisy; for rewards (as a loss, its gradient averages to 0)
@@ -7,17 +7,17 @@ With `d = policy_logprobs - ref_logprobs`:
     k3 = exp(-d) - 1 + d   unbiased, never negative, low variance; GRPO's term in the loss (arXiv:2402.03300, eq. 4)
     abs = |d|              biased, never negative; a bound on how far a token may go
     k1+, k3+               the value of k1 or k3 with the gradient of k2: both unbiased (verl's names)
-    full                   the sum over the vocabulary: no sampling noise, but needs both sets of logits
 
-Departs from verl, which clamps k3 to [-10, 10] and its exponent to [-20, 20]: here an overflow raises. verl names
-`full` but does not implement it.
+Departs from verl, which always clamps k3 to 10 and its exponent to 20: here that is an option, and without it an
+overflow raises.
 """
+
+import math
 
 import torch
 from torch import Tensor
 
 from rlinf_algos.checks import as_mask, check_finite, check_range, check_shape, masked
-from rlinf_algos.divergence import vocabulary_divergence
 from rlinf_algos.errors import AlgosError, ShapeError
 
 
@@ -43,9 +43,22 @@ def kl_k2(policy_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = N
     return 0.5 * _log_ratio(policy_logprobs, ref_logprobs, mask).square()
 
 
-def kl_k3(policy_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`exp(-d) - 1 + d`; arguments, result and errors as for `kl_k1`, and NonFiniteError where it overflows."""
+def kl_k3(
+    policy_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None, *, clamp: float | None = None
+) -> Tensor:
+    """`exp(-d) - 1 + d`; arguments, result and errors as for `kl_k1`, and NonFiniteError where it overflows.
+
+    Args:
+        clamp: above 0, the largest value of an element, which has no gradient there; None: no bound. A token that the
+            reference finds e^50 times likelier than the policy owns a whole step without it; verl's is 10.
+    """
     d = _log_ratio(policy_logprobs, ref_logprobs, mask)
+    if clamp is not None:
+        if not 0.0 < clamp < float("inf"):
+            raise AlgosError(f"clamp={clamp} must be above 0 and finite, or None for no bound")
+        # At -d = log(2 clamp + 4) k3 is beyond the clamp already; further out the exponential could overflow.
+        log_ratio = (-d).clamp(max=math.log(2.0 * clamp + 4.0))
+        return (torch.expm1(log_ratio) - log_ratio).clamp(max=clamp)
     k3 = torch.expm1(-d) + d  # expm1: near d = 0 the 1 would swallow the digits
     check_finite("exp(ref_logprobs - policy_logprobs)", k3)
     return k3
@@ -63,27 +76,13 @@ def kl_k1_plus(policy_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | Non
     )
 
 
-def kl_k3_plus(policy_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The value of `kl_k3`, the gradient of `kl_k2`; arguments, result and errors as for `kl_k3`."""
-    return _with_gradient_of(
-        kl_k2(policy_logprobs, ref_logprobs, mask), kl_k3(policy_logprobs.detach(), ref_logprobs.detach(), mask)
-    )
-
-
-def kl_full(
-    policy_logits: Tensor, ref_logits: Tensor, temperature: float = 1.0, *, loss_mask: Tensor | None = None
+def kl_k3_plus(
+    policy_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None, *, clamp: float | None = None
 ) -> Tensor:
-    """KL(policy || ref) of each position, summed over the vocabulary in chunks.
-
-    Args:
-        policy_logits: [B, T, V], any floating dtype; may carry gradient.
-        ref_logits: [B, T, V], a constant.
-        temperature: of both, above 0.
-        loss_mask: [B, T], bool or 0/1; None: all.
-
-    Returns and raises: as `rlinf_algos.divergence.vocabulary_divergence`, [B, T] in nats.
-    """
-    return vocabulary_divergence(policy_logits, ref_logits, temperature, kind="reverse", loss_mask=loss_mask)
+    """The value of `kl_k3`, the gradient of `kl_k2`; arguments, result and errors as for `kl_k3`. The clamp bounds the
+    value alone."""
+    values = kl_k3(policy_logprobs.detach(), ref_logprobs.detach(), mask, clamp=clamp)
+    return _with_gradient_of(kl_k2(policy_logprobs, ref_logprobs, mask), values)
 
 
 @torch.no_grad()

@@ -16,7 +16,6 @@ from torch.autograd.function import once_differentiable
 
 from rlinf_algos.checks import as_mask
 from rlinf_algos.errors import AlgosError, NonFiniteError, ShapeError
-from rlinf_algos.matrices import matrices
 
 _LEAST = -1e4
 """Stands for the logarithm of a probability that is 0 in every dtype: a -inf times 0 would be NaN, and p log p is 0."""
@@ -177,10 +176,23 @@ def _chunks(logits: Tensor, num_buffers: int) -> Iterator[tuple[slice, Tensor, l
     options: Any = {"dtype": _compute_dtype(logits), "device": logits.device}
     buffers = [torch.empty(num_rows, vocab, **options) for _ in range(num_buffers)]
     start = 0
-    for (matrix,) in matrices(logits.detach()):
+    for matrix in _matrices(logits.detach()):
         for chunk in matrix.split(num_rows):
             yield slice(start, start + len(chunk)), chunk, [buffer[: len(chunk)] for buffer in buffers]
             start += len(chunk)
+
+
+def _matrices(logits: Tensor) -> Iterator[Tensor]:
+    """[..., V] as views [n, V], in row order. `reshape` would copy a slice such as logits[:, :-1] whole."""
+    if logits.ndim == 1:
+        yield logits[None]
+    elif logits.ndim == 2:
+        yield logits
+    elif logits.is_contiguous():
+        yield logits.view(-1, logits.shape[-1])
+    else:
+        for part in logits:
+            yield from _matrices(part)
 
 
 def _compute_dtype(logits: Tensor) -> torch.dtype:

@@ -1,8 +1,9 @@
 """The parts that an algorithm is made of, by name: advantages and policy losses, and what each of them takes.
 
 What a function takes is read off its signature. An advantage function names what it wants among `INPUTS`: with
-`loss_mask` it works on tokens, [B, T], without it on groups, [P, G]; `values` asks for a critic. All further arguments
-are options, given by the fields of an `Algorithm` of that name (see `FIELD_OF_OPTION`), or by its `options`.
+`loss_mask` it works on tokens, [B, T], without it on groups, [P, G]; `values` asks for a critic, `parts` for a weighted
+reward. All further arguments are options, given by the fields of an `Algorithm` of that name (see `FIELD_OF_OPTION`),
+or by its `options`.
 
 For the parts of this package the answer stands here too, so that a config can be checked without importing torch; a
 test compares the two.
@@ -21,6 +22,8 @@ INPUTS = {
     "lengths": "[P, G], tokens of each completion",
     "values": "[B, T], by the critic, before the token is chosen",
     "loss_mask": "[B, T]",
+    "parts": "[P, G, K], the K terms of a weighted reward, without their weights",
+    "part_weights": "[K], their weights",
 }
 """What an advantage function may ask for; names of its arguments."""
 
@@ -35,6 +38,8 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry(
     {
         "grpo": "rlinf_algos.advantages:grpo_advantages",
         "rloo": "rlinf_algos.advantages:rloo_advantages",
+        "opo": "rlinf_algos.advantages:opo_advantages",
+        "gdpo": "rlinf_algos.advantages:gdpo_advantages",
         "gae": "rlinf_algos.advantages:token_gae",
         "returns": "rlinf_algos.advantages:rewards_to_go",
     },
@@ -45,10 +50,13 @@ POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
     {
         "ppo_clip": "rlinf_algos.policy_loss:ppo_clip_loss",
         "gspo": "rlinf_algos.policy_loss:gspo_loss",
+        "gmpo": "rlinf_algos.policy_loss:gmpo_loss",
         "cispo": "rlinf_algos.policy_loss:cispo_loss",
         "decoupled": "rlinf_algos.policy_loss:decoupled_ppo_loss",
         "policy_gradient": "rlinf_algos.policy_loss:policy_gradient_loss",
         "sapo": "rlinf_algos.policy_loss:sapo_loss",
+        "clip_cov": "rlinf_algos.policy_loss:clip_cov_loss",
+        "kl_cov": "rlinf_algos.policy_loss:kl_cov_loss",
     },
 )
 
@@ -87,6 +95,8 @@ _CLIP = {"clip_low": "clip_low", "clip_high": "clip_high"}
 BUILTIN_ADVANTAGES = {
     "grpo": Takes(inputs=("rewards",), options={"normalize_std": "normalize_std"}),
     "rloo": Takes(inputs=("rewards",)),
+    "opo": Takes(inputs=("rewards", "lengths")),
+    "gdpo": Takes(inputs=("parts", "part_weights")),
     "gae": Takes(
         inputs=("rewards", "values", "loss_mask"),
         options={"gamma": "gamma", "lam": "gae_lambda"},
@@ -97,6 +107,7 @@ BUILTIN_ADVANTAGES = {
 BUILTIN_POLICY_LOSSES = {
     "ppo_clip": Takes(inputs=LOSS_INPUTS, options={**_CLIP, "dual_clip": "dual_clip"}),
     "gspo": Takes(inputs=LOSS_INPUTS, options=_CLIP),
+    "gmpo": Takes(inputs=LOSS_INPUTS, options=_CLIP),
     "cispo": Takes(inputs=LOSS_INPUTS, options=_CLIP),
     "decoupled": Takes(
         inputs=(*LOSS_INPUTS, "rollout_logprobs"),
@@ -104,6 +115,11 @@ BUILTIN_POLICY_LOSSES = {
     ),
     "policy_gradient": Takes(inputs=LOSS_INPUTS),
     "sapo": Takes(inputs=LOSS_INPUTS, options={"tau_positive": "tau_positive", "tau_negative": "tau_negative"}),
+    "clip_cov": Takes(
+        inputs=LOSS_INPUTS,
+        options={**_CLIP, "cov_fraction": "cov_fraction", "cov_low": "cov_low", "cov_high": "cov_high"},
+    ),
+    "kl_cov": Takes(inputs=LOSS_INPUTS, options={"cov_fraction": "cov_fraction", "cov_kl_coef": "cov_kl_coef"}),
 }
 
 
@@ -124,15 +140,16 @@ def takes_of_advantage(function: Callable[..., Any]) -> Takes:
     """From the signature. Arguments called as one of `INPUTS` are inputs, all others options."""
     arguments = inspect.signature(function).parameters
     inputs = tuple(name for name in arguments if name in INPUTS)
-    if "rewards" not in inputs:
+    if "rewards" not in inputs and "parts" not in inputs:
         raise AlgosError(
-            f"{path_of(function)} takes no argument `rewards`; an advantage function takes rewards, and may take "
-            f"{', '.join(name for name in INPUTS if name != 'rewards')}"
+            f"{path_of(function)} takes no argument `rewards`; an advantage function takes rewards, or parts, and may "
+            f"take {', '.join(name for name in INPUTS if name != 'rewards')}"
         )
-    if ("values" in inputs and "loss_mask" not in inputs) or ("lengths" in inputs and "loss_mask" in inputs):
+    of_groups = {"lengths", "parts", "part_weights"} & set(inputs)
+    if ("values" in inputs and "loss_mask" not in inputs) or (of_groups and "loss_mask" in inputs):
         raise AlgosError(
-            f"{path_of(function)} takes {', '.join(inputs)}: on groups [P, G] take rewards and lengths, on tokens "
-            "[B, T] take rewards, loss_mask and values"
+            f"{path_of(function)} takes {', '.join(inputs)}: on groups [P, G] take rewards, lengths and parts, on "
+            "tokens [B, T] take rewards, loss_mask and values"
         )
     return _takes(function, inputs)
 

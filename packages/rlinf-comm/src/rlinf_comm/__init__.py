@@ -3,6 +3,7 @@
 rlinf_comm.channel   bounded shared-memory queues
 rlinf_comm.pool      tensors in shared memory, which cross a channel by reference
 rlinf_comm.codec     values to bytes and back, without pickle
+rlinf_comm.records   which classes may cross
 rlinf_comm.memory    copies past the caches
 rlinf_comm.peers     values between named peers, over the best transport for each pair
 rlinf_comm.weights   layouts, reshard plans, and attested weight hand-over (imports torch)
@@ -26,6 +27,7 @@ from rlinf_comm.errors import (
     DecodeError,
     LayoutError,
     NoTransport,
+    NotTrusted,
     PeerLeft,
     PeerLost,
     PeerNameTaken,
@@ -37,6 +39,7 @@ from rlinf_comm.errors import (
 )
 from rlinf_comm.memory import copy_into
 from rlinf_comm.pool import PoolAddress, PoolStats, SharedPool
+from rlinf_comm.records import record
 
 __all__ = [
     "Channel",
@@ -48,6 +51,7 @@ __all__ = [
     "decode",
     "pack",
     "unpack",
+    "record",
     "copy_into",
     "CommError",
     "ChannelError",
@@ -70,6 +74,7 @@ __all__ = [
     "__version__",
     "BroadcastError",
     "NoTransport",
+    "NotTrusted",
     "PeerLeft",
     "PeerNameTaken",
     "PeerTimeout",

@@ -4,62 +4,50 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib
 import inspect
-import operator
 import os
 import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from rlinf_comm._lowering import DATACLASS, ENUM, FLAG, FOREIGN_ARRAY, NUMPY_SCALAR, PATH, STRUCT, is_struct
+from rlinf_comm import records
+from rlinf_comm._arrays import find_numpy_dtype
+from rlinf_comm._lowering import DATACLASS, ENUM, FLAG, FOREIGN_ARRAY, NUMPY_SCALAR, PATH, STRUCT
 from rlinf_comm.errors import DecodeError
 
 _Build = Callable[[list[Any]], Any]
+_MAX_SHOWN = 200
+"""Of what a stranger may have sent, in characters or elements."""
 
 
 def find_class(name: str, sender_fields: list[str]) -> tuple[int, type, _Build | None]:
     """(tag, class, function from the fields' values to an object); no function where fields are set one by one.
 
     Raises:
-        DecodeError: no such class here, one that is not built from bytes, or one with other fields.
+        DecodeError: no class is registered under that name here, or one with other fields.
     """
-    cls = _import_class(name)
+    cls: Any = records.class_named(name)
+    if cls is None:
+        raise DecodeError(
+            f"no class is registered as {name[:_MAX_SHOWN]!r} in this process; import the module that defines it "
+            "before receiving, and see that @rlinf_comm.record stands above it there"
+        )
     build: _Build | None = None
-    if is_struct(cls):
+    if records.is_struct(cls):
         tag, fields, build = STRUCT, list(cls.__struct_fields__), _struct_builder(cls)
-    elif isinstance(cls, type) and dataclasses.is_dataclass(cls):
+    elif dataclasses.is_dataclass(cls):
         tag, fields = DATACLASS, [field.name for field in dataclasses.fields(cls)]
         build = _through_dict(cls, fields) if _hides_a_field(cls, fields) else None
-    elif isinstance(cls, type) and issubclass(cls, enum.Enum):
-        tag, fields = ENUM, []
     else:
-        raise DecodeError(f"{name} is no dataclass, Enum or msgspec.Struct, and nothing else is built from bytes")
+        tag, fields = ENUM, []
     if fields != sender_fields:
         raise DecodeError(
-            f"{name} has the fields {fields} here, the sender's has {sender_fields}; run the same code on both sides"
+            f"{name} has the fields {fields} here, the sender's has {str(sender_fields[:_MAX_SHOWN])[:_MAX_SHOWN]}; "
+            "run the same code on both sides"
         )
     return tag, cls, build
-
-
-def _import_class(name: str) -> Any:
-    module_name, _, qualname = name.partition(":")
-    module_names = ("__main__", "__mp_main__") if module_name == "__main__" else (module_name,)
-    for candidate in module_names:
-        module = sys.modules.get(candidate)
-        if module is None and candidate not in ("__main__", "__mp_main__"):
-            try:
-                module = importlib.import_module(candidate)
-            except ImportError as error:
-                raise DecodeError(f"cannot import {candidate!r} to build a {qualname}: {error}") from error
-        try:
-            return operator.attrgetter(qualname)(module)
-        except AttributeError:
-            continue
-    raise DecodeError(f"{module_name!r} has no {qualname!r} in this process; sender and receiver run different code")
 
 
 def _hides_a_field(cls: type, fields: list[str]) -> bool:
@@ -85,18 +73,31 @@ def _struct_builder(cls: Any) -> _Build:
 
 def lift(tag: int, cls: Any, values: list[Any]) -> Any:
     """The value of a tag that has no native form."""
-    if tag in (ENUM, FLAG):
-        if not issubclass(cls, enum.Enum):
-            raise DecodeError(f"{cls!r} is no Enum")
-        (value,) = values
-        return cls[value] if tag == ENUM else cls(value)
+    if tag == ENUM:
+        (name,) = values
+        return _enum(cls)[name]
+    if tag == FLAG:
+        (bits,) = values
+        return _flag(cls)(bits)
     if tag == PATH:
         (raw,) = values
         return pathlib.Path(os.fsdecode(raw))
     if tag == NUMPY_SCALAR:
         dtype, raw = values
-        return np.frombuffer(raw, dtype=dtype)[0]
+        return np.frombuffer(raw, dtype=find_numpy_dtype(dtype), count=1)[0]
     if tag == FOREIGN_ARRAY:
         (tensor,) = values
         return tensor
     raise ValueError(f"unknown tag {tag}")
+
+
+def _enum(cls: type) -> type[enum.Enum]:
+    if not issubclass(cls, enum.Enum):
+        raise DecodeError(f"{cls!r} is no Enum")
+    return cls
+
+
+def _flag(cls: type) -> type[enum.Flag]:
+    if not issubclass(cls, enum.Flag):
+        raise DecodeError(f"{cls!r} is no Flag")
+    return cls

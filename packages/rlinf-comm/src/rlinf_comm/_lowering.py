@@ -8,26 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import operator
 import os
 import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from rlinf_comm import _arrays
+from rlinf_comm import _arrays, records
 from rlinf_comm._arrays import Refused, describe_type
 
 DATACLASS, STRUCT, ENUM, FLAG, PATH, TENSOR, NDARRAY, NUMPY_SCALAR = range(5, 13)
 FOREIGN_ARRAY = 14
-
-
-def is_struct(cls: Any) -> bool:
-    """Whether `cls` derives from msgspec.Struct. This package does not import msgspec: who has such a class, has."""
-    msgspec = sys.modules.get("msgspec")
-    return msgspec is not None and isinstance(cls, type) and issubclass(cls, msgspec.Struct)
 
 
 Description = tuple[int, list[str] | None, tuple[str, ...] | None, Callable[[Any], tuple[Any, ...]] | None]
@@ -43,10 +35,10 @@ def describe_class(cls: type) -> Description:
     """
     if dataclasses.is_dataclass(cls):
         return _record(cls, DATACLASS, tuple(field.name for field in dataclasses.fields(cls)))
-    if is_struct(cls):
+    if records.is_struct(cls):
         return _record(cls, STRUCT, cls.__struct_fields__)
     if issubclass(cls, enum.Enum):
-        return ENUM, [_class_name(cls)], None, _lower_enum
+        return ENUM, [_name_of(cls)], None, _lower_enum
     if cls in _arrays.tensor_types():
         return TENSOR, None, None, None
     if cls is np.ndarray:
@@ -61,7 +53,7 @@ def describe_class(cls: type) -> Description:
 
 
 def _record(cls: type, tag: int, names: tuple[str, ...]) -> Description:
-    return tag, [_class_name(cls), *names], names, None
+    return tag, [_name_of(cls), *names], names, None
 
 
 def _lower_enum(value: enum.Enum) -> tuple[Any, ...]:
@@ -85,16 +77,11 @@ def _lower_numpy_scalar(value: np.generic) -> tuple[Any, ...]:
     return NUMPY_SCALAR, array.dtype.str, array.tobytes()
 
 
-def _class_name(cls: type) -> str:
-    """ "module:qualname", checked to lead back to the class."""
-    module_name, qualname = cls.__module__, cls.__qualname__
-    try:
-        found = operator.attrgetter(qualname)(sys.modules[module_name])
-    except (KeyError, AttributeError):
-        found = None
-    if found is not cls:
+def _name_of(cls: type) -> str:
+    name = records.name_of(cls)
+    if name is None:
         raise Refused(
-            f"a {module_name}.{qualname}; the receiver could not import it, so define the class at the top of a module"
+            f"a {cls.__module__}.{cls.__qualname__}; put @rlinf_comm.record above the class, "
+            f"or call rlinf_comm.record({cls.__name__}) in both processes"
         )
-    # A spawned child knows its parent's main module as __mp_main__. To every process "__main__" is its own main module.
-    return f"{'__main__' if module_name == '__mp_main__' else module_name}:{qualname}"
+    return name

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlinf_comm._arrays import Refused
-from rlinf_comm._lowering import is_struct
 from rlinf_comm.errors import UnsupportedValueError
+from rlinf_comm.records import is_struct
 
 _ALLOWED = (
-    "None, bool, int, float, str, bytes, list, tuple, dict with str or int keys, Enum, pathlib.Path, "
-    "importable dataclasses and msgspec.Struct, numpy arrays, torch tensors, arrays with DLPack"
+    "None, bool, int, float, str, bytes, list, tuple, dict with str or int keys, pathlib.Path, "
+    "dataclasses, msgspec.Struct and Enum under @rlinf_comm.record, numpy arrays, torch tensors, arrays with DLPack"
 )
 
 

@@ -10,6 +10,7 @@ errors.
     channel.put(value, key=3)                                 # blocks while the channel is full, in items or in bytes
     for value in channel: ...                                 # until every producer has called close()
     await channel.aput(value); async for value in channel: ...
+    future = channel.take_future(max_items=8)                 # does not block; future.result() does
 """
 
 from __future__ import annotations
@@ -18,19 +19,25 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NoReturn
 
 from rlinf_comm import _C, _leaving, codec
 from rlinf_comm._arrays import Refused
+from rlinf_comm._checked import sealed, unsealed
 from rlinf_comm._doorbell import FOR_ITEM, FOR_ROOM, Doorbell
+from rlinf_comm._futures import Futures
 from rlinf_comm._outcomes import outcome_error
 from rlinf_comm.errors import DecodeError, PeerLost
+from rlinf_comm.records import record
 
 _MAX_COUNT = (1 << 63) - 1
 _NOT_PUT = (Refused, UnicodeEncodeError, RecursionError, ValueError)
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelAddress:
     """How a process of the same machine and user opens a channel. Valid while the creating Channel object lives."""
@@ -43,6 +50,12 @@ class ChannelAddress:
     """The channel's memory, as a file descriptor of the creator, which hands it to peers."""
     nonce: int
     """Tells the memory from another that was given the same descriptor later."""
+    checked: bool = False
+    """Whether items carry a digest."""
+
+
+Key = int | str
+"""A number of 64 bits with its sign, or a text that is not empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +63,7 @@ class Item:
     """One taken item."""
 
     value: Any
-    key: int
+    key: Key
     weight: float
     policy_version: int
     """As the producer gave it; -1 when it gave none."""
@@ -60,6 +73,7 @@ class Item:
     """Structure and tensors, without padding; without tensors in a SharedPool."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelStats:
     """A channel at one instant, with totals since it was created."""
@@ -83,6 +97,8 @@ class ChannelStats:
     num_producers: int
     num_closed: int
     """Producers that have called close() since the channel was created or reopened."""
+    num_keys: int
+    """That share the capacity; 1: whoever comes first."""
     aborted: bool
 
 
@@ -104,6 +120,7 @@ class Channel:
         self._address = address
         self._owner_pid = owner_pid
         self._doorbells = (Doorbell(native, FOR_ITEM), Doorbell(native, FOR_ROOM))
+        self._futures = Futures()
 
     @classmethod
     def create(
@@ -113,8 +130,10 @@ class Channel:
         capacity_items: int = 4096,
         capacity_bytes: int = 64 << 20,
         num_producers: int = 1,
+        num_keys: int = 1,
         prefault: bool = False,
         lost_peers: Literal["raise", "tolerate"] = "raise",
+        checked: bool = False,
     ) -> Channel:
         """A new channel, owned by this process.
 
@@ -124,25 +143,36 @@ class Channel:
             capacity_bytes: Bytes of waiting items. Taken items whose tensors are still alive may occupy as much again;
                 beyond that, take copies them out. Memory is only used as far as items reach.
             num_producers: Calls of close() that close the channel.
+            num_keys: Keys that share the channel. Each may fill capacity_items/num_keys and capacity_bytes/num_keys, so
+                that a consumer that asks for one key never waits behind items of the others. 1: whoever comes first.
             prefault: Take capacity_bytes of memory now; the first items are then as fast as all others.
             lost_peers: "raise": a put or take that has to wait raises PeerLost within about 0.2 s after a process that
                 has put or taken died, see drop_lost_peers. "tolerate": it waits on, as somebody else watches the
                 processes and may start them again. Memory that the dead held is taken back in either case.
+            checked: Items carry a digest of 128 bits, of tensors in a SharedPool too. A take whose bytes are not those
+                that were put raises DecodeError: for a defect of the memory, or for who wrote after the put.
         """
         for label, count in (
             ("capacity_items", capacity_items),
             ("capacity_bytes", capacity_bytes),
             ("num_producers", num_producers),
+            ("num_keys", num_keys),
         ):
             if count < 1:
                 raise ValueError(f"channel {name!r}: {label}={count}; at least 1")
         if lost_peers not in ("raise", "tolerate"):
             raise ValueError(f"channel {name!r}: lost_peers={lost_peers!r}; 'raise' or 'tolerate'")
-        native = _C.Channel.create(name, capacity_items, capacity_bytes, num_producers, lost_peers == "raise")
+        if num_keys > capacity_items:
+            raise ValueError(
+                f"channel {name!r}: num_keys={num_keys} with capacity_items={capacity_items}; one item each"
+            )
+        native = _C.Channel.create(name, capacity_items, capacity_bytes, num_producers, lost_peers == "raise", num_keys)
         if prefault:
             native.prefault()
         pid, start_ticks, fd, nonce = native.address()
-        address = ChannelAddress(name=name, creator_pid=pid, creator_start_ticks=start_ticks, fd=fd, nonce=nonce)
+        address = ChannelAddress(
+            name=name, creator_pid=pid, creator_start_ticks=start_ticks, fd=fd, nonce=nonce, checked=checked
+        )
         return cls(native, address, owner_pid=pid)
 
     @classmethod
@@ -177,7 +207,7 @@ class Channel:
         self,
         value: Any,
         *,
-        key: int = 0,
+        key: Key = 0,
         weight: float = 1.0,
         policy_version: int = -1,
         timeout_s: float | None = None,
@@ -193,12 +223,13 @@ class Channel:
             timeout_s: Seconds to wait at most; None waits for as long as it takes.
 
         Raises:
-            ValueError: the item alone is larger than the channel.
+            ValueError: the item alone is larger than the channel, or than its key's share of it.
             UnsupportedValueError: the value cannot cross; names the part of it.
             ChannelClosed, ChannelAborted, ChannelTimeout: the item was not put.
             PeerLost: it was not put, the channel is full, and a process that used it died; see drop_lost_peers.
         """
-        self._check_weight(weight)
+        self._check_labels(key, weight)
+        value = sealed(value) if self._address.checked else value
         try:
             outcome = self._native.put(codec.NATIVE, value, key, weight, policy_version, timeout_s)
         except _NOT_PUT as error:
@@ -210,13 +241,14 @@ class Channel:
         self,
         value: Any,
         *,
-        key: int = 0,
+        key: Key = 0,
         weight: float = 1.0,
         policy_version: int = -1,
         timeout_s: float | None = None,
     ) -> None:
         """put() that lets other tasks run while the channel is full. The value must not change meanwhile."""
-        self._check_weight(weight)
+        self._check_labels(key, weight)
+        value = sealed(value) if self._address.checked else value
         try:
             pending = _C.PendingPut(self._native, codec.NATIVE, value, key, weight, policy_version, timeout_s)
             outcome = await self._attempt(pending.attempt, FOR_ROOM, timeout_s)
@@ -230,16 +262,20 @@ class Channel:
         *,
         max_items: int = 1,
         min_items: int = 1,
+        min_weight: float = 0.0,
         max_weight: float | None = None,
-        keys: Sequence[int] | None = None,
+        keys: Sequence[Key] | None = None,
         timeout_s: float | None = None,
     ) -> list[Item]:
-        """Removes items from the front; blocks until there are `min_items` of them, or the channel is closed.
+        """Removes items from the front; blocks until there are `min_items` of them that weigh `min_weight` together, or
+        the channel is closed.
 
         Args:
             max_items: At most so many items.
             min_items: Wait for so many, capped to max_items. A closed channel gives what is left, perhaps nothing.
-            max_weight: Stop before the sum of weights exceeds this, even below min_items; at least one item.
+            min_weight: Wait until the sum of weights is so much, or max_items are there.
+            max_weight: Stop before the sum of weights exceeds this, even below min_items; at least one item. With
+                exactly this sum the take is done as well.
             keys: Only items with one of these keys; None takes any.
             timeout_s: Seconds to wait at most; None waits for as long as it takes.
 
@@ -251,34 +287,37 @@ class Channel:
             PeerLost: nothing was taken, it would have to wait, and a process that used the channel died.
             ChannelStalled: min_items do not fit the channel's capacity, and the next producer waits for room.
         """
-        max_items, min_items = self._check_request(max_items, min_items, max_weight, keys)
+        max_items, min_items = self._check_request(max_items, min_items, min_weight, max_weight, keys)
         try:
-            taken = self._native.take(codec.NATIVE, Item, max_items, min_items, max_weight, keys, timeout_s)
+            taken = self._native.take(codec.NATIVE, Item, max_items, min_items, min_weight, max_weight, keys, timeout_s)
         except (DecodeError, PeerLost) as error:
             raise type(error)(f"channel {self.name!r}, {error}") from error
         if isinstance(taken, int):
             self._raise_not_taken(taken, min_items, keys, timeout_s)
-        return taken
+        return self._unsealed(taken) if self._address.checked else taken
 
     async def atake(
         self,
         *,
         max_items: int = 1,
         min_items: int = 1,
+        min_weight: float = 0.0,
         max_weight: float | None = None,
-        keys: Sequence[int] | None = None,
+        keys: Sequence[Key] | None = None,
         timeout_s: float | None = None,
     ) -> list[Item]:
         """take() that lets other tasks run while it waits. Cancelling it loses no item."""
-        max_items, min_items = self._check_request(max_items, min_items, max_weight, keys)
-        pending = _C.PendingTake(self._native, codec.NATIVE, Item, max_items, min_items, max_weight, keys, timeout_s)
+        max_items, min_items = self._check_request(max_items, min_items, min_weight, max_weight, keys)
+        pending = _C.PendingTake(
+            self._native, codec.NATIVE, Item, max_items, min_items, min_weight, max_weight, keys, timeout_s
+        )
         try:
             taken = await self._attempt(pending.attempt, FOR_ITEM, timeout_s)
         except (DecodeError, PeerLost) as error:
             raise type(error)(f"channel {self.name!r}, {error}") from error
         if isinstance(taken, int):
             self._raise_not_taken(taken, min_items, keys, timeout_s)
-        return taken
+        return self._unsealed(taken) if self._address.checked else taken
 
     async def _attempt(self, attempt: Callable[[], Any], waiting: int, timeout_s: float | None) -> Any:
         """What `attempt` returns once it is no longer pending."""
@@ -291,21 +330,61 @@ class Channel:
             left_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
             await self._doorbells[waiting].wait(seen, left_s)
 
-    def _check_weight(self, weight: float) -> None:
+    def _unsealed(self, items: list[Item]) -> list[Item]:
+        place = f"channel {self.name!r}, item"
+        return [replace(item, value=unsealed(item.value, f"{place} {item.sequence}")) for item in items]
+
+    def _check_labels(self, key: Key, weight: float) -> None:
+        if key == "":
+            raise ValueError(f"channel {self.name!r}: key=''; an int, or a text that is not empty")
         if not (weight >= 0.0 and math.isfinite(weight)):
             raise ValueError(f"channel {self.name!r}: weight={weight}; finite and not negative")
 
     def _check_request(
-        self, max_items: int, min_items: int, max_weight: float | None, keys: Sequence[int] | None
+        self, max_items: int, min_items: int, min_weight: float, max_weight: float | None, keys: Sequence[Key] | None
     ) -> tuple[int, int]:
         """The two numbers, cut to what the native code takes."""
         if max_items < 1 or min_items < 1:
             raise ValueError(f"channel {self.name!r}: max_items={max_items}, min_items={min_items}; at least 1 each")
         if max_weight is not None and not max_weight >= 0.0:
             raise ValueError(f"channel {self.name!r}: max_weight={max_weight}; must not be negative")
-        if keys is not None and len(keys) == 0:
-            raise ValueError(f"channel {self.name!r}: keys=[] matches nothing; None takes any key")
+        if not 0.0 <= min_weight <= (math.inf if max_weight is None else max_weight):
+            raise ValueError(f"channel {self.name!r}: min_weight={min_weight}; from 0 to max_weight={max_weight}")
+        if keys is not None and (len(keys) == 0 or isinstance(keys, str)):
+            raise ValueError(f"channel {self.name!r}: keys={keys!r}; a sequence of keys, or None for any")
         return min(max_items, _MAX_COUNT), min(min_items, max_items, _MAX_COUNT)
+
+    def put_future(
+        self,
+        value: Any,
+        *,
+        key: Key = 0,
+        weight: float = 1.0,
+        policy_version: int = -1,
+        timeout_s: float | None = None,
+    ) -> Future[None]:
+        """put() for synchronous code that has something else to do: the future is done when the item is in the channel.
+
+        Items of one key go in in the order of the calls, and `timeout_s` counts from their turn. The value must not
+        change until the future is done. The future cannot be cancelled.
+        """
+        labels = {"key": key, "weight": weight, "policy_version": policy_version}
+        return self._futures.put(key, partial(self.aput, value, **labels, timeout_s=timeout_s))
+
+    def take_future(
+        self,
+        *,
+        max_items: int = 1,
+        min_items: int = 1,
+        min_weight: float = 0.0,
+        max_weight: float | None = None,
+        keys: Sequence[Key] | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[list[Item]]:
+        """take() for synchronous code that has something else to do. The future cannot be cancelled: it gets its items
+        as soon as they are there."""
+        request = {"max_items": max_items, "min_items": min_items, "min_weight": min_weight, "max_weight": max_weight}
+        return self._futures.take(partial(self.atake, **request, keys=keys, timeout_s=timeout_s))
 
     def __iter__(self) -> Iterator[Any]:
         """Values one by one, until the channel is closed and empty."""
@@ -383,7 +462,7 @@ class Channel:
         raise outcome_error(self.name, self._native, outcome, what, timeout_s)
 
     def _raise_not_taken(
-        self, outcome: int, min_items: int, keys: Sequence[int] | None, timeout_s: float | None
+        self, outcome: int, min_items: int, keys: Sequence[Key] | None, timeout_s: float | None
     ) -> NoReturn:
         what = f"take of {min_items} items" + (f" with keys {list(keys)}" if keys else "")
-        raise outcome_error(self.name, self._native, outcome, what, timeout_s)
+        raise outcome_error(self.name, self._native, outcome, what, timeout_s, keys=keys)

@@ -14,8 +14,9 @@ tensor on a device goes through host memory and arrives there, since the receive
 (rlinf_comm.peers) and rlinf_comm.ipc hand it over in device memory. Dataclasses are rebuilt from their fields, and
 their `__post_init__` does not run again.
 
-A class crosses by name, "module:qualname", and is imported by the receiver. Nothing is built but dataclasses, Enums and
-Structs, so that bytes from a stranger cannot call a function of his choice (importing a module does run its body).
+A class crosses by the name under which both sides have registered it (rlinf_comm.records). Nothing is imported, and no
+other class is built. A header is checked as a whole before anything is made of it: all lengths, and the depth of
+nesting, which is MAX_DEPTH containers at most in either direction.
 
 Wire form. header = msgpack([classes, root]); a scalar stands for itself, a map for a dict, and every other node is an
 array whose first element is a tag (csrc/python/codec.h). Classes are listed once per item with the names of their
@@ -31,23 +32,21 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_comm import _C, _arrays, _lifting, _lowering
+from rlinf_comm import _C, _arrays, _lifting, _lowering, records
 from rlinf_comm._arrays import Refused
 from rlinf_comm._refusal import located
 from rlinf_comm.errors import DecodeError, PeerLost, UnsupportedValueError
 
 
-def _decode_error(error: Exception, place: str) -> Exception:
+def _decode_error(error: BaseException, place: str) -> Exception:
     """What to raise after `error`, met in the item `place`."""
     prefix = f"{place}: " if place else ""
     if isinstance(error, DecodeError):
         made = DecodeError(f"{prefix}{error}")
     elif isinstance(error, PeerLost):
         made = PeerLost(f"{prefix}{error}")
-    elif isinstance(error, (IndexError, KeyError, TypeError, ValueError, RecursionError)):
+    else:  # also SystemExit and MemoryError: the bytes of a stranger end no process
         made = DecodeError(f"{prefix}not an encoded value: {type(error).__name__}: {error}")
-    else:
-        return error
     made.__cause__ = error
     return made
 
@@ -68,6 +67,10 @@ NATIVE = _C.Codec(
     build_view=_arrays.build_view,
     peer_lost=PeerLost,
 )
+records.when_replaced(NATIVE.forget_classes)
+
+MAX_DEPTH: int = _C.MAX_DEPTH
+"""Containers (lists, tuples, dicts, records) inside each other in one value."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,7 +103,9 @@ def encode(value: Any) -> Encoded:
 def refusal(value: Any, error: Exception) -> UnsupportedValueError:
     """What to raise after NATIVE.encode(value) has raised `error`."""
     if isinstance(error, RecursionError):
-        return UnsupportedValueError("value: nested too deeply, or contains itself")
+        return UnsupportedValueError(
+            f"value: nested more than {MAX_DEPTH} containers deep, or contains itself; send it in flatter parts"
+        )
     return located(value, NATIVE.encode)
 
 
@@ -113,7 +118,8 @@ def decode(header: bytes | memoryview, buffers: Sequence[Any]) -> Any:
             tensors are views of memory that must not be written.
 
     Raises:
-        DecodeError: no encoded value, or of a class that cannot be imported or may not be built.
+        DecodeError: no encoded value, or of a class that is not registered here. Whatever goes wrong while a value is
+            rebuilt, in the class's own code too, ends as this error; only Ctrl-C passes.
     """
     return NATIVE.decode(header, buffers)
 

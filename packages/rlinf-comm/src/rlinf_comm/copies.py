@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from rlinf_comm import _C
 from rlinf_comm._copy_bytes import columns_from, columns_to_bytes, hash_of
+from rlinf_comm.records import record
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,7 @@ def addresses_of(tensors: Iterable[torch.Tensor]) -> Int64s:
     return np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StridedCopy:
     """One row of a CopyTable. Offsets and strides in bytes."""
@@ -59,6 +61,7 @@ class StridedCopy:
     dst_offset: int = 0
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StridedBox:
     """One row of a DigestTable: the box of a tensor that lies at `offset` in a buffer."""
@@ -104,6 +107,7 @@ def _shape_of_lengths(table: object, lengths: Any) -> tuple[int, int]:
     return shape
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CopyTable:
     """n copies of boxes of up to D dimensions; shorter ones are padded at the front with length 1 and stride 0.
@@ -186,6 +190,7 @@ class CopyTable:
         return hash_of(self.to_bytes())
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DigestTable:
     """n boxes and the sums that their digests belong to; dimensions padded as in a CopyTable.

@@ -90,6 +90,10 @@ class PeerTimeout(CommError, TimeoutError):
     """A send, receive, broadcast or connect between peers did not finish within its `timeout_s`."""
 
 
+class NotTrusted(CommError):
+    """Another process is not of this job, or this one has no secret to show that it is; says how to give it one."""
+
+
 class PeerNameTaken(CommError, ValueError):
     """Another living peer has this name."""
 

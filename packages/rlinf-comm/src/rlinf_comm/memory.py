@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 
 def copy_into(destination: torch.Tensor, source: torch.Tensor) -> None:
-    """Copies a taken tensor into one of your own, past the caches where it is large, so that the taken one can go.
+    """Copies a taken tensor into one of your own, so that the taken one can go. Other Python threads run meanwhile.
 
-    From 4 MB on it uses non-temporal stores, so that whatever the caches hold stays there. Other Python threads run
-    meanwhile.
+    From 4 MB on the first copies of a size (of the same power of two) are written by turns through the caches and past
+    them, with non-temporal stores, and the faster way stays for the process. The environment variable RLINF_COMM_STORES
+    decides without: cached, streaming, or measured, which is the default.
 
     Args:
         destination: Contiguous CPU tensor.

@@ -25,6 +25,7 @@ from rlinf_comm import _C, codec
 from rlinf_comm._arrays import dtype_name
 from rlinf_comm.errors import PeerLost, PoolFull
 from rlinf_comm.memory import copy_into
+from rlinf_comm.records import record
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +34,7 @@ _TIMEOUT_S = 60.0
 """Long enough for consumers that are merely slow; a pool that nobody gives anything back to must not hang for ever."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolAddress:
     """How a process of the same machine and user opens a pool. Valid while the creating SharedPool object lives."""
@@ -47,6 +49,7 @@ class PoolAddress:
     """Tells the memory from another that was given the same descriptor later."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolStats:
     """A pool at one instant."""

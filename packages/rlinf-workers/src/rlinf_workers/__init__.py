@@ -1,5 +1,6 @@
 """Worker processes and the execution of flows: the same program under any plan."""
 
+from rlinf_comm import record
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, StepTimeout, WorkerLost, WorkersError
 from rlinf_workers.execution.executor import Executor, FlowRun
 from rlinf_workers.execution.ports import Reader, Writer
@@ -17,6 +18,7 @@ __all__ = [
     "Reader",
     "Writer",
     "StepContext",
+    "record",
     "Executor",
     "FlowRun",
     "LocalLauncher",

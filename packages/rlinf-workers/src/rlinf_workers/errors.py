@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class WorkersError(Exception):
     """Anything that goes wrong between a flow and its processes."""
@@ -25,6 +27,21 @@ class RemoteError(WorkersError):
         self.worker = worker
         self.error_type = error_type
         self.remote_traceback = remote_traceback
+        self.__cause__ = _RemoteTraceback(remote_traceback)
+
+    @property
+    def raised_in(self) -> str | None:
+        """`FILE:LINE` of the first cause: where an environment, a reward or a model of the user's own raised."""
+        first_cause = self.remote_traceback.partition("\n\n")[0]
+        frames = re.findall(r'^  File "(.+)", line (\d+)', first_cause, flags=re.MULTILINE)
+        return ":".join(frames[-1]) if frames else None
+
+
+class _RemoteTraceback(Exception):
+    """Stands in for the exception over there, so that Python prints its traceback above RemoteError's."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
 
 
 class WorkerLost(WorkersError):

@@ -1,4 +1,5 @@
-"""Metrics of one run of a flow: weighted means over stages and ranks, exact and so independent of who computed what.
+"""Metrics of one run of a flow: weighted means, or deviations, over stages and ranks, exact and so independent of who
+computed what.
 
 Terms are kept and summed with `math.fsum`, which rounds once: the same items give the same mean in any order and
 under any plan.
@@ -11,14 +12,19 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rlinf_comm.records import record
 
+
+@record
 @dataclass(slots=True)
 class Metric:
-    """The terms of a weighted mean."""
+    """The terms of a weighted mean, or of a standard deviation."""
 
     terms: list[float] = field(default_factory=list)
     """value * weight of each recording"""
     weights: list[float] = field(default_factory=list)
+    is_spread: bool = False
+    """Asks for the deviation of the terms, which then all weigh 1."""
 
 
 class MetricTable:
@@ -28,9 +34,9 @@ class MetricTable:
         self._lock = threading.Lock()
         self._metrics: dict[str, Metric] = {}
 
-    def add(self, name: str, value: float, weight: float = 1.0) -> None:
+    def add(self, name: str, value: float, weight: float = 1.0, *, is_spread: bool = False) -> None:
         with self._lock:
-            metric = self._metrics.setdefault(name, Metric())
+            metric = self._metrics.setdefault(name, Metric(is_spread=is_spread))
             metric.terms.append(float(value) * weight)
             metric.weights.append(weight)
 
@@ -41,12 +47,27 @@ class MetricTable:
 
 
 def merge(tables: Iterable[Mapping[str, Metric]]) -> dict[str, float]:
-    """The mean of each metric over all tables, sorted by name; metrics of weight 0 are left out."""
+    """The mean or deviation of each metric over all tables, sorted by name; means of weight 0 and deviations of less
+    than two terms are left out."""
     merged: dict[str, Metric] = {}
     for table in tables:
         for name, metric in table.items():
-            into = merged.setdefault(name, Metric())
+            into = merged.setdefault(name, Metric(is_spread=metric.is_spread))
             into.terms.extend(metric.terms)
             into.weights.extend(metric.weights)
-    weights = {name: math.fsum(metric.weights) for name, metric in merged.items()}
-    return {name: math.fsum(merged[name].terms) / weights[name] for name in sorted(merged) if weights[name] > 0}
+    values = {name: _spread(metric) if metric.is_spread else _mean(metric) for name, metric in merged.items()}
+    return {name: value for name, value in sorted(values.items()) if value is not None}
+
+
+def _mean(metric: Metric) -> float | None:
+    weight = math.fsum(metric.weights)
+    return math.fsum(metric.terms) / weight if weight > 0 else None
+
+
+def _spread(metric: Metric) -> float | None:
+    """Unbiased (n - 1)."""
+    count = len(metric.terms)
+    if count < 2:
+        return None
+    mean = math.fsum(metric.terms) / count
+    return math.sqrt(math.fsum((term - mean) ** 2 for term in metric.terms) / (count - 1))

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from rlinf_comm.records import record
 
+
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
     """One problem on its way to the rollout. Fed by the driver."""
@@ -21,8 +24,11 @@ class Prompt:
     text: str | None = None
     """The problem as the user wrote it, without a chat's special tokens; read by rewards that judge by it. None: what
     the tokens say."""
+    row_json: str | None = None
+    """All columns of the data row, a JSON object, for rewards that read them; None where none does."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleGroup:
     """The completions sampled for one prompt.
@@ -45,12 +51,15 @@ class SampleGroup:
     reference_answer: str
     prompt_text: str | None = None
     """`Prompt.text`"""
+    row_json: str | None = None
+    """`Prompt.row_json`"""
     policy_version: int
     """Of the weights that sampled the first token; counts optimizer steps from 0."""
     truncated: Tensor | None = None
     """[G] bool; the completion has all the tokens it may have and did not end. None: not known."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredGroup:
     """A group with its rewards. Made by the reward stage."""
@@ -64,8 +73,13 @@ class ScoredGroup:
     """How each check ended, see rlinf_algos.rewards.Outcome; empty where nothing was checked."""
     answers: tuple[str | None, ...] = ()
     """The answer found in each completion; None where there was none."""
+    parts: Tensor | None = None
+    """[G, K] float32, the terms of a weighted reward without their weights; None: the reward has no terms."""
+    part_weights: Tensor | None = None
+    """[K] float32"""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExampleBatch:
     """One shard of a batch for supervised training. Fed by the driver."""
@@ -77,6 +91,7 @@ class ExampleBatch:
     """[B, L + T] float32; 1 on the tokens to learn."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
     """What one environment group shows after a step (or a reset). Sent by env to policy."""
@@ -100,6 +115,7 @@ class Observation:
     """The segment ends here: nobody waits for an action."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
     """What the policy answers to an Observation."""
@@ -107,9 +123,10 @@ class Action:
     group: int
     time: int
     actions: Tensor
-    """[n, A] float32, unclipped; the environment clips to its bounds."""
+    """[n, A] float32, unclipped, the environment clips to its bounds; or int64, each discrete dimension from 0 on."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
     """One segment of one environment group, T steps. Sent by policy to actor."""
@@ -118,7 +135,7 @@ class Trajectory:
     states: Tensor
     """[T, n, D] float32, raw"""
     actions: Tensor
-    """[T, n, A] float32"""
+    """[T, n, A] float32, or int64 for discrete actions"""
     rollout_logprobs: Tensor
     """[T, n] float32, nats"""
     values: Tensor

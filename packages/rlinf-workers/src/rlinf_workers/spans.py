@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from rlinf_comm.records import record
+
 _UNIX_NS = time.time_ns() - time.perf_counter_ns()
 
 COMPUTE = "stage"
@@ -16,6 +18,7 @@ SYNC = "sync"
 CHANNEL = "channel"
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
     """One stretch of time in one stage of one worker."""
@@ -46,6 +49,7 @@ def now_ns() -> int:
     return _UNIX_NS + time.perf_counter_ns()
 
 
+@record
 @dataclass(kw_only=True, slots=True)
 class SpanTable:
     """The spans of one stage call, column by column: a pipelined stage makes hundreds, and lists of plain values cross

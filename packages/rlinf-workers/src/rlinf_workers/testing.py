@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlinf_comm.records import record
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.flow import Flow
 from rlinf_workers.worker import Worker
@@ -24,6 +25,7 @@ from rlinf_workers.worker import Worker
 LEARNING_RATE = 0.125
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Number:
     """The item of the toy flow."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from rlinf_comm.records import record
 from rlinf_workers.launcher.base import Identity, Wait
 from rlinf_workers.metrics import MetricTable
 from rlinf_workers.spans import WaitTable
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Phase = Literal["train", "evaluate"]
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepContext:
     """What a stage may know about the run of the flow that it takes part in."""
@@ -122,6 +124,10 @@ class Worker:
     def record(self, name: str, value: float, weight: float = 1.0) -> None:
         """Adds to a metric of this run; the driver shows the mean over all stages and ranks, weighted by `weight`."""
         self._metrics.add(name, value, weight)
+
+    def record_spread(self, name: str, value: float) -> None:
+        """Adds to a metric of this run; the driver shows the standard deviation over all stages and ranks."""
+        self._metrics.add(name, value, is_spread=True)
 
     def show(self, row: Mapping[str, str | float]) -> None:
         """Hands a few words to people: the row goes to the run's samples file. For a handful of rows a run, not for

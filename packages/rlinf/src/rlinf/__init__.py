@@ -4,4 +4,4 @@ The product is the command `rlinf`; from Python, `rlinf.config` makes configs an
 this package imports nothing heavy.
 """
 
-__version__ = "0.1.0"
+__version__ = "2026.11.0"

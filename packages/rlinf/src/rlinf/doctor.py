@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rlinf.machine import CGROUP_MEMORY_FILES, cgroup_limit_bytes, this_machine
 from rlinf.run_folder.manifest import processor_name
 
 Verdict = Literal["ok", "note", "problem"]
@@ -26,8 +27,6 @@ MIN_OPEN_FILES = 1024
 MIN_FREE_DISK_BYTES = 5 << 30
 """Two checkpoints of a model of half a billion parameters with optimizer state."""
 HAND_OVER_TIMEOUT_S = 60
-NVIDIA_DEVICE = Path("/dev/nvidia0")
-CGROUP_MEMORY_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 _READER = """
 import sys
@@ -97,18 +96,6 @@ def _memory() -> Finding:
             hint="what lies in channels counts as well",
         )
     return Finding(subject="memory", verdict="ok", text=text)
-
-
-def cgroup_limit_bytes(files: tuple[Path, ...]) -> int | None:
-    """The memory limit of this process's container, from the first of the files that has one."""
-    for path in files:
-        try:
-            text = path.read_text(encoding="utf-8").strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            return int(text)
-    return None
 
 
 def _open_files() -> Finding:
@@ -190,19 +177,20 @@ def _torch() -> Iterator[Finding]:
 
     cuda = torch.version.cuda
     yield Finding(subject="torch", verdict="ok", text=f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'CPU only'}")
-    if torch.cuda.is_available():
-        yield from map(_gpu, range(torch.cuda.device_count()))
+    machine = this_machine()
+    if machine.gpus:
+        yield from map(_gpu, range(len(machine.gpus)))
         yield _cuda_kernels()
-    elif NVIDIA_DEVICE.exists():
+    elif machine.unusable_gpus:
         yield Finding(
             subject="GPU",
             verdict="problem",
-            text=f"{NVIDIA_DEVICE} is there, but this torch cannot use it",
-            hint="install a torch built for CUDA" if cuda is None else f"check the driver: nvidia-smi, CUDA {cuda}",
+            text=f"torch cannot use it: {machine.unusable_gpus}",
+            hint=f"check the driver: nvidia-smi, CUDA {cuda}" if cuda else "install a torch built for CUDA",
         )
     else:
-        count = len(os.sched_getaffinity(0))
-        yield Finding(subject="GPU", verdict="note", text=f"none; devices are CPU slots, up to {count} of them")
+        text = f"none; devices are CPU slots, up to {machine.num_cpus} of them"
+        yield Finding(subject="GPU", verdict="note", text=text)
 
 
 def _gpu(index: int) -> Finding:

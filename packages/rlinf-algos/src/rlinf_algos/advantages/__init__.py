@@ -1,16 +1,15 @@
 """Advantages: from rewards to what each sample, turn, step or token is worth.
 
-- `groups`: against the other samples of a prompt (GRPO, Dr. GRPO, RLOO, OPO, a given baseline)
+- `groups`: against the other samples of a prompt (GRPO, Dr. GRPO, RLOO, OPO), part by part of a sum (GDPO)
 - `gae`: against a critic (PPO), for steps and tokens
 - `reinforce_plus_plus`: against the batch
-- `steps`: groups of turns and of steps, for episodes
-Distillation's, against a teacher, are in `rlinf_algos.distillation`.
+- `steps`: groups of episodes
 """
 
 from rlinf_algos.advantages.gae import gae, token_gae
 from rlinf_algos.advantages.groups import (
-    baseline_advantages,
     dr_grpo_advantages,
+    gdpo_advantages,
     group_mean,
     grpo_advantages,
     leave_one_out_mean,
@@ -25,10 +24,6 @@ from rlinf_algos.advantages.reinforce_plus_plus import (
 from rlinf_algos.advantages.steps import (
     episode_group_advantages,
     first_episode_mask,
-    gigpo_advantages,
-    spread_over_tokens,
-    state_group_ids,
-    turn_group_ids,
 )
 
 __all__ = [
@@ -36,7 +31,7 @@ __all__ = [
     "dr_grpo_advantages",
     "rloo_advantages",
     "opo_advantages",
-    "baseline_advantages",
+    "gdpo_advantages",
     "group_mean",
     "leave_one_out_mean",
     "gae",
@@ -44,10 +39,6 @@ __all__ = [
     "rewards_to_go",
     "reinforce_plus_plus_advantages",
     "reinforce_plus_plus_baseline_advantages",
-    "gigpo_advantages",
     "episode_group_advantages",
-    "turn_group_ids",
-    "state_group_ids",
-    "spread_over_tokens",
     "first_episode_mask",
 ]

@@ -104,22 +104,30 @@ def opo_advantages(
 
 
 @torch.no_grad()
-def baseline_advantages(rewards: Tensor, baselines: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`rewards - baselines`, for a baseline that the caller has: the reward of a greedy completion of the same prompt
-    (ReMax, arXiv:2310.10505), a value, a running mean.
+def gdpo_advantages(parts: Tensor, part_weights: Tensor, *, epsilon: float = 1e-4) -> Tensor:
+    """`sum over k of part_weights[k] * grpo(parts[..., k])`: each part of the reward is brought to one scale within its
+    group before they are added, so that none drowns in the spread of another (GDPO, arXiv:2601.05242).
+
+    The paper normalises the sums once more over the batch, which is the caller's: `normalize_advantages`.
 
     Args:
-        rewards: any shape.
-        baselines: the same shape; nothing broadcasts.
-        mask: the same shape, bool or 0/1; None: every element. Others get 0.
+        parts: [P, G, K], K parts of the reward of each completion; a row of P is a group.
+        part_weights: [K], any sign.
+        epsilon: as for `grpo_advantages`.
 
-    Raises: ShapeError, NonFiniteError.
+    Returns:
+        [P, G], at least float32. A part that is equal within a group adds exactly 0 to it.
+
+    Raises: as `grpo_advantages`; ShapeError: parts is not [P, G, K], or part_weights not [K].
     """
-    check_shape("baselines", baselines, rewards.shape, "rewards")
-    inside = as_mask("mask", mask, "rewards", rewards)
-    check_finite("rewards", rewards, inside)
-    check_finite("baselines", baselines, inside)
-    return (at_least_float32(rewards) - at_least_float32(baselines)).masked_fill(~inside, 0.0)
+    if parts.ndim != 3:
+        raise ShapeError(f"parts has shape {list(parts.shape)}; expected [P, G, K], K parts of each reward")
+    check_shape("part_weights", part_weights, parts.shape[2:], "parts[0, 0]")
+    check_finite("part_weights", part_weights)
+    num_prompts, group_size, num_parts = parts.shape
+    rows = parts.movedim(2, 1).reshape(num_prompts * num_parts, group_size)
+    normalized = grpo_advantages(rows, epsilon=epsilon).view(num_prompts, num_parts, group_size)
+    return (normalized * part_weights.to(normalized.dtype)[None, :, None]).sum(dim=1)
 
 
 def group_mean(rewards: Tensor, group_ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:

@@ -7,7 +7,9 @@ log-probabilities are finer than that.
 
 from rlinf_algos.policy_loss.base import PolicyLoss
 from rlinf_algos.policy_loss.cispo import cispo_loss
+from rlinf_algos.policy_loss.covariance import clip_cov_loss, kl_cov_loss
 from rlinf_algos.policy_loss.decoupled import DecoupledPolicyLoss, decoupled_ppo_loss
+from rlinf_algos.policy_loss.gmpo import gmpo_loss
 from rlinf_algos.policy_loss.gspo import gspo_loss
 from rlinf_algos.policy_loss.levels import Level, PolicyInputs, at_level, logprobs_at_level
 from rlinf_algos.policy_loss.ppo import ppo_clip_loss
@@ -18,7 +20,10 @@ __all__ = [
     "PolicyLoss",
     "ppo_clip_loss",
     "gspo_loss",
+    "gmpo_loss",
     "cispo_loss",
+    "clip_cov_loss",
+    "kl_cov_loss",
     "DecoupledPolicyLoss",
     "decoupled_ppo_loss",
     "policy_gradient_loss",

@@ -8,12 +8,13 @@ from rlinf_algos.rewards.base import (
     RewardPart,
     RewardResult,
 )
-from rlinf_algos.rewards.choice import multiple_choice, stated_letter
+from rlinf_algos.rewards.choice import MultipleChoice, multiple_choice, stated_letter
 from rlinf_algos.rewards.exact import exact_match
 from rlinf_algos.rewards.final_answer import final_answer
 from rlinf_algos.rewards.length import LengthPenalty, LengthTarget
 from rlinf_algos.rewards.mathematics import MathReward, math_answer
 from rlinf_algos.rewards.numeric import final_number, numeric_match
+from rlinf_algos.rewards.own import OwnReward
 from rlinf_algos.rewards.program import CodeReward, code_tests
 from rlinf_algos.rewards.registry import get_reward, register_reward, reward_names
 from rlinf_algos.rewards.reward_model import RewardModel
@@ -45,6 +46,7 @@ __all__ = [
     "math_answer",
     "MathReward",
     "multiple_choice",
+    "MultipleChoice",
     "stated_letter",
     "think_answer_format",
     "LengthPenalty",
@@ -55,5 +57,6 @@ __all__ = [
     "SandboxRun",
     "run_python",
     "RewardModel",
+    "OwnReward",
     "WeightedReward",
 ]

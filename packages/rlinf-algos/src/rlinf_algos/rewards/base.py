@@ -2,6 +2,7 @@
 batch at once."""
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args, runtime_checkable
@@ -48,10 +49,26 @@ class RewardResult:
             raise RewardError(f"RewardResult.outcome={self.outcome!r}; use one of {', '.join(OUTCOMES)}")
 
 
+def as_result(value: object, name: str) -> RewardResult:
+    """A number as a result: right where it is 1 or more.
+
+    Raises:
+        RewardError: it is neither a number nor a `RewardResult`, or not finite.
+    """
+    if isinstance(value, RewardResult):
+        return value
+    if not isinstance(value, numbers.Real):
+        raise RewardError(f"{name}: returned {type(value).__name__} {value!r:.80}; return a number or a RewardResult")
+    number = float(value)
+    if not math.isfinite(number):
+        raise RewardError(f"{name}: returned {number}; a reward is a finite number")
+    return RewardResult(value=number, outcome="right" if number >= 1 else "wrong")
+
+
 class RewardFunction(Protocol):
     """Pure: the same arguments give the same result. Raises `RewardError` for an unusable reference."""
 
-    def __call__(self, completion: str, reference: str, /) -> RewardResult: ...
+    def __call__(self, completion: str, reference: str, /) -> RewardResult | float: ...
 
 
 @runtime_checkable
@@ -60,6 +77,7 @@ class BatchReward(Protocol):
 
     It holds resources; `close` gives them back and may be called twice. One that judges by what was asked, and not by
     the reference, has an attribute `reads_prompts = True`, and its `score_batch` takes the prompts as third argument.
+    One with `reads_rows = True` takes the data rows, a dict of columns each, as fourth.
     One whose rounding depends on what else is in the batch has `depends_on_batch = True`.
     """
 

@@ -1,49 +1,127 @@
-r"""The letter of a multiple-choice question, as GPQA asks for it; the last one that is stated wins.
+r"""The letter of a multiple-choice question, as GPQA and MMLU ask for it; the last one that is *stated* wins.
 
-What counts as a statement, in the text after the last `</think>`:
-- `\boxed{B}`, also `\boxed{\text{B}}`, `\boxed{(B)}` and `\boxed{B. mitochondria}`;
-- "answer: B", "answer is (B)", "option B is correct", "choose B", with or without bold type, brackets and LaTeX;
-- a line that is nothing but the letter: `B`, `(B)`, `**B.**`;
-- the whole text, where it begins with the letter and a bracket, point or colon (`B) because ...`).
+The text after the last `</think>` is freed of bold type, LaTeX and wide characters. Then these state a letter:
+- a box, also `\boxed{\text{(B) 4 m}}`, a pair of `<answer>` tags, a line after `####`;
+- "the answer is B", "Answer: (B)", "the correct option is therefore B", on one line or with the letter below;
+- "option B is correct", "only B is right", "I choose B", "so it is B", "the answer is 4 m (option B)";
+- the first or last line where it is the letter, or the letter with its choice's text, and no list of choices.
 
-A small letter counts only in a box, in brackets, or alone: "the answer is a bit long" states nothing.
+"This matches option B" counts where nothing else does. A mere mention ("option A is wrong") states nothing, nor does a
+question, an assumption ("if the answer were A") or a doubt ("I do not think that the answer is A"). Two letters at once
+("A or B") state that there is no one answer. A small letter counts in brackets, in a box or at the end of a line, and
+letters beyond the number of choices are no letters.
+
 Departs from simple-evals, which takes the first "Answer: X".
 """
 
 import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+from rlinf_algos.checks import check_range
 from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import RewardResult
 from rlinf_algos.rewards.registry import register_reward
 
-_WRAPPED = r"(?:\*\*|\\text(?:bf)?\{|\\mathrm\{|[$({\[]|[ \t])*"
-_LETTER = _WRAPPED + r"(?<![A-Za-z])(?:([A-Z])|(?<=[({\[])([a-z])(?=[)}\]]))(?![A-Za-z0-9'])"
-_IS = r"(?i:\s+(?:is|would be|must be|should be))?(?:\*\*)?\s?[:=]?"
-_STATEMENTS = re.compile(
-    "|".join(
-        (
-            r"\\boxed\s*\{" + _WRAPPED + r"([A-Za-z])(?![A-Za-z0-9'])",
-            r"\b(?i:answer|option|choice)" + _IS + _LETTER,
-            r"\b(?i:choose|pick|select)s?(?i:\s+(?:option|choice|answer))?\s?:?" + _LETTER,
-            r"^[ \t]*(?:\*\*)?\(?([A-Za-z])\)?[.:]?(?:\*\*)?[ \t]*$",
-            r"\A\s*(?:\*\*)?\(?([A-Z])[).:](?=\s|\*|$)",
-        )
-    ),
-    flags=re.MULTILINE,
+MAX_CHOICES = 26
+MAX_NESTED = 4
+"""Commands of LaTeX within each other that are unwrapped."""
+MAX_LOOK = 300
+"""Characters around a statement that are read for what takes it back."""
+
+_COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathbb|boldsymbol|bm|rm|bf)\s*\{([^{}]*)\}")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|<answer>([^<]{0,500})</answer>")
+_MARKUP = re.compile(r"\*+|__+|`+\w*|\$+|\\[()\[\]]|\\[,;!]|\\displaystyle\b")
+
+_LETTER = (
+    r"(?P<open>[(\[{<\"'\u201c\u2018]{0,3})(?P<letter>[A-Za-z])(?P<close>[)\]}>\"'\u201d\u2019]{0,3})"
+    r"(?!\w|['\u2019-]\w|\.\d|\s*[=<>+*^\u2248\u2260\u2264\u2265])"
+)
+_NAMED = r"(?i:(?:the\s+)?(?:answer|option|choice|letter|alternative|one)\s*:?\s+)?"
+_ADVERBS = (
+    r"(?i:(?:therefore|thus|hence|then|clearly|indeed|likely|most|actually|definitely|simply|obviously|now|just),?\s+)*"
+)
+_NOT_BUT = r"(?i:not\s+\(?[A-Z]\)?,?\s+but\s+(?:rather\s+)?)?"
+_ANSWER = r"(?i:\b(?:answer|option|choice|letter|alternative|pick|one)s?\b|\u7b54\u6848)"
+_OF = r"(?i:\s+(?:to|of|for|from|among|amongst|in|here|choice|option|letter|that|which)\b[^.:\n]{0,60}?)?"
+_IS = (
+    r"(?:(?i:\s+(?:is|was|be|would\s+be|must\s+be|should\s+be|has\s+to\s+be)\b|\s*\u662f)\s*:?\s*"
+    r"|\s*(?::|=+>?|[-\u2013\u2014\u2192]+>?)\s*|[ \t]*\n\s*|\s+(?=[(\[]?[A-Z][)\]]?[.!]?\s*$))"
+)
+_STRONG = (
+    _ANSWER + _OF + _IS + _ADVERBS + _NOT_BUT + _NAMED + _LETTER,
+    r"(?i:\b(?:answer|choice|option)\s+is)\s[^.\n()]{1,80}\((?i:option|choice|answer)?\s*"
+    + r"(?P<letter>[A-Z])\)(?=[.!\s]*$)",
+    r"(?i:\banswer\s+is)\s[^.\n\"]{1,60},\s*(?P<open>[(\"])(?P<letter>[A-Z])(?P<close>[)\"])",
+    r"\b(?i:(?:option|choice|answer|alternative)\s+)?(?<![\w'])"
+    + _LETTER
+    + r"\s+(?i:is\s+(?:therefore\s+|thus\s+|clearly\s+)?(?:the\s+)?(?:only\s+)?(?:correct|right|best|answer)\b)",
+    r"(?i:\b(?:I|we)(?:\s+would|\s+will|'d|'ll|\s+should)?(?:\s+therefore|\s+thus)?\s+"
+    r"(?:choose|pick|select|answer|go\s+(?:with|for))|^\s*(?:choose|pick|select))\s*:?\s+" + _NAMED + _LETTER,
+    r"(?i:\b(?:so|thus|therefore|hence|but|no|wait|think|believe|say)\b,?\s+(?:that\s+)?it(?:\s+is|'s|\s+must\s+be|"
+    r"\s+has\s+to\s+be|\s+should\s+be)\s+)" + _NAMED + _LETTER + r"(?=\s*(?:[.,;!]|$))",
+    r"(?:^|(?<=[.!]\s))(?i:so|thus|therefore|hence),?\s+" + _NAMED + _LETTER + r"(?=[.!]?\s*$)",
+    r"####\s*" + _NAMED + _LETTER,
+)
+_WEAK = (
+    r"(?i:\b(?:correspond(?:s|ing)\s+to|match(?:es|ing)|equals|leads\s+to|points\s+to|agrees\s+with)\s+"
+    r"(?:the\s+)?(?:option|choice|answer)\s+)" + _LETTER,
+)
+_STATEMENTS = tuple((re.compile(pattern, flags=re.MULTILINE), True) for pattern in _STRONG) + tuple(
+    (re.compile(pattern, flags=re.MULTILINE), False) for pattern in _WEAK
+)
+_IN_A_BOX = re.compile(r"\s*" + _NAMED + _LETTER + r"(?:\s*$|\s*[.):,\u2013-]|\s+[A-Za-z0-9\\(]|\s*[&/])")
+_LINE = re.compile(r"^[\s>#-]*" + _NAMED + _LETTER + r"(?:[.:)]*\s*$|(?:(?<=[)\]])|[.:])\s+\S)")
+_MORE = re.compile(
+    r"\s*(?:(?:or|and|&|/)\s*(?:(?i:option|choice)\s+)?[(\[\"']*[A-Z](?![\w'])|,\s*[(\[\"']*[A-Z][)\]\"']*\s*(?:[,.;/&]|and\b|or\b|$))"
+    r"(?!\s+(?:is|are|was|has|have|can|cannot|can't|could|does|do|would|isn't|fails?|gives?|says?)\b)"
+)
+_SAYS_ON = re.compile(r"\s+(?!(?:because|since|as|and|or|for|with|is|due|by|from|over|not|but|if)\b)[a-z]")
+_NO_STATEMENT = re.compile(
+    r"\b(?:if|whether|suppose|supposing|assum\w+|unless|although|though|while|neither|either|nor)\b"
+    r"|(?:n't|\bnot|\bnever|\bcannot)\s+(?:\w+\s+)?(?:think|believe|say|mean|true|claim|imply)\b(?!.*\bbut\b)"
+    r"|\b(?:wrong|incorrect|false|tempting|bad|worst|distracting|eliminated|other|remaining)\s*$"
+    r"|(?<![\w'])[(]?[A-Z][)]?,?\s*(?:or|and|nor|,)\s*$",
+    flags=re.IGNORECASE,
 )
 
 
-def stated_letter(text: str, num_choices: int = 26) -> str | None:
-    """The last letter stated as the answer, as a capital; None where there is none among the choices.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Statement:
+    start: int
+    letter: str | None
+    """None where it names several."""
+    is_strong: bool
 
-    Example: stated_letter("First I took A. The answer is (C).") == "C".
+
+class MultipleChoice:
+    """`multiple_choice` for questions with a known number of choices.
+
+    Args:
+        num_choices: letters from A on that may be answered; others are no answer.
     """
-    last = None
-    for statement in _STATEMENTS.finditer(text.rpartition("</think>")[2]):
-        letter = next(group for group in statement.groups() if group is not None).upper()
-        if ord(letter) - ord("A") < num_choices:
-            last = letter
-    return last
+
+    def __init__(self, *, num_choices: int = MAX_CHOICES) -> None:
+        check_range("num_choices", num_choices, low=2, high=MAX_CHOICES, why="the choices are letters")
+        self._num_choices = num_choices
+
+    def __call__(self, completion: str, reference: str) -> RewardResult:
+        """As `multiple_choice`."""
+        expected = stated_letter(reference.strip(), self._num_choices)
+        if expected is None:
+            last = chr(ord("A") + self._num_choices - 1)
+            raise RewardError(
+                f"multiple_choice: the reference {reference[-80:]!r} is no letter from A to {last}; mend the row"
+            )
+        found = stated_letter(completion, self._num_choices)
+        if found is None:
+            return RewardResult(value=0.0, outcome="unparseable")
+        is_right = found == expected
+        return RewardResult(value=float(is_right), outcome="right" if is_right else "wrong", answer=found)
+
+
+_ANY_NUMBER = MultipleChoice()
 
 
 @register_reward("multiple_choice")
@@ -57,11 +135,83 @@ def multiple_choice(completion: str, reference: str) -> RewardResult:
     Raises:
         RewardError: the reference states no letter.
     """
-    expected = stated_letter(reference.strip())
-    if expected is None:
-        raise RewardError(f"multiple_choice: the reference {reference[-80:]!r} is no letter; mend the dataset row")
-    found = stated_letter(completion)
+    return _ANY_NUMBER(completion, reference)
+
+
+def stated_letter(text: str, num_choices: int = MAX_CHOICES) -> str | None:
+    """The last letter stated as the answer, as a capital; None where there is none among the choices.
+
+    Example: stated_letter("First I took A. The answer is (C), for option D is too large.") == "C".
+    """
+    plain = _plain(text.rpartition("</think>")[2])
+    known = {chr(ord("A") + i) for i in range(num_choices)}
+    found = [one for one in (*_said(plain), *_on_edge_lines(plain)) if one.letter is None or one.letter in known]
+    best = [one for one in found if one.is_strong] or found
+    return max(best, key=lambda one: one.start).letter if best else None
+
+
+def _plain(text: str) -> str:
+    r"""Without bold type and LaTeX. A box becomes a line `Answer: content`, which states what is in it.
+
+    Example: _plain(r"so **it** is \boxed{\text{B}}") == "so it is \nAnswer: B\n"
+    """
+    text = unicodedata.normalize("NFKC", text)
+    for _ in range(MAX_NESTED):
+        text = _COMMAND.sub(r"\1", text)
+    # Short runs of white space keep every pattern's time in proportion to the text's length.
+    return re.sub(
+        r"\n{3,}", "\n\n", re.sub(r" *\n *", "\n", re.sub(r"[^\S\n]+", " ", _MARKUP.sub("", _BOX.sub(_boxed, text))))
+    )
+
+
+def _boxed(box: re.Match[str]) -> str:
+    """A box around anything but a letter says nothing about letters."""
+    content = _MARKUP.sub("", box[1] or box[2] or "").strip()
+    found = _IN_A_BOX.match(content)
     if found is None:
-        return RewardResult(value=0.0, outcome="unparseable")
-    is_right = found == expected
-    return RewardResult(value=float(is_right), outcome="right" if is_right else "wrong", answer=found)
+        return content
+    end = found.end("close")
+    several = _MORE.match(content, end)
+    return f"\nAnswer: {found['letter'].upper()}{several[0] if several else ''}\n"
+
+
+def _said(text: str) -> Iterator[_Statement]:
+    """Statements in words."""
+    for pattern, is_strong in _STATEMENTS:
+        for match in pattern.finditer(text):
+            if _is_letter(match, text) and not _is_taken_back(match, text):
+                several = _MORE.match(text, match.end())
+                letter = None if several else match["letter"].upper()
+                yield _Statement(start=match.start("letter"), letter=letter, is_strong=is_strong)
+
+
+def _on_edge_lines(text: str) -> Iterator[_Statement]:
+    """The first and the last line, where it begins with a letter and its neighbour does not."""
+    lines = [(match.start(), match[0]) for match in re.finditer(r"^.*\S.*$", text, flags=re.MULTILINE)]
+    for index, neighbour in ((0, 1), (-1, -2)) if lines else ():
+        start, line = lines[index]
+        match = _LINE.match(line)
+        is_listed = len(lines) > 1 and _LINE.match(lines[neighbour][1])
+        if match and not is_listed and _is_letter(match, line) and not _MORE.match(line, match.end("close")):
+            yield _Statement(start=start + match.start("letter"), letter=match["letter"].upper(), is_strong=True)
+
+
+def _is_letter(match: re.Match[str], text: str) -> bool:
+    """Whether it is no word: `a` and `A` may be articles, `I` is a person."""
+    named = match.groupdict()
+    is_bracketed = bool(named.get("open") and named.get("close")) or "open" not in named
+    rest = text[match.end("letter") : match.end("letter") + MAX_LOOK]
+    if match["letter"].islower():
+        return is_bracketed or re.match(r"[.,;!)]?\s*(?:\n|$)", rest) is not None
+    return is_bracketed or match["letter"] not in "AI" or _SAYS_ON.match(rest) is None
+
+
+def _is_taken_back(match: re.Match[str], text: str) -> bool:
+    """Whether it stands in a question, an assumption, a doubt or a condition."""
+    sentence = re.split(r"[.!?\n]", text[max(0, match.start() - MAX_LOOK) : match.start()])[-1]
+    after = re.match(r"[^.!?\n]*[.!?\n]?", text[match.end() : match.end() + MAX_LOOK])
+    assert after is not None, "it matches nothing, too"
+    is_unreal = re.search(r"\b(?:would|could|might)\b", match[0])
+    is_condition = is_unreal and re.search(r"\b(?:if|had|were)\b", sentence + " " + after[0], flags=re.IGNORECASE)
+    clause = re.split(r"[,;:]", sentence)[-1]
+    return bool(_NO_STATEMENT.search(clause) or after[0].endswith("?") or is_condition)

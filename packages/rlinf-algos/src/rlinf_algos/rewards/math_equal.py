@@ -1,64 +1,111 @@
-r"""Whether two answers in LaTeX are equal, by math-verify. Loaded by the processes of a `ProcessPool`, by path: it
+r"""Whether two formulas in LaTeX are equal, by math-verify. Loaded by the processes of a `ProcessPool`, by path: it
 imports nothing of this package.
 
-Departs from a plain call of math-verify: its own limits of time, which need the main thread and stop no C loop, are off
+Departs from a plain call of math-verify: formulas are compared by their values at a few points before they are
+simplified, which decides nearly all; its own limits of time, which need the main thread and stop no C loop, are off
 (the pool's hold); an exception while comparing is told, not taken for "different".
 """
 
 import cmath
 import logging
+import re
 from functools import lru_cache
 from typing import Any
 
 import sympy
-from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
-from math_verify import LatexExtractionConfig, parse, verify
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy
+from math_verify import verify
 from sympy.core.function import AppliedUndef
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-_LATEX = [
-    LatexExtractionConfig(
-        boxed_match_priority=-1,
-        # The pool's caller takes units away where they are units; here a last `t` or `m` is a variable.
-        normalization_config=NormalizationConfig(
-            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
-        ),
-    )
-]
-_POINTS = (0.7390851332151607, 1.3247179572447461, 0.5671432904097838, 1.8392867552141612)
+_NORMALIZATION = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+)
+"""The caller takes units away where they are units; here a last `t` or `m` is a variable."""
+_CONVERSION = ConversionConfig(lowercase_symbols=False)
+_SYMBOLS = (
+    (re.compile(r"\\gamma(?![a-z])"), r"g_{gamma}"),
+    (re.compile(r"(\\[a-z]+ ?|[A-Za-z])(''*)"), lambda match: f"{match[1].strip()}_{{prime{len(match[2])}}}"),
+    (re.compile(r"\^(?:T|\\top)(?![A-Za-z])"), r"^{h_{transposed}}"),
+    (
+        re.compile(r"(?<![A-Za-z\\])(?:([SNOQCE])|I(?=_))(?:_([0-9A-Za-z])|_\{([^{}]*)\})?"),
+        lambda match: f"h_{{upper{match[1] or 'I'}{re.sub(r'[^0-9A-Za-z]', 'o', match[2] or match[3] or '')}}}",
+    ),
+)
+"""What the parser reads as something else: a constant, nothing, or a class of sympy."""
+_POINTS = ("0.7390851332151607", "1.3247179572447461", "0.5671432904097838", "1.8392867552141612")
 """Values without a relation to each other, for the symbols of two formulas."""
-_CLEARLY = 1e-3
-"""Relative difference that neither rounding nor math-verify's tolerance (six places) explains."""
+_DIGITS = 40
+_ROUNDED = 1e-20
+"""Relative difference that rounding explains, with that many digits."""
+_ZERO = 1e-30
+"""What is no larger is zero, as far as the digits tell."""
+_NEAR = 0.01
+_NO_VALUES = (sympy.zoo, sympy.nan)
+_MIN_PLACES = 6
+"""Of a decimal that may stand for another number, as in math-verify."""
+_DECIMAL = re.compile(r"-?[0-9]*\.[0-9]+")
 
 
-def check(reference: str, answer: str) -> list[str | None]:
-    """["right" | "wrong" | "unparseable", detail]: the answer against the reference, both normalised LaTeX."""
-    expected, found = _parsed(reference), _parsed(answer)
-    if "%" not in reference + answer and expected and found and _are_clearly_different(expected[0], found[0]):
+def check(question: str, one: str, other: str) -> list[str | None]:
+    """["right" | "wrong" | "unparseable", detail]: a question of `comparison` about two formulas, in LaTeX."""
+    expected, found = _parsed(one), _parsed(other)
+    if found is None:
+        return ["unparseable", None]
+    if expected is None or any(
+        isinstance(formula, sympy.Basic) and formula.has(*_NO_VALUES) for formula in (expected, found)
+    ):
         return ["wrong", None]
-    if verify(expected, found, timeout_seconds=None, raise_on_error=True):
-        return ["right", None]
-    return ["unparseable" if all(isinstance(form, str) for form in found) else "wrong", None]
+    are_formulas = isinstance(expected, sympy.Expr) and isinstance(found, sympy.Expr)
+    verdict = _compared(question, expected, found, _rounding(one, other)) if are_formulas else None
+    if verdict is None:
+        verdict = question == "equal" and verify(expected, found, timeout_seconds=None, raise_on_error=True)
+    return ["right" if verdict else "wrong", None]
 
 
-def _are_clearly_different(expected: object, found: object) -> bool:
-    """Whether two formulas differ at a point, which proves them different; to simplify their difference takes a hundred
-    times as long. Equations: whether a point that solves the one does not solve the other."""
+def _rounding(*texts: str) -> float:
+    """How far a decimal of six or more places may be from what it stands for."""
+    places = [len(text.partition(".")[2]) for text in texts if _DECIMAL.fullmatch(text)]
+    return 10.0 ** -max(places) if places and max(places) >= _MIN_PLACES else 0.0
+
+
+def _compared(question: str, expected: Any, found: Any, rounding: float) -> bool | None:
+    """By the values at a few points; None where these do not tell.
+
+    Formulas that are equal at four points, to 20 digits, are equal; to simplify their difference takes a hundred times
+    as long. Equal at positive points alone may mean another branch of a root or logarithm: math-verify decides.
+    """
+    one, other = _plain(expected), _plain(found)
+    symbols = sorted(one.free_symbols | other.free_symbols, key=str)
     try:
-        if isinstance(expected, sympy.Expr) and isinstance(found, sympy.Expr):
-            one, other = _plain(expected), _plain(found)
-            points = [_point(shift, one, other) for shift in range(2)]
-            return any(_differ(_value(one, point), _value(other, point)) for point in points)
-        if isinstance(expected, sympy.Eq) and isinstance(found, sympy.Eq):
-            sides = [*expected.args, *found.args]
-            if any(isinstance(side, sympy.Symbol) for side in sides):
-                return False  # an assignment, of which math-verify may take the value alone
-            one_left, one_right, other_left, other_right = plain = [_plain(side) for side in sides]
-            solution = _solution(one_left - one_right, _point(0, *plain))
-            return solution is not None and _differ(_value(other_left, solution), _value(other_right, solution))
+        pairs = [(_value(one, point), _value(other, point)) for point in _points(symbols)]
     except (TypeError, ValueError, ArithmeticError, AttributeError):
-        pass  # something has no number: a limit, an infinity; math-verify decides
-    return False
+        return None  # something has no number: a limit, an infinity
+    if not all(_is_finite(value) for pair in pairs[:2] for value in pair):
+        return None
+    if question == "near":
+        return not symbols and abs(pairs[0][0] - pairs[0][1]) <= _NEAR * abs(pairs[0][1])
+    if question != "equal":
+        return _have_one_ratio(pairs, is_positive=question == "same sign")
+    if not symbols and rounding and abs(pairs[0][0] - pairs[0][1]) < rounding:
+        return True
+    if any(_differ(*pair) for pair in pairs[:2]):
+        return False
+    return (
+        None
+        if any(not _is_finite(value) for pair in pairs for value in pair) or any(_differ(*pair) for pair in pairs[2:])
+        else True
+    )
+
+
+def _have_one_ratio(pairs: list, *, is_positive: bool) -> bool:
+    """Whether one value is always the same multiple of the other, which is never zero."""
+    if len(pairs) < 2 or any(abs(value) < 1e-12 or not _is_finite(value) for pair in pairs for value in pair):
+        return False
+    ratios = [one / other for one, other in pairs]
+    if any(_differ(ratio, ratios[0]) for ratio in ratios):
+        return False
+    return not is_positive or abs(sympy.im(ratios[0])) < 1e-12 < sympy.re(ratios[0])
 
 
 def _plain(formula: Any) -> Any:
@@ -67,35 +114,54 @@ def _plain(formula: Any) -> Any:
     return formula.subs({part: sympy.Symbol(f"value of {part}") for part in unknown}) if unknown else formula
 
 
-def _point(shift: int, *formulas: Any) -> dict:
-    symbols = sorted(set().union(*(formula.free_symbols for formula in formulas)), key=str)
-    return {symbol: _POINTS[(i + shift) % 4] + i // 4 for i, symbol in enumerate(symbols)}
+def _points(symbols: list) -> list[dict]:
+    """Two points with positive coordinates, and two with both signs; only one where there are no symbols."""
+    shifts = range(4 if symbols else 1)
+    return [
+        {
+            symbol: (sympy.Rational(_POINTS[(i + shift) % 4]) + i // 4) * (-1 if shift > 1 and (i + shift) % 2 else 1)
+            for i, symbol in enumerate(symbols)
+        }
+        for shift in shifts
+    ]
 
 
-def _value(formula: Any, point: dict) -> complex:
-    return complex(formula.evalf(15, subs=point))
+def _value(formula: Any, point: dict) -> Any:
+    value = formula.evalf(_DIGITS, subs=point)
+    if not value.is_number or value.is_finite is False or not isinstance(complex(value), complex):
+        raise ValueError("no number")
+    return value
 
 
-def _differ(one: complex, other: complex) -> bool:
-    difference = abs(one - other)
-    return cmath.isfinite(difference) and difference > _CLEARLY * max(abs(one), abs(other), 1e-6)
+def _is_finite(value: Any) -> bool:
+    return value.is_finite is not False and cmath.isfinite(complex(value))
 
 
-def _solution(zero: Any, point: dict) -> dict | None:
-    """The point moved along one symbol, in which the formula is linear, to where the formula is zero."""
-    for symbol in sorted(zero.free_symbols, key=str):
-        at_0, at_1 = (_value(zero, {**point, symbol: sympy.Float(value)}) for value in (0, 1))
-        if abs(at_1 - at_0) > 1e-6:
-            root = -at_0 / (at_1 - at_0)
-            moved = {**point, symbol: sympy.sympify(root)}
-            if abs(_value(zero, moved)) < 1e-9 * max(abs(at_0), abs(at_1)):
-                return moved
-    return None
+def _differ(one: Any, other: Any) -> bool:
+    scale = max(abs(one), abs(other))
+    return bool(abs(one - other) > _ROUNDED * scale) and bool(scale > _ZERO)
 
 
 @lru_cache(maxsize=1024)  # a group of completions has one reference, and often the same few answers
-def _parsed(latex: str) -> list:
-    return parse(f"${latex}$", _LATEX, parsing_timeout=None)  # type: ignore[arg-type]
+def _parsed(latex: str) -> Any:
+    """The formula in sympy, with i the imaginary unit; None where it cannot be read."""
+    for pattern, symbol in _SYMBOLS:
+        latex = pattern.sub(symbol, latex)
+    try:
+        formula = latex2sympy(
+            latex,
+            is_real=True,
+            convert_degrees=False,
+            normalization_config=_NORMALIZATION,
+            conversion_config=_CONVERSION,
+        )
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - whatever the parser says, it cannot read this
+        return None
+    if isinstance(formula, sympy.Basic) and not formula.has(sympy.Sum, sympy.Product):
+        formula = formula.subs({symbol: sympy.I for symbol in formula.free_symbols if str(symbol) == "i"})
+    return formula
 
 
 _WARM_UP = (
@@ -131,5 +197,5 @@ _WARM_UP = (
 processes that are forked from here."""
 
 for _pair in _WARM_UP:
-    check(*_pair.rsplit("|", 1))
+    check("equal", *_pair.rsplit("|", 1))
 _parsed.cache_clear()

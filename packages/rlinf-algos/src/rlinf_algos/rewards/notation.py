@@ -1,218 +1,217 @@
-r"""One notation for many ways to write an answer, and the exact value of those that are plain numbers.
+r"""One notation for many ways to write an answer: LaTeX in which only what has a meaning is left.
 
 `normalized` turns what people and models write - LaTeX, plain text, Unicode, units, currency, thousands separators -
-into LaTeX that math-verify reads. It drops what says nothing about the value (spacing, sizes of brackets, units after a
-number), so two answers with equal normal forms are equal. Departs from math-verify's own normalisation: numbers with an
-exponent (`1.39e-10`) are read as such, plain functions and roots (`sqrt(3)/2`) become LaTeX.
-
-`rational` reads integers, decimals, numbers with an exponent, fractions, mixed numbers and percentages exactly.
+into LaTeX that math-verify reads, with every word in a `\text{...}` of its own. It drops what says nothing about the
+value: spacing, sizes of brackets, fonts of letters and numbers. Words stay, and so does the space in `4 2`.
 """
 
 import re
-from dataclasses import dataclass
-from fractions import Fraction
 
-MAX_EXPONENT = 400
-"""Powers of ten beyond it are left to the checker with a limit of time."""
+from rlinf_algos.rewards.units import NAMES, SCALES, is_unit
 
 _UNICODE = str.maketrans(
     {
-        "\u2212": "-", "\u2013": "-", "\u00d7": r" \times ", "\u00b7": r" \cdot ", "\u22c5": r" \cdot ", "\u00f7": "/",
-        "\u2044": "/", "\u03c0": r"\pi ", "\u221e": r"\infty ", "\u2264": r"\le ", "\u2265": r"\ge ",
-        "\u2260": r"\ne ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ", "\u00b0": "", "\u2032": "'",
-        "\u00b2": "^2", "\u00b3": "^3", "\u00bd": r" \frac{1}{2}", "\u00bc": r" \frac{1}{4}",
-        "\u00be": r" \frac{3}{4}", "\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u20ac": "", "\u00a3": "",
-        "\u221a": r"\sqrt ", "\u03b8": r"\theta ", "\u03b1": r"\alpha ", "\u03b2": r"\beta ", "\u03bb": r"\lambda ",
-        "\u03c9": r"\omega ",
+        "\u2212": "-", "\u2013": "-", "\u2014": "-", "\u00d7": r" \times ", "\u00b7": r" \cdot ", "\u22c5": r" \cdot ",
+        "\u2022": r" \cdot ", "\u00f7": "/", "\u2044": "/", "\u03c0": r" \pi ", "\u221e": r" \infty ",
+        "\u2264": r" \le ", "\u2265": r" \ge ", "\u2260": r" \ne ", "\u2248": r" \approx ", "\u00b1": r" \pm ",
+        "\u222a": r" \cup ", "\u2229": r" \cap ", "\u2208": r" \in ", "\u00b0": r"^\circ ", "\u2032": "'",
+        "\u2019": "'", "\u00b2": "^2", "\u00b3": "^3", "\u00bd": r" \frac{1}{2}", "\u00bc": r" \frac{1}{4}",
+        "\u00be": r" \frac{3}{4}", "\u00a0": " ", "\u202f": r"\,", "\u2009": r"\,", "\u20ac": r"\text{euros}",
+        "\u00a3": r"\text{sterling}", "\u221a": r"\sqrt ", "\u03b8": r"\theta ", "\u03b1": r"\alpha ",
+        "\u03b2": r"\beta ", "\u03b3": r"\gamma ", "\u03b4": r"\delta ", "\u03bb": r"\lambda ", "\u03c9": r"\omega ",
+        "\u03bc": r"\mu ", "\u00b5": r"\mu ", "\u03c3": r"\sigma ", "\u03c6": r"\phi ", "\u03c4": r"\tau ",
+        "\u0398": r"\Theta ", "\u03a9": r"\text{ohm}", "\u2126": r"\text{ohm}", "\u2205": r"\emptyset ",
+        "\u211d": r"\mathbb{R}", "\u2202": r"\partial ",
     }
 )  # fmt: skip
-_DROPPED = re.compile(
-    r"(?<!\\)\\[!,;:> ]|~|\\q?quad\b|\\left(?![a-z])|\\right(?![a-z])|\\[bB]igg?[lr]?(?![a-z])|\\displaystyle\b"
-    r"|\\limits\b|\\(?:\(|\)|\[|\])|\\\$|\$|\*\*(?=\s|$)|^\*\*|\^\{?\s*\\circ\s*\}?|\\degree\b|\\operatorname\b|\\AA\b"
+_SPACES = re.compile(
+    r"(?<!\\)\\[!,;:> ]|~|\\q?quad\b|\\left\s*\.|\\right\s*\.|\\left(?![a-z])|\\right(?![a-z])"
+    r"|\\[bB]igg?[lrm]?(?![a-z])|\\(?:display|text)style\b|\\limits\b|(?<!\\)\\(?:\(|\)|\[|\])|\$"
+    r"|\\(?:boldsymbol|bm)(?![a-z])"
 )
-_WORDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox|rm)\s?\{([^{}]*)\}(?:\s*\^\s*(?:\{-?[0-9]+\}|[0-9]))?")
+_FONT = re.compile(
+    r"\\(?:text(?:bf|rm|it|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|operatorname\*?)\s*\{([^{}]*)\}"
+)
+_OLD_FONT = re.compile(r"\{\\(?:rm|bf|it)\s+([^{}]*)\}")
+_SUBSCRIPT = re.compile(
+    r"_\s*\{\s*\\(?:text|mathrm|mathbf|operatorname)\s*\{([^{}]*)\}\s*\}|_\s*\\(?:text|mathrm)\s*\{([^{}]*)\}"
+)
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
+          "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
+_LETTERS = re.compile(
+    r"\\text\{[^{}]*\}|\\(?:begin|end|mathbb|mathcal|mathfrak)\s*\{[A-Za-z]*\*?\}|\\[A-Za-z]+|_\{[A-Za-z]{2,}\}|[A-Za-z]+"
+)
+_COMMA_GROUPS = re.compile(r"(?<![0-9.,])([0-9]{1,3})((?:(?:,|\{,\})[0-9]{3})+)(?![0-9]|,[0-9])")
 _EXPONENT = re.compile(r"(?<![A-Za-z\\0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]{1,4})(?![0-9A-Za-z.])")
-_THOUSANDS = re.compile(r"(?<![0-9.,])([0-9]{1,3})((?:(?:,|\{,\})[0-9]{3})+)(?![0-9]|,[0-9])")
-_BRACED_COMMA = re.compile(r"\{,\}")
-_UNIT_WORDS = re.compile(r"(?<=[0-9})\]%])\s*([A-Za-z][A-Za-z ./]*(?:\s?\^\s?\{?-?[0-9]\}?)?)$")
-_MATH_WORDS = frozenset(
-    {"pi", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "arcsin", "arccos", "arctan", "sinh",
-     "cosh", "tanh", "infty", "infinity", "oo", "inf", "cup", "cap", "union", "and", "or", "in", "mod", "e", "i"}
+_FUNCTIONS = frozenset(
+    {
+    "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log",
+    "exp", "min", "max", "gcd", "lcm", "det", "deg",
+    }
 )  # fmt: skip
-_SHORT_UNITS = frozenset("msghdJKNWVACLHTF")
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_FUNCTION = re.compile(
-    r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp)(?![A-Za-z])"
+_CONSTANTS = {"pi": r"\pi ", "infinity": r"\infty ", "infty": r"\infty ", "inf": r"\infty ", "oo": r"\infty "}
+_SHORT_WORDS = frozenset(
+    {
+    "and", "or", "not", "no", "yes", "if", "is", "are", "be", "to", "of", "in", "on", "at", "by", "for", "the", "an",
+    "as", "it", "we", "so", "all", "any", "odd", "one", "two", "six", "ten", "men", "per", "but", "mod", "only",
+    "both", "none", "day", "min", "sec", "true", "dne",
+    }
+)  # fmt: skip
+_LETTER_UNITS = frozenset(name for name in NAMES if len(name) == 1) - {"l"}
+_SPELLINGS = (
+    (re.compile(r"\\[dtc]frac(?![a-z])"), r"\\frac"),
+    (re.compile(r"\\frac\s*([0-9A-Za-z])\s*([0-9A-Za-z])"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\\frac\s*([0-9A-Za-z])\s*\{"), r"\\frac{\1}{"),
+    (re.compile(r"(\\frac\s*\{[^{}]*\})\s*([0-9A-Za-z])"), r"\1{\2}"),
+    (re.compile(r"\\(?:neq|not\s*=)(?![a-z])"), r"\\ne "),
+    (re.compile(r"\\(?:leq|leqslant|leqq)(?![a-z])|<="), r"\\le "),
+    (re.compile(r"\\(?:geq|geqslant|geqq)(?![a-z])|>="), r"\\ge "),
+    (re.compile(r"\\lt(?![a-z])"), "<"),
+    (re.compile(r"\\gt(?![a-z])"), ">"),
+    (re.compile(r"\\(?:simeq|approxeq|doteq)(?![a-z])"), r"\\approx "),
+    (re.compile(r"!="), r"\\ne "),
+    (re.compile(r"\\(?:varnothing)(?![a-z])"), r"\\emptyset "),
+    (re.compile(r"\\lbrace(?![a-z])"), r"\\{"),
+    (re.compile(r"\\rbrace(?![a-z])"), r"\\}"),
+    (re.compile(r"\\[lr]?[vV]ert(?![a-z])|\\mid(?![a-z])"), "|"),
+    (re.compile(r"\\(?:var)(?=phi|epsilon|theta|rho|sigma)"), r"\\"),
+    (re.compile(r"\^\s*\{?\s*(?:\\prime|')\s*(?:\\prime|')\s*\}?"), "''"),
+    (re.compile(r"\^\s*\{?\s*\\prime\s*\}?"), "'"),
+    (re.compile(r"\\(begin|end)\{[bvVB]?(?:small)?matrix\}"), r"\\\1{pmatrix}"),
+    (re.compile(r"(?<=[)\]}])\s*U\s*(?=[(\[{])"), r" \\cup "),
+    (re.compile(r"\\AA(?![a-z])"), r"\\text{angstrom}"),
+    (re.compile(r"\\%"), "%"),
+    (re.compile(r"\\(?:ldots|cdots|dots)(?![a-z])"), "..."),
+)  # fmt: skip
+_DEGREES = re.compile(
+    r"\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\degree(?![a-z]))\s*(?:(?:\\text\{)?([CF])\b\}?)?"
 )
-_CONSTANT = re.compile(r"(?<![\\A-Za-z])(pi|infinity|infty|inf|oo)(?![A-Za-z])")
-_SIDES = {"infinity": r"\infty ", "inf": r"\infty ", "oo": r"\infty ", "infty": r"\infty ", "pi": r"\pi "}
-_INTEGER = r"[0-9]+"
-_DECIMAL = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
-_TEN_POWER = r"(?:(?:\\times|\\cdot|\*)10\^(?:\{(?P<braced>[-+]?[0-9]{1,4})\}|(?P<bare>[-+]?[0-9]{1,4})))"
-_PLAIN = re.compile(
-    rf"(?P<sign>[-+]?)(?:(?P<decimal>{_DECIMAL}){_TEN_POWER}?|10\^(?:\{{(?P<power>[-+]?[0-9]{{1,4}})\}}))"
+_ABOUT = re.compile(r"\s*\\text\{(?:about|approximately|roughly|around)\}")
+_TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_MIXED = re.compile(
+    r"([-+]?)([0-9]+)\s+(?:\\text\{and\}\s*)?(?:([0-9]+)\s*/\s*([0-9]+)|\\frac\{([0-9]+)\}\{([0-9]+)\})"
 )
-_FRACTION = re.compile(
-    rf"(?P<sign>[-+]?)(?P<whole>{_INTEGER})?(?:\\frac\{{(?P<top>-?{_INTEGER})\}}\{{(?P<bottom>{_INTEGER})\}})"
-    rf"|(?P<sign2>[-+]?)(?P<top2>{_DECIMAL})/(?P<bottom2>{_DECIMAL})"
-)
-_SPACED_MIXED = re.compile(r"([-+]?)([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """An exact value, and how it was written."""
-
-    value: Fraction
-    is_decimal: bool
-    """Digits with or without a point; a decimal may be a rounded number, a fraction is not."""
-    is_percent: bool
-    places: int = 0
-    """Digits after the point of a decimal, its power of ten counted in."""
 
 
 def normalized(answer: str) -> str:
     r"""The answer in one LaTeX notation.
 
-    Example: normalized(r"$\dfrac12\text{ cm}$") == r"\frac{1}{2}"; normalized("1,234 dollars") == "1234".
+    Example: normalized(r"$\dfrac12\text{ cm}$") == r"\frac{1}{2}\text{cm}"; normalized("1,234") == "1234".
     """
-    text = answer.strip().translate(_UNICODE)
+    text = _currency(answer.strip()).translate(_UNICODE)
     text = re.sub(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))", "", text)
-    text = _without_words(text.replace(r"\$", ""))
-    text = _DROPPED.sub(" ", text).replace(r"\%", "%")
-    text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text).replace("np.", "").replace("math.", "")
-    text = re.sub(r"\\frac\s?([0-9])\s?([0-9])", r"\\frac{\1}{\2}", text)
-    text = re.sub(r"\\frac\s?([0-9])\s?\{", r"\\frac{\1}{", text)
-    text = _SPACED_MIXED.sub(r"\1\2\\frac{\3}{\4}", text) if _SPACED_MIXED.fullmatch(text.strip()) else text
-    text = text.strip().rstrip(".,;: ").strip()
-    if not re.search(r"[(\[{]", _BRACED_COMMA.sub("", text)):
-        text = _THOUSANDS.sub(
-            lambda match: match[1] + match[2].replace("{", "").replace("}", "").replace(",", ""), text
-        )
-    text = _BRACED_COMMA.sub("", text)
-    text = _without_unit(text)
+    text = _SPACES.sub(" ", re.sub(r"\\(?:boldsymbol|bm)\s*\{", "{", text))
+    text = re.sub(r"\b(?:np|math|sp|sympy)\.(?=[a-z])", "", text)
+    for pattern, spelling in _SPELLINGS:
+        text = pattern.sub(spelling, text)
+    text = _with_words(text)
+    about = _ABOUT.match(text)
+    text = text[about.end() :] if about else text
+    text = _degrees(text).strip().rstrip(".,;: ").strip()
+    mixed = _MIXED.fullmatch(text)
+    if mixed:
+        text = f"{mixed[1]}{mixed[2]}\\frac{{{mixed[3] or mixed[5]}}}{{{mixed[4] or mixed[6]}}}"
+    text = _without_groups(text)
     text = re.sub(r"(?<=[0-9])\.(?=\s*[-+*/)}^])", "", text)
     text = _EXPONENT.sub(r"\1 \\times 10^{\2}", text)
-    text = text.replace("**", "^").replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ")
-    text = _FUNCTION.sub(r"\\\1", _with_latex_roots(text))
-    text = _CONSTANT.sub(lambda match: _SIDES[match[1]], text)
-    text = text.replace("*", r" \cdot ")
-    text = re.sub(r"\\(?:leq|leqslant)\b", r"\\le", re.sub(r"\\(?:geq|geqslant)\b", r"\\ge", text))
+    text = _with_latex_roots(text.replace("**", "^")).replace("*", r" \cdot ")
     return _without_brackets(_compact(text))
 
 
-@dataclass(frozen=True, slots=True)
-class Collection:
-    """Plain numbers side by side: a set, a tuple, an interval (a tuple of two may be one), or a bare list."""
-
-    brackets: str
-    """As written: `{}`, `()`, `[]`, `[)`, `(]`, or nothing for a list, which is unordered like a set."""
-    numbers: "tuple[Number, ...]"
-
-
-def collection(normal: str) -> Collection | None:
-    r"""The numbers of a normalised answer that is nothing but several plain numbers, or None.
-
-    Example: collection(r"\{1,\frac{4}{2}\}") has the brackets "{}" and the values 1 and 2.
-    """
-    if len(normal) > 400:
-        return None
-    text = re.sub(r"^[A-Za-z]\\in(?=[\[(\\])", "", normal)
-    text = text.replace("\\{", "{").replace("\\}", "}") if text.startswith("\\{") else text
-    brackets = ""
-    if text[:1] in ("(", "[", "{") and text[-1:] in (")", "]", "}") and len(text) > 2:
-        brackets, text = text[0] + text[-1], text[1:-1]
-        if brackets in ("{)", "{]", "(}", "[}"):
-            return None
-    parts = re.split(r",\s*|\s*(?:and|or)\s*", text)
-    numbers = [rational(part) for part in parts]
-    if len(parts) < 2 or any(number is None for number in numbers):
-        return None
-    return Collection(brackets=brackets, numbers=tuple(number for number in numbers if number is not None))
+def _currency(text: str) -> str:
+    """`\\$5` as 5 dollars; a single `$` is one too, two are the borders of a formula."""
+    text = text.replace("US\\$", "\\$")
+    bare = len(re.findall(r"(?<!\\)\$", text))
+    if bare % 2 == 1:
+        text = re.sub(r"(?<!\\)\$(?=\s?[0-9.])", r"\\$", text) if re.search(r"\$\s?[0-9.]", text) else text
+    text = re.sub(r"\\\$\s*([0-9][0-9,.]*(?:\{,\}[0-9]{3})*)", _dollars, text)
+    return re.sub(r"\\\$", r"\\text{ dollars }", text)
 
 
-def assigned(normal: str) -> tuple[str, str]:
-    """("x", "5") of `x=5`; ("", the whole) of an answer that is no single name with its value."""
-    match = re.fullmatch(r"(\\?[A-Za-z]+(?:_[0-9A-Za-z]|_\{[0-9A-Za-z]+\})?(?:\([a-z]\))?)=([^=<>]+)", normal)
-    return (match[1], match[2]) if match else ("", normal)
+def _dollars(match: re.Match[str]) -> str:
+    number = match[1].rstrip(".,")
+    return rf"{number}\text{{ dollars }}{match[1][len(number) :]}"
 
 
-def rational(normal: str) -> Number | None:
-    r"""The exact value of a normalised answer that is a plain number, or None.
-
-    Example: rational("0.75") and rational(r"\frac{3}{4}") both have the value 3/4; rational(r"\sqrt{2}") is None.
-    """
-    if len(normal) > 200:
-        return None
-    text = normal.replace(" ", "")
-    is_percent = text.endswith("%")
-    text = text.removesuffix("%")
-    plain = _PLAIN.fullmatch(text)
-    if plain:
-        return _plain(plain, is_percent)
-    fraction = _FRACTION.fullmatch(text)
-    if fraction is None:
-        return None
-    if fraction["top"] is not None:
-        bottom, sign, whole = Fraction(fraction["bottom"]), fraction["sign"], Fraction(fraction["whole"] or 0)
-        top = Fraction(fraction["top"])
-        if fraction["whole"] and top < 0:
-            return None
-    else:
-        top, bottom, sign, whole = _fraction(fraction["top2"]), _fraction(fraction["bottom2"]), fraction["sign2"], 0
-    if bottom == 0:
-        return None
-    value = whole + top / bottom
-    return Number(-value if sign == "-" else value, is_decimal=False, is_percent=is_percent)
+# -- words -----------------------------------------------------------------------------------------------------------
 
 
-def _plain(match: re.Match[str], is_percent: bool) -> Number | None:
-    exponent = int(match["braced"] or match["bare"] or match["power"] or 0)
-    if abs(exponent) > MAX_EXPONENT:
-        return None
-    value = _fraction(match["decimal"] or "1") * Fraction(10) ** exponent
-    places = len((match["decimal"] or "").partition(".")[2]) - exponent
-    return Number(-value if match["sign"] == "-" else value, is_decimal=True, is_percent=is_percent, places=places)
+def _with_words(text: str) -> str:
+    """Every word in its own `\\text{...}`, in small letters unless it is a unit; single letters bare."""
+    text = _SUBSCRIPT.sub(lambda match: f"_{{{re.sub(r'[ ~]', '', match[1] or match[2] or '')}}}", text)
+    text = re.sub(r"_\{?([a-z]{3,7})\}?(?![a-zA-Z])", lambda match: f"_{{{_BASES.get(match[1], match[1])}}}", text)
+    text = _OLD_FONT.sub(r"\\text{\1}", text)
+    text = _FONT.sub(_in_font, text)
+    pieces: list[str] = []
+    place = 0
+    for found in _LETTERS.finditer(text):
+        before = text[place : found.start()]
+        pieces += [before, _lettered(found[0], "".join(pieces[-4:]) + before, text[found.end() : found.end() + 8])]
+        place = found.end()
+    return "".join([*pieces, text[place:]])
 
 
-def _fraction(digits: str) -> Fraction:
-    return Fraction(digits.rstrip(".") if digits != "." else "0")
+def _in_font(match: re.Match[str]) -> str:
+    content = re.sub(r"\s*\bpercent\b", "%", match[1].replace("~", " "))
+    before = match.string[: match.start()].rstrip()
+    if content.strip() in _LETTER_UNITS and re.search(r"[0-9)\]}/%]$|\\cdot$", before):
+        return rf"\text{{{content.strip()}}}"
+    if not re.search(r"[A-Za-z]{2}", content):
+        return content
+    return " " + re.sub(r"[A-Za-z]{2,}", lambda word: _as_word(word[0]), content) + " "
 
 
-def _without_words(text: str) -> str:
-    """Takes `\\text{...}` out where it stands beside something; an answer in words keeps them."""
-    if r"\text" not in text and r"\math" not in text and r"\mbox" not in text and r"\rm" not in text:
-        return text
-    rest = _WORDS.sub(lambda match: f" {match[1]} " if match[1].strip() in ("and", "or", ",") else " ", text)
-    if re.search(r"[0-9A-Za-z]", rest):
-        scaled = _WORDS.search(text)
-        if scaled and scaled[1].strip().lower() in _SCALES:
-            return _WORDS.sub(r" \1 ", text)
-        return re.sub(r"(?:\s|/|\\cdot\b|[~.])+$", "", rest)
-    return _WORDS.sub(r"\1", text)
+def _as_word(word: str) -> str:
+    if word in _FUNCTIONS:
+        return rf"\{word} "
+    return _CONSTANTS.get(word) or rf"\text{{{word if is_unit(word) and len(word) < 4 else word.lower()}}}"
 
 
-def _without_unit(text: str) -> str:
-    """Takes the words after a number or a closing bracket away; "5 million" becomes 5 with its power of ten."""
-    unit = _UNIT_WORDS.search(text[-200:])
-    if unit is None or len(text) > 200:
-        return text
-    words = re.findall(r"[A-Za-z]+", unit[1])
-    if any(word.lower() in _MATH_WORDS for word in words):
-        return text
-    before = text[: unit.start(1)].strip()
-    if words[0].lower() in _SCALES:
-        return f"{before} \\times 10^{{{_SCALES[words[0].lower()]}}}"
-    if len(words[0]) == 1 and (words[0] not in _SHORT_UNITS or not unit[0].startswith(" ")):
-        return text  # 2x and 2m are products, 2 m is a length
-    if re.fullmatch(r"[-+0-9.,/%\seE]+|.*\\frac\{[0-9]+\}\{[0-9]+\}", before):
-        return before
-    return text if len(words[0]) == 1 else before
+def _lettered(letters: str, before: str, after: str) -> str:
+    """A run of bare letters: a word, a function, a constant, a unit, or a product of single letters."""
+    if letters[0] in "\\_":
+        return letters
+    if letters in _FUNCTIONS or letters in _CONSTANTS:
+        return _as_word(letters)
+    if letters == "sqrt" or letters == "percent":
+        return letters if letters == "sqrt" else "%"
+    follows_value = re.search(r"[0-9)\]}%]\s*$|\\text\{[^{}]*\}\s*/?\s*$|[0-9]\s*/\s*$", before)
+    if len(letters) == 1:
+        is_spaced = re.search(r"[0-9]\s+$|\\text\{[^{}]*\}\s*/\s*$|\\text\{per\}\s*$", before)
+        if letters in _LETTER_UNITS and is_spaced and re.match(r"\s*(?:$|/|\\text|[.,]?\s*\Z|\^)", after):
+            return rf"\text{{{letters}}}"
+        is_index = after[:1].isdigit() and letters not in "eE" and not before.endswith(("_", "^"))
+        return f"{letters}_" if is_index else letters  # v0 is v_0
+    if len(letters) > 3 or letters.lower() in _SHORT_WORDS or letters in SCALES or (follows_value and is_unit(letters)):
+        return _as_word(letters)
+    return letters
+
+
+def _degrees(text: str) -> str:
+    """A degree sign at the end is a unit; within a formula it is a number."""
+
+    def written(match: re.Match[str]) -> str:
+        if match[1]:
+            return rf"\text{{{'celsius' if match[1] == 'C' else 'fahrenheit'}}}"
+        in_formula = _TRIGONOMETRY.search(match.string, 0, match.start())
+        return r"\cdot\frac{\pi}{180}" if in_formula else r"\text{degrees}"
+
+    return _DEGREES.sub(written, text) if "circ" in text or "degree" in text else text
+
+
+# -- numbers, roots and brackets -------------------------------------------------------------------------------------
+
+
+def _without_groups(text: str) -> str:
+    """1,234 without its comma, where it is no list: in brackets only `{,}` is sure to be none."""
+    if not re.search(r"[(\[]|\\\{", text):
+        text = _COMMA_GROUPS.sub(lambda match: match[1] + re.sub(r"[{},]", "", match[2]), text)
+    return text.replace("{,}", "")
 
 
 def _with_latex_roots(text: str) -> str:
     """`sqrt(...)` becomes `\\sqrt{...}`; its bracket closes where brackets balance, else the text stays as it is."""
-    for _ in range(text.count("sqrt(")):
+    for _ in range(min(text.count("sqrt"), 50)):
         start = re.search(r"\\?sqrt\s?\(", text)
         if start is None:
             break
@@ -230,9 +229,13 @@ def _with_latex_roots(text: str) -> str:
 def _compact(text: str) -> str:
     """Without the white space and braces that LaTeX does not need: `x_{1}, y ^ 2` is `x_1,y^2`."""
     text = re.sub(r"([_^])\s*\{\s*([0-9A-Za-z])\s*\}", r"\1\2", text)
+    text = re.sub(r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}", text)
     text = re.sub(r"(\\[A-Za-z]+)\s+(?=[A-Za-z])", "\\1\0", text)  # a command ends at the space before a letter
-    text = re.sub(r",\s+", ",\1", text)  # "7, 120" is a list, "7,120" a number
-    return re.sub(r"\s+", "", text).replace("{}", "").replace("\0", " ").replace("\1", " ")
+    text = re.sub(r"([_^])([0-9])\s+(?=[0-9])", r"\1{\2}", text)
+    text = re.sub(r"(?<=[0-9])\s+(?=[0-9])", "\0", text)  # 4 2 is not 42
+    text = re.sub(r"\s+", "", text).replace("{}", "").replace("\0", " ")
+    whole = re.fullmatch(r"\{([^{}]*)\}", text)
+    return whole[1] if whole else text
 
 
 def _without_brackets(text: str) -> str:

@@ -3,7 +3,7 @@
 Runs as a script of its own, so that it imports neither torch nor the caller's main module: the checker's module is
 loaded once, then each checking process is a fork of this one, ready in milliseconds. The checking process is ended by
 the kernel once a single check has used its CPU time (a timer of the process, with which no library can interfere), and
-by this program when it grows beyond its memory, or stays silent for much longer than its CPU time can explain.
+by this program when it grows beyond its memory, or has not answered after its time by the clock.
 
 Frames on every pipe: 4 bytes length (big endian), then JSON in ASCII. Requests are lists of argument lists; every
 argument list gets one frame [outcome, detail] back, in order.
@@ -21,8 +21,6 @@ import struct
 import sys
 import time
 
-WALL_FACTOR = 10
-"""A check may last this many times its CPU limit: how much slower a busy machine may make it."""
 POLL_S = 0.05
 """Between two looks at the memory of a process that is busy."""
 RECYCLE_AFTER = 2000
@@ -58,8 +56,9 @@ def write_frame(fd, value):
 class Checker:
     """The checking process: a fork of this one that calls `check` for each request."""
 
-    def __init__(self, check, time_limit_s, memory_limit_bytes, private_fds):
+    def __init__(self, check, time_limit_s, wall_limit_s, memory_limit_bytes, private_fds):
         self._time_limit_s = time_limit_s
+        self._wall_limit_s = wall_limit_s
         self._memory_limit_bytes = memory_limit_bytes
         self._num_checks = 0
         request_read, self._request_write = os.pipe()
@@ -85,12 +84,12 @@ class Checker:
             write_frame(self._request_write, arguments)
         except BrokenPipeError:
             return ["died", describe(self._wait())]
-        deadline = time.monotonic() + WALL_FACTOR * self._time_limit_s
+        deadline = time.monotonic() + self._wall_limit_s
         while not select.select([self._reply_read], [], [], POLL_S)[0]:
             if self._resident_bytes() > self._memory_limit_bytes:
                 return ["memory", f"more than {self._memory_limit_bytes >> 20} MiB"]
             if time.monotonic() > deadline:
-                return ["timeout", f"no answer in {WALL_FACTOR * self._time_limit_s:g} s"]
+                return ["timeout", f"no answer in {self._wall_limit_s:g} s"]
         reply = read_frame(self._reply_read)
         if reply is not None:
             return reply
@@ -188,7 +187,7 @@ def main():
     gc.freeze()  # what is loaded stays: no fork looks through it again, which would copy its memory
     gc.set_threshold(50_000)  # parsers make many small cycles
     write_frame(replies, ["ready", str(os.getpid())])
-    limits = hello["time_limit_s"], hello["memory_limit_bytes"]
+    limits = hello["time_limit_s"], hello["wall_limit_s"], hello["memory_limit_bytes"]
     checker = None
     while True:
         batch = read_frame(requests)

@@ -1,8 +1,9 @@
 """A pool of processes for checks that may hang, crash or eat the memory.
 
-Every item gets an answer in bounded time. An item that uses up its CPU time is a "timeout", one that uses up its memory
-a "memory"; one whose process dies is tried once more and is then "crashed". Results come in the order of the items and
-do not depend on the number of processes, nor on how busy the machine is: the limit of time counts CPU time.
+Every item gets an answer in bounded time. An item that uses up its CPU time, or its longer time by the clock, is a
+"timeout", one that uses up its memory a "memory"; one whose process dies is tried once more and is then "crashed".
+Results come in the order of the items and do not depend on the number of processes. They depend on how busy the machine
+is only for items that need much of their CPU time: the clock stops those that the machine has no time for.
 
 Each slot is a keeper (pool_keeper.py, a program of its own) with a forked checking process below it. Unlike
 multiprocessing's pools this needs no `if __name__ == "__main__"` in the caller's program, notices a slot that dies, and
@@ -26,7 +27,6 @@ from typing import Any
 
 from rlinf_algos.checks import check_range
 from rlinf_algos.errors import RewardError
-from rlinf_algos.rewards.pool_keeper import WALL_FACTOR
 
 _KEEPER = Path(__file__).with_name("pool_keeper.py")
 _CHUNK = 8
@@ -108,6 +108,7 @@ class ProcessPool:
         checker: path of a Python file that defines `check` and imports nothing of this package.
         num_processes: slots; each holds one CPU while it checks.
         time_limit_s: seconds of CPU time for one check.
+        wall_limit_s: seconds by the clock for one check.
         memory_limit_bytes: resident memory of a checking process, what its libraries need included.
 
     Raises:
@@ -118,16 +119,24 @@ class ProcessPool:
     """
 
     def __init__(
-        self, checker: Path, *, num_processes: int = 2, time_limit_s: float = 5.0, memory_limit_bytes: int = 1 << 30
+        self,
+        checker: Path,
+        *,
+        num_processes: int = 2,
+        time_limit_s: float = 1.0,
+        wall_limit_s: float = 2.5,
+        memory_limit_bytes: int = 1 << 30,
     ) -> None:
         check_range("num_processes", num_processes, low=1, why="no process checks nothing")
         check_range("time_limit_s", time_limit_s, low=0.01, why="it is the CPU time of one check")
+        check_range("wall_limit_s", wall_limit_s, low=0.01, why="it is the time of one check by the clock")
         check_range("memory_limit_bytes", memory_limit_bytes, low=128 << 20, why="the checker's libraries need it")
-        self._num_processes, self._time_limit_s = num_processes, time_limit_s
+        self._num_processes, self._wall_limit_s = num_processes, wall_limit_s
         self._hello = {
             "sys_path": [path or os.getcwd() for path in sys.path],
             "checker": str(checker),
             "time_limit_s": time_limit_s,
+            "wall_limit_s": wall_limit_s,
             "memory_limit_bytes": memory_limit_bytes,
         }
         self._slots: dict[int, _Slot] = {}
@@ -226,7 +235,7 @@ class ProcessPool:
                 selector.register(slot.out, selectors.EVENT_READ, place)
             news = [key.data for key, _ in selector.select(timeout=1.0)]
         now = time.monotonic()
-        limit_s = 3 * WALL_FACTOR * self._time_limit_s  # two tries of one check, and then some
+        limit_s = 10.0 + 3 * self._wall_limit_s  # two tries of one check, and then some
         silent = [
             place
             for place, slot in busy.items()

@@ -2,43 +2,47 @@
 
 The program is the last fenced block of the completion (after the last `</think>`). The reference holds the tests:
 - JSON with "inputs" and "outputs", two lists of texts (APPS, TACO), or a list of objects with "input" and "output": the
-  program is run on each input, and what it prints must equal the output, white space at the ends of lines and of the
-  text aside;
-- any other text is Python that is run after the program, in its namespace, and must not raise: asserts, for example.
+  program is run on each input, and what it prints must be the output, white space at the ends of lines and of the text
+  aside;
+- the same with "fn_name": that function, or that method of a class `Solution`, is called with each list of arguments
+  (APPS, TACO) or with an argument a line (LiveCodeBench), and must return the output;
+- any other text is Python that sees the program's names and must not raise: asserts, for example.
 
-Asserts run in one process with the program, so a program written to deceive could declare itself right; tests of
-standard input and output cannot be deceived in this way. Leaving early (`os._exit`, `sys.exit`) does not pass.
+A number with a fraction is expected within a relative 1e-5. Results are judged where the program is not: printed text
+and results of calls in this process, asserts in a sandbox of their own (sandboxed/judge_side.py says what they see).
+What leaves the program's sandbox is data alone, and the tests and expected results never enter it.
 """
 
 import json
+import os
 import re
-import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from pathlib import Path
 
 from rlinf_algos.checks import check_range
 from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import Outcome, RewardResult
+from rlinf_algos.rewards.code_tests import (
+    AssertTests,
+    CallTests,
+    InputTests,
+    is_expected,
+    is_expected_output,
+    read_tests,
+)
 from rlinf_algos.rewards.registry import register_reward
 from rlinf_algos.rewards.sandbox import SandboxLimits, SandboxRun, run_python
 
 _BLOCK = re.compile(r"^[ \t]*```[ \t]*([A-Za-z0-9+]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", flags=re.DOTALL | re.MULTILINE)
-_RUNNER = """
-import os, sys
-verdict = os.dup(1)
-os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-names = {"__name__": "__main__"}
-for file in ("program.py", "tests.py"):
-    with open(file, encoding="utf-8") as text:
-        exec(compile(text.read(), file, "exec"), names)
-os.write(verdict, sys.stdin.buffer.read())
-"""
-Pairs = tuple[tuple[str, str], ...]
+_INSIDE = Path(__file__).with_name("sandboxed")
+Verdict = tuple[Outcome, float, str | None]
+"""Outcome of the first test that fails, share of tests passed, and what failed."""
 
 
 class CodeReward:
-    """1.0 where the program passes every test; with `partial` the share of tests of input and output that it passes.
+    """1.0 where the program passes every test; with `partial` the share of inputs or calls that it passes.
 
     Outcomes: right; wrong (the detail says which test, and how); unparseable (no fenced block); timeout and memory (at
     that limit); crashed (ended by a signal).
@@ -79,10 +83,16 @@ class CodeReward:
 
     def __call__(self, completion: str, reference: str) -> RewardResult:
         program = last_program(completion)
-        pairs = _pairs(reference)
+        tests = read_tests(reference)
         if program is None:
             return RewardResult(value=0.0, outcome="unparseable")
-        outcome, share, detail = self._by_pairs(program, pairs) if pairs else self._by_asserts(program, reference)
+        match tests:
+            case InputTests():
+                outcome, share, detail = self._by_inputs(program, tests)
+            case CallTests():
+                outcome, share, detail = self._by_calls(program, tests)
+            case AssertTests():
+                outcome, share, detail = self._by_asserts(program, tests)
         value = share if self._partial else float(outcome == "right")
         if self.weaknesses:
             detail = "; ".join(filter(None, (detail, "run in the weak sandbox")))
@@ -93,26 +103,65 @@ class CodeReward:
         with ThreadPoolExecutor(self._num_processes) as threads:
             return tuple(threads.map(self, completions, references))
 
-    def _by_pairs(self, program: str, pairs: Pairs) -> tuple[Outcome, float, str | None]:
-        """Outcome of the first test that fails, and the share of tests passed (without `partial` the rest is not
-        run)."""
+    def _by_inputs(self, program: str, tests: InputTests) -> Verdict:
+        """Without `partial` the first failure ends it."""
         first: tuple[Outcome, str] | None = None
         num_passed = 0
-        for i, (given, expected) in enumerate(pairs, start=1):
+        for i, (given, expected) in enumerate(tests.pairs, start=1):
             run = run_python({"program.py": program}, ["program.py"], stdin=given, limits=self._limits)
-            outcome, detail = _judged(run, is_passed=_lines(run.stdout) == _lines(expected))
+            is_right = is_expected_output(run.stdout, expected)
+            outcome, detail = _ended(run) or _judged(is_right, f"it printed {run.stdout[:100]!r}")
             num_passed += outcome == "right"
             if outcome != "right" and first is None:
-                first = outcome, f"test {i} of {len(pairs)}: {detail}"
+                first = outcome, f"test {i} of {len(tests.pairs)}: {detail}"
                 if not self._partial:
                     break
-        return (*first[:1], num_passed / len(pairs), first[1]) if first else ("right", 1.0, None)
+        return (*first[:1], num_passed / len(tests.pairs), first[1]) if first else ("right", 1.0, None)
 
-    def _by_asserts(self, program: str, tests: str) -> tuple[Outcome, float, str | None]:
-        token = secrets.token_hex(16)
-        files = {"program.py": program, "tests.py": tests, "runner.py": _RUNNER}
-        run = run_python(files, ["runner.py"], stdin=token, limits=self._limits)
-        outcome, detail = _judged(run, is_passed=run.stdout == token)
+    def _by_calls(self, program: str, tests: CallTests) -> Verdict:
+        """All calls in one process, as far as it gets."""
+        order = json.dumps({"function": tests.function, "arguments": tests.arguments})
+        files = {"program.py": program, "program_side.py": _script("program_side")}
+        run = run_python(files, ["program_side.py", "calls"], stdin=order, limits=self._limits)
+        answers = run.stdout.split("\n")[:-1]
+        passed = [i < len(answers) and _is_right_call(answers[i], tests, i) for i in range(len(tests.outputs))]
+        if all(passed) and run.ending == "exited":
+            return "right", 1.0, None
+        share = sum(passed) / len(passed)
+        if all(passed) or passed.index(False) >= len(answers):
+            outcome, detail = _ended(run) or ("wrong", "it ended before the call did")
+        else:
+            outcome, detail = "wrong", f"{tests.function} gave {answers[passed.index(False)][:100]}"
+        number = f"call {passed.index(False) + 1} of {len(passed)}: " if not all(passed) else ""
+        return outcome, share, f"{number}{detail}"
+
+    def _by_asserts(self, program: str, tests: AssertTests) -> Verdict:
+        """The program in one sandbox, its tests in another; between them a channel for questions and data."""
+        asks, tells = os.pipe(), os.pipe()
+        wire = _script("wire")
+        program_files = {"program.py": program, "program_side.py": _script("program_side"), "wire.py": wire}
+        judge_files = {"judge_side.py": _script("judge_side"), "wire.py": wire}
+        with ThreadPoolExecutor(1) as threads:
+            other = threads.submit(
+                run_python,
+                program_files,
+                ["program_side.py", "serve"],
+                limits=self._limits,
+                channel=(asks[0], tells[1]),
+            )
+            judge = run_python(
+                judge_files, ["judge_side.py"], stdin=tests.text, limits=self._limits, channel=(tells[0], asks[1])
+            )
+            run = other.result()
+        try:
+            verdict = json.loads(judge.stdout)
+        except ValueError:  # the tests came to no end, for themselves or because the program keeps them waiting
+            outcome, detail = _ended(run) or _ended(judge) or ("wrong", "the tests ended without a verdict")
+        else:
+            if "gone" in verdict:
+                outcome, detail = _ended(run) or ("wrong", "it ended before its tests did")
+            else:
+                outcome, detail = _judged(verdict["passed"], verdict.get("detail"))
         return outcome, float(outcome == "right"), detail
 
 
@@ -134,28 +183,29 @@ def last_program(completion: str) -> str | None:
     return programs[-1] if programs else None
 
 
-def _pairs(reference: str) -> Pairs:
-    """Pairs of input and expected output; none where the reference is Python."""
-    if not reference.strip():
-        raise RewardError("code_tests: the reference is empty; the dataset row has no tests")
+@lru_cache
+def _script(name: str) -> str:
+    return (_INSIDE / f"{name}.py").read_text(encoding="utf-8")
+
+
+def _is_right_call(answer: str, tests: CallTests, i: int) -> bool:
     try:
-        tests = json.loads(reference)
-    except ValueError:
-        return ()
-    if isinstance(tests, dict):
-        inputs, outputs = tests.get("inputs", []), tests.get("outputs", [])
-        is_paired = len(inputs) == len(outputs)
-        tests = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)] if is_paired else []
-    pairs = [(p.get("input"), p.get("output")) for p in tests if isinstance(p, dict)] if isinstance(tests, list) else []
-    if not pairs or len(pairs) < len(tests) or not all(isinstance(text, str) for pair in pairs for text in pair):
-        raise RewardError(
-            f"code_tests: the reference {reference[:80]!r} is JSON, but no tests; give "
-            '{"inputs": ["1 2\\n"], "outputs": ["3\\n"]} or Python with asserts'
-        )
-    return tuple(pairs)  # type: ignore[return-value]
+        found = json.loads(answer)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(found, dict) or "value" not in found:
+        return False
+    result, expected = found["value"], tests.outputs[i]
+    is_listed = tests.may_be_listed and isinstance(expected, list) and len(expected) == 1
+    return is_expected(result, expected) or (is_listed and is_expected(result, expected[0]))
 
 
-def _judged(run: SandboxRun, *, is_passed: bool) -> tuple[Outcome, str | None]:
+def _judged(is_right: bool, detail: str | None) -> tuple[Outcome, str | None]:
+    return ("right", None) if is_right else ("wrong", detail)
+
+
+def _ended(run: SandboxRun) -> tuple[Outcome, str | None] | None:
+    """What is to be said of a program that did not end well; None of one that did."""
     last_line = run.stderr.strip().rpartition("\n")[2][-200:]
     match run.ending:
         case "timeout" | "memory":
@@ -164,10 +214,4 @@ def _judged(run: SandboxRun, *, is_passed: bool) -> tuple[Outcome, str | None]:
             return "crashed", last_line or "ended by a signal"
         case "output":
             return "wrong", "too much output"
-    if run.exit_code != 0:
-        return "wrong", last_line or f"exit code {run.exit_code}"
-    return ("right", None) if is_passed else ("wrong", f"it printed {run.stdout[:100]!r}")
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.strip().split("\n")]
+    return ("wrong", last_line or f"exit code {run.exit_code}") if run.exit_code != 0 else None

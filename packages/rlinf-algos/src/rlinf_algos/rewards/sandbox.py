@@ -10,10 +10,13 @@ where user or root namespaces work (Linux, not switched off by the administrator
 | files to write | a working folder in memory, of limited size | what this user may write; each file limited |
 | other processes | neither seen nor signalled | those of the same user |
 | left-over processes | end with the run | ended with the run, unless they outrun it |
-| memory | of all processes together | of each process |
+| number of files | limited | not limited |
 
-In both: wall and CPU time, number of processes and files, size of the output; an empty environment, no inherited file
-descriptors. Not promised: protection from faults of the kernel, from timing, or of the CPU's caches.
+In both: wall and CPU time, memory of all processes together, number of processes, size of the output; an empty
+environment, no inherited file descriptors. A filter of system calls (x86-64 and ARM) refuses memory that no process is
+charged for: memfd, shared mappings, System V segments and queues, and tmpfs of one's own. So the memory held is at most
+the limit, what is allocated between two looks (20 ms), the working folder, and the buffers of pipes and local sockets
+(64 descriptors a process). Not promised: protection from faults of the kernel, from timing, or of the CPU's caches.
 """
 
 import contextlib
@@ -90,6 +93,7 @@ def run_python(
     limits: SandboxLimits | None = None,
     readable: Sequence[str] = (),
     namespaces: bool = True,
+    channel: tuple[int, int] | None = None,
 ) -> SandboxRun:
     """Runs this interpreter in a sandbox.
 
@@ -101,6 +105,7 @@ def run_python(
         readable: folders that the program may read besides the system's and the interpreter's; when this process is
             root's, the program is another user, and they must be readable by all.
         namespaces: False for the weaker kind; for tests.
+        channel: a file descriptor to read and one to write, which the program finds as 3 and 4. Closed here.
 
     Raises:
         RewardError: the sandbox itself failed.
@@ -110,12 +115,13 @@ def run_python(
     with tempfile.TemporaryDirectory(prefix="rlinf-sandbox-") as folder:
         status_read, status_write = os.pipe()
         order = {
-            "command": [sys.executable, "-I", "-B", *arguments],
+            "command": [_interpreter(), "-I", "-B", *arguments],
             "files": dict(files),
             "stdin": stdin,
             "folder": folder,
             "readable": [path for path in prefixes if not path.startswith("/usr/")],
             "status_fd": status_write,
+            "channel": channel or (),
             "namespaces": namespaces,
             "wall_limit_s": limits.wall_s,
             "cpu_limit_s": limits.cpu_s,
@@ -129,12 +135,13 @@ def run_python(
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=(status_write,),
+                pass_fds=(status_write, *(channel or ())),
                 start_new_session=True,
                 env={},
             )
         finally:
-            os.close(status_write)
+            for fd in (status_write, *(channel or ())):
+                os.close(fd)
         try:
             with open(status_read, "rb") as status:
                 stdout, stderr, is_full = _exchange(process, json.dumps(order).encode("ascii"), limits)
@@ -144,6 +151,12 @@ def run_python(
             _end(process)
             raise
     return _result(json.loads(report) if report else {}, stdout, stderr, is_full, limits)
+
+
+def _interpreter() -> str:
+    """Its path without links to folders and without `..`, as the sandbox's own root has it; a virtual environment's own
+    link to the interpreter is kept."""
+    return os.path.join(os.path.realpath(os.path.dirname(sys.executable)), os.path.basename(sys.executable))
 
 
 def _exchange(process: subprocess.Popen[bytes], order: bytes, limits: SandboxLimits) -> tuple[bytes, bytes, bool]:

@@ -6,13 +6,15 @@ Reads its order (JSON) from standard input. Where the kernel allows it, the comm
 - files: a root of its own with read-only views of the system's programs and of the interpreter, and an empty working
   folder in memory, of limited size;
 - as root it runs under a user number that owns nothing.
-Where it does not, a filter of system calls keeps it from opening sockets, and what is left unprotected is reported.
-Writes one JSON line to the status pipe when the command has ended.
+In both cases a filter of system calls refuses sockets, and memory that nobody counts: memfd, shared mappings (the pages
+of /dev/zero, too), System V segments and queues, further namespaces and mounts. Where there are no namespaces, what is
+left unprotected is reported. Writes one JSON line to the status pipe when the command has ended.
 """
 
 import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import platform
@@ -29,12 +31,34 @@ NAMESPACES = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NE
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 1 << 14, 1 << 18
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 FOLDER_INSIDE = "/sandbox"
 FIRST_USER = 0x4000_0000
 """User numbers from here on belong to nobody."""
 WATCH_S = 0.02
 """Between two looks at the memory of all processes together."""
+MAX_INODES = 4096
+"""Files in the working folder; each costs the kernel about 1 KiB."""
+CHANNEL = (3, 4)
+"""Where the command finds the channel that it was given: read, write."""
+FILTERED = {
+    "x86_64": {
+        "architecture": 0xC000003E, "socket": 41, "mmap": 9, "clone": 56, "clone3": 435,
+        # memfd_create, memfd_secret, shmget, shmat, shmctl, msgget, semget, mq_open, io_uring_setup, userfaultfd, bpf,
+        # keyctl, add_key, perf_event_open, ptrace, process_vm_readv, process_vm_writev, pidfd_getfd, unshare, setns,
+        # mount, fsopen, fsmount, move_mount, open_tree, pivot_root, chroot
+        "refused": (319, 447, 29, 30, 31, 68, 64, 240, 425, 323, 321, 250, 248, 298, 101, 310, 311, 438, 272, 308,
+                    165, 430, 432, 429, 428, 155, 161),
+    },
+    "aarch64": {
+        "architecture": 0xC00000B7, "socket": 198, "mmap": 222, "clone": 220, "clone3": 435,
+        "refused": (279, 447, 194, 196, 195, 186, 190, 180, 425, 282, 280, 219, 217, 241, 117, 270, 271, 438, 97, 268,
+                    40, 430, 432, 429, 428, 41, 51),
+    },
+}  # fmt: skip
+"""Numbers of system calls; the refused ones in the same order for both machines."""
+CLONE_NEW = 0x7E020000
+"""Every flag of clone that asks for a namespace."""
 
 
 def call(name, *arguments):
@@ -64,16 +88,18 @@ def enter_namespaces():
 def build_root(order, root):
     """A root folder in memory at the mount point `root`, and everything read-only but the working folder."""
     mount(None, "/", None, MS_REC | MS_PRIVATE)
-    mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
+    mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m,nr_inodes=4096")
     for path in (*SYSTEM_PATHS, *DEVICES, *order["readable"]):
         show(path, root + path)
     for path in ("/proc", FOLDER_INSIDE):
         os.makedirs(root + path, exist_ok=True)
     size = order["folder_limit_bytes"]
-    mount("tmpfs", root + FOLDER_INSIDE, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=777,size={size}")
+    limits = f"mode=777,size={size},nr_inodes={MAX_INODES}"
+    mount("tmpfs", root + FOLDER_INSIDE, "tmpfs", MS_NOSUID | MS_NODEV, limits)
     if not os.path.lexists(root + "/tmp"):  # unless something under it was to be shown
         os.symlink(FOLDER_INSIDE, root + "/tmp")
     mount("proc", root + "/proc", "proc", MS_NOSUID | MS_NODEV)
+    mount(None, root, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
 def show(path, target):
@@ -96,22 +122,43 @@ def show(path, target):
         mount(None, target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
 
 
-def forbid_sockets():
-    """A filter under which `socket` fails with "permission denied" for every family but AF_UNIX."""
-    architecture, number = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}[platform.machine()]
-    program = [
-        (0x20, 0, 0, 4),  # load the architecture
-        (0x15, 1, 0, architecture),  # ours: skip one
-        (0x06, 0, 0, 0x80000000),  # another: end the process
-        (0x20, 0, 0, 0),  # load the call's number
-        (0x35, 4, 0, 0x40000000),  # x32 numbers: refuse
-        (0x15, 4, 0, 425),  # io_uring_setup, which opens sockets too: refuse
-        (0x15, 0, 2, number),  # not socket: allow
-        (0x20, 0, 0, 16),  # load its first argument
-        (0x15, 0, 1, 1),  # AF_UNIX: allow, others: refuse
-        (0x06, 0, 0, 0x7FFF0000),
-        (0x06, 0, 0, 0x00050000 | errno.EACCES),
+def filter_program(machine):
+    """What the kernel asks about each system call: (operation, jump if true, jump if false, value)."""
+    numbers = FILTERED[machine]
+    load, equal, at_least, any_bit, end = 0x20, 0x15, 0x35, 0x45, 0x06
+    allow, refuse = (end, 0, 0, 0x7FFF0000), (end, 0, 0, 0x00050000 | errno.EACCES)
+    first_argument, fourth_argument = 16, 40
+    return [
+        (load, 0, 0, 4),
+        (equal, 1, 0, numbers["architecture"]),
+        (end, 0, 0, 0x80000000),  # the calls of another architecture have other numbers: end the process
+        (load, 0, 0, 0),
+        (at_least, 0, 1, 0x40000000),  # x32
+        refuse,
+        *(line for number in numbers["refused"] for line in ((equal, 0, 1, number), refuse)),
+        (equal, 0, 1, numbers["clone3"]),
+        (end, 0, 0, 0x00050000 | errno.ENOSYS),  # its flags cannot be seen; the C library takes clone instead
+        (equal, 0, 4, numbers["clone"]),
+        (load, 0, 0, first_argument),
+        (any_bit, 0, 1, CLONE_NEW),
+        refuse,
+        allow,
+        (equal, 0, 4, numbers["mmap"]),
+        (load, 0, 0, fourth_argument),
+        (any_bit, 0, 1, 1),  # MAP_SHARED: its pages stay when they are no longer resident in any process
+        refuse,
+        allow,
+        (equal, 0, 3, numbers["socket"]),
+        (load, 0, 0, first_argument),
+        (equal, 1, 0, 1),  # AF_UNIX
+        refuse,
+        allow,
     ]
+
+
+def filter_calls():
+    """Refused calls fail with "permission denied". Raises KeyError on another kind of machine."""
+    program = filter_program(platform.machine())
     code = b"".join(struct.pack("HBBI", *line) for line in program)
     buffer = ctypes.create_string_buffer(code, len(code))
 
@@ -138,6 +185,10 @@ def run_command(order, folder, user):
             file.write(order["stdin"].encode("utf-8", "surrogatepass"))
         os.lseek(given, 0, os.SEEK_SET)
         os.dup2(given, 0)
+        if order["channel"]:
+            ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 16) for end in order["channel"]]
+            for end, number in zip(ends, CHANNEL, strict=True):
+                os.dup2(end, number)
         cpu_s = order["cpu_limit_s"]
         for limit, value in (
             (resource.RLIMIT_CPU, cpu_s),
@@ -146,12 +197,13 @@ def run_command(order, folder, user):
             (resource.RLIMIT_NPROC, order["num_processes"]),
             (resource.RLIMIT_NOFILE, 64),
             (resource.RLIMIT_CORE, 0),
+            (12, 0),  # RLIMIT_MSGQUEUE, which the module does not name
         ):
             most = resource.getrlimit(limit)[1]
             if value is not None and (most == resource.RLIM_INFINITY or value < most):
                 resource.setrlimit(limit, (value, value + 1 if limit == resource.RLIMIT_CPU else value))
-        with contextlib.suppress(KeyError, OSError):
-            forbid_sockets()
+        with contextlib.suppress(KeyError, OSError):  # it was tried before, and told what is open without it
+            filter_calls()
         environment = {"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
         os.execve(order["command"][0], order["command"], environment)
     except BaseException as e:  # noqa: BLE001 - this process has no caller; what it met goes to standard error
@@ -160,8 +212,9 @@ def run_command(order, folder, user):
         os._exit(127)
 
 
-def supervise(order, folder, user, num_visible):
-    """Starts the command, ends it at its limits, and returns what became of it."""
+def supervise(order, folder, user, pids):
+    """Starts the command, ends it at its limits, and returns what became of it; `pids` says whose memory counts."""
+    LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # what runs under the same user cannot reach the status pipe through /proc
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     for name, text in order["files"].items():
         with open(os.path.join(folder, name), "w", encoding="utf-8", errors="surrogatepass") as file:
@@ -177,7 +230,7 @@ def supervise(order, folder, user, num_visible):
             break
         if ended_by is None and time.monotonic() > deadline:
             ended_by = "timeout"
-        elif ended_by is None and num_visible and resident_bytes() > order["memory_limit_bytes"]:
+        elif ended_by is None and resident_bytes(pids()) > order["memory_limit_bytes"]:
             ended_by = "memory"
         if ended_by:
             os.kill(child, signal.SIGKILL)
@@ -191,27 +244,43 @@ def supervise(order, folder, user, num_visible):
     }
 
 
-def resident_bytes():
-    """Of all processes in the namespace but this one."""
-    total = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit() and name != "1":
-            with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/statm") as file:
-                fields = file.read().split()
-                total += (int(fields[1]) - int(fields[2])) * resource.getpagesize()
-    return total
+def resident_bytes(pids):
+    """Memory of their own and shared memory, of all these processes."""
+    total_kib = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/status") as file:
+            for line in file:
+                if line.startswith(("RssAnon:", "RssShmem:")):
+                    total_kib += int(line.split()[1])
+    return total_kib * 1024
+
+
+def pids_in_namespace():
+    """All but this one."""
+    return [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+
+
+def descendants():
+    """All processes below this one."""
+    found, parents = [], [os.getpid()]
+    while parents:
+        parents = [child for parent in parents for child in children_of(parent)]
+        found += parents
+    return found
+
+
+def children_of(pid):
+    found = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += [int(word) for word in file.read().split()]
+    return found
 
 
 def end_descendants():
     """Without a namespace: kills what the command has left behind; orphans have become children of this process."""
-    while True:
-        try:
-            with open(f"/proc/self/task/{os.getpid()}/children") as file:
-                children = [int(word) for word in file.read().split()]
-        except OSError:
-            return
-        if not children:
-            return
+    while children := children_of(os.getpid()):
         for child in children:
             with contextlib.suppress(OSError):
                 os.kill(child, signal.SIGKILL)
@@ -227,7 +296,7 @@ def inside(order, root, is_root, status_fd):
     os.chroot(root)
     os.chdir("/")
     user = FIRST_USER + order["owner_pid"] if is_root else None
-    report = supervise(order, FOLDER_INSIDE, user, num_visible=True)
+    report = supervise(order, FOLDER_INSIDE, user, pids_in_namespace)
     os.write(status_fd, json.dumps({**report, "weaknesses": []}).encode())
 
 
@@ -237,25 +306,26 @@ def outside(order, folder, status_fd, why):
     signal.signal(signal.SIGTERM, lambda *_: (end_descendants(), os._exit(1)))
     user = os.getuid() if os.getuid() else None
     order = {**order, "num_processes": None} if user is None else order
-    report = supervise(order, folder, None, num_visible=False)
+    report = supervise(order, folder, None, descendants)
     end_descendants()
     weaknesses = [
         f"no namespaces ({why})",
         "files that this user may read can be read" + (", and written" if user is None else ", and its own written"),
-        "processes of this user can be seen and signalled",
+        "processes of this user can be seen, signalled and, where the kernel lets them trace each other, read",
         "the number of processes is "
         + ("not limited (root)" if user is None else "counted together with this user's others"),
-        "memory is limited for each process, not for all together",
+        "files are limited in size each, not in number",
     ]
     if platform.machine() not in ("x86_64", "aarch64"):
-        weaknesses.append("the network is open")
+        weaknesses.append("the network is open, and memory that no process has mapped is not counted")
     os.write(status_fd, json.dumps({**report, "weaknesses": weaknesses}).encode())
 
 
 def main():
     order = json.loads(sys.stdin.buffer.read())
     status_fd, folder = order["status_fd"], order["folder"]
-    os.set_inheritable(status_fd, False)
+    for fd in (status_fd, *order["channel"]):
+        os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     order["owner_pid"] = os.getpid()
     try:

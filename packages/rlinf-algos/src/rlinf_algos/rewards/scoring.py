@@ -1,10 +1,11 @@
 """The one way to call a reward, which never turns a crash into a 0: for one completion, or for many by the batch form
 of the reward where it has one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rlinf_algos.errors import RewardError
-from rlinf_algos.rewards.base import BatchReward, RewardFunction, RewardResult
+from rlinf_algos.rewards.base import BatchReward, RewardFunction, RewardResult, as_result
 from rlinf_algos.rewards.registry import get_reward
 
 
@@ -17,7 +18,7 @@ def score(reward: RewardFunction | str, completion: str, reference: str) -> Rewa
         reference: the right answer, in the form the reward expects.
 
     Raises:
-        RewardError: the checker crashed (its exception is the cause) or returned something else than a RewardResult.
+        RewardError: the checker crashed (its exception is the cause) or returned neither a RewardResult nor a number.
     """
     function = get_reward(reward) if isinstance(reward, str) else reward
     name = reward if isinstance(reward, str) else getattr(reward, "__name__", repr(reward))
@@ -26,9 +27,7 @@ def score(reward: RewardFunction | str, completion: str, reference: str) -> Rewa
         result = function(completion, reference)
     except Exception as e:
         raise RewardError(f"{where}: {type(e).__name__}: {e}") from e
-    if not isinstance(result, RewardResult):
-        raise RewardError(f"{where}: returned {type(result).__name__} {result!r}; return a RewardResult")
-    return result
+    return as_result(result, where)
 
 
 def score_all(
@@ -36,6 +35,7 @@ def score_all(
     completions: Sequence[str],
     references: Sequence[str],
     prompts: Sequence[str] | None = None,
+    rows: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[RewardResult, ...]:
     """A result for each completion with its own reference, in order.
 
@@ -45,19 +45,21 @@ def score_all(
         references: the right answers, in the form the reward expects.
         prompts: what was asked, for rewards that read it (`RewardModel`, also as a term of a weighted sum); None: to
             those the references are the prompts.
+        rows: the other columns of the data rows, for rewards that read them (a function of one's own).
 
     Raises:
         RewardError: as `score`; they have different lengths; or a batch form returned something else than a
             `RewardResult` for each.
     """
-    for name, texts in (("references", references), ("prompts", prompts)):
+    for name, texts in (("references", references), ("prompts", prompts), ("rows", rows)):
         if texts is not None and len(completions) != len(texts):
             raise RewardError(f"{len(completions)} completions, {len(texts)} {name}; pass one for each")
     function = get_reward(reward) if isinstance(reward, str) else reward
     if not isinstance(function, BatchReward):
         return tuple(score(function, c, r) for c, r in zip(completions, references, strict=True))
     name = type(function).__name__
-    more = (prompts,) if getattr(function, "reads_prompts", False) else ()
+    reads_rows = getattr(function, "reads_rows", False)
+    more = (prompts, rows) if reads_rows else (prompts,) if getattr(function, "reads_prompts", False) else ()
     try:
         results = tuple(function.score_batch(completions, references, *more))
     except RewardError:

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlinf_algos.errors import RewardError
-from rlinf_algos.rewards.base import RewardFunction
+from rlinf_algos.rewards.base import BatchReward, RewardFunction
+from rlinf_algos.rewards.choice import MultipleChoice
 from rlinf_algos.rewards.length import LengthPenalty, LengthTarget
 from rlinf_algos.rewards.mathematics import MathReward
+from rlinf_algos.rewards.own import TIME_LIMIT_S, OwnReward
 from rlinf_algos.rewards.program import CodeReward
 from rlinf_algos.rewards.registry import get_reward
 from rlinf_algos.rewards.reward_model import RewardModel
@@ -29,6 +31,8 @@ class RewardSpec:
     """A registered name, `package.module:function` or `package.module:Class`, or one of `RULES_WITH_OPTIONS`."""
     options: dict[str, OptionValue] | None = None
     """Keyword arguments of the reward's class; a function takes none."""
+    time_limit_s: float = TIME_LIMIT_S
+    """Of each call of a function of one's own."""
     terms: "tuple[RewardTerm, ...]" = ()
     """Of the rule "weighted"."""
 
@@ -56,6 +60,7 @@ def _code_reward(
 
 _CLASSES: dict[str, Callable[..., RewardFunction]] = {
     "math_answer": MathReward,
+    "multiple_choice": MultipleChoice,
     "code_tests": _code_reward,
     "reward_model": RewardModel,
     "length_penalty": LengthPenalty,
@@ -79,11 +84,15 @@ def make_reward(spec: RewardSpec | str) -> RewardFunction:
     if spec.rule == "weighted":
         return WeightedReward([(term.name, term.weight, make_reward(term.reward)) for term in spec.terms])
     make = _CLASSES.get(spec.rule) or get_reward(spec.rule)
-    if spec.rule not in _CLASSES and not isinstance(make, type):
-        if options:
-            raise RewardError(f"the reward {spec.rule!r} is a function and takes no options, got {sorted(options)}")
-        return make  # type: ignore[return-value]
-    try:
-        return make(**options)  # type: ignore[call-arg, return-value]
-    except TypeError as e:
-        raise RewardError(f"the reward {spec.rule!r} with options {options}: {e}") from e
+    if spec.rule in _CLASSES or isinstance(make, type):
+        try:
+            made = make(**options)  # type: ignore[call-arg]
+        except TypeError as e:
+            raise RewardError(f"the reward {spec.rule!r} with options {options}: {e}") from e
+    elif options:
+        raise RewardError(f"the reward {spec.rule!r} is a function and takes no options, got {sorted(options)}")
+    else:
+        made = make
+    if ":" not in spec.rule or isinstance(made, BatchReward):
+        return made  # type: ignore[return-value]
+    return OwnReward(made, name=spec.rule, time_limit_s=spec.time_limit_s)

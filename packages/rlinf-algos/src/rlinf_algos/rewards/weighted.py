@@ -1,6 +1,7 @@
 """A weighted sum of rewards, for example 0.9 for the answer and 0.1 for the form."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import RewardFunction, RewardPart, RewardResult
@@ -31,16 +32,21 @@ class WeightedReward:
                 "names and weights other than 0"
             )
         self._terms = tuple(terms)
+        self.reads_rows = any(getattr(reward, "reads_rows", False) for _, _, reward in terms)
         self.depends_on_batch = any(getattr(reward, "depends_on_batch", False) for _, _, reward in terms)
 
     def __call__(self, completion: str, reference: str) -> RewardResult:
         return self.score_batch([completion], [reference])[0]
 
     def score_batch(
-        self, completions: Sequence[str], references: Sequence[str], prompts: Sequence[str] | None = None
+        self,
+        completions: Sequence[str],
+        references: Sequence[str],
+        prompts: Sequence[str] | None = None,
+        rows: Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[RewardResult, ...]:
         """One result for each completion, in order; each term scores the whole batch at once."""
-        columns = [score_all(reward, completions, references, prompts) for _, _, reward in self._terms]
+        columns = [score_all(reward, completions, references, prompts, rows) for _, _, reward in self._terms]
         return tuple(self._sum(row) for row in zip(*columns, strict=True))
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from rlinf_comm.errors import IpcError
 from rlinf_comm.ipc.driver import Driver, Mapping, device_named, load_driver, uuid_text
 from rlinf_comm.ipc.opened import OpenedArenas, mark_as_own
 from rlinf_comm.ipc.transport import FABRIC, KINDS, LEGACY
+from rlinf_comm.records import record
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +25,7 @@ ALIGNMENT = 512
 """Of each tensor, as the caching allocator's: wide loads, and no two tensors in one line."""
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class ArenaHandle:
     """What another process needs to open an arena. Packable, hashable."""
@@ -42,6 +44,7 @@ class ArenaHandle:
     """Tells arenas apart whose handles and addresses are equal, one after the other."""
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class IpcRecord:
     """A tensor in an arena. Packable: a few hundred bytes whatever the tensor's size."""

@@ -18,12 +18,14 @@ from rlinf_comm import _C
 from rlinf_comm.cuda import stream_handle
 from rlinf_comm.errors import ChannelTimeout, IpcError, PeerLost
 from rlinf_comm.ipc.driver import Driver, load_driver
+from rlinf_comm.records import record
 
 _READER_PID, _READER_TICKS, _READER_NAMESPACE, _FIRST_BUCKET = 0, 1, 2, 3
 _PUBLISHED, _ACKNOWLEDGED, _WORDS_PER_BUCKET = 0, 1, 2
 _HANDLE_BYTES = 64
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class LeaseAddress:
     """What the reader needs to attach. Packable."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rlinf_comm import _C
 from rlinf_comm.ipc import driver as drivers
 from rlinf_comm.ipc.driver import Driver, uuid_text
+from rlinf_comm.records import record
 
 LEGACY, DESCRIPTOR, FABRIC = "legacy", "descriptor", "fabric"
 KINDS = (LEGACY, DESCRIPTOR, FABRIC)
@@ -18,6 +19,7 @@ SAME_PROCESS, SAME_DEVICE, PEER_DEVICE = "same process", "same device", "peer de
 HOST_MEMORY, NETWORK = "host shared memory", "network"
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
     """What a process knows of itself and its device. Packable; both sides exchange theirs."""
@@ -38,6 +40,7 @@ class Facts:
     """Whether events can be shared."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
     """The transport of a pair, and why."""

@@ -1,9 +1,18 @@
-"""Point to point and broadcast between named peers, over the best transport for each pair (peer.py)."""
+"""Point to point and broadcast between named peers of one job, over the best transport for each pair (peer.py)."""
 
 from __future__ import annotations
 
 from rlinf_comm.peers.address import HostIdentity, PeerAddress
 from rlinf_comm.peers.peer import DEFAULT_CAPACITY_BYTES, Peer
+from rlinf_comm.peers.secret import job_secret
 from rlinf_comm.peers.transports.base import ChosenTransport, Transport
 
-__all__ = ["Peer", "PeerAddress", "HostIdentity", "ChosenTransport", "Transport", "DEFAULT_CAPACITY_BYTES"]
+__all__ = [
+    "Peer",
+    "PeerAddress",
+    "HostIdentity",
+    "ChosenTransport",
+    "Transport",
+    "DEFAULT_CAPACITY_BYTES",
+    "job_secret",
+]

@@ -42,7 +42,7 @@ def this_host() -> HostIdentity:
 class PeerAddress:
     """How to meet one peer. Small; pack it, pickle it, or leave it to a directory.
 
-    Whoever has the address may connect: treat it as a password of the peer.
+    It holds no secret: whoever wants to connect has to know that of the job (secret.py).
     """
 
     name: str
@@ -52,8 +52,8 @@ class PeerAddress:
     """Start time of that process, which tells it from a later one with its pid."""
     endpoint: tuple[str, int]
     """Host and TCP port it listens on."""
-    token: bytes
-    """16 random bytes: identifies this incarnation of the name, and is proven, never sent, when two peers meet."""
+    incarnation: bytes
+    """16 random bytes, which tell this process under the name from others before and after it."""
 
     def __repr__(self) -> str:
         host, port = self.endpoint

@@ -74,4 +74,4 @@ class Broadcaster:
 
     def _has_lost(self, theirs: PeerAddress) -> bool:
         link = self._links.get(theirs.name)
-        return link is not None and link.address.token == theirs.token and is_lost(link)
+        return link is not None and link.address.incarnation == theirs.incarnation and is_lost(link)

@@ -76,7 +76,7 @@ class Inbox:
                 raise NoLink from None  # another thread has been told
             if isinstance(error, PeerLeft) and self.latest is not None:
                 raise NoLink from None  # it has left and come back, and nothing is lost
-            self.ended = arrival.theirs.token
+            self.ended = arrival.theirs.incarnation
             raise
         except TornStream:
             self._drop(arrival)
@@ -92,7 +92,7 @@ class Inbox:
             if arrival not in self._arrivals:
                 return False
             self._arrivals.remove(arrival)
-            is_known = any(other.theirs.token == arrival.theirs.token for other in self._arrivals)
+            is_known = any(other.theirs.incarnation == arrival.theirs.incarnation for other in self._arrivals)
         if not is_known:
             self._forget(arrival.theirs)
         arrival.incoming.close(farewell=False)
@@ -112,7 +112,7 @@ class Inbox:
             except PeerLost as error:
                 if self._drop(arrival) and not (isinstance(error, PeerLeft) and self.latest is not None):
                     self._loss = type(error)(str(error))  # without the frames, which hold the link's memory
-                    self.ended = arrival.theirs.token
+                    self.ended = arrival.theirs.incarnation
 
     def close(self, *, farewell: bool) -> None:
         with self._lock:

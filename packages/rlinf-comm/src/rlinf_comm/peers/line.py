@@ -1,19 +1,20 @@
-"""The socket on which two peers meet: authenticated, framed, and watched for the other's end.
+"""The socket on which two processes of a job meet: authenticated, framed, sealed, and watched for the other's end.
 
-Before anything is decoded, each side proves that it knows the token of the peer that was called: the caller, that it
-was given the address; the called one, that it is that peer and not a later process on its port. Then messages:
-4 bytes of length and MessagePack of fixed types. After the meeting a link keeps the line: its end is the peer's end,
-and one byte before it says that the peer left on purpose.
+Before anything is decoded, each side proves that it knows a key that only this job can make, and which is another one
+for each peer (handshake.py): so the called one is that peer, and not a later process on its port. Then messages:
+4 bytes of length, MessagePack of fixed types, and the tag that seals them. After the meeting a link keeps the line: its
+end is the peer's end, and one byte before it says that the peer left on purpose.
 """
 
 from __future__ import annotations
 
-import hmac
+import math
 import os
 import select
 import socket
 import struct
 import threading
+import time
 import weakref
 from typing import TypeVar
 
@@ -22,14 +23,20 @@ import msgspec
 from rlinf_comm.errors import DecodeError, PeerLeft, PeerLost, PeerTimeout
 from rlinf_comm.peers.address import PeerAddress
 from rlinf_comm.peers.deadline import Deadline
-
-MAGIC = b"rlpeer"
-VERSION = 1
-"""Of the whole protocol between peers; raised by every change of it."""
+from rlinf_comm.peers.handshake import (
+    GREETING,
+    PROOF_BYTES,
+    PROOF_TIMEOUT_S,
+    Seals,
+    Stranger,
+    check_greeting,
+    check_proof,
+    new_greeting,
+    proof,
+)
+from rlinf_comm.peers.secret import key_for, where_it_comes_from
 
 FAREWELL = b"F"
-_GREETING = struct.Struct("<6sH16s")  # magic, version, nonce
-_PROOF_BYTES = 32
 _LENGTH = struct.Struct("<I")
 _MAX_MESSAGE_BYTES = 1 << 20
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
@@ -54,83 +61,56 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-class Stranger(Exception):
-    """The other side of a new connection is no peer that knows the token."""
-
-
 class Line:
-    """One connected socket. While two peers meet it carries messages; afterwards, only the end."""
+    """One connected socket between two who have proven who they are. While they meet it carries messages; afterwards,
+    only the end.
+    """
 
-    def __init__(self, connected: socket.socket, who: str = "a caller") -> None:
+    def __init__(self, prepared: socket.socket, who: str, seals: Seals) -> None:
         """`who` is at the other end, for messages."""
-        self.socket = watched(connected)
+        self.socket = prepared
         self._who = who
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, number in _KEEPALIVE.items():
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), number)
+        self._seals = seals
 
     @classmethod
-    def call(cls, address: PeerAddress, deadline: Deadline) -> Line:
-        """A line to the peer at `address`, proven to be that peer.
+    def call(cls, endpoint: tuple[str, int], key: bytes, who: str, deadline: Deadline) -> Line:
+        """A line to `who` at `endpoint`, who has proven to know the key.
 
         Raises:
-            PeerLost: nobody, or another process, answers there.
+            Stranger: another process answers there.
+            PeerLost: nobody does.
             PeerTimeout: the host or the process does not answer in time.
-            DecodeError: the peer speaks another version.
+            DecodeError: a peer of another version.
         """
+        while True:
+            start_s = time.monotonic()
+            connected = _connect(endpoint, who, deadline)
+            try:
+                return cls(connected, who, _prove(connected, key, who, deadline))
+            except Stranger:
+                connected.close()
+                if time.monotonic() - start_s < PROOF_TIMEOUT_S / 2 or deadline.has_passed:
+                    raise
+                # This process may have been too slow to prove who it is, say on a busy machine.
+            except BaseException:
+                connected.close()
+                raise
+
+    @classmethod
+    def to_peer(cls, address: PeerAddress, deadline: Deadline) -> Line:
+        """A line to the peer at `address`. Raises as call(); PeerLost also for another process in its place."""
         host, port = address.endpoint
         who = f"{address.name!r} ({address.place}, {host}:{port})"
         try:
-            line = cls(socket.create_connection((host, port), timeout=max(deadline.left_s, 0.001)), who)
-        except TimeoutError as error:
-            raise PeerTimeout(f"{who} did not answer a connection within {deadline.timeout_s:g} s") from error
-        except OSError as error:
-            raise PeerLost(
-                f"{who} cannot be reached: {error.strerror or error}; it has ended, or its host is"
-            ) from error
-        try:
-            line._greet(address.token, deadline, called=False)
+            return cls.call(address.endpoint, peer_key(address.incarnation), who, deadline)
         except Stranger as error:
-            line.close()
-            raise PeerLost(f"{who} is gone: {error}") from error
-        except BaseException:
-            line.close()
-            raise
-        return line
-
-    def accept(self, token: bytes, deadline: Deadline) -> None:
-        """The called side's part of call(). Raises Stranger, PeerTimeout or DecodeError."""
-        self._greet(token, deadline, called=True)
-
-    def _greet(self, token: bytes, deadline: Deadline, *, called: bool) -> None:
-        nonce = os.urandom(16)
-        try:
-            self._send(_GREETING.pack(MAGIC, VERSION, nonce), deadline)
-            magic, version, other = _GREETING.unpack(self._receive(_GREETING.size, deadline))
-            if magic != MAGIC:
-                raise Stranger(f"something else answers there, which starts with {magic!r}")
-            if version != VERSION:
-                raise DecodeError(
-                    f"{self._who} speaks version {version} of the peer protocol, this process "
-                    f"version {VERSION}; install the same rlinf-comm on both sides"
-                )
-            caller_first = nonce + other if not called else other + nonce
-            proof, wanted = (_proof(token, caller_first, called=side) for side in (called, not called))
-            if called:  # prove nothing to those who have proven nothing
-                _check(self._receive(_PROOF_BYTES, deadline), wanted)
-                self._send(proof, deadline)
-            else:
-                self._send(proof, deadline)
-                _check(self._receive(_PROOF_BYTES, deadline), wanted)
-        except PeerLost as error:
-            raise Stranger(f"the connection ended before the other side had proven who it is ({error})") from error
+            raise PeerLost(f"{who} is gone, or of another job: {error}; {where_it_comes_from()}") from error
 
     # --- messages while two peers meet ---
 
     def tell(self, message: msgspec.Struct, deadline: Deadline) -> None:
         body = msgspec.msgpack.encode(message)
-        self._send(_LENGTH.pack(len(body)) + body, deadline)
+        _send(self.socket, _LENGTH.pack(len(body)) + body + self._seals.next_of_mine(body), self._who, deadline)
 
     def hear(self, kind: type[_Message], deadline: Deadline) -> _Message:
         """Raises PeerLost when the line ends, PeerTimeout, or DecodeError for another kind of message."""
@@ -138,48 +118,93 @@ class Line:
         if num_bytes > _MAX_MESSAGE_BYTES:
             raise DecodeError(f"a message of {num_bytes} bytes between peers that meet; at most {_MAX_MESSAGE_BYTES}")
         body = self._receive(num_bytes, deadline)
+        if not self._seals.is_next(body, self._receive(Seals.NUM_BYTES, deadline)):
+            raise DecodeError(f"a message of {self._who} was changed on its way, or is out of turn: its seal is broken")
         try:
             return msgspec.msgpack.decode(body, type=kind)
         except msgspec.DecodeError as error:
             raise DecodeError(f"no message of peers that meet: {error}") from error
 
-    def _send(self, data: bytes, deadline: Deadline) -> None:
-        self.socket.settimeout(max(deadline.left_s, 0.001))
-        try:
-            self.socket.sendall(data)
-        except TimeoutError as error:
-            raise PeerTimeout(f"{self._who} did not take {len(data)} bytes within {deadline.timeout_s:g} s") from error
-        except OSError as error:
-            raise PeerLost(f"{self._who} broke the connection: {error.strerror or error}") from error
-
     def _receive(self, num_bytes: int, deadline: Deadline) -> bytes:
-        data = bytearray()
-        while len(data) < num_bytes:
-            self.socket.settimeout(max(deadline.left_s, 0.001))
-            try:
-                received = self.socket.recv(num_bytes - len(data))
-            except TimeoutError as error:
-                raise PeerTimeout(
-                    f"{self._who} accepted a connection and then said nothing for {deadline.timeout_s:g} s"
-                ) from error
-            except OSError as error:
-                raise PeerLost(f"{self._who} broke the connection: {error.strerror or error}") from error
-            if not received:
-                raise PeerLost(f"{self._who} ended the connection while it was being met")
-            data += received
-        return bytes(data)
+        return _receive(self.socket, num_bytes, self._who, deadline)
 
     def close(self) -> None:
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)  # ends the wait of a thread that hears
+        except OSError:
+            pass  # it had ended by itself
         self.socket.close()
 
 
-def _proof(token: bytes, nonces: bytes, *, called: bool) -> bytes:
-    return hmac.digest(token, nonces + (b"called" if called else b"caller"), "sha256")
+def peer_key(incarnation: bytes) -> bytes:
+    """What the two prove who meet at the peer of that incarnation."""
+    return key_for("peer", incarnation)
 
 
-def _check(proof: bytes, wanted: bytes) -> None:
-    if not hmac.compare_digest(proof, wanted):
-        raise Stranger("the other side does not know the peer's token")
+def prepare(connected: socket.socket) -> socket.socket:
+    """A socket that blocks, delays nothing, and notices the end of the other's host."""
+    connected.setblocking(True)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, number in _KEEPALIVE.items():
+        connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), number)
+    return connected
+
+
+def _connect(endpoint: tuple[str, int], who: str, deadline: Deadline) -> socket.socket:
+    try:
+        return prepare(watched(socket.create_connection(endpoint, timeout=_socket_timeout_s(deadline))))
+    except TimeoutError as error:
+        raise PeerTimeout(f"{who} did not answer a connection within {deadline.timeout_s:g} s") from error
+    except OSError as error:
+        raise PeerLost(f"{who} cannot be reached: {error.strerror or error}; it has ended, or its host is") from error
+
+
+def _prove(connected: socket.socket, key: bytes, who: str, deadline: Deadline) -> Seals:
+    """The caller's part of the handshake."""
+    mine = new_greeting()
+    try:
+        _send(connected, mine, who, deadline)
+        theirs = _receive(connected, GREETING.size, who, deadline)
+        check_greeting(theirs, who)
+        greetings = mine + theirs
+        _send(connected, proof(key, greetings, b"caller"), who, deadline)
+        check_proof(_receive(connected, PROOF_BYTES, who, deadline), key, greetings, b"called")
+    except PeerLost as error:
+        raise Stranger(f"the connection ended before the other side had proven who it is ({error})") from error
+    return Seals(key, greetings, b"caller")
+
+
+def _send(connected: socket.socket, data: bytes, who: str, deadline: Deadline) -> None:
+    try:
+        connected.settimeout(_socket_timeout_s(deadline))
+        connected.sendall(data)
+    except TimeoutError as error:
+        raise PeerTimeout(f"{who} did not take {len(data)} bytes within {deadline.timeout_s:g} s") from error
+    except OSError as error:
+        raise PeerLost(f"{who} broke the connection: {error.strerror or error}") from error
+
+
+def _receive(connected: socket.socket, num_bytes: int, who: str, deadline: Deadline) -> bytes:
+    data = bytearray()
+    while len(data) < num_bytes:
+        try:
+            connected.settimeout(_socket_timeout_s(deadline))
+            received = connected.recv(num_bytes - len(data))
+        except TimeoutError as error:
+            raise PeerTimeout(
+                f"{who} accepted a connection and then said nothing for {deadline.timeout_s:g} s"
+            ) from error
+        except OSError as error:
+            raise PeerLost(f"{who} broke the connection: {error.strerror or error}") from error
+        if not received:
+            raise PeerLost(f"{who} ended the connection while it was being met")
+        data += received
+    return bytes(data)
+
+
+def _socket_timeout_s(deadline: Deadline) -> float | None:
+    return max(deadline.left_s, 0.001) if math.isfinite(deadline.timeout_s) else None
 
 
 class Lifeline:

@@ -1,7 +1,7 @@
 """How two peers agree on a transport, when the first value is to go from one to the other.
 
 caller                                            called one
-proof of the token, both ways (line.py)
+proof of the job's secret, both ways (handshake.py)
 Hello: my address, whom I am looking for    ->    Welcome, or why not
 Offer: a transport, and how to open it      ->    Answer: the probe that arrived, or why none      (repeated)
 Chosen: this one                            ->    Welcome; from here on the link owns the socket
@@ -99,7 +99,7 @@ def call(
 
 
 def _introduce(mine: PeerAddress, theirs: PeerAddress, deadline: Deadline) -> Line:
-    line = Line.call(theirs, deadline)
+    line = Line.to_peer(theirs, deadline)
     try:
         line.tell(Hello(mine, theirs.name), deadline)
         welcome = line.hear(Welcome, deadline)
@@ -116,7 +116,7 @@ def is_living(address: PeerAddress, deadline: Deadline) -> bool:
     if address.is_known_dead():
         return False
     try:
-        Line.call(address, deadline).close()
+        Line.to_peer(address, deadline).close()
     except PeerLost:
         return False
     except (CommError, TimeoutError):

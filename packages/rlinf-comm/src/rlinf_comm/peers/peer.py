@@ -34,10 +34,11 @@ from rlinf_comm.peers.broadcast import Broadcaster
 from rlinf_comm.peers.deadline import DEFAULT_TIMEOUT_S, SLICE_S, Deadline
 from rlinf_comm.peers.directory import Directory, route_to
 from rlinf_comm.peers.inbox import Arrival, Inbox, NoLink
-from rlinf_comm.peers.line import Line
+from rlinf_comm.peers.line import Line, peer_key
 from rlinf_comm.peers.links import Links
-from rlinf_comm.peers.listener import Listener
+from rlinf_comm.peers.reception import Reception
 from rlinf_comm.peers.relay import Announced, Relay
+from rlinf_comm.peers.secret import require_secret_beyond
 from rlinf_comm.peers.transports import Transport, chosen_transports
 from rlinf_comm.peers.transports.base import ChosenTransport, Incoming, Unusable
 from rlinf_comm.peers.transports.memory import open_door, shut_door
@@ -67,18 +68,19 @@ class Peer:
     ) -> None:
         """Private: use Peer.join or Peer.listen."""
         check_arguments(name, host, capacity_bytes)
+        require_secret_beyond(host, f"peer {name!r}")
         self._transports = chosen_transports(transports)
         self._capacity_bytes = capacity_bytes
-        token = secrets.token_bytes(16)
-        self._listener = Listener(host, token, self._meet)
+        incarnation = secrets.token_bytes(16)
+        self._reception = Reception((host, 0), peer_key(incarnation), self._meet, f"peer {name!r}")
         pid, start_ticks = _C.current_process()
         self._address = PeerAddress(
             name=name,
             host=this_host(),
             pid=pid,
             start_ticks=start_ticks,
-            endpoint=(host, self._listener.port),
-            token=token,
+            endpoint=(host, self._reception.port),
+            incarnation=incarnation,
         )
         self._directory: Directory | None = None
         self._known: dict[str, PeerAddress] = {}
@@ -91,8 +93,8 @@ class Peer:
         self._background = Background()
         self._broadcaster = Broadcaster(self._address, self._links, self._relay, self._background, self._find)
         self._is_open = True
-        open_door(token, self)
-        self._listener.start()
+        open_door(incarnation, self)
+        self._reception.start()
 
     @classmethod
     def join(
@@ -106,10 +108,10 @@ class Peer:
         capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Peer:
-        """A peer that finds the others, and is found, by name.
+        """A peer that finds the others, and is found, by name. All of them have the same job secret (secret.py).
 
         Args:
-            directory: "host:port" of a torch.distributed.TCPStore, or any torch.distributed.Store.
+            directory: "host:port", at exactly which one of the peers serves it, or any torch.distributed.Store.
             name: Unique among the living; the name of a peer that has died can be had again.
             serve: Serve the directory from this process; None: if it is on this host and nobody does yet.
             host: Address or interface to be called at; by default the one that leads to the directory.
@@ -123,6 +125,7 @@ class Peer:
         Raises:
             PeerNameTaken: a living peer has the name.
             PeerTimeout: nobody serves the directory.
+            NotTrusted: what is there is not of this job, or others can call and the job has no secret.
         """
         found = Directory.of(directory, serve, Deadline(timeout_s))
         peer = cls(name, host=host or route_to(directory), transports=transports, capacity_bytes=capacity_bytes)
@@ -143,7 +146,8 @@ class Peer:
         transports: Sequence[str | Transport] | None = None,
         capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
     ) -> Peer:
-        """A peer without a directory: hand its `address` to others, who connect() to it. Arguments as of join().
+        """A peer without a directory: hand its `address` to others of the job, who connect() to it. Arguments as of
+        join().
 
         One side of a pair is enough: who has been called knows the caller.
         """
@@ -182,7 +186,7 @@ class Peer:
         with self._changed:
             self._known[address.name] = address
         before = self._links.get(address.name)
-        if before is not None and before.address.token != address.token:
+        if before is not None and before.address.incarnation != address.incarnation:
             self._links.drop(address.name, before)
         return self.transport_to(address.name, timeout_s=timeout_s)
 
@@ -291,22 +295,24 @@ class Peer:
             self._look_at(name, ended, deadline)
             if deadline.has_passed or is_cancelled():
                 known = self._find(name)
-                state = "has ended, and no other has come" if known and known.token == ended else "has sent nothing"
+                state = (
+                    "has ended, and no other has come" if known and known.incarnation == ended else "has sent nothing"
+                )
                 what = f"{name!r} ({known.place}) {state}" if known else f"no {name!r} yet; {self._where()}"
                 raise PeerTimeout(f"{self.name!r}: receive from {name!r} not done in {deadline.timeout_s:g} s: {what}")
 
     def _look_at(self, name: str, ended: bytes | None, deadline: Deadline) -> None:
-        """Raises PeerLost when a peer that has never sent anything is gone, unless its token is `ended`."""
+        """Raises PeerLost when a peer that has never sent anything is gone, unless its incarnation is `ended`."""
         link = self._links.get(name)
         address = self._find(name) if link is None else link.address
-        if address is None or address.token == ended:
+        if address is None or address.incarnation == ended:
             return
         try:
             self._links.look_at(name, deadline.capped(_LOOK_TIMEOUT_S))
         except PeerLost:
             inbox = self._inbox(name)
             if inbox.is_empty():  # else it has sent something meanwhile
-                inbox.ended = address.token
+                inbox.ended = address.incarnation
                 raise
 
     def _inbox(self, name: str) -> Inbox:
@@ -319,7 +325,7 @@ class Peer:
     # --- being called ---
 
     def _meet(self, line: Line) -> None:
-        """In a thread of the listener."""
+        """In a thread of the reception."""
         deadline = Deadline(_MEETING_TIMEOUT_S)
         met = meeting.answer(line, self._address, self._transports, self._capacity_bytes, self._objection, deadline)
         if met is None:
@@ -333,7 +339,11 @@ class Peer:
             return None
         before = self._address if caller.name == self.name else self._known.get(caller.name)
         is_me = before is self._address
-        if before and before.token != caller.token and (is_me or meeting.is_living(before, Deadline(_LOOK_TIMEOUT_S))):
+        if (
+            before
+            and before.incarnation != caller.incarnation
+            and (is_me or meeting.is_living(before, Deadline(_LOOK_TIMEOUT_S)))
+        ):
             return f"a living peer has the name {caller.name!r}: {before.place}"
         with self._changed:
             self._known[caller.name] = caller
@@ -390,8 +400,8 @@ class Peer:
             self._is_open = False
             inboxes = list(self._inboxes.values())
             self._changed.notify_all()
-        shut_door(self._address.token)
-        self._listener.close()
+        shut_door(self._address.incarnation)
+        self._reception.close()
         self._read_ahead.close()
         if farewell and self._directory is not None:
             self._directory.leave()

@@ -70,7 +70,7 @@ class Receipt:
 class Announced:
     """Stands among a sender's values for one whose bytes came in a parcel, or brings it if they did not."""
 
-    token: bytes
+    incarnation: bytes
     """Of the sender."""
     number: int
     is_here: bool
@@ -122,13 +122,13 @@ class Relay:
         self._mine = mine
         self._capacity_bytes = capacity_bytes
         self._addresses: dict[str, PeerAddress] = {}
-        """By token, as the links are: a name may pass on to another process."""
+        """By incarnation, as the links are: a name may pass on to another process."""
         sender = dataclasses.replace(mine, name=RELAY_PREFIX + mine.name)
         self._links = Links(sender.name, lambda key, deadline: make(sender, self._addresses[key], deadline))
         self._background = Background()
         self._lock = threading.Lock()
         self._kept: dict[bytes, dict[int, Parcel]] = {}
-        """By token of the origin and number; of those that have not been taken."""
+        """By incarnation of the origin and number; of those that have not been taken."""
         self._latest: dict[bytes, int] = {}
         """The last number taken; what comes later with a smaller one has been given up by its origin."""
         self._ended: set[bytes] = set()
@@ -167,14 +167,14 @@ class Relay:
         return made
 
     def _has_lost(self, theirs: PeerAddress) -> bool:
-        link = self._links.get(theirs.token.hex())
+        link = self._links.get(theirs.incarnation.hex())
         return theirs.is_known_dead() or (link is not None and is_lost(link))
 
     def announcement(self, dispatch: Dispatch, name: str, value: Callable[[], Any]) -> Announced:
         """What that peer gets in its turn. Waits for its receipt."""
         if dispatch.has_reached(name):
-            return Announced(self._mine.token, dispatch.number, False, None)
-        return Announced(self._mine.token, dispatch.number, True, value())
+            return Announced(self._mine.incarnation, dispatch.number, False, None)
+        return Announced(self._mine.incarnation, dispatch.number, True, value())
 
     # --- on the way ---
 
@@ -211,9 +211,11 @@ class Relay:
     def _keep(self, parcel: Parcel) -> bool:
         """Whether there was room for it, as on a link: for one of any size, or for several up to the capacity."""
         with self._lock:
-            if parcel.origin.token in self._ended or parcel.number <= self._latest.get(parcel.origin.token, 0):
+            if parcel.origin.incarnation in self._ended or parcel.number <= self._latest.get(
+                parcel.origin.incarnation, 0
+            ):
                 return False
-            parcels = self._kept.setdefault(parcel.origin.token, {})
+            parcels = self._kept.setdefault(parcel.origin.incarnation, {})
             num_bytes = sum(kept.num_bytes for kept in parcels.values())
             if parcels and num_bytes + parcel.num_bytes > self._capacity_bytes:
                 return False
@@ -240,7 +242,7 @@ class Relay:
             pass  # an origin that is gone, or that will send the value itself
 
     def _send(self, to: PeerAddress, message: Any, deadline: Deadline) -> None:
-        key = to.token.hex()
+        key = to.incarnation.hex()
         self._addresses.setdefault(key, to)
         self._links.send(key, message, deadline)
 
@@ -249,8 +251,8 @@ class Relay:
     def open(self, announced: Announced) -> Any:
         """The value. Raises DecodeError when it cannot be built here."""
         with self._lock:
-            self._latest[announced.token] = announced.number
-            parcels = self._kept.get(announced.token, {})
+            self._latest[announced.incarnation] = announced.number
+            parcels = self._kept.get(announced.incarnation, {})
             parcel = parcels.get(announced.number)
             for number in [number for number in parcels if number <= announced.number]:
                 del parcels[number]
@@ -263,9 +265,9 @@ class Relay:
     def forget(self, origin: PeerAddress) -> None:
         """Of a peer that has ended."""
         with self._lock:
-            self._ended.add(origin.token)
-            self._kept.pop(origin.token, None)
-            self._latest.pop(origin.token, None)
+            self._ended.add(origin.incarnation)
+            self._kept.pop(origin.incarnation, None)
+            self._latest.pop(origin.incarnation, None)
 
     # --- the end ---
 

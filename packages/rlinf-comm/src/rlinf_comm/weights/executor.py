@@ -6,7 +6,7 @@ The sources' tensors may be anything this process can read: its own, or those of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from rlinf_comm.errors import LayoutError
 from rlinf_comm.weights.layout import BufferSpec
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.region import Place, check_tensor, extent_bytes, region_in
+from rlinf_comm.weights.unlisted import check_used, checked_patterns, left_out
 
 if TYPE_CHECKING:
     import torch
@@ -32,13 +33,19 @@ class Executor:
         executor = Executor(plan, dst_rank=1)
         executor.run([rank0_tensors, rank1_tensors], own_tensors, num_threads=2)
 
+    Args:
+        leave_out: Patterns, as in a shell, of whole names of tensors which the ranks have beside those of their
+            layouts: ["*.rotary_emb.inv_freq"]. Any other tensor beside the layout is refused.
+
     Raises:
-        LayoutError: the plan has no such destination rank.
+        LayoutError: the plan has no such destination rank, or a pattern matches a tensor of a layout.
     """
 
-    def __init__(self, plan: ReshardPlan, dst_rank: int = 0) -> None:
+    def __init__(self, plan: ReshardPlan, dst_rank: int = 0, *, leave_out: Collection[str] = ()) -> None:
         table = plan.copies(dst_rank=dst_rank)
         self._plan, self._dst_rank = plan, dst_rank
+        buffers = dict.fromkeys(name for rank in (*plan.src_buffers, plan.dst_buffers[dst_rank]) for name in rank)
+        self._leave_out = checked_patterns(leave_out, buffers, "a source rank or the destination")
         self._used, numbers = np.unique(table.src_buffer, return_inverse=True)
         """The sources' buffers that are read, counted over all source ranks."""
         assert table.src_bytes is not None, "the plan gives the sizes of all buffers"
@@ -72,8 +79,32 @@ class Executor:
             destination: This rank's buffers by name. What no block covers (padding) keeps its value.
 
         Raises:
-            LayoutError: a tensor is missing, or is not what the layout says; names it and its rank.
+            LayoutError: a tensor is missing, is not what the layout says, or is in no layout and not left out; names
+                it and its rank. Or a pattern of `leave_out` matches nothing.
         """
+        check_used(self.left_out(sources, destination), "these sources and this destination")
+        self._run(sources, destination, num_threads)
+
+    def left_out(
+        self,
+        sources: Sequence[Mapping[str, torch.Tensor]] | Mapping[int, Mapping[str, torch.Tensor]],
+        destination: Mapping[str, torch.Tensor],
+    ) -> list[dict[str, tuple[str, ...]]]:
+        """For each rank that is given, the tensors that each pattern leaves out.
+
+        Raises:
+            LayoutError: a source rank that the plan has not, or a tensor in no layout and not left out.
+        """
+        plan = self._plan
+        found = []
+        for rank, tensors in sources.items() if isinstance(sources, Mapping) else enumerate(sources):
+            if not 0 <= rank < plan.num_src_ranks:
+                raise LayoutError(f"tensors of source rank {rank}; the plan has {plan.num_src_ranks} source ranks")
+            found.append(left_out(f"source rank {rank}", tensors, plan.src_buffers[rank], self._leave_out))
+        who = f"destination rank {self._dst_rank}"
+        return [*found, left_out(who, destination, plan.dst_buffers[self._dst_rank], self._leave_out)]
+
+    def _run(self, sources: object, destination: Mapping[str, torch.Tensor], num_threads: int) -> None:
         plan = self._plan
         read = []
         for rank, name in self._sources:
@@ -135,16 +166,21 @@ def execute(
     destinations: Sequence[Mapping[str, torch.Tensor]],
     *,
     num_threads: int = 1,
+    leave_out: Collection[str] = (),
 ) -> None:
-    """Fills the tensors of all destination ranks; what it prepares is kept for the next time. See Executor.run.
+    """Fills the tensors of all destination ranks; what it prepares is kept for the next time. See Executor.
 
     Raises:
-        LayoutError: not one destination for each rank of the plan, or as Executor.run.
+        LayoutError: not one destination for each rank of the plan, or as Executor and its run.
     """
     if len(destinations) != plan.num_dst_ranks:
         raise LayoutError(f"tensors of {len(destinations)} destination ranks for a plan with {plan.num_dst_ranks}")
-    for dst_rank, destination in enumerate(destinations):
-        _kept_executor(plan, dst_rank).run(sources, destination, num_threads=num_threads)
+    patterns = leave_out if isinstance(leave_out, str) else tuple(leave_out)  # a text is refused below
+    executors = [_kept_executor(plan, dst_rank, leave_out=patterns) for dst_rank in range(plan.num_dst_ranks)]
+    pairs = list(zip(executors, destinations, strict=True))
+    check_used([found for one, own in pairs for found in one.left_out(sources, own)], "these sources and destinations")
+    for executor, destination in pairs:
+        executor._run(sources, destination, num_threads)
 
 
 _kept_executor = lru_cache(maxsize=_NUM_KEPT)(Executor)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_comm._arrays import dtype_name, dtype_named
 from rlinf_comm.errors import LayoutError
+from rlinf_comm.records import record
 from rlinf_comm.weights.checks import check_blocks
 from rlinf_comm.weights.table import CASTABLE, BlockTable, tabulate
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A canonical tensor: the one that the checkpoint has, before any sharding."""
@@ -51,6 +53,7 @@ class TensorSpec:
         return _row_major(self.shape)
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Box:
     """An N-d interval: start[d] <= index[d] < start[d] + shape[d]. In 0 dimensions it holds the one element."""
@@ -110,6 +113,7 @@ class Box:
         return "[" + ", ".join(f"{first}:{stop}" for first, stop in zip(self.start, self._stop, strict=True)) + "]"
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class BufferSpec:
     """A tensor that a rank really stores: perhaps fused of several canonical ones, padded, or of another dtype."""
@@ -128,6 +132,7 @@ class BufferSpec:
         return _row_major(self.shape)
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Block:
     """Where one box of a canonical tensor lies in a buffer.
@@ -146,6 +151,7 @@ class Block:
     """Elements of the buffer from one index to the next, for each dimension of the box."""
 
 
+@record
 @dataclass(frozen=True)
 class RankLayout:
     """What one rank stores. Elements of a buffer that no block covers (padding) are neither read nor written.
@@ -181,6 +187,7 @@ class RankLayout:
         return cls(buffers, tuple(blocks))
 
 
+@record
 @dataclass(frozen=True)
 class Layout:
     """All canonical tensors, and what each rank stores of them.

@@ -6,7 +6,8 @@
 
 Each rank digests the boxes that it stores, in the canonical dtype. Disjoint boxes add up to their tensor; boxes that
 several ranks store must be equal on all of them, which is found when their manifests meet. A manifest is plain values
-that cross a channel.
+that cross a channel. It also says how large each tensor of the layout is, so that a rank whose manifest was not merged
+is missed, and what was left out: a rank may hold nothing else beside its layout.
 
 Where the engine stores less than the canonical dtype holds, say bfloat16 of float32, the two are equal only in the
 engine's dtypes: then both sides pass manifest_of(..., served_by=engine), and the trainer digests its values as cast.
@@ -14,8 +15,9 @@ engine's dtypes: then both sides pass manifest_of(..., served_by=engine), and th
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,17 +25,18 @@ import numpy as np
 
 from rlinf_comm.copies import COPY_DTYPES, DigestProgram, DigestTable, addresses_of
 from rlinf_comm.errors import LayoutError, WeightMismatchError
+from rlinf_comm.records import record
 from rlinf_comm.weights.digest import DIGEST_MODULUS
 from rlinf_comm.weights.layout import Layout
 from rlinf_comm.weights.region import check_tensor
 from rlinf_comm.weights.table import CASTABLE
+from rlinf_comm.weights.unlisted import check_used, checked_patterns, left_out, listed
 
 if TYPE_CHECKING:
     import torch
 
-_NUM_LISTED = 5
 
-
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoxDigest:
     """Of one box of a canonical tensor."""
@@ -57,6 +60,7 @@ class BoxDigest:
         return self.stored_dtype not in (self.dtype, "float32")
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightManifest:
     """The boxes of some ranks, or of all."""
@@ -64,6 +68,10 @@ class WeightManifest:
     policy_version: int
     boxes: Mapping[str, tuple[BoxDigest, ...]]
     """Canonical name -> its boxes, disjoint, sorted by start."""
+    num_elements: Mapping[str, int]
+    """Of every canonical tensor of the layout, whichever ranks store it."""
+    left_out: Mapping[str, tuple[str, ...]]
+    """Pattern of leave_out -> what it kept from being attested."""
 
     def digest_of(self, name: str) -> int:
         """Of the tensor, as far as the boxes reach."""
@@ -80,6 +88,7 @@ def manifest_of(
     *,
     policy_version: int,
     served_by: Layout | None = None,
+    leave_out: Collection[str] = (),
     num_threads: int = 1,
 ) -> WeightManifest:
     """What a rank of a layout holds.
@@ -88,14 +97,17 @@ def manifest_of(
         tensors: The rank's buffers by name; contiguous CPU tensors.
         served_by: Digest each tensor as this layout stores it, instead of in its canonical dtype. For an engine that
             stores less than that; trainer and engine give the same one.
+        leave_out: Patterns, as in a shell, of whole names of tensors beside those of the layout, which may pass without
+            a digest: ["*.rotary_emb.inv_freq"]. `verify` refuses one that matches nothing on any rank.
 
     Raises:
-        LayoutError: the layout has no such rank, or a tensor is missing, not contiguous or not what the layout says;
-            or served_by does not store it in one dtype; names it.
+        LayoutError: the layout has no such rank, or a tensor is missing, not contiguous, not what the layout says, or
+            in no layout and not left out; or served_by does not store it in one dtype; names it.
     """
     if not 0 <= rank < layout.num_ranks:
         raise LayoutError(f"rank {rank} of a layout with {layout.num_ranks} ranks")
     buffers = layout.ranks[rank].buffers
+    found_out = left_out(f"rank {rank}", tensors, buffers, checked_patterns(leave_out, buffers, f"rank {rank}"))
     for name, spec in buffers.items():
         if name not in tensors:
             raise LayoutError(f"{name}: rank {rank} has no such tensor")
@@ -113,7 +125,10 @@ def manifest_of(
         box = BoxDigest(start=start, shape=shape, digest=digest, dtype=dtypes[name], stored_dtype=stored[buffer])
         boxes[name].append(box)
     return WeightManifest(
-        policy_version=policy_version, boxes={name: tuple(found) for name, found in sorted(boxes.items())}
+        policy_version=policy_version,
+        boxes={name: tuple(found) for name, found in sorted(boxes.items())},
+        num_elements={name: math.prod(spec.shape) for name, spec in sorted(layout.specs.items())},
+        left_out=found_out,
     )
 
 
@@ -176,7 +191,7 @@ def merge_manifests(manifests: Iterable[WeightManifest]) -> WeightManifest:
 
     Raises:
         WeightMismatchError: ranks are of different versions, or hold the same box with different contents; names it.
-        LayoutError: boxes overlap without being the same.
+        LayoutError: boxes overlap without being the same, or the ranks are of layouts of different tensors.
     """
     parts = list(manifests)
     if not parts:
@@ -186,6 +201,7 @@ def merge_manifests(manifests: Iterable[WeightManifest]) -> WeightManifest:
         raise WeightMismatchError(
             f"ranks hold different versions: {versions}", expected_version=versions[-1], found_version=versions[0]
         )
+    num_elements = _same_tensors(parts)
     boxes: dict[str, dict[tuple[tuple[int, ...], tuple[int, ...]], BoxDigest]] = defaultdict(dict)
     unequal = set()
     for part in parts:
@@ -196,13 +212,34 @@ def merge_manifests(manifests: Iterable[WeightManifest]) -> WeightManifest:
                     unequal.add(name)
     if unequal:
         raise WeightMismatchError(
-            f"version {versions[0]}: ranks that store the same part hold different values of {_listed(unequal)}",
+            f"version {versions[0]}: ranks that store the same part hold different values of {listed(sorted(unequal))}",
             tensors=tuple(sorted(unequal)),
         )
     merged = {name: tuple(sorted(found.values(), key=_place)) for name, found in sorted(boxes.items())}
     for name, found in merged.items():
         _check_disjoint(name, found)
-    return WeightManifest(policy_version=versions[0], boxes=merged)
+    return WeightManifest(
+        policy_version=versions[0], boxes=merged, num_elements=num_elements, left_out=_merged_left_out(parts)
+    )
+
+
+def _same_tensors(parts: list[WeightManifest]) -> Mapping[str, int]:
+    known = parts[0].num_elements
+    for part in parts[1:]:
+        if part.num_elements != known:
+            differing = sorted(dict(known.items() ^ part.num_elements.items()))
+            raise LayoutError(
+                f"manifests of layouts with different tensors: {listed(differing)}; merge those of one layout"
+            )
+    return known
+
+
+def _merged_left_out(parts: list[WeightManifest]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for part in parts:
+        for pattern, names in part.left_out.items():
+            found[pattern].update(names)
+    return {pattern: tuple(sorted(names)) for pattern, names in found.items()}
 
 
 def _place(box: BoxDigest) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -233,8 +270,12 @@ def verify(expected: WeightManifest, served: WeightManifest) -> None:
 
     Raises:
         WeightMismatchError: another version, or tensors that differ, are missing, are there in part only, or are not
-            expected at all. The text says which are which, `tensors` lists all of them.
+            expected at all; also what is missing on both sides, since the manifest of a rank was not merged. The text
+            says which are which, `tensors` lists all of them.
+        LayoutError: a pattern of leave_out that matched nothing on any rank.
     """
+    for which, manifest in (("what is expected", expected), ("what is served", served)):
+        check_used([manifest.left_out], f"the ranks of {which}")
     if served.policy_version != expected.policy_version:
         raise WeightMismatchError(
             f"version {served.policy_version} is served, version {expected.policy_version} is expected",
@@ -242,23 +283,35 @@ def verify(expected: WeightManifest, served: WeightManifest) -> None:
             found_version=served.policy_version,
         )
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for name in sorted(expected.boxes.keys() | served.boxes.keys()):
-        if name not in served.boxes:
-            found["missing"].append(name)
-        elif name not in expected.boxes:
-            found["not expected"].append(name)
-        elif served.num_elements_of(name) != expected.num_elements_of(name):
-            found["incomplete"].append(name)
-        elif _dtypes_of(served, name) != _dtypes_of(expected, name):
-            found["compared in different dtypes (give both manifests the same served_by)"].append(name)
-        elif served.digest_of(name) != expected.digest_of(name):
-            found[_difference(expected, served, name)].append(name)
+    for name in sorted({*expected.num_elements, *served.num_elements, *served.boxes}):
+        what = _fault(expected, served, name)
+        if what is not None:
+            found[what].append(name)
     if found:
         raise WeightMismatchError(
             f"version {expected.policy_version} must not be served: "
-            + "; ".join(f"{what}: {_listed(names)}" for what, names in found.items()),
+            + "; ".join(f"{what}: {listed(names)}" for what, names in found.items()),
             tensors=tuple(sorted(name for names in found.values() for name in names)),
         )
+
+
+def _fault(expected: WeightManifest, served: WeightManifest, name: str) -> str | None:
+    num_elements = expected.num_elements.get(name)
+    if num_elements is None:
+        return "not expected"
+    if _num_held(expected, name) != num_elements:
+        return "not all there in what is expected (merge the manifests of all ranks)"
+    if _num_held(served, name) != num_elements:
+        return "incomplete" if name in served.boxes else "missing"
+    if not num_elements:
+        return None
+    if _dtypes_of(served, name) != _dtypes_of(expected, name):
+        return "compared in different dtypes (give both manifests the same served_by)"
+    return _difference(expected, served, name) if served.digest_of(name) != expected.digest_of(name) else None
+
+
+def _num_held(manifest: WeightManifest, name: str) -> int:
+    return manifest.num_elements_of(name) if name in manifest.boxes else 0
 
 
 def _dtypes_of(manifest: WeightManifest, name: str) -> set[str]:
@@ -272,9 +325,3 @@ def _difference(expected: WeightManifest, served: WeightManifest, name: str) -> 
         stored, dtype = boxes[0].stored_dtype, boxes[0].dtype
         return f"different, but served as {stored} and compared as {dtype} (see served_by of manifest_of)"
     return "different"
-
-
-def _listed(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    more = len(ordered) - _NUM_LISTED
-    return ", ".join(ordered[:_NUM_LISTED]) + (f" and {more} more" if more > 0 else "")

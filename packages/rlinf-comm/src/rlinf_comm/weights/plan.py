@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rlinf_comm.copies import CopyTable
 from rlinf_comm.errors import LayoutError
+from rlinf_comm.records import record
 from rlinf_comm.weights.coalesce import copy_table
 from rlinf_comm.weights.layout import Box, BufferSpec, Layout, TensorSpec
 from rlinf_comm.weights.sharing import Shares, share_out
@@ -32,6 +33,7 @@ _MAX_PAIRS = 1 << 21
 """Pairs of boxes that are intersected at a time."""
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Move:
     """One box of one tensor, from one rank to another."""
@@ -42,6 +44,7 @@ class Move:
     dst_rank: int
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A box that a source rank hands out once, to every rank that needs exactly this box in this dtype."""
@@ -53,6 +56,7 @@ class Piece:
     """Of the destination."""
 
 
+@record
 @dataclass(frozen=True, eq=False)
 class MoveTable:
     """m moves, sorted by tensor, destination, source and start; boxes have leading dimensions of length 1 up to D."""
@@ -81,6 +85,7 @@ class MoveTable:
         return MoveTable(**{name: column[rows] for name, column in vars(self).items()})
 
 
+@record
 @dataclass(frozen=True, eq=False)
 class ReshardPlan:
     """All moves from one layout to another. Plain values that cross a channel; built once per pair of layouts."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlinf_comm._arrays import dtype_name
 from rlinf_comm.errors import LayoutError, WeightMismatchError
+from rlinf_comm.records import record
 from rlinf_comm.weights.layout import BufferSpec
+from rlinf_comm.weights.unlisted import left_out, listed
 
 if TYPE_CHECKING:
     import torch
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Region:
     """Memory of some tensor, which the holder of this record must keep alive."""
@@ -24,6 +27,7 @@ class Region:
     strides_bytes: tuple[int, ...]
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a box lies in a buffer, as in a Block: elements, row-major, whatever the strides of the tensor at hand."""
@@ -61,18 +65,10 @@ def checked_tensors(
     missing = tuple(sorted(buffers.keys() - tensors.keys()))
     if missing:
         raise WeightMismatchError(f"{where}: {who} misses {listed(missing)}", tensors=missing)
-    extra = tuple(sorted(tensors.keys() - buffers.keys()))
-    if extra:
-        raise LayoutError(f"{listed(extra)}: not in the layout of {who}, so it would not be synchronized")
+    left_out(f"{where}: {who}", tensors, buffers, (), remedy="do not pass them")
     for name, spec in buffers.items():
         check_tensor(name, tensors[name], spec)
     return {name: tensors[name] for name in buffers}
-
-
-def listed(names: Any) -> str:
-    """The first few of many names."""
-    unique = list(dict.fromkeys(names))
-    return ", ".join(unique[:5]) + (f" and {len(unique) - 5} more" if len(unique) > 5 else "")
 
 
 def view_of(tensor: torch.Tensor, place: Place) -> torch.Tensor:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlinf_comm.records import record
 
+
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncReport:
     """One publish() or receive()."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlinf_comm.records import record
 from rlinf_comm.weights.checks import overlaps
 from rlinf_comm.weights.table import BlockTable, Int64s
 
@@ -19,6 +20,7 @@ _MIN_SHARED_BYTES = 64 << 10
 """A box below this is not cut up among its replicas: the cost of a copy is no longer its bytes."""
 
 
+@record
 @dataclass(frozen=True, eq=False)
 class Shares:
     """Disjoint boxes that together are all that is stored of each tensor; s of them, sorted by tensor."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rlinf_comm._arrays import dtype_named
 from rlinf_comm.errors import LayoutError
+from rlinf_comm.records import record
 
 if TYPE_CHECKING:
     from rlinf_comm.weights.layout import Block, Layout, RankLayout
@@ -26,6 +27,7 @@ CASTABLE = ("float32", "bfloat16", "float16")
 """Dtypes that a buffer may have instead of a canonical one of these."""
 
 
+@record
 @dataclass(frozen=True, eq=False)
 class BlockTable:
     """n blocks of T canonical tensors in B buffers, sorted by tensor, rank and start.

@@ -18,6 +18,7 @@ from rlinf_comm.copies import (
     StridedCopy,
     code_of_dtype,
 )
+from rlinf_comm.records import record
 from rlinf_comm.weights.layout import Box, TensorSpec
 from rlinf_comm.weights.region import Place, dense_strides, extent_bytes, region_in
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Part:
     """A box of a canonical tensor that a rank hands out or takes."""

@@ -15,7 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rlinf_comm.records import record
 
+
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseRequest:
     """What a stage asks the driver's lease service."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlinf_comm.channel import ChannelAddress
+from rlinf_comm.records import record
 from rlinf_workers.metrics import Metric
 from rlinf_workers.spans import SpanTable
 from rlinf_workers.worker import StepContext
@@ -13,6 +14,7 @@ WHOLE_BATCH = 0
 """Granularity of a stage that takes everything of a run in one chunk."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadPort:
     """One channel that a rank reads.
@@ -33,6 +35,7 @@ class ReadPort:
     """Written by a stage of the reader's own cycle: the lease is kept while waiting."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WritePort:
     """One channel that a rank writes."""
@@ -46,6 +49,7 @@ class WritePort:
     of_own_turn: bool
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageCall:
     """One stage on one rank, for one run of the flow."""
@@ -67,6 +71,7 @@ class StageCall:
     """Weight edges on which to publish when the stage is done."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageOutcome:
     """What a rank reports when its stage is done."""

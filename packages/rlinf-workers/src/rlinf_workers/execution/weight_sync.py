@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from rlinf_comm.errors import WeightMismatchError
+from rlinf_comm.records import record
 from rlinf_comm.weights import Layout, ReshardPlan, TensorSpec, WeightReceiver, WeightSender, WeightStore, plan
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightPort:
     """One rank's end of a weight edge."""

@@ -159,6 +159,7 @@ class HuggingFaceEngine:
                 rollout_logprobs=logprobs[i * size : (i + 1) * size],
                 reference_answer=prompt.reference_answer,
                 prompt_text=prompt.text,
+                row_json=prompt.row_json,
                 policy_version=policy_version,
                 truncated=truncated[i * size : (i + 1) * size],
             )

@@ -14,7 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_comm.records import record
 
+
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingSettings:
     """How to sample."""

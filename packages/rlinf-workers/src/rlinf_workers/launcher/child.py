@@ -38,6 +38,8 @@ class Birth:
     """`module:qualified name`"""
     arguments: bytes
     """packed by rlinf_comm.codec"""
+    record_modules: list[str]
+    """What to import so that the classes of the arguments are registered here."""
     devices: tuple[str, ...]
     log_path: str
     rendezvous: str
@@ -108,6 +110,8 @@ class Process:
         found: Any = sys.modules.get(module_name) or importlib.import_module(module_name)
         for part in qualified_name.split("."):
             found = getattr(found, part)
+        for name in birth.record_modules:
+            importlib.import_module(name)
         identity = Identity(
             role=birth.role,
             rank=birth.rank,

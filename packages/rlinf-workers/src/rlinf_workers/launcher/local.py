@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_comm import codec
+from rlinf_comm.records import modules_of
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, WorkerLost, WorkersError
 from rlinf_workers.launcher import child, messages
 from rlinf_workers.launcher.base import ServiceHandler, Wait, WorkerSpec
@@ -151,6 +152,7 @@ class LocalLauncher:
             num_ranks=spec.num_ranks,
             worker_class=f"{spec.worker_class.__module__}:{spec.worker_class.__qualname__}",
             arguments=codec.pack(spec.arguments),
+            record_modules=modules_of(spec.arguments),
             devices=spec.devices,
             log_path=str(spec.log_path),
             rendezvous=spec.rendezvous,

@@ -1,4 +1,5 @@
-"""A small actor-critic for state observations: two tanh towers, a diagonal Gaussian with a free standard deviation.
+"""A small actor-critic for state observations: two tanh towers; continuous actions from a diagonal Gaussian with a free
+standard deviation, discrete ones from categories.
 
 Orthogonal initialisation with the gains usual since arXiv:2005.12729 (hidden sqrt(2), policy head 0.01 * sqrt(2),
 value head 1). Running statistics of the observations are part of the model, so that they travel with the weights and
@@ -13,21 +14,31 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob
+from rlinf_comm.records import record
+from rlinf_workers.models.action_heads import ActionDistribution, Categories, Gaussian
 
 OBSERVATION_CLIP = 10.0
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorCriticSettings:
     """Shape of the two towers."""
 
     observation_size: int
     action_size: int
+    """A, dimensions of an action."""
+    num_choices: tuple[int, ...] | None = None
+    """Discrete actions: choices of each of the A dimensions; None: continuous ones."""
     hidden_sizes: tuple[int, ...] = (128, 128, 128)
     initial_log_std: float = -0.5
     normalize_observations: bool = True
     seed: int = 0
+
+    @property
+    def head_size(self) -> int:
+        """Outputs of the policy tower, and how much noise draws one action."""
+        return self.action_size if self.num_choices is None else sum(self.num_choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,7 @@ class ActorCriticOutput:
     """Action, log-probability, entropy and value from one forward, each with the leading dimensions of the input."""
 
     actions: Tensor
-    """[..., A]"""
+    """[..., A] float32; int64 where actions are discrete, each dimension counted from 0"""
     logprobs: Tensor
     """[...] nats, summed over action dimensions"""
     entropy: Tensor
@@ -56,9 +67,11 @@ class ActorCritic(nn.Module):
         with torch.random.fork_rng():
             torch.manual_seed(settings.seed)
             size, hidden = settings.observation_size, settings.hidden_sizes
-            self.policy = _tower(size, hidden, settings.action_size, 0.01 * math.sqrt(2))
+            self.policy = _tower(size, hidden, settings.head_size, 0.01 * math.sqrt(2))
             self.value = _tower(size, hidden, 1, 1.0)
-        self.log_std = nn.Parameter(torch.full((settings.action_size,), settings.initial_log_std))
+        self._num_choices = settings.num_choices
+        if settings.num_choices is None:
+            self.log_std = nn.Parameter(torch.full((settings.action_size,), settings.initial_log_std))
         self._normalizes = settings.normalize_observations
         self.register_buffer("observation_mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("observation_variance", torch.ones(size, dtype=torch.float64))
@@ -79,20 +92,24 @@ class ActorCritic(nn.Module):
 
         Args:
             observations: [..., D], raw.
-            actions: [..., A] to evaluate; else the mean plus `noise` (standard normal, [..., A]) times the standard
-                deviation; without either the mean.
+            actions: [..., A] to evaluate; else drawn with `noise` (standard normal, [..., head_size]); without either
+                the likeliest.
         """
         states = self.normalize(observations)
-        mean: Tensor = self.policy(states)
+        distribution = self._distribution(self.policy(states))
         if actions is None:
-            actions = mean if noise is None else mean + noise * self.log_std.exp()
-        assert actions is not None, "given or made above"
+            actions = distribution.mode() if noise is None else distribution.sample(noise)
         return ActorCriticOutput(
             actions=actions,
-            logprobs=gaussian_log_prob(actions, mean, self.log_std),
-            entropy=gaussian_entropy(mean, self.log_std),
+            logprobs=distribution.log_prob(actions),
+            entropy=distribution.entropy(),
             values=self.value(states)[..., 0],
         )
+
+    def _distribution(self, head: Tensor) -> ActionDistribution:
+        if self._num_choices is None:
+            return Gaussian(head, self.log_std)
+        return Categories(head, self._num_choices)
 
     def values(self, observations: Tensor) -> Tensor:
         """[..., D] raw -> [...]"""

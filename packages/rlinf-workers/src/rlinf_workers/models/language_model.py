@@ -14,7 +14,10 @@ from typing import Any
 
 import torch
 
+from rlinf_comm.records import record
 
+
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSettings:
     """Which model to make; the same settings give the same weights in every process."""
@@ -28,17 +31,18 @@ class ModelSettings:
 
 
 def build_model(settings: ModelSettings, device: torch.device) -> Any:
-    """A causal language model (`transformers.PreTrainedModel`) with SDPA attention, in eval mode."""
+    """A causal language model (`transformers.PreTrainedModel`) in eval mode. transformers chooses the attention: SDPA,
+    or its plain one for a model that cannot do without (Gemma 2 caps attention scores)."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     dtype = getattr(torch, settings.dtype)
     if settings.has_weights:
-        model: Any = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=dtype, attn_implementation="sdpa")
+        model: Any = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=dtype)
     else:
         with torch.random.fork_rng():
             torch.manual_seed(settings.seed)
             config = AutoConfig.from_pretrained(settings.folder)
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.to(device).eval()
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_algos.algorithm import Algorithm
-from rlinf_workers.checkpoint import load_model_weights
+from rlinf_comm.records import record
+from rlinf_workers.checkpoint import load_model_weights, read_json, write_json
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, pad_token_id
 from rlinf_workers.models.sequences import SequenceBatch, completion_logprobs, fit_width, pack_groups
@@ -28,7 +29,12 @@ from rlinf_workers.roles.learning_groups import AdvantageMaker, LearningGroup, c
 from rlinf_workers.roles.optimizer import OptimizerSettings
 from rlinf_workers.roles.training import TrainingWorker
 
+record(Algorithm)
+KL_COEF = "kl_coef.json"
+"""File of a checkpoint: the adapted weight of the KL."""
 
+
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorSettings:
     """What and how the actor trains."""
@@ -74,6 +80,7 @@ class Actor(TrainingWorker):
         self._tokenizer = load_tokenizer(settings.model.folder)
         self._pad_id = pad_token_id(self._model, self._tokenizer)
         self._advantages = AdvantageMaker(algorithm, max_completion_tokens=limit)
+        self._kl_sums: dict[int, Tensor] = {}
         self._loss = ActorLoss(algorithm, temperature=settings.temperature, max_completion_tokens=limit)
         self._gradients = ShardedGradients(
             self._model.parameters(), settings.num_shards, self.ranks, num_statistics=len(STATISTICS)
@@ -101,10 +108,13 @@ class Actor(TrainingWorker):
     def train(self, scored: Reader[ScoredGroup]) -> None:
         """Stage: the groups of a step, `algorithm.num_updates` optimizer steps. Reads its groups in the order of their
         index."""
+        self._kl_sums = {shard: torch.zeros(2, dtype=torch.float64) for shard in self._gradients.shards}
         if gathers_whole_step(self._settings.algorithm):
             self._train_gathered([group for chunk in scored for group in chunk])
         else:
             self._train_streaming(scored)
+        if self._settings.algorithm.kl_target is not None:
+            self._adapt_kl()
 
     def imitate(self, examples: Reader[ExampleBatch]) -> None:
         """Stage: supervised training on (prompt, answer) pairs; one optimizer step for each batch of `num_shards`
@@ -131,7 +141,7 @@ class Actor(TrainingWorker):
         for chunk in scored:
             for group in chunk:
                 if self._record_signal(group) or not self._settings.algorithm.dynamic_sampling:
-                    self._add(shards, self._advantages.make(group))
+                    self._add(shards, self._learn_from(group))
         self._end_update(shards)
 
     def _train_gathered(self, scored: Sequence[ScoredGroup]) -> None:
@@ -143,7 +153,8 @@ class Actor(TrainingWorker):
         num_groups = self.step.num_items
         if algorithm.dynamic_sampling:
             limit = self._settings.num_prompts
-            positions = choose_groups(scored, self._gradients, num_groups, limit)
+            by_parts = self._advantages.reads_parts
+            positions = choose_groups(scored, self._gradients, num_groups, limit, by_parts=by_parts)
             num_groups = len(positions)
         groups = self._prepare([group for group in scored if group.samples.index in positions])
         if algorithm.whiten_advantages:
@@ -167,10 +178,28 @@ class Actor(TrainingWorker):
         proximal: dict[int, Tensor] = {}
         if self._settings.algorithm.num_updates > 1:
             proximal = self._of_each(scored, self._proximal_logprobs)
-        groups = [self._advantages.make(group, values.get(group.samples.index)) for group in scored]
+        groups = [self._learn_from(group, values.get(group.samples.index)) for group in scored]
         for group in groups:
             group.proximal_logprobs = proximal.get(group.index)
         return groups
+
+    def _learn_from(self, scored: ScoredGroup, values: Tensor | None = None) -> LearningGroup:
+        """The group with its advantages; a KL in the reward is recorded."""
+        group = self._advantages.make(scored, values)
+        if group.kl is not None:
+            tokens = float(scored.samples.loss_mask.sum())
+            self.record("actor/ref_kl", float(group.kl.sum()) / max(tokens, 1.0), weight=tokens)
+            sums = torch.tensor([float(group.kl.double().sum()), len(group.kl)], dtype=torch.float64)
+            self._kl_sums[group.index % self._settings.num_shards] += sums
+        return group
+
+    def _adapt_kl(self) -> None:
+        """The weight of the KL for the next step, the same on all ranks."""
+        if self.rank == 0:
+            self.record("actor/kl_coef", self._advantages.kl_coef)
+        kl, num_samples = self._gradients.sum_over_shards(self._kl_sums).tolist()
+        if num_samples:
+            self._advantages.adapt_kl_coef(kl, int(num_samples))
 
     def _of_each(self, scored: Sequence[ScoredGroup], of: Callable[[SequenceBatch], Tensor]) -> dict[int, Tensor]:
         """Index of a group -> what a forward says of its tokens, [G, T]. In micro-batches of a shard, so that numbers
@@ -233,7 +262,8 @@ class Actor(TrainingWorker):
         else:
             counts = [divisor, 0.0, num_tokens]
             self._gradients.add_statistics(shard.number, [*counts, *[0.0] * (len(STATISTICS) - len(counts))])
-        if self._critic is not None:
+        groups = [group for group in groups if group.samples.loss_mask.any()]
+        if self._critic is not None and groups:
             self._critic.backward(shard.number, groups)
 
     def _policy_step(self) -> None:
@@ -250,12 +280,15 @@ class Actor(TrainingWorker):
         self.record("actor/trained_token_fraction", sums["trained"] / tokens)
         self.record("actor/clip_fraction", sums["clipped"] / trained)
         self.record("actor/logprob_gap", sums["gap"] / trained)
+        self.record("actor/rollout_kl", sums["rollout_kl"] / trained)
         if self._settings.algorithm.kl_coef and self._settings.algorithm.kl_in == "loss":
             self.record("actor/ref_kl", sums["kl"] / trained)
-        if self._settings.algorithm.entropy_coef:
+        if self._loss.knows_entropy:
             self.record("actor/entropy", sums["entropy"] / trained)
         if self._settings.algorithm.correction:
             self.record("actor/corrected_fraction", sums["corrected"] / trained)
+        if self._settings.algorithm.off_policy_threshold is not None:
+            self.record("actor/off_policy_fraction", sums["off_policy"] / trained)
 
     def _apply(
         self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, step: int, divisor: float
@@ -266,7 +299,7 @@ class Actor(TrainingWorker):
         return grad_norm, rate
 
     def _record_signal(self, group: ScoredGroup) -> bool:
-        signal = has_signal(group)
+        signal = has_signal(group, by_parts=self._advantages.reads_parts)
         self.record("actor/groups_without_advantage", float(not signal))
         return signal
 
@@ -297,10 +330,14 @@ class Actor(TrainingWorker):
 
     def _save_weights(self, folder: str) -> None:
         self.save_model(f"{folder}/model")
+        if self._settings.algorithm.kl_target is not None:
+            write_json(f"{folder}/{KL_COEF}", {"kl_coef": self._advantages.kl_coef})
         if self._critic is not None:
             self._critic.save(folder)
 
     def _load_weights(self, folder: str) -> None:
         load_model_weights(self._model, f"{folder}/model")
+        if self._settings.algorithm.kl_target is not None:
+            self._advantages.kl_coef = float(read_json(f"{folder}/{KL_COEF}")["kl_coef"])
         if self._critic is not None:
             self._critic.load(folder)

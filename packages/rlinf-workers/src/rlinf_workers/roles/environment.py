@@ -11,14 +11,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from rlinf_comm.records import record
 from rlinf_envs import BatchedEnv, EnvSpec, make_env
-from rlinf_envs.protocol import EpisodeEnd, StepResult, tensor_field
+from rlinf_envs.protocol import ActionSpec, EpisodeEnd, StepResult, tensor_field
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.records import Action, Observation
 from rlinf_workers.worker import Worker
 
+record(EnvSpec)
 
+
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSettings:
     """Which environments, and how long a segment is."""
@@ -150,11 +155,11 @@ class Environment(Worker):
         )
 
     def _step(self, group: _Group, action: Action) -> Observation:
-        result: StepResult = group.env.step(action.actions)
+        result: StepResult = group.env.step(_native(action.actions, group.env.action_spec))
         group.time += 1
         for episode in result.episodes:
             if episode.env_index < group.counted:
-                self._record_episode(episode)
+                self._record_episode(episode, cut=bool(result.truncated[episode.env_index]))
         return Observation(
             group=group.index,
             time=group.time,
@@ -166,8 +171,10 @@ class Environment(Worker):
             is_last=group.time == group.num_steps,
         )
 
-    def _record_episode(self, episode: EpisodeEnd) -> None:
+    def _record_episode(self, episode: EpisodeEnd, *, cut: bool) -> None:
+        self.record("env/truncated_fraction", float(cut))
         self.record("env/return", episode.return_)
+        self.record_spread("env/return_std", episode.return_)
         self.record("env/episode_length", episode.length)
         if episode.success_once is not None:
             self.record("env/success_once", float(episode.success_once))
@@ -177,3 +184,9 @@ class Environment(Worker):
     def close(self) -> None:
         for env in [*self._train.values(), *self._evaluate.values()]:
             env.close()
+
+
+def _native(actions: Tensor, spec: ActionSpec) -> Tensor:
+    """[n, A] as the policy counts -> [n, *spec.shape] as the environment does: discrete actions begin at `low`."""
+    shaped = actions.reshape(len(actions), *spec.shape)
+    return shaped if spec.kind == "continuous" else shaped + spec.low

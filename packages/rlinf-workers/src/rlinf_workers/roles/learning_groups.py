@@ -1,20 +1,23 @@
 """From scored groups to what the update learns from: which groups count, and the advantage of each token.
 
-scored groups -> groups with a signal -> overlong penalty, KL penalty -> advantages -> whitened over the step
+scored groups -> groups with a signal -> overlong penalty, KL penalty -> advantages -> overlong filter -> whitened over
+the step
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlinf_algos import dapo, rewards_at_last_token
-from rlinf_algos.algorithm import KLS, Algorithm
+from rlinf_algos import adapted_kl_coef, dapo, rewards_at_last_token
+from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.parts import ADVANTAGES, advantage_takes
+from rlinf_algos.presets import KLS
 from rlinf_workers.records import SampleGroup, ScoredGroup
 from rlinf_workers.roles.gradients import ShardedGradients
 
@@ -26,6 +29,7 @@ class LearningGroup:
     """A group on its way through the actor. G completions of at most T tokens."""
 
     samples: SampleGroup
+    """Its loss_mask is 0 on completions that are filtered out."""
     rewards: Tensor
     """[G] float32, as scored."""
     advantages: Tensor
@@ -36,19 +40,32 @@ class LearningGroup:
     """[G, T], of the critic before the update."""
     returns: Tensor | None = None
     """[G, T], what the critic should have said."""
+    kl: Tensor | None = None
+    """[G], nats, to the reference over each completion; of algorithms that have it in the reward."""
 
     @property
     def index(self) -> int:
         return self.samples.index
 
 
-def has_signal(group: ScoredGroup) -> bool:
-    """Whether any two rewards differ: without that a group says nothing about which completion is better."""
+def kl_estimate(algorithm: Algorithm) -> Callable[..., Tensor] | None:
+    """The KL to the reference that the algorithm names, with its clamp; None: it has no weight."""
+    if not algorithm.kl_coef:
+        return None
+    function = KLS.get(algorithm.kl)
+    return function if algorithm.kl_clamp is None else partial(function, clamp=algorithm.kl_clamp)
+
+
+def has_signal(group: ScoredGroup, *, by_parts: bool = False) -> bool:
+    """Whether any two rewards differ, or any two values of a part of them: without that a group says nothing about
+    which completion is better."""
+    if by_parts and group.parts is not None:
+        return bool((group.parts != group.parts[0]).any())
     return bool((group.rewards != group.rewards[0]).any())
 
 
 def choose_groups(
-    groups: Sequence[ScoredGroup], gradients: ShardedGradients, num_items: int, limit: int
+    groups: Sequence[ScoredGroup], gradients: ShardedGradients, num_items: int, limit: int, *, by_parts: bool = False
 ) -> dict[int, int]:
     """Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): index -> position of the first `limit` groups with a
     signal, over all ranks.
@@ -60,7 +77,7 @@ def choose_groups(
     flags = {shard: torch.zeros(num_items, dtype=torch.int64) for shard in gradients.shards}
     first = gradients.shards[0]
     for group in groups:
-        flags[first][group.samples.index] = int(has_signal(group))
+        flags[first][group.samples.index] = int(has_signal(group, by_parts=by_parts))
     chosen = gradients.sum_over_shards(flags).nonzero()[:limit, 0].tolist()
     return {index: position for position, index in enumerate(chosen)}
 
@@ -74,44 +91,89 @@ class AdvantageMaker:
         self._takes = advantage_takes(algorithm.advantage)
         self._options = algorithm.options_of(self._takes)
         self._function = ADVANTAGES.get(algorithm.advantage)
-        self._kl = KLS.get(algorithm.kl) if algorithm.kl_coef and algorithm.kl_in == "reward" else None
+        self._kl = kl_estimate(algorithm) if algorithm.kl_in == "reward" else None
+        self.kl_coef = algorithm.kl_coef
+        """Of a KL in the reward; changes where the algorithm has a `kl_target`."""
+
+    @property
+    def reads_parts(self) -> bool:
+        """Whether advantages come from the terms of a weighted reward."""
+        return "parts" in self._takes.inputs
+
+    def adapt_kl_coef(self, kl_sum: float, num_samples: int) -> None:
+        """After a step, where the algorithm has a `kl_target`.
+
+        Args:
+            kl_sum: nats, over all completions of the step, of all ranks.
+            num_samples: completions of the step.
+        """
+        target, horizon = self._algorithm.kl_target, self._algorithm.kl_horizon
+        assert target is not None and horizon is not None, "asked only where there is a target"
+        self.kl_coef = adapted_kl_coef(
+            self.kl_coef, kl_sum / num_samples, target_kl=target, num_samples=num_samples, horizon=horizon
+        )
 
     def make(self, group: ScoredGroup, values: Tensor | None = None) -> LearningGroup:
         """The group with advantages, and with returns where there are values, [G, T]."""
-        samples, rewards = group.samples, group.rewards
+        samples = group.samples
         lengths = samples.loss_mask.sum(-1)
-        penalised = rewards + self._overlong_penalty(lengths) if self._algorithm.overlong_buffer_tokens else rewards
+        penalised = group.rewards
+        if self._algorithm.overlong_buffer_tokens:
+            penalised = penalised + self._overlong_penalty(lengths)
+        penalised = self._algorithm.reward_coef * penalised
+        kl = None if self._kl is None else self._kl(samples.rollout_logprobs, self._ref(samples), samples.loss_mask)
         returns = None
         if self._takes.works_on_tokens:
-            given = {"rewards": self._token_rewards(samples, penalised), "loss_mask": samples.loss_mask}
-            found = self._call(given | ({} if values is None else {"values": values}))
+            tokens = rewards_at_last_token(penalised, samples.loss_mask)
+            tokens = tokens if kl is None else tokens - self.kl_coef * kl
+            given = {"rewards": tokens, "loss_mask": samples.loss_mask}
+            found = self._call(given | ({} if values is None else {"values": values}), tokens.shape)
             advantages, returns = found if isinstance(found, tuple) else (found, None)
         else:
-            if self._kl is not None:
-                penalised = penalised - self._kl_penalty(samples).sum(-1)
-            advantages = self._call({"rewards": penalised[None], "lengths": lengths[None]})[0]
-        return LearningGroup(samples=samples, rewards=rewards, advantages=advantages, values=values, returns=returns)
+            if kl is not None:
+                penalised = penalised - (self.kl_coef * kl).sum(-1)
+            given = {"rewards": penalised[None], "lengths": lengths[None], **self._parts(group)}
+            advantages = self._call(given, given["rewards"].shape)[0]
+        return LearningGroup(
+            samples=self._filtered(samples) if self._algorithm.overlong_filter else samples,
+            rewards=group.rewards,
+            advantages=advantages,
+            values=values,
+            returns=returns,
+            kl=None if kl is None else kl.sum(-1),
+        )
 
-    def _call(self, given: Mapping[str, Tensor]) -> Any:
+    def _call(self, given: Mapping[str, Tensor], shape: torch.Size) -> Any:
         found = self._function(*(given[name] for name in self._takes.inputs), **self._options)
         advantages = found[0] if isinstance(found, tuple) else found
-        if advantages.shape != given["rewards"].shape:
+        if advantages.shape != shape:
             raise ValueError(
                 f"advantage {self._algorithm.advantage!r} gave the shape {list(advantages.shape)} for rewards "
-                f"{list(given['rewards'].shape)}; they must be equal"
+                f"{list(shape)}; they must be equal"
             )
         return found
 
-    def _token_rewards(self, samples: SampleGroup, rewards: Tensor) -> Tensor:
-        """[G, T]: the reward at the last token, less the KL penalty on each."""
-        tokens = rewards_at_last_token(rewards, samples.loss_mask)
-        return tokens if self._kl is None else tokens - self._kl_penalty(samples)
+    def _parts(self, group: ScoredGroup) -> dict[str, Tensor]:
+        if not self.reads_parts:
+            return {}
+        if group.parts is None or group.part_weights is None:
+            raise ValueError(f"advantage {self._algorithm.advantage!r} reads the parts of a reward, and this has none")
+        return {"parts": group.parts[None], "part_weights": group.part_weights}
 
-    def _kl_penalty(self, samples: SampleGroup) -> Tensor:
-        """[G, T]. Between the policy that sampled and the reference, by the log-probabilities of the engine that
-        sampled: they are constants, known as soon as the group is."""
-        assert self._kl is not None and samples.ref_logprobs is not None, "a KL makes the flow have a reference"
-        return self._algorithm.kl_coef * self._kl(samples.rollout_logprobs, samples.ref_logprobs, samples.loss_mask)
+    @staticmethod
+    def _filtered(samples: SampleGroup) -> SampleGroup:
+        """Without the completions that were cut at the limit. They were compared with the others all the same."""
+        if samples.truncated is None:
+            raise ValueError("algorithm.overlong_filter: the engine does not say which completions were cut")
+        kept = dapo.overlong_filter(samples.loss_mask, samples.truncated)
+        return replace(samples, loss_mask=kept.to(samples.loss_mask.dtype))
+
+    @staticmethod
+    def _ref(samples: SampleGroup) -> Tensor:
+        """[G, T]. The KL in the reward is between the policy that sampled and the reference, by the log-probabilities
+        of the engine that sampled: they are constants, known as soon as the group is."""
+        assert samples.ref_logprobs is not None, "a KL makes the flow have a reference"
+        return samples.ref_logprobs
 
     def _overlong_penalty(self, lengths: Tensor) -> Tensor:
         """[G], what is added to the reward: at most 0."""

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from rlinf_comm.records import record
 
+
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerSettings:
     """AdamW and its schedule."""

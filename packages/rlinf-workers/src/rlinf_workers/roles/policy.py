@@ -32,7 +32,7 @@ class Policy(Worker):
 
     def __init__(self, settings: ActorCriticSettings) -> None:
         self._model = ActorCritic(settings).to(self.device)
-        self._action_size = settings.action_size
+        self._noise_size = settings.head_size
         self._version = -1
 
     @torch.no_grad()
@@ -69,7 +69,7 @@ class Policy(Worker):
 
     def _noise(self, observation: Observation, num_rows: int) -> Tensor:
         key = [self.step.seed, (self.step.step << 40) | (observation.group << 20) | observation.time]
-        values = np.random.Generator(np.random.Philox(key=key)).standard_normal((num_rows, self._action_size))
+        values = np.random.Generator(np.random.Philox(key=key)).standard_normal((num_rows, self._noise_size))
         return torch.from_numpy(values).float().to(self.device)
 
     def _extend(

@@ -21,6 +21,7 @@ from rlinf_algos.advantages import (
     rewards_to_go,
 )
 from rlinf_algos.policy_loss import ppo_clip_loss
+from rlinf_comm.records import record
 from rlinf_workers.checkpoint import load_tensors, save_tensors
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.models.actor_critic import ActorCritic, ActorCriticSettings
@@ -32,6 +33,7 @@ ADAM_EPSILON = 1e-5
 """As in the reference implementations of PPO (arXiv:2005.12729, appendix); torch's default is 1e-8."""
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GaeSettings:
     """PPO's advantages: against the value function."""
@@ -41,6 +43,7 @@ class GaeSettings:
     bootstrap_at_termination: bool
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSettings:
     """GRPO's advantages: against the other environments of the group, which began in the same state. No critic."""
@@ -53,6 +56,7 @@ class GroupSettings:
     normalize_std: bool
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyActorSettings:
     """The algorithm and its optimizer."""

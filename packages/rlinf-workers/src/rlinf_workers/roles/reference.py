@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rlinf_comm.records import record
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, pad_token_id
 from rlinf_workers.models.placement import move_model
@@ -15,6 +16,7 @@ from rlinf_workers.records import SampleGroup
 from rlinf_workers.worker import Worker
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceSettings:
     """The frozen model and the temperature at which the rollout samples."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rlinf_algos.rewards import OUTCOMES, RewardResult, RewardSpec, make_reward, score_all
+from rlinf_algos.rewards import OUTCOMES, RewardResult, RewardSpec, RewardTerm, make_reward, score_all
+from rlinf_comm.records import record
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import load_tokenizer
 from rlinf_workers.records import SampleGroup, ScoredGroup
@@ -20,6 +22,11 @@ COIN_DOMAIN = 0x5EED_C015
 """Keeps the coins apart from the noise that the rollout draws for the same seed, step and prompt."""
 
 
+record(RewardSpec)
+record(RewardTerm)
+
+
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardSettings:
     """Which rule scores."""
@@ -48,7 +55,11 @@ class Reward(Worker):
         for chunk in samples:
             groups = self._score(list(chunk))
             for group in groups:
-                self.record("reward/mean", float(group.rewards.mean()))
+                mean = float(group.rewards.mean())
+                self.record("reward/mean", mean)
+                self.record_spread("reward/std_between_groups", mean)
+                if len(group.rewards) > 1:
+                    self.record("reward/std_within_group", float(group.rewards.std()))
                 if group.samples.index < self._settings.num_shown:
                     self._show(group)
             scored.put_many([(group.samples.index, group) for group in groups])
@@ -73,6 +84,7 @@ class Reward(Worker):
                 completions=own,
                 outcomes=tuple(result.outcome for result in results),
                 answers=tuple(result.answer for result in results),
+                **_parts(results),
             )
             for group, own, results in zip(groups, texts, self._results(groups, texts), strict=True)
         ]
@@ -102,7 +114,10 @@ class Reward(Worker):
         completions = [text for _, own in pairs for text in own]
         references = [group.reference_answer for group, own in pairs for _ in own]
         prompts = [prompt for group, own in pairs for prompt in [self._prompt(group)] * len(own)]
-        return score_all(self._reward, completions, references, prompts)
+        rows = None
+        if getattr(self._reward, "reads_rows", False):
+            rows = [row for group, own in pairs for row in [json.loads(group.row_json or "{}")] * len(own)]
+        return score_all(self._reward, completions, references, prompts, rows)
 
     def _record(self, results: Sequence[RewardResult]) -> None:
         """Each outcome's share of the completions, and the mean of each term of a weighted sum."""
@@ -127,3 +142,13 @@ class Reward(Worker):
                 "reward": float(group.rewards[0]),
             }
         )
+
+
+def _parts(results: Sequence[RewardResult]) -> dict[str, torch.Tensor]:
+    """What a `ScoredGroup` says of the terms of a weighted reward."""
+    if not all(result.parts for result in results):
+        return {}
+    return {
+        "parts": torch.tensor([[part.result.value for part in result.parts] for result in results]),
+        "part_weights": torch.tensor([part.weight for part in results[0].parts]),
+    }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from rlinf_comm.records import record
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.generation.base import GenerationEngine
 from rlinf_workers.generation.huggingface import HuggingFaceEngine
@@ -16,6 +17,7 @@ from rlinf_workers.records import Prompt, SampleGroup
 from rlinf_workers.worker import Worker
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutSettings:
     """How the rollout generates."""
@@ -51,8 +53,15 @@ class Rollout(Worker):
                 chunk, sampling, seed=context.seed, step=context.step, policy_version=self._version
             )
             for group in groups:
-                self.record("rollout/completion_tokens", float(group.loss_mask.sum()) / len(group.loss_mask))
+                self._record(group)
             samples.put_many([(group.index, group) for group in groups], policy_version=self._version)
+
+    def _record(self, group: SampleGroup) -> None:
+        size, tokens = len(group.loss_mask), float(group.loss_mask.sum())
+        self.record("rollout/completion_tokens", tokens / size)
+        self.record("rollout/entropy", -float(group.rollout_logprobs.sum()) / max(tokens, 1.0), weight=tokens)
+        if group.truncated is not None:
+            self.record("rollout/truncated_fraction", float(group.truncated.sum()) / size)
 
     def weights(self) -> Mapping[str, Tensor]:
         return self._engine.weights()

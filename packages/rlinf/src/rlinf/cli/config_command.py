@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 from rlinf.config.catalog import shipped_recipes
-from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.schema import json_schema
+from rlinf.config.show import show_recipe
 
 
 def add_parser(subparsers: Any) -> None:
@@ -19,7 +19,7 @@ def add_parser(subparsers: Any) -> None:
     listing.set_defaults(run=list_recipes)
     show = actions.add_parser("show", help="a recipe with every key, after overrides, as YAML")
     show.add_argument("recipe", help="name of a shipped recipe, or path of a YAML file")
-    show.set_defaults(run=show_recipe, takes_overrides=True)
+    show.set_defaults(run=print_recipe, takes_overrides=True)
     schema = actions.add_parser("schema", help="the JSON schema of recipes, for editors")
     schema.set_defaults(run=print_schema)
 
@@ -32,8 +32,8 @@ def list_recipes(args: argparse.Namespace) -> int:
     return 0
 
 
-def show_recipe(args: argparse.Namespace) -> int:
-    print(to_yaml(load_config(args.recipe, parse_overrides(args.overrides))), end="")
+def print_recipe(args: argparse.Namespace) -> int:
+    print(show_recipe(args.recipe, parse_overrides(args.overrides)), end="")
     return 0
 
 

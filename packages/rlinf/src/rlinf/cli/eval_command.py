@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -24,15 +23,20 @@ with standard errors over problems. Known benchmarks: gsm8k, aime24, aime25, mat
 mmlu_stem; any other name is a file of your own, with --benchmarks.NAME.reward. Files are JSON lines, CSV, parquet or a
 folder of datasets."""
 
-EPILOG = """Settings, with their defaults: --k 1 (several: 1,8), --num_samples (the largest k), --temperature 0.6,
---top_p 0.95, --max_new_tokens 2048, --max_prompt_tokens, --long_prompts stop|keep_end|drop, --on_bad_row stop|skip,
---prompt_format auto|plain|chat, --system_prompt, --seed 0, --dtype float32, --cluster.num_devices auto. A YAML file
-holds the same keys. docs/evaluation.md explains them."""
+EPILOG = """--model FOLDER is needed: a Hugging Face model, a run's folder (its newest checkpoint) or one checkpoint. A
+run's model is asked as it was trained. Settings, with their defaults: --k 1 (several: 1,8), --num_samples (the largest
+k), --temperature 0.6, --top_p 0.95, --max_new_tokens 2048, --max_prompt_tokens, --long_prompts stop|keep_end|drop,
+--on_bad_row stop|skip, --prompt_format auto|plain|chat, --system_prompt, --seed 0, --dtype float32,
+--cluster.num_devices auto. A YAML file holds the same keys. docs/evaluation.md explains them."""
 
 
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "eval", help="a model on benchmarks: avg@k, pass@k, maj@k", description=DESCRIPTION, epilog=EPILOG
+        "eval",
+        help="a model on benchmarks: avg@k, pass@k, maj@k",
+        usage="rlinf eval NAME=FILE... --model FOLDER [--SETTING VALUE ...] [--output FOLDER] [--resume]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
     )
     parser.add_argument(
         "benchmarks",
@@ -69,15 +73,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str]) -> int:
-    import torch  # only now: everything above answers without it
-
-    from rlinf import evaluation
+    from rlinf import evaluation  # only now: everything above answers without torch
     from rlinf.cli.eval_progress import EvalProgress
     from rlinf.cli.table import aligned
     from rlinf.config.devices import check_cluster
     from rlinf.evaluation.scores import score_table
+    from rlinf.machine import this_machine
 
-    check_cluster(config.cluster, num_cpus=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
+    check_cluster(config.cluster, this_machine())
     prepared = evaluation.prepare(config)
     try:
         scores = prepared.run(path, resume=resume, command=command, report=EvalProgress())

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -75,11 +77,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; nothing is left running", file=sys.stderr)
         return INTERRUPTED
-    except (UserError, RunFailed) as error:
+    except BrokenPipeError:
+        return _reader_left()
+    except (UserError, RunFailed, OSError, MemoryError) as error:
         if shows_traceback:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        return FAILED if isinstance(error, RunFailed) else WRONG_INPUT
+        print(f"error: {_text(error)}", file=sys.stderr)
+        return WRONG_INPUT if isinstance(error, UserError) else FAILED
+
+
+def _text(error: BaseException) -> str:
+    """One message for what this package or the machine has to say."""
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error or 'Python could not get any more'}\nhint: see the limits with ulimit -a"
+    if isinstance(error, OSError):
+        hint = "\nhint: make room on that disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"{where}{error.strerror or error}{hint}"
+    return str(error)
+
+
+def _reader_left() -> int:
+    """`rlinf config show x | head`: whoever read our output has seen enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at its end
+    return 0
 
 
 def entry_point() -> NoReturn:

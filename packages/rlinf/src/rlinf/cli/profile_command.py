@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf.cli.table import aligned
-from rlinf.config.devices import check_devices
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import Override, parse_overrides
 from rlinf.errors import UserError
@@ -42,16 +40,16 @@ def run(args: argparse.Namespace) -> int:
     if not output.parent.is_dir():
         raise UserError(f"--output={output}: there is no folder {output.parent}", hint="make it, or choose another")
 
-    import torch  # only now: everything above answers without it
-
-    from rlinf import jobs
+    from rlinf import jobs  # only now: everything above answers without torch
     from rlinf.run_folder import RunFolder
 
-    check_devices(config, num_cpus=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
     job = jobs.prepare(config)
     with tempfile.TemporaryDirectory(prefix="rlinf-profile-") as scratch:
         folder = RunFolder.create(
-            Path(scratch) / "run", config_yaml=to_yaml(config), command=["rlinf", *args.arguments], keep_checkpoints=1
+            Path(scratch) / "run",
+            config_yaml=to_yaml(job.config),
+            command=["rlinf", *args.arguments],
+            keep_checkpoints=1,
         )
         with folder:
             measured = jobs.measure(job, folder)

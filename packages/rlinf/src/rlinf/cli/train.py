@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from rlinf.cli.output_folder import check_empty, new_folder
-from rlinf.config.devices import check_devices
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.schema import JOBS, Config
@@ -56,19 +54,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> int:
-    import torch  # only now: everything above answers without it
-
-    from rlinf import jobs
+    from rlinf import jobs  # only now: everything above answers without torch
     from rlinf.run_folder import RunFolder
 
-    check_devices(config, num_cpus=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
     job = jobs.prepare(config)
     trace_bytes = config.run.trace_megabytes << 20 if config.run.trace else 0
     open_folder = RunFolder.resume if resume else RunFolder.create
     try:
         folder = open_folder(
             path,
-            config_yaml=to_yaml(config),
+            config_yaml=to_yaml(job.config),
             command=command,
             keep_checkpoints=config.run.keep_checkpoints,
             trace_bytes=trace_bytes,

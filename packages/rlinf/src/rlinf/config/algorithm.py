@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from rlinf.config.base import CROSS_CHECK, Problem, Section
 from rlinf_algos.algorithm import Algorithm, filled, problems
 from rlinf_algos.errors import AlgosError
+from rlinf_algos.parts import advantage_takes
 
 Aggregation = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean"]
 
@@ -23,13 +24,16 @@ class AlgorithmConfig(Section):
         default="grpo",
         min_length=1,
         description="ppo, grpo, dr_grpo, dapo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, gspo, cispo, "
-        "or package.module:NAME of one of your own.",
+        "gmpo, gdpo (with a weighted reward), distillation (with reference.path), or package.module:NAME of one of "
+        "your own.",
     )
     group_size: int = Field(
         default=8, ge=1, description="Completions sampled for each prompt; most algorithms compare them."
     )
     advantage: str = Field(
-        default="grpo", description="grpo, rloo, gae (with a critic), returns, or package.module:function."
+        default="grpo",
+        description="grpo, rloo, opo, gdpo (with a weighted reward), gae (with a critic), returns, or "
+        "package.module:function.",
     )
     normalize_std: bool | None = Field(
         default=None, description="Divide advantages by the standard deviation of the group's rewards."
@@ -41,13 +45,19 @@ class AlgorithmConfig(Section):
     )
     policy_loss: str = Field(
         default="ppo_clip",
-        description="ppo_clip, gspo, cispo, sapo, decoupled, policy_gradient, or package.module:function.",
+        description="ppo_clip, gspo, gmpo, cispo, sapo, clip_cov, kl_cov, decoupled, policy_gradient, or "
+        "package.module:function.",
     )
     clip_low: float | None = Field(
-        default=None, ge=0, le=1, description="The probability ratio is clipped below at 1 - clip_low."
+        default=None,
+        ge=0,
+        le=1,
+        description="The probability ratio is clipped below at 1 - clip_low; gmpo: its logarithm at -clip_low.",
     )
     clip_high: float | None = Field(
-        default=None, ge=0, description="The probability ratio is clipped above at 1 + clip_high."
+        default=None,
+        ge=0,
+        description="The probability ratio is clipped above at 1 + clip_high; gmpo: its logarithm at clip_high.",
     )
     dual_clip: float | None = Field(
         default=None, gt=1, description="Bound of the ratio where the advantage is negative; null: none."
@@ -55,14 +65,30 @@ class AlgorithmConfig(Section):
     weight_cap: float | None = Field(
         default=None, ge=1, description="Tokens that the engine and the actor find so differently likely are dropped."
     )
-    correction: Literal["truncated", "masked", "icepop"] | None = Field(
+    correction: Literal["truncated", "masked", "rejected", "icepop"] | None = Field(
         default=None, description="What is done about tokens that the engine and the actor find differently likely."
+    )
+    correction_level: Literal["token", "sequence", "geometric"] | None = Field(
+        default=None,
+        description="Whose ratio counts: a token's, a completion's, or the geometric mean over a completion.",
     )
     correction_low: float | None = Field(
         default=None, ge=0, le=1, description="Tokens whose ratio, actor over engine, is lower are left out."
     )
     correction_high: float | None = Field(
         default=None, ge=1, description="Tokens whose ratio is higher are left out; truncated: the largest weight."
+    )
+    off_policy_threshold: float | None = Field(
+        default=None,
+        ge=0,
+        description="Completions of a negative advantage that drifted by more nats a token from the policy that "
+        "sampled them are left out; null: none is.",
+    )
+    top_entropy_fraction: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Share of a micro-batch's tokens, those of the highest entropy, that the policy loss is of.",
     )
     aggregation: Aggregation = Field(default="token_mean", description="From the losses of tokens to one number.")
     kl: str = Field(default="k3", description="Estimate of the KL to the reference: k1, k2, k3, abs, k1+, k3+.")
@@ -71,6 +97,21 @@ class AlgorithmConfig(Section):
     )
     kl_in: Literal["loss", "reward"] = Field(
         default="loss", description="Whether the KL is a term of the loss or a penalty on the rewards."
+    )
+    kl_clamp: float | None = Field(
+        default=None, gt=0, description="Largest value of a token's k3; null: no bound. verl: 10."
+    )
+    kl_target: float | None = Field(
+        default=None,
+        gt=0,
+        description="Adapt kl_coef after each step so that the KL of a completion, in nats, comes to this; needs "
+        "kl_in=reward. null: it stays.",
+    )
+    kl_horizon: int | None = Field(
+        default=None, ge=1, description="Completions in which an adapted kl_coef may change by a fifth."
+    )
+    reward_coef: float = Field(
+        default=1.0, ge=0, description="Weight of the reward beside a KL in it; 0: the KL alone teaches."
     )
     entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     value_loss: Literal["clipped", "huber"] | None = Field(default=None, description="Loss of the critic.")
@@ -95,6 +136,10 @@ class AlgorithmConfig(Section):
     )
     overlong_penalty: float | None = Field(
         default=None, ge=0, description="How much the reward of a completion that reaches the limit falls."
+    )
+    overlong_filter: bool = Field(
+        default=False,
+        description="Leave completions that were cut at rollout.max_new_tokens out of the update and its totals.",
     )
     num_minibatches: int = Field(
         default=1, ge=1, description="Optimizer steps on the prompts of one step; divides rollout.num_prompts."
@@ -121,6 +166,11 @@ class AlgorithmConfig(Section):
     def problems(self) -> Iterator[Problem]:
         for key, text in problems(self.model_dump()):
             yield Problem(keys=(f"algorithm.{key}", "algorithm.name"), text=text)
+
+    @property
+    def reads_parts(self) -> bool:
+        """Whether the advantage reads the parts of a weighted reward."""
+        return "parts" in advantage_takes(self.advantage).inputs
 
     def to_algorithm(self) -> Algorithm:
         """The same for `rlinf_algos`."""

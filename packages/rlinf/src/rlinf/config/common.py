@@ -15,6 +15,11 @@ Mode = Literal["auto", "collocated", "disaggregated", "hybrid"]
 class ClusterConfig(Section):
     """The devices of the run: GPUs, or slots of the CPU on a machine without one."""
 
+    device: Literal["auto", "gpu", "cpu"] = Field(
+        default="auto",
+        description="auto: the GPUs, or CPU slots where there is none; GPUs that are there and cannot be used are an "
+        "error. gpu: GPUs or nothing. cpu: CPU slots, whatever is there.",
+    )
     num_devices: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
         description="GPUs to use, or CPU slots where there is no GPU; auto takes all GPUs, or up to 8 CPU slots.",
@@ -50,6 +55,17 @@ class PlanConfig(Section):
     )
 
 
+class WandbConfig(Section):
+    """Where on W&B the run's metrics go."""
+
+    project: str = Field(min_length=1, description="Name of the project.")
+    entity: str | None = Field(default=None, min_length=1, description="User or team; null: the one who is logged in.")
+    name: str | None = Field(default=None, min_length=1, description="Name of the run; null: its folder's.")
+    mode: Literal["online", "offline"] | None = Field(
+        default=None, description="offline writes to the run folder, for `wandb sync`; null: what WANDB_MODE says."
+    )
+
+
 class RunConfig(Section):
     """How long the run lasts, and what it writes down when."""
 
@@ -80,6 +96,9 @@ class RunConfig(Section):
     )
     step_timeout_s: float = Field(
         default=600.0, gt=0, description="A step that takes longer is given up, and the run says who waited for whom."
+    )
+    wandb: WandbConfig | None = Field(
+        default=None, description="Send metrics to W&B too (needs rlinf[wandb]); null: TensorBoard alone."
     )
     stop_at_score: float | None = Field(
         default=None,

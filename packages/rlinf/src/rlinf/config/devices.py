@@ -1,21 +1,73 @@
-"""Whether the machine has the devices that a config asks for."""
+"""Which devices a config takes of a machine, and whether the machine has them. Every command asks here."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rlinf.config.common import ClusterConfig
-from rlinf.config.schema import Config
+from rlinf.config.schema import Config, ReasoningConfig
 from rlinf.errors import UserError
+from rlinf.machine import Machine
+
+DeviceKind = Literal["cuda", "cpu"]
+MAX_AUTO_SLOTS = 8
+"""CPU slots of `num_devices: auto`; each costs a process for every role, which loads torch."""
 
 
-def check_devices(config: Config, *, num_cpus: int, num_gpus: int) -> None:
-    """Compares the config with the machine: its GPUs, or its CPU cores where it has no GPU.
+def device_kind(cluster: ClusterConfig, machine: Machine) -> DeviceKind:
+    """What the devices are.
+
+    Raises: UserError where a GPU is required and none can be used, or where GPUs are there, torch was built for them
+        and cannot use them: a run must not crawl on the CPU because of a driver.
+    """
+    if cluster.device == "cpu":
+        return "cpu"
+    if machine.gpus:
+        return "cuda"
+    if machine.unusable_gpus and (cluster.device == "gpu" or machine.torch_has_cuda):
+        raise UserError(
+            f"cluster.device={cluster.device}: torch cannot use the GPUs of this machine ({machine.unusable_gpus})",
+            hint="rlinf doctor looks closer; --cluster.device cpu trains on the CPU all the same",
+        )
+    if cluster.device == "gpu":
+        raise UserError(
+            f"cluster.device=gpu: {_machine(machine, 'cuda')}", hint="use --cluster.device cpu to train on the CPU"
+        )
+    return "cpu"
+
+
+def device_notes(cluster: ClusterConfig, machine: Machine) -> list[str]:
+    """What a user should know who did not ask for the CPU and gets it."""
+    if cluster.device == "auto" and machine.unusable_gpus and not machine.gpus:
+        return [f"this torch was built for CPUs alone, so the GPUs are not used ({machine.unusable_gpus})"]
+    return []
+
+
+def check_cluster(cluster: ClusterConfig, machine: Machine) -> int:
+    """The number of devices that a config takes.
 
     Raises: UserError that names what the machine has and the override that would fit.
     """
-    has = _machine(num_cpus, num_gpus)
-    num_devices = check_cluster(config.cluster, num_cpus=num_cpus, num_gpus=num_gpus)
+    kind = device_kind(cluster, machine)
+    available = len(machine.gpus) if kind == "cuda" else machine.num_cpus
+    if cluster.num_devices == "auto":
+        return available if kind == "cuda" else min(MAX_AUTO_SLOTS, available)
+    if cluster.num_devices > available and (kind == "cuda" or not cluster.oversubscribe):
+        allow = "" if kind == "cuda" else ", or let the slots share the cores with --cluster.oversubscribe true"
+        raise UserError(
+            f"cluster.num_devices={cluster.num_devices}: {_machine(machine, kind)}",
+            hint=f"use --cluster.num_devices {available} or auto{allow}",
+        )
+    return cluster.num_devices
+
+
+def check_devices(config: Config, machine: Machine) -> int:
+    """`check_cluster`, and that mode and placement fit the devices. Returns their number."""
+    num_devices = check_cluster(config.cluster, machine)
+    kind = device_kind(config.cluster, machine)
+    has = _machine(machine, kind)
     if config.mode in ("disaggregated", "hybrid") and num_devices < 2:
-        share = "" if num_gpus else ", or --cluster.num_devices 2 --cluster.oversubscribe true"
+        share = "" if kind == "cuda" else ", or --cluster.num_devices 2 --cluster.oversubscribe true"
         raise UserError(f"mode={config.mode} needs at least 2 devices, {has}", hint=f"use --mode auto{share}")
     for group, devices in config.plan.devices.items():
         if wrong := [device for device in devices if device >= num_devices]:
@@ -24,29 +76,26 @@ def check_devices(config: Config, *, num_cpus: int, num_gpus: int) -> None:
                 f"the run has devices 0 to {num_devices - 1}",
                 hint=f"{has}; see cluster.num_devices",
             )
-
-
-def check_cluster(cluster: ClusterConfig, *, num_cpus: int, num_gpus: int) -> int:
-    """Whether there are as many devices as asked for.
-
-    Returns: their number.
-    Raises: as `check_devices`.
-    """
-    available = num_gpus or num_cpus
-    num_devices = available if cluster.num_devices == "auto" else cluster.num_devices
-    if num_devices > available and (num_gpus or not cluster.oversubscribe):
-        allow = "" if num_gpus else ", or let the slots share the cores with --cluster.oversubscribe true"
-        raise UserError(
-            f"cluster.num_devices={num_devices}: {_machine(num_cpus, num_gpus)}",
-            hint=f"use --cluster.num_devices {available} or auto{allow}",
-        )
     return num_devices
 
 
-def _machine(num_cpus: int, num_gpus: int) -> str:
-    if num_gpus:
-        return f"this machine has {_count(num_gpus, 'GPU')}"
-    return f"this machine has {_count(num_cpus, 'CPU core')} and no GPU"
+def settle(config: Config, num_devices: int) -> Config:
+    """The config with what it leaves to the devices: a shard for each of them, as far as the prompts of an optimizer
+    step and the warm start's batch allow. What is written down is a number, so a resumed run keeps it on any machine.
+    """
+    if not isinstance(config, ReasoningConfig) or config.actor.num_shards != "auto":
+        return config
+    most = min(num_devices, config.rollout.num_prompts // config.algorithm.num_minibatches)
+    whole = config.warm_start.batch_size if config.warm_start else 0
+    num_shards = next(count for count in range(most, 0, -1) if num_devices % count == 0 and whole % count == 0)
+    return config.model_copy(update={"actor": config.actor.model_copy(update={"num_shards": num_shards})})
+
+
+def _machine(machine: Machine, kind: DeviceKind) -> str:
+    if kind == "cuda" and machine.gpus:
+        return f"this machine has {_count(len(machine.gpus), 'GPU')}"
+    gpus = "" if machine.gpus else " and no GPU"  # whoever chose the CPU need not hear of them
+    return f"this machine has {_count(machine.num_cpus, 'CPU core')}{gpus}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -33,12 +33,8 @@ class EnvConfig(Section):
         description="Training episodes go on after success or failure until they are cut off, as those of an "
         "evaluation always do, so that the policy learns to stay successful.",
     )
-    control_mode: str | None = Field(
-        default=None, description="How actions drive the robot; null: the environment's own."
-    )
-    reward_mode: str | None = Field(default=None, description="Which reward the environment gives; null: its own.")
     options: dict[str, bool | int | float | str | None] = Field(
-        default={}, description="More arguments for the environment's constructor."
+        default={}, description="Arguments for the environment's constructor; ManiSkill's control_mode, for example."
     )
     num_eval_episodes: int = Field(default=100, ge=1, description="Episodes of an evaluation.")
     eval_seed: int = Field(
@@ -47,14 +43,14 @@ class EnvConfig(Section):
 
 
 class PolicyConfig(Section):
-    """Two towers over the state: policy and value."""
+    """Two towers over the state, policy and value; actions are continuous or discrete, as the environment says."""
 
     hidden_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(128, 128, 128), min_length=1, description="Widths of the hidden layers."
     )
     activation: Literal["tanh"] = Field(default="tanh", description="Non-linearity between the layers.")
     initial_log_std: float = Field(
-        default=-0.5, ge=-10, le=3, description="Logarithm of the action noise before the first step."
+        default=-0.5, ge=-10, le=3, description="Continuous actions: logarithm of their noise before the first step."
     )
     normalize_observations: bool = Field(
         default=True, description="Scale observations by their running mean and deviation."

@@ -42,7 +42,9 @@ class BenchmarkConfig(Section):
     question_field: str | None = Field(default=None, description="Column of the problem; null: as published.")
     answer_field: str | None = Field(default=None, description="Column of the answer; null: as published.")
     template: str | None = Field(
-        default=None, description="Prompt with {question} where the problem goes; null: as the published set is asked."
+        default=None,
+        description="Prompt with {question} where the problem goes; null: as in the run that trained the "
+        "model, or as the published set is asked.",
     )
     num_problems: int | None = Field(default=None, ge=1, description="Only the first problems of the file; null: all.")
 
@@ -84,9 +86,9 @@ class EvalConfig(Section):
     prompt_format: Literal["auto", "plain", "chat"] = Field(
         default="auto",
         description="chat: the prompt as the user's message in the tokenizer's chat template. plain: the prompt as it "
-        "is. auto: chat where the tokenizer has a template.",
+        "is. auto: as in the run that trained the model; of another model chat where the tokenizer has a template.",
     )
-    system_prompt: str | None = Field(default=None, description="Message of the system, in a chat.")
+    system_prompt: str | None = Field(default=None, description="Message of the system, in a chat; unset: the run's.")
     chat_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Arguments of the chat template, {enable_thinking: false} for example."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from rlinf.config.weight_files import check_weight_files
 from rlinf.errors import UserError
 
 WEIGHT_FILES = (
@@ -39,6 +40,7 @@ def check_model_folder(path: Path, *, key: str = "model.path") -> None:
                 hint=f"give the folder itself, not the one above it{looked_for}",
             )
     _check_model_config(path / "config.json")
+    check_weight_files(path, key)
 
 
 def _check_model_config(file: Path) -> None:

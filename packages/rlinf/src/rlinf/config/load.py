@@ -19,8 +19,8 @@ from rlinf.config.schema import JOBS, Config
 from rlinf.config.yaml_source import Tree, describe, dump, parse_file
 from rlinf.errors import UserError
 
-RESUMABLE = "run"
-"""The only section whose values may change when a run is resumed."""
+RESUMABLE = ("run", "mode", "plan", "cluster")
+"""What may change when a run is resumed: its length, and where it runs, on which no number depends."""
 
 S = TypeVar("S", bound=Section)
 
@@ -37,7 +37,7 @@ def load_config(recipe: str, overrides: Sequence[Override] = ()) -> Config:
 
     Raises: UserError that lists everything that is wrong, each with file and line, or the override's flag.
     """
-    return _validate(apply_overrides(read_recipe(recipe), overrides))
+    return validated(apply_overrides(read_recipe(recipe), overrides))
 
 
 def load_eval(file: Path | None, overrides: Sequence[Override]) -> EvalConfig:
@@ -68,19 +68,19 @@ def load_eval_for_resume(folder: Path, overrides: Sequence[Override]) -> EvalCon
 
 
 def load_for_resume(folder: Path, overrides: Sequence[Override] = ()) -> Config:
-    """The config that a run folder was started with; overrides may only change its section `run`.
+    """The config that a run folder was started with; overrides may only change what is `RESUMABLE`.
 
     Raises: UserError for a folder without config.yaml, and for an override that would change the run's numbers.
     """
     stored = _stored(folder, "run")
-    before = _validate(stored)
-    after = _validate(apply_overrides(stored, overrides))
+    before = validated(stored)
+    after = validated(apply_overrides(stored, overrides))
     _refuse_changes(
         before,
         after,
-        (RESUMABLE,),
+        RESUMABLE,
         title="a resumed run goes on with the config it was started with",
-        hint=f"only keys of {RESUMABLE} may change (run.num_steps, run.max_minutes, ...); "
+        hint="only the mode and keys of run, plan and cluster may change (run.num_steps, run.max_minutes, ...); "
         "for anything else start a new run",
     )
     return after
@@ -91,7 +91,8 @@ def to_yaml(config: Section) -> str:
     return dump(config.model_dump(mode="json"))
 
 
-def _validate(tree: Tree) -> Config:
+def validated(tree: Tree) -> Config:
+    """The config that a tree holds. Raises: UserError with every mistake; its cause is pydantic's error."""
     model = JOBS.get(job) if isinstance(job := tree.values.get("job"), str) else None
     if model is None:
         wrong = messages.missing(("job",), tree) if job is None else messages.unknown_value("job", tree, list(JOBS))

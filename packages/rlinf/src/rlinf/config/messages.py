@@ -56,7 +56,7 @@ def explain(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[
         if detail["type"] == CROSS_CHECK:
             messages += [_problem(problem, tree) for problem in detail.get("ctx", {})["problems"]]
         else:
-            by_key.setdefault(_key(detail["loc"], tree.values, detail["type"]), []).append(detail)
+            by_key.setdefault(key_of(detail["loc"], tree.values, detail["type"]), []).append(detail)
     return [_single(key, details, tree, model) for key, details in by_key.items()] + messages
 
 
@@ -84,6 +84,8 @@ def _problem(problem: Problem, tree: Tree) -> str:
     places = [place for key in problem.keys if (place := _place(tuple(key.split(".")), tree)) is not None]
     overrides = [place for place in places if place.startswith("--")]
     place = next(iter(overrides or places), None)
+    if place == f"--{problem.keys[0]}":
+        return f"--{problem}"
     return f"{place}: {problem}" if place else str(problem)
 
 
@@ -135,7 +137,7 @@ def _unknown_key(key: Key, tree: Tree, model: type[BaseModel]) -> str:
     return f"{_located(key, tree)} is not a key; {advice}"
 
 
-def _key(location: tuple[str | int, ...], values: Any, error_type: str) -> Key:
+def key_of(location: tuple[str | int, ...], values: Any, error_type: str) -> Key:
     """The key in the tree for pydantic's location, which also names the members of unions that it tried."""
     key: list[str | int] = []
     node: Any = values

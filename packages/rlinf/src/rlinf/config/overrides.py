@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf.config.yaml_source import KINDS, Tree, changes_kind, describe, forget, parse_value
+from rlinf.config.yaml_source import KINDS, Tree, describe, forget, parse_value, start_afresh
 from rlinf.errors import UserError
 
 _NAME = re.compile(r"--([A-Za-z_][\w-]*(?:\.[\w-]+)*)(?:=(.*))?", re.DOTALL)
@@ -100,14 +100,13 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
 
 
 def apply_overrides(tree: Tree, overrides: Sequence[Override]) -> Tree:
-    """The tree with every override in it, in their order; `--task.kind` and `--algorithm.name` first, because another
-    kind starts its section afresh."""
+    """The tree with every override in it, in their order; those that choose a kind (`--task.kind`) first, because what
+    belonged to another kind is dropped."""
     values, places = _copy(tree.values), dict(tree.places)
     for override in sorted(overrides, key=lambda override: override.key not in KINDS):
         *parents, name = override.key
-        if override.key in KINDS and changes_kind(name, values.get(parents[0]), {name: override.value}):
-            del values[parents[0]]
-            forget(places, (parents[0],))
+        if len(override.key) == 2 and (kind := (override.key[0], override.key[1])) in KINDS:
+            start_afresh(values, places, kind, {name: override.value})
         section = values
         for depth, parent in enumerate(parents, start=1):
             if not isinstance(section.get(parent), dict):

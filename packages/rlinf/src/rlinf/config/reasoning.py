@@ -105,6 +105,16 @@ class EvaluationConfig(Section):
             )
 
 
+class ReferenceConfig(Section):
+    """The frozen model that algorithm.kl is to."""
+
+    path: InputPath | None = Field(
+        default=None,
+        description="Hugging Face model folder with the actor's tokenizer: a teacher. null: the actor's own model as "
+        "it is before the first step.",
+    )
+
+
 class ActorConfig(Section):
     """The optimizer (AdamW) and how a batch is cut."""
 
@@ -117,10 +127,11 @@ class ActorConfig(Section):
     micro_batch_groups: int = Field(
         default=8, ge=1, description="Groups of one forward and backward pass; decides the memory peak."
     )
-    num_shards: int = Field(
+    num_shards: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=2,
-        ge=1,
-        description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks.",
+        description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks, "
+        "which divides it; each costs a gradient's memory. auto: one for each device of the machine where the run "
+        "starts.",
     )
     lr_decay_steps: int | None = Field(
         default=None, ge=1, description="Optimizer steps over which the learning rate falls linearly; null keeps it."
@@ -128,6 +139,12 @@ class ActorConfig(Section):
     min_lr_ratio: float = Field(
         default=0.1, ge=0, le=1, description="Share of the learning rate that is left after lr_decay_steps."
     )
+
+    @property
+    def settled_shards(self) -> int:
+        """`num_shards` as a number."""
+        assert self.num_shards != "auto", "jobs.prepare settles it (rlinf.config.devices.settle)"
+        return self.num_shards
 
 
 class CriticConfig(Section):
@@ -157,6 +174,9 @@ class ReasoningConfig(JobConfig):
         default=EvaluationConfig(), description="How held-out problems are answered during training."
     )
     actor: ActorConfig = Field(default=ActorConfig(), description="The optimizer and how a batch is cut.")
+    reference: ReferenceConfig = Field(
+        default=ReferenceConfig(), description="The model that algorithm.kl holds on to, where there is one."
+    )
     critic: CriticConfig = Field(default=CriticConfig(), description="The optimizer of the critic, where there is one.")
 
     def problems(self) -> Iterator[Problem]:
@@ -165,7 +185,37 @@ class ReasoningConfig(JobConfig):
         yield from self._task_problems()
         yield from self._batch_problems()
         yield from self._critic_problems()
-        yield from self._shard_problems(self.actor.num_shards)
+        yield from self._algorithm_problems()
+        if self.actor.num_shards != "auto":
+            yield from self._shard_problems(self.actor.num_shards)
+
+    def _algorithm_problems(self) -> Iterator[Problem]:
+        """What the algorithm needs of other sections."""
+        algorithm, teacher = self.algorithm, self.reference.path
+        if teacher is not None and not algorithm.kl_coef:
+            yield Problem(
+                keys=("reference.path", "algorithm.kl_coef"),
+                text=f"={teacher} is not used: algorithm.kl_coef is 0, so no reference is asked",
+            )
+        if teacher is None and algorithm.reward_coef == 0:
+            yield Problem(
+                keys=("reference.path", "algorithm.reward_coef"),
+                text=" is not set, and algorithm.reward_coef=0 learns from the KL to the reference alone; give a "
+                "teacher with --reference.path FOLDER",
+            )
+        if algorithm.reads_parts and self.reward.kind != "weighted":
+            yield Problem(
+                keys=("algorithm.advantage", "reward.kind"),
+                text=f"={algorithm.advantage} reads the parts of a reward, and reward.kind={self.reward.kind} has "
+                "none; use reward.kind=weighted with its terms",
+            )
+        num_samples = self.rollout.num_prompts * algorithm.group_size
+        if algorithm.kl_horizon is not None and algorithm.kl_horizon < num_samples:
+            yield Problem(
+                keys=("algorithm.kl_horizon", "rollout.num_prompts", "algorithm.group_size"),
+                text=f"={algorithm.kl_horizon} is less than the {num_samples} completions of a step; use at least "
+                f"{num_samples}",
+            )
 
     def _model_problems(self) -> Iterator[Problem]:
         architecture = self.model.architecture
@@ -230,7 +280,7 @@ class ReasoningConfig(JobConfig):
                 text=f"={num_prompts} is not a multiple of algorithm.num_minibatches={num_minibatches}; "
                 f"use {neighbours(num_prompts, num_minibatches)}",
             )
-        elif num_prompts_per_update < self.actor.num_shards:
+        elif self.actor.num_shards != "auto" and num_prompts_per_update < self.actor.num_shards:
             yield Problem(
                 keys=("actor.num_shards", "rollout.num_prompts"),
                 text=f"={self.actor.num_shards} is more than the {num_prompts_per_update} prompts of an optimizer "
@@ -242,8 +292,9 @@ class ReasoningConfig(JobConfig):
                 keys=("algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"),
                 text=f"={buffer} is more than rollout.max_new_tokens={limit}; use at most {limit}",
             )
-        if self.warm_start and self.warm_start.batch_size % self.actor.num_shards:
-            size, shards = self.warm_start.batch_size, self.actor.num_shards
+        shards = 1 if self.actor.num_shards == "auto" else self.actor.num_shards
+        if self.warm_start and self.warm_start.batch_size % shards:
+            size = self.warm_start.batch_size
             yield Problem(
                 keys=("warm_start.batch_size", "actor.num_shards"),
                 text=f"={size} is not a multiple of actor.num_shards={shards}; use {neighbours(size, shards)}",

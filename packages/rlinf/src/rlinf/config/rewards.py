@@ -13,11 +13,18 @@ from rlinf.config.base import InputPath, Problem, Section
 class RuleReward(Section):
     """A rule without options: 1 or 0."""
 
-    kind: Literal["exact", "numeric", "multiple_choice", "format", "random"] = Field(
-        description="exact: the text equals the answer. numeric: the last number does. multiple_choice: the last "
-        "stated letter does. format: <think> ... </think> <answer> ... </answer>, whatever is in them. random: a "
-        "control, coin flips drawn from the run's seed, with which nothing can be learned; evaluation stays exact."
+    kind: Literal["exact", "numeric", "format", "random"] = Field(
+        description="exact: the text equals the answer. numeric: the last number does. format: <think> ... </think> "
+        "<answer> ... </answer>, whatever is in them. random: a control, coin flips drawn from the run's seed, with "
+        "which nothing can be learned; evaluation stays exact."
     )
+
+
+class ChoiceReward(Section):
+    """The last letter that is stated as the answer is the reference's."""
+
+    kind: Literal["multiple_choice"]
+    num_choices: int = Field(default=26, ge=2, le=26, description="Letters from A on that may be answered.")
 
 
 class MathReward(Section):
@@ -25,7 +32,8 @@ class MathReward(Section):
 
     kind: Literal["math"]
     num_processes: int = Field(default=2, ge=1, description="Checking processes; each keeps a CPU core busy.")
-    time_limit_s: float = Field(default=5.0, ge=0.01, description="CPU seconds for one comparison.")
+    time_limit_s: float = Field(default=1.0, ge=0.01, description="CPU seconds for one comparison.")
+    wall_limit_s: float = Field(default=2.5, ge=0.01, description="Seconds by the clock for one comparison.")
     memory_limit_mib: int = Field(default=1024, ge=128, description="Memory of one checking process.")
 
 
@@ -60,8 +68,11 @@ class FunctionReward(Section):
     kind: Literal["function"]
     path: str = Field(
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
-        description="package.module:name, of a function (completion, reference) -> RewardResult, or of a class whose "
-        "objects are called like that.",
+        description="package.module:name, of a function (completion, answer) that returns a number or a RewardResult, "
+        "or of a class whose objects are called like that. Parameters named prompt and row are given those.",
+    )
+    time_limit_s: float = Field(
+        default=60.0, gt=0, description="A call that takes longer ends the run and shows where it hangs."
     )
 
 
@@ -91,7 +102,14 @@ class LengthTargetReward(Section):
 
 
 TermReward = Annotated[
-    RuleReward | MathReward | CodeReward | ModelReward | FunctionReward | LengthReward | LengthTargetReward,
+    RuleReward
+    | ChoiceReward
+    | MathReward
+    | CodeReward
+    | ModelReward
+    | FunctionReward
+    | LengthReward
+    | LengthTargetReward,
     Field(discriminator="kind"),
 ]
 
@@ -124,6 +142,7 @@ class WeightedReward(Section):
 
 RewardConfig = Annotated[
     RuleReward
+    | ChoiceReward
     | MathReward
     | CodeReward
     | ModelReward

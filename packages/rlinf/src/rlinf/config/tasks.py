@@ -45,14 +45,16 @@ class FilesTask(_Task):
     answer_field: str = Field(default="answer", description="Field of a row that holds the reference answer.")
     prompt_template: str = Field(
         default="{question}\n",
-        description="Prompt given to the model, with {prompt_field's name} where the problem goes.",
+        description="Prompt given to the model, instruction included, with {prompt_field} where the problem goes.",
     )
-    prompt_format: Literal["plain", "chat"] = Field(
-        default="plain",
-        description="plain: the prompt as it is. chat: as the user's message, in the chat template of the tokenizer.",
+    prompt_format: Literal["auto", "plain", "chat"] = Field(
+        default="auto",
+        description="plain: the prompt as it is. chat: as the user's message, in the chat template of the tokenizer. "
+        "auto: chat where the tokenizer has a template. rlinf eval asks the run's model in the same way.",
     )
-    system_prompt: str | None = Field(
-        default=None, description="Message of the system before the prompt; with prompt_format=chat."
+    system_prompt: str | None = Field(default=None, description="Message of the system before the prompt, in a chat.")
+    chat_options: dict[str, bool | int | float | str] = Field(
+        default={}, description="Arguments of the chat template, {enable_thinking: false} for example."
     )
     answer_format: Literal["gsm8k", "exact"] = Field(
         default="exact", description="gsm8k: the answer ends in `#### number`. exact: the answer is the whole text."
@@ -70,10 +72,11 @@ class FilesTask(_Task):
 
     def problems(self) -> Iterator[Problem]:
         yield from template_problems(self.prompt_template, self.prompt_field, "task.prompt_template", "prompt_field")
-        if self.system_prompt is not None and self.prompt_format == "plain":
+        if (self.system_prompt is not None or self.chat_options) and self.prompt_format == "plain":
+            key = "task.chat_options" if self.system_prompt is None else "task.system_prompt"
             yield Problem(
-                keys=("task.system_prompt", "task.prompt_format"),
-                text=" is set, but task.prompt_format=plain has no message of the system; use prompt_format chat",
+                keys=(key, "task.prompt_format"),
+                text=" is set, but task.prompt_format=plain is no chat; use prompt_format chat",
             )
 
 

@@ -18,8 +18,12 @@ from rlinf.errors import UserError
 Key = tuple[str | int, ...]
 """Where a value is: ("rollout", "temperature"), ("task", "train_files", 0)."""
 
-KINDS = (("task", "kind"), ("algorithm", "name"))
-"""Sections, and the key of each that decides what its other keys mean."""
+KINDS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("task", "kind"): (),
+    ("algorithm", "name"): (),
+    ("env", "kind"): ("options",),
+}
+"""A section and the key that tells its kinds apart -> the keys that mean something else in another kind; () for all."""
 
 MAX_DEPTH = 20
 """Deeper than any recipe; only a file that refers to itself gets there."""
@@ -129,16 +133,27 @@ def merge(base: Tree, over: Tree) -> Tree:
     """
     values, places = dict(base.values), dict(base.places)
     for section, key in KINDS:
-        if changes_kind(key, values.get(section), over.values.get(section)):
-            values.pop(section)
-            forget(places, (section,))
+        start_afresh(values, places, (section, key), over.values.get(section))
     _merge_into(values, over.values, places, ())
     return Tree(values=values, places={**places, **over.places})
 
 
-def changes_kind(key: str, old: Any, new: Any) -> bool:
-    """Whether both are sections and the new one says something else under the key that tells kinds apart."""
-    return isinstance(old, Mapping) and isinstance(new, Mapping) and key in new and new[key] != old.get(key)
+def start_afresh(values: dict[str, Any], places: dict[Key, str], kind: tuple[str, str], new: Any) -> None:
+    """Drops what meant something to the old kind alone, where a section of another kind comes on top.
+
+    Args:
+        values: the whole tree's, changed in place; so are its `places`.
+        kind: an entry of `KINDS`.
+        new: the section that comes on top.
+    """
+    section, key = kind
+    old = values.get(section)
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping) and key in new and new[key] != old.get(key)):
+        return
+    dropped = KINDS[kind] or tuple(old)
+    for name in dropped:
+        forget(places, (section, name))
+    values[section] = {name: value for name, value in old.items() if name not in dropped}
 
 
 def forget(places: dict[Key, str], key: Key) -> None:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from rlinf.config.evaluation import BenchmarkConfig, EvalConfig
 from rlinf.errors import UserError
 from rlinf.evaluation.model import EvaluatedModel
+from rlinf.jobs.rewards import try_own_reward
 from rlinf.tasks import Problem
-from rlinf.tasks.prompts import PromptEncoder, fit_prompts, has_chat_template, template_of
+from rlinf.tasks.prompts import PromptEncoder, fit_prompts, is_chat, template_of
 from rlinf.tasks.published import PublishedSet, published_set, require_published
 from rlinf.tasks.questions import Columns, QuestionReader, load_problems, skipped_note
 from rlinf_algos import RewardError
-from rlinf_algos.rewards import get_reward, make_reward, reward_names, score
+from rlinf_algos.rewards import RewardSpec, make_reward, reward_names, score
 
 PLAIN_TEMPLATE = "{question}\n"
 """Of one's own file."""
@@ -29,7 +30,7 @@ class Benchmark:
     name: str
     title: str
     file: str
-    reward: str
+    reward: RewardSpec
     problems: list[Problem]
     num_bad_rows: int
     num_long_prompts: int
@@ -67,15 +68,15 @@ def prepare_benchmarks(config: EvalConfig, model: EvaluatedModel) -> Benchmarks:
     """
     known = {name: _published(name, benchmark) for name, benchmark in config.benchmarks.items()}
     limit = _prompt_limit(config, model)
-    is_chat = config.prompt_format == "chat" or (config.prompt_format == "auto" and has_chat_template(model.tokenizer))
-    if not is_chat and (config.system_prompt is not None or config.chat_options):
+    asks_chat = is_chat(config.prompt_format, model.tokenizer)
+    if not asks_chat and (config.system_prompt is not None or config.chat_options):
         raise UserError(
             f"{'chat_options' if config.system_prompt is None else 'system_prompt'} is set, but the tokenizer of "
             f"{model.folder} has no chat template",
             hint="leave it out, or put a chat_template into the tokenizer's files",
         )
     encoder = PromptEncoder(
-        model.tokenizer, chat=is_chat, system_prompt=config.system_prompt, options=config.chat_options
+        model.tokenizer, chat=asks_chat, system_prompt=config.system_prompt, options=config.chat_options
     )
     sets = tuple(
         _benchmark(config, name, benchmark, known[name], encoder, limit, model.max_positions)
@@ -83,7 +84,7 @@ def prepare_benchmarks(config: EvalConfig, model: EvaluatedModel) -> Benchmarks:
     )
     longest = max(max(encoder.num_tokens([problem.prompt for problem in one.problems])) for one in sets)
     return Benchmarks(
-        sets=sets, encoder=encoder, max_prompt_tokens=max(1, min(longest, limit or longest)), is_chat=is_chat
+        sets=sets, encoder=encoder, max_prompt_tokens=max(1, min(longest, limit or longest)), is_chat=asks_chat
     )
 
 
@@ -127,7 +128,7 @@ def _benchmark(
     limit: int | None,
     positions: int | None,
 ) -> Benchmark:
-    reward = benchmark.reward or (known.reward if known else "")
+    reward = _reward(benchmark, known)
     template = benchmark.template or (known.template if known else PLAIN_TEMPLATE)
     loaded = load_problems(
         benchmark.file,
@@ -171,25 +172,35 @@ def _benchmark(
     )
 
 
-def _check_reward(name: str, reward: str, problems: Sequence[Problem]) -> None:
+def _reward(benchmark: BenchmarkConfig, known: PublishedSet | None) -> RewardSpec:
+    """The published set's, unless another is asked for."""
+    if known is not None and benchmark.reward in (None, known.reward):
+        return RewardSpec(rule=known.reward, options=known.reward_options)
+    return RewardSpec(rule=benchmark.reward or "")
+
+
+def _check_reward(name: str, reward: RewardSpec, problems: Sequence[Problem]) -> None:
     """Whether the reward is there, and can use all answers: better said now than after hours.
 
-    Rules are asked about an empty completion of each problem; one's own function, which may take long, is not.
+    Rules are asked about an empty completion of each problem; one's own function, which may take long, about one.
     """
+    if ":" in reward.rule:
+        try_own_reward(reward, problems[0], f"benchmarks.{name}.reward={reward.rule}")
+        return
     hint = f"--benchmarks.{name}.reward chooses another reward; known: {', '.join(reward_names())}"
     try:
-        checker = get_reward(reward) if ":" in reward else make_reward(reward)
+        checker = make_reward(reward)
     except RewardError as error:
-        raise UserError(f"benchmarks.{name}.reward={reward}: {error}", hint=hint) from error
+        raise UserError(f"benchmarks.{name}.reward={reward.rule}: {error}", hint=hint) from error
     try:
-        for problem in problems if reward in CHECKED else ():
+        for problem in problems if reward.rule in CHECKED else ():
             try:
                 score(checker, "", problem.answer)
             except RewardError as error:
                 raise UserError(f"{problem.place}: {error.__cause__ or error}", hint=hint) from error
     finally:
         close = getattr(checker, "close", None)
-        if close is not None and ":" not in reward:
+        if close is not None:
             close()
 
 

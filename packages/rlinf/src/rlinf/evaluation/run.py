@@ -12,6 +12,7 @@ from rlinf.config.load import to_yaml
 from rlinf.evaluation.benchmarks import Benchmark, Benchmarks, prepare_benchmarks
 from rlinf.evaluation.folder import EvalFolder
 from rlinf.evaluation.model import EvaluatedModel, load_model
+from rlinf.evaluation.run_prompt import ask_as_in_run, run_prompt
 from rlinf.evaluation.runner import Runner
 from rlinf.evaluation.scores import RIGHT, BenchmarkScores, score_benchmark
 from rlinf_workers.records import ScoredGroup
@@ -34,8 +35,11 @@ class EvalReport(Protocol):
 class Evaluation:
     """Prepared: all inputs were read and checked, nothing is written or started."""
 
-    def __init__(self, config: EvalConfig, model: EvaluatedModel, benchmarks: Benchmarks) -> None:
+    def __init__(
+        self, config: EvalConfig, model: EvaluatedModel, benchmarks: Benchmarks, notes: Sequence[str] = ()
+    ) -> None:
         self._config = config
+        self._prompt_notes = list(notes)
         self._model = model
         self._benchmarks = benchmarks
 
@@ -73,7 +77,7 @@ class Evaluation:
     def _notes(self) -> list[str]:
         how = "the tokenizer's chat template" if self._benchmarks.is_chat else "plain prompts, without a chat template"
         chosen = [f"prompt_format=auto: {how}"] if self._config.prompt_format == "auto" else []
-        return [*chosen, *self._benchmarks.notes]
+        return [*self._prompt_notes, *chosen, *self._benchmarks.notes]
 
     def _ask(self, folder: EvalFolder, report: EvalReport) -> None:
         done = folder.keep_whole_problems(self._config.samples_per_problem)
@@ -158,9 +162,13 @@ class _Writer:
 
 
 def prepare(config: EvalConfig) -> Evaluation:
-    """Reads and checks the model folder and all data files.
+    """Reads and checks the model folder and all data files. A run's model is asked as in the run, where the settings
+    leave it open.
 
     Raises: UserError.
     """
     model = load_model(config.model)
-    return Evaluation(config, model, prepare_benchmarks(config, model))
+    prompt, notes = run_prompt(config.model, model.tokenizer)
+    if prompt is not None:
+        config, notes = ask_as_in_run(config, prompt, model.tokenizer)
+    return Evaluation(config, model, prepare_benchmarks(config, model), notes)

@@ -16,13 +16,15 @@ from typing import Any, Protocol
 import torch
 
 from rlinf.config.evaluation import EvalConfig
-from rlinf.errors import RunFailed
 from rlinf.evaluation.benchmarks import Benchmark, Benchmarks
 from rlinf.evaluation.model import EvaluatedModel
 from rlinf.jobs.devices import make_cluster, worker_environment
+from rlinf.jobs.failures import run_failed
+from rlinf.machine import this_machine
 from rlinf.tasks import Problem
+from rlinf_algos.rewards import RewardSpec
 from rlinf_sched.modes import plan_for_mode
-from rlinf_workers import Executor, Flow, LocalLauncher, RemoteError, StepContext, WorkersError
+from rlinf_workers import Executor, Flow, LocalLauncher, StepContext, WorkersError
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records import Prompt, ScoredGroup
@@ -57,7 +59,7 @@ class Runner:
         self._benchmarks = benchmarks
         self._log_folder = log_folder
         self._sink = sink
-        self._cluster = make_cluster(config.cluster)
+        self._cluster = make_cluster(config.cluster, this_machine())
 
     def run(self, todo: Sequence[tuple[Benchmark, Sequence[Problem]]]) -> None:
         """Asks the problems of each benchmark.
@@ -76,10 +78,8 @@ class Runner:
             try:
                 for benchmark, problems in todo:
                     self._run(executor, benchmark, problems)
-            except RemoteError as error:
-                raise RunFailed(f"{error}\n{error.remote_traceback}") from error
             except WorkersError as error:
-                raise RunFailed(str(error)) from error
+                raise run_failed(error, self._log_folder) from error
 
     def describe_devices(self) -> str:
         """For people: what the samples are drawn on."""
@@ -108,7 +108,7 @@ class Runner:
                 seed=benchmark_seed(self._config.seed, benchmark.name),
                 num_items=len(problems),
             ),
-            feeds={"prompts": [self._prompt(problem) for problem in problems]},
+            feeds={"prompts": [self._prompt(problem, sends_rows=":" in benchmark.reward.rule) for problem in problems]},
             timeout_s=self._config.timeout_s,
             on_items=on_items,
         )
@@ -130,7 +130,7 @@ class Runner:
             same_length=False,
             max_batch_sequences=config.max_batch_sequences,
         )
-        reward = f"reward-{re.sub(r'[^A-Za-z0-9_]+', '-', benchmark.reward)}"
+        reward = f"reward-{re.sub(r'[^A-Za-z0-9_]+', '-', _tag(benchmark.reward))}"
         flow = Flow(f"evaluate-{benchmark.name}")
         flow.worker("rollout", Rollout, rollout)
         flow.worker(reward, Reward, RewardSettings(rule=benchmark.reward, tokenizer_folder=folder))
@@ -138,14 +138,20 @@ class Runner:
         flow.stage("reward", Reward.score, reads="samples", writes="scored", worker=reward, needs_device=False)
         return flow
 
-    def _prompt(self, problem: Problem) -> Prompt:
+    def _prompt(self, problem: Problem, *, sends_rows: bool) -> Prompt:
         token_ids = self._benchmarks.encoder.encode(problem.prompt)[-self._benchmarks.max_prompt_tokens :]
         return Prompt(
             index=problem.number,
             token_ids=torch.tensor(token_ids),
             reference_answer=problem.answer,
             text=problem.prompt,
+            row_json=problem.row_json if sends_rows else None,
         )
+
+
+def _tag(reward: RewardSpec) -> str:
+    """A name for each reward with its options."""
+    return "-".join([reward.rule, *(f"{key}-{value}" for key, value in (reward.options or {}).items())])
 
 
 def benchmark_seed(seed: int, name: str) -> int:

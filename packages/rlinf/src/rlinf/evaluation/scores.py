@@ -36,7 +36,7 @@ class BenchmarkScores:
         return {
             "title": benchmark.title,
             "file": benchmark.file,
-            "reward": benchmark.reward,
+            "reward": benchmark.reward.rule,
             "num_problems": self.avg.num_problems,
             "num_samples_per_problem": self.num_samples,
             "num_bad_rows": benchmark.num_bad_rows,

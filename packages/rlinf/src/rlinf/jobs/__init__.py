@@ -9,21 +9,31 @@ if TYPE_CHECKING:
     from rlinf.config.schema import Config
     from rlinf.jobs.base import Job
     from rlinf.jobs.loop import JobResult
+    from rlinf.machine import Machine
     from rlinf.run_folder import RunFolder
     from rlinf_workers.profiling import Measured
 
 __all__ = ["prepare", "run", "measure"]
 
 
-def prepare(config: Config) -> Job:
-    """The job of a config, with all checked that can be wrong with its inputs and its plan; nothing is written or
-    started.
+def prepare(config: Config, machine: Machine | None = None) -> Job:
+    """The job of a config, with all checked that can be wrong with its inputs, its devices and its plan; nothing is
+    written or started. `job.config` has no number left that depends on the machine.
+
+    Args:
+        machine: where it will run; None: this one.
 
     Raises: UserError.
     """
+    from rlinf.config.devices import check_devices, settle
     from rlinf.jobs.planning import make_plans
+    from rlinf.machine import this_machine
+    from rlinf.run_folder.wandb_sink import check_wandb
 
-    job, folder = _job(config), Path("not-made-yet")
+    check_wandb(config.run.wandb)
+    machine = machine or this_machine()
+    config = settle(config, check_devices(config, machine))
+    job, folder = _job(config, machine), Path("not-made-yet")
     make_plans(job, job.build(folder), folder)
     return job
 
@@ -34,7 +44,10 @@ def run(job: Job, folder: RunFolder) -> JobResult:
     Raises: RunFailed when a worker dies or raises, or a step passes its deadline.
     """
     from rlinf.jobs.loop import TrainingLoop
+    from rlinf.run_folder.wandb_sink import WandbSink
 
+    if job.config.run.wandb is not None:
+        folder.add_sink(WandbSink(job.config.run.wandb, folder.path, job.config.model_dump(mode="json")))
     return TrainingLoop(job, folder).run()
 
 
@@ -48,11 +61,11 @@ def measure(job: Job, folder: RunFolder) -> Measured:
     return TrainingLoop(job, folder).measure()
 
 
-def _job(config: Config) -> Job:
+def _job(config: Config, machine: Machine) -> Job:
     if config.job == "reasoning":
         from rlinf.jobs.reasoning import ReasoningJob
 
-        return ReasoningJob(config)
+        return ReasoningJob(config, machine)
     from rlinf.jobs.embodied import EmbodiedJob
 
-    return EmbodiedJob(config)
+    return EmbodiedJob(config, machine)

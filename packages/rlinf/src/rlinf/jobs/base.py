@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlinf.config.schema import Config
+from rlinf.machine import Machine
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 
@@ -67,6 +68,11 @@ class Job(Protocol):
 
     @property
     def config(self) -> Config: ...
+
+    @property
+    def machine(self) -> Machine:
+        """Where it runs."""
+        ...
 
     @property
     def num_items(self) -> int:

@@ -1,28 +1,22 @@
-"""Which devices a run has, and what its processes must know about them."""
+"""The devices of a run as the planner knows them, and what its processes must know about them."""
 
 from __future__ import annotations
 
-import os
-
+from rlinf.config.devices import check_cluster, device_kind
 from rlinf.config.schema import ClusterConfig
-from rlinf_sched.cluster import Cluster
-
-MAX_AUTO_SLOTS = 8
-"""CPU slots of `num_devices: auto`; each costs a process for every role, which loads torch."""
+from rlinf.machine import Machine
+from rlinf_sched.cluster import Cluster, Device
 
 
-def make_cluster(config: ClusterConfig) -> Cluster:
-    """The GPUs of this machine, or CPU slots where there is none. The config's number was checked against the
-    machine."""
-    import torch
-
-    if torch.cuda.is_available():
-        available = torch.cuda.device_count()
-        count = available if config.num_devices == "auto" else config.num_devices
-        properties = torch.cuda.get_device_properties(0)
-        return Cluster.cuda_nodes(1, count, name=properties.name, memory_bytes=properties.total_memory)
-    count = min(MAX_AUTO_SLOTS, len(os.sched_getaffinity(0))) if config.num_devices == "auto" else config.num_devices
-    return Cluster.cpu_slots(count)
+def make_cluster(config: ClusterConfig, machine: Machine) -> Cluster:
+    """The devices that the config takes of the machine. Raises: as `check_cluster`."""
+    count = check_cluster(config, machine)
+    if device_kind(config, machine) == "cpu":
+        return Cluster.cpu_slots(count, memory_bytes=machine.memory_bytes // count)
+    gpus = enumerate(machine.gpus[:count])
+    return Cluster(
+        devices=tuple(Device(index=i, kind="cuda", name=gpu.name, memory_bytes=gpu.memory_bytes) for i, gpu in gpus)
+    )
 
 
 def worker_environment(config: ClusterConfig) -> dict[str, str]:

@@ -6,19 +6,19 @@ trajectories -> actor -> weights -> policy
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from rlinf.config.devices import device_kind
 from rlinf.config.schema import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
+from rlinf.jobs.env_interface import probe
+from rlinf.machine import Machine
 
 if TYPE_CHECKING:
     from rlinf.jobs.loop import TrainingLoop
-from rlinf_envs import EnvError, EnvSpec, make_env
+from rlinf_envs import EnvSpec
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.models.actor_critic import ActorCriticSettings
@@ -38,13 +38,16 @@ class EmbodiedJob:
 
     trainer = "actor"
 
-    def __init__(self, config: EmbodiedConfig) -> None:
+    def __init__(self, config: EmbodiedConfig, machine: Machine) -> None:
         self.config = config
+        self.machine = machine
+        self._simulates_on_host = device_kind(config.cluster, machine) == "cuda"
         self._spec = self._env_spec(config)
-        self._shape, self.notes, knows_success = self._probe(self._spec)
-        self.score = SUCCESS if knows_success else RETURN
-        self.other_scores = (SUCCESS_ONCE,) if knows_success else ()
-        if not knows_success and config.run.stop_at_score is not None:
+        self._interface = probe(self._spec)
+        self.notes = self._interface.notes
+        self.score = SUCCESS if self._interface.knows_success else RETURN
+        self.other_scores = (SUCCESS_ONCE,) if self._interface.knows_success else ()
+        if not self._interface.knows_success and config.run.stop_at_score is not None:
             raise UserError(
                 f"run.stop_at_score={config.run.stop_at_score}: {config.env.id} never says that an episode succeeded",
                 hint="its score is the return; use --run.stop_at_score null",
@@ -68,7 +71,7 @@ class EmbodiedJob:
 
     def chunks(self, plan: Plan) -> dict[str, int]:
         """Where env and policy share every device nothing overlaps, so all groups of a rank go over at once."""
-        if plan.mode != "collocated":
+        if plan.mode != "collocated" or self._simulates_on_host:
             return {}
         return {stage: self.config.env.num_groups // plan.stage(stage).num_ranks for stage in CYCLE}
 
@@ -111,9 +114,16 @@ class EmbodiedJob:
         assert config.env.num_groups % config.actor.num_shards == 0, "checked by the config"
         return flow
 
-    @staticmethod
-    def _join_env_and_policy(flow: Flow) -> None:
-        flow.stage("env", Environment.interact, reads="actions", writes="observations", dispatch="key")
+    def _join_env_and_policy(self, flow: Flow) -> None:
+        """Simulators are work for cores: beside GPUs they run on the host, and a CPU slot is a core."""
+        flow.stage(
+            "env",
+            Environment.interact,
+            reads="actions",
+            writes="observations",
+            dispatch="key",
+            needs_device=not self._simulates_on_host,
+        )
         flow.stage("policy", Policy.act, reads="observations", writes=("actions", "trajectories"), dispatch="key")
 
     # -- settings --------------------------------------------------------------------------------------------------
@@ -121,43 +131,14 @@ class EmbodiedJob:
     @staticmethod
     def _env_spec(config: EmbodiedConfig) -> EnvSpec:
         env = config.env
-        options: dict[str, Any] = dict(env.options)
-        for name in ("control_mode", "reward_mode"):
-            if (value := getattr(env, name)) is not None:
-                options[name] = value
         return EnvSpec(
             kind=env.kind,
             id=env.id,
             num_envs=env.num_envs // env.num_groups,
             max_episode_steps=env.max_episode_steps,
             ignore_terminations=env.ignore_terminations,
-            options=options,
+            options=env.options,
         )
-
-    @staticmethod
-    def _probe(spec: EnvSpec) -> tuple[tuple[int, int], tuple[str, ...], bool]:
-        """Observation and action sizes, fall-backs, and whether episodes say that they succeeded: from one
-        environment made, stepped and closed here, so that mistakes show before any process starts."""
-        try:
-            env = make_env(replace(spec, num_envs=1, max_episode_steps=1))
-        except EnvError as error:
-            raise UserError(f"env.id={spec.id!r}: {error}") from error
-        try:
-            fields, actions = env.observation_spec, env.action_spec
-            if "state" not in fields:
-                raise UserError(
-                    f"env.id={spec.id!r} gives the observations {sorted(fields)}; this job's policy reads 'state'",
-                    hint="choose options with state observations",
-                )
-            if actions.kind != "continuous":
-                raise UserError(
-                    f"env.id={spec.id!r} takes {actions.kind} actions; this job's policy gives continuous ones"
-                )
-            env.reset([0])
-            (episode,) = env.step(torch.zeros(1, *actions.shape)).episodes
-            return (fields["state"].shape[0], actions.shape[0]), env.notes, episode.success_once is not None
-        finally:
-            env.close()
 
     def _environment_settings(self) -> EnvironmentSettings:
         env = self.config.env
@@ -171,10 +152,11 @@ class EmbodiedJob:
         )
 
     def _model_settings(self) -> ActorCriticSettings:
-        policy, (observation_size, action_size) = self.config.policy, self._shape
+        policy, interface = self.config.policy, self._interface
         return ActorCriticSettings(
-            observation_size=observation_size,
-            action_size=action_size,
+            observation_size=interface.observation_size,
+            action_size=interface.action_size,
+            num_choices=interface.num_choices,
             hidden_sizes=tuple(policy.hidden_sizes),
             initial_log_std=policy.initial_log_std,
             normalize_observations=policy.normalize_observations,

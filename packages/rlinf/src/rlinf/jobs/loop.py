@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.cli.progress import Progress
-from rlinf.errors import RunFailed
 from rlinf.jobs.auto_mode import AutoMode, moves
 from rlinf.jobs.base import Job, Score
 from rlinf.jobs.devices import worker_environment
 from rlinf.jobs.ending import reason_to_end
+from rlinf.jobs.failures import run_failed
 from rlinf.jobs.plan_times import PlanTimes, busy_seconds
 from rlinf.jobs.planning import Planned, make_plans, plans_by_rule
 from rlinf.jobs.stopping import StopRequest
 from rlinf.run_folder import RunFolder, TraceEvent
 from rlinf_sched.describe import diagram
-from rlinf_workers import Executor, Flow, FlowRun, LocalLauncher, RemoteError, StepContext, WorkersError
+from rlinf_workers import Executor, Flow, FlowRun, LocalLauncher, StepContext, WorkersError
 from rlinf_workers.profiling import Measured
 from rlinf_workers.spans import COMPUTE, SYNC, Span
 from rlinf_workers.worker import Phase
@@ -115,10 +115,9 @@ class TrainingLoop:
                 for flow in self._flows:
                     self._executor.start(flow, planned.plans[flow.name])
                 return self._train(self._resume_or_prepare())
-            except RemoteError as error:
-                raise RunFailed(f"step {self._clock.step}: {error}\n{error.remote_traceback}") from error
             except WorkersError as error:
-                raise RunFailed(f"step {self._clock.step}: {error}") from error
+                logs = None if self._only_measures else self._folder.path / "logs"
+                raise run_failed(error, logs, during=f"step {self._clock.step}: ") from error
 
     def _begin_plan(self, planned: Planned) -> None:
         plan = self._auto.plan

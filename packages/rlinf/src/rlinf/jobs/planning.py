@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlinf.config.devices import device_notes
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
 from rlinf.jobs.devices import make_cluster
@@ -17,7 +18,7 @@ from rlinf_sched.cluster import Cluster
 from rlinf_sched.errors import SchedError
 from rlinf_sched.flow_graph import FlowGraph
 from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.plan import Mode, Plan
+from rlinf_sched.plan import Mode, Plan, StagePlan
 from rlinf_sched.planner import plan as make_plan
 from rlinf_sched.problem import Problem
 from rlinf_sched.problem_file import read_problem
@@ -46,7 +47,8 @@ def make_plans(job: Job, flows: Flows, folder: Path) -> Planned:
 
     Raises: UserError for a placement that does not fit the flow or the machine, or a profile of another flow.
     """
-    config, cluster, graph = job.config, make_cluster(job.config.cluster), flows.train.graph()
+    config, graph = job.config, flows.train.graph()
+    cluster = make_cluster(config.cluster, job.machine)
     path = config.plan.profile or folder / PROBLEM
     problem = _read_profile(path, job, graph, cluster) if config.plan.profile or path.is_file() else None
     if problem is not None and config.mode == "auto":
@@ -60,10 +62,11 @@ def plans_by_rule(job: Job, flows: Flows, mode: Mode) -> Planned:
 
     Raises: UserError for a placement that does not fit the flow or the machine.
     """
-    cluster = make_cluster(job.config.cluster)
+    cluster = make_cluster(job.config.cluster, job.machine)
     try:
         plan, notes = _training_plan(job, flows.train.graph(), cluster, mode)
-        return replace(_with_others(flows, plan, cluster), notes=tuple(notes))
+        notes = (*device_notes(job.config.cluster, job.machine), *notes)
+        return replace(_with_others(flows, plan, cluster), notes=notes)
     except SchedError as error:
         text = str(error)
         named = text.startswith(("devices.", "granularity.", "num_ranks."))  # the config has them under `plan`
@@ -104,8 +107,17 @@ def _read_profile(path: Path, job: Job, graph: FlowGraph, cluster: Cluster) -> P
 
 
 def complete_problem(job: Job, problem: Problem) -> Problem:
-    """With what the job knows and its stages do not tell."""
-    return replace(problem, num_items=job.num_items, granularities=dict(job.granularities))
+    """With what the job knows and its stages do not tell; stages on the host have the machine's cores."""
+    stages = {
+        name: profile if problem.flow.stage(name).needs_device else replace(profile, max_instances=job.machine.num_cpus)
+        for name, profile in problem.profiles.stages.items()
+    }
+    return replace(
+        problem,
+        num_items=job.num_items,
+        granularities=dict(job.granularities),
+        profiles=replace(problem.profiles, stages=stages),
+    )
 
 
 def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> tuple[Plan, Sequence[str]]:
@@ -119,16 +131,12 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
     notes = []
     for group, parts in job.num_parts.items():
         placed = first.stage(graph.workers[group][0])
-        num_devices, num_ranks = len(placed.devices), placed.num_ranks
-        if parts % num_ranks and group in config.plan.num_ranks:
-            raise UserError(
-                f"plan.num_ranks.{group}={num_ranks} does not divide its work, which comes in {parts} parts",
-                hint=f"use a divisor of {parts}, or change actor.num_shards or env.num_groups",
-            )
-        if parts % num_ranks:
-            choices["num_ranks"][group] = math.gcd(parts, num_devices)
+        num_ranks = _ranks_that_divide(job, group, parts, placed)
+        if num_ranks != placed.num_ranks:
+            choices["num_ranks"][group] = num_ranks
+        if placed.devices and num_ranks < placed.num_ranks:
             notes.append(
-                f"{group} runs in {choices['num_ranks'][group]} ranks on {num_devices} devices: its work comes in "
+                f"{group} runs in {num_ranks} ranks on {len(placed.devices)} devices: its work comes in "
                 f"{parts} parts (actor.num_shards or env.num_groups)"
             )
     ranked = plan_for_mode(graph, cluster, mode, **choices)
@@ -143,6 +151,21 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
             )
     job.check_plan(plan)
     return replace(plan, reason=first.reason), notes
+
+
+def _ranks_that_divide(job: Job, group: str, parts: int, placed: StagePlan) -> int:
+    """Of a worker group whose work comes in parts: one for each device or, on the host, for each core, as far as the
+    parts can be dealt out evenly."""
+    if group in job.config.plan.num_ranks:
+        if parts % placed.num_ranks:
+            raise UserError(
+                f"plan.num_ranks.{group}={placed.num_ranks} does not divide its work, which comes in {parts} parts",
+                hint=f"use a divisor of {parts}, or change actor.num_shards or env.num_groups",
+            )
+        return placed.num_ranks
+    if placed.devices:
+        return math.gcd(parts, placed.num_ranks)
+    return max(count for count in range(1, min(parts, job.machine.num_cpus) + 1) if parts % count == 0)
 
 
 def _plan_like(flow: Flow, train: Flow, plan: Plan, cluster: Cluster) -> Plan:

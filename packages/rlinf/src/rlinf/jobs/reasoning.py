@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlinf.config.devices import device_kind
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.schema import FilesTask, ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
-from rlinf.jobs.rewards import check_reward, reward_spec
+from rlinf.jobs.rewards import check_reward, reward_spec, try_own_rewards
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
+from rlinf.machine import Machine
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, write_model_folder
-from rlinf.tasks.prompts import PromptEncoder
+from rlinf.tasks.prompts import PromptEncoder, is_chat
 
 if TYPE_CHECKING:
     from rlinf.jobs.loop import TrainingLoop
@@ -54,8 +57,9 @@ class ReasoningJob:
 
     trainer = "actor"
 
-    def __init__(self, config: ReasoningConfig) -> None:
+    def __init__(self, config: ReasoningConfig, machine: Machine) -> None:
         self.config = config
+        self.machine = machine
         if config.model.path is not None:
             check_model_folder(config.model.path)
             refuse_damaged_model(config.model.path, key="model.path")
@@ -68,10 +72,14 @@ class ReasoningJob:
             )
         self._algorithm = config.algorithm.to_algorithm()
         self._tokenizer = self._make_tokenizer()
+        if config.reference.path is not None:
+            self._check_teacher(config.reference.path)
+        self._prompt_notes: list[str] = []
         self._encoder = self._make_encoder()
         if isinstance(self._task, FileProblems):
             self._task.fit(self._encoder, config.rollout.max_prompt_tokens)
         self._held_out = self._task.held_out()
+        self._sends_rows = try_own_rewards(config.reward, self._task.train_problem(0))
         # Of a user's own tokenizer we do not know that every prompt has the same number of tokens.
         self._same_length = self._task.same_length and config.model.path is None
         self._warm_start: Flow | None = None
@@ -88,7 +96,7 @@ class ReasoningJob:
 
     @property
     def notes(self) -> Sequence[str]:
-        return [*self._reward_notes, *self._task.notes]
+        return [*self._reward_notes, *self._prompt_notes, *self._task.notes]
 
     # -- flows -----------------------------------------------------------------------------------------------------
 
@@ -99,14 +107,14 @@ class ReasoningJob:
 
     @property
     def num_parts(self) -> dict[str, int]:
-        return {"actor": self.config.actor.num_shards}
+        return {"actor": self.config.actor.settled_shards}
 
     @property
     def granularities(self) -> dict[str, tuple[int, ...]]:
         """The actor computes once a micro-batch of every shard is there."""
         if gathers_whole_step(self._algorithm):
             return {"actor": (0,)}
-        unit = self.config.actor.micro_batch_groups * self.config.actor.num_shards
+        unit = self.config.actor.micro_batch_groups * self.config.actor.settled_shards
         return {"actor": (*range(unit, self.num_items, unit), 0)}
 
     def chunks(self, plan: Plan) -> dict[str, int]:
@@ -132,7 +140,7 @@ class ReasoningJob:
         flow = Flow(self._algorithm.name.rpartition(":")[2])
         flow.worker("rollout", Rollout, self._rollout_settings(model))
         if config.algorithm.kl_coef:
-            settings = ReferenceSettings(model=model, temperature=config.rollout.temperature)
+            settings = ReferenceSettings(model=self._reference_model(model), temperature=config.rollout.temperature)
             flow.worker("reference", Reference, settings)
         flow.worker("reward", Reward, self._reward_settings(model))
         flow.worker("actor", Actor, self._actor_settings(model))
@@ -166,14 +174,37 @@ class ReasoningJob:
         assert self._task.alphabet is not None, "checked in __init__"
         return character_tokenizer(self._task.alphabet)
 
+    def _check_teacher(self, path: Path) -> None:
+        """The reference reads the actor's token ids, so the two must mean the same by them."""
+        check_model_folder(path, key="reference.path")
+        own, theirs = self._tokenizer.get_vocab(), load_checkpoint_tokenizer(path, "reference.path").get_vocab()
+        if own != theirs:
+            differing = sorted(own.items() ^ theirs.items(), key=lambda item: (item[1], item[0]))
+            raise UserError(
+                f"reference.path={path}: its tokenizer is not the actor's: {len(theirs)} tokens against {len(own)}, "
+                f"and the first that differs is {differing[0][0]!r} with the id {differing[0][1]}",
+                hint="a teacher judges the actor's token ids; use one of the same family",
+            )
+
     def _make_encoder(self) -> PromptEncoder:
         task = self.config.task
         if not isinstance(task, FilesTask):
             return PromptEncoder(self._tokenizer)
+        chat = is_chat(task.prompt_format, self._tokenizer)
+        if not chat and (task.system_prompt is not None or task.chat_options):
+            key = "chat_options" if task.system_prompt is None else "system_prompt"
+            raise UserError(
+                f"task.{key} is set, but the tokenizer of {self.config.model.path} has no chat template",
+                hint="leave it out, or put a chat_template into the tokenizer's files",
+            )
+        if task.prompt_format == "auto":
+            how = "the tokenizer's chat template" if chat else "plain prompts, the tokenizer has no chat template"
+            self._prompt_notes.append(f"task.prompt_format=auto: {how}")
         return PromptEncoder(
             self._tokenizer,
-            chat=task.prompt_format == "chat",
+            chat=chat,
             system_prompt=task.system_prompt,
+            options=task.chat_options,
             key="task.prompt_format",
         )
 
@@ -191,6 +222,11 @@ class ReasoningJob:
             )
         made = str(folder / MODEL_FOLDER)
         return ModelSettings(folder=made, has_weights=False, dtype=config.model.dtype, seed=config.seed)
+
+    def _reference_model(self, model: ModelSettings) -> ModelSettings:
+        """The teacher, or the actor's own model."""
+        teacher = self.config.reference.path
+        return model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
 
     def _rollout_settings(self, model: ModelSettings) -> RolloutSettings:
         rollout, evaluation, same_length = self.config.rollout, self.config.evaluation, self._same_length
@@ -242,7 +278,7 @@ class ReasoningJob:
             warm_start=warm_start
             and OptimizerSettings(learning_rate=warm_start.learning_rate, warmup_steps=WARMUP_STEPS),
             critic=self._critic_settings() if algorithm.has_critic else None,
-            num_shards=actor.num_shards,
+            num_shards=actor.settled_shards,
             micro_batch_groups=actor.micro_batch_groups,
             num_prompts=self.config.rollout.num_prompts,
             max_completion_tokens=self.config.rollout.max_new_tokens,
@@ -300,7 +336,13 @@ class ReasoningJob:
         limit = self.config.rollout.max_prompt_tokens
         if not self._same_length and len(token_ids) > limit:
             token_ids = token_ids[-limit:]  # the end of a prompt asks the question
-        return Prompt(index=index, token_ids=token_ids, reference_answer=problem.answer, text=problem.prompt)
+        return Prompt(
+            index=index,
+            token_ids=token_ids,
+            reference_answer=problem.answer,
+            text=problem.prompt,
+            row_json=problem.row_json if self._sends_rows else None,
+        )
 
     def _encode(self, text: str) -> list[int]:
         """Of an answer; prompts go through the encoder."""
@@ -314,7 +356,8 @@ class ReasoningJob:
         settings, flow = self.config.warm_start, self._warm_start
         if settings is None or flow is None:
             return
-        kept = WarmStarts(self.config, loop.group("actor").num_ranks)
+        device = device_kind(self.config.cluster, self.machine)
+        kept = WarmStarts(self.config, num_ranks=loop.group("actor").num_ranks, device=device)
         if (found := kept.find()) is not None:
             folder, text = found
             loop.group("actor").call("load_checkpoint", str(folder))
@@ -323,7 +366,7 @@ class ReasoningJob:
         else:
             accuracy = self._warm_up(loop, settings, flow)
             self._keep_warm_start(loop, kept, accuracy)
-        if self.config.algorithm.kl_coef:
+        if self.config.algorithm.kl_coef and self.config.reference.path is None:
             loop.group("actor").call("save_model", str(loop.folder / REFERENCE_FOLDER))
             self.restore(loop)
 
@@ -354,8 +397,8 @@ class ReasoningJob:
             loop.note(f"warm start: kept for the next run in {cache_folder()}")
 
     def restore(self, loop: TrainingLoop) -> None:
-        """The reference is the policy as the warm start left it; without one it is the model that every worker starts
-        from."""
+        """The reference is a teacher, or the policy as the warm start left it; without one it is the model that every
+        worker starts from."""
         folder = loop.folder / REFERENCE_FOLDER
         if folder.is_dir():
             loop.group("reference").call("load_weights", str(folder))
@@ -375,7 +418,7 @@ class ReasoningJob:
         for i, (row, length) in enumerate(zip(rows, prompt_lengths, strict=True)):
             token_ids[i, : len(row)] = torch.tensor(row)
             loss_mask[i, length : len(row)] = 1
-        num_shards = self.config.actor.num_shards
+        num_shards = self.config.actor.settled_shards
         return [
             ExampleBatch(shard=shard, token_ids=token_ids[shard::num_shards], loss_mask=loss_mask[shard::num_shards])
             for shard in range(num_shards)

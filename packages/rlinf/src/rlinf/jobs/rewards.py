@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import traceback
 
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.rewards import (
+    ChoiceReward,
     CodeReward,
     FunctionReward,
     LengthReward,
@@ -17,13 +19,13 @@ from rlinf.config.rewards import (
     WeightedReward,
 )
 from rlinf.errors import UserError
+from rlinf.tasks import Problem
 from rlinf_algos import RewardError
-from rlinf_algos.rewards import RewardSpec, RewardTerm, get_reward, run_python
+from rlinf_algos.rewards import RewardSpec, RewardTerm, get_reward, make_reward, run_python, score_all
 
 RULES = {
     "exact": "exact_match",
     "numeric": "numeric_match",
-    "multiple_choice": "multiple_choice",
     "format": "think_answer_format",
 }
 """Kind in the config -> name in rlinf_algos."""
@@ -34,8 +36,10 @@ def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
     match config:
         case RuleReward():
             return RewardSpec(rule=RULES[random_stands_for if config.kind == "random" else config.kind])
+        case ChoiceReward():
+            return RewardSpec(rule="multiple_choice", options={"num_choices": config.num_choices})
         case FunctionReward():
-            return RewardSpec(rule=config.path)
+            return RewardSpec(rule=config.path, time_limit_s=config.time_limit_s)
         case WeightedReward():
             terms = (
                 RewardTerm(
@@ -50,6 +54,7 @@ def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
             options = {
                 "num_processes": config.num_processes,
                 "time_limit_s": config.time_limit_s,
+                "wall_limit_s": config.wall_limit_s,
                 "memory_limit_bytes": config.memory_limit_mib << 20,
             }
             return RewardSpec(rule="math_answer", options=options)
@@ -106,3 +111,50 @@ def check_reward(config: RewardConfig, key: str = "reward") -> tuple[str, ...]:
                 )
             return tuple(f"{key}: the sandbox for code is weak: {weakness}" for weakness in weaknesses)
     return ()
+
+
+def try_own_rewards(config: RewardConfig, problem: Problem, key: str = "reward") -> bool:
+    """Calls each function of one's own once, about a real problem, so that its mistakes show before a process starts.
+
+    Args:
+        problem: its answer stands for the completion.
+
+    Returns: whether one of them reads the data row.
+
+    Raises: UserError with the place in the function where it failed, or where it hangs.
+    """
+    match config:
+        case WeightedReward():
+            tried = {name: f"{key}.terms.{name}.reward" for name in config.terms}
+            reads = [try_own_rewards(config.terms[name].reward, problem, place) for name, place in tried.items()]
+            return any(reads)
+        case FunctionReward():
+            return try_own_reward(reward_spec(config, random_stands_for="exact"), problem, f"{key}.path={config.path}")
+    return False
+
+
+def try_own_reward(spec: RewardSpec, problem: Problem, what: str) -> bool:
+    """As `try_own_rewards`, of one function; `what` begins the message."""
+    hint = "a reward is f(completion, answer) and returns a number or a RewardResult; see docs/rewards.md"
+    about = f"called once about {problem.place or 'a problem'} with the answer as completion"
+    try:
+        reward = make_reward(spec)
+    except Exception as error:  # a class of the user's may raise what it likes
+        raise UserError(f"{what}: {_told(error)}", hint=hint) from error
+    try:
+        score_all(reward, [problem.answer], [problem.answer], [problem.prompt], [problem.row])
+    except RewardError as error:
+        raise UserError(f"{what}, {about}: {_told(error)}", hint=hint) from error
+    finally:
+        close = getattr(reward, "close", None)
+        if close is not None:
+            close()
+    return getattr(reward, "reads_rows", False)
+
+
+def _told(error: BaseException) -> str:
+    """The message, and where in the user's code its cause was raised."""
+    cause = error.__cause__ or error
+    frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if "rlinf_algos" not in frame.filename]
+    places = [f"\n  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames[-3:]]
+    return f"{error}" + ("".join(places) if error.__cause__ is not None else "")

@@ -47,12 +47,13 @@ class WarmStarts:
     Args:
         config: has a warm start.
         num_ranks: of the workers that train.
+        device: `cpu` or `cuda`, where they do.
 
     Attributes:
         why_not: why its warm start is neither kept nor taken; None: it is.
     """
 
-    def __init__(self, config: ReasoningConfig, num_ranks: int) -> None:
+    def __init__(self, config: ReasoningConfig, *, num_ranks: int, device: str) -> None:
         assert config.warm_start is not None
         self.why_not: str | None = None
         if not config.warm_start.reuse:
@@ -60,7 +61,7 @@ class WarmStarts:
         elif config.reward.kind in OWN_CODE:
             self.why_not = f"reward.kind={config.reward.kind} may hang on more than the config"
         else:
-            self._path = cache_folder() / _key(config, num_ranks)
+            self._path = cache_folder() / _key(config, num_ranks, device)
 
     def find(self) -> tuple[Path, str] | None:
         """The folder of the warm start, and what to say of it; None: there is none. A damaged one is deleted."""
@@ -104,12 +105,13 @@ def _prune(folder: Path) -> None:
         shutil.rmtree(path)
 
 
-def _key(config: ReasoningConfig, num_ranks: int) -> str:
+def _key(config: ReasoningConfig, num_ranks: int, device: str) -> str:
     values = config.model_dump(mode="json")
     decides: dict[str, Any] = {name: values[name] for name in SECTIONS}
-    decides["num_shards"] = config.actor.num_shards
+    decides["num_shards"] = config.actor.settled_shards
     decides["has_critic"] = config.algorithm.to_algorithm().has_critic
-    decides["num_ranks"], decides["threads"] = num_ranks, config.cluster.threads_per_device
+    decides["num_ranks"], decides["device"] = num_ranks, device
+    decides["threads"] = config.cluster.threads_per_device
     decides["files"] = {str(path): file_digest(path) for path in _files(config)}
     decides["processor"], decides["python"] = processor_name(), platform.python_version()
     decides["libraries"] = {name: importlib.metadata.version(name) for name in LIBRARIES}

@@ -1,9 +1,10 @@
-"""What the metrics are called on the report, in which unit, and in which order."""
+"""Which metrics share a drawing on the report, and in which order. What they mean is in `rlinf.glossary`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlinf.glossary import SHARE, find
 from rlinf.report.curves import Curve, Line
 from rlinf.report.records import RunRecords, is_stage_time
 
@@ -26,6 +27,11 @@ SCORES = ("accuracy", "success_at_end", "success_once")
 
 PANELS = (
     Panel(title="Reward", metrics=(("reward/mean", "mean reward"),), unit="mean over completions"),
+    Panel(
+        title="Spread of rewards",
+        metrics=(("reward/std_within_group", "within a group"), ("reward/std_between_groups", "between groups")),
+        unit="standard deviation",
+    ),
     Panel(title="Accuracy on held-out problems", metrics=(), evaluation="accuracy", is_share=True),
     Panel(title="Return", metrics=(("env/return", "training"),), unit="sum of rewards, mean over episodes"),
     Panel(
@@ -44,16 +50,21 @@ PANELS = (
     Panel(title="Policy loss", metrics=(("actor/policy_loss", "loss"),)),
     Panel(title="Value loss", metrics=(("actor/value_loss", "loss"),)),
     Panel(title="Gradient norm", metrics=(("actor/grad_norm", "norm"),), unit="before clipping"),
-    Panel(title="KL to the policy that sampled", metrics=(("actor/kl", "KL"),), unit="nats"),
-    Panel(title="Entropy", metrics=(("actor/entropy", "entropy"),), unit="nats"),
+    Panel(
+        title="KL to the policy that sampled",
+        metrics=(("actor/kl", "KL"), ("actor/rollout_kl", "KL a token")),
+        unit="nats",
+    ),
+    Panel(title="KL to the reference", metrics=(("actor/ref_kl", "KL a token"),), unit="nats"),
+    Panel(
+        title="Entropy", metrics=(("actor/entropy", "entropy"), ("rollout/entropy", "estimate by samples")), unit="nats"
+    ),
     Panel(title="Ratios that were clipped", metrics=(("actor/clip_fraction", "share"),), is_share=True),
+    Panel(title="Completions that were cut", metrics=(("rollout/truncated_fraction", "share"),), is_share=True),
     Panel(title="Completion length", metrics=(("rollout/completion_tokens", "tokens"),), unit="tokens, mean"),
     Panel(title="Episode length", metrics=(("env/episode_length", "steps"),), unit="environment steps, mean"),
     Panel(title="Time of a step", metrics=(("time/step_s", "step"),), unit="s"),
 )
-
-SHARES = ("clip_fraction", "unparseable", "groups_without_advantage", "trained_token_fraction")
-"""Last parts of other metrics that are shares."""
 
 
 def curves(records: RunRecords) -> tuple[list[Curve], list[Curve]]:
@@ -69,12 +80,19 @@ def curves(records: RunRecords) -> tuple[list[Curve], list[Curve]]:
         Curve(
             title=name,
             lines=(Line(label=name.rpartition("/")[2], series=records.series(name), color="var(--c0)"),),
-            is_share=name.rpartition("/")[2] in SHARES,
+            unit=unit if unit not in ("-", SHARE) else "",
+            is_share=unit == SHARE,
         )
         for name in records.metric_names()
+        for unit in (_unit(name),)
         if name not in placed and not is_stage_time(name) and len(records.series(name))
     ]
     return main, rest
+
+
+def _unit(name: str) -> str:
+    metric = find(name)
+    return "" if metric is None else metric.unit
 
 
 def _evaluation_curve(name: str, records: RunRecords) -> Curve:
@@ -93,8 +111,8 @@ def score_name(records: RunRecords) -> str | None:
 
 def _curve(panel: Panel, records: RunRecords) -> Curve | None:
     lines = [
-        Line(label=label, series=records.series(name), color="var(--c0)")
-        for name, label in panel.metrics
+        Line(label=label, series=records.series(name), color=f"var(--c{place})")
+        for place, (name, label) in enumerate(panel.metrics)
         if len(records.series(name))
     ]
     if panel.evaluation is not None:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rlinf.errors import UserError
 from rlinf.run_folder import checkpoints
@@ -36,6 +36,14 @@ RESULT = "result.json"
 INTERRUPTED = "interrupted"
 """The failure of a session that somebody ended."""
 ROW_FILES = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
+
+
+class Sink(Protocol):
+    """Another place for a run's numbers."""
+
+    def write(self, prefix: str, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class RunFolder:
@@ -56,6 +64,7 @@ class RunFolder:
         self._trace = None
         if trace_bytes:
             self._trace = TraceWriter(path / "trace.json", origin_ns=origin_ns, limit_bytes=trace_bytes)
+        self._sinks: list[Sink] = []
         self._tensorboard: Any = None
         self._purge_step: int | None = None
         self._earlier_plan_times: list[Any] = []
@@ -158,6 +167,8 @@ class RunFolder:
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None
+        while self._sinks:
+            self._sinks.pop().close()
         self._lock.release()
 
     def __enter__(self) -> RunFolder:
@@ -189,6 +200,10 @@ class RunFolder:
         """The flow graph as JSON, and as a Mermaid flowchart (flow.mmd)."""
         write_file(self.path / "flow.json", flow_json)
         write_file(self.path / "flow.mmd", mermaid)
+
+    def add_sink(self, sink: Sink) -> None:
+        """Metrics and evaluations go to it too; it is closed with the folder."""
+        self._sinks.append(sink)
 
     # -- what happens in it ----------------------------------------------------------------------------------------
 
@@ -295,6 +310,8 @@ class RunFolder:
             self._tensorboard = self._open_tensorboard()
         for name, value in values.items():
             self._tensorboard.add_scalar(prefix + name, float(value), step)
+        for sink in self._sinks:
+            sink.write(prefix, step, values)
 
     def _open_tensorboard(self) -> Any:
         from torch.utils.tensorboard import SummaryWriter  # seconds to import; only the driver needs it

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from rlinf.config.schema import AddTask, FilesTask, SortTask
 
@@ -19,6 +20,13 @@ class Problem:
     """Where it was read, `file.jsonl:12`; empty for one that was made."""
     number: int = 0
     """Of its row in the file, from 1."""
+    row: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """All columns of its row; none of a problem that was made."""
+
+    @property
+    def row_json(self) -> str:
+        """The row as it goes to a reward that reads it; what JSON cannot hold is text."""
+        return json.dumps(dict(self.row), default=str)
 
 
 class Task(Protocol):

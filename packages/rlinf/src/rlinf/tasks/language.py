@@ -48,7 +48,20 @@ def load_checkpoint_tokenizer(folder: Path, key: str = "model.path") -> Any:
             f"{key}={folder}: model_type={config.model_type!r} is not a causal language model",
             hint="give a model that generates text, Qwen2 for example",
         )
+    _check_vocabulary(folder, key, tokenizer, config)
     return tokenizer
+
+
+def _check_vocabulary(folder: Path, key: str, tokenizer: Any, config: Any) -> None:
+    """A token without a row in the embedding ends a run in the middle, or reads foreign memory on a GPU."""
+    num_rows = config.get_text_config().vocab_size
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    if largest >= num_rows:
+        raise UserError(
+            f"{key}={folder}: the tokenizer gives {token!r} the id {largest}, but the model's embedding has "
+            f"{num_rows} rows (vocab_size of config.json)",
+            hint="put the tokenizer that belongs to the model into the folder, or resize the embedding to it",
+        )
 
 
 def write_model_folder(folder: Path, architecture: ArchitectureConfig, alphabet: str, dtype: str) -> None:

@@ -26,6 +26,11 @@ def has_chat_template(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
+def is_chat(prompt_format: str, tokenizer: Any) -> bool:
+    """Whether prompts of that format (auto, plain or chat) go through the tokenizer's chat template."""
+    return prompt_format == "chat" or (prompt_format == "auto" and has_chat_template(tokenizer))
+
+
 class PromptEncoder:
     """Turns prompts into tokens.
 

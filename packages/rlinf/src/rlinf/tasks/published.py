@@ -42,10 +42,16 @@ class PublishedSet:
     num_problems: int
     """Of the whole published set; a file may hold fewer."""
 
+    @property
+    def reward_options(self) -> dict[str, int]:
+        """Options of the reward."""
+        return {"num_choices": len(LETTERS)} if self.reward == "multiple_choice" else {}
+
 
 def published_set(name: str) -> PublishedSet | None:
-    """The set of that name; `AIME-24`, `aime_24` and `aime24` are one."""
-    return PUBLISHED.get(re.sub(r"[-_ ]", "", name).casefold())
+    """The set of that name; `AIME-24`, `aime_2024` and `aime24` are one."""
+    bare = re.sub(r"[-_ ]", "", name).casefold()
+    return PUBLISHED.get(ALIASES.get(bare, bare))
 
 
 def require_published(name: str, hint: str) -> PublishedSet:
@@ -55,9 +61,10 @@ def require_published(name: str, hint: str) -> PublishedSet:
     """
     found = published_set(name)
     if found is None:
-        names = [one.name for one in PUBLISHED.values()]
-        close = difflib.get_close_matches(name.casefold(), names, n=1)
-        guess = f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}"
+        names = {one.name: one.name for one in PUBLISHED.values()}
+        meant = names | {alias: PUBLISHED[bare].name for alias, bare in ALIASES.items()} | MISTAKEN
+        close = difflib.get_close_matches(name.casefold(), meant, n=1)
+        guess = f"did you mean {meant[close[0]]}?" if close else f"known: {', '.join(names)}"
         raise UserError(f"no benchmark is called {name!r}; {guess}", hint=hint)
     return found
 
@@ -75,9 +82,10 @@ def read_gsm8k(values: Mapping[str, Any]) -> Question:
 
 
 def read_integer_answer(values: Mapping[str, Any]) -> Question:
-    """AIME and AMC: the answer is a whole number, maybe written `27.0` or `033`."""
+    r"""AIME and AMC: the answer is a whole number, maybe written `27.0`, `033` or, an angle of AIME 25, `336^\circ`."""
     answer = _text(values, ("answer",))
-    number = re.fullmatch(r"\s*(-?)0*([0-9]+)(?:\.0*)?\s*", answer)
+    bare = re.sub(r"\$|\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degrees?\b|\u00b0", "", answer)
+    number = re.fullmatch(r"\s*(-?)0*([0-9]+)(?:\.0*)?\s*", bare)
     if number is None:
         raise RowError(f"the answer must be a whole number, is {answer[:60]!r}")
     return Question(text=_text(values, QUESTION), answer=number[1] + number[2])
@@ -163,3 +171,20 @@ PUBLISHED: dict[str, PublishedSet] = {
         _set("mmlu_stem", "MMLU-STEM", read_mmlu, "multiple_choice", CHOICE_TEMPLATE, 3018),
     )
 }
+
+ALIASES = {
+    "aime2024": "aime24",
+    "aime2025": "aime25",
+    "gpqa": "gpqadiamond",
+    "gpqad": "gpqadiamond",
+    "amc": "amc23",
+    "amc2023": "amc23",
+    "minerva": "minervamath",
+    "gsm": "gsm8k",
+    "gsm8ktest": "gsm8k",
+    "hendrycksmath500": "math500",
+    "mmlustemtest": "mmlustem",
+}
+"""What else people type -> key of `PUBLISHED`, for the same problems."""
+MISTAKEN = {"aime": "aime24 or aime25", "math": "math500", "mmlu": "mmlu_stem"}
+"""Names of more problems than a set here has -> what may be meant."""

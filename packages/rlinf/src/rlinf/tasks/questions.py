@@ -138,7 +138,9 @@ def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str]) ->
         question = read(row.values)
     except RowError as error:
         return BadRow(number=row.number, place=row.place, what=str(error))
-    return Problem(prompt=to_prompt(question.text), answer=question.answer, place=row.place, number=row.number)
+    return Problem(
+        prompt=to_prompt(question.text), answer=question.answer, place=row.place, number=row.number, row=row.values
+    )
 
 
 def _first_bad(bad_rows: Sequence[BadRow]) -> str:

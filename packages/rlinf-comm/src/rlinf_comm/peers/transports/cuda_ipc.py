@@ -36,6 +36,7 @@ from rlinf_comm.peers.transports.alongside import answer_alongside, offer_alongs
 from rlinf_comm.peers.transports.base import Incoming, Meeting, Outgoing, Traffic, Unusable
 from rlinf_comm.peers.transports.lifted import lift_out
 from rlinf_comm.peers.transports.parcels import CLOSE_TIMEOUT_S, IncomingParcels, Parcel
+from rlinf_comm.records import record
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +51,7 @@ _ECHO_OFFSET = 64 << 10
 """Not at the start, so that a lost offset is noticed."""
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class _Question:
     """What the receiver needs to try the handle kinds, and to open the leases."""

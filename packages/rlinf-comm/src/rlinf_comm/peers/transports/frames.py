@@ -2,31 +2,45 @@
 
     prefix   magic, kind, number of buffers, bytes of the header, check sum of the meta part, check sum of the prefix
     meta     the length of each buffer, then the header of rlinf_comm.codec
-    body     the buffers, in chunks of 4 MiB; after each chunk one mark: more comes, that was all, or cancelled
+    body     the buffers, in chunks of 4 MiB; after each chunk its digest, and one mark: more comes, that was all, or
+             cancelled
 
 The marks let a sender that has run out of time take a value back, so that a send happens whole or not at all. The
-check sums find a torn or foreign stream; the body is guarded by TCP's own.
+check sums find a torn or foreign stream. The digest (128 bits, csrc/include/rlinf/comm/digest.h) is made of the
+sender's memory and checked in the receiver's: TCP's own check sum of 16 bits is made anew by devices on the way, and
+misses what happens inside of them. Sender and receiver digest each chunk while the caches have it.
+
+Memory is taken as bytes come, but for the buffers, which are announced: more than this machine has ends the stream.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import zlib
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
+from rlinf_comm import _C
 from rlinf_comm.codec import Encoded
 from rlinf_comm.peers.transports.base import TornStream
 from rlinf_comm.peers.transports.landing import allocate, chunks
 
 _PREFIX = struct.Struct("<4sIIQII")  # magic, kind, number of buffers, bytes of the header, meta's crc, crc of the rest
-_MAGIC = b"rlv1"
+_MAGIC = b"rlv2"
 _VALUE, _FAREWELL = 0, 1
 
-_MORE, _ALL, _CANCELLED = b"m", b"a", b"x"
+_MORE, _ALL, _CANCELLED = b"\x2d", b"\xd2", b"\x33"
+"""At least four bits apart."""
+_DIGEST_BYTES = 16
 _CHUNK_BYTES = 4 << 20
 """At most so much is copied to take a value back; the marks cost nothing beside it."""
+
+_META_STEP_BYTES = 1 << 20
+"""So much is taken at a time for the meta part, whatever length it claims to have."""
+
+_MACHINE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 _VALUE_BYTES = 512
 """What the objects of one waiting value take beside its bytes, so that very many small ones are bounded too."""
@@ -49,25 +63,26 @@ class Outbox:
         kind = _FAREWELL if encoded is None else _VALUE
         prefix = _PREFIX.pack(_MAGIC, kind, len(buffers), header_bytes, zlib.crc32(meta), 0)[:-4]
         self._pieces: deque[memoryview] = deque((memoryview(prefix + struct.pack("<I", zlib.crc32(prefix)) + meta),))
-        self._marks: deque[memoryview] = deque()
-        """Those of the pieces that are marks, by identity."""
+        """Of one chunk, the first with what goes before it."""
+        self._chunks = chunks(buffers, _CHUNK_BYTES)
+        self._next = None if encoded is None else next(self._chunks)
+        self._mark: memoryview | None = None
+        """The last of the pieces, by identity."""
         self.has_begun = False
-        if encoded is not None:
-            for chunk in chunks(buffers, _CHUNK_BYTES):
-                self._pieces.extend(chunk)
-                self._mark(_MORE)
-            self._pieces.pop()
-            self._marks.pop()
-            self._mark(_ALL)
+        self._load()
         if sum(map(len, self._pieces)) <= _JOIN_BYTES:
             joined = memoryview(b"".join(self._pieces))
-            self._pieces = deque((joined[:-1], joined[-1:]) if self._marks else (joined,))
-            self._marks = deque((self._pieces[-1],)) if self._marks else self._marks
+            self._pieces = deque((joined,) if self._mark is None else (joined[:-1], joined[-1:]))
+            self._mark = None if self._mark is None else self._pieces[-1]
 
-    def _mark(self, mark: bytes) -> None:
-        piece = memoryview(mark)
-        self._pieces.append(piece)
-        self._marks.append(piece)
+    def _load(self) -> None:
+        """The next chunk, which is digested now, so that it is in the caches when it is written."""
+        if self._next is None:
+            return
+        chunk, self._next = self._next, next(self._chunks, None)
+        self._mark = memoryview(_ALL if self._next is None else _MORE)
+        self._pieces.extend(chunk)
+        self._pieces += (memoryview(_C.bytes_digest(chunk)), self._mark)
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
@@ -82,16 +97,16 @@ class Outbox:
                 self._pieces.appendleft(piece[num_written:])
                 return
             num_written -= len(piece)
-            if self._marks and piece is self._marks[0]:
-                self._marks.popleft()
+        if not self._pieces:
+            self._load()
 
     def cancel(self) -> None:
         """Leaves the rest of this chunk, as a copy, and a mark that takes the value back."""
         rest = bytearray()
-        while self._pieces and not (self._marks and self._pieces[0] is self._marks[0]):
+        while self._pieces and self._pieces[0] is not self._mark:
             rest += self._pieces.popleft()
         self._pieces = deque((memoryview(bytes(rest + _CANCELLED)),))
-        self._marks.clear()
+        self._next = self._mark = None
 
 
 def _lengths(num_buffers: int) -> struct.Struct:
@@ -179,20 +194,29 @@ class StreamReader:
                 raise TornStream(f"the stream of values is torn: a value cannot start with {bytes(prefix)!r}")
             if kind == _FAREWELL:
                 return
-            lengths = _lengths(num_buffers)
-            meta = bytearray(lengths.size + header_bytes)
-            yield memoryview(meta)
+            _check_fits(8 * num_buffers + header_bytes)
+            meta = yield from self._meta(8 * num_buffers + header_bytes)
             if meta_crc != zlib.crc32(meta):
                 raise TornStream(f"the stream of values is torn: the check sum of {len(meta)} bytes is wrong")
-            buffers = allocate(lengths.unpack_from(meta))
+            buffers = _room_for(_lengths(num_buffers).unpack_from(meta))
             if (yield from self._fill(buffers)):
-                header = bytes(memoryview(meta)[lengths.size :])
+                header = bytes(memoryview(meta)[8 * num_buffers :])
                 self.ready.append((header, buffers))
                 self._ready_bytes += _num_bytes(header, buffers)
 
+    def _meta(self, num_bytes: int) -> Generator[memoryview, None, bytearray]:
+        meta = bytearray()
+        while len(meta) < num_bytes:
+            step = bytearray(min(num_bytes - len(meta), _META_STEP_BYTES))
+            yield memoryview(step)
+            meta += step
+            self._coming_bytes = len(meta)
+        return meta
+
     def _fill(self, buffers: list[memoryview]) -> Generator[memoryview, None, bool]:
         """Whether the value was not cancelled."""
-        mark = bytearray(1)
+        trailer = bytearray(_DIGEST_BYTES + 1)
+        mark = b""
         num_bytes, num_read = sum(map(len, buffers)), 0
         for chunk in chunks(buffers, _CHUNK_BYTES):
             self.progress = f"{num_read} of {num_bytes} bytes of a value have come"
@@ -200,13 +224,32 @@ class StreamReader:
                 yield piece
                 num_read += len(piece)
                 self._coming_bytes = num_read
-            yield memoryview(mark)
+            yield memoryview(trailer)
+            if trailer[:-1] != _C.bytes_digest(chunk):
+                raise TornStream(
+                    f"bytes were changed on their way: the digest of {sum(map(len, chunk))} bytes of a value is wrong"
+                )
+            mark = bytes(trailer[-1:])
             if mark not in (_MORE, _ALL):
                 break
         self.progress, self._coming_bytes = "it has sent nothing since", 0
         if mark not in (_ALL, _CANCELLED):
-            raise TornStream(f"the stream of values is torn: {bytes(mark)!r} where a value ends")
+            raise TornStream(f"the stream of values is torn: {mark!r} where a value ends")
         return mark == _ALL
+
+
+def _room_for(lengths: Sequence[int]) -> list[memoryview]:
+    """The buffers of a value."""
+    _check_fits(sum(lengths))
+    try:
+        return allocate(lengths)
+    except (MemoryError, OSError) as error:
+        raise TornStream(f"no memory for a value of {sum(lengths)} bytes") from error
+
+
+def _check_fits(num_bytes: int) -> None:
+    if num_bytes > _MACHINE_BYTES:
+        raise TornStream(f"a value of {num_bytes} bytes; this machine has a memory of {_MACHINE_BYTES} bytes")
 
 
 def _num_bytes(header: bytes, buffers: list[memoryview]) -> int:

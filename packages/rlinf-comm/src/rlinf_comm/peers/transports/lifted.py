@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_comm._lowering import is_struct
+from rlinf_comm.records import is_struct, record
 
 _LEAVES = frozenset((type(None), bool, int, float, str, bytes))
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Place:
     """Stands in a value for the tensor of this number."""
@@ -62,10 +63,10 @@ def _mapped(value: Any, swap: Callable[[Any], Any]) -> Any:
         return value
     if is_struct(cls):
         return cls(**dict(zip(names, children, strict=True)))
-    record = object.__new__(cls)  # as the codec builds it: without __post_init__
+    made = object.__new__(cls)  # as the codec builds it: without __post_init__
     for name, child in zip(names, children, strict=True):
-        object.__setattr__(record, name, child)
-    return record
+        object.__setattr__(made, name, child)
+    return made
 
 
 def _field_names(cls: Any) -> Sequence[str] | None:

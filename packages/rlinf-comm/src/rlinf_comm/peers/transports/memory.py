@@ -33,12 +33,12 @@ _doors: weakref.WeakValueDictionary[bytes, Door] = weakref.WeakValueDictionary()
 """By the tokens of the peers of this process."""
 
 
-def open_door(token: bytes, door: Door) -> None:
-    _doors[token] = door
+def open_door(incarnation: bytes, door: Door) -> None:
+    _doors[incarnation] = door
 
 
-def shut_door(token: bytes) -> None:
-    _doors.pop(token, None)
+def shut_door(incarnation: bytes) -> None:
+    _doors.pop(incarnation, None)
 
 
 class MemoryTransport:
@@ -48,14 +48,14 @@ class MemoryTransport:
     needs_line = False
 
     def objection(self, mine: PeerAddress, theirs: PeerAddress) -> str | None:
-        if theirs.token in _doors:
+        if theirs.incarnation in _doors:
             return None
         if (mine.host, mine.pid) == (theirs.host, theirs.pid):
             return "the peer of this process has been closed"
         return "another process"
 
     def offer(self, meeting: Meeting) -> tuple[Outgoing, str]:
-        door = _doors.get(meeting.theirs.token)
+        door = _doors.get(meeting.theirs.incarnation)
         if door is None:
             raise Unusable("the peer has just been closed")
         pipe = _Pipe()

@@ -34,6 +34,7 @@ from rlinf_comm.peers.transports.alongside import answer_alongside, offer_alongs
 from rlinf_comm.peers.transports.base import Incoming, Meeting, Outgoing, TornStream, Traffic, Unusable
 from rlinf_comm.peers.transports.lifted import lift_out
 from rlinf_comm.peers.transports.parcels import IncomingParcels, Parcel
+from rlinf_comm.records import record
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +56,7 @@ class Nccl(Protocol):
     def unique_id(self) -> bytes: ...
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class _Side:
     """What the two have to agree in. Packable."""

@@ -1,6 +1,7 @@
 """Layouts of the trainers and engines that there are, for transformers named as on the Hugging Face hub.
 
-    shape.py        TransformerShape: the sizes of a model, from its config
+    shape.py        TransformerShape: the sizes of a model, from its config (config.py)
+    canonical.py    the names and shapes of its tensors in the checkpoint
     huggingface.py  whole tensors, as transformers holds them
     fsdp2.py        any model under fully_shard, from its DTensors
     megatron.py     Megatron-Core: tensor, pipeline, expert and expert-tensor parallelism
@@ -16,6 +17,6 @@ from rlinf_comm.weights.layouts.fsdp2 import fsdp2, local_shards
 from rlinf_comm.weights.layouts.huggingface import huggingface
 from rlinf_comm.weights.layouts.megatron import megatron
 from rlinf_comm.weights.layouts.merged import merged
-from rlinf_comm.weights.layouts.shape import TransformerShape
+from rlinf_comm.weights.layouts.shape import LatentAttention, TransformerShape
 
-__all__ = ["TransformerShape", "huggingface", "fsdp2", "local_shards", "megatron", "merged"]
+__all__ = ["TransformerShape", "LatentAttention", "huggingface", "fsdp2", "local_shards", "megatron", "merged"]

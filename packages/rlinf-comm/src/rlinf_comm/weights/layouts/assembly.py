@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rlinf_comm.errors import LayoutError
 from rlinf_comm.weights.layout import Block, Box, BufferSpec, RankLayout, TensorSpec, stored_dtype
+from rlinf_comm.weights.layouts.canonical import KEPT_IN_FLOAT32
 
 Part = tuple[str, Box]
 """A box of a canonical tensor."""
@@ -16,9 +17,10 @@ Part = tuple[str, Box]
 class RankAssembly:
     """Gathers the buffers and blocks of one rank."""
 
-    def __init__(self, specs: Mapping[str, TensorSpec], dtype: str | None) -> None:
+    def __init__(self, specs: Mapping[str, TensorSpec], dtype: str | None, fp8_block: tuple[int, int] = (1, 1)) -> None:
         self._specs = specs
         self._dtype = dtype
+        self._fp8_block = fp8_block
         self._buffers: dict[str, BufferSpec] = {}
         self._blocks: list[Block] = []
 
@@ -27,15 +29,58 @@ class RankAssembly:
         offset = 0
         dtype = self._dtype
         for name, box in parts:
-            dtype = stored_dtype(self._specs[name].dtype, self._dtype)
+            dtype = self._stored_dtype(name)
             self._blocks.append(Block(name, box, buffer, offset, _dense_strides(box.shape)))
             offset += box.num_elements
         assert dtype is not None, f"{buffer} has no parts, and so no dtype"
         self._buffers[buffer] = BufferSpec(shape, dtype)
 
+    def add_linear(self, buffer: str, parts: Sequence[Part], shape: tuple[int, ...]) -> None:
+        """As `add`, for the weights of linear layers, which in FP8 bring the scales of their blocks along."""
+        self.add(buffer, parts, shape)
+        if f"{parts[0][0]}_scale_inv" in self._specs:
+            num_matrices = math.prod(shape[:-2])
+            in_each = len(parts) // num_matrices
+            scales = [
+                (f"{name}_scale_inv", self._scales_of(name, box, is_last=(number + 1) % in_each == 0))
+                for number, (name, box) in enumerate(parts)
+            ]
+            num_rows = sum(box.shape[0] for _, box in scales) // num_matrices
+            self.add(f"{buffer}_scale_inv", scales, (*shape[:-2], num_rows, scales[0][1].shape[1]))
+        elif f"{parts[0][0]}_scale" in self._specs:
+            raise LayoutError(
+                f"{buffer}: {parts[0][0]} has one FP8 scale for the whole tensor. Engines that merge tensors compute "
+                "weights and scale anew after loading, so no layout tells what they serve; use block-wise scales"
+            )
+
+    def _scales_of(self, name: str, box: Box, *, is_last: bool) -> Box:
+        """The scales of a box of a weight: whole blocks, but for what ends a matrix."""
+        start, length = [], []
+        for dim, (size, blocks) in enumerate(
+            zip(self._specs[name].shape, self._specs[f"{name}_scale_inv"].shape, strict=True)
+        ):
+            block = self._fp8_block[dim]
+            first, stop = box.start[dim], box.start[dim] + box.shape[dim]
+            may_be_ragged = stop == size and (dim == 1 or is_last)
+            if first % block or (stop % block and not may_be_ragged):
+                raise LayoutError(
+                    f"{name}: a rank's part {box} of {list(self._specs[name].shape)} cuts through the FP8 blocks of "
+                    f"{block} along dimension {dim}; use so few ranks that each has whole blocks"
+                )
+            start.append(first // block)
+            length.append(min(-(-stop // block), blocks) - first // block)
+        return Box(tuple(start), tuple(length))
+
+    def _stored_dtype(self, name: str) -> str:
+        canonical = self._specs[name].dtype
+        return canonical if name.endswith(KEPT_IN_FLOAT32) else stored_dtype(canonical, self._dtype)
+
+    def whole(self, name: str) -> Box:
+        return self._specs[name].whole
+
     def add_block(self, block: Block, shape: tuple[int, ...]) -> None:
         """A block of a buffer of `shape`, which it may share with other blocks."""
-        self._buffers[block.buffer] = BufferSpec(shape, stored_dtype(self._specs[block.name].dtype, self._dtype))
+        self._buffers[block.buffer] = BufferSpec(shape, self._stored_dtype(block.name))
         self._blocks.append(block)
 
     def add_whole(self, buffer: str, name: str) -> None:
@@ -45,8 +90,9 @@ class RankAssembly:
         self.add(buffer, [(name, box)], box.shape)
 
     def add_slice(self, buffer: str, name: str, dim: int, rank: int, num_ranks: int) -> None:
-        """The even part of a canonical tensor for one of several ranks."""
-        self.add_box(buffer, name, self.slice_of(name, dim, rank, num_ranks))
+        """The even part of a linear layer's weight for one of several ranks."""
+        box = self.slice_of(name, dim, rank, num_ranks)
+        self.add_linear(buffer, [(name, box)], box.shape)
 
     def slice_of(self, name: str, dim: int, rank: int, num_ranks: int) -> Box:
         shape = self._specs[name].shape

@@ -6,8 +6,16 @@ expert-tensor parallel fastest, then expert parallel, then their data parallel, 
 Query, key and value rows are interleaved by group, [q q k v | q q k v | ...], and cut evenly. With more ranks than
 groups the cuts go through the groups: Megatron then gathers the activations, and replicates no weight.
 
+Latent attention cuts by heads what leads from the latent vectors to them. The layers that make those vectors are whole
+on every rank with Transformer Engine, and cut by rows in the local spec. Shared experts are cut among `tp` ranks, the
+routed ones among others. Layers for multi-token prediction are on the last stage, which with pp > 1 has a second copy
+of the embedding for them.
+
 Names, shapes and the place of each rank were compared with the models of megatron-core 0.16.1 (local spec) on up to
-four processes: TP 2 with one group, TP 2 PP 2 tied, TP 2 EP 4, TP 2 PP 2 with experts.
+four processes: TP 2 with one group, TP 2 PP 2 tied, TP 2 EP 4, TP 2 PP 2 with experts; Qwen2-MoE with TP 2 PP 2 EP 2;
+latent attention with TP 2 and two layers for multi-token prediction. Qwen2-MoE (TP 2 EP 2) and DeepSeek-V3 (one
+process), filled from transformers' models by these layouts, gave the logits that transformers gives. The names of
+Transformer Engine's modules are read from the layer specs there (models/gpt/gpt_layer_specs.py).
 """
 
 from __future__ import annotations
@@ -34,10 +42,14 @@ def megatron(
     virtual_stages: int = 1,
     transformer_engine: bool = True,
     experts: Literal["te_grouped", "grouped", "sequential"] = "te_grouped",
+    mtp_layer: Literal["transformer_layer", "mtp_model_layer"] = "transformer_layer",
     vocab_multiple: int = 128,
     dtype: str | None = None,
 ) -> Layout:
     """The parameters of a Megatron-Core GPTModel, by their names, which count layers from 0 in each stage.
+
+    `mlp.router.expert_bias` is a buffer and no parameter: with `router_bias` in the shape, pass
+    `dict(model.named_parameters()) | dict(model.named_buffers())` and leave out `*.local_tokens_per_expert`.
 
     Args:
         tp, pp, ep, expert_tp: Megatron's parallel sizes. Its own default for expert_tp is tp: say so.
@@ -49,15 +61,22 @@ def megatron(
             behind them; otherwise those of the local spec.
         experts: "te_grouped" is TEGroupedMLP (`linear_fc1.weight0`, ...), "grouped" is GroupedMLP (`weight1` and
             `weight2`, transposed), "sequential" is SequentialMLP (`local_experts.0`, ...).
+        mtp_layer: What megatron-core calls the decoder layer within one for multi-token prediction: `transformer_layer`
+            in 0.16, `mtp_model_layer` in 0.19.
         vocab_multiple: make_vocab_size_divisible_by; the vocabulary is padded to a multiple of this times tp.
         dtype: Of the storage; the canonical one when it is not given.
 
     Raises:
-        LayoutError: sizes that do not divide; says which.
+        LayoutError: sizes that do not divide, says which; or FP8 weights, which Megatron does not keep as tensors.
     """
+    if shape.fp8_scales is not None:
+        raise LayoutError(
+            "Megatron holds FP8 weights as Transformer Engine's own tensors, which no layout describes; give a shape "
+            "with fp8_scales=None, as TransformerShape.from_config(config, dtype='bfloat16') makes it"
+        )
     dp = max(1, ep * expert_tp // tp) if dp is None and shape.num_experts else dp or 1
     chunks = _chunks(shape, pp, layers_by_stage, virtual_stages)
-    _check(shape, tp, dp, ep, expert_tp)
+    _check(shape, tp, pp, dp, ep, expert_tp, transformer_engine)
     specs = shape.specs()
     sizes = _Sizes(tp=tp, pp=pp, ep=ep, expert_tp=expert_tp, num_padded=rounded_up(shape.vocab, vocab_multiple * tp))
     ranks: dict[tuple[int, ...], RankLayout] = {}  # replicas share one
@@ -68,7 +87,7 @@ def megatron(
         order.append(place)
         if place not in ranks:
             assembly = RankAssembly(specs, dtype)
-            built = _MegatronRank(shape, specs, assembly, place, sizes, transformer_engine, experts)
+            built = _MegatronRank(shape, specs, assembly, place, sizes, transformer_engine, experts, mtp_layer)
             for number in range(virtual_stages):
                 prefix = f"model{number}." if virtual_stages > 1 else ""
                 built.add_chunk(prefix, number * pp + place[1], chunks)
@@ -110,17 +129,31 @@ def _chunks(
     return [range(end - count, end) for end, count in zip(ends, layers_by_stage, strict=True)]
 
 
-def _check(shape: TransformerShape, tp: int, dp: int, ep: int, expert_tp: int) -> None:
+def _check(
+    shape: TransformerShape, tp: int, pp: int, dp: int, ep: int, expert_tp: int, transformer_engine: bool
+) -> None:
     check_divides("num_heads", shape.num_heads, "tp", tp)
-    if shape.num_kv_heads % tp and tp % shape.num_kv_heads:
-        raise LayoutError(f"num_kv_heads={shape.num_kv_heads} and tp={tp}: one must be a multiple of the other")
-    check_divides("the rows of q, k and v", shape.q_rows + 2 * shape.kv_rows, "tp", tp)
+    if shape.latent is None:
+        if shape.num_kv_heads % tp and tp % shape.num_kv_heads:
+            raise LayoutError(f"num_kv_heads={shape.num_kv_heads} and tp={tp}: one must be a multiple of the other")
+        check_divides("the rows of q, k and v", shape.q_rows + 2 * shape.kv_rows, "tp", tp)
+    elif not transformer_engine:
+        check_divides("q_rank", shape.latent.q_rank, "tp", tp)
+        check_divides("kv_rank + rope_dim", shape.latent.kv_rank + shape.latent.rope_dim, "tp", tp)
     if shape.num_experts:
         check_divides("num_experts", shape.num_experts, "ep", ep)
         check_divides("expert_intermediate", shape.expert_intermediate, "expert_tp", expert_tp)
+        check_divides("shared_intermediate", shape.shared_intermediate, "tp", tp)
         check_divides("tp * dp", tp * dp, "ep * expert_tp", ep * expert_tp)
-    if not all(map(shape.has_experts, range(shape.num_layers))):
+    if not all(map(shape.has_experts, range(shape.num_layers + shape.mtp_layers))):
         check_divides("intermediate", shape.intermediate, "tp", tp)
+    if shape.mtp_layers:
+        if shape.tied_embeddings and pp > 1:
+            raise LayoutError(
+                f"mtp_layers={shape.mtp_layers} with tied_embeddings and pp={pp}: the last stage would store the "
+                "embedding twice, which a layout cannot say; use pp=1, or leave the layers out"
+            )
+        check_divides("hidden", shape.hidden, "tp", tp)
 
 
 class _MegatronRank:
@@ -133,6 +166,7 @@ class _MegatronRank:
         sizes: _Sizes,
         transformer_engine: bool,
         experts: str,
+        mtp_layer: str,
     ) -> None:
         self._shape = shape
         self._specs = specs
@@ -140,6 +174,7 @@ class _MegatronRank:
         self._tp_rank, _, self._ep_rank, self._expert_tp_rank = place
         self._sizes = sizes
         self._transformer_engine = transformer_engine
+        self._mtp_layer = mtp_layer
         self._add_experts = {
             "te_grouped": self._add_te_grouped,
             "grouped": self._add_grouped,
@@ -150,44 +185,98 @@ class _MegatronRank:
         """One of the model's chunks; the first has the embedding, the last one the head."""
         rank, last = self._rank, number == len(chunks) - 1
         embedding = "model.embed_tokens.weight"
-        if number == 0:
+        if number == 0 or (last and self._shape.mtp_layers):
             self._add_vocab(prefix + "embedding.word_embeddings.weight", embedding)
         for index, layer in enumerate(chunks[number]):
             here = f"{prefix}decoder.layers.{index}."
             self._add_layer(here, f"model.layers.{layer}.", self._shape.has_experts(layer))
         if last:
             rank.add_whole(prefix + "decoder.final_layernorm.weight", "model.norm.weight")
+            for index in range(self._shape.mtp_layers):
+                self._add_mtp(f"{prefix}mtp.layers.{index}.", self._shape.num_layers + index)
             if not self._shape.tied_embeddings:
                 self._add_vocab(prefix + "output_layer.weight", "lm_head.weight")
             elif number > 0:  # a copy of the embedding
                 self._add_vocab(prefix + "output_layer.weight", embedding)
+
+    def _add_mtp(self, here: str, layer: int) -> None:
+        there = f"model.layers.{layer}."
+        for norm in ("enorm.weight", "hnorm.weight"):
+            self._rank.add_whole(here + norm, there + norm)
+        self._add_cut(here + "eh_proj.weight", there + "eh_proj.weight", 0)
+        self._rank.add_whole(here + "final_layernorm.weight", there + "shared_head.norm.weight")
+        self._add_layer(f"{here}{self._mtp_layer}.", there, self._shape.has_experts(layer))
 
     def _add_vocab(self, buffer: str, name: str) -> None:
         self._rank.add_vocab(buffer, name, self._sizes.num_padded, self._tp_rank, self._sizes.tp)
 
     def _add_layer(self, here: str, there: str, has_experts: bool) -> None:
         rank, fused = self._rank, self._transformer_engine
-        attention = here + "self_attention."
-        norm = attention + "linear_qkv.layer_norm_weight" if fused else here + "input_layernorm.weight"
+        add_attention = self._add_latent if self._shape.latent is not None else self._add_attention
+        add_attention(here, there)
+        in_fc1 = fused and not has_experts
+        norm = here + ("mlp.linear_fc1.layer_norm_weight" if in_fc1 else "pre_mlp_layernorm.weight")
+        rank.add_whole(norm, there + "post_attention_layernorm.weight")
+        if has_experts:
+            self._add_router(here + "mlp.", there + "mlp.")
+            self._add_experts(here + "mlp.experts.", there + "mlp.experts.")
+        else:
+            self._add_mlp(here + "mlp.linear_fc1.weight", here + "mlp.linear_fc2.weight", there + "mlp.",
+                          self._tp_rank, self._sizes.tp)  # fmt: skip
+
+    def _add_attention(self, here: str, there: str) -> None:
+        rank, attention = self._rank, here + "self_attention."
+        in_qkv = self._transformer_engine
+        norm = attention + "linear_qkv.layer_norm_weight" if in_qkv else here + "input_layernorm.weight"
         rank.add_whole(norm, there + "input_layernorm.weight")
         for kind in ("weight", "bias") if self._shape.qkv_bias else ("weight",):
             parts = self._qkv_parts(there + "self_attn.", kind)
             num_rows = sum(box.shape[0] for _, box in parts)
             rank.add(f"{attention}linear_qkv.{kind}", parts, (num_rows, *parts[0][1].shape[1:]))
-        name = there + "self_attn.o_proj.weight"
-        rank.add_slice(attention + "linear_proj.weight", name, 1, self._tp_rank, self._sizes.tp)
+        self._add_cut(attention + "linear_proj.weight", there + "self_attn.o_proj.weight", 1)
         if self._shape.qk_norm:
             for part in "qk":
                 rank.add_whole(f"{attention}{part}_layernorm.weight", f"{there}self_attn.{part}_norm.weight")
-        in_fc1 = fused and not has_experts
-        norm = here + ("mlp.linear_fc1.layer_norm_weight" if in_fc1 else "pre_mlp_layernorm.weight")
-        rank.add_whole(norm, there + "post_attention_layernorm.weight")
-        if has_experts:
-            rank.add_whole(here + "mlp.router.weight", there + "mlp.gate.weight")
-            self._add_experts(here + "mlp.experts.", there + "mlp.experts.")
-        else:
-            self._add_mlp(here + "mlp.linear_fc1.weight", here + "mlp.linear_fc2.weight", there + "mlp.",
-                          self._tp_rank, self._sizes.tp)  # fmt: skip
+
+    def _add_latent(self, here: str, there: str) -> None:
+        """The norms of the latent vectors belong to the layers behind them in Transformer Engine, as elsewhere; the
+        norm before the attention does not, since two layers are behind it."""
+        rank, fused, latent = self._rank, self._transformer_engine, self._shape.latent
+        assert latent is not None, "shapes without latent attention have _add_attention"
+        rank.add_whole(here + "input_layernorm.weight", there + "input_layernorm.weight")
+        here, there = here + "self_attention.", there + "self_attn."
+        projections = [
+            ("kv", "kv_a_proj_with_mqa", "kv_b_proj"),
+            *([("q", "q_a_proj", "q_b_proj")] * (latent.q_rank > 0)),
+        ]
+        for part, down, up in projections:
+            down_name, down_there = f"{here}linear_{part}_down_proj.weight", f"{there}{down}.weight"
+            if fused:
+                rank.add_whole(down_name, down_there)
+            else:
+                self._add_cut(down_name, down_there, 0)
+            norm = f"linear_{part}_up_proj.layer_norm_weight" if fused else f"{part}_layernorm.weight"
+            rank.add_whole(here + norm, f"{there}{part}_a_layernorm.weight")
+            self._add_cut(f"{here}linear_{part}_up_proj.weight", f"{there}{up}.weight", 0)
+        if not latent.q_rank:
+            self._add_cut(here + "linear_q_proj.weight", there + "q_proj.weight", 0)
+        self._add_cut(here + "linear_proj.weight", there + "o_proj.weight", 1)
+
+    def _add_cut(self, buffer: str, name: str, dim: int) -> None:
+        self._rank.add_slice(buffer, name, dim, self._tp_rank, self._sizes.tp)
+
+    def _add_router(self, here: str, there: str) -> None:
+        """What a layer with experts has beside the routed ones."""
+        rank, shape = self._rank, self._shape
+        rank.add_whole(here + "router.weight", there + "gate.weight")
+        if shape.router_bias:
+            rank.add_whole(here + "router.expert_bias", there + "gate.e_score_correction_bias")
+        if shape.shared_intermediate:
+            shared = here + "shared_experts."
+            self._add_mlp(shared + "linear_fc1.weight", shared + "linear_fc2.weight",
+                          there + shape.shared_prefix.removeprefix("mlp."), self._tp_rank, self._sizes.tp)  # fmt: skip
+        if shape.shared_gate:
+            rank.add_whole(here + "shared_experts.gate_weight", there + "shared_expert_gate.weight")
 
     def _qkv_parts(self, prefix: str, kind: str) -> list[Part]:
         """This rank's even part of the interleaved rows, whichever heads it cuts."""

@@ -1,15 +1,32 @@
 """SGLang and vLLM: q, k and v in one parameter, gate and up in one, all experts of a rank in two.
 
-Both engines name and order these alike. Rank r of `tp` has the query heads [r H / tp, (r + 1) H / tp) and the key and
-value heads that go with them; with fewer of those than ranks, neighbouring ranks hold the same one. Experts go to ranks
-in order, and within an expert-parallel rank each is cut among `expert_tp` ranks.
+Both engines name and order these alike. What DeepSeek and shared experts add is named as in SGLang (0.5.23:
+models/deepseek_v2.py, deepseek_nextn.py and qwen2_moe.py, layers/quantization/fp8.py).
+
+Rank r of `tp` has the query heads [r H / tp, (r + 1) H / tp) and the key and value heads that go with them; with fewer
+of those than ranks, neighbouring ranks hold the same one. Experts go to ranks in order, and within an expert-parallel
+rank each is cut among `expert_tp` ranks.
+
+Latent attention: `fused_qkv_a_proj_with_mqa` holds the rows of q_a_proj and then of kv_a_proj_with_mqa, whole on every
+rank; what leads from the latent vectors to heads is cut by heads. SGLang computes `w_kc` and `w_vc` from kv_b_proj when
+it has loaded the weights: call `model.post_load_weights()` after each sync. Shared experts are an MLP of their own
+here, so start SGLang with --disable-shared-experts-fusion.
+
+The layer for multi-token prediction is SGLang's draft model, a module of its own with the target's embedding and head.
+Its buffers are called `draft.` and the draft's own name.
+
+FP8 weights keep their block-wise scales, as in `qkv_proj.weight_scale_inv` and `experts.w13_weight_scale_inv`. An
+engine may rearrange either for its kernels; a layout describes them as they were loaded.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rlinf_comm.errors import LayoutError
 from rlinf_comm.weights.layout import Box, Layout, RankLayout, TensorSpec
 from rlinf_comm.weights.layouts.assembly import Part, RankAssembly, check_divides, interval, rounded_up
+from rlinf_comm.weights.layouts.canonical import MTP_OWN
 from rlinf_comm.weights.layouts.shape import TransformerShape
 
 
@@ -19,6 +36,7 @@ def merged(
     tp: int = 1,
     ep: int = 1,
     expert_tp: int | None = None,
+    shared_tp: int | None = None,
     vocab_tp: int | None = None,
     num_ranks: int | None = None,
     vocab_multiple: int = 64,
@@ -30,6 +48,7 @@ def merged(
         tp: Tensor parallelism of attention and dense MLPs; rank r has the part r % tp.
         ep: Expert parallelism.
         expert_tp: Tensor parallelism within each expert: the rest of tp when it is not given.
+        shared_tp: Tensor parallelism of the shared experts: tp when it is not given, 1 where they are replicated.
         vocab_tp: Parts of the embedding and the head: tp when it is not given, 1 where the engine replicates them.
         num_ranks: The ranks needed at least, max(tp, ep * expert_tp), when it is not given; more are replicas.
         vocab_multiple: To which the vocabulary is padded, 64 in both engines.
@@ -41,15 +60,18 @@ def merged(
         LayoutError: sizes that do not divide; says which.
     """
     expert_tp = max(1, tp // ep) if expert_tp is None else expert_tp
+    shared_tp = tp if shared_tp is None else shared_tp
     vocab_tp = tp if vocab_tp is None else vocab_tp
-    needed = max(tp, ep * expert_tp if shape.num_experts else 1, vocab_tp)
+    needed = max(tp, ep * expert_tp if shape.num_experts else 1, shared_tp, vocab_tp)
     num_ranks = needed if num_ranks is None else num_ranks
-    _check(shape, tp, ep, expert_tp)
+    sizes = _Sizes(tp=tp, ep=ep, expert_tp=expert_tp, shared_tp=shared_tp, vocab_tp=vocab_tp)
+    _check(shape, sizes)
     num_padded = rounded_up(shape.vocab, vocab_multiple)
     check_divides("the padded vocabulary", num_padded, "vocab_tp", vocab_tp)
     for name, size in (
         ("tp", tp),
         ("ep * expert_tp", ep * expert_tp if shape.num_experts else 1),
+        ("shared_tp", shared_tp),
         ("vocab_tp", vocab_tp),
     ):
         check_divides("num_ranks", num_ranks, name, size)
@@ -57,22 +79,39 @@ def merged(
     ranks: dict[tuple[int, ...], RankLayout] = {}  # replicas share one
     order = []
     for rank in range(num_ranks):
-        parts = (rank % tp, rank // expert_tp % ep, rank % expert_tp, rank % vocab_tp)
-        order.append(parts)
-        if parts not in ranks:
-            ranks[parts] = _MergedRank(shape, specs, dtype, parts, (tp, ep, expert_tp, vocab_tp), num_padded).layout()
-    return Layout(specs, tuple(ranks[parts] for parts in order))
+        place = (rank % tp, rank // expert_tp % ep, rank % expert_tp, rank % shared_tp, rank % vocab_tp)
+        order.append(place)
+        if place not in ranks:
+            assembly = RankAssembly(specs, dtype, shape.fp8_block)
+            ranks[place] = _MergedRank(shape, specs, assembly, place, sizes, num_padded).layout()
+    return Layout(specs, tuple(ranks[place] for place in order))
 
 
-def _check(shape: TransformerShape, tp: int, ep: int, expert_tp: int) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sizes:
+    tp: int
+    ep: int
+    expert_tp: int
+    shared_tp: int
+    vocab_tp: int
+
+
+def _check(shape: TransformerShape, sizes: _Sizes) -> None:
+    tp = sizes.tp
     check_divides("num_heads", shape.num_heads, "tp", tp)
-    if shape.num_kv_heads % tp and tp % shape.num_kv_heads:
+    if shape.latent is None and shape.num_kv_heads % tp and tp % shape.num_kv_heads:
         raise LayoutError(f"num_kv_heads={shape.num_kv_heads} and tp={tp}: one must be a multiple of the other")
     if shape.num_experts:
-        check_divides("num_experts", shape.num_experts, "ep", ep)
-        check_divides("expert_intermediate", shape.expert_intermediate, "expert_tp", expert_tp)
-    if not all(map(shape.has_experts, range(shape.num_layers))):
+        check_divides("num_experts", shape.num_experts, "ep", sizes.ep)
+        check_divides("expert_intermediate", shape.expert_intermediate, "expert_tp", sizes.expert_tp)
+        check_divides("shared_intermediate", shape.shared_intermediate, "shared_tp", sizes.shared_tp)
+    if not all(map(shape.has_experts, range(shape.num_layers + shape.mtp_layers))):
         check_divides("intermediate", shape.intermediate, "tp", tp)
+    if shape.mtp_layers > 1:
+        raise LayoutError(
+            f"mtp_layers={shape.mtp_layers}: SGLang's draft model has one; use shapes with mtp_layers=1 on both "
+            "sides, and leave the other layers out at the trainer"
+        )
 
 
 class _MergedRank:
@@ -80,16 +119,16 @@ class _MergedRank:
         self,
         shape: TransformerShape,
         specs: dict[str, TensorSpec],
-        dtype: str | None,
-        parts: tuple[int, int, int, int],
-        sizes: tuple[int, int, int, int],
+        assembly: RankAssembly,
+        place: tuple[int, int, int, int, int],
+        sizes: _Sizes,
         num_padded: int,
     ) -> None:
         self._shape = shape
         self._specs = specs
-        self._rank = RankAssembly(specs, dtype)
-        self._tp_rank, self._ep_rank, self._expert_tp_rank, self._vocab_rank = parts
-        self._tp, self._ep, self._expert_tp, self._vocab_tp = sizes
+        self._rank = assembly
+        self._tp_rank, self._ep_rank, self._expert_tp_rank, self._shared_rank, self._vocab_rank = place
+        self._sizes = sizes
         self._num_padded = num_padded
 
     def layout(self) -> RankLayout:
@@ -98,56 +137,86 @@ class _MergedRank:
             ["model.embed_tokens.weight"] if shape.tied_embeddings else ["model.embed_tokens.weight", "lm_head.weight"]
         )
         for name in heads:
-            rank.add_vocab(name, name, self._num_padded, self._vocab_rank, self._vocab_tp)
+            rank.add_vocab(name, name, self._num_padded, self._vocab_rank, self._sizes.vocab_tp)
         rank.add_whole("model.norm.weight", "model.norm.weight")
         for layer in range(shape.num_layers):
             prefix = f"model.layers.{layer}."
-            self._add_attention(prefix + "self_attn.")
-            for norm in ("input_layernorm.weight", "post_attention_layernorm.weight"):
-                rank.add_whole(prefix + norm, prefix + norm)
-            if shape.has_experts(layer):
-                self._add_experts(prefix + "mlp.")
-            else:
-                self._add_mlp(prefix + "mlp.")
+            self._add_layer(prefix, prefix, shape.has_experts(layer))
+        if shape.mtp_layers:
+            there = f"model.layers.{shape.num_layers}."
+            for name in MTP_OWN:
+                rank.add_whole(f"draft.model.{name}", there + name)
+            self._add_layer("draft.model.decoder.", there, shape.has_experts(shape.num_layers))
         return rank.layout()
 
-    def _add_attention(self, prefix: str) -> None:
-        shape, rank, hidden = self._shape, self._rank, self._shape.hidden
-        num_heads = shape.num_heads // self._tp
-        num_kv_heads = max(1, shape.num_kv_heads // self._tp)
-        first_kv_head = self._tp_rank * shape.num_kv_heads // self._tp
+    def _add_layer(self, here: str, there: str, has_experts: bool) -> None:
+        add_attention = self._add_latent if self._shape.latent is not None else self._add_attention
+        add_attention(here + "self_attn.", there + "self_attn.")
+        for norm in ("input_layernorm.weight", "post_attention_layernorm.weight"):
+            self._rank.add_whole(here + norm, there + norm)
+        if has_experts:
+            self._add_experts(here + "mlp.", there + "mlp.")
+        else:
+            self._add_mlp(here + "mlp.", there + "mlp.", self._tp_rank, self._sizes.tp)
+
+    def _add_attention(self, here: str, there: str) -> None:
+        shape, rank, hidden, tp = self._shape, self._rank, self._shape.hidden, self._sizes.tp
+        num_heads = shape.num_heads // tp
+        num_kv_heads = max(1, shape.num_kv_heads // tp)
+        first_kv_head = self._tp_rank * shape.num_kv_heads // tp
         rows = [("q", self._tp_rank * num_heads, num_heads), *((part, first_kv_head, num_kv_heads) for part in "kv")]
         num_rows = (num_heads + 2 * num_kv_heads) * shape.head_dim
         for kind, width in (("weight", (hidden,)), *([("bias", ())] if shape.qkv_bias else [])):
             parts: list[Part] = []
             for part, first, count in rows:
-                name = f"{prefix}{part}_proj.{kind}"
+                name = f"{there}{part}_proj.{kind}"
                 box = interval(self._specs[name].shape, 0, first * shape.head_dim, count * shape.head_dim)
                 parts.append((name, box))
-            rank.add(f"{prefix}qkv_proj.{kind}", parts, (num_rows, *width))
-        rank.add_slice(f"{prefix}o_proj.weight", f"{prefix}o_proj.weight", 1, self._tp_rank, self._tp)
+            rank.add_linear(f"{here}qkv_proj.{kind}", parts, (num_rows, *width))
+        rank.add_slice(f"{here}o_proj.weight", f"{there}o_proj.weight", 1, self._tp_rank, tp)
         if shape.qk_norm:
             for part in "qk":
-                rank.add_whole(f"{prefix}{part}_norm.weight", f"{prefix}{part}_norm.weight")
+                rank.add_whole(f"{here}{part}_norm.weight", f"{there}{part}_norm.weight")
 
-    def _add_mlp(self, prefix: str) -> None:
+    def _add_latent(self, here: str, there: str) -> None:
+        rank, latent = self._rank, self._shape.latent
+        assert latent is not None, "shapes without latent attention have _add_attention"
+        down = ["q_a_proj.weight", "kv_a_proj_with_mqa.weight"] if latent.q_rank else ["kv_a_proj_with_mqa.weight"]
+        parts = [(there + name, rank.whole(there + name)) for name in down]
+        fused = "fused_qkv_a_proj_with_mqa.weight" if latent.q_rank else down[0]
+        rank.add_linear(here + fused, parts, (sum(box.shape[0] for _, box in parts), self._shape.hidden))
+        for norm in ("q_a_layernorm.weight", "kv_a_layernorm.weight")[0 if latent.q_rank else 1 :]:
+            rank.add_whole(here + norm, there + norm)
+        query = "q_b_proj.weight" if latent.q_rank else "q_proj.weight"
+        for name, dim in ((query, 0), ("kv_b_proj.weight", 0), ("o_proj.weight", 1)):
+            rank.add_slice(here + name, there + name, dim, self._tp_rank, self._sizes.tp)
+
+    def _add_mlp(self, here: str, there: str, part: int, num_parts: int) -> None:
         rank = self._rank
-        names = [f"{prefix}{part}_proj.weight" for part in ("gate", "up")]
-        parts = [(name, rank.slice_of(name, 0, self._tp_rank, self._tp)) for name in names]
-        size = self._shape.intermediate // self._tp
-        rank.add(f"{prefix}gate_up_proj.weight", parts, (2 * size, self._shape.hidden))
-        rank.add_slice(f"{prefix}down_proj.weight", f"{prefix}down_proj.weight", 1, self._tp_rank, self._tp)
+        names = [f"{there}{half}_proj.weight" for half in ("gate", "up")]
+        parts = [(name, rank.slice_of(name, 0, part, num_parts)) for name in names]
+        num_rows, hidden = parts[0][1].shape
+        rank.add_linear(f"{here}gate_up_proj.weight", parts, (2 * num_rows, hidden))
+        rank.add_slice(f"{here}down_proj.weight", f"{there}down_proj.weight", 1, part, num_parts)
 
-    def _add_experts(self, prefix: str) -> None:
-        shape, rank = self._shape, self._rank
-        rank.add_whole(f"{prefix}gate.weight", f"{prefix}gate.weight")
-        count = shape.num_experts // self._ep
+    def _add_experts(self, here: str, there: str) -> None:
+        shape, rank, sizes = self._shape, self._rank, self._sizes
+        rank.add_whole(f"{here}gate.weight", f"{there}gate.weight")
+        if shape.router_bias:
+            rank.add_whole(f"{here}gate.e_score_correction_bias", f"{there}gate.e_score_correction_bias")
+        if shape.shared_intermediate:
+            shared = shape.shared_prefix.removeprefix("mlp.")
+            self._add_mlp(here + shared, there + shared, self._shared_rank, sizes.shared_tp)
+        if shape.shared_gate:
+            rank.add_whole(f"{here}shared_expert_gate.weight", f"{there}shared_expert_gate.weight")
+        count = shape.num_experts // sizes.ep
         experts = range(self._ep_rank * count, (self._ep_rank + 1) * count)
-        size = shape.expert_intermediate // self._expert_tp
+        size = shape.expert_intermediate // sizes.expert_tp
         first = self._expert_tp_rank * size
         rows, columns = Box((first, 0), (size, shape.hidden)), Box((0, first), (shape.hidden, size))
-        prefix += "experts."
-        gate_up = [(f"{prefix}{expert}.{part}_proj.weight", rows) for expert in experts for part in ("gate", "up")]
-        rank.add(f"{prefix}w13_weight", gate_up, (count, 2 * size, shape.hidden))
-        down = [(f"{prefix}{expert}.down_proj.weight", columns) for expert in experts]
-        rank.add(f"{prefix}w2_weight", down, (count, shape.hidden, size))
+        gate_up = [
+            (f"{there}experts.{expert}.{part}_proj.weight", rows) for expert in experts for part in ("gate", "up")
+        ]
+        rank.add_linear(f"{here}experts.w13_weight", gate_up, (count, 2 * size, shape.hidden))
+        down = [(f"{there}experts.{expert}.down_proj.weight", columns) for expert in experts]
+        rank.add_linear(f"{here}experts.w2_weight", down, (count, shape.hidden, size))

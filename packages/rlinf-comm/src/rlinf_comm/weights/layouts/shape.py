@@ -4,17 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rlinf_comm.errors import LayoutError
+from rlinf_comm.records import record
 from rlinf_comm.weights.layout import TensorSpec
-
-_MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+from rlinf_comm.weights.layouts.canonical import canonical_tensors
+from rlinf_comm.weights.layouts.config import DEEPSEEK, shape_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LatentAttention:
+    """DeepSeek's attention (MLA, arXiv 2405.04434), whose keys and values are made from a short latent vector.
+
+    Example: DeepSeek-V3
+        LatentAttention(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
+    """
+
+    kv_rank: int
+    """Length of the latent vector of keys and values."""
+    nope_dim: int
+    """Of each head's query and key, the part without position."""
+    rope_dim: int
+    """The part with position; all heads share one key of it."""
+    value_dim: int
+    q_rank: int = 0
+    """Length of the latent vector of queries; 0 where they are made from the hidden states, as in V2-Lite."""
+
+    @property
+    def q_dim(self) -> int:
+        """Rows of the query projection for each head."""
+        return self.nope_dim + self.rope_dim
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerShape:
-    """A decoder of the Llama and Qwen family: grouped-query attention, gated MLP, RMSNorm, perhaps experts.
+    """A decoder with gated MLPs and RMSNorm, in the manner of Llama, Qwen and DeepSeek.
+
+    Attention is grouped-query or latent; layers may have experts, some of which are shared by all tokens; layers for
+    multi-token prediction may follow.
 
     Example: Qwen3-30B-A3B
         TransformerShape(num_layers=48, hidden=2048, num_heads=32, num_kv_heads=4, head_dim=128, vocab=151936,
@@ -22,10 +51,12 @@ class TransformerShape:
     """
 
     num_layers: int
+    """Without those for multi-token prediction."""
     hidden: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """Not looked at where attention is latent."""
     vocab: int
     """Rows of the embedding in the checkpoint; engines pad it."""
     intermediate: int = 0
@@ -35,12 +66,24 @@ class TransformerShape:
     expert_intermediate: int = 0
     dense_layers: tuple[int, ...] = ()
     """Layers of a model with experts that have a dense MLP instead."""
+    shared_intermediate: int = 0
+    """Of the MLP that all tokens pass beside their experts: n_shared_experts * moe_intermediate_size in DeepSeek."""
+    shared_gate: bool = False
+    """The shared expert has a gate, and both have Qwen2-MoE's names; otherwise DeepSeek's `shared_experts`."""
+    router_bias: bool = False
+    """DeepSeek-V3's `e_score_correction_bias`, float32."""
+    latent: LatentAttention | None = None
+    mtp_layers: int = 0
+    """Layers for multi-token prediction, as DeepSeek-V3's one; they have experts if there are any."""
+    fp8_scales: tuple[int, int] | Literal["tensor"] | None = None
+    """Weights of linear layers are float8_e4m3fn, with a float32 scale for each block of so many rows and columns
+    (`weight_scale_inv`, as in DeepSeek-V3), or for each tensor (`weight_scale`)."""
     qkv_bias: bool = False
     qk_norm: bool = False
     tied_embeddings: bool = False
     """lm_head is the embedding; the checkpoint and this package then know only `model.embed_tokens.weight`."""
     dtype: str = "bfloat16"
-    """Of the canonical tensors."""
+    """Of the canonical tensors that are neither FP8 nor always float32."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -48,40 +91,34 @@ class TransformerShape:
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}; "
                 "each group of queries shares one key and value head"
             )
+        if self.latent is not None and (self.qkv_bias or self.qk_norm):
+            raise LayoutError("latent attention with qkv_bias or qk_norm: no ready layout places their tensors")
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], dtype: str | None = None) -> TransformerShape:
-        """From a Hugging Face config, as in config.json or `model.config.to_dict()`; Llama, Qwen2, Qwen3, Qwen3-MoE.
+    def from_config(cls, config: Mapping[str, Any], dtype: str | None = None, *, mtp: bool = False) -> TransformerShape:
+        """From a Hugging Face config, as in config.json or `model.config.to_dict()`.
 
-        `dtype` is that of the canonical tensors: the checkpoint's when it is not given.
+        Llama, Qwen2, Qwen3, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and V3.
+
+        Args:
+            dtype: Of the canonical tensors, which then are not quantized: what a trainer holds. The checkpoint's dtype
+                and quantization when it is not given.
+            mtp: With the layers for multi-token prediction, which the checkpoint has and transformers ignores.
 
         Raises:
-            LayoutError: another model type, or a variant with tensors that the layouts do not know.
+            LayoutError: another model type or quantization, or a variant with tensors that the layouts do not know.
         """
-        model_type = config.get("model_type")
-        if model_type not in _MODEL_TYPES:
-            raise LayoutError(f"model_type={model_type!r} has no ready layouts; those that have: {_MODEL_TYPES}")
-        if config.get("attention_bias") or config.get("mlp_bias"):
-            raise LayoutError(f"{model_type} with attention_bias or mlp_bias has tensors that no ready layout places")
-        num_layers, num_heads = config["num_hidden_layers"], config["num_attention_heads"]
-        # transformers 5 writes num_local_experts for what checkpoints call num_experts.
-        num_experts = config.get("num_experts") or config.get("num_local_experts") if model_type == "qwen3_moe" else 0
-        return cls(
-            num_layers=num_layers,
-            hidden=config["hidden_size"],
-            num_heads=num_heads,
-            num_kv_heads=config.get("num_key_value_heads") or num_heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // num_heads,
-            vocab=config["vocab_size"],
-            intermediate=config["intermediate_size"],
-            num_experts=num_experts or 0,
-            expert_intermediate=config["moe_intermediate_size"] if num_experts else 0,
-            dense_layers=_dense_layers(config) if num_experts else (),
-            qkv_bias=model_type == "qwen2",
-            qk_norm=model_type in ("qwen3", "qwen3_moe"),
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-            dtype=dtype or str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch."),
-        )
+        fields = shape_fields(config, quantized=dtype is None, mtp=mtp)
+        if config["model_type"] in DEEPSEEK:
+            fields["latent"] = LatentAttention(
+                q_rank=config.get("q_lora_rank") or 0,
+                kv_rank=config["kv_lora_rank"],
+                nope_dim=config["qk_nope_head_dim"],
+                rope_dim=config["qk_rope_head_dim"],
+                value_dim=config["v_head_dim"],
+            )
+        named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+        return cls(**fields, dtype=dtype or named)
 
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and layer not in self.dense_layers
@@ -94,45 +131,16 @@ class TransformerShape:
     def kv_rows(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def fp8_block(self) -> tuple[int, int]:
+        """Rows and columns that share a scale; every element for itself where no block is scaled."""
+        return self.fp8_scales if isinstance(self.fp8_scales, tuple) else (1, 1)
+
+    @property
+    def shared_prefix(self) -> str:
+        """Of the shared expert's names in a layer."""
+        return "mlp.shared_expert." if self.shared_gate else "mlp.shared_experts."
+
     def specs(self) -> dict[str, TensorSpec]:
         """The canonical tensors: names and shapes as in the checkpoint, each expert by itself."""
-        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab, self.hidden)}
-        for layer in range(self.num_layers):
-            prefix = f"model.layers.{layer}."
-            shapes |= {prefix + name: shape for name, shape in self._layer_shapes(layer).items()}
-        shapes["model.norm.weight"] = (self.hidden,)
-        if not self.tied_embeddings:
-            shapes["lm_head.weight"] = (self.vocab, self.hidden)
-        return {name: TensorSpec(shape, self.dtype) for name, shape in shapes.items()}
-
-    def _layer_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
-        hidden = self.hidden
-        shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (hidden,)}
-        for part, rows in (("q", self.q_rows), ("k", self.kv_rows), ("v", self.kv_rows)):
-            shapes[f"self_attn.{part}_proj.weight"] = (rows, hidden)
-            if self.qkv_bias:
-                shapes[f"self_attn.{part}_proj.bias"] = (rows,)
-        shapes["self_attn.o_proj.weight"] = (hidden, self.q_rows)
-        if self.qk_norm:
-            shapes |= {f"self_attn.{part}_norm.weight": (self.head_dim,) for part in "qk"}
-        shapes["post_attention_layernorm.weight"] = (hidden,)
-        if self.has_experts(layer):
-            shapes["mlp.gate.weight"] = (self.num_experts, hidden)
-            for expert in range(self.num_experts):
-                shapes |= _mlp_shapes(f"mlp.experts.{expert}.", hidden, self.expert_intermediate)
-        else:
-            shapes |= _mlp_shapes("mlp.", hidden, self.intermediate)
-        return shapes
-
-
-def _mlp_shapes(prefix: str, hidden: int, intermediate: int) -> dict[str, tuple[int, ...]]:
-    return {
-        f"{prefix}gate_proj.weight": (intermediate, hidden),
-        f"{prefix}up_proj.weight": (intermediate, hidden),
-        f"{prefix}down_proj.weight": (hidden, intermediate),
-    }
-
-
-def _dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
-    step, only = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
-    return tuple(layer for layer in range(config["num_hidden_layers"]) if layer in only or (layer + 1) % step)
+        return canonical_tensors(self)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from rlinf_comm import _C
 from rlinf_comm.errors import PeerLost
+from rlinf_comm.records import record
 from rlinf_comm.weights.layout import TensorSpec
 from rlinf_comm.weights.plan import Piece, ReshardPlan
 
@@ -22,6 +23,7 @@ NO_VERSION = -1
 WORD_MODULUS = 1 << 64
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightStoreAddress:
     """How a process of the same machine and user opens a store. Valid while the creating WeightStore object lives."""

@@ -11,10 +11,10 @@ import numpy as np
 from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import PeerLost, WeightMismatchError, WeightTimeout
 from rlinf_comm.weights.plan import ReshardPlan
-from rlinf_comm.weights.region import listed
 from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.store.memory import NO_VERSION, NUM_SLOTS, WORD_MODULUS, WeightStore
 from rlinf_comm.weights.store.side import StoreSide
+from rlinf_comm.weights.unlisted import listed
 
 if TYPE_CHECKING:
     import torch

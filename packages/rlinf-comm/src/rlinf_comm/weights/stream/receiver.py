@@ -12,11 +12,12 @@ import numpy as np
 from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import CommError, DecodeError, LayoutError, WeightMismatchError
 from rlinf_comm.weights.plan import ReshardPlan
-from rlinf_comm.weights.region import checked_tensors, listed
+from rlinf_comm.weights.region import checked_tensors
 from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.stream.delta import apply_delta
 from rlinf_comm.weights.stream.talk import Talk, for_each
 from rlinf_comm.weights.stream.wire import Ack, Bucket, Content, Held, Link, Offer, Pair, Reply, digests_to_bytes
+from rlinf_comm.weights.unlisted import listed
 
 if TYPE_CHECKING:
     import torch

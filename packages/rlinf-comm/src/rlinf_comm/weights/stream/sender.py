@@ -23,6 +23,7 @@ import numpy as np
 
 from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import LayoutError, WeightMismatchError
+from rlinf_comm.records import record
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.region import checked_tensors
 from rlinf_comm.weights.stream.choice import Choice, DeltaChoice
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamReport:
     """Of one publication, to one receiver."""

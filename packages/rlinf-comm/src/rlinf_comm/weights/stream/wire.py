@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from rlinf_comm.records import record
 from rlinf_comm.weights.layout import Box, TensorSpec
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.region import Place
@@ -47,6 +48,7 @@ class Link(Protocol):
         ...
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Held:
     """What a receiver holds of a sender."""
@@ -56,6 +58,7 @@ class Held:
     policy_version: int
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Offer:
     session: str
@@ -68,6 +71,7 @@ class Offer:
     """Of the boxes that the receiver stores in the memory of others, which are not sent twice."""
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Reply:
     session: str
@@ -77,6 +81,7 @@ class Reply:
     wanted_version: int
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Content:
     session: str
@@ -91,6 +96,7 @@ class Content:
     data: npt.NDArray[np.uint8]
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Ack:
     session: str
@@ -108,6 +114,7 @@ class Ack:
     """And with applying deltas."""
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Boxes of one element size, packed."""

@@ -1,0 +1,89 @@
+"""Callers that know no secret, for checks.py: idle, slow, half-open and garbled ones, as long as they are let run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from benchmarks.harness import Step
+
+from rlinf_comm.peers import Peer
+
+NUM_IDLE = 50
+NUM_SLOW = 10
+TIMEOUT_S = 30.0
+
+
+def _call(door: tuple[str, int]) -> socket.socket:
+    stranger = socket.create_connection(door, timeout=TIMEOUT_S, source_address=("127.0.0.2", 0))
+    stranger.setblocking(False)
+    return stranger
+
+
+def _is_gone(stranger: socket.socket) -> bool:
+    try:
+        return stranger.recv(1000) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _say(stranger: socket.socket, said: bytes) -> None:
+    try:
+        stranger.send(said)
+    except OSError:
+        pass  # it has been turned away
+
+
+def _besiege(doors: list[tuple[str, int]]) -> None:
+    """Each stranger that is turned away comes back; 20 a second talk of something else."""
+    strangers = {door: [_call(door) for _ in range(NUM_IDLE + NUM_SLOW)] for door in doors}
+    while True:
+        for door, callers in strangers.items():
+            callers[:] = [_call(door) if _is_gone(caller) else caller for caller in callers]
+            for slow in callers[:NUM_SLOW]:
+                _say(slow, b"r")  # as a greeting starts, ten bytes a second
+            _say(_call(door), b"GET / HTTP/1.1\r\n\r\n")
+            _say(_call(door), b"rlpeer" + bytes(100))
+        time.sleep(0.1)
+
+
+def _free_endpoint() -> tuple[str, int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()
+
+
+@contextmanager
+def contacts() -> Iterator[dict[str, Step]]:
+    """Steps that join a directory, meet a peer for the first time and hand it a value: with and without strangers."""
+    besieged, quiet = _free_endpoint(), _free_endpoint()
+    trainers = {door: Peer.join(f"{door[0]}:{door[1]}", "trainer/0", transports=("tcp",)) for door in (besieged, quiet)}
+
+    def step_for(door: tuple[str, int]) -> Step:
+        def step(index: int) -> float:
+            start_s = time.perf_counter()
+            name = f"engine/{index}"
+            with Peer.join(f"{door[0]}:{door[1]}", name, serve=False, transports=("tcp",)) as engine:
+                engine.send("trainer/0", index, timeout_s=TIMEOUT_S)
+                trainers[door].receive(name, timeout_s=TIMEOUT_S)
+                return time.perf_counter() - start_s
+
+        return step
+
+    attack: Callable[..., None] = _besiege
+    strangers = multiprocessing.get_context("spawn").Process(
+        target=attack, args=([besieged, trainers[besieged].address.endpoint],)
+    )
+    strangers.start()
+    time.sleep(2.0)  # for all of them to be there
+    try:
+        yield {"contact, strangers": step_for(besieged), "contact, no strangers": step_for(quiet)}
+    finally:
+        strangers.kill()
+        strangers.join()
+        for trainer in trainers.values():
+            trainer.close()

@@ -1,0 +1,54 @@
+"""GMPO (arXiv:2507.20673): the geometric mean of the ratios of a completion's tokens, each clipped by itself.
+
+    loss = -A exp(mean over t of c_t),   c_t = min(log r_t, clip(log r_t)) where A > 0, max(...) where A < 0
+
+The clip is of the log-ratio, to [-clip_low, clip_high]; the paper's 0.4 lets a ratio range from 0.67 to 1.49. Unlike
+GSPO, which clips the mean, one far token is cut before it enters the mean. Every token of a completion gets the
+completion's term, so that `sequence_mean_token_mean` gives value and gradient of the paper's objective.
+"""
+
+import torch
+from torch import Tensor
+
+from rlinf_algos.errors import ShapeError
+from rlinf_algos.packing import index_sequences
+from rlinf_algos.policy_loss.base import PolicyLoss, check_clip, check_inputs, checked_ratio, measured_loss
+
+
+def gmpo_loss(
+    policy_logprobs: Tensor,
+    proximal_logprobs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor | None,
+    *,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
+    sequence_ids: Tensor | None = None,
+) -> PolicyLoss:
+    """The loss of geometric means, unreduced.
+
+    Args:
+        policy_logprobs, proximal_logprobs, loss_mask, sequence_ids: as for `gspo_loss`.
+        advantages: [B, T], or [B] where a row is a sequence. Where they differ within a sequence their mean weighs it,
+            and each one's sign clips its own token.
+        clip_low: the log-ratio is clipped below at -clip_low, where the advantage is negative; in [0, 1].
+        clip_high: and above at clip_high, where it is positive; at least 0.
+
+    Returns and raises: as `ppo_clip_loss`; ratios are those of sequences, each weighing as many terms as it has tokens;
+        clip_fraction is of tokens.
+    """
+    check_clip(clip_low, clip_high)
+    if sequence_ids is not None and advantages.ndim < 2:
+        raise ShapeError(
+            f"advantages has shape {list(advantages.shape)}, but a packed row holds several sequences; expected [B, T]"
+        )
+    inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
+    sequences = index_sequences(inputs.mask, sequence_ids)
+    too_high = (inputs.log_ratio > clip_high) & (inputs.advantages > 0)
+    too_low = (inputs.log_ratio < -clip_low) & (inputs.advantages < 0)
+    clipped = inputs.log_ratio.masked_fill(too_high, clip_high).masked_fill(too_low, -clip_low)
+    clipped = clipped.masked_fill(inputs.advantages == 0, 0.0)
+    ratio = sequences.spread(checked_ratio(sequences.mean(clipped)))
+    weight = sequences.spread(sequences.mean(inputs.advantages))
+    terms = torch.where(inputs.mask, -weight * ratio, 0.0)
+    return measured_loss(terms, inputs, ratio, is_clipped=too_high | too_low)

@@ -1,0 +1,128 @@
+"""The named algorithms, the numbers that only some algorithms have with their defaults and ranges, and the names of
+what else can be chosen. Needs no torch."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from rlinf_algos.registry import Registry
+
+AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean")
+KLS: Registry[Callable[..., Any]] = Registry(
+    "KL estimate",
+    {
+        "k1": "rlinf_algos.kl:kl_k1",
+        "k2": "rlinf_algos.kl:kl_k2",
+        "k3": "rlinf_algos.kl:kl_k3",
+        "abs": "rlinf_algos.kl:kl_abs",
+        "k1+": "rlinf_algos.kl:kl_k1_plus",
+        "k3+": "rlinf_algos.kl:kl_k3_plus",
+    },
+)
+CORRECTIONS = ("truncated", "masked", "rejected", "icepop")
+CORRECTION_LEVELS = ("token", "sequence", "geometric")
+VALUE_LOSSES = ("clipped", "huber")
+
+
+DEFAULTS: dict[str, bool | int | float | str | None] = {
+    "normalize_std": True,
+    "gamma": 1.0,
+    "gae_lambda": 1.0,
+    "clip_low": 0.2,
+    "clip_high": 0.2,
+    "dual_clip": None,
+    "weight_cap": 5.0,
+    "correction_level": None,
+    "correction_low": None,
+    "correction_high": None,
+    "kl_clamp": None,
+    "kl_horizon": 10_000,
+    "value_loss": "clipped",
+    "value_clip": 0.2,
+    "huber_delta": 10.0,
+    "overlong_penalty": 1.0,
+}
+"""Fields that only some algorithms use -> their value where a preset does not say otherwise."""
+CORRECTION_OPTIONS: dict[str, dict[str, float | str]] = {
+    "truncated": {"correction_level": "token", "correction_high": 2.0},
+    "masked": {"correction_level": "token", "correction_low": 0.0, "correction_high": 2.0},
+    "rejected": {"correction_level": "token", "correction_low": 0.5, "correction_high": 2.0},
+    "icepop": {"correction_low": 0.5, "correction_high": 5.0},
+}
+"""Correction -> its options, with their defaults."""
+NULLABLE = {"dual_clip", "weight_cap", "value_clip", "kl_clamp"}
+"""Of these, the ones where None means something to an algorithm that uses them."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "ppo": {"advantage": "gae", "whiten_advantages": True, "kl": "k1", "kl_in": "reward", "num_minibatches": 2},
+    "grpo": {},
+    "dr_grpo": {"normalize_std": False, "aggregation": "constant_length_mean"},
+    "dapo": {"clip_high": 0.28, "dynamic_sampling": True, "num_minibatches": 2},
+    "rloo": {
+        "advantage": "rloo",
+        "policy_loss": "policy_gradient",
+        "aggregation": "sequence_mean_token_sum",
+        "kl": "k1",
+        "kl_in": "reward",
+    },
+    "reinforce_plus_plus": {
+        "advantage": "returns",
+        "whiten_advantages": True,
+        "kl": "k1",
+        "kl_in": "reward",
+        "num_minibatches": 2,
+    },
+    "reinforce_plus_plus_baseline": {
+        "normalize_std": False,
+        "whiten_advantages": True,
+        "kl": "k2",
+        "num_minibatches": 2,
+    },
+    "gspo": {
+        "policy_loss": "gspo",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+        "aggregation": "sequence_mean_token_mean",
+        "num_minibatches": 4,
+    },
+    "cispo": {"policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "num_minibatches": 2},
+    "gmpo": {
+        "policy_loss": "gmpo",
+        "clip_low": 0.4,
+        "clip_high": 0.4,
+        "aggregation": "sequence_mean_token_mean",
+        "num_minibatches": 4,
+    },
+    "gdpo": {"advantage": "gdpo", "whiten_advantages": True},
+    "distillation": {
+        "advantage": "returns",
+        "gamma": 0.0,
+        "reward_coef": 0.0,
+        "kl": "k1",
+        "kl_in": "reward",
+        "kl_coef": 1.0,
+    },
+}
+"""Name -> what differs from the defaults; docs/algorithms says where each number comes from."""
+
+RANGES: dict[str, tuple[float, float, str]] = {
+    "gamma": (0.0, 1.0, "it is a discount"),
+    "gae_lambda": (0.0, 1.0, "it is a trace decay"),
+    "clip_low": (0.0, 1.0, "a probability ratio is not negative"),
+    "clip_high": (0.0, math.inf, "the range must hold the ratio 1"),
+    "weight_cap": (1.0, math.inf, "weights on-policy are 1"),
+    "kl_coef": (0.0, math.inf, "a reward for leaving the reference is no penalty"),
+    "reward_coef": (0.0, math.inf, "a negative one would teach the opposite"),
+    "kl_horizon": (1, math.inf, "it counts completions"),
+    "off_policy_threshold": (0.0, math.inf, "on-policy the difference is 0, and must stay"),
+    "entropy_coef": (0.0, math.inf, "it is the weight of a bonus"),
+    "correction_low": (0.0, 1.0, "the range must hold the ratio 1"),
+    "correction_high": (1.0, math.inf, "the range must hold the ratio 1"),
+    "value_clip": (0.0, math.inf, "it is a distance"),
+    "oversampling": (1.0, math.inf, "fewer prompts than an update takes are no sample of it"),
+    "overlong_buffer_tokens": (0, math.inf, "it counts tokens"),
+    "overlong_penalty": (0.0, math.inf, "it is what the reward falls by"),
+    "group_size": (1, math.inf, "a prompt has at least one completion"),
+    "num_minibatches": (1, math.inf, "a step trains"),
+    "num_epochs": (1, math.inf, "a step trains"),
+}

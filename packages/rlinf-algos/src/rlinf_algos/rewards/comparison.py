@@ -1,0 +1,327 @@
+r"""Whether two answers mean the same, by their structure. What this cannot decide, two formulas, it asks for.
+
+Verdicts are True, False or None (not known yet). A `Comparison` is run, says which questions are open, is told their
+answers, and is run again: so all the formulas of a batch are compared together, in other processes.
+
+Rules, where there is a choice: a list is unordered and equals a set; a list without brackets also equals a tuple in the
+same order. `x=5` equals 5. Equations are equal where their sides are, or where the differences of their sides are in a
+constant ratio. Inequalities equal the intervals that they describe. A unit may be left out on one side.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from rlinf_algos.rewards.plain_number import equal_numbers, rational
+from rlinf_algos.rewards.structure import Answer, has_words, mentions, name_of, read
+
+Verdict = bool | None
+Question = tuple[Literal["equal", "near", "same zeros", "same sign"], str, str]
+"""equal: two formulas; near: up to 1 %; same zeros, same sign: whether their ratio is constant, and positive."""
+_FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
+_EQUAL = frozenset(("=", "\\approx"))
+_SYMMETRIC = frozenset((*_FLIPPED, *_EQUAL, "\\ne", "\\equiv", "\\cong", "\\parallel", "\\perp"))
+"""Operators of relations that can be read from right to left."""
+_MAX_MATCHED = 12
+"""Items of lists of formulas that are compared each with each; longer lists keep their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """From `low` to `high`, with "[" or "(", "]" or ")"."""
+
+    low: Answer
+    high: Answer
+    brackets: str
+
+
+class Comparison:
+    """Compares one pair of answers.
+
+    Args:
+        expected, found: normalised.
+        known: answers to questions, of earlier pairs too; None for one that has no answer.
+    """
+
+    def __init__(self, expected: str, found: str, known: dict[Question, Verdict]) -> None:
+        self._expected, self._found = read(expected), read(found)
+        self._known = known
+        self.open: list[Question] = []
+        """Questions without an answer, after `run`."""
+        self.asked: list[Question] = []
+
+    def run(self) -> Verdict:
+        self.open, self.asked = [], []
+        return self._same(self._expected, self._found)
+
+    # -- three-valued logic
+
+    def _all(self, verdicts: Iterable[Verdict]) -> Verdict:
+        result: Verdict = True
+        for verdict in verdicts:
+            if verdict is False:
+                return False
+            if verdict is None:
+                result = None
+        return result
+
+    def _any(self, verdicts: Iterable[Verdict]) -> Verdict:
+        result: Verdict = False
+        for verdict in verdicts:
+            if verdict is True:
+                return True
+            if verdict is None:
+                result = None
+        return result
+
+    def _ask(self, question: Question) -> Verdict:
+        self.asked.append(question)
+        if question not in self._known:
+            self.open.append(question)
+            return None
+        return self._known[question]
+
+    # -- by kind
+
+    def _same(self, one: Answer, other: Answer) -> Verdict:
+        if one.text == other.text:
+            return True
+        pair = {one.kind, other.kind}
+        ranges = _ranges(one), _ranges(other)
+        if ranges[0] and ranges[1] and pair != {"tuple"} and not (pair == {"relation"} and _is_harder(one, other)):
+            return self._same_ranges(ranges[0], ranges[1])
+        if "relation" in pair and pair != {"relation", "list"}:
+            return self._same_relations(one, other)
+        if pair <= {"list", "set", "tuple"}:
+            return self._same_collections(one, other)
+        if pair == {"union"}:
+            return self._matched(one.parts, other.parts)
+        if pair == {"matrix"}:
+            return one.marks == other.marks and self._in_order(one.parts, other.parts)
+        if pair == {"phrase"}:
+            return one.marks == other.marks and self._in_order(one.parts, other.parts)
+        if "quantity" in pair:
+            return self._same_quantities(one, other)
+        for lone, many in ((one, other), (other, one)):
+            if many.kind == "list" or (many.kind == "set" and len(many.parts) == 1):
+                return self._all(self._same(lone, part) for part in many.parts)  # 7/2 or 3.5 is one value
+        return self._same_formulas(one.text, other.text) if pair == {"formula"} else False
+
+    def _same_formulas(self, one: str, other: str) -> Verdict:
+        if one == other:
+            return True
+        number, other_number = rational(one), rational(other)
+        if number and other_number:
+            return equal_numbers(number, other_number)
+        if has_words(one) or has_words(other) or one in _INFINITE or other in _INFINITE:
+            return False
+        return self._ask(("equal", one, other))
+
+    def _in_order(self, ones: tuple[Answer, ...], others: tuple[Answer, ...]) -> Verdict:
+        if len(ones) != len(others):
+            return False
+        return self._all(self._same(one, other) for one, other in zip(ones, others, strict=True))
+
+    def _matched(self, ones: tuple[Answer, ...], others: tuple[Answer, ...]) -> Verdict:
+        """Each is one of the others, and the other way round."""
+        ones, others = _distinct(ones), _distinct(others)
+        if len(ones) != len(others) and not (_are_numbers(ones) and _are_numbers(others)):
+            return False
+        if len(ones) > _MAX_MATCHED and not (_are_numbers(ones) and _are_numbers(others)):
+            return self._in_order(ones, others)
+        verdicts = [[self._same(one, other) for other in others] for one in ones]
+        return self._all(
+            [*(self._any(row) for row in verdicts), *(self._any(column) for column in zip(*verdicts, strict=True))]
+        )
+
+    def _same_collections(self, one: Answer, other: Answer) -> Verdict:
+        if one.kind == other.kind == "tuple":
+            return one.marks == other.marks and self._in_order(one.parts, other.parts)
+        if "tuple" in (one.kind, other.kind):
+            bracketed, bare = (one, other) if one.kind == "tuple" else (other, one)
+            if bare.kind == "set" or bracketed.marks != ("()",):
+                return False
+            return self._in_order(one.parts, other.parts) if _named(bare) is None else self._same_named(bare, bracketed)
+        if (_named(one) is None) != (_named(other) is None):
+            named, bare = (one, other) if _named(one) else (other, one)
+            return self._same_named(named, bare)
+        return self._matched(one.parts, other.parts)
+
+    def _same_named(self, named: Answer, bare: Answer) -> Verdict:
+        """`x=1, x=2` is 1, 2 in any order; `x=5, y=2` is 5, 2 in this order."""
+        if len(_named(named) or ()) > 1 or bare.kind == "tuple":
+            return self._in_order(named.parts, bare.parts)
+        return self._matched(named.parts, bare.parts)
+
+    def _same_quantities(self, one: Answer, other: Answer) -> Verdict:
+        if one.unit is not None and other.unit is not None:
+            if one.unit.bases != other.unit.bases:
+                return False
+            if one.unit.factor == other.unit.factor:
+                return self._same(one.parts[0], other.parts[0])
+            values = rational(one.parts[0].text), rational(other.parts[0].text)
+            if values[0] is None or values[1] is None:
+                return False
+            return values[0].value * one.unit.factor == values[1].value * other.unit.factor
+        quantity, bare = (one, other) if one.unit is not None else (other, one)
+        if quantity.parts[0].text not in quantity.text and bare.kind == "formula":
+            return False  # 2 hours 30 minutes is not 150
+        return self._same(quantity.parts[0], bare) if bare.kind in ("formula", "list", "tuple", "set") else False
+
+    # -- relations
+
+    def _same_relations(self, one: Answer, other: Answer) -> Verdict:
+        chain, other_chain = _chain(one), _chain(other)
+        if chain and other_chain and (None in (chain.name, other_chain.name) or chain.name == other_chain.name):
+            return self._same_values(chain, other_chain)
+        if chain and other_chain and not _are_mixed(chain, other_chain):
+            return False  # x=5 is not y=5
+        if one.kind != "relation" or other.kind != "relation":
+            return False
+        turned = _turned(other)
+        verdict: Verdict = False
+        if one.marks == other.marks:
+            verdict = self._in_order(one.parts, other.parts)
+        if verdict is not True and one.marks == turned.marks and _SYMMETRIC.issuperset(one.marks):
+            verdict = self._any((verdict, self._in_order(one.parts, turned.parts)))
+        if verdict is True or len(one.parts) != 2 or len(other.parts) != 2:
+            return verdict
+        return self._any((verdict, self._same_differences(one, other)))
+
+    def _same_differences(self, one: Answer, other: Answer) -> Verdict:
+        operator = one.marks[0]
+        if any(part.kind != "formula" or has_words(part.text) for part in (*one.parts, *other.parts)):
+            return False
+        if operator in _EQUAL | {"\\ne"} and (other.marks[0] == operator or {operator, other.marks[0]} <= _EQUAL):
+            return self._ask(("same zeros", _difference(one), _difference(other)))
+        if operator in _FLIPPED and other.marks[0] in (operator, _FLIPPED[operator]):
+            other = other if other.marks[0] == operator else _turned(other)
+            return self._ask(("same sign", _difference(one), _difference(other)))
+        return False
+
+    def _same_values(self, expected: "_Chain", found: "_Chain") -> Verdict:
+        """What is found is one value, whatever it is called: it must be that only, or be rounded to it."""
+        verdicts: list[Verdict] = []
+        for value in (*expected.exact, *expected.rounded):
+            verdicts.append(self._all(self._same(value, other) for other in found.exact))
+            if found.rounded and verdicts[-1] is not True:
+                is_rounded = self._all(self._same(value, other) for other in found.rounded)
+                near = ("near", found.exact[0].text, found.rounded[0].text)
+                verdicts.append(is_rounded if is_rounded is False else self._all((is_rounded, self._ask(near))))
+        return self._any(verdicts)
+
+    def _same_ranges(self, ones: tuple[_Range, ...], others: tuple[_Range, ...]) -> Verdict:
+        if len(ones) != len(others):
+            return False
+        return self._all(
+            self._any(
+                one.brackets == other.brackets
+                and self._all((self._same(one.low, other.low), self._same(one.high, other.high)))
+                for other in others
+            )
+            for one in ones
+        )
+
+
+def _distinct(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
+    return tuple({item.text: item for item in items}.values())
+
+
+def _are_numbers(items: tuple[Answer, ...]) -> bool:
+    return all(rational(item.text) is not None for item in items)
+
+
+def _named(items: Answer) -> set[str] | None:
+    """The names in a list of assignments; None where one is none."""
+    chains = [_chain(item) for item in items.parts]
+    names = {chain.name for chain in chains if chain and chain.name}
+    return names if chains and all(chain and chain.name for chain in chains) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    r"""`x=\frac{22}{7}\approx3.14`: one value, its name, and what it is rounded to."""
+
+    name: str | None
+    exact: tuple[Answer, ...]
+    rounded: tuple[Answer, ...] = ()
+
+
+def _chain(answer: Answer) -> _Chain | None:
+    """A value alone, named, or a chain of numbers such as `2+3=5`; None for other relations."""
+    if answer.kind != "relation":
+        return _Chain(None, (answer,))
+    if not _EQUAL.issuperset(answer.marks):
+        return None
+    name, sides, marks = name_of(answer.parts[0]), answer.parts, ("=", *answer.marks)
+    if name is not None and not any(mentions(side, name) for side in sides[1:]):
+        sides, marks = sides[1:], ("=", *marks[2:])
+    elif any(re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", side.text)) for side in sides):
+        return None
+    else:
+        name = None
+    exact = tuple(side for mark, side in zip(marks, sides, strict=True) if mark == "=")
+    return _Chain(name, exact, tuple(side for mark, side in zip(marks, sides, strict=True) if mark != "="))
+
+
+def _are_mixed(one: _Chain, other: _Chain) -> bool:
+    """Whether the name of one stands in the values of the other: y=2x and x=y/2."""
+    pairs = ((one.name, other), (other.name, one))
+    return any(name and any(mentions(side, name) for side in (*chain.exact, *chain.rounded)) for name, chain in pairs)
+
+
+def _turned(relation: Answer) -> Answer:
+    """The relation read from right to left."""
+    marks = tuple(_FLIPPED.get(mark, mark) for mark in reversed(relation.marks))
+    return Answer("relation", relation.text, relation.parts[::-1], marks)
+
+
+def _difference(relation: Answer) -> str:
+    left, right = (part.text for part in relation.parts)
+    return left if right == "0" else f"({left})-({right})"
+
+
+def _is_harder(one: Answer, other: Answer) -> bool:
+    """Whether two inequalities are about different names."""
+    return {name_of(part) for part in one.parts} - {None} != {name_of(part) for part in other.parts} - {None}
+
+
+_INFINITY, _MINUS_INFINITY, _EVERYTHING = read(r"\infty"), read(r"-\infty"), r"\mathbb{R}"
+_INFINITE = frozenset((r"\infty", r"+\infty", r"-\infty"))
+
+
+def _ranges(answer: Answer) -> tuple[_Range, ...] | None:
+    r"""The intervals that an answer describes: `x<2 \text{or} x>3`, `x\in[0,1]`, `(-\infty,2)\cup(3,\infty)`."""
+    if answer.kind == "tuple" and len(answer.parts) == 2:
+        low, high = answer.parts
+        return (_Range(low, high, answer.marks[0]),)
+    if answer.kind == "formula" and answer.text == _EVERYTHING:
+        return (_Range(_MINUS_INFINITY, _INFINITY, "()"),)
+    if answer.kind == "union" or (answer.kind == "list" and re.search(r"\\text\{or\}|\\lor|\\vee", answer.text)):
+        pieces = [_ranges(part) for part in answer.parts]
+        return None if None in pieces else tuple(piece for group in pieces if group for piece in group)
+    if answer.kind != "relation":
+        return None
+    if answer.marks == ("\\in",) and name_of(answer.parts[0]):
+        return _ranges(answer.parts[1])
+    return _range_of_inequality(answer)
+
+
+def _range_of_inequality(relation: Answer) -> tuple[_Range, ...] | None:
+    if not set(relation.marks) <= set(_FLIPPED):
+        return None
+    if relation.marks[0] in (">", "\\ge"):
+        relation = _turned(relation)
+    names = [name_of(part) for part in relation.parts]
+    if not set(relation.marks) <= {"<", "\\le"} or any(part.kind != "formula" for part in relation.parts):
+        return None
+    brackets = ["[" if mark == "\\le" else "(" for mark in relation.marks]
+    closing: Callable[[str], str] = {"[": "]", "(": ")"}.__getitem__
+    if len(names) == 3 and names[1]:
+        return (_Range(relation.parts[0], relation.parts[2], brackets[0] + closing(brackets[1])),)
+    if len(names) == 2 and names[0] and not names[1]:
+        return (_Range(_MINUS_INFINITY, relation.parts[1], "(" + closing(brackets[0])),)
+    if len(names) == 2 and names[1] and not names[0]:
+        return (_Range(relation.parts[0], _INFINITY, brackets[0] + ")"),)
+    return None

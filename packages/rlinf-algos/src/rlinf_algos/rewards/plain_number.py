@@ -1,0 +1,116 @@
+r"""The exact value of an answer that is a plain number: integers, decimals, numbers with an exponent or in another
+base, fractions, mixed numbers, repeating decimals and percentages.
+"""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+MAX_EXPONENT = 400
+"""Powers of ten beyond it are left to the checker with a limit of time."""
+MIN_PLACES = 6
+"""Of a decimal that may stand for a fraction, as in math-verify."""
+_INTEGER = r"[0-9]+"
+_DECIMAL = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
+_TEN_POWER = r"(?:(?:\\times|\\cdot|\*)10\^(?:\{(?P<braced>[-+]?[0-9]{1,4})\}|(?P<bare>[-+]?[0-9]{1,4})))"
+_PLAIN = re.compile(
+    rf"(?P<sign>[-+]?)(?:(?P<decimal>{_DECIMAL}){_TEN_POWER}?|10\^(?:\{{(?P<power>[-+]?[0-9]{{1,4}})\}}"
+    r"|(?P<digit>[0-9])))"
+)
+_FRACTION = re.compile(
+    rf"(?P<sign>[-+]?)(?P<whole>{_INTEGER})?(?:\\frac\{{(?P<top>-?{_DECIMAL})\}}\{{(?P<bottom>-?{_DECIMAL})\}})"
+    rf"|(?P<sign2>[-+]?)(?P<top2>{_DECIMAL})/(?P<bottom2>{_DECIMAL})"
+)
+_REPEATING = re.compile(r"(?P<sign>[-+]?)(?P<whole>[0-9]*)\.(?P<digits>[0-9]*)\\overline\{?(?P<again>[0-9]+)\}?")
+_BASED = re.compile(r"(?P<sign>[-+]?)(?P<digits>[0-9][0-9A-F]*)_(?:\{(?P<braced>[0-9]{1,2})\}|(?P<bare>[0-9]))")
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An exact value, and how it was written."""
+
+    value: Fraction
+    is_decimal: bool
+    """Digits with or without a point; a decimal may be a rounded number, a fraction is not."""
+    is_percent: bool
+    places: int = 0
+    """Digits after the point of a decimal, its power of ten counted in."""
+
+
+def rational(normal: str) -> Number | None:
+    r"""The exact value of a normalised answer that is a plain number, or None.
+
+    Example: rational("0.75") and rational(r"\frac{3}{4}") both have the value 3/4; rational(r"\sqrt{2}") is None.
+    """
+    if len(normal) > 200 or not any(character.isdigit() for character in normal):
+        return None
+    is_percent = normal.endswith("%")
+    text = normal.removesuffix("%")
+    while text.startswith("(") and text.endswith(")") and "(" not in text[1:]:
+        text = text[1:-1]
+    plain = _PLAIN.fullmatch(text)
+    if plain:
+        return _plain(plain, is_percent)
+    for reader in (_fraction, _based, _repeating):
+        value = reader(text)
+        if value is not None:
+            return Number(value, is_decimal=False, is_percent=is_percent)
+    return None
+
+
+def equal_numbers(one: Number, other: Number) -> bool:
+    """Equal in value; a percentage may stand for its number or for a hundredth of it. A decimal of at least six places
+    may be the rounded or cut form of a fraction."""
+    if one.is_percent != other.is_percent:
+        percent, plain = (one, other) if one.is_percent else (other, one)
+        return plain.value in (percent.value, percent.value / 100)
+    if one.value == other.value or one.is_decimal == other.is_decimal:
+        return one.value == other.value
+    places = max(one.places, other.places)
+    return places >= MIN_PLACES and abs(one.value - other.value) < Fraction(1, 10**places)
+
+
+def _plain(match: re.Match[str], is_percent: bool) -> Number | None:
+    exponent = int(match["braced"] or match["bare"] or match["power"] or match["digit"] or 0)
+    if abs(exponent) > MAX_EXPONENT:
+        return None
+    value = _digits(match["decimal"] or "1") * Fraction(10) ** exponent
+    places = len((match["decimal"] or "").partition(".")[2]) - exponent
+    return Number(-value if match["sign"] == "-" else value, is_decimal=True, is_percent=is_percent, places=places)
+
+
+def _fraction(text: str) -> Fraction | None:
+    match = _FRACTION.fullmatch(text)
+    if match is None:
+        return None
+    top, bottom = _digits(match["top"] or match["top2"]), _digits(match["bottom"] or match["bottom2"])
+    whole = _digits(match["whole"] or "0")
+    if bottom == 0 or (match["whole"] and (top < 0 or bottom < 0)):
+        return None
+    value = whole + top / bottom
+    return -value if (match["sign"] or match["sign2"]) == "-" else value
+
+
+def _based(text: str) -> Fraction | None:
+    """`1010_2` is ten."""
+    match = _BASED.fullmatch(text)
+    base = int(match["braced"] or match["bare"]) if match else 0
+    if match is None or not 2 <= base <= 16 or any(int(digit, 16) >= base for digit in match["digits"]):
+        return None
+    value = Fraction(int(match["digits"], base))
+    return -value if match["sign"] == "-" else value
+
+
+def _repeating(text: str) -> Fraction | None:
+    r"""`0.1\overline{6}` is a sixth."""
+    match = _REPEATING.fullmatch(text)
+    if match is None:
+        return None
+    digits, again = match["digits"], match["again"]
+    shift = 10 ** len(digits)
+    value = Fraction(int(match["whole"] + digits or 0), shift) + Fraction(int(again), shift * (10 ** len(again) - 1))
+    return -value if match["sign"] == "-" else value
+
+
+def _digits(digits: str) -> Fraction:
+    return Fraction(digits.rstrip(".") or "0")

@@ -1,0 +1,127 @@
+"""Calls between two processes that do not trust each other: plain data by value, all else by number.
+
+Copied into both sandboxes and imported there; stands alone. A message is a line of JSON, `["ask", what, ...]` or an
+answer, `["value", result, arguments as the call left them]` or `["raised", name of the exception, text]`. What arrives
+is only ever parsed as data: None, numbers, texts, bytes, lists, tuples, sets, dicts, Decimal, Fraction and numbers of
+objects. While an answer is awaited the other side may ask, too: functions that were passed can be called back.
+"""
+
+import json
+import os
+import sys
+from decimal import Decimal
+from fractions import Fraction
+
+MAX_MESSAGE_BYTES = 16 << 20
+NUMBERS = "biufc"
+"""Kinds of numpy's types."""
+LISTS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+if hasattr(sys, "set_int_max_str_digits"):
+    sys.set_int_max_str_digits(0)
+
+
+class Gone(BaseException):
+    """The other process has ended, or speaks no more."""
+
+
+class Wire:
+    """One end. `wrap` makes a stand-in of the other side's object, of its number; `unwrap` gives the number back, None
+    for anything else; `serve` answers what the other side asks."""
+
+    def __init__(self, read_fd, write_fd, *, wrap, unwrap, serve):
+        self._read, self._write = os.fdopen(read_fd, "rb"), write_fd
+        self._wrap, self._unwrap, self._serve = wrap, unwrap, serve
+        self._objects = []
+        self.is_gone = False
+        """Whether the other process ended, even if somebody caught that."""
+
+    def ask(self, *question):
+        """The answer, as a message."""
+        self._send(["ask", *question])
+        while (message := self.receive())[0] == "ask":
+            self.answer(message)
+        return message
+
+    def answer(self, message):
+        self._send(self._serve(message[1:]))
+
+    def receive(self):
+        try:
+            line = self._read.readline(MAX_MESSAGE_BYTES)
+            message = json.loads(line)
+        except (OSError, ValueError, RecursionError) as error:
+            self.is_gone = True
+            raise Gone(str(error)) from None
+        if not isinstance(message, list) or not message or message[0] not in ("ask", "value", "raised"):
+            self.is_gone = True
+            raise Gone("no message")
+        return message
+
+    def _send(self, message):
+        left = json.dumps(message).encode() + b"\n"
+        try:
+            while left:
+                left = left[os.write(self._write, left) :]
+        except OSError as error:
+            self.is_gone = True
+            raise Gone(str(error)) from None
+
+    def object(self, number):
+        """One that was sent from here before."""
+        return self._objects[number]
+
+    def encode(self, value):
+        if value is None or isinstance(value, bool):
+            return value
+        if type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "kind", "") in tuple(NUMBERS):
+            return ["array", value.dtype.str, self.encode(value.tolist())] if value.shape else self.encode(value.item())
+        if isinstance(value, str):
+            return str(value)
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, float):
+            return float(value)
+        for name, kind in LISTS.items():
+            if isinstance(value, kind):
+                return [name, [self.encode(item) for item in value]]
+        if isinstance(value, dict):
+            return ["dict", [[self.encode(key), self.encode(item)] for key, item in value.items()]]
+        if isinstance(value, bytes | bytearray):
+            return ["bytes", bytes(value).hex()]
+        if isinstance(value, complex):
+            return ["complex", value.real, value.imag]
+        if isinstance(value, Decimal):
+            return ["decimal", str(value)]
+        if isinstance(value, Fraction):
+            return ["fraction", value.numerator, value.denominator]
+        if (number := self._unwrap(value)) is not None:
+            return ["yours", number]
+        self._objects.append(value)
+        return ["mine", len(self._objects) - 1]
+
+    def decode(self, found):
+        if not isinstance(found, list):
+            return found
+        kind, *values = found
+        if kind in LISTS:
+            return LISTS[kind](self.decode(item) for item in values[0])
+        if kind == "dict":
+            return {self.decode(key): self.decode(item) for key, item in values[0]}
+        if kind == "bytes":
+            return bytes.fromhex(values[0])
+        if kind == "complex":
+            return complex(*map(float, values))
+        if kind == "decimal":
+            return Decimal(values[0])
+        if kind == "fraction":
+            return Fraction(*map(int, values))
+        if kind == "array" and values[0][1:2] in tuple(NUMBERS):
+            import numpy
+
+            return numpy.array(self.decode(values[1]), dtype=values[0])
+        if kind == "yours":
+            return self.object(values[0])
+        if kind == "mine":
+            return self._wrap(int(values[0]))
+        raise ValueError(f"no value is of the kind {kind!r}")

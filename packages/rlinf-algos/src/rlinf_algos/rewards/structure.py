@@ -1,0 +1,229 @@
+r"""What an answer is made of: a formula, a list, a tuple or interval, a relation, a quantity with its unit, words.
+
+`read` takes a normalised answer apart down to formulas, which it does not look into. What no rule fits is a formula.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from rlinf_algos.rewards.plain_number import rational
+from rlinf_algos.rewards.units import SCALES, Unit, read_unit
+
+Kind = Literal["formula", "list", "set", "tuple", "union", "relation", "matrix", "quantity", "phrase"]
+_TOKEN = re.compile(r"\\begin\{pmatrix\}|\\end\{pmatrix\}|\\text\{[^{}]*\}|\\[A-Za-z]+|\\.|.", flags=re.DOTALL)
+_OPENING = frozenset(("(", "[", "{", "\\{", "\\lfloor", "\\lceil", "\\langle", "\\begin{pmatrix}"))
+_CLOSING = frozenset((")", "]", "}", "\\}", "\\rfloor", "\\rceil", "\\rangle", "\\end{pmatrix}"))
+_OPERATORS = frozenset(
+    ("=", "<", ">", "\\le", "\\ge", "\\ne", "\\approx", "\\in", "\\equiv", ":", "\\to", "\\rightarrow", "\\Rightarrow",
+     "\\sim", "\\propto", "\\cong", "\\implies", "\\iff", "\\subset", "\\subseteq", "\\notin", "\\parallel", "\\perp")
+)  # fmt: skip
+_JOINTS = frozenset((",", ";", "\\text{or}", "\\text{and}", "\\lor", "\\vee", "\\land", "\\wedge"))
+_NAME = re.compile(r"(?:\\[A-Za-z]+ ?|[A-Za-z])'*(?:_(?:[0-9A-Za-z]|\{[^{}]*\}))?'*(?:\([A-Za-z0-9](?:,[A-Za-z])*\))?")
+_NO_NAMES = frozenset(("e", "i", r"\pi", r"\infty", r"\emptyset"))
+_WORD = re.compile(r"\\text\{([^{}]*)\}")
+MAX_ITEMS = 60
+"""Of a list: no answer has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    r"""A part of an answer.
+
+    Example: `x=1,2` is a list of two relations, whose sides are the formulas x and 1, x and 2.
+    """
+
+    kind: Kind
+    text: str
+    """Normalised."""
+    parts: tuple["Answer", ...] = ()
+    """Items, sides of a relation, cells of a matrix by rows, formulas between words; of a quantity its number."""
+    marks: tuple[str, ...] = ()
+    """Brackets, operators, the sizes of a matrix' rows, or the words, with "" where a formula stands."""
+    unit: Unit | None = None
+
+
+@lru_cache(maxsize=8192)
+def read(text: str) -> Answer:
+    """The structure of a normalised answer."""
+    tokens = _TOKEN.findall(text)
+    items = _split(tokens, _JOINTS)
+    if len(items) > 1 and len(items) <= MAX_ITEMS:
+        quantity = _compound(text)
+        return quantity or Answer("list", text, tuple(_inherited([read(item) for item in items if item])))
+    for reader in (_relation, _bracketed, _union, _matrix, _signs, _quantity, _phrase):
+        answer = reader(text, tokens)
+        if answer is not None:
+            return answer
+    return Answer("formula", text)
+
+
+def name_of(side: Answer) -> str | None:
+    """The name that a side of a relation is, such as `x`, `f(x)` or `(x,y)`; None for other formulas."""
+    if side.kind == "tuple":
+        return side.text if all(name_of(part) for part in side.parts) else None
+    text = side.text
+    if side.kind != "formula" or not _NAME.fullmatch(text) or text.strip() in _NO_NAMES:
+        return None
+    return text.strip()
+
+
+def mentions(answer: Answer, name: str) -> bool:
+    """Whether the name stands somewhere in the answer."""
+    end = r"(?![A-Za-z_'])" if name[-1].isalpha() else ""
+    return re.search(r"(?<![A-Za-z\\])" + re.escape(name) + end, _WORD.sub("", answer.text)) is not None
+
+
+def has_words(text: str) -> bool:
+    """Whether a formula holds words, or numbers side by side: nothing that can be computed."""
+    return r"\text" in text or " " in re.sub(r"\\[A-Za-z]+ ", "", text)
+
+
+def _split(tokens: list[str], separators: frozenset[str]) -> list[str]:
+    """The pieces between separators that stand in no brackets."""
+    pieces, depth, piece = [], 0, []
+    for token in tokens:
+        if token in _OPENING:
+            depth += 1
+        elif token in _CLOSING:
+            depth = max(depth - 1, 0)
+        if depth == 0 and token in separators:
+            pieces.append("".join(piece))
+            piece = []
+        else:
+            piece.append(token)
+    pieces.append("".join(piece))
+    stripped = [piece.strip() for piece in pieces]
+    return [piece for piece in stripped if piece] if len(stripped) > 1 else stripped
+
+
+def _inherited(items: list[Answer]) -> Iterable[Answer]:
+    """`x=1,2` as `x=1, x=2`: a bare item takes the name of the one before it."""
+    name = None
+    for item in items:
+        if item.kind == "relation":
+            name = item.parts[0] if item.marks == ("=",) and name_of(item.parts[0]) else None
+            yield item
+        elif name is not None and item.kind in ("formula", "quantity"):
+            yield Answer("relation", f"{name.text}={item.text}", (name, item), ("=",))
+        else:
+            yield item
+
+
+def _relation(text: str, tokens: list[str]) -> Answer | None:
+    if not _OPERATORS.intersection(tokens):
+        return None
+    sides = _split(tokens, _OPERATORS)
+    depth, operators = 0, []
+    for token in tokens:
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if depth == 0 and token in _OPERATORS:
+            operators.append(token)
+    if len(sides) == 1 and operators == ["\\approx"]:
+        return read(sides[0])
+    if len(sides) != len(operators) + 1 or len(sides) < 2:
+        return None if not operators else Answer("phrase", text, (), (text,))
+    return Answer("relation", text, tuple(map(read, sides)), tuple(operators))
+
+
+def _bracketed(text: str, tokens: list[str]) -> Answer | None:
+    if tokens[:1] not in (["("], ["["], ["\\{"], ["\\langle"]) or tokens[-1] not in (")", "]", "\\}", "\\rangle"):
+        return None
+    depth = 0
+    for i, token in enumerate(tokens):
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if depth == 0 and i < len(tokens) - 1:
+            return None
+    inner = _split(tokens[1:-1], frozenset((",", ";")))
+    if tokens[0] == "\\{":
+        items = tuple(read(item) for item in inner if item)
+        return Answer("set", text, items if items else ()) if tokens[-1] == "\\}" else None
+    if len(inner) == 1:
+        return None if tokens[0] != "(" or tokens[-1] != ")" else read(inner[0])
+    round_ = {"\\langle": "(", "\\rangle": ")"}
+    brackets = round_.get(tokens[0], tokens[0]) + round_.get(tokens[-1], tokens[-1])
+    return Answer("tuple", text, tuple(map(read, inner)), (brackets,))
+
+
+def _union(text: str, tokens: list[str]) -> Answer | None:
+    if "\\cup" not in tokens:
+        return None
+    parts = tuple(map(read, _split(tokens, frozenset(("\\cup",)))))
+    return Answer("union", text, parts) if len(parts) > 1 else None
+
+
+def _matrix(text: str, tokens: list[str]) -> Answer | None:
+    if tokens[:1] != ["\\begin{pmatrix}"] or tokens[-1] != "\\end{pmatrix}" or tokens.count(tokens[0]) > 1:
+        return None
+    rows = [_split(_TOKEN.findall(row), frozenset("&")) for row in _split(tokens[1:-1], frozenset(("\\\\",))) if row]
+    cells = tuple(read(cell) for row in rows for cell in row)
+    return Answer("matrix", text, cells, tuple(str(len(row)) for row in rows))
+
+
+def _signs(text: str, tokens: list[str]) -> Answer | None:
+    r"""`a\pm b` as the list of its two values."""
+    if tokens.count("\\pm") != 1 or "\\mp" in tokens:
+        return None
+    i = tokens.index("\\pm")
+    before, after = "".join(tokens[:i]), "".join(tokens[i + 1 :])
+    return Answer("list", text, (read(f"{before}+{after}" if before else after), read(f"{before}-{after}")))
+
+
+def _quantity(text: str, tokens: list[str]) -> Answer | None:
+    """A number or formula, a word that scales it, a unit; `5 million dollars` is 5 times 10^6 of a unit."""
+    start = next((i for i, token in enumerate(tokens) if token.startswith("\\text{")), 0)
+    if start == 0:
+        return None
+    while start > 1 and tokens[start - 1] in ("/", "\\cdot", "\\mu", "1") and tokens[start - 1 : start] != ["1"]:
+        start -= 1
+    value, rest = "".join(tokens[:start]), "".join(tokens[start:])
+    scale = _WORD.match(rest)
+    if scale and scale[1] in SCALES:
+        number, rest = rational(value), rest[scale.end() :]
+        value = f"({value})\\cdot{SCALES[scale[1]]}" if number is None else str(number.value * SCALES[scale[1]])
+        if not rest:
+            return Answer("formula", value)
+    unit = read_unit(rest)
+    if unit is None:
+        return _compound(text)
+    if _counts(unit) and rational(value) is None:
+        return None
+    return Answer("quantity", text, (read(value),), (), unit)
+
+
+def _counts(unit: Unit) -> bool:
+    """Whether the unit may be an ordinary word, which counts only after a plain number."""
+    return len(unit.bases) == 1 and unit.bases[0][1] == 1 and unit.factor == 1
+
+
+def _compound(text: str) -> Answer | None:
+    """`2 hours 30 minutes` as one quantity in the smaller unit."""
+    parts = re.findall(r"([0-9.]+)((?:\\text\{[^{}]*\})+?)(?:,|\\text\{and\})?(?=[0-9]|$)", text)
+    if len(parts) < 2 or re.sub(r"[0-9.,]|\\text\{[^{}]*\}", "", text):
+        return None
+    read_parts = [(rational(number), read_unit(unit)) for number, unit in parts]
+    last = read_parts[-1][1]
+    total = 0
+    for number, unit in read_parts:
+        if number is None or unit is None or last is None or unit.bases != last.bases:
+            return None
+        total += number.value * unit.factor / last.factor
+    value = str(total) if total.denominator > 1 else str(total.numerator)  # type: ignore[union-attr]
+    return Answer("quantity", text, (Answer("formula", value),), (), last)
+
+
+def _phrase(text: str, tokens: list[str]) -> Answer | None:
+    """Words, and what stands between them."""
+    if not any(token.startswith("\\text{") for token in tokens):
+        return None
+    words: list[str] = []
+    parts: list[Answer] = []
+    for piece in re.split(r"((?:\\text\{[^{}]*\})+)", text):
+        if piece.startswith("\\text{"):
+            words.append(" ".join(_WORD.findall(piece)))
+        elif piece:
+            words.append("")
+            parts.append(Answer("formula", piece) if r"\text" in piece else read(piece))
+    return Answer("phrase", text, tuple(parts), tuple(words))

@@ -1,0 +1,194 @@
+"""Where others call: a listening socket, and one thread that lets in those who prove that they know the key.
+
+All callers that have proven nothing yet are heard by turns, a few bytes at a time, so that none of them holds up
+another: idle ones, slow ones, and those who talk of something else. Each has PROOF_TIMEOUT_S and 56 bytes of memory;
+beyond _MAX_UNPROVEN of them, the oldest of the address with the most has to go. Who has proven gets a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rlinf_comm.errors import CommError, DecodeError
+from rlinf_comm.peers.complaints import Complaints
+from rlinf_comm.peers.handshake import (
+    GREETING,
+    MAGIC,
+    PROOF_BYTES,
+    PROOF_TIMEOUT_S,
+    Seals,
+    Stranger,
+    check_greeting,
+    check_proof,
+    new_greeting,
+    proof,
+)
+from rlinf_comm.peers.line import Line, prepare, watched
+
+_LOG = logging.getLogger(__name__)
+
+_MAX_UNPROVEN = 64
+"""A peer proves itself within one round trip, so that these are strangers, or a whole cluster that starts at once."""
+
+_IDLE_S = 60.0
+"""So often it looks whether lines were left out of the log, when nobody calls."""
+
+_PAUSE_S = 0.05
+"""When the system has no descriptors left, say."""
+
+
+@dataclass(slots=True, eq=False)
+class _Caller:
+    """Somebody who has proven nothing."""
+
+    socket: socket.socket
+    host: str
+    end_s: float
+    """When its time is up."""
+    heard: bytearray = field(default_factory=bytearray)
+    greetings: bytes = b""
+    """Its own and ours, once it has greeted."""
+
+
+class Reception:
+    """Accepts calls until it is closed."""
+
+    def __init__(self, endpoint: tuple[str, int], key: bytes, enter: Callable[[Line], None], whose: str) -> None:
+        """Binds exactly this endpoint at once (port 0: any). From start() on, `enter` gets each proven line in a thread
+        of its own, and owns it; `whose` is for the log.
+        """
+        self._key = key
+        self._enter = enter
+        self._whose = whose
+        host, port = endpoint
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        self._socket = watched(socket.create_server((host, port), family=family, backlog=128))
+        self._socket.setblocking(False)
+        self._callers: list[_Caller] = []
+        """The oldest first."""
+        self._selector = selectors.PollSelector()  # epoll's would be shared with forked children
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._complaints = Complaints(_LOG)
+        self._is_open = True
+
+    @property
+    def port(self) -> int:
+        return self._socket.getsockname()[1]
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="rlinf-comm reception", daemon=True).start()
+
+    def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes the rest
+        except OSError:
+            pass  # it had ended by itself
+        self._socket.close()
+
+    def _run(self) -> None:
+        while self._is_open:
+            ready = self._selector.select(self._wait_s())
+            self._complaints.sum_up()
+            for key, _ in ready:
+                if key.data is None:
+                    self._accept()
+                elif key.data in self._callers:  # else it had to go a moment ago
+                    self._hear(key.data)
+            now_s = time.monotonic()
+            for late in [caller for caller in self._callers if caller.end_s <= now_s]:
+                self._turn_away(late, f"it has not proven who it is within {PROOF_TIMEOUT_S:g} s")
+        for caller in self._callers:
+            caller.socket.close()
+
+    def _wait_s(self) -> float:
+        return max(self._callers[0].end_s - time.monotonic(), 0.0) if self._callers else _IDLE_S
+
+    def _accept(self) -> None:
+        try:
+            connected, (host, *_) = self._socket.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if self._is_open:
+                self._complaints.say(f"{self._whose}: a connection was not accepted: {error.strerror or error}")
+                time.sleep(_PAUSE_S)
+            return
+        connected.setblocking(False)
+        if len(self._callers) >= _MAX_UNPROVEN:
+            (most, _), *_ = Counter(caller.host for caller in self._callers).most_common(1)
+            oldest = next(caller for caller in self._callers if caller.host == most)
+            self._turn_away(oldest, f"{_MAX_UNPROVEN} callers have proven nothing, and it is the oldest from there")
+        caller = _Caller(watched(connected), host, time.monotonic() + PROOF_TIMEOUT_S)
+        self._callers.append(caller)
+        self._selector.register(connected, selectors.EVENT_READ, caller)
+
+    def _hear(self, caller: _Caller) -> None:
+        try:
+            line = self._next_step(caller)
+        except BlockingIOError:
+            return
+        except (Stranger, DecodeError) as error:
+            self._turn_away(caller, str(error))
+        except OSError as error:
+            self._turn_away(caller, f"the connection broke: {error.strerror or error}")
+        else:
+            if line is not None:
+                self._forget(caller)
+                self._let_in(line)
+
+    def _next_step(self, caller: _Caller) -> Line | None:
+        """The line, once it has proven that it knows the key."""
+        num_wanted = PROOF_BYTES if caller.greetings else GREETING.size
+        received = caller.socket.recv(num_wanted - len(caller.heard))
+        if not received:
+            raise Stranger(f"it hung up after {len(caller.heard) + len(caller.greetings) // 2} bytes")
+        caller.heard += received
+        if len(caller.heard) < num_wanted:
+            return None
+        said, caller.heard = bytes(caller.heard), bytearray()
+        if not caller.greetings:
+            mine = new_greeting()
+            if said.startswith(MAGIC):
+                caller.socket.send(mine)  # also to another version, which then can say so; a fresh socket takes it
+            check_greeting(said, f"a caller from {caller.host}")
+            caller.greetings = said + mine
+            return None
+        check_proof(said, self._key, caller.greetings, b"caller")
+        caller.socket.send(proof(self._key, caller.greetings, b"called"))
+        return Line(
+            prepare(caller.socket), f"a caller from {caller.host}", Seals(self._key, caller.greetings, b"called")
+        )
+
+    def _forget(self, caller: _Caller) -> None:
+        self._callers.remove(caller)
+        self._selector.unregister(caller.socket)
+
+    def _turn_away(self, caller: _Caller, why: str) -> None:
+        self._complaints.say(f"{self._whose}: a caller from {caller.host} was turned away: {why}")
+        self._forget(caller)
+        caller.socket.close()
+
+    def _let_in(self, line: Line) -> None:
+        try:
+            threading.Thread(target=self._serve, args=(line,), name="rlinf-comm call", daemon=True).start()
+        except RuntimeError as error:  # no more threads; others may come once some have ended
+            line.close()
+            self._complaints.say(f"{self._whose}: no link with a caller: {error}")
+
+    def _serve(self, line: Line) -> None:
+        try:
+            self._enter(line)
+        except (CommError, OSError) as error:
+            line.close()
+            if self._is_open:
+                _LOG.warning("%s: no link with a caller: %s", self._whose, error)

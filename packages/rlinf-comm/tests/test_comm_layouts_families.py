@@ -1,0 +1,252 @@
+"""Layouts of Qwen2-MoE and DeepSeek: against transformers' models, through whole round trips, and in FP8."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from comm_references import huggingface_rank, megatron_rank, merged_rank
+
+from rlinf_comm import LayoutError
+from rlinf_comm.testing import LAYOUT_CHECKS, assert_bitwise_equal
+from rlinf_comm.weights import execute, manifest_of, merge_manifests, plan, verify
+from rlinf_comm.weights.layouts import LatentAttention, TransformerShape, huggingface, megatron, merged
+
+COMMON = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "vocab_size": 30}
+DEEPSEEK = {
+    **COMMON, "num_hidden_layers": 4, "num_key_value_heads": 4, "n_routed_experts": 4, "moe_intermediate_size": 8,
+    "n_shared_experts": 2, "first_k_dense_replace": 1, "q_lora_rank": 6, "kv_lora_rank": 5, "qk_rope_head_dim": 3,
+    "qk_nope_head_dim": 4, "v_head_dim": 3, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
+}  # fmt: skip
+CONFIGS = {
+    "qwen2_moe": ("Qwen2MoeConfig", {
+        **COMMON, "num_hidden_layers": 4, "num_key_value_heads": 2, "num_experts": 4, "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 12, "mlp_only_layers": [1],
+    }),
+    "deepseek_v2": ("DeepseekV2Config", {**DEEPSEEK, "q_lora_rank": None}),
+    "deepseek_v3": ("DeepseekV3Config", DEEPSEEK),
+}  # fmt: skip
+
+
+def real_model(model_type):
+    """(shape, tensors) of a model that transformers made, parameters and buffers, each element another number."""
+    transformers = pytest.importorskip("transformers")
+    name, settings = CONFIGS[model_type]
+    config = getattr(transformers, name)(**settings)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    values = torch.randperm(sum(t.numel() for t in tensors.values()), generator=torch.Generator().manual_seed(0))
+    parts = values.float().split([t.numel() for t in tensors.values()])
+    tensors = {name: part.view(t.shape) for (name, t), part in zip(tensors.items(), parts, strict=True)}
+    return TransformerShape.from_config(config.to_dict(), dtype="float32"), tensors
+
+
+def empty(layout):
+    return [
+        {name: torch.full(spec.shape, -1.0).to(getattr(torch, spec.dtype)) for name, spec in rank.buffers.items()}
+        for rank in layout.ranks
+    ]
+
+
+def same(got, wanted):
+    """Bit for bit, in whichever order the names come."""
+    for rank, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
+        assert_bitwise_equal(
+            {name: ours[name].contiguous() for name in sorted(ours)},
+            {name: theirs[name].contiguous() for name in sorted(theirs)},
+            f"rank {rank}",
+        )
+
+
+def attested(layout, ranks, leave_out=()):
+    parts = [manifest_of(layout, r, each, policy_version=0, leave_out=leave_out) for r, each in enumerate(ranks)]
+    return merge_manifests(parts)
+
+
+@pytest.mark.parametrize("te", [False, True])
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_a_real_model_goes_round_bit_for_bit(model_type, te):
+    """transformers -> Megatron TP 2 PP 2 EP 2 -> SGLang TP 2 EP 2 -> transformers, attested at every stop."""
+    shape, model = real_model(model_type)
+    rotary = ["model.rotary_emb.*"]
+    whole = huggingface(shape, fused_experts=True)
+    trainer = megatron(shape, tp=2, pp=2, ep=2, transformer_engine=te, experts="sequential", vocab_multiple=8)
+    engine = merged(shape, tp=2, ep=2)
+    expected = attested(whole, [model], rotary)
+    trained, served = empty(trainer), empty(engine)
+
+    execute(plan(whole, trainer), [model], trained, leave_out=rotary)
+    verify(expected, attested(trainer, trained))
+    execute(plan(trainer, engine), trained, served)
+    verify(expected, attested(engine, served))
+    back = {name: tensor if "rotary" in name else torch.zeros_like(tensor) for name, tensor in model.items()}
+    execute(plan(engine, whole), served, [back], leave_out=rotary)
+    same([back], [model])
+
+
+DEEP = TransformerShape(
+    num_layers=2, hidden=8, num_heads=4, num_kv_heads=4, head_dim=4, vocab=11, intermediate=8, num_experts=4,
+    expert_intermediate=4, dense_layers=(0,), shared_intermediate=8, router_bias=True, mtp_layers=1, dtype="float32",
+    latent=LatentAttention(q_rank=6, kv_rank=5, nope_dim=2, rope_dim=3, value_dim=2),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("te", [False, True])
+def test_multi_token_prediction_goes_from_megatron_to_the_draft_model_and_back(te):
+    generator = torch.Generator().manual_seed(0)
+    full = {name: torch.randn(spec.shape, generator=generator) for name, spec in DEEP.specs().items()}
+    sizes: dict[str, Any] = {"tp": 2, "pp": 2, "dp": 2, "ep": 2}
+    trainer = megatron(DEEP, **sizes, transformer_engine=te, vocab_multiple=1)
+    engine, disk = merged(DEEP, tp=2, ep=2, vocab_multiple=2), huggingface(DEEP)
+    cut = dict(sizes, etp=1, te=te, experts="te_grouped", pad=-1.0, vocab_multiple=1)
+    trained = [megatron_rank(full, DEEP, rank=rank, **cut) for rank in range(8)]
+    parts: dict[str, Any] = {"tp": 2, "ep": 2, "etp": 1, "vocab_tp": 2, "pad": -1.0, "vocab_multiple": 2}
+    wanted = [merged_rank(full, DEEP, rank=rank, **parts) for rank in range(2)]
+    served, saved, again = empty(engine), empty(disk), empty(trainer)
+    execute(plan(trainer, disk), trained, saved)
+    same(saved, [full])
+    execute(plan(disk, engine), saved, served)
+    same(served, wanted)
+    execute(plan(engine, trainer), served, again)
+    same(again, trained)
+
+
+@pytest.mark.parametrize(
+    ("without", "extra"),
+    [
+        ({"mtp_layers": 0}, r"source rank 4 has 22 tensors .*mtp\.layers\.0\.enorm"),
+        ({"shared_intermediate": 0}, r"source rank 0 has 2 tensors .*mlp\.shared_experts\.linear_fc1\.weight"),
+        ({"router_bias": False}, r"source rank 0 has 1 tensor .*router\.expert_bias"),
+    ],
+)
+def test_a_megatron_model_with_more_than_its_layout_is_refused(without, extra):
+    """What Executor, manifests and verify would otherwise pass over in silence."""
+    less = dataclasses.replace(DEEP, **{"mtp_layers": 0, "dense_layers": (), **without})
+    sizes: dict[str, Any] = {"tp": 2, "pp": 2, "dp": 2, "ep": 2}
+    options = dict(sizes, etp=1, te=True, experts="te_grouped", pad=0.0, vocab_multiple=1)
+    generous = dataclasses.replace(less, **{name: getattr(DEEP, name) for name in without})
+    full = {name: torch.zeros(spec.shape) for name, spec in generous.specs().items()}
+    cut = [megatron_rank(full, generous, rank=rank, **options) for rank in range(8)]
+    trained = [{name: tensor.contiguous() for name, tensor in rank.items()} for rank in cut]
+    trainer, engine = megatron(less, **sizes, vocab_multiple=1), merged(less, tp=2, ep=2)
+    with pytest.raises(LayoutError, match=extra):
+        execute(plan(trainer, engine), trained, empty(engine))
+    with pytest.raises(LayoutError, match=extra.removeprefix("source ")):
+        attested(trainer, trained)
+
+
+# --- FP8 --------------------------------------------------------------------------------------------------------------
+
+BLOCK = (4, 2)
+FP8 = dataclasses.replace(DEEP, fp8_scales=BLOCK, expert_intermediate=8, latent=LatentAttention(
+    q_rank=8, kv_rank=7, nope_dim=4, rope_dim=2, value_dim=4))  # fmt: skip
+
+
+def dequantized(tensors):
+    """Every weight times its scales, each spread over its block; kv_a ends in half a block, as in DeepSeek-V3."""
+    out = {}
+    for name, tensor in tensors.items():
+        scale = tensors.get(f"{name}_scale_inv")
+        if scale is None:
+            out[name] = tensor
+            continue
+        spread = scale.repeat_interleave(BLOCK[0], -2).repeat_interleave(BLOCK[1], -1)
+        out[name] = tensor.float() * spread[..., : tensor.shape[-2], : tensor.shape[-1]]
+    return {name: tensor for name, tensor in out.items() if not name.endswith("_scale_inv")}
+
+
+def fp8_checkpoint():
+    generator = torch.Generator().manual_seed(0)
+    full = {}
+    for name, spec in FP8.specs().items():
+        numbers = torch.randn(spec.shape, generator=generator)
+        full[name] = numbers.to(getattr(torch, spec.dtype))
+    return full
+
+
+@pytest.mark.parametrize(("tp", "ep"), [(1, 1), (2, 2), (2, 1)])
+def test_fp8_weights_and_their_scales_are_cut_alike(tp, ep):
+    """What the engine multiplies is what cutting the multiplied checkpoint gives."""
+    full = fp8_checkpoint()
+    assert full["model.layers.1.self_attn.kv_a_proj_with_mqa.weight_scale_inv"].shape == (3, 4)  # of [9, 8]
+    etp = tp // ep
+    disk, engine = huggingface(FP8), merged(FP8, tp=tp, ep=ep, vocab_multiple=2)
+    served, saved = empty(engine), empty(disk)
+    execute(plan(disk, engine), [full], served)
+    parts: dict[str, Any] = {"tp": tp, "ep": ep, "etp": etp, "vocab_tp": tp, "pad": -1.0, "vocab_multiple": 2}
+    for rank, tensors in enumerate(served):
+        same([dequantized(tensors)], [merged_rank(dequantized(full), FP8, rank=rank, **parts)])
+    execute(plan(engine, disk), served, saved)
+    same(saved, [full])
+    verify(attested(disk, [full]), attested(engine, served))
+
+
+def test_fp8_names_and_shapes_are_those_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    quantization = transformers.FineGrainedFP8Config(weight_block_size=(4, 4))
+    config = transformers.DeepseekV3Config(**{**DEEPSEEK, "num_hidden_layers": 2, "kv_lora_rank": 8})
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        replace = transformers.integrations.finegrained_fp8.replace_with_fp8_linear
+        model = replace(model, modules_to_not_convert=["lm_head"], quantization_config=quantization)
+    config.quantization_config = quantization.to_dict()
+    shape = TransformerShape.from_config(config.to_dict())
+    assert shape.fp8_scales == (4, 4)
+    stored = huggingface(shape, fused_experts=True).ranks[0].buffers
+    found = {name: (tuple(tensor.shape), str(tensor.dtype)[6:]) for name, tensor in model.named_parameters()}
+    found |= {name: ((4,), "float32") for name, _ in model.named_buffers() if "correction" in name}
+    assert {name: (spec.shape, spec.dtype) for name, spec in stored.items()} == dict(sorted(found.items()))
+
+
+def test_scales_for_whole_tensors_stay_with_them():
+    shape = dataclasses.replace(DEEP, fp8_scales="tensor")
+    specs = huggingface(shape).specs
+    assert specs["model.layers.0.self_attn.o_proj.weight"].dtype == "float8_e4m3fn"
+    assert specs["model.layers.0.self_attn.o_proj.weight_scale"].shape == ()
+    with pytest.raises(
+        LayoutError, match=r"has one FP8 scale for the whole tensor\. Engines that merge tensors compute"
+    ):
+        merged(shape)
+
+
+@pytest.mark.parametrize("layout", [merged(FP8, tp=2, ep=2), huggingface(FP8, fused_experts=True),
+                                    megatron(DEEP, tp=2, pp=2, ep=2)])  # fmt: skip
+@pytest.mark.parametrize("check", LAYOUT_CHECKS, ids=lambda check: check.__name__)
+def test_they_conform(layout, check):
+    check(layout)
+
+
+def test_fused_experts_are_stacked_as_in_transformers():
+    full = {name: torch.randn(spec.shape) for name, spec in DEEP.specs().items()}
+    memory, disk = huggingface(DEEP, fused_experts=True), huggingface(DEEP)
+    fused = empty(memory)
+    execute(plan(disk, memory), [full], fused)
+    same(fused, [huggingface_rank(full, DEEP, fused_experts=True)])
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: merged(FP8, tp=4, ep=4), r"cuts through the FP8 blocks of \d along dimension \d; use so few ranks"),
+        (lambda: megatron(FP8), "Megatron holds FP8 weights as Transformer Engine's own tensors"),
+        (lambda: merged(dataclasses.replace(DEEP, mtp_layers=2)), "mtp_layers=2: SGLang's draft model has one"),
+        (lambda: megatron(dataclasses.replace(DEEP, tied_embeddings=True), pp=2), "would store the embedding twice"),
+        (lambda: megatron(DEEP, tp=4, transformer_engine=False), "q_rank=6 is not a multiple of tp=4"),
+        (lambda: merged(dataclasses.replace(DEEP, shared_intermediate=9), tp=2), "shared_intermediate=9 is not a mul"),
+        (lambda: dataclasses.replace(DEEP, qk_norm=True), "latent attention with qkv_bias or qk_norm"),
+        (
+            lambda: TransformerShape.from_config(
+                {
+                    "model_type": "llama",
+                    **COMMON,
+                    "num_hidden_layers": 1,
+                    "quantization_config": {"quant_method": "awq"},
+                }
+            ),
+            "quantization_config.quant_method='awq'; ready layouts know 'fp8'",
+        ),
+    ],
+)
+def test_what_no_layout_describes_is_refused(build, message):
+    with pytest.raises(LayoutError, match=message):
+        build()

@@ -1,0 +1,66 @@
+"""A recipe with every key, also one that still waits for a model or data of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlinf.config.base import CROSS_CHECK
+from rlinf.config.catalog import read_recipe
+from rlinf.config.load import validated
+from rlinf.config.messages import dotted, key_of
+from rlinf.config.overrides import Override, apply_overrides
+from rlinf.config.yaml_source import Key, dump
+from rlinf.errors import UserError
+
+
+def show_recipe(recipe: str, overrides: Sequence[Override]) -> str:
+    """The resolved recipe as YAML. Keys that it leaves to the user stay null and are named in the first line.
+
+    Raises: UserError for every mistake other than a key without a value.
+    """
+    tree = apply_overrides(read_recipe(recipe), overrides)
+    open_keys: list[Key] = []
+    while True:
+        try:
+            values = validated(tree).model_dump(mode="json")
+            break
+        except UserError as error:
+            gaps = {key: value for key, value in _gaps(error.__cause__, tree.values) if key not in open_keys}
+            if not gaps:
+                raise
+            for key, value in gaps.items():
+                open_keys.append(key)
+                _put(tree.values, key, value)
+    for key in open_keys:
+        _put(values, key, None)
+    first_line = f"# to be given: {', '.join(map(dotted, open_keys))}\n" if open_keys else ""
+    return first_line + dump(values)
+
+
+def _gaps(error: BaseException | None, values: dict[str, Any]) -> Iterator[tuple[Key, Any]]:
+    """The keys without a value that are among the mistakes, each with something to stand in its place."""
+    if not isinstance(error, ValidationError):
+        return
+    for detail in error.errors(include_url=False):
+        if detail["type"] == CROSS_CHECK:
+            keys: list[Key] = [tuple(problem.keys[0].split(".")) for problem in detail.get("ctx", {})["problems"]]
+        else:
+            keys = [key_of(detail["loc"], values, detail["type"])]
+        for key in keys:
+            if _value(values, key) is None:
+                yield key, ["YOURS"] if detail["type"] in ("tuple_type", "list_type") else "YOURS"
+
+
+def _value(values: Any, key: Key) -> Any:
+    for part in key:
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
+
+
+def _put(values: dict[str, Any], key: Key, value: Any) -> None:
+    for part in key[:-1]:
+        values = values.setdefault(str(part), {})
+    values[str(key[-1])] = value

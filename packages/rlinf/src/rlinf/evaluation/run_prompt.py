@@ -1,0 +1,130 @@
+"""How the run that trained a model asked its problems, so that an evaluation asks in the same way.
+
+A policy answers the prompt that it was trained with; asked with another template or instruction its score may be
+anything. So what the command line leaves open is taken from the run's config, and what it sets otherwise is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rlinf.config.evaluation import BenchmarkConfig, EvalConfig
+from rlinf.config.load import load_config
+from rlinf.config.schema import FilesTask, ReasoningConfig
+from rlinf.errors import UserError
+from rlinf.tasks.prompts import is_chat
+from rlinf.tasks.published import published_set
+
+CHOICE = "multiple_choice"
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPrompt:
+    """The prompt of a training run."""
+
+    folder: Path
+    """Of the run."""
+    prompt_format: Literal["plain", "chat"]
+    template: str
+    """With {question}."""
+    system_prompt: str | None = None
+    chat_options: dict[str, Any] = field(default_factory=dict)
+    asks_for_choice: bool = False
+    """Whether it learned to answer with a letter."""
+
+
+def run_prompt(model: Path, tokenizer: Any) -> tuple[RunPrompt | None, list[str]]:
+    """The prompt of the run that a model belongs to, and what a reader must know.
+
+    Args:
+        model: a run's folder, one of its checkpoints, or the model folder in one. Of any other folder nothing is known.
+        tokenizer: the model's.
+    """
+    folder = _run_folder(model)
+    if folder is None:
+        return None, []
+    try:
+        config = load_config(str(folder / "config.yaml"))
+    except UserError as error:
+        note = (
+            f"{folder / 'config.yaml'} cannot be read, so prompts are not as in the run: {str(error).splitlines()[0]}"
+        )
+        return None, [note]
+    if not isinstance(config, ReasoningConfig):
+        return None, []
+    asks_for_choice = config.reward.kind == CHOICE
+    task = config.task
+    if not isinstance(task, FilesTask):
+        return RunPrompt(folder=folder, prompt_format="plain", template="{question}"), []
+    prompt = RunPrompt(
+        folder=folder,
+        prompt_format="chat" if is_chat(task.prompt_format, tokenizer) else "plain",
+        template=task.prompt_template.replace("{" + task.prompt_field + "}", "{question}"),
+        system_prompt=task.system_prompt,
+        chat_options=dict(task.chat_options),
+        asks_for_choice=asks_for_choice,
+    )
+    return prompt, []
+
+
+def ask_as_in_run(config: EvalConfig, prompt: RunPrompt, tokenizer: Any) -> tuple[EvalConfig, list[str]]:
+    """The settings with what they leave open taken from the run.
+
+    Returns: the settings, and notes: what was taken, and which settings ask otherwise than the run did.
+    """
+    given = config.model_fields_set
+    changes: dict[str, Any] = {}
+    if "prompt_format" not in given and not (config.system_prompt or config.chat_options):
+        changes["prompt_format"] = prompt.prompt_format
+    asks_chat = is_chat(changes.get("prompt_format", config.prompt_format), tokenizer)
+    for key in ("system_prompt", "chat_options") if asks_chat else ():
+        if key not in given:
+            changes[key] = getattr(prompt, key)
+    benchmarks = {name: _asked(name, benchmark, prompt) for name, benchmark in config.benchmarks.items()}
+    asked = config.model_copy(update={**changes, "benchmarks": benchmarks})
+    return asked, [
+        f"asked as in the run {prompt.folder}: prompt_format={prompt.prompt_format}, template {prompt.template!r}",
+        *_differences(asked, prompt, asks_chat),
+    ]
+
+
+def _asked(name: str, benchmark: BenchmarkConfig, prompt: RunPrompt) -> BenchmarkConfig:
+    """With the run's template, unless another is given or letters are asked for on one side only."""
+    if benchmark.template is not None or _is_choice(name, benchmark) != prompt.asks_for_choice:
+        return benchmark
+    return benchmark.model_copy(update={"template": prompt.template})
+
+
+def _differences(asked: EvalConfig, prompt: RunPrompt, asks_chat: bool) -> list[str]:
+    asked_format = "chat" if asks_chat else "plain"
+    values: dict[str, tuple[Any, Any]] = {"prompt_format": (asked_format, prompt.prompt_format)}
+    if asks_chat:
+        values["system_prompt"] = asked.system_prompt, prompt.system_prompt
+        values["chat_options"] = asked.chat_options, prompt.chat_options
+    for name, benchmark in asked.benchmarks.items():
+        known = published_set(name)
+        template = benchmark.template or (known.template if known else prompt.template)
+        values[f"benchmarks.{name}.template"] = template, prompt.template
+    return [
+        f"{key}={value!r}, but the run trained with {trained!r}: the score is that of another prompt"
+        for key, (value, trained) in values.items()
+        if value != trained
+    ]
+
+
+def _is_choice(name: str, benchmark: BenchmarkConfig) -> bool:
+    known = published_set(name)
+    return (benchmark.reward or (known.reward if known else "")) == CHOICE
+
+
+def _run_folder(model: Path) -> Path | None:
+    """The run of a run's folder, of `checkpoints/step-000100` in it, or of the `model` in that."""
+    model = model.resolve()
+    candidates = [model]
+    for checkpoint in (model, model.parent):
+        if checkpoint.parent.name == CHECKPOINTS:
+            candidates.append(checkpoint.parent.parent)
+    return next((one for one in candidates if (one / "config.yaml").is_file() and (one / CHECKPOINTS).is_dir()), None)

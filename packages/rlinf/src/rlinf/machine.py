@@ -1,0 +1,97 @@
+"""What this machine has to compute with: the one place that asks torch and the system.
+
+A GPU counts when torch can use it. Torch counts GPUs by two ways that may disagree (the driver's list, and the CUDA
+runtime, which an old driver refuses); whoever asks only one of them promises eight GPUs and computes on none.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+NVIDIA_DEVICE = Path("/dev/nvidia0")
+CGROUP_MEMORY_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """One that torch can use."""
+
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What a run may use.
+
+    Example: a server whose driver is older than torch's CUDA is
+        Machine(num_cpus=64, memory_bytes=1 << 40, unusable_gpus="8 GPUs: The NVIDIA driver on your system is too old")
+    """
+
+    num_cpus: int
+    """Cores that this process may use."""
+    memory_bytes: int
+    """Of the host, or of the container where that is less."""
+    gpus: tuple[Gpu, ...] = ()
+    unusable_gpus: str = ""
+    """GPUs that the system shows and torch cannot use, and why; empty where there are none."""
+    torch_has_cuda: bool = True
+    """False: this torch was built for CPUs alone, so that whoever installed it has chosen them."""
+
+
+def this_machine() -> Machine:
+    """Imports torch. `CUDA_VISIBLE_DEVICES` hides GPUs from a run as it does from everything."""
+    import torch
+
+    gpus: tuple[Gpu, ...] = ()
+    unusable = ""
+    if torch.cuda.is_available():
+        properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        gpus = tuple(Gpu(name=one.name, memory_bytes=one.total_memory) for one in properties)
+    else:
+        unusable = _why_unusable()
+    return Machine(
+        num_cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=memory_bytes(),
+        gpus=gpus,
+        unusable_gpus=unusable,
+        torch_has_cuda=torch.version.cuda is not None or torch.version.hip is not None,
+    )
+
+
+def _why_unusable() -> str:
+    """Of GPUs that torch cannot use; empty where none is to be seen or they are hidden on purpose."""
+    import torch
+
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return ""
+    count = torch.cuda.device_count()  # asks the driver's library where it can, which works with a driver of any age
+    if not count and not NVIDIA_DEVICE.exists():
+        return ""
+    seen = f"{count} GPU{'' if count == 1 else 's'}" if count else str(NVIDIA_DEVICE)
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA
+        return f"{seen}: {str(error).splitlines()[0]}"
+    return f"{seen}: torch.cuda.is_available() is False"
+
+
+def memory_bytes() -> int:
+    """Of this machine, or of the container where that is less."""
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = cgroup_limit_bytes(CGROUP_MEMORY_FILES)
+    return present if limit is None else min(present, limit)
+
+
+def cgroup_limit_bytes(files: tuple[Path, ...]) -> int | None:
+    """The memory limit of this process's container, from the first of the files that has one."""
+    for path in files:
+        try:
+            text = path.read_text(encoding="utf-8").strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            return int(text)
+    return None

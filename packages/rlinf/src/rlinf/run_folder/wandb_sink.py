@@ -1,0 +1,79 @@
+"""W&B beside TensorBoard, for runs whose config has `run.wandb`. The package is an extra and is imported only then."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlinf.errors import UserError
+from rlinf.run_folder.rows import to_json, write_file
+
+if TYPE_CHECKING:
+    from rlinf.config.common import WandbConfig
+
+RUN_FILE = "wandb.json"
+"""Of a run folder: the id of the W&B run, so that a resumed run goes on in it."""
+
+
+def check_wandb(settings: WandbConfig | None) -> None:
+    """Raises UserError where W&B is asked for and not installed."""
+    if settings is None:
+        return
+    spec = importlib.util.find_spec("wandb")
+    if spec is None or spec.origin is None:  # a folder `wandb` is where the package leaves its files
+        raise UserError(
+            f"run.wandb.project={settings.project}: wandb is not installed",
+            hint="pip install 'rlinf[wandb]', or leave it out with --run.wandb null",
+        )
+
+
+class WandbSink:
+    """Metrics of one run on W&B. Steps of training count from 0, those of evaluations say how many were done, so the
+    axis is a metric of its own and not W&B's counter, which only goes up."""
+
+    def __init__(self, settings: WandbConfig, folder: Path, config: Mapping[str, Any]) -> None:
+        """
+        Args:
+            folder: of the run; W&B's files go there.
+            config: the run's, shown beside it.
+        Raises: UserError where W&B does not start: nobody is logged in, the project is not theirs.
+        """
+        import wandb
+
+        try:
+            self._run: Any = wandb.init(
+                project=settings.project,
+                entity=settings.entity,
+                name=settings.name or folder.resolve().name,
+                id=_run_id(folder),
+                resume="allow",
+                mode=settings.mode,
+                dir=str(folder),
+                config=dict(config),
+            )
+        except Exception as error:  # wandb has errors of its own, and lets those of its transport through
+            raise UserError(
+                f"run.wandb.project={settings.project}: wandb did not start: {type(error).__name__}: {error}",
+                hint="log in with `wandb login`, or write to the run folder alone with --run.wandb.mode offline",
+            ) from error
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, prefix: str, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({**{prefix + name: value for name, value in values.items()}, "step": step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _run_id(folder: Path) -> str:
+    file = folder / RUN_FILE
+    if file.exists():
+        return str(json.loads(file.read_text(encoding="utf-8"))["id"])
+    made = secrets.token_hex(4)
+    write_file(file, to_json({"id": made}) + "\n")
+    return made

@@ -1,0 +1,68 @@
+"""What this machine has, and plans for machines that are not here."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlinf import jobs
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.jobs.planning import Planned, make_plans
+from rlinf.machine import Gpu, Machine, this_machine
+from rlinf.tasks.language import write_model_folder
+
+SERVER = Machine(num_cpus=64, memory_bytes=1 << 40, gpus=(Gpu(name="fake", memory_bytes=80 << 30),) * 8)
+
+
+def planned(recipe: str, *overrides: str) -> Planned:
+    job = jobs.prepare(load_config(recipe, parse_overrides(overrides)), SERVER)
+    return make_plans(job, job.build(Path("none")), Path("none"))
+
+
+def test_a_driver_older_than_torchs_cuda_gives_no_gpu_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's library counts eight, the CUDA runtime refuses them."""
+
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old\nand more")
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    found = this_machine()
+    assert (found.gpus, found.unusable_gpus) == ((), "8 GPUs: The NVIDIA driver on your system is too old")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert this_machine().unusable_gpus == ""  # hidden on purpose
+
+
+def test_gsm8k_trains_on_every_gpu(tmp_path: Path) -> None:
+    architecture = load_config("sort-grpo").model.architecture  # pyright: ignore[reportAttributeAccessIssue]
+    write_model_folder(tmp_path / "model", architecture, "0123456789", "float32")
+    (tmp_path / "model" / "model.safetensors").touch()  # nobody loads it
+    files = []
+    for key, question in (("train_files", "12"), ("eval_files", "34")):
+        (tmp_path / key).with_suffix(".jsonl").write_text(json.dumps({"question": question, "answer": "#### 1"}))
+        files.append(f"--task.{key}=[{tmp_path / key}.jsonl]")
+    job = jobs.prepare(
+        load_config("gsm8k-grpo", parse_overrides([*files, f"--model.path={tmp_path / 'model'}"])), SERVER
+    )
+    plan = make_plans(job, job.build(tmp_path), tmp_path).plans["grpo"]
+    assert {stage.stage: stage.num_ranks for stage in plan.stages} == {
+        "rollout": 8,
+        "reference": 8,
+        "reward": 1,
+        "actor": 8,
+    }
+    assert job.config.actor.num_shards == 8  # what config.yaml keeps
+
+
+def test_simulators_run_on_the_cores_beside_the_gpus() -> None:
+    env = ["--env.kind=gymnasium", "--env.id=Pendulum-v1", "--env.control_mode=null", "--env.reward_mode=null"]
+    sizes = ["--env.num_envs=32", "--env.num_groups=16", "--run.stop_at_score=null", "--algorithm.name=ppo"]
+    plan = planned("pushcube-ppo", *env, *sizes).plans["ppo"]
+    assert (plan.stage("env").devices, plan.stage("env").num_ranks) == ((), 16)
+    assert plan.stage("policy").devices == tuple(range(8))
+    on_slots = planned("pushcube-ppo", *env, *sizes, "--cluster.device=cpu").plans["ppo"]
+    assert on_slots.stage("env").devices == tuple(range(8))

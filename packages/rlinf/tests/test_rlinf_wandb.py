@@ -1,0 +1,96 @@
+"""W&B gets what TensorBoard gets, is asked for before anything starts, and goes on where a run goes on."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from rlinf.config.common import WandbConfig
+from rlinf.errors import UserError
+from rlinf.run_folder import RunFolder
+from rlinf.run_folder.wandb_sink import WandbSink, check_wandb
+
+
+class FakeRun:
+    """Keeps what was logged."""
+
+    def __init__(self):
+        self.rows, self.axes, self.is_finished = [], [], False
+
+    def define_metric(self, name, step_metric=None):
+        self.axes.append((name, step_metric))
+
+    def log(self, row):
+        self.rows.append(row)
+
+    def finish(self):
+        self.is_finished = True
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """A module called wandb, and what its `init` was called with."""
+    found = SimpleNamespace(calls=[], runs=[], error=None)
+
+    def init(**arguments):
+        found.calls.append(arguments)
+        if found.error is not None:
+            raise found.error
+        found.runs.append(FakeRun())
+        return found.runs[-1]
+
+    module = ModuleType("wandb")
+    module.__dict__.update(init=init, __spec__=object())
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with RunFolder.create(tmp_path / "run", config_yaml="{}", command=["rlinf"], keep_checkpoints=1) as made:
+        yield made
+
+
+def test_metrics_and_evaluations_go_there_too(fake, folder):
+    settings = WandbConfig(project="sorting", entity="team", mode="offline")
+    folder.add_sink(WandbSink(settings, folder.path, {"seed": 3}))
+    folder.metrics(0, {"reward/mean": 0.5}, time_s=1.0)
+    folder.evaluation(1, {"accuracy": 0.25}, time_s=2.0)
+    (run,) = fake.runs
+    assert run.rows == [{"reward/mean": 0.5, "step": 0}, {"evaluation/accuracy": 0.25, "step": 1}]
+    assert ("*", "step") in run.axes
+    assert not run.is_finished
+    folder.close()
+    assert run.is_finished
+    (call,) = fake.calls
+    assert {key: call[key] for key in ("project", "entity", "name", "mode", "dir", "config")} == {
+        "project": "sorting",
+        "entity": "team",
+        "name": "run",
+        "mode": "offline",
+        "dir": str(folder.path),
+        "config": {"seed": 3},
+    }
+
+
+def test_a_resumed_run_goes_on_in_the_same_run(fake, folder):
+    for _ in range(2):
+        WandbSink(WandbConfig(project="sorting"), folder.path, {})
+    first, second = fake.calls
+    assert first["id"] == second["id"]
+    assert first["resume"] == "allow"
+    assert first["mode"] is None, "WANDB_MODE decides"
+
+
+def test_what_wandb_refuses_is_one_message(fake, folder):
+    fake.error = RuntimeError("no API key")
+    with pytest.raises(UserError, match=r"run\.wandb\.project=sorting: wandb did not start: RuntimeError: no API key"):
+        WandbSink(WandbConfig(project="sorting"), folder.path, {})
+
+
+@pytest.mark.parametrize("found", [None, SimpleNamespace(origin=None)], ids=["nothing", "a folder"])
+def test_a_missing_package_is_told_before_anything_starts(monkeypatch, found):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: found)
+    check_wandb(None)
+    with pytest.raises(UserError, match=r"run\.wandb\.project=sorting: wandb is not installed"):
+        check_wandb(WandbConfig(project="sorting"))
