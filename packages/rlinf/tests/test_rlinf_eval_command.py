@@ -231,7 +231,7 @@ def test_a_changed_setting_is_named(tmp_path: Path):
     assert load_eval_for_resume(tmp_path, parse_overrides(changed[2:4])).cluster.num_devices == 3
 
 
-# -- a run's model is asked as it was trained ----------------------------------------------------------------------------
+# -- a run's model is asked as it was trained --------------------------------------------------------------------------
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
