@@ -22,6 +22,7 @@ SHORT_SORT = {
     "warm_start.check_every": 40,
     "warm_start.batch_size": 64,
     "warm_start.target_accuracy": 1.0,
+    "warm_start.reuse": "false",
     "rollout.num_prompts": 16,
     "rollout.max_new_tokens": 4,
     "actor.micro_batch_groups": 2,

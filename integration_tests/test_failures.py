@@ -10,6 +10,7 @@ from command_line import (
     SHORT_PUSH,
     SHORT_SORT,
     all_gone,
+    last_checkpoint,
     rows,
     start,
     steps_done,
@@ -62,15 +63,51 @@ def test_a_worker_killed_while_it_starts_ends_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_run_that_is_told_to_end_ends_cleanly(tmp_path, how):
+def test_a_run_that_is_told_to_end_saves_and_says_how_to_go_on(tmp_path, how):
+    stop_after_a_step(tmp_path / "run", how)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_told_to_end_goes_on_to_the_same_numbers(tmp_path):
     output = tmp_path / "run"
+    stop_after_a_step(output, signal.SIGINT)
+    steps = {"run.num_steps": steps_done(output) + 2}
+    train(None, output, steps)
+    whole = train("sort-grpo", tmp_path / "whole", SHORT_SORT | LONG | steps)
+    assert rows(output) == rows(whole)
+    assert rows(output, "evaluations.jsonl") == rows(whole, "evaluations.jsonl")
+    assert weights(output) == weights(whole)
+
+
+def stop_after_a_step(output, how):
+    """A run that got a signal, and what it has to leave behind."""
     process = start("sort-grpo", output, SHORT_SORT | LONG)
     wait_for(lambda: steps_done(output) >= 1, process, "step 1")
     workers = worker_processes(output)
     process.send_signal(how)
     _, err = process.communicate(timeout=END_TIMEOUT_S)
     assert process.returncode == 130, err
+    assert f"go on with: rlinf train --resume --output {output}\n" in err
     assert "Traceback" not in err
+    assert all_gone(workers.values())
+    assert last_checkpoint(output).name == f"step-{steps_done(output):06d}"
+
+
+def test_a_run_that_is_told_to_end_twice_ends_at_once(tmp_path):
+    output = tmp_path / "run"
+    process = start("sort-grpo", output, SHORT_SORT | LONG)
+    wait_for(lambda: steps_done(output) >= 1, process, "step 1")
+    workers = worker_processes(output)
+    os.kill(workers["actor/0"], signal.SIGSTOP)  # the step will not end
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    assert process.stderr.readline() + process.stderr.readline() == (
+        "\nstopping: this step is finished and a checkpoint saved; once more quits at once\n"
+    )
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=END_TIMEOUT_S)
+    assert process.returncode == 130, err
+    assert "go on with: rlinf train --resume" in err and "Traceback" not in err
     assert all_gone(workers.values())
 
 

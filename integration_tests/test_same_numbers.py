@@ -1,5 +1,7 @@
 """One seed, the same numbers: to the bit, in every mode, at several granularities and numbers of ranks."""
 
+import json
+
 import pytest
 
 from command_line import SHORT_PUSH, SHORT_SORT, rows, train, weights
@@ -96,6 +98,14 @@ def test_push_cube(tmp_path, push_reference, plan):
     assert found["metrics"] == push_reference["metrics"]
     assert found["evaluations"] == push_reference["evaluations"]
     assert found["weights"] == push_reference["weights"]
+
+
+def test_a_warm_start_that_an_earlier_run_made_is_the_same(tmp_path, sort_reference, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, expected in (("first", "warm start: kept for the next run"), ("second", "warm start: taken from")):
+        run = train("sort-grpo", tmp_path / name, SHORT_SORT | {"warm_start.reuse": "true"})
+        assert any(note.startswith(expected) for note in json.loads((run / "manifest.json").read_text())["notes"])
+        assert numbers(run) == sort_reference
 
 
 def test_another_seed_gives_other_numbers(tmp_path, sort_reference):

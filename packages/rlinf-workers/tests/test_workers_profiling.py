@@ -71,8 +71,8 @@ class Steps:
             category=category,
             worker=worker,
             devices=(),
-            start_s=start_s,
-            duration_s=duration_s,
+            start_ns=round(start_s * 1e9),
+            duration_ns=round(duration_s * 1e9),
             num_items=num_items,
         )
         self.spans.append(span)

@@ -39,8 +39,8 @@ def step_run(item_s=None, step_s=0.0, **num_ranks):
                     category=COMPUTE,
                     worker=f"{stage}/{rank}",
                     devices=(),
-                    start_s=0.0,
-                    duration_s=item_s[stage] * NUM_ITEMS / ranks,
+                    start_ns=0,
+                    duration_ns=round(item_s[stage] * NUM_ITEMS / ranks * 1e9),
                     num_items=NUM_ITEMS // ranks,
                 )
             )
@@ -244,6 +244,6 @@ def test_times_are_medians_beside_what_was_predicted():
 
 def test_only_computing_counts_as_busy():
     run = step_run()
-    waiting = replace(run.spans[0], category=SYNC, duration_s=9.0)
+    waiting = replace(run.spans[0], category=SYNC, duration_ns=9_000_000_000)
     run.spans.append(waiting)
     assert busy_seconds(run)["rollout"] == pytest.approx(0.32)

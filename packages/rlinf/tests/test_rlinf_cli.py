@@ -278,6 +278,23 @@ def test_a_run_may_be_resumed_with_more_steps(rlinf, monkeypatch: pytest.MonkeyP
     assert steps == [5, 9, 9]
 
 
+def test_resuming_a_finished_run_touches_nothing_and_says_how_to_train_on(
+    rlinf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def finish(job, folder):
+        folder.result({"num_steps": 5, "after": 0.5, "training_s": 1.0})
+        return result()
+
+    monkeypatch.setattr(jobs, "run", finish)
+    assert rlinf("train", "sort-grpo", "--output", "run", "--run.num_steps", "5").code == 0
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in (tmp_path / "run").rglob("*")}
+    outcome = rlinf("train", "--resume", "--output", "run")
+    assert outcome.code == 0
+    assert "finished after 5 steps: all of run.num_steps=5 are done" in outcome.out
+    assert "to train on: rlinf train --resume --output run --run.num_steps 10\n" in outcome.out
+    assert before == {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in (tmp_path / "run").rglob("*")}
+
+
 def test_the_default_folder_has_the_runs_name_and_is_always_new(rlinf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jobs, "run", result)
     monkeypatch.setattr("rlinf.cli.output_folder.time.strftime", lambda _: "20300102-030405")
@@ -291,7 +308,11 @@ def test_the_default_folder_has_the_runs_name_and_is_always_new(rlinf, tmp_path:
     ("error", "code", "text"),
     [
         (RunFailed("worker actor/0 was lost"), 1, "error: worker actor/0 was lost\n"),
-        (KeyboardInterrupt(), 130, "interrupted; nothing is left running\n"),
+        (
+            KeyboardInterrupt(),
+            130,
+            "go on with: rlinf train --resume --output run\ninterrupted; nothing is left running\n",
+        ),
     ],
 )
 def test_how_a_run_ends_is_the_exit_code(rlinf, monkeypatch: pytest.MonkeyPatch, error, code: int, text: str):

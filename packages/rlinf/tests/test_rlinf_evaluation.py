@@ -13,6 +13,7 @@ from rlinf.evaluation.folder import EvalFolder
 from rlinf.evaluation.model import fingerprint, model_folder
 from rlinf.evaluation.runner import benchmark_seed
 from rlinf.evaluation.scores import score_benchmark, score_table, show
+from rlinf.run_folder.checkpoints import point_to_best, writing_checkpoint
 from rlinf.tasks import Problem
 from rlinf_algos import Estimate
 from rlinf_algos.rewards import RewardSpec
@@ -20,27 +21,38 @@ from rlinf_algos.rewards import RewardSpec
 # -- the model -----------------------------------------------------------------------------------------------------
 
 
-def write_checkpoint(path: Path, *, whole: bool = True) -> Path:
-    (path / "model").mkdir(parents=True)
-    (path / "model" / "config.json").write_text("{}")
-    (path / "state.json").write_text(json.dumps({"files": {"model/config.json": 2 if whole else 3}}))
-    return path
+def write_checkpoint(run: Path, step: int, score: float) -> Path:
+    with writing_checkpoint(run / "checkpoints", step, {"own_score": score}) as folder:
+        (folder / "model").mkdir()
+        (folder / "model" / "config.json").write_text("{}")
+        (folder / "optimizer").write_bytes(b"moments")
+    point_to_best(run / "checkpoints")
+    return run / "checkpoints" / f"step-{step:06d}"
 
 
-def test_a_run_means_its_newest_whole_checkpoint(tmp_path: Path):
+def test_a_run_means_its_newest_checkpoint(tmp_path: Path):
     run = tmp_path / "run"
-    first = write_checkpoint(run / "checkpoints" / "step-000005")
-    second = write_checkpoint(run / "checkpoints" / "step-000010")
-    torn = write_checkpoint(run / "checkpoints" / "step-000015", whole=False)
+    first, second = write_checkpoint(run, 5, 0.75), write_checkpoint(run, 10, 0.5)
     assert model_folder(run) == second / "model"
     assert model_folder(first) == first / "model"
     assert model_folder(first / "model") == first / "model"
+    assert model_folder(run / "checkpoints" / "best").samefile(first / "model")
     assert model_folder(tmp_path / "absent") == tmp_path / "absent", "is for others to refuse"
-    with pytest.raises(UserError, match=f"model={torn}: the checkpoint is not whole"):
-        model_folder(torn)
     (tmp_path / "new" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(UserError, match="the run has no complete checkpoint yet"):
+    with pytest.raises(UserError, match="the run has no checkpoint yet"):
         model_folder(tmp_path / "new")
+
+
+def test_a_damaged_checkpoint_is_refused_and_another_named(tmp_path: Path):
+    run = tmp_path / "run"
+    write_checkpoint(run, 5, 0.75)
+    bad = write_checkpoint(run, 10, 0.5)
+    (bad / "optimizer").write_bytes(b"damaged, but not read by an evaluation")
+    assert model_folder(bad) == bad / "model"
+    (bad / "model" / "config.json").write_text("[]")
+    for path in (run, bad, bad / "model"):
+        with pytest.raises(UserError, match=r"(?s)checkpoint step-000010 is damaged: model/config.json.*step-0*5"):
+            model_folder(path)
 
 
 def test_the_fingerprint_sees_config_tokenizer_and_weights(tmp_path: Path):

@@ -40,11 +40,11 @@ def test_one_line_a_step() -> None:
     stream = io.StringIO()
     clock = itertools.chain([0.0, 2.0]).__next__
     progress = Progress(total=100, stream=stream, clock=clock)
-    progress.evaluation(10, "accuracy", 0.84)
+    progress.evaluation(10, {"accuracy": 0.84, "success_once": 0.9})
     progress.step(10, METRICS)
     progress.step(11, METRICS)
     assert stream.getvalue().splitlines() == [
-        "evaluation after step 10: accuracy 0.84",
+        "evaluation after step 10: accuracy 0.84, success once 0.90",
         "step 11/100  reward 0.71  accuracy 0.84 (step 10)  1.9 s  rollout 0.60 actor 1.1 sync 0.01  eta 2:53",
         "step 12/100  reward 0.71  accuracy 0.84 (step 10)  1.9 s  rollout 0.60 actor 1.1 sync 0.01  eta 2:53",
     ]
@@ -72,7 +72,7 @@ def test_on_a_terminal_the_live_line_stays_below_the_messages() -> None:
     progress = Progress(total=4, stream=stream, clock=lambda: 0.0)
     progress.message("start")
     progress.step(0, METRICS)
-    progress.evaluation(1, "accuracy", 0.5)
+    progress.evaluation(1, {"accuracy": 0.5})
     progress.step(1, METRICS)
     progress.message("checkpoint")
     shown = screen(stream.getvalue())

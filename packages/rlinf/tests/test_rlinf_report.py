@@ -64,8 +64,8 @@ def span(name: str, worker: str, start_s: float, duration_s: float, step: int, *
         name=name,
         category=kinds.get("category", "stage"),
         lane=kinds.get("lane", "device cpu:0"),
-        start_s=EPOCH_S + start_s,
-        duration_s=duration_s,
+        start_ns=round((EPOCH_S + start_s) * 1e9),
+        duration_ns=round(duration_s * 1e9),
         args={"worker": worker, "num_items": 2, "step": step},
     )
 
@@ -74,7 +74,8 @@ def make_run(path: Path, num_steps: int = 4) -> RunFolder:
     """Step s takes 10 s from second 100 + 10 s: 6 s of rollout on cpu:0, then 4 s of the actor on both devices.
     Before the first step lie 50 s of evaluation that bear its number."""
     folder = RunFolder.create(path, config_yaml=CONFIG, command=["rlinf", "train"], keep_checkpoints=1)
-    folder._trace._origin_s = EPOCH_S
+    assert folder._trace is not None
+    folder._trace._origin_ns = round(EPOCH_S * 1e9)
     folder.write_plan(json.dumps(PLAN))
     folder.write_flow(json.dumps(FLOW), "flowchart LR\n")
     folder.trace([span("rollout", "rollout/0", 50, 49, 0)])
@@ -154,6 +155,27 @@ def test_a_failed_run_says_why(tmp_path: Path) -> None:
     says = Page(write_report(folder.path).read_text()).says
     assert "failed" in says
     assert "RunFailed: actor/1 was killed" in says
+
+
+def test_a_stopped_run_has_not_failed(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), make_run(tmp_path / "run") as folder:
+        raise KeyboardInterrupt
+    says = Page(write_report(folder.path).read_text()).says
+    assert "stopped; --resume goes on with it" in says
+    assert "failed" not in says
+
+
+def test_both_kinds_of_success_and_the_best_checkpoint_are_shown(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", config_yaml=CONFIG, command=[], keep_checkpoints=1)
+    for step, at_end, once in ((0, 0.0, 0.125), (1, 0.34, 0.97)):
+        folder.evaluation(step, {"success_once": once, "success_at_end": at_end}, time_s=1.0)
+    best = {"checkpoint": "step-000050", "score": 0.7}
+    folder.result({"score": "success_at_end", "before": 0.0, "after": 0.34, "best": best})
+    folder.close()
+    says = Page(write_report(folder.path).read_text()).says
+    shown = [percent(0.34), percent(0.97), "best checkpoint, step-000050", percent(0.7)]
+    places = [says.find(text) for text in shown]
+    assert -1 not in places and places == sorted(places)
 
 
 def test_a_run_that_is_still_going(tmp_path: Path) -> None:

@@ -1,7 +1,16 @@
 """The run folder's writer: rows, checkpoints, trace, resuming."""
 
+import itertools
 import json
 import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +19,10 @@ from hypothesis import strategies as st
 
 from rlinf.errors import UserError
 from rlinf.run_folder import RunFolder, TraceEvent, read_events, read_rows
+from rlinf.run_folder.lock import FolderLock
 from rlinf.run_folder.manifest import git_state
+from rlinf.run_folder.seal import damage
+from rlinf.run_folder.trace import TraceWriter
 
 CONFIG = "job: reasoning\nname: sort-grpo\nmode: hybrid\nseed: 7\n"
 
@@ -144,28 +156,133 @@ def test_a_checkpoint_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert names(folder) == []
 
 
-@pytest.mark.parametrize("harm", ["no state", "torn state", "missing file", "short file"])
-def test_torn_checkpoints_do_not_count_and_go_on_resume(tmp_path: Path, harm: str) -> None:
+def damaged(path: Path, draw: random.Random) -> str:
+    """One file of a checkpoint with a flipped bit, a part cut off, or gone. Returns what was done."""
+    victim = draw.choice(sorted(file for file in path.rglob("*") if file.is_file()))
+    content = bytearray(victim.read_bytes())
+    kind = draw.choice(["flip", "flip", "cut", "remove"])
+    if kind == "remove":
+        victim.unlink()
+    elif kind == "cut":
+        victim.write_bytes(content[: draw.randrange(len(content))])
+    else:
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        victim.write_bytes(content)
+    return f"{kind} {victim.name}"
+
+
+def test_300_random_damages_are_all_found(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    save(folder, 6, elapsed_s=2.5, own_score=0.75)
+    checkpoint = folder.path / "checkpoints" / "step-000006"
+    content = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
+    assert damage(checkpoint) is None
+    draw = random.Random(12)
+    for _ in range(300):
+        harm = damaged(checkpoint, draw)
+        assert damage(checkpoint), harm
+        for path, whole in content.items():
+            path.write_bytes(whole)
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    save(folder, 3, elapsed_s=1.25, own_score=0.5)
+    save(folder, 6, elapsed_s=2.5, own_score=0.75)
+    (folder.path / "checkpoints" / ".step-000009.partial").mkdir()
+    folder.close()
+    draw = random.Random(12)
+    for number in range(3):
+        path = tmp_path / f"copy-{number}"
+        shutil.copytree(folder.path, path, symlinks=True)
+        harm = damaged(path / "checkpoints" / "step-000006", draw)
+        told: list[str] = []
+        resumed = RunFolder.resume(path, keep_checkpoints=2, tell=told.append)
+        assert names(resumed) == ["best", "step-000003", "step-000006.bad"], harm
+        assert len(told) == 1 and "step-000006 is damaged" in told[0] and "step-000006.bad" in told[0], harm
+        assert resumed.latest_checkpoint() == path / "checkpoints" / "step-000003"
+        assert (path / "checkpoints" / "best").resolve().name == "step-000003"
+        assert told[0].removeprefix("warning: ") in json.loads((path / "manifest.json").read_text())["notes"]
+        resumed.close()
+
+
+def test_a_run_is_not_started_over_when_no_checkpoint_is_whole(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    train(folder, 0, 3)
+    folder.close()
+    (folder.path / "checkpoints" / "step-000003" / "model" / "weights").write_bytes(b"???")
+    for _ in range(2):  # also when it was set aside before
+        with pytest.raises(UserError, match=r"(?s)no checkpoint to go on from.*step-000003\.bad.*3 steps.*hint"):
+            RunFolder.resume(folder.path, keep_checkpoints=2)
+    assert len(read_rows(folder.path / "metrics.jsonl")) == 3
+    shutil.rmtree(folder.path / "checkpoints")
+    with pytest.raises(UserError, match=r"holds none, and 3 steps"):
+        RunFolder.resume(folder.path, keep_checkpoints=2)
+
+
+def test_the_seal_is_what_sha256sum_reads(tmp_path: Path) -> None:
     folder = create(tmp_path / "run")
     save(folder, 3)
-    save(folder, 6)
-    broken = folder.path / "checkpoints" / "step-000006"
-    state, weights = broken / "state.json", broken / "model" / "weights"
-    {
-        "no state": state.unlink,
-        "torn state": lambda: state.write_text(state.read_text()[:-3]),
-        "missing file": weights.unlink,
-        "short file": lambda: weights.write_bytes(b"x"),
-    }[harm]()
-    (folder.path / "checkpoints" / ".step-000009.partial").mkdir()
-    latest = folder.latest_checkpoint()
-    assert latest is not None
-    assert latest.name == "step-000003"
+    checked = subprocess.run(
+        ["sha256sum", "--check", "--strict", "SHA256SUMS"],
+        cwd=folder.path / "checkpoints" / "step-000003",
+        capture_output=True,
+        text=True,
+    )
+    assert (checked.returncode, checked.stdout) == (0, "model/weights: OK\nstate.json: OK\n")
+
+
+def test_the_best_checkpoint_survives_and_is_pointed_to(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run", keep_checkpoints=1)
+    for step, score in [(0, 0.1), (1, 0.9), (2, 0.9), (3, math.nan), (4, None), (5, 0.2)]:
+        save(folder, step, own_score=score)
+    assert names(folder) == ["best", "step-000002", "step-000005"]
+    best = folder.best_checkpoint()
+    assert best is not None and (folder.path / "checkpoints" / "best").resolve() == best.resolve()
+
+
+# -- the lock ----------------------------------------------------------------------------------------------------------
+
+HOLD = """
+import subprocess, sys
+from rlinf.run_folder.lock import FolderLock
+from pathlib import Path
+lock = FolderLock(Path(sys.argv[1]), ["rlinf", "train"])
+child = subprocess.Popen(["sleep", "600"], close_fds=False)
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    save(folder, 3)
     folder.close()
-    resumed = RunFolder.resume(folder.path, keep_checkpoints=2)
-    assert names(resumed) == ["step-000003"]
-    notes = json.loads((folder.path / "manifest.json").read_text())["notes"]
-    assert "removed the torn checkpoint step-000006" in notes
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    child = int(holder.stdout.readline())
+    try:
+        before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+        with pytest.raises(UserError, match=rf"(?s)in use: process {holder.pid} on .* since 20.*rlinf train.*hint"):
+            RunFolder.resume(folder.path, keep_checkpoints=2)
+        assert before == {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+        holder.kill()
+        holder.wait()
+        os.kill(child, 0)  # lives on, without the lock
+        RunFolder.resume(folder.path, keep_checkpoints=2).close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_two_new_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    lock = FolderLock(tmp_path / "run", ["rlinf", "train", "sort-grpo"])
+    with pytest.raises(UserError, match=r"in use: process .*sort-grpo"):
+        create(tmp_path / "run")
+    lock.release()
+    create(tmp_path / "run").close()  # a lock that somebody left is no content
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------
@@ -180,7 +297,9 @@ def test_a_resumed_run_leaves_the_rows_of_one_that_never_stopped(
     whole = create(path / "whole")
     train(whole, 0, 11)
     first = create(path / "resumed")
+    save(first, 0)
     train(first, 0, stopped)
+    first.close()
     for name in ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl"):
         if (first.path / name).exists():
             with (first.path / name).open("a") as file:
@@ -211,10 +330,15 @@ def test_resume_needs_a_run(tmp_path: Path) -> None:
 def test_resume_records_the_session_and_may_replace_the_config(tmp_path: Path) -> None:
     folder = create(tmp_path / "run")
     save(folder, 3)
-    folder.result({})
+    folder.result({"after": 0.5})
+    folder.write_plan_times([{"first_step": 0}, {"first_step": 2}, {"first_step": 3}])
     folder.close()
     started = json.loads((folder.path / "manifest.json").read_text())["started"]
-    RunFolder.resume(folder.path, keep_checkpoints=1, config_yaml="name: longer\n", command=["again"])
+    resumed = RunFolder.resume(folder.path, keep_checkpoints=1, config_yaml="name: longer\n", command=["again"])
+    resumed.write_plan_times([{"first_step": 3, "num_steps": 9}])
+    plans = json.loads((folder.path / "plan_times.json").read_text())["plans"]
+    assert plans == [{"first_step": 0}, {"first_step": 2}, {"first_step": 3, "num_steps": 9}]
+    assert not (folder.path / "result.json").exists()  # that of a run which has ended
     manifest = json.loads((folder.path / "manifest.json").read_text())
     assert manifest["started"] == started
     assert manifest["ended"] is None
@@ -241,38 +365,76 @@ def test_tensorboard_shows_each_step_once_and_the_checkpoint_s_evaluation(tmp_pa
 # -- trace -------------------------------------------------------------------------------------------------------------
 
 
-def event(name: str, lane: str, worker: str, start_s: float, step: int = 0) -> TraceEvent:
+def event(
+    name: str, lane: str, worker: str, start_ns: int, step: int = 0, duration_ns: int = 500_000_000
+) -> TraceEvent:
     return TraceEvent(
         name=name,
         category="stage",
         lane=lane,
-        start_s=start_s,
-        duration_s=0.5,
+        start_ns=start_ns,
+        duration_ns=duration_ns,
         args={"worker": worker, "step": step, "loss": math.nan},
     )
 
 
 def test_the_trace_names_lanes_and_workers_and_goes_on_after_a_kill(tmp_path: Path) -> None:
     folder = create(tmp_path / "run")
-    origin_s = json.loads((folder.path / "manifest.json").read_text())["started_s"]
-    folder.trace([event("rollout", "device cpu:0", "rollout/0", origin_s + 1.0)])
-    folder.trace([event("actor", "device cpu:0", "actor/0", origin_s + 2.0)])
-    folder.close()
+    origin_ns = round(json.loads((folder.path / "manifest.json").read_text())["started_s"] * 1e9)
     path = folder.path / "trace.json"
-    with path.open("a") as file:
-        file.write('{"name": "torn')
+    for second, name in ((1, "rollout"), (2, "actor")):
+        folder.trace([event(name, "device cpu:0", f"{name}/0", origin_ns + second * 10**9)])
+        assert json.loads(path.read_text())[-1]["name"] == name, "whole JSON after every write"
+    folder.close()
+    path.write_bytes(path.read_bytes()[:-3] + b',\n{"name": "torn')
     resumed = RunFolder.resume(folder.path, keep_checkpoints=2)
-    resumed.trace([event("actor", "device cpu:0", "actor/0", origin_s + 3.0)])
-    resumed.trace([event("reward", "reward/0", "reward/0", origin_s + 4.0)])
+    resumed.trace([event("actor", "device cpu:0", "actor/0", origin_ns + 3 * 10**9)])
+    resumed.trace([event("reward", "reward/0", "reward/0", origin_ns + 4 * 10**9)])
     resumed.close()
-    text = path.read_text()
-    events = json.loads(text.rstrip().rstrip(",") + "]")  # what a viewer of the array format adds by itself
+    events = json.loads(path.read_text())
     assert events == list(read_events(path))
     lanes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     workers = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans = [e for e in events if e["ph"] == "X"]
     assert [lanes[e["pid"]] for e in spans] == ["device cpu:0"] * 3 + ["reward/0"]
     assert [workers[e["pid"], e["tid"]] for e in spans] == ["rollout/0", "actor/0", "actor/0", "reward/0"]
-    assert [round(e["ts"]) for e in spans] == [1_000_000, 2_000_000, 3_000_000, 4_000_000]
+    assert [e["ts"] for e in spans] == [1_000_000, 2_000_000, 3_000_000, 4_000_000]
     assert {e["dur"] for e in spans} == {500_000}
     assert len([e for e in events if e["name"] == "session"]) == 2
+
+
+@given(st.lists(st.integers(0, 5_000), min_size=2, max_size=40), st.integers(0, 10**6))
+def test_spans_that_follow_one_another_do_not_overlap_in_the_trace(lengths_ns: list[int], origin_ns: int) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        writer = TraceWriter(Path(scratch) / "trace.json", origin_ns=origin_ns)
+        starts_ns = itertools.accumulate(lengths_ns, initial=origin_ns)
+        writer.write([event("a", "l", "l", t, duration_ns=d) for t, d in zip(starts_ns, lengths_ns, strict=False)])
+        writer.close()
+        spans = [e for e in json.loads((Path(scratch) / "trace.json").read_text()) if e["ph"] == "X"]
+    assert all(type(e["ts"]) is int and type(e["dur"]) is int and e["dur"] >= 0 for e in spans)
+    assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in itertools.pairwise(spans))
+
+
+def test_a_long_trace_keeps_the_first_and_the_last_steps_whole(tmp_path: Path) -> None:
+    path, limit = tmp_path / "trace.json", 40_000
+    writer = TraceWriter(path, origin_ns=0, limit_bytes=limit)
+    writer.session(0)
+    for step in range(300):
+        writer.write([event(f"part {i}", "cpu:0", f"w/{step // 200}", step * 10**9, step) for i in range(5)])
+        assert path.stat().st_size < limit
+    writer.close()
+    events = json.loads(path.read_text())
+    by_step = Counter(e["args"]["step"] for e in events if e["ph"] == "X")
+    assert set(by_step.values()) == {5}, "no step is there in part"
+    (gap,) = [e["args"] for e in events if e["name"] == "left out"]
+    assert sorted(by_step) == [*range(gap["first_step"]), *range(gap["last_step"] + 1, 300)]
+    assert len(by_step) > 30 and gap["first_step"] > 5
+    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {"w/0", "w/1"}, "both are named still"
+    assert len([e for e in events if e["name"] == "session"]) == 1
+
+
+def test_a_run_may_go_without_a_trace(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", config_yaml=CONFIG, command=[], keep_checkpoints=1, trace_bytes=0)
+    folder.trace([event("rollout", "device cpu:0", "rollout/0", 0)])
+    folder.close()
+    assert not (folder.path / "trace.json").exists()

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from rlinf_comm.records import record
 
+_UNIX_NS = time.time_ns() - time.perf_counter_ns()
+
 COMPUTE = "stage"
 LEASE = "lease"
 SYNC = "sync"
@@ -28,10 +30,23 @@ class Span:
     room)."""
     worker: str
     devices: tuple[str, ...]
-    start_s: float
+    start_ns: int
     """Unix time."""
-    duration_s: float
+    duration_ns: int
     num_items: int = 0
+
+    @property
+    def start_s(self) -> float:
+        return self.start_ns * 1e-9
+
+    @property
+    def duration_s(self) -> float:
+        return self.duration_ns * 1e-9
+
+
+def now_ns() -> int:
+    """Unix time by a clock that only goes forward: spans of a process that follow one another never overlap."""
+    return _UNIX_NS + time.perf_counter_ns()
 
 
 @record
@@ -44,40 +59,39 @@ class SpanTable:
     devices: tuple[str, ...]
     names: list[str] = field(default_factory=list)
     categories: list[str] = field(default_factory=list)
-    starts_s: list[float] = field(default_factory=list)
-    durations_s: list[float] = field(default_factory=list)
+    starts_ns: list[int] = field(default_factory=list)
+    durations_ns: list[int] = field(default_factory=list)
     nums_items: list[int] = field(default_factory=list)
 
     @contextmanager
     def span(self, name: str, category: str, num_items: int = 0) -> Iterator[None]:
-        start_s = time.time()
-        clock = time.perf_counter()
+        start_ns = now_ns()
         try:
             yield
         finally:
-            self.add(name, category, start_s, time.perf_counter() - clock, num_items)
+            self.add(name, category, start_ns, now_ns() - start_ns, num_items)
 
-    def add(self, name: str, category: str, start_s: float, duration_s: float, num_items: int = 0) -> None:
+    def add(self, name: str, category: str, start_ns: int, duration_ns: int, num_items: int = 0) -> None:
         self.names.append(name)
         self.categories.append(category)
-        self.starts_s.append(start_s)
-        self.durations_s.append(duration_s)
+        self.starts_ns.append(start_ns)
+        self.durations_ns.append(duration_ns)
         self.nums_items.append(num_items)
 
     def spans(self) -> list[Span]:
         """Row by row."""
-        columns = (self.names, self.categories, self.starts_s, self.durations_s, self.nums_items)
+        columns = (self.names, self.categories, self.starts_ns, self.durations_ns, self.nums_items)
         return [
             Span(
                 name=name,
                 category=category,
                 worker=self.worker,
                 devices=self.devices,
-                start_s=start_s,
-                duration_s=duration_s,
+                start_ns=start_ns,
+                duration_ns=duration_ns,
                 num_items=num_items,
             )
-            for name, category, start_s, duration_s, num_items in zip(*columns, strict=True)
+            for name, category, start_ns, duration_ns, num_items in zip(*columns, strict=True)
         ]
 
 

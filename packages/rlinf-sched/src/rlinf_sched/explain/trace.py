@@ -43,6 +43,8 @@ def _names(plan: Plan, flow: FlowGraph) -> list[dict[str, Any]]:
 def _events(spans: Spans, plan: Plan, flow: FlowGraph) -> list[dict[str, Any]]:
     pids = {worker: pid for pid, worker in enumerate(flow.workers, start=1)}
     pid_of_stage = [pids[flow.stage(name).worker] for name in spans.stages]
+    # Both ends are cut off alike: spans that follow one another would overlap by a rounding error, and be dropped.
+    starts_us, ends_us = (np.floor(times_s * 1e6).astype(int).tolist() for times_s in (spans.start_s, spans.end_s))
     events = []
     for i in np.argsort(spans.start_s, kind="stable"):
         kind, stage = KINDS[int(spans.kind[i])], int(spans.stage[i])
@@ -51,8 +53,8 @@ def _events(spans: Spans, plan: Plan, flow: FlowGraph) -> list[dict[str, Any]]:
                 "name": spans.stages[stage] if kind == "compute" else f"{spans.stages[stage]}: {kind}",
                 "cat": CATEGORIES.get(kind, "channel"),
                 "ph": "X",
-                "ts": round(float(spans.start_s[i]) * 1e6, 1),
-                "dur": round(float(spans.end_s[i] - spans.start_s[i]) * 1e6, 1),
+                "ts": starts_us[i],
+                "dur": ends_us[i] - starts_us[i],
                 "pid": pid_of_stage[stage],
                 "tid": int(spans.rank[i]),
                 "args": {"num_items": int(spans.num_items[i])} if spans.num_items[i] else {},

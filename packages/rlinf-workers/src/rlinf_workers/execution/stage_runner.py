@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -13,12 +12,12 @@ from rlinf_comm.channel import Channel, ChannelAddress
 from rlinf_workers.execution.lease import LeaseRequest
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.execution.stage_call import StageCall, StageOutcome
-from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, SpanTable
+from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, SpanTable, now_ns
 
 if TYPE_CHECKING:
     from rlinf_workers.worker import Worker
 
-SHORTEST_WAIT_SPAN_S = 0.0005
+SHORTEST_WAIT_SPAN_NS = 500_000
 """Shorter waits are left out of the trace; they would be most of its lines and none of its time."""
 
 
@@ -44,7 +43,7 @@ class StageRunner:
         self._waiter = f"{worker.name} {call.stage}"
         self._inside = False
         self._holds_lock = False
-        self._chunk: tuple[float, float, int] | None = None
+        self._chunk: tuple[int, int] | None = None
 
     def run(self) -> StageOutcome:
         call = self._call
@@ -78,24 +77,24 @@ class StageRunner:
         if not keeps_lease:
             self._leave()
         self._unlock()
-        start_s, clock = time.time(), time.perf_counter()
+        start_ns = now_ns()
         with self._waits(target):
             yield
-        waited_s = time.perf_counter() - clock
-        if waited_s >= SHORTEST_WAIT_SPAN_S:
-            self._spans.add(f"wait for {target}", CHANNEL, start_s, waited_s)
+        waited_ns = now_ns() - start_ns
+        if waited_ns >= SHORTEST_WAIT_SPAN_NS:
+            self._spans.add(f"wait for {target}", CHANNEL, start_ns, waited_ns)
         if was_computing:
             self.begin_chunk(0)
 
     def begin_chunk(self, num_items: int) -> None:
         self._enter()
-        self._chunk = (time.time(), time.perf_counter(), num_items)
+        self._chunk = (now_ns(), num_items)
 
     def end_chunk(self) -> None:
         if self._chunk is not None:
-            start_s, clock, num_items = self._chunk
+            start_ns, num_items = self._chunk
             self._chunk = None
-            self._spans.add(self._call.stage, COMPUTE, start_s, time.perf_counter() - clock, num_items)
+            self._spans.add(self._call.stage, COMPUTE, start_ns, now_ns() - start_ns, num_items)
 
     # -- lease, state, weights -------------------------------------------------------------------------------------
 

@@ -12,7 +12,12 @@ from rlinf.cli.live_line import LiveLine, clock_time
 
 RECENT_STEPS = 20
 """Steps whose wall time, evaluations and checkpoints between them included, gives the eta."""
-HEADLINES = {"reward/mean": "reward", "env/return": "return", "env/success_once": "training success"}
+HEADLINES = {
+    "reward/mean": "reward",
+    "env/return": "return",
+    "env/success_at_end": "training success at end",
+    "env/success_once": "once",
+}
 """Metrics that a line shows, and what they are called there."""
 
 
@@ -68,11 +73,11 @@ class Progress:
         else:
             self._line.print(line)
 
-    def evaluation(self, step: int, name: str, value: float) -> None:
-        """An evaluation after `step` training steps; the lines of later steps repeat its value."""
-        text = f"{name.replace('_', ' ')} {_number(value)}"
-        self._evaluation = f"{text} (step {step})"
-        self._line.print(f"evaluation after step {step}: {text}")
+    def evaluation(self, step: int, scores: Mapping[str, float]) -> None:
+        """An evaluation after `step` training steps; the lines of later steps repeat the first of its scores."""
+        texts = [f"{name.replace('_', ' ')} {_number(value)}" for name, value in scores.items()]
+        self._evaluation = f"{texts[0]} (step {step})"
+        self._line.print(f"evaluation after step {step}: {', '.join(texts)}")
 
     # -- inner -----------------------------------------------------------------------------------------------------
 

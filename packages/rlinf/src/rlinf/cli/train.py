@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.schema import JOBS, Config
 from rlinf.errors import UserError
+from rlinf.jobs.ending import how_to_go_on, resume_command
+from rlinf.run_folder.lock import check_free
 
 OPTIONS = ("--output", "--resume", "--traceback", "--help")
 
@@ -41,8 +44,12 @@ def run(args: argparse.Namespace) -> int:
     overrides = parse_overrides(args.overrides)
     config = load_for_resume(args.output, overrides) if args.resume else load_config(args.recipe, overrides)
     folder = args.output or new_folder(config.name)
+    check_free(folder)
     if not args.resume:
         check_empty(folder)
+    elif ended := how_to_go_on(config.run, folder):
+        print(ended)
+        return 0
     return _train(config, folder, resume=args.resume, command=["rlinf", *args.arguments])
 
 
@@ -55,15 +62,25 @@ def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> i
     from rlinf.run_folder import RunFolder
 
     job = jobs.prepare(config)
-    keep = config.run.keep_checkpoints
+    trace_bytes = config.run.trace_megabytes << 20 if config.run.trace else 0
     open_folder = RunFolder.resume if resume else RunFolder.create
     try:
-        folder = open_folder(path, config_yaml=to_yaml(job.config), command=command, keep_checkpoints=keep)
+        folder = open_folder(
+            path,
+            config_yaml=to_yaml(job.config),
+            command=command,
+            keep_checkpoints=config.run.keep_checkpoints,
+            trace_bytes=trace_bytes,
+        )
     except OSError as error:
         raise UserError(
             f"--output={path}: cannot write there: {error.strerror or error}", hint="choose another folder"
         ) from error
-    with folder:
-        result = jobs.run(job, folder)
+    try:
+        with folder:
+            result = jobs.run(job, folder)
+    except KeyboardInterrupt:
+        print(f"go on with: {resume_command(path)}", file=sys.stderr)
+        raise
     print(f"\n{result.table}\nreport: {result.report_path}")
     return 0

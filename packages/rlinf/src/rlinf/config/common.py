@@ -81,7 +81,13 @@ class RunConfig(Section):
     checkpoint_every: int = Field(
         default=50, ge=1, description="Steps between checkpoints; the last step always writes one."
     )
-    keep_checkpoints: int = Field(default=2, ge=1, description="Newest checkpoints that are kept.")
+    keep_checkpoints: int = Field(
+        default=2, ge=1, description="Newest checkpoints that are kept; the one with the best score is kept too."
+    )
+    trace: bool = Field(default=True, description="Write trace.json, which says what every worker did when.")
+    trace_megabytes: int = Field(
+        default=16, ge=1, description="Size past which trace.json keeps the first and the last steps alone."
+    )
     num_samples_logged: int = Field(
         default=4, ge=0, description="Prompts of a step whose first completion goes to samples.jsonl."
     )

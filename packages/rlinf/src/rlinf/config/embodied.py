@@ -28,6 +28,11 @@ class EnvConfig(Section):
         default=4, ge=1, description="Groups that travel together: while one waits for actions, another is simulated."
     )
     max_episode_steps: int = Field(default=50, ge=1, description="Actions after which an episode is cut off.")
+    ignore_terminations: bool = Field(
+        default=False,
+        description="Training episodes go on after success or failure until they are cut off, as those of an "
+        "evaluation always do, so that the policy learns to stay successful.",
+    )
     options: dict[str, bool | int | float | str | None] = Field(
         default={}, description="Arguments for the environment's constructor; ManiSkill's control_mode, for example."
     )

@@ -66,6 +66,11 @@ class WarmStartConfig(Section):
     )
     learning_rate: float = Field(default=3e-3, gt=0, description="Peak learning rate of AdamW, after a short warm-up.")
     check_every: int = Field(default=20, ge=1, description="Optimizer steps between two looks at the accuracy.")
+    reuse: bool = Field(
+        default=True,
+        description="Take the warm start that an earlier run made, where all that decides it is the same to the bit; "
+        "false: make it anew.",
+    )
 
 
 class RolloutConfig(Section):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.errors import UserError
+from rlinf.run_folder.lock import FolderLock
 from rlinf.run_folder.manifest import new_manifest, timestamp
 from rlinf.run_folder.rows import RowWriter, keep_rows, read_rows, to_json, write_file
 
@@ -30,8 +31,9 @@ Done = set[tuple[str, int]]
 class EvalFolder:
     """Open for writing; make one with `create` or `resume`, and use it as a context manager."""
 
-    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+    def __init__(self, path: Path, lock: FolderLock, manifest: dict[str, Any]) -> None:
         self.path = path
+        self._lock = lock
         self._manifest = manifest
         self._samples = RowWriter(path / SAMPLES)
 
@@ -46,9 +48,10 @@ class EvalFolder:
             inputs: what the numbers hang on beside the settings, by name; compared when the evaluation is resumed.
         """
         path.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(path, command)
         manifest = new_manifest(config_yaml, command) | {"job": "evaluation", "inputs": inputs, "notes": list(notes)}
         write_file(path / "config.yaml", config_yaml)
-        folder = cls(path, manifest)
+        folder = cls(path, lock, manifest)
         folder._start_session(command)
         return folder
 
@@ -56,7 +59,8 @@ class EvalFolder:
     def resume(cls, path: Path, *, config_yaml: str, command: Sequence[str], inputs: Mapping[str, Any]) -> EvalFolder:
         """The folder of an evaluation that stopped.
 
-        Raises: UserError where there is none, or the model or the problems are not the same any more.
+        Raises: UserError where there is none, another process writes it, or the model or the problems are not the same
+            any more.
         """
         manifest = _read_manifest(path)
         for name, before in manifest["inputs"].items():
@@ -66,8 +70,9 @@ class EvalFolder:
                     "new ones",
                     hint="put back what it was, or start anew with another --output folder",
                 )
+        lock = FolderLock(path, command)
         write_file(path / "config.yaml", config_yaml)
-        folder = cls(path, manifest)
+        folder = cls(path, lock, manifest)
         folder._start_session(command)
         return folder
 
@@ -98,10 +103,13 @@ class EvalFolder:
         if kind is not None:
             self._manifest["sessions"][-1]["failure"] = f"{kind.__name__}: {error}".rstrip(": ")
         self._write_manifest()
+        self._lock.release()
 
     def _start_session(self, command: Sequence[str]) -> None:
         self._manifest["sessions"].append({"started": timestamp(), "ended": None, "command": list(command)})
         self._manifest["ended"] = None
+        notes = self._manifest["notes"]
+        notes += [note for note in self._lock.notes if note not in notes]
         self._write_manifest()
 
     def _write_manifest(self) -> None:

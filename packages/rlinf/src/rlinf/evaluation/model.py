@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlinf.config.inputs import TOKENIZER_FILES, WEIGHT_FILES, check_model_folder
 from rlinf.errors import UserError
-from rlinf.run_folder.checkpoints import STATE, checkpoint_steps, is_complete
+from rlinf.run_folder.checkpoints import MODEL, checkpoint_steps, is_checkpoint, refuse_damaged_model
 from rlinf.tasks.language import load_checkpoint_tokenizer
 
 EDGE_BYTES = 1 << 16
@@ -47,24 +46,21 @@ def load_model(path: Path) -> EvaluatedModel:
 def model_folder(path: Path) -> Path:
     """The model folder that a path means.
 
-    Raises: UserError for a run without a checkpoint and for a torn checkpoint.
+    Raises: UserError for a run without a checkpoint and for a damaged checkpoint.
     """
     if (path / "config.json").is_file() or not path.is_dir():
+        refuse_damaged_model(path, key="model")
         return path
-    if (path / STATE).is_file() or re.fullmatch(r"step-\d+", path.name):
-        if not is_complete(path):
-            raise UserError(
-                f"model={path}: the checkpoint is not whole: its state.json does not match its files",
-                hint="use another checkpoint of the run, or copy this one again",
-            )
-        return path / "model"
+    if is_checkpoint(path):
+        refuse_damaged_model(path / MODEL, key="model")
+        return path / MODEL
     if (path / "checkpoints").is_dir():
-        complete = checkpoint_steps(path / "checkpoints")
-        if not complete:
-            raise UserError(
-                f"model={path}: the run has no complete checkpoint yet", hint="let it run on, or --resume it"
-            )
-        return complete[-1][1] / "model"
+        steps = checkpoint_steps(path / "checkpoints")
+        if not steps:
+            raise UserError(f"model={path}: the run has no checkpoint yet", hint="let it run on, or --resume it")
+        newest = steps[-1][1] / MODEL
+        refuse_damaged_model(newest, key="model")
+        return newest
     return path
 
 

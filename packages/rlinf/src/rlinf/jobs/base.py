@@ -52,6 +52,11 @@ class Job(Protocol):
     def score(self) -> Score: ...
 
     @property
+    def other_scores(self) -> Sequence[Score]:
+        """Shown beside the score; metrics of every evaluation."""
+        ...
+
+    @property
     def trainer(self) -> str:
         """Worker group that holds the training state."""
         ...

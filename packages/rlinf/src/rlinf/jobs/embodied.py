@@ -26,7 +26,8 @@ from rlinf_workers.roles.environment import Environment, EnvironmentSettings
 from rlinf_workers.roles.policy import Policy
 from rlinf_workers.roles.policy_actor import GaeSettings, GroupSettings, PolicyActor, PolicyActorSettings
 
-SUCCESS = Score(name="success_once", text="success rate over held-out reset seeds")
+SUCCESS = Score(name="success_at_end", text="success at the end of the episode, held-out reset seeds")
+SUCCESS_ONCE = Score(name="success_once", text="success at any time of the episode")
 CYCLE = ("env", "policy")
 """The stages that feed each other."""
 RETURN = Score(name="return", text="mean return over held-out reset seeds", is_share=False)
@@ -45,6 +46,7 @@ class EmbodiedJob:
         self._interface = probe(self._spec)
         self.notes = self._interface.notes
         self.score = SUCCESS if self._interface.knows_success else RETURN
+        self.other_scores = (SUCCESS_ONCE,) if self._interface.knows_success else ()
         if not self._interface.knows_success and config.run.stop_at_score is not None:
             raise UserError(
                 f"run.stop_at_score={config.run.stop_at_score}: {config.env.id} never says that an episode succeeded",
@@ -134,6 +136,7 @@ class EmbodiedJob:
             id=env.id,
             num_envs=env.num_envs // env.num_groups,
             max_episode_steps=env.max_episode_steps,
+            ignore_terminations=env.ignore_terminations,
             options=env.options,
         )
 

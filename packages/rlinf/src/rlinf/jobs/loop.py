@@ -6,6 +6,7 @@ which mode.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,11 @@ from rlinf.cli.progress import Progress
 from rlinf.config.devices import device_kind
 from rlinf.jobs.auto_mode import AutoMode, moves
 from rlinf.jobs.base import Job, Score
+from rlinf.jobs.ending import reason_to_end
 from rlinf.jobs.failures import run_failed
 from rlinf.jobs.plan_times import PlanTimes, busy_seconds
 from rlinf.jobs.planning import Planned, make_plans, plans_by_rule
+from rlinf.jobs.stopping import StopRequest
 from rlinf.jobs.worker_environment import worker_environment
 from rlinf.run_folder import RunFolder, TraceEvent
 from rlinf_sched.describe import diagram
@@ -49,6 +52,8 @@ class _Clock:
     elapsed_s: float = 0.0
     """Training time of earlier sessions of this run, for a resumed one."""
     before: float = float("nan")
+    own_score: float | None = None
+    """Of the present weights; None where they were not evaluated."""
     stage_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
@@ -100,7 +105,7 @@ class TrainingLoop:
     def _session(self, planned: Planned) -> Planned | None:
         """Processes where the plans have them, until the run ends (None) or goes on under other plans."""
         self._begin_plan(planned)
-        self._session_started_s = time.monotonic()
+        self._session_started_s, self._restart_s = time.monotonic(), 0.0
         self._executor = Executor(
             cluster=planned.cluster,
             launcher=LocalLauncher(
@@ -124,8 +129,7 @@ class TrainingLoop:
         plan = self._auto.plan
         self._folder.write_plan(plan.to_json())
         for note in (*self._job.notes, *planned.notes):
-            self._folder.note(note)
-            self.progress.message(f"note: {note}")
+            self.note(note)
         self.progress.message(f"{self._config.name}, {plan.mode} on {planned.cluster.describe()}; {plan.reason}")
         self._begin_times()
 
@@ -139,8 +143,18 @@ class TrainingLoop:
     # -- the program -----------------------------------------------------------------------------------------------
 
     def _train(self, latest: float) -> Planned | None:
-        run, score = self._config.run, self._job.score.name
         self._started_s = time.monotonic()
+        if self._only_measures:
+            return self._train_until(StopRequest(), latest)
+        with StopRequest() as stop:
+            return self._train_until(stop, latest)
+
+    def _train_until(self, stop: StopRequest, latest: float) -> Planned | None:
+        """Trains until the run is over, goes on under other plans, or somebody stops it.
+
+        Raises: KeyboardInterrupt, after a checkpoint.
+        """
+        run = self._config.run
         is_last = self._is_over(latest)
         if self._auto.num_probes >= run.num_steps - self._clock.step and not self._only_measures:
             self.progress.message(f"auto: {run.num_steps} steps are too few to measure; {self._auto.plan.mode} stays")
@@ -153,14 +167,18 @@ class TrainingLoop:
             busy_s = busy_seconds(flow_run)
             self._times[-1].add(flow_run, busy_s)
             self._record_step(step, flow_run)
+            self._clock.own_score = None
             asks_for_plan = self._auto.observe(flow_run, busy_s)
             done = self._clock.step = step + 1
             is_last = self._is_over(latest)
             if is_last or done % run.evaluate_every == 0:
-                latest = self.evaluate(done)[score]
+                latest = self._evaluate_unless(stop, latest)
                 is_last = self._is_over(latest)
-            if is_last or done % run.checkpoint_every == 0:
+            if stop.is_made or is_last or done % run.checkpoint_every == 0:
                 self._save_checkpoint(done)
+            if stop.is_made:
+                self.progress.message(f"stopped after step {done}; its checkpoint is saved")
+                raise KeyboardInterrupt
             if asks_for_plan and self._only_measures:
                 measured = self._auto.measure(self._executor)
                 return self._other_placement(measured.problem.cluster.num_devices)
@@ -169,6 +187,17 @@ class TrainingLoop:
         self._finish(latest)
         return None
 
+    def _evaluate_unless(self, stop: StopRequest, latest: float) -> float:
+        """The score of the present weights; the latest one where somebody stops the run, which then evaluates when it
+        is resumed."""
+        try:
+            with stop.raising():
+                return self.evaluate(self._clock.step)[self._job.score.name]
+        except KeyboardInterrupt:
+            if stop.is_urgent:
+                raise
+            return latest
+
     def _replan(self, num_steps: int) -> Planned | None:
         """Asks for a plan. One that moves no process holds from the next step on; another is returned, after a
         checkpoint."""
@@ -176,8 +205,7 @@ class TrainingLoop:
         self._executor.replan(self._flows.train, before)  # ends the last probe
         planned = self._auto.better(self._executor, num_steps=num_steps, restart_s=self._restart_s)
         if planned is None:
-            if self._times[-1].problem is not self._auto.problem:
-                self._begin_times()
+            self._keep_plan()
             return None
         after = planned.plans[self._flows.train.name]
         if moves(before, after):
@@ -186,6 +214,15 @@ class TrainingLoop:
         self._executor.replan(self._flows.train, after)
         self._begin_plan(planned)
         return None
+
+    def _keep_plan(self) -> None:
+        """The plan stays as it is; what is expected of it may have changed."""
+        times, problem = self._times[-1], self._auto.problem
+        if times.problem is None:
+            self._begin_times()  # the steps so far were measured under probe plans
+        elif problem is not None and problem is not times.problem:
+            self._folder.write_problem(problem.to_json())
+            times.expect(problem)
 
     def _other_placement(self, num_devices: int) -> Planned | None:
         """Of a measurement: after a checkpoint, the stages apart; None: they were, or there is one device only."""
@@ -199,15 +236,8 @@ class TrainingLoop:
     def _resume_or_prepare(self) -> float:
         checkpoint = self._folder.latest_checkpoint()
         if checkpoint is not None:
-            state = self._folder.read_state(checkpoint)
-            self._clock = _Clock(step=state["step"], elapsed_s=state["elapsed_s"], before=state["before"])
-            self._clock.stage_s.update(state["stage_s"])
-            self._executor.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
-            self._sync_weights()
-            self._job.restore(self)
-            self.progress.message(f"resumed from {checkpoint.name}")
-            return state["score"]
-        self._sync_weights()
+            return self._resume(checkpoint)
+        self.sync_weights()
         self._job.prepare(self)
         if self._only_measures:
             return self._clock.before
@@ -216,21 +246,36 @@ class TrainingLoop:
         self._save_checkpoint(0)
         return self._clock.before
 
-    def _sync_weights(self) -> None:
-        """The first of a session, for which every process has to be up."""
-        self._executor.sync_weights()
-        self._restart_s = time.monotonic() - self._session_started_s
+    def _resume(self, checkpoint: Path) -> float:
+        """Returns the latest score."""
+        state = self._folder.read_state(checkpoint)
+        clock = self._clock = _Clock(
+            step=state["step"], elapsed_s=state["elapsed_s"], before=state["before"], own_score=state["own_score"]
+        )
+        clock.stage_s.update(state["stage_s"])
+        self._executor.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
+        self.sync_weights()
+        self._job.restore(self)
+        self.progress.message(f"resumed from {checkpoint.name}")
+        latest: float = state["score"]
+        is_due = clock.step % self._config.run.evaluate_every == 0 or self._is_over(latest)
+        if is_due and clock.own_score is None and not self._only_measures:  # the run was stopped before it
+            return self.evaluate(clock.step)[self._job.score.name]
+        return latest
 
     def _finish(self, score: float) -> None:
         from rlinf.report import write_report
 
         clock, training_s = self._clock, self._training_s()
+        best = self._folder.best_checkpoint()
+        best_score = self._folder.read_state(best)["own_score"] if best else math.nan
         self._folder.result(
             {
                 "score": self._job.score.name,
                 "score_is_share": self._job.score.is_share,
                 "before": clock.before,
                 "after": score,
+                "best": best and {"checkpoint": best.name, "score": best_score},
                 "num_steps": clock.step,
                 "training_s": training_s,
                 "stage_seconds": dict(clock.stage_s),
@@ -238,7 +283,14 @@ class TrainingLoop:
         )
         self._folder.write_plan_times([times.to_json() for times in self._times])
         report_path = write_report(self._folder.path)
-        table = final_table(self._job.score, clock.before, score, clock.stage_s, training_s)
+        first, last = self._folder.first_evaluation(), self._folder.last_evaluation()
+        scores = [(self._job.score, clock.before, score)]
+        scores += [
+            (other, first.get(other.name, math.nan), last[other.name])
+            for other in self._job.other_scores
+            if other.name in last
+        ]
+        table = final_table(scores, best and (best.name, best_score), clock.stage_s, training_s)
         self._result = JobResult(table=table, report_path=str(report_path), before=clock.before, after=score)
 
     # -- used by jobs ----------------------------------------------------------------------------------------------
@@ -255,6 +307,17 @@ class TrainingLoop:
                 self._clock.stage_s[span.name] += span.duration_s
         return run
 
+    def sync_weights(self) -> None:
+        """Hands the trainer's weights over, at a session's start and after anything but a step changed them."""
+        self._executor.sync_weights()
+        if not self._restart_s:  # the first, for which every process has to be up
+            self._restart_s = time.monotonic() - self._session_started_s
+
+    def note(self, text: str) -> None:
+        """A line for whoever watches the run, and for whoever reads its manifest."""
+        self._folder.note(text)
+        self.progress.message(f"note: {text}")
+
     def evaluate(self, step: int, *, record: bool = True) -> dict[str, float]:
         """Scores the present weights on held-out problems or seeds; `step` counts the training steps done."""
         flow = self._flows.evaluate
@@ -262,7 +325,9 @@ class TrainingLoop:
         metrics = self._job.evaluation_metrics(run)
         if record:
             self._folder.evaluation(step, metrics, time_s=self._training_s())
-            self.progress.evaluation(step, self._job.score.name, metrics[self._job.score.name])
+            self._clock.own_score = metrics[self._job.score.name]
+            scores = (self._job.score, *self._job.other_scores)
+            self.progress.evaluation(step, {score.name: metrics[score.name] for score in scores})
             for name in (name for name in metrics if name.startswith(f"{self._job.score.name}/")):
                 self.progress.message(f"evaluation after step {step}: {name} {metrics[name]:.2f}")
         return metrics
@@ -291,11 +356,16 @@ class TrainingLoop:
         self.progress.step(step, metrics)
 
     def _save_checkpoint(self, step: int) -> None:
+        """Of the present weights; does nothing where this step has one."""
+        latest = self._folder.latest_checkpoint()
+        if latest is not None and self._folder.read_state(latest)["step"] == step:
+            return
         state = {
             "step": step,
             "elapsed_s": self._training_s(),
             "before": self._clock.before,
             "score": self._last_score(),
+            "own_score": self._clock.own_score,
             "stage_s": dict(self._clock.stage_s),
             "seed": self._config.seed,
         }
@@ -312,20 +382,31 @@ class TrainingLoop:
 
     def _is_over(self, score: float) -> bool:
         """All steps done, the score reached or the time up; a measurement ends by itself."""
-        run = self._config.run
         if self._only_measures:
             return False
-        is_enough = run.stop_at_score is not None and score >= run.stop_at_score
-        is_late = run.max_minutes is not None and self._training_s() >= run.max_minutes * 60
-        return self._clock.step >= run.num_steps or is_enough or is_late
+        clock = self._clock
+        ended = reason_to_end(self._config.run, step=clock.step, score=score, training_s=self._training_s())
+        return ended is not None
 
 
-def final_table(score: Score, before: float, after: float, stage_s: Mapping[str, float], training_s: float) -> str:
-    """The last thing a run prints."""
-    rows = [
-        (score.text, ""),
-        ("  before", score.show(before)),
-        ("  after", score.show(after)),
+def final_table(
+    scores: Sequence[tuple[Score, float, float]],
+    best: tuple[str, float] | None,
+    stage_s: Mapping[str, float],
+    training_s: float,
+) -> str:
+    """The last thing a run prints.
+
+    Args:
+        scores: with their values before and after; the first is the one that the job is about.
+        best: name of the best checkpoint and its value of the first score.
+    """
+    rows: list[tuple[str, str]] = []
+    for score, before, after in scores:
+        rows += [(score.text, ""), ("  before", score.show(before)), ("  after", score.show(after))]
+        if best is not None and score is scores[0][0]:
+            rows.append((f"  best, {best[0]}", score.show(best[1])))
+    rows += [
         ("training time", f"{training_s:.0f} s"),
         ("compute by stage, all ranks", ""),
         *((f"  {stage}", f"{seconds:.0f} s") for stage, seconds in sorted(stage_s.items(), key=lambda kv: -kv[1])),
@@ -340,7 +421,7 @@ def _event(span: Span, step: int, phase: Phase) -> TraceEvent:
         name=span.name,
         category=span.category,
         lane=lane,
-        start_s=span.start_s,
-        duration_s=span.duration_s,
+        start_ns=span.start_ns,
+        duration_ns=span.duration_ns,
         args={"worker": span.worker, "num_items": span.num_items, "step": step, "phase": phase},
     )

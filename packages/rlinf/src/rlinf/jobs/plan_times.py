@@ -42,6 +42,11 @@ class PlanTimes:
     def __post_init__(self) -> None:
         self._expected = None if self.problem is None else Controller(problem=self.problem, plan=self.plan)
 
+    def expect(self, problem: Problem) -> None:
+        """The plan was asked for again and stays: this is what is predicted from now on."""
+        self.problem = problem
+        self._expected = Controller(problem=problem, plan=self.plan)
+
     def add(self, run: FlowRun, busy_s: Mapping[str, float]) -> None:
         """A training step under the plan."""
         self._steps_s.append(run.duration_s)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlinf.config.devices import device_kind
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.schema import FilesTask, ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
@@ -21,7 +22,9 @@ from rlinf.jobs.base import Flows, Score
 from rlinf.jobs.devices import make_cluster
 from rlinf.jobs.memory import check_memory, shape_of
 from rlinf.jobs.rewards import check_reward, reward_spec, try_own_rewards
+from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
+from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, write_model_folder
@@ -61,6 +64,7 @@ class ReasoningJob:
         self.machine = machine
         if config.model.path is not None:
             check_model_folder(config.model.path)
+            refuse_damaged_model(config.model.path, key="model.path")
         self._reward_notes = check_reward(config.reward)
         self._task = make_task(config.task, config.seed)
         if config.model.path is None and self._task.alphabet is None:
@@ -87,6 +91,10 @@ class ReasoningJob:
         num_samples, temperature = self.config.evaluation.num_samples, self.config.evaluation.temperature
         kind = "greedy accuracy" if temperature == 0 else f"accuracy (avg@{num_samples})"
         return Score(name="accuracy", text=f"{kind} on held-out problems")
+
+    @property
+    def other_scores(self) -> Sequence[Score]:
+        return ()
 
     @property
     def notes(self) -> Sequence[str]:
@@ -349,10 +357,27 @@ class ReasoningJob:
     # -- before the first step -------------------------------------------------------------------------------------
 
     def prepare(self, loop: TrainingLoop) -> None:
-        """The warm start: supervised training until the model answers some problems right."""
+        """The warm start: supervised training until the model answers some problems right; or that of an earlier run,
+        where it would be the same."""
         settings, flow = self.config.warm_start, self._warm_start
         if settings is None or flow is None:
             return
+        device = device_kind(self.config.cluster, self.machine)
+        kept = WarmStarts(self.config, num_ranks=loop.group("actor").num_ranks, device=device)
+        if (found := kept.find()) is not None:
+            folder, text = found
+            loop.group("actor").call("load_checkpoint", str(folder))
+            loop.sync_weights()
+            loop.note(text)
+        else:
+            accuracy = self._warm_up(loop, settings, flow)
+            self._keep_warm_start(loop, kept, accuracy)
+        if self.config.algorithm.kl_coef and self.config.reference.path is None:
+            loop.group("actor").call("save_model", str(loop.folder / REFERENCE_FOLDER))
+            self.restore(loop)
+
+    def _warm_up(self, loop: TrainingLoop, settings: WarmStartConfig, flow: Flow) -> float:
+        """Returns the accuracy that it ends with."""
         accuracy, step = 0.0, 0
         while step < settings.max_steps and accuracy < settings.target_accuracy:
             steps = range(step, min(step + settings.check_every, settings.max_steps))
@@ -363,9 +388,19 @@ class ReasoningJob:
             loop.progress.message(
                 f"warm start {step}: loss {run.metrics['warm_start/loss']:.3f}, accuracy {accuracy:.3f}"
             )
-        if self.config.algorithm.kl_coef and self.config.reference.path is None:
-            loop.group("actor").call("save_model", str(loop.folder / REFERENCE_FOLDER))
-            self.restore(loop)
+        return accuracy
+
+    def _keep_warm_start(self, loop: TrainingLoop, kept: WarmStarts, accuracy: float) -> None:
+        if kept.why_not is not None:
+            loop.note(f"warm start: made anew and not kept: {kept.why_not}")
+            return
+        try:
+            with kept.keeping(self.config.name, accuracy) as folder:
+                loop.group("actor").call("save_checkpoint", str(folder))
+        except (OSError, UserError) as error:
+            loop.note(f"warm start: not kept for the next run: {error}")
+        else:
+            loop.note(f"warm start: kept for the next run in {cache_folder()}")
 
     def restore(self, loop: TrainingLoop) -> None:
         """The reference is a teacher, or the policy as the warm start left it; without one it is the model that every

@@ -22,7 +22,7 @@ class Panel:
     is_share: bool = False
 
 
-SCORES = ("accuracy", "success_once", "success_at_end")
+SCORES = ("accuracy", "success_at_end", "success_once")
 """Metrics of an evaluation that are shares; the first one that there is is the run's score."""
 
 PANELS = (
@@ -35,15 +35,15 @@ PANELS = (
     Panel(title="Accuracy on held-out problems", metrics=(), evaluation="accuracy", is_share=True),
     Panel(title="Return", metrics=(("env/return", "training"),), unit="sum of rewards, mean over episodes"),
     Panel(
-        title="Episodes with success",
-        metrics=(("env/success_once", "training"),),
-        evaluation="success_once",
-        is_share=True,
-    ),
-    Panel(
         title="Episodes that end in success",
         metrics=(("env/success_at_end", "training"),),
         evaluation="success_at_end",
+        is_share=True,
+    ),
+    Panel(
+        title="Episodes with success at any time",
+        metrics=(("env/success_once", "training"),),
+        evaluation="success_once",
         is_share=True,
     ),
     Panel(title="Loss", metrics=(("actor/loss", "loss"),)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from rlinf.report.curves import MAX_POINTS, draw
 from rlinf.report.metric_names import SCORES, curves, score_name
 from rlinf.report.records import RunRecords, read_run
 from rlinf.report.timeline import describe_busy, draw_timeline, last_steps
+from rlinf.run_folder.folder import INTERRUPTED
 from rlinf.run_folder.rows import write_file
 
 NUM_COLORS = 7
@@ -23,7 +24,8 @@ NUM_SAMPLES = 6
 
 SCORE_TEXTS = {
     "accuracy": "accuracy on held-out problems",
-    "success_once": "episodes with success, held-out seeds",
+    "success_at_end": "episodes that end in success, held-out seeds",
+    "success_once": "episodes with success at any time",
 }
 ARROW = "\N{RIGHTWARDS ARROW}"
 
@@ -81,7 +83,9 @@ def _header(records: RunRecords) -> str:
     words = [config.get("job"), algorithm, mode, f"seed {config['seed']}" if "seed" in config else None]
     line = " \N{MIDDLE DOT} ".join(str(word) for word in words if word)
     failure = next((s["failure"] for s in manifest.get("sessions", [])[-1:] if "failure" in s), None)
-    if failure is not None:
+    if failure == INTERRUPTED:
+        badge, reason = '<span class="badge">stopped; --resume goes on with it</span>', ""
+    elif failure is not None:
         badge, reason = '<span class="badge bad">failed</span>', f"<p><code>{escape(failure)}</code></p>"
     elif records.result:
         badge, reason = '<span class="badge good">finished</span>', ""
@@ -101,8 +105,13 @@ def _headline(records: RunRecords) -> str:
         after = result.get("after", evaluations[-1] if evaluations else None)
         text = percent if name in SCORES else number
         if before is not None and after is not None:
-            value = f"<small>{text(before)} {ARROW}</small> {text(after)}"
-            cells.append(("fact main", SCORE_TEXTS.get(name, name), value))
+            cells.append(("fact main", SCORE_TEXTS.get(name, name), _from_to(before, after, text)))
+        for other in (score for score in SCORES if score != name):
+            values = records.series(other, evaluation=True).values
+            if values:
+                cells.append(("fact", SCORE_TEXTS[other], _from_to(values[0], values[-1], percent)))
+        if best := result.get("best"):
+            cells.append(("fact", f"best checkpoint, {best['checkpoint']}", text(best["score"])))
     planned = (records.config.get("run") or {}).get("num_steps")
     of = f" <small>of {planned:,}</small>" if isinstance(planned, int) and planned != records.num_steps_done else ""
     cells.append(("fact", "training steps", f"{records.num_steps_done:,}{of}"))
@@ -116,6 +125,10 @@ def _headline(records: RunRecords) -> str:
         for kind, label, value in cells
     ]
     return f'<div class="facts">{"".join(parts)}</div>'
+
+
+def _from_to(before: float, after: float, text: Callable[[float], str]) -> str:
+    return f"<small>{text(before)} {ARROW}</small> {text(after)}"
 
 
 def _notes(manifest: Mapping[str, Any]) -> str:
@@ -140,7 +153,9 @@ def _band_note(records: RunRecords) -> str:
 def _timeline(records: RunRecords, colors: Mapping[str, str]) -> str:
     window = last_steps(records)
     if window is None:
-        return html.section("Timeline", '<p class="sub">The trace holds no whole step.</p>')
+        is_off = (records.config.get("run") or {}).get("trace") is False
+        text = "run.trace is off." if is_off else "The trace holds no whole step."
+        return html.section("Timeline", f'<p class="sub">{text}</p>')
     used = {span.name for span in window.spans if span.category == "stage"}
     entries = [(stage, color) for stage, color in colors.items() if stage in used]
     if any(span.category == "sync" for span in window.spans):
@@ -197,7 +212,7 @@ def _weight_syncs(records: RunRecords) -> str:
     return html.section(
         "Weight syncs",
         html.table(columns, rows, numeric=(2, 3, 4, 5)),
-        note="Every hand-over of weights in the trace; receiving includes waiting for the sender.",
+        note="Every hand-over of weights that is in the trace; receiving includes waiting for the sender.",
     )
 
 
@@ -246,7 +261,8 @@ def _plan_times(records: RunRecords) -> str:
     return html.section(
         "Predicted and measured",
         html.table(("plan", "", "predicted", "measured", "error"), rows, numeric=(2, 3, 4)),
-        note="Medians over the steps under each plan; of a stage what its busiest rank computes in a step.",
+        note="Medians over the steps under each plan; of a stage what its busiest rank computes in a step. Where a "
+        "plan was asked for again and stayed, the last prediction is shown.",
     )
 
 

@@ -1,98 +1,203 @@
-"""Checkpoints of a run: complete or not there.
+"""Checkpoints of a run: whole, or not used.
 
-`checkpoints/step-000123/` holds what the workers saved and `state.json`, which lists every file with its size, so that
-a copy that lost something is noticed. A checkpoint is written under another name, brought to the disk and renamed.
+`checkpoints/step-000123/` holds what the workers saved, `state.json`, and `SHA256SUMS` over both. A checkpoint is
+written under another name, brought to the disk and renamed. One that does not match its sums is set aside as
+`step-000123.bad`, never deleted and never read from again. `checkpoints/best` points to the one with the best score.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlinf.errors import UserError
 from rlinf.run_folder.rows import sync_folder
+from rlinf.run_folder.seal import STATE, SUMS, damage, write_seal
 
-STATE = "state.json"
+MODEL = "model"
+"""Folder of the model in a checkpoint of a language model."""
+BEST = "best"
+BAD_SUFFIX = ".bad"
 PARTIAL_SUFFIX = ".partial"
 _NAME = re.compile(r"step-(\d{6,})")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetAside:
+    """A checkpoint that is not used."""
+
+    name: str
+    """What it was called: `step-000123`."""
+    now: str
+    """What it is called now."""
+    damage: str
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.name} is damaged ({self.damage}); it is set aside as {self.now}"
+
+
 def checkpoint_steps(folder: Path) -> list[tuple[int, Path]]:
-    """The complete checkpoints in a folder, oldest first."""
+    """The checkpoints in a folder, oldest first, whole or not."""
     if not folder.is_dir():
         return []
     matches = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return sorted((int(match[1]), path) for match, path in matches if is_complete(path))
+    return sorted((int(match[1]), path) for match, path in matches)
 
 
-def is_complete(checkpoint: Path) -> bool:
-    """Whether state.json is whole and every file it lists is there with its size."""
-    try:
-        files = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["files"]
-        return all((checkpoint / name).stat().st_size == size for name, size in files.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is one by its name or its seal."""
+    return (path / SUMS).is_file() or _NAME.fullmatch(path.name) is not None
 
 
 @contextmanager
 def writing_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Iterator[Path]:
     """Yields a folder to write into; it becomes the checkpoint when the block ends, and goes when the block raises."""
-    name = f"step-{step:06d}"
-    final, partial = folder / name, folder / f".{name}{PARTIAL_SUFFIX}"
-    assert not is_complete(final), f"{final} is there already"
-    for leftover in (final, partial):
-        if leftover.exists():
-            shutil.rmtree(leftover)
+    with writing_sealed(folder / f"step-{step:06d}", state) as partial:
+        yield partial
+
+
+@contextmanager
+def writing_sealed(final: Path, state: Mapping[str, Any]) -> Iterator[Path]:
+    """Yields a folder to write into; when the block ends it is there under its name, sealed, with state.json."""
+    assert not final.exists(), f"{final} is there already"
+    partial = _partial(final)
+    if partial.exists():
+        shutil.rmtree(partial)
     partial.mkdir(parents=True)
     try:
         yield partial
-        sizes = {str(path.relative_to(partial)): path.stat().st_size for path in _files(partial)}
         # NaN stays NaN here, unlike in the rows: what is read back must be what was written.
-        (partial / STATE).write_text(json.dumps({**state, "files": sizes}, indent=1), encoding="utf-8")
+        (partial / STATE).write_text(json.dumps(dict(state), indent=1), encoding="utf-8")
+        write_seal(partial)
         _sync(partial)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     partial.rename(final)
-    sync_folder(folder)
+    sync_folder(final.parent)
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """What `writing_checkpoint` was given."""
+    return json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint with the best score, the newest of several; one counts if it was evaluated at its step."""
+    scored = [(score, step, path) for step, path in checkpoint_steps(folder) if (score := _own_score(path)) is not None]
+    return max(scored)[2] if scored else None
+
+
+def _own_score(checkpoint: Path) -> float | None:
+    """None also where state.json is damaged, which whoever uses the checkpoint is told."""
+    try:
+        score = read_state(checkpoint)["own_score"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return score if isinstance(score, float) and not math.isnan(score) else None
+
+
+def point_to_best(folder: Path) -> bool:
+    """Lets `best` point to the best checkpoint, or go where there is none; False: the file system has no symbolic
+    links."""
+    best = best_checkpoint(folder)
+    if best is None:
+        (folder / BEST).unlink(missing_ok=True)
+        return True
+    partial = _partial(folder / BEST)
+    partial.unlink(missing_ok=True)
+    try:
+        partial.symlink_to(best.name)
+    except OSError:
+        return False
+    partial.replace(folder / BEST)
+    return True
 
 
 def prune(folder: Path, *, keep: int) -> None:
-    """Deletes all but the newest `keep` complete checkpoints. A checkpoint being deleted does not count as one."""
+    """Deletes all but the newest `keep` checkpoints and the best one. A checkpoint being deleted does not count as
+    one."""
+    best = best_checkpoint(folder)
     for _, path in checkpoint_steps(folder)[:-keep]:
-        doomed = path.with_name(f".{path.name}{PARTIAL_SUFFIX}")
-        path.rename(doomed)
-        shutil.rmtree(doomed)
+        if path != best:
+            doomed = _partial(path)
+            path.rename(doomed)
+            shutil.rmtree(doomed)
 
 
-def remove_torn(folder: Path) -> list[str]:
-    """Deletes checkpoints that are not complete, and what a killed run was writing. Returns their names."""
-    if not folder.is_dir():
-        return []
-    complete = {path for _, path in checkpoint_steps(folder)}
-    torn = [
-        path
-        for path in sorted(folder.iterdir())
-        if path.is_dir() and path not in complete and (_NAME.fullmatch(path.name) or path.suffix == PARTIAL_SUFFIX)
-    ]
-    for path in torn:
-        shutil.rmtree(path)
-    return [path.name for path in torn]
+def remove_partial(folder: Path) -> None:
+    """Deletes what a killed run was writing or deleting."""
+    for path in folder.glob(f".*{PARTIAL_SUFFIX}"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def refuse_damaged_model(folder: Path, *, key: str) -> None:
+    """Does nothing for a model folder that is not in a checkpoint.
+
+    Args:
+        key: what the config calls the folder.
+
+    Raises: UserError for one in a damaged checkpoint.
+    """
+    checkpoint = folder.parent
+    if folder.name != MODEL or not is_checkpoint(checkpoint):
+        return
+    problem = damage(checkpoint, under=f"{MODEL}/")
+    if problem is not None:
+        others = [path.name for _, path in checkpoint_steps(checkpoint.parent) if not path.samefile(checkpoint)]
+        raise UserError(
+            f"{key}={folder}: checkpoint {checkpoint.name} is damaged: {problem}",
+            hint=f"use another one of the run ({', '.join(others) or 'it has none'}), or copy this one again",
+        )
+
+
+def set_aside_damaged(folder: Path) -> list[SetAside]:
+    """Sets damaged checkpoints aside, from the newest to the first that is whole. Returns what it did, newest first."""
+    found = []
+    for _, path in reversed(checkpoint_steps(folder)):
+        problem = damage(path)
+        if problem is None:
+            break
+        now = _bad_name(path)
+        path.rename(now)
+        sync_folder(folder)
+        found.append(SetAside(name=path.name, now=now.name, damage=problem))
+    return found
+
+
+def bad_checkpoints(folder: Path) -> list[str]:
+    """Names of those that were set aside."""
+    return sorted(path.name for path in folder.glob(f"step-*{BAD_SUFFIX}*"))
+
+
+def _bad_name(path: Path) -> Path:
+    """The first name that is free."""
+    now, number = path.with_name(path.name + BAD_SUFFIX), 2
+    while now.exists():
+        now, number = path.with_name(f"{path.name}{BAD_SUFFIX}-{number}"), number + 1
+    return now
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}{PARTIAL_SUFFIX}")
 
 
 def _sync(folder: Path) -> None:
-    for path in _files(folder):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
     for path in (*folder.rglob("*"), folder):
         if path.is_dir():
             sync_folder(path)

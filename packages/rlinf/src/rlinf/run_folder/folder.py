@@ -2,13 +2,14 @@
 
     config.yaml  manifest.json  plan.json  flow.json  flow.mmd
     problem.json       what the stages take, once it was measured: the plan was made from it
-    plan_times.json    predicted and measured seconds of a step and its stages, for each plan of the last session
+    plan_times.json    predicted and measured seconds of a step and its stages, for each plan that the run had
     metrics.jsonl      {"step", "time_s", "metrics"} a training step, steps counted from 0
     evaluations.jsonl  {"step", "time_s", "metrics"}; here `step` counts the training steps done
     samples.jsonl      {"step", ...} a shown completion
     trace.json  tensorboard/  logs/  checkpoints/step-000100/  result.json  report.html
+    .lock              who writes here
 
-A resumed run continues as if it had not stopped: what was written after the newest complete checkpoint is dropped.
+A resumed run continues as if it had not stopped: what was written after the newest whole checkpoint is dropped.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from rlinf.errors import UserError
 from rlinf.run_folder import checkpoints
+from rlinf.run_folder.lock import LOCK, FolderLock
 from rlinf.run_folder.manifest import new_manifest, timestamp
 from rlinf.run_folder.rows import RowWriter, keep_rows, read_rows, to_json, write_file
-from rlinf.run_folder.trace import TraceEvent, TraceWriter
+from rlinf.run_folder.trace import LIMIT_BYTES, TraceEvent, TraceWriter
 
 PROBLEM = "problem.json"
+PLAN_TIMES = "plan_times.json"
+RESULT = "result.json"
+INTERRUPTED = "interrupted"
+"""The failure of a session that somebody ended."""
 ROW_FILES = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
 
 
@@ -45,43 +51,57 @@ class RunFolder:
 
     path: Path
 
-    def __init__(self, path: Path, manifest: dict[str, Any], *, keep_checkpoints: int) -> None:
+    def __init__(
+        self, path: Path, lock: FolderLock, manifest: dict[str, Any], *, keep_checkpoints: int, trace_bytes: int
+    ) -> None:
         assert keep_checkpoints >= 1, f"keep_checkpoints={keep_checkpoints}"
         self.path = path
+        self._lock = lock
         self._manifest = manifest
         self._keep_checkpoints = keep_checkpoints
         self._metrics, self._evaluations, self._samples = (RowWriter(path / name) for name in ROW_FILES)
-        self._trace = TraceWriter(path / "trace.json", origin_s=manifest["started_s"])
+        origin_ns = round(manifest["started_s"] * 1e9)
+        self._trace = None
+        if trace_bytes:
+            self._trace = TraceWriter(path / "trace.json", origin_ns=origin_ns, limit_bytes=trace_bytes)
         self._sinks: list[Sink] = []
         self._tensorboard: Any = None
         self._purge_step: int | None = None
+        self._earlier_plan_times: list[Any] = []
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, path: Path | str, *, config_yaml: str, command: Sequence[str], keep_checkpoints: int) -> RunFolder:
+    def create(
+        cls,
+        path: Path | str,
+        *,
+        config_yaml: str,
+        command: Sequence[str],
+        keep_checkpoints: int,
+        trace_bytes: int = LIMIT_BYTES,
+    ) -> RunFolder:
         """A new run's folder.
 
         Args:
             path: must not exist, or be empty.
             config_yaml: the resolved config.
             command: the command line, for the manifest.
-            keep_checkpoints: number of newest checkpoints kept, at least 1.
+            keep_checkpoints: number of newest checkpoints kept beside the best one, at least 1.
+            trace_bytes: largest size of trace.json, about; 0 for none.
         Raises:
-            UserError: the path holds something.
+            UserError: the path holds something, or another process writes it.
         """
         path = Path(path)
-        if path.exists() and not path.is_dir():
-            raise UserError(f"{path} is a file, not a folder for a run", hint="choose another folder with --output")
-        if path.is_dir() and any(path.iterdir()):
-            raise UserError(
-                f"the output folder {path} exists and is not empty",
-                hint="go on with the run in it with --resume, or choose another folder with --output",
-            )
+        _check_empty(path)
         path.mkdir(parents=True, exist_ok=True)
-        write_file(path / "config.yaml", config_yaml)
-        folder = cls(path, new_manifest(config_yaml, command), keep_checkpoints=keep_checkpoints)
-        folder._start_session(command, resumed_from_step=None)
+        lock = FolderLock(path, command)
+        with _released_on_error(lock):
+            _check_empty(path)  # another run may have begun and ended there since
+            write_file(path / "config.yaml", config_yaml)
+            manifest = new_manifest(config_yaml, command)
+            folder = cls(path, lock, manifest, keep_checkpoints=keep_checkpoints, trace_bytes=trace_bytes)
+            folder._start_session(command, resumed_from_step=None)
         return folder
 
     @classmethod
@@ -90,32 +110,45 @@ class RunFolder:
         path: Path | str,
         *,
         keep_checkpoints: int,
+        trace_bytes: int = LIMIT_BYTES,
         config_yaml: str | None = None,
         command: Sequence[str] | None = None,
+        tell: Callable[[str], None] = print,
     ) -> RunFolder:
-        """The folder of a run that stopped, as it was at its newest complete checkpoint (else, at its start).
+        """The folder of a run that stopped, as it was at its newest whole checkpoint; at its start where it made none.
 
         Args:
             path: of an earlier run.
-            keep_checkpoints: number of newest checkpoints kept, at least 1.
+            keep_checkpoints: number of newest checkpoints kept beside the best one, at least 1.
+            trace_bytes: largest size of trace.json, about; 0 for none.
             config_yaml: replaces the recorded config, when the run goes on with another length.
             command: the command line; this process's by default.
+            tell: takes lines for people: the checkpoints that were set aside.
         Raises:
-            UserError: there is no run in that folder.
+            UserError: there is no run in that folder, another process writes it, or no checkpoint is whole.
         """
         path = Path(path)
+        command = sys.argv if command is None else command
         manifest = _read_manifest(path)
-        torn = checkpoints.remove_torn(path / "checkpoints")
-        complete = checkpoints.checkpoint_steps(path / "checkpoints")
-        step = complete[-1][0] if complete else None
-        _drop_rows(path, step)
-        if config_yaml is not None:
-            write_file(path / "config.yaml", config_yaml)
-        folder = cls(path, manifest, keep_checkpoints=keep_checkpoints)
-        folder._purge_step = step or 0
-        folder._start_session(sys.argv if command is None else command, resumed_from_step=step or 0)
-        for name in torn:
-            folder.note(f"removed the torn checkpoint {name}")
+        lock = FolderLock(path, command)
+        with _released_on_error(lock):
+            checkpoints.remove_partial(path / "checkpoints")
+            aside = checkpoints.set_aside_damaged(path / "checkpoints")
+            for one in aside:
+                tell(f"warning: {one}")
+            checkpoint_step = _checkpoint_step(path)
+            step = checkpoint_step or 0
+            checkpoints.point_to_best(path / "checkpoints")
+            _drop_rows(path, checkpoint_step)
+            (path / RESULT).unlink(missing_ok=True)  # the run goes on: it has none yet
+            if config_yaml is not None:
+                write_file(path / "config.yaml", config_yaml)
+            folder = cls(path, lock, manifest, keep_checkpoints=keep_checkpoints, trace_bytes=trace_bytes)
+            folder._purge_step = step
+            folder._earlier_plan_times = _read_plan_times(path, step)
+            folder._start_session(command, resumed_from_step=step)
+        for one in aside:
+            folder.note(str(one))
         return folder
 
     def close(self, failure: str | None = None) -> None:
@@ -126,19 +159,23 @@ class RunFolder:
         """
         if self._manifest["ended"] is None or failure is not None:
             self._end_session(failure)
-        for writer in (self._metrics, self._evaluations, self._samples, self._trace):
+        for writer in (self._metrics, self._evaluations, self._samples):
             writer.close()
+        if self._trace is not None:
+            self._trace.close()
+            self._trace = None
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None
         while self._sinks:
             self._sinks.pop().close()
+        self._lock.release()
 
     def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        self.close(None if kind is None else f"{kind.__name__}: {error}".rstrip(": "))
+        self.close(_failure(kind, error))
 
     # -- what the run is -------------------------------------------------------------------------------------------
 
@@ -156,8 +193,8 @@ class RunFolder:
         write_file(self.path / PROBLEM, problem_json)
 
     def write_plan_times(self, plans: Sequence[Mapping[str, Any]]) -> None:
-        """Predicted and measured times of each plan that this session had, in order."""
-        write_file(self.path / "plan_times.json", to_json({"plans": list(plans)}, indent=1) + "\n")
+        """Predicted and measured times of each plan that this session had, in order; those of earlier ones stay."""
+        write_file(self.path / PLAN_TIMES, to_json({"plans": [*self._earlier_plan_times, *plans]}, indent=1) + "\n")
 
     def write_flow(self, flow_json: str, mermaid: str) -> None:
         """The flow graph as JSON, and as a Mermaid flowchart (flow.mmd)."""
@@ -186,22 +223,29 @@ class RunFolder:
         self._evaluations.write([_row(step, values, time_s)])
         self._to_tensorboard("evaluation/", step, values)
 
+    def first_evaluation(self) -> dict[str, float]:
+        """Metrics of the evaluation before the first step; as `last_evaluation`."""
+        return _evaluation(read_rows(self.path / "evaluations.jsonl")[:1])
+
     def last_evaluation(self) -> dict[str, float]:
         """Metrics of the newest evaluation, null as NaN; empty before the first one."""
-        rows = read_rows(self.path / "evaluations.jsonl")
-        metrics = rows[-1]["metrics"] if rows else {}
-        return {name: math.nan if value is None else value for name, value in metrics.items()}
+        return _evaluation(read_rows(self.path / "evaluations.jsonl")[-1:])
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Completions of a step, for people to read."""
         self._samples.write([{"step": step, **row} for row in rows])
 
     def trace(self, events: Sequence[TraceEvent]) -> None:
+        """Does nothing in a run without a trace."""
+        if self._trace is None:
+            return
         self._trace.write(events)
+        if self._trace.leaves_out:
+            self.note("trace.json holds the first and the last steps only: all are more than run.trace_megabytes")
 
     def result(self, values: Mapping[str, Any]) -> None:
         """What came out of the run; marks it as ended."""
-        write_file(self.path / "result.json", to_json(values, indent=1) + "\n")
+        write_file(self.path / RESULT, to_json(values, indent=1) + "\n")
         self._end_session(None)
         if self._tensorboard is not None:
             self._tensorboard.flush()
@@ -214,24 +258,29 @@ class RunFolder:
 
         Args:
             step: number of training steps done.
-            state: what the driver needs to go on; JSON values, "files" is taken. "step" is set to `step`.
+            state: what the driver needs to go on; JSON values. "step" is set to `step`; "own_score" is what the best
+                checkpoint is chosen by, null for one that was not evaluated.
         """
         with checkpoints.writing_checkpoint(self.path / "checkpoints", step, {**state, "step": step}) as partial:
             yield partial
             for writer in (self._metrics, self._evaluations, self._samples):
                 writer.sync()
+        if not checkpoints.point_to_best(self.path / "checkpoints"):
+            self.note("the file system has no symbolic links, so checkpoints/best is not there; the report names it")
         checkpoints.prune(self.path / "checkpoints", keep=self._keep_checkpoints)
 
     def latest_checkpoint(self) -> Path | None:
-        """The newest complete checkpoint; None for a run without one."""
-        complete = checkpoints.checkpoint_steps(self.path / "checkpoints")
-        return complete[-1][1] if complete else None
+        """The newest checkpoint; None for a run without one."""
+        steps = checkpoints.checkpoint_steps(self.path / "checkpoints")
+        return steps[-1][1] if steps else None
+
+    def best_checkpoint(self) -> Path | None:
+        """The checkpoint with the best score; None where none was evaluated."""
+        return checkpoints.best_checkpoint(self.path / "checkpoints")
 
     def read_state(self, checkpoint: Path) -> dict[str, Any]:
         """What `new_checkpoint` was given, "step" included."""
-        state = json.loads((checkpoint / checkpoints.STATE).read_text(encoding="utf-8"))
-        del state["files"]
-        return state
+        return checkpoints.read_state(checkpoint)
 
     # -- inner -----------------------------------------------------------------------------------------------------
 
@@ -242,7 +291,10 @@ class RunFolder:
         self._manifest["sessions"].append(session)
         self._manifest["ended"] = None
         self._write_manifest()
-        self._trace.session(time.time(), resumed_from_step=resumed_from_step)
+        for note in self._lock.notes:
+            self.note(note)
+        if self._trace is not None:
+            self._trace.session(time.time_ns(), resumed_from_step=resumed_from_step)
 
     def _end_session(self, failure: str | None) -> None:
         self._manifest["ended"] = self._manifest["sessions"][-1]["ended"] = timestamp()
@@ -272,6 +324,68 @@ class RunFolder:
                 for name, value in row["metrics"].items() if row["step"] == purge_step else ():
                     writer.add_scalar(f"evaluation/{name}", math.nan if value is None else value, purge_step)
         return writer
+
+
+@contextmanager
+def _released_on_error(lock: FolderLock) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _check_empty(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file, not a folder for a run", hint="choose another folder with --output")
+    if path.is_dir() and any(entry.name != LOCK for entry in path.iterdir()):
+        raise UserError(
+            f"the output folder {path} exists and is not empty",
+            hint="go on with the run in it with --resume, or choose another folder with --output",
+        )
+
+
+def _checkpoint_step(path: Path) -> int | None:
+    """Of the newest checkpoint; None for a run that stopped before its first.
+
+    Raises: UserError where there was one, and none is left.
+    """
+    steps = checkpoints.checkpoint_steps(path / "checkpoints")
+    if steps:
+        return steps[-1][0]
+    bad = checkpoints.bad_checkpoints(path / "checkpoints")
+    num_steps = len(read_rows(path / "metrics.jsonl"))
+    if bad or num_steps:
+        what = f"all are damaged ({', '.join(bad)})" if bad else f"{path / 'checkpoints'} holds none"
+        raise UserError(
+            f"{path} has no checkpoint to go on from: {what}, and {num_steps} steps are in its metrics.jsonl",
+            hint="put a whole checkpoint back, or start a new run in another folder",
+        )
+    return None
+
+
+def _read_plan_times(path: Path, step: int) -> list[Any]:
+    """Of the plans that began before a step."""
+    try:
+        plans = json.loads((path / PLAN_TIMES).read_text(encoding="utf-8"))["plans"]
+        return [plan for plan in plans if plan["first_step"] < step]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path / PLAN_TIMES} is not what a run writes: {type(error).__name__}: {error}",
+            hint="move it away: it is for the report alone",
+        ) from error
+
+
+def _failure(kind: type[BaseException] | None, error: BaseException | None) -> str | None:
+    if kind is None or issubclass(kind, KeyboardInterrupt):
+        return None if kind is None else INTERRUPTED
+    return f"{kind.__name__}: {error}".rstrip(": ")
+
+
+def _evaluation(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for row in rows for name, value in row["metrics"].items()}
 
 
 def _row(step: int, values: Mapping[str, float], time_s: float) -> dict[str, Any]:

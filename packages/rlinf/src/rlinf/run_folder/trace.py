@@ -1,8 +1,12 @@
 """trace.json: what every worker did when, as Chrome trace events that Perfetto (ui.perfetto.dev) opens.
 
-The file is a JSON array that is never closed, one event a line: the format allows the missing `]` so that the trace of
-a killed run opens too. A lane (a device, or a worker without one) is a "process" of the trace, a worker on it a
-"thread". Format: "Trace Event Format", the array form, by the Chromium authors.
+The file is a JSON array, one event a line, and a whole one after every write, so that the trace of a killed run opens
+in any tool. A lane (a device, or a worker without one) is a "process" of the trace, a worker on it a "thread". Format:
+"Trace Event Format", the array form, by the Chromium authors.
+
+Times are whole microseconds, the beginning and the end of an event cut off alike from nanoseconds: events that follow
+one another do not overlap by a rounding error, for which viewers drop them. A trace that grows past its limit keeps its
+first and its last steps.
 """
 
 from __future__ import annotations
@@ -13,10 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlinf.run_folder.rows import to_json, write_file
+from rlinf.run_folder.rows import to_json
 
 SESSION = "session"
 """Name of the instant event that a run writes when it starts and each time it resumes."""
+LEFT_OUT = "left out"
+"""Name of the instant event in place of steps that are not in the trace; its args name the first and the last."""
+LIMIT_BYTES = 16 << 20
+HEAD_SHARE, TAIL_SHARE = 0.25, 0.5
+"""Of the limit: what is kept of the beginning and of the end when it is passed. The rest is room to grow, so that a
+long run rewrites its trace now and then, not at each step."""
+_OPEN, _BETWEEN, _CLOSE = b"[\n", b",\n", b"\n]\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,47 +40,53 @@ class TraceEvent:
     """stage, lease, sync, channel or driver."""
     lane: str
     """Where: `device cpu:0`, `reward/0`."""
-    start_s: float
+    start_ns: int
     """Unix time."""
-    duration_s: float
+    duration_ns: int
     args: Mapping[str, Any] = field(default_factory=dict)
     """Scalars; `worker` and `step` are what the report looks for."""
 
 
 class TraceWriter:
-    """Streams events to a file, the ones of an earlier session of the run before them."""
+    """Streams events to a file, the ones of an earlier session of the run before them.
 
-    def __init__(self, path: Path, *, origin_s: float) -> None:
+    Attributes:
+        leaves_out: steps in the middle of the run are not in the file.
+    """
+
+    def __init__(self, path: Path, *, origin_ns: int, limit_bytes: int = LIMIT_BYTES) -> None:
         """
         Args:
             path: trace.json; appended to if it is there.
-            origin_s: Unix time that the trace counts from; the same in all sessions of a run.
+            origin_ns: Unix time that the trace counts from; the same in all sessions of a run.
+            limit_bytes: largest size of the file, but for what a single write adds.
         """
-        self._origin_s = origin_s
+        self._path = path
+        self._origin_ns = origin_ns
+        self._limit_bytes = limit_bytes
         self._pids: dict[str, int] = {}
         self._tids: dict[tuple[str, str], int] = {}
-        if path.exists():
-            self._continue(path)
-        else:
-            path.write_text("[\n", encoding="utf-8")
-        self._file = path.open("a", encoding="utf-8")
+        self.leaves_out = False
+        events = list(read_events(path))
+        self._take_lanes(events)
+        self._begin([to_json(event).encode() for event in events])
 
-    def session(self, start_s: float, **args: Any) -> None:
+    def session(self, start_ns: int, **args: Any) -> None:
         """Marks the start of a session."""
-        event = {"name": SESSION, "cat": "driver", "ph": "i", "s": "g", "ts": self._us(start_s), "pid": 0, "tid": 0}
-        self._write([{**event, "args": args}])
+        self._write([_instant(SESSION, self._us(start_ns), args)])
 
     def write(self, events: Sequence[TraceEvent]) -> None:
         lines: list[dict[str, Any]] = []
         for event in events:
             pid, tid = self._place(event, lines)
+            start_us = self._us(event.start_ns)
             lines.append(
                 {
                     "name": event.name,
                     "cat": event.category,
                     "ph": "X",
-                    "ts": self._us(event.start_s),
-                    "dur": round(event.duration_s * 1e6, 1),
+                    "ts": start_us,
+                    "dur": self._us(event.start_ns + event.duration_ns) - start_us,
                     "pid": pid,
                     "tid": tid,
                     "args": dict(event.args),
@@ -80,12 +97,42 @@ class TraceWriter:
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        self._file.write("".join(f"{to_json(line)},\n" for line in lines))
-        self._file.flush()
+    # -- the file --------------------------------------------------------------------------------------------------
 
-    def _us(self, start_s: float) -> float:
-        return round((start_s - self._origin_s) * 1e6, 1)
+    def _begin(self, lines: Sequence[bytes]) -> None:
+        """The file with these events, open for more."""
+        partial = self._path.with_name(f".{self._path.name}.partial")
+        content = _OPEN + _BETWEEN.join(lines)
+        partial.write_bytes(content + _CLOSE)
+        partial.replace(self._path)
+        self._file = self._path.open("r+b", buffering=0)
+        self._end, self._is_empty = len(content), not lines
+
+    def _write(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Adds events in the place of the closing bracket and closes behind them, in one write."""
+        if not lines:
+            return
+        text = _BETWEEN.join(to_json(line).encode() for line in lines)
+        content = text if self._is_empty else _BETWEEN + text
+        self._file.seek(self._end)
+        self._file.write(content + _CLOSE)
+        self._end, self._is_empty = self._end + len(content), False
+        if self._end > self._limit_bytes:
+            self._shorten()
+
+    def _shorten(self) -> None:
+        lines = self._path.read_bytes()[len(_OPEN) : -len(_CLOSE)].split(_BETWEEN)
+        first = _step_border(lines, _num_within(lines, HEAD_SHARE * self._limit_bytes), back=True)
+        last = len(lines) - _num_within(lines[::-1], TAIL_SHARE * self._limit_bytes)
+        last = max(first, _step_border(lines, last, back=False))
+        self._file.close()
+        self._begin([*lines[:first], *_without_spans(lines[first:last]), *lines[last:]])
+        self.leaves_out = True
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def _us(self, time_ns: int) -> int:
+        return (time_ns - self._origin_ns) // 1000
 
     def _place(self, event: TraceEvent, lines: list[dict[str, Any]]) -> tuple[int, int]:
         """The event's process and thread; new ones are named first."""
@@ -99,14 +146,10 @@ class TraceWriter:
             lines.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": worker}})
         return pid, self._tids[event.lane, worker]
 
-    def _continue(self, path: Path) -> None:
-        """Cuts a torn line off and takes over the lanes that are named already."""
-        content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content or not whole:
-            write_file(path, whole or b"[\n")
+    def _take_lanes(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Those that an earlier session has named."""
         lanes: dict[int, str] = {}
-        for event in read_events(path):
+        for event in events:
             if event.get("name") == "process_name":
                 lanes[event["pid"]] = event["args"]["name"]
                 self._pids[event["args"]["name"]] = event["pid"]
@@ -129,3 +172,44 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(event, dict):
                 yield event
+
+
+def _instant(name: str, ts: int, args: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": name, "cat": "driver", "ph": "i", "s": "g", "ts": ts, "pid": 0, "tid": 0, "args": dict(args)}
+
+
+def _num_within(lines: Sequence[bytes], num_bytes: float) -> int:
+    """How many of the first lines fit."""
+    used = 0
+    for number, line in enumerate(lines):
+        used += len(line) + len(_BETWEEN)
+        if used > num_bytes:
+            return number
+    return len(lines)
+
+
+def _step_border(lines: Sequence[bytes], index: int, *, back: bool) -> int:
+    """The next place, back or ahead, between two steps; `index` itself where there is none."""
+    moved = index
+    while 0 < moved < len(lines):
+        if _step(lines[moved - 1]) != _step(lines[moved]):
+            return moved
+        moved += -1 if back else 1
+    return index
+
+
+def _step(line: bytes) -> int | None:
+    return json.loads(line).get("args", {}).get("step")
+
+
+def _without_spans(lines: Sequence[bytes]) -> list[bytes]:
+    """What names lanes and sessions, and one event that says which steps were left out here, or before."""
+    events = [json.loads(line) for line in lines]
+    kept = [to_json(e).encode() for e in events if e["ph"] == "M" or (e["ph"] == "i" and e["name"] != LEFT_OUT)]
+    earlier = [step for e in events if e["name"] == LEFT_OUT for step in e["args"].values()]
+    steps = [*earlier, *(e["args"]["step"] for e in events if e["ph"] == "X" and "step" in e["args"])]
+    if not steps:
+        return kept
+    start_us = min(e["ts"] for e in events if "ts" in e)
+    marker = _instant(LEFT_OUT, start_us, {"first_step": min(steps), "last_step": max(steps)})
+    return [*kept, to_json(marker).encode()]

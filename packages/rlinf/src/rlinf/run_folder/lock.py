@@ -1,0 +1,100 @@
+"""One writer for a run's folder.
+
+The lock is the kernel's (flock on `.lock`), so it goes with the process that holds it, however that ends. Processes
+that the holder starts do not get it: Python opens files that are closed in another program.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import platform
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlinf.errors import UserError
+from rlinf.run_folder.manifest import timestamp
+
+LOCK = ".lock"
+SHOWN_COMMAND = 100
+"""Characters of the holder's command line in a message."""
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+"""What flock fails with on a file system that has no locks."""
+
+
+class FolderLock:
+    """Held from the moment it is made until `release`, or the end of the process.
+
+    Args:
+        folder: exists.
+        command: the command line, for whoever is refused.
+
+    Raises: UserError that names the holder.
+    """
+
+    def __init__(self, folder: Path, command: Sequence[str]) -> None:
+        self._descriptor: int | None = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        self.notes: tuple[str, ...] = ()
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                holder = _read_holder(self._descriptor)
+                self.release()
+                raise _in_use(folder, holder) from None
+            if error.errno not in _NO_LOCKS:
+                self.release()
+                raise
+            self.notes = (f"the file system of {folder} has no locks: nothing keeps a second process from writing it",)
+        self._sign(command)
+
+    def release(self) -> None:
+        """Lets others in; does nothing the second time."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _sign(self, command: Sequence[str]) -> None:
+        assert self._descriptor is not None, "called by the constructor"
+        holder = {"pid": os.getpid(), "host": platform.node(), "since": timestamp(), "command": list(command)}
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, (json.dumps(holder) + "\n").encode(), 0)
+
+
+def check_free(folder: Path) -> None:
+    """Raises: UserError that names who writes the folder, if anybody does; leaves no trace."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise _in_use(folder, _read_holder(descriptor)) from None
+    finally:
+        os.close(descriptor)
+
+
+def _read_holder(descriptor: int) -> dict[str, Any]:
+    """Empty where the holder has not signed yet."""
+    try:
+        holder = json.loads(os.pread(descriptor, 1 << 16, 0))
+    except ValueError:
+        return {}
+    return holder if isinstance(holder, dict) else {}
+
+
+def _in_use(folder: Path, holder: dict[str, Any]) -> UserError:
+    if not holder:
+        return UserError(f"{folder} is in use: another process writes it", hint="wait until it has ended")
+    pid, host = holder.get("pid"), holder.get("host")
+    command = textwrap.shorten(" ".join(map(str, holder.get("command", []))), SHOWN_COMMAND, placeholder=" ...")
+    return UserError(
+        f"{folder} is in use: process {pid} on {host} has been writing it since {holder.get('since')} ({command})",
+        hint=f"wait until it has ended, or end it (kill {pid} on {host}), or choose another folder with --output",
+    )

@@ -1,0 +1,94 @@
+"""SHA256SUMS: what was written into a folder, so that damage is found before anything is read from it.
+
+The format is that of `sha256sum`, which checks such a folder too. The seal's last line is that of state.json, so that a
+seal which lost lines at its end is not taken for whole. Files that it does not name do not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+STATE = "state.json"
+SUMS = "SHA256SUMS"
+NUM_THREADS = 4
+BLOCK_BYTES = 1 << 20
+_LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
+
+
+def write_seal(folder: Path) -> None:
+    """Seals all files of a folder, of which state.json is one."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert STATE in names, f"{folder} has no {STATE}"
+    names = [name for name in names if name not in (STATE, SUMS)] + [STATE]
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        digests = threads.map(file_digest, [folder / name for name in names])
+    lines = [f"{digest}  {name}\n" for digest, name in zip(digests, names, strict=True)]
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def damage(folder: Path, under: str = "") -> str | None:
+    """What is wrong with a sealed folder, for people; None: nothing.
+
+    Args:
+        under: read only files whose names begin so, and state.json; a model in a large checkpoint, say.
+
+    Raises: PermissionError.
+    """
+    try:
+        sums = _read_seal(folder)
+    except PermissionError:
+        raise
+    except (OSError, ValueError) as error:
+        return f"{SUMS}: {_reason(error)}"
+    if list(sums)[-1:] != [STATE]:
+        return f"{SUMS}: its end is missing"
+    names = [name for name in sums if name.startswith(under) or name == STATE]
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        found = threads.map(lambda name: _damage_of(folder / name, sums[name]), names)
+        problems = [f"{name}: {problem}" for name, problem in zip(names, found, strict=True) if problem]
+    return "; ".join(problems) or None
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    digest, block = hashlib.sha256(), bytearray(BLOCK_BYTES)
+    view = memoryview(block)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(view[:count])
+    return digest.hexdigest()
+
+
+def _read_seal(folder: Path) -> dict[str, str]:
+    """Name -> digest, in the order of the lines. Raises: OSError, ValueError."""
+    text = (folder / SUMS).read_bytes().decode("utf-8")
+    *lines, rest = text.split("\n")
+    if rest or not lines:
+        raise ValueError("its end is missing")
+    sums: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        match = _LINE.fullmatch(line)
+        if match is None or match[2] in sums:
+            raise ValueError(f"line {number} is not a digest and the name of another file")
+        sums[match[2]] = match[1]
+    return sums
+
+
+def _damage_of(path: Path, digest: str) -> str | None:
+    try:
+        return None if file_digest(path) == digest else "is not what was written"
+    except PermissionError:
+        raise
+    except (OSError, ValueError) as error:
+        return _reason(error)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "is missing"
+    if isinstance(error, UnicodeDecodeError):
+        return "is not text"
+    return f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)

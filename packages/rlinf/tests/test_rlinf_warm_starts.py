@@ -1,0 +1,87 @@
+"""Which warm starts are taken from an earlier run, and which are not."""
+
+from pathlib import Path
+
+import pytest
+
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.config.schema import ReasoningConfig
+from rlinf.jobs import warm_starts
+from rlinf.jobs.warm_starts import WarmStarts
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "rlinf" / "warm-starts"
+
+
+def warm_start(*overrides: str, num_ranks: int = 2, device: str = "cpu") -> WarmStarts:
+    config = load_config("sort-grpo", parse_overrides(list(overrides)))
+    assert isinstance(config, ReasoningConfig)
+    return WarmStarts(config, num_ranks=num_ranks, device=device)
+
+
+def keep(kept: WarmStarts) -> None:
+    with kept.keeping("mine", 0.375) as folder:
+        (folder / "weights").write_bytes(b"weights")
+
+
+def test_a_kept_one_is_found_by_runs_that_would_make_the_same(cache: Path):
+    assert warm_start().find() is None
+    keep(warm_start())
+    for same in ([], ["--name=other"], ["--run.num_steps=7"], ["--mode=hybrid"], ["--actor.learning_rate=1e-5"]):
+        found = warm_start(*same).find()
+        assert found is not None, same
+        folder, text = found
+        assert (folder / "weights").read_bytes() == b"weights"
+        assert "a run of mine made on 20" in text and "0.375" in text and "--warm_start.reuse false" in text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ["--seed=1"],
+        ["--task.num_digits=7"],
+        ["--model.architecture.num_layers=2"],
+        ["--model.dtype=bfloat16"],
+        ["--warm_start.max_steps=399"],
+        ["--actor.num_shards=4"],
+        ["--algorithm.name=ppo"],
+        ["--cluster.threads_per_device=2"],
+    ],
+)
+def test_what_decides_it_makes_another(other: list[str]):
+    keep(warm_start())
+    assert warm_start(*other).find() is None
+
+
+def test_ranks_versions_and_source_decide_it_too(monkeypatch: pytest.MonkeyPatch):
+    keep(warm_start())
+    assert warm_start(num_ranks=1).find() is None
+    assert warm_start(device="cuda").find() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(warm_starts.importlib.metadata, "version", lambda name: f"another {name}")
+        assert warm_start().find() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(warm_starts, "_source_digest", lambda name: f"another {name}")
+        assert warm_start().find() is None
+    assert warm_start().find() is not None
+
+
+def test_a_damaged_one_is_not_taken_and_an_old_one_goes(cache: Path):
+    keep(warm_start())
+    (folder,) = (path for path in cache.iterdir() if path.is_dir())
+    (folder / "weights").write_bytes(b"Weights")
+    assert warm_start().find() is None
+    for seed in range(warm_starts.NUM_KEPT + 2):
+        keep(warm_start(f"--seed={seed}"))
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == warm_starts.NUM_KEPT
+    assert warm_start("--seed=0").find() is None and warm_start(f"--seed={seed}").find() is not None
+
+
+def test_it_can_be_switched_off_and_leaves_unknown_code_alone():
+    assert warm_start("--warm_start.reuse=false").why_not == "warm_start.reuse is false"
+    own = warm_start("--reward={kind: function, path: 'mine:score'}")
+    assert own.why_not is not None and own.find() is None
