@@ -157,7 +157,7 @@ def lie(change: Callable[[StepResult], dict[str, Any]], *, in_chunks: bool = Fal
         (of(Deaf), "different seeds gave the same observations"),
         (of(Gossip), "rows must not depend on each other"),
         (of(BadPicture), r"render\(\) gave"),
-        (of(WideState), r"reset\(\)\['state'\] is \[3, 2\] torch.float32; the spec says \[3, 3\]"),
+        (of(WideState), r"env 0: its observation 'state' has the shape \[2\]; its observation_space says \[3\]"),
         (of(OddField), "observation field 'smell'"),
         (lambda: InProcessVector(Walk, 1, max_episode_steps=100), "no episode ended in 4 steps"),
         (lie(lambda r: {"rewards": r.rewards.double()}), r"rewards is \[3\] torch.float64"),

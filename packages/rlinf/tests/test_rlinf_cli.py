@@ -13,54 +13,6 @@ from rlinf.cli.main import main, make_parser
 from rlinf.config.load import load_config, to_yaml
 from rlinf.errors import RunFailed
 
-SCREEN_LINES = 24
-NO_WEIGHTS = (2).to_bytes(8, "little") + b"{}"
-"""A whole safetensors file with no tensor in it."""
-
-
-class Outcome(SimpleNamespace):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def rlinf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Runs a command line in an empty folder; a job that would start fails the test."""
-    monkeypatch.chdir(tmp_path)
-
-    def refuse(*_):
-        raise AssertionError("a job was started")
-
-    monkeypatch.setattr(jobs, "run", refuse)
-
-    def run(*arguments: str) -> Outcome:
-        capsys.readouterr()
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        return Outcome(code=code, out=out, err=err)
-
-    return run
-
-
-@pytest.fixture
-def refused(rlinf, tmp_path: Path):
-    """Runs a command line that must be refused the way all mistakes are; returns the message."""
-
-    def run(*arguments: str) -> str:
-        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-        outcome = rlinf(*arguments)
-        assert outcome.code == 2
-        assert outcome.out == ""
-        assert outcome.err.startswith("error: ")
-        assert "Traceback" not in outcome.err
-        assert len(outcome.err.splitlines()) <= SCREEN_LINES
-        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before, "something was written"
-        return outcome.err.removeprefix("error: ")
-
-    return run
-
-
 # -- the public command line ---------------------------------------------------------------------------------------
 
 
@@ -171,21 +123,6 @@ def test_train_refuses_a_placement_that_does_not_fit_the_flow(refused):
     assert "did you mean 'rollout'?" in refused("train", "sort-grpo", "--mode=hybrid", "--plan.granularity.rolout=1")
 
 
-@pytest.fixture
-def gsm8k_inputs(tmp_path: Path) -> Path:
-    """A model folder and data files that pass, next to each other."""
-    from rlinf.config.reasoning import ArchitectureConfig
-    from rlinf.tasks.language import write_model_folder
-
-    write_model_folder(tmp_path / "model", ArchitectureConfig(), "abc", "float32")
-    (tmp_path / "model" / "model.safetensors").write_bytes(NO_WEIGHTS)
-    (tmp_path / "train.jsonl").write_text(
-        '{"question": "a", "answer": "#### 1"}\n{"question": "b", "answer": "#### 2"}\n'
-    )
-    (tmp_path / "test.jsonl").write_text('{"question": "c", "answer": "#### 3"}\n')
-    return tmp_path
-
-
 def test_train_accepts_the_inputs_that_the_next_tests_break(rlinf, gsm8k_inputs: Path):
     with pytest.raises(AssertionError, match="a job was started"):
         rlinf(*GSM8K)
@@ -229,9 +166,8 @@ def test_train_refuses_an_environment_that_maniskill_does_not_have(refused):
 def test_train_refuses_an_output_that_is_in_use(refused, tmp_path: Path):
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("")
-    for output in ("used", "used/file"):
-        text = refused("train", "sort-grpo", "--output", output)
-        assert text.startswith(f"the output folder {output} exists and is not empty\nhint: go on with the run in it")
+    text = refused("train", "sort-grpo", "--output", "used")
+    assert text.startswith("the output folder used exists and is not empty\nhint: go on with the run in it")
     text = refused("train", "sort-grpo", "--output", "used/file/below")
     assert text == "--output=used/file/below: cannot write there: Not a directory\nhint: choose another folder\n"
 

@@ -25,13 +25,13 @@ def message(recipe: str, line: str) -> str:
     [
         (
             "--model.path=/m",
-            "--model.path: model.path=/m and model.architecture are both set; set one of them to null "
+            "--model.path=/m and model.architecture are both set; set one of them to null "
             "(--model.architecture null)",
         ),
         ("--model.architecture=null", "--model.architecture: model.path is not set; give --model.path FOLDER"),
         (
             "--model.architecture.hidden_size=98",
-            "--model.architecture.hidden_size: model.architecture.hidden_size=98 is not a multiple of "
+            "--model.architecture.hidden_size=98 is not a multiple of "
             "model.architecture.num_heads=4; use 96 or 100",
         ),
         (
@@ -67,17 +67,17 @@ def message(recipe: str, line: str) -> str:
         ),
         (
             "--mode=hybrid --plan.num_ranks.actor=4",
-            "--plan.num_ranks.actor: plan.num_ranks.actor=4 does not divide actor.num_shards=2; use a divisor of 2, "
+            "--plan.num_ranks.actor=4 does not divide actor.num_shards=2; use a divisor of 2, "
             "or 4 or a multiple of it as actor.num_shards",
         ),
         (
             "--mode=collocated --plan.devices.actor=[0,7] --cluster.num_devices=2",
-            "--plan.devices.actor: plan.devices.actor=[0, 7]: device 7 does not exist with cluster.num_devices=2; "
+            "--plan.devices.actor=[0, 7]: device 7 does not exist with cluster.num_devices=2; "
             "use 0 to 1",
         ),
         (
             "--mode=hybrid --cluster.num_devices=1",
-            "--mode: mode=hybrid needs at least 2 devices, but cluster.num_devices=1; use mode auto or more devices",
+            "--mode=hybrid needs at least 2 devices, but cluster.num_devices=1; use mode auto or more devices",
         ),
         (
             "--plan.num_ranks.actor=2",

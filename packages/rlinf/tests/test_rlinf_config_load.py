@@ -258,17 +258,21 @@ def test_resume_may_change_the_section_run(run_folder: Path):
     [
         ("--seed=1", "--seed would change seed from 0 to 1"),
         ("--actor.learning_rate=1e-3", "--actor.learning_rate would change actor.learning_rate from 0.0003 to 0.001"),
-        ("--mode=hybrid", "--mode would change mode from 'auto' to 'hybrid'"),
         ("--warm_start=null", "--warm_start would change warm_start from {'target_accuracy'"),
-        ("--cluster.num_devices=1", "--cluster.num_devices would change cluster.num_devices from 'auto' to 1"),
     ],
 )
 def test_resume_refuses_other_overrides(run_folder: Path, argument: str, change: str):
     with pytest.raises(UserError, match="a resumed run goes on with the config it was started with") as caught:
         load_for_resume(run_folder, parse_overrides([argument, "--run.num_steps=900"]))
     assert f"  - {change}" in str(caught.value)
-    assert "only keys of run may change" in str(caught.value)
+    assert "only the mode and keys of run, plan and cluster may change" in str(caught.value)
     assert "--run." not in str(caught.value)
+
+
+def test_a_run_may_go_on_elsewhere(run_folder: Path):
+    arguments = ["--mode=disaggregated", "--cluster.num_devices=2", "--plan.granularity.rollout=4"]
+    config = load_for_resume(run_folder, parse_overrides(arguments))
+    assert (config.mode, config.cluster.num_devices, config.plan.granularity) == ("disaggregated", 2, {"rollout": 4})
 
 
 def test_resume_accepts_an_override_that_changes_nothing(run_folder: Path):

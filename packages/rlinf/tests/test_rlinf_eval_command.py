@@ -62,11 +62,11 @@ SHORT = "--max_new_tokens 16"
         ("gsm8k=gsm8k.jsonl", "model is not set; give --model VALUE"),
         (
             "gsm8k=gsm8k.jsonl --model model --k 4 --num_samples 2",
-            "--k: k=4 is more than num_samples=2; draw at least 4",
+            "--k=4 is more than num_samples=2; draw at least 4",
         ),
         ("gsm8k=gsm8k.jsonl --model model --k 0", "--k=0; allowed: 1 or more"),
         ("gsm8k=gsm8k.jsonl --model model --k x", "--k='x'; allowed: a list, [a, b]"),
-        ("gsm8k=gsm8k.jsonl --model model --k 4 --temperature 0", "--temperature: temperature=0 makes the 4 samples"),
+        ("gsm8k=gsm8k.jsonl --model model --k 4 --temperature 0", "--temperature=0 makes the 4 samples"),
         ("gsm8k=gsm8k.jsonl --model model --temprature 1", "--temprature is not a key; did you mean --temperature?"),
         ("gsm8k=gsm8k.jsonl --model model --out x", "unknown option --out; did you mean --output?"),
         (
@@ -75,7 +75,7 @@ SHORT = "--max_new_tokens 16"
         ),
         (
             "gsm8k=gsm8k.jsonl --model model --prompt_format plain --system_prompt x",
-            "--system_prompt: system_prompt is",
+            "--system_prompt is",
         ),
         ("--resume", "--resume needs --output FOLDER"),
         ("--resume --output absent", "--output=absent: nothing to resume, there is no such folder"),

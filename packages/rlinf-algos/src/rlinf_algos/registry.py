@@ -92,8 +92,9 @@ class Registry(Generic[F]):
         try:
             loaded = importlib.import_module(module)
             found = self._added[attribute] if attribute in self._added else getattr(loaded, attribute)
-        except (ImportError, AttributeError, ValueError) as e:
-            raise self._error(f"the {self._what} {path!r} cannot be imported: {e}") from e
+        except Exception as e:  # the module is the user's and may raise what it likes
+            told = str(e) if isinstance(e, ImportError | AttributeError | ValueError) else f"{type(e).__name__}: {e}"
+            raise self._error(f"the {self._what} {path!r} cannot be imported: {told}") from e
         if callable_only and not callable(found):
             raise self._error(f"the {self._what} {path!r} is a {type(found).__name__}, not a function")
         return cast(F, found)

@@ -91,7 +91,11 @@ class GymnasiumEnv:
         return self._row(observation)
 
     def step(self, action: np.ndarray) -> SingleStep:
-        observation, reward, terminated, truncated, outcome = self._env.step(self._native(action))
+        returned = self._env.step(self._native(action))
+        if not isinstance(returned, tuple) or len(returned) != 5:
+            kind = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+            raise EnvError(f"step() returned {kind}; allowed: observation, reward, terminated, truncated, info")
+        observation, reward, terminated, truncated, outcome = returned
         success = outcome.get("success", outcome.get("is_success"))
         return SingleStep(
             observation=self._row(observation),

@@ -306,7 +306,13 @@ class InProcessVector(Described):
             if spec.dtype == "text":
                 batch[name] = [str(row[name]) for row in rows]
                 continue
-            array = np.stack([np.asarray(row[name]) for row in rows])
+            arrays = [np.asarray(row[name]) for row in rows]
+            for index, array in enumerate(arrays):
+                if array.shape != spec.shape:
+                    self._rows = None
+                    shapes = f"{list(array.shape)}; its observation_space says {list(spec.shape)}"
+                    raise EnvCrashedError(index, f"its observation {name!r} has the shape {shapes}")
+            array = np.stack(arrays)
             if spec.dtype == "float32" and not np.isfinite(array).all():
                 self._rows = None
                 index = int(np.argwhere(~np.isfinite(array))[0][0])

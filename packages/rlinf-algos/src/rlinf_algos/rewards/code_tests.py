@@ -1,5 +1,6 @@
 """What the tests of a program are, as data sets write them, and when a result is the expected one."""
 
+import ast
 import json
 import math
 from dataclasses import dataclass
@@ -51,13 +52,27 @@ def read_tests(reference: str) -> InputTests | CallTests | AssertTests:
     try:
         tests = json.loads(reference)
     except ValueError:
-        return AssertTests(reference)
+        return _asserts(reference)
     found = _listed(tests) if isinstance(tests, list) else _named(tests) if isinstance(tests, dict) else None
     if found is None:
         raise RewardError(
             f"code_tests: the reference {reference[:80]!r} is JSON, but no tests; give {EXAMPLE} or Python with asserts"
         )
     return found
+
+
+def _asserts(reference: str) -> AssertTests:
+    """Text without a statement, `#### 42` for example, would find every program right."""
+    try:
+        statements = ast.parse(reference).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise RewardError(
+            f"code_tests: the reference {reference[:80]!r} is neither JSON nor Python: {error}; give {EXAMPLE} or "
+            "Python with asserts"
+        ) from error
+    if not statements:
+        raise RewardError(f"code_tests: the reference {reference[:80]!r} tests nothing; give {EXAMPLE} or asserts")
+    return AssertTests(reference)
 
 
 def is_expected(result: Any, expected: Any) -> bool:

@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
         nargs="?",
         help="a problem file (.json, .yaml), a workload of the planner, or a recipe as in rlinf train",
     )
-    parser.add_argument("--gpu", default="H100", help="GPU that a recipe is planned for (default: H100)")
+    parser.add_argument("--gpu", help="GPU that a recipe is planned for (default: H100)")
     parser.add_argument("--mode", choices=MODES, default="auto", help="plan this mode only (default: auto, the best)")
     parser.add_argument("--what-if", action="store_true", help="also plan changed problems: more devices, longer items")
     parser.add_argument(
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _problem(name: str, overrides: list[str], gpu: str) -> Problem:
+def _problem(name: str, overrides: list[str], gpu: str | None) -> Problem:
     from rlinf_sched.derive import WORKLOADS, workload
     from rlinf_sched.problem_file import read_problem
 
@@ -88,6 +88,8 @@ def _problem(name: str, overrides: list[str], gpu: str) -> Problem:
             raise UserError(
                 f"{overrides[0]}: only a recipe takes overrides", hint="see rlinf plan --help for its options"
             )
+        if gpu is not None:
+            raise UserError(f"--gpu {gpu}: {name} says itself which GPUs it has", hint="--gpu is for recipes")
         return workload(name) if name in WORKLOADS else read_problem(name)
     recipes = list(shipped_recipes())
     if name not in recipes and Path(name).suffix not in SUFFIXES:
@@ -99,7 +101,7 @@ def _problem(name: str, overrides: list[str], gpu: str) -> Problem:
     from rlinf.jobs.problems import problem_of_recipe
 
     given = parse_overrides(overrides)
-    return problem_of_recipe(load_config(name, [*_unread_data(name, given), *given]), gpu=gpu)
+    return problem_of_recipe(load_config(name, [*_unread_data(name, given), *given]), gpu=gpu or "H100")
 
 
 def _unread_data(name: str, given: Sequence[Override]) -> list[Override]:

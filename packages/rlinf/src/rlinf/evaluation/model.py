@@ -10,7 +10,7 @@ from typing import Any
 from rlinf.config.inputs import TOKENIZER_FILES, WEIGHT_FILES, check_model_folder
 from rlinf.errors import UserError
 from rlinf.run_folder.checkpoints import MODEL, checkpoint_steps, is_checkpoint, refuse_damaged_model
-from rlinf.tasks.language import load_checkpoint_tokenizer
+from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
 
 EDGE_BYTES = 1 << 16
 """Of the beginning and the end of each weight file, for the fingerprint: training changes every part of a file."""
@@ -39,7 +39,7 @@ def load_model(path: Path) -> EvaluatedModel:
     check_model_folder(folder, key="model")
     tokenizer = load_checkpoint_tokenizer(folder, key="model")
     return EvaluatedModel(
-        folder=folder, tokenizer=tokenizer, max_positions=_max_positions(folder), fingerprint=fingerprint(folder)
+        folder=folder, tokenizer=tokenizer, max_positions=max_positions(folder), fingerprint=fingerprint(folder)
     )
 
 
@@ -81,10 +81,3 @@ def _edges(file: Path) -> bytes:
         first = opened.read(EDGE_BYTES)
         opened.seek(max(0, file.stat().st_size - EDGE_BYTES))
         return first + opened.read(EDGE_BYTES)
-
-
-def _max_positions(folder: Path) -> int | None:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder).get_text_config()
-    return getattr(config, "max_position_embeddings", None)

@@ -47,11 +47,11 @@ def probe(spec: EnvSpec) -> EnvInterface:
     except EnvError as error:
         raise UserError(f"{where}: {error}") from error
     except Exception as error:
-        raise UserError(f"{where} could not be made: {_last_line(error)}", hint="see --traceback") from error
+        raise UserError(f"{where} could not be made: {_last_line(error)}", hint=_place_of(error)) from error
     try:
         return _interface(env, where)
     except EnvError as error:
-        raise UserError(f"{where}: {error}", hint=_place_of(error)) from error
+        raise UserError(f"{where}: {error}", hint=_place_of(error.__cause__)) from error
     finally:
         env.close()
 
@@ -87,10 +87,11 @@ def _last_line(error: BaseException) -> str:
     return traceback.format_exception_only(error)[-1].strip()
 
 
-def _place_of(error: BaseException) -> str | None:
+def _place_of(error: BaseException | None) -> str | None:
     """File and line where the environment's own code raised, if that is why."""
-    cause = error.__cause__
-    if cause is None or cause.__traceback__ is None:
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    if error is None or error.__traceback__ is None or isinstance(error, EnvError):
         return None
-    frame = traceback.extract_tb(cause.__traceback__)[-1]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"raised in {frame.filename}:{frame.lineno}"

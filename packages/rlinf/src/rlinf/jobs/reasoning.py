@@ -21,13 +21,13 @@ from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
 from rlinf.jobs.devices import make_cluster
 from rlinf.jobs.memory import check_memory, shape_of
-from rlinf.jobs.rewards import check_reward, reward_spec, try_own_rewards
+from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
-from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, write_model_folder
+from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, max_positions, write_model_folder
 from rlinf.tasks.prompts import PromptEncoder, is_chat
 
 if TYPE_CHECKING:
@@ -81,10 +81,23 @@ class ReasoningJob:
         if isinstance(self._task, FileProblems):
             self._task.fit(self._encoder, config.rollout.max_prompt_tokens)
         self._held_out = self._task.held_out()
-        self._sends_rows = try_own_rewards(config.reward, self._task.train_problem(0))
+        if config.model.path is not None:
+            self._check_positions(config.model.path)
+        self._sends_rows = try_rewards(config.reward, self._task.train_problem(0))
         # Of a user's own tokenizer we do not know that every prompt has the same number of tokens.
         self._same_length = self._task.same_length and config.model.path is None
         self._warm_start: Flow | None = None
+
+    def _check_positions(self, folder: Path) -> None:
+        """Beyond the positions that it was made for, a model writes without sense, or fails."""
+        rollout, limit = self.config.rollout, max_positions(folder)
+        num_tokens = rollout.max_prompt_tokens + rollout.max_new_tokens
+        if limit is not None and num_tokens > limit:
+            raise UserError(
+                f"rollout.max_prompt_tokens + rollout.max_new_tokens = {num_tokens}, but model.path={folder} was made "
+                f"for {limit} positions (max_position_embeddings of its config.json)",
+                hint=f"use --rollout.max_new_tokens {max(1, limit - rollout.max_prompt_tokens)}, for example",
+            )
 
     @property
     def score(self) -> Score:

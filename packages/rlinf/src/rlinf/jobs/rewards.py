@@ -22,6 +22,7 @@ from rlinf.errors import UserError
 from rlinf.tasks import Problem
 from rlinf_algos import RewardError
 from rlinf_algos.rewards import RewardSpec, RewardTerm, get_reward, make_reward, run_python, score_all
+from rlinf_algos.rewards.code_tests import read_tests
 
 RULES = {
     "exact": "exact_match",
@@ -113,8 +114,9 @@ def check_reward(config: RewardConfig, key: str = "reward") -> tuple[str, ...]:
     return ()
 
 
-def try_own_rewards(config: RewardConfig, problem: Problem, key: str = "reward") -> bool:
-    """Calls each function of one's own once, about a real problem, so that its mistakes show before a process starts.
+def try_rewards(config: RewardConfig, problem: Problem, key: str = "reward") -> bool:
+    """Calls each function of one's own once, about a real problem, and reads its tests where programs are judged, so
+    that mistakes show before a process starts.
 
     Args:
         problem: its answer stands for the completion.
@@ -126,15 +128,20 @@ def try_own_rewards(config: RewardConfig, problem: Problem, key: str = "reward")
     match config:
         case WeightedReward():
             tried = {name: f"{key}.terms.{name}.reward" for name in config.terms}
-            reads = [try_own_rewards(config.terms[name].reward, problem, place) for name, place in tried.items()]
+            reads = [try_rewards(config.terms[name].reward, problem, place) for name, place in tried.items()]
             return any(reads)
         case FunctionReward():
             return try_own_reward(reward_spec(config, random_stands_for="exact"), problem, f"{key}.path={config.path}")
+        case CodeReward():
+            try:
+                read_tests(problem.answer)
+            except RewardError as error:
+                raise UserError(f"{key}.kind=code, {problem.place or 'a problem'}: {error}") from error
     return False
 
 
 def try_own_reward(spec: RewardSpec, problem: Problem, what: str) -> bool:
-    """As `try_own_rewards`, of one function; `what` begins the message."""
+    """As `try_rewards`, of one function; `what` begins the message."""
     hint = "a reward is f(completion, answer) and returns a number or a RewardResult; see docs/rewards.md"
     about = f"called once about {problem.place or 'a problem'} with the answer as completion"
     try:

@@ -99,7 +99,7 @@ class FileProblems:
         both = {problem.prompt for problem in self._train} & {problem.prompt for problem in problems}
         if both:
             raise UserError(
-                f"of the evaluation problems in task.{name if name == 'eval_files' else f'eval_sets.{name}'} "
+                f"task.{name if name == 'eval_files' else f'eval_sets.{name}'}: of its evaluation problems "
                 f"{len(both)} are in the training files too, for example {min(both)[:80]!r}",
                 hint="use separate files for training and evaluation",
             )

@@ -64,6 +64,13 @@ def _check_vocabulary(folder: Path, key: str, tokenizer: Any, config: Any) -> No
         )
 
 
+def max_positions(folder: Path) -> int | None:
+    """Tokens of prompt and completion together that a model was made for; None where its config does not say."""
+    from transformers import AutoConfig
+
+    return getattr(AutoConfig.from_pretrained(folder).get_text_config(), "max_position_embeddings", None)
+
+
 def write_model_folder(folder: Path, architecture: ArchitectureConfig, alphabet: str, dtype: str) -> None:
     """config.json and tokenizer of a small model; its weights are drawn by each worker from the run's seed."""
     from transformers import Qwen2Config

@@ -1,0 +1,545 @@
+"""More than a hundred mistakes, most of them in data, environments, rewards and resources: each is answered on one
+screen with exit code 2, before anything is started or written."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """Files are written on top of inputs that are right: the fixture `gsm8k_inputs`, and `ENVIRONMENTS`."""
+
+    line: str
+    """What stands behind `rlinf`."""
+    says: str
+    """Part of the answer."""
+    files: dict[str, str | bytes] = field(default_factory=dict)
+    """Name -> content, relative to the folder the command runs in."""
+    gone: str = ""
+    """A file that is missing."""
+
+
+GSM8K = "train gsm8k-grpo --model.path model --task.train_files [train.jsonl] --task.eval_files [test.jsonl]"
+CUBE = "train pushcube-ppo --env.kind import --run.stop_at_score null --env.id "
+GYM = "train pushcube-ppo --env.kind gymnasium --run.stop_at_score null --env.id "
+GOOD_ROW = '{"question": "a", "answer": "#### 1"}\n'
+
+ENVIRONMENTS = """
+import gymnasium as gym
+import numpy as np
+
+class Good(gym.Env):
+    action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    observation_space = gym.spaces.Box(-9.0, 9.0, (3,), np.float32)
+    def __init__(self, speed=1.0): self.speed = speed
+    def reset(self, *, seed=None, options=None): return self.show(), {}
+    def step(self, action): return self.show(), 0.0, False, False, {}
+    def show(self): return np.zeros(3, np.float32)
+
+class NanObservation(Good):
+    def show(self): return np.full(3, np.nan, np.float32)
+
+class NanReward(Good):
+    def step(self, action): return self.show(), float("nan"), False, False, {}
+
+class WrongShape(Good):
+    def show(self): return np.zeros(4, np.float32)
+
+class NoLicence(Good):
+    def __init__(self): raise RuntimeError("no licence for the simulator")
+
+class BadReset(Good):
+    def reset(self, *, seed=None, options=None): raise OSError("the simulator's server is gone")
+
+class OldStep(Good):
+    def step(self, action): return self.show(), 0.0, False, {}
+
+class TextReward(Good):
+    def step(self, action): return self.show(), "good", False, False, {}
+
+class Pictures(Good):
+    observation_space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    def show(self): return np.zeros((8, 8, 3), np.uint8)
+
+class Endless(Good):
+    observation_space = gym.spaces.Sequence(gym.spaces.Discrete(3))
+
+class TupleActions(Good):
+    action_space = gym.spaces.Tuple([gym.spaces.Discrete(2)])
+
+class ManyChoices(Good):
+    action_space = gym.spaces.Discrete(100_000)
+
+class NoEnv:
+    pass
+
+NUMBER = 3
+"""
+
+MISTAKES = [
+    # -- data
+    Mistake(line=GSM8K, says="/train.jsonl: holds no problem", files={"train.jsonl": ""}),
+    Mistake(line=GSM8K, says="/train.jsonl: holds no problem", files={"train.jsonl": "\n\n"}),
+    Mistake(
+        line=GSM8K,
+        says="2: not a JSON object (Expecting value: line 1 column 1 (char 0)); the line begins 'hello",
+        files={"train.jsonl": GOOD_ROW + "hello\n"},
+    ),
+    Mistake(
+        line=GSM8K,
+        says="2: not a JSON object (Unterminated string starting at: line 1 column 19 (char 18)); the",
+        files={"train.jsonl": GOOD_ROW + '{"question": "b", "ans'},
+    ),
+    Mistake(line=GSM8K, says="1: must be a JSON object, is a list", files={"train.jsonl": "[1, 2]\n"}),
+    Mistake(
+        line=GSM8K, says="1: no field 'question'; the row has 'answer'", files={"train.jsonl": '{"answer": "#### 1"}\n'}
+    ),
+    Mistake(
+        line=GSM8K,
+        says="1: field 'answer' must be text or a number, is null",
+        files={"train.jsonl": '{"question": "a", "answer": null}\n'},
+    ),
+    Mistake(
+        line=GSM8K,
+        says="1: the answer holds no number: 'one'; it should end like `#### 42`",
+        files={"train.jsonl": '{"question": "a", "answer": "one"}\n'},
+    ),
+    Mistake(
+        line=GSM8K, says="1: field 'question' is empty", files={"train.jsonl": '{"question": "", "answer": "#### 1"}\n'}
+    ),
+    Mistake(
+        line=GSM8K,
+        says="1: not UTF-8 text: invalid start byte at byte 1",
+        files={"train.jsonl": b"\x1f\x8b\x08\x00junk"},
+    ),
+    Mistake(
+        line=GSM8K,
+        says="1: not UTF-8 text: invalid continuation byte at byte 14",
+        files={"train.jsonl": b'{"question": "\xe9", "answer": "#### 1"}\n'},
+    ),
+    Mistake(
+        line=GSM8K.replace("[train.jsonl]", "[model]"),
+        says="not a dataset that Dataset.save_to_disk wrote; the folder has no dataset_info.json",
+    ),
+    Mistake(
+        line=GSM8K.replace("[train.jsonl]", "[train.txt]"),
+        says=".txt is no known format of data",
+        files={"train.txt": GOOD_ROW},
+    ),
+    Mistake(
+        line=GSM8K.replace("[train.jsonl]", "[train.parquet]"),
+        says="not readable as parquet: Parquet magic bytes not found in footer. Either the file is cor",
+        files={"train.parquet": b"PAR1 torn"},
+    ),
+    Mistake(
+        line=GSM8K.replace("[train.jsonl]", "[train.csv]"),
+        says="2: no field 'answer'; the row has 'question', 'reply'",
+        files={"train.csv": "question,reply\na,1\n"},
+    ),
+    Mistake(
+        line=GSM8K.replace("[train.jsonl]", "[train.json]"),
+        says="1: not a JSON object (Expecting ',' delimiter: line 1 column 8 (char 7)); the line begin",
+        files={"train.json": '{"a": 1'},
+    ),
+    Mistake(
+        line=GSM8K.replace("[train.jsonl]", "[]"), says="--task.train_files=[]; allowed: a list with at least 1 entries"
+    ),
+    Mistake(
+        line=GSM8K + " --task.prompt_field queston",
+        says="--task.prompt_field: task.prompt_template='{question}\\n\\nThink it through step by step;",
+    ),
+    Mistake(
+        line=GSM8K + " --task.prompt_template {queston}", says="--task.prompt_template={'queston': None}; allowed: text"
+    ),
+    Mistake(
+        line=GSM8K + " --task.prompt_template Solve!",
+        says="--task.prompt_template='Solve!' must hold {question} and no other brace; write {{ and }}",
+    ),
+    Mistake(line=GSM8K + " --task.num_held_out 0", says="--task.num_held_out=0; allowed: 1 or more"),
+    Mistake(
+        line=GSM8K + " --task.prompt_format chat",
+        says="task.prompt_format=chat: the tokenizer of the model has no chat template",
+    ),
+    Mistake(
+        line=GSM8K.replace("test.jsonl", "train.jsonl"),
+        says="of its evaluation problems 2 are in the training files too, for example 'a\\n\\nThink it t",
+    ),
+    Mistake(line=GSM8K, says="No such file or directory", gone="test.jsonl"),
+    Mistake(
+        line=GSM8K.replace("[train.jsonl]", "train.jsonl"),
+        says="--task.train_files='train.jsonl'; allowed: a list, [a, b]",
+    ),
+    Mistake(
+        line=GSM8K + " --task.answer_format gsm8kk", says="--task.answer_format='gsm8kk'; allowed: 'gsm8k' or 'exact'"
+    ),
+    Mistake(line=GSM8K + " --task.kind filess", says="--task.kind='filess'; allowed: 'sort', 'add', 'files'"),
+    Mistake(
+        line=GSM8K + " --task.bad_rows skip",
+        says="--task.bad_rows is not a key; did you mean --task.on_bad_row?",
+        files={"train.jsonl": "x\ny\n"},
+    ),
+    # -- environments
+    Mistake(
+        line=CUBE + "environments:NanObservation",
+        says="env.id='environments:NanObservation': env 0: its observation 'state' holds a number that",
+    ),
+    Mistake(
+        line=CUBE + "environments:NanReward",
+        says="env.id='environments:NanReward': env 0: step 0 of its episode failed: EnvError: the rewa",
+    ),
+    Mistake(
+        line=CUBE + "environments:WrongShape",
+        says="env.id='environments:WrongShape': env 0: its observation 'state' has the shape [4]; its",
+    ),
+    Mistake(
+        line=CUBE + "environments:NoLicence",
+        says="env.id='environments:NoLicence' could not be made: RuntimeError: no licence for the simu",
+    ),
+    Mistake(
+        line=CUBE + "environments:BadReset",
+        says="env.id='environments:BadReset': env 0: reset(seed=0) failed: OSError: the simulator's se",
+    ),
+    Mistake(
+        line=CUBE + "environments:OldStep",
+        says="env.id='environments:OldStep': env 0: step 0 of its episode failed: EnvError: step() ret",
+    ),
+    Mistake(
+        line=CUBE + "environments:TextReward",
+        says="env.id='environments:TextReward': env 0: step 0 of its episode failed: ValueError: could",
+    ),
+    Mistake(
+        line=CUBE + "environments:Pictures",
+        says="env.id='environments:Pictures' gives the observations ['image.main']; this job's policy",
+    ),
+    Mistake(
+        line=CUBE + "environments:Endless",
+        says="env.id='environments:Endless': the observation has space Sequence(Discrete(3), stack=Fal",
+    ),
+    Mistake(
+        line=CUBE + "environments:TupleActions",
+        says="env.id='environments:TupleActions': the action space is Tuple(Discrete(2)); allowed: Box",
+    ),
+    Mistake(
+        line=CUBE + "environments:ManyChoices",
+        says="env.id='environments:ManyChoices' has 100000 choices in one action; this job's policy ta",
+    ),
+    Mistake(
+        line=CUBE + "environments:NoEnv", says="env.id='environments:NoEnv': a gymnasium.Env was expected, got NoEnv"
+    ),
+    Mistake(
+        line=CUBE + "environments:NUMBER",
+        says="env.id='environments:NUMBER': environments:NUMBER: environments has no callable 'NUMBER'",
+    ),
+    Mistake(
+        line=CUBE + "environments:Absent",
+        says="env.id='environments:Absent': environments:Absent: environments has no callable 'Absent'",
+    ),
+    Mistake(
+        line=CUBE + "environments",
+        says="env.id='environments': EnvSpec.id='environments' names no callable; write it as package.",
+    ),
+    Mistake(
+        line=CUBE + "no_such_module:Env",
+        says="env.id='no_such_module:Env': no_such_module:Env: No module named 'no_such_module'; looke",
+    ),
+    Mistake(
+        line=CUBE + "broken:Env",
+        says="env.id='broken:Env' could not be made: SyntaxError: invalid syntax",
+        files={"broken.py": "def f(:\n"},
+    ),
+    Mistake(
+        line=CUBE + "raises:Env",
+        says="env.id='raises:Env' could not be made: ZeroDivisionError: division by zero",
+        files={"raises.py": "1/0\n"},
+    ),
+    Mistake(
+        line=CUBE + "environments:Good --env.options.sped 2",
+        says="env.id='environments:Good': environments:Good takes no option sped; it takes speed",
+    ),
+    Mistake(
+        line=CUBE.replace("null", "0.9") + "environments:Good",
+        says="run.stop_at_score=0.9: environments:Good never says that an episode succeeded",
+    ),
+    Mistake(
+        line=GYM + "CartPol-v1",
+        says="env.id='CartPol-v1': CartPol-v1 could not be made with {}: Environment `CartPol` doesn't",
+    ),
+    Mistake(
+        line=GYM + "CartPole-v1 --env.num_envs 7",
+        says="--env.num_envs=7 is not a multiple of env.num_groups=4; use 4 or 8",
+    ),
+    Mistake(
+        line=GYM + "CartPole-v1 --algorithm.minibatch_size 33",
+        says="--algorithm.minibatch_size=33 is not a multiple of actor.num_shards=2; use 32 or 34",
+    ),
+    Mistake(
+        line=GYM + "CartPole-v1 --algorithm.name grpo --env.num_envs 4",
+        says="--env.num_envs=4 leaves 1 environment in each of env.num_groups=4, and algorithm.name=gr",
+    ),
+    Mistake(
+        line=GYM + "CartPole-v1 --env.eval_seed 2147483600",
+        says="--env.eval_seed=2147483600 + env.num_eval_episodes=100 exceeds 2**31, where the seeds of",
+    ),
+    Mistake(
+        line="train pushcube-ppo --env.kind mujoco",
+        says="--env.kind='mujoco'; allowed: 'maniskill', 'gymnasium' or 'import'",
+    ),
+    Mistake(
+        line="train pushcube-ppo --env.control_mode pd_joint_pos",
+        says="--env.control_mode is not a key; keys of env: kind, id, num_envs, num_groups, max_episod",
+    ),
+    Mistake(
+        line=GYM + "CartPole-v1 --policy.hidden_sizes []",
+        says="--policy.hidden_sizes=[]; allowed: a list with at least 1 entries",
+    ),
+    # -- rewards
+    Mistake(
+        line=GSM8K + " --reward.kind function --reward.path mine:reward",
+        says="reward.path=mine:reward: the reward 'mine:reward' cannot be imported: No module named 'm",
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind function --reward.path mine:reward",
+        says="2 with the answer as completion: reward 'mine:reward': returned str 'good'; return a num",
+        files={"mine.py": "def reward(completion, answer):\n    return 'good'\n"},
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind function --reward.path mine:reward",
+        says="2 with the answer as completion: reward 'mine:reward': returned nan; a reward is a finit",
+        files={"mine.py": "def reward(completion, answer):\n    return float('nan')\n"},
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind function --reward.path mine:reward",
+        says="2 with the answer as completion: reward 'mine:reward': returned NoneType None; return a",
+        files={"mine.py": "def reward(completion, answer):\n    return None\n"},
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind function --reward.path mine:reward",
+        says="2 with the answer as completion: reward 'mine:reward' on completion '#### 2', answer '##",
+        files={"mine.py": "def reward(completion, answer):\n    raise KeyError('unit')\n"},
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind function --reward.path mine:reward",
+        says="2 with the answer as completion: reward 'mine:reward' on completion '#### 2', answer '##",
+        files={"mine.py": "def reward(completion, answer):\n    import not_there\n"},
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind function --reward.path mine:reward",
+        says="reward.path=mine:reward: the reward 'mine:reward' is a int, not a function",
+        files={"mine.py": "reward = 3\n"},
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind function --reward.path mine:reward",
+        says="reward.path=mine:reward: the reward 'mine:reward' cannot be imported: module 'mine' has",
+        files={"mine.py": "def score(a, b): return 1.0\n"},
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind function --reward.path mine:reward",
+        says="reward.path=mine:reward: the reward 'mine:reward' has the parameters (completion, answer",
+        files={"mine.py": "def reward(completion, answer, temperature): return 1.0\n"},
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind function --reward.path mine:reward",
+        says="reward.path=mine:reward: the reward 'mine:reward' cannot be imported: SyntaxError: inval",
+        files={"mine.py": "def reward(:\n"},
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind function",
+        says="gsm8k-grpo.yaml:42: reward.path is not set; give --reward.path VALUE, or write it in a r",
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind function --reward.path mine:reward --reward.time_limit_s 0.2",
+        says="2 with the answer as completion: reward 'mine:reward' has not come back from a call with",
+        files={"mine.py": "import time\ndef reward(completion, answer):\n    time.sleep(60)\n"},
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind exact",
+        says="--reward.kind=exact can never match answers of task.answer_format=gsm8k, which hold the",
+    ),
+    Mistake(line=GSM8K + " --reward.kind model --reward.path absent", says="/absent: does not exist"),
+    Mistake(
+        line=GSM8K + " --reward.kind weighted",
+        says="gsm8k-grpo.yaml:42: reward.terms is not set; give --reward.terms VALUE, or write it in a",
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind mathe",
+        says="--reward.kind='mathe'; allowed: 'exact', 'numeric', 'format', 'random', 'multiple_choice",
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind multiple_choice --reward.num_choices 1",
+        says="--reward.num_choices=1; allowed: 2 or more",
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind code",
+        says='2: code_tests: the reference \'#### 2\' tests nothing; give {"inputs": ["1 2\\n"], "outputs',
+    ),
+    Mistake(
+        line=GSM8K + " --reward.kind length_target --reward.target -3", says="--reward.target=-3; allowed: 1 or more"
+    ),
+    # -- resources
+    Mistake(
+        line="train sort-grpo --cluster.num_devices 9999",
+        says="cluster.num_devices=9999: this machine has 2 CPU cores and no GPU",
+    ),
+    Mistake(
+        line="train sort-grpo --cluster.device gpu", says="cluster.device=gpu: this machine has 2 CPU cores and no GPU"
+    ),
+    Mistake(
+        line="train sort-grpo --output file", says="--output=file is a file; a folder is written", files={"file": "x"}
+    ),
+    Mistake(
+        line="train sort-grpo --output file/below",
+        says="--output=file/below: cannot write there: Not a directory",
+        files={"file": "x"},
+    ),
+    Mistake(line="train sort-grpo --output model", says="the output folder model exists and is not empty"),
+    Mistake(
+        line="train sort-grpo --output /proc/run",
+        says="--output=/proc/run: cannot write there: No such file or directory",
+    ),
+    Mistake(
+        line=GSM8K,
+        says="the folder holds no config.json (it holds: model.safetensors, tokenizer.json, tokenizer_",
+        gone="model/config.json",
+    ),
+    Mistake(
+        line=GSM8K,
+        says="not readable as JSON: Unterminated string starting at: line 1 column 16 (char 15)",
+        files={"model/config.json": '{"model_type": "qw'},
+    ),
+    Mistake(
+        line=GSM8K,
+        says="transformers cannot load it: ValueError: The checkpoint you are trying to load has model",
+        files={"model/config.json": '{"model_type": "qwen99"}'},
+    ),
+    Mistake(
+        line=GSM8K,
+        says="/model/model.safetensors is no safetensors file: its header would have 0 bytes",
+        files={"model/model.safetensors": b""},
+    ),
+    Mistake(
+        line=GSM8K,
+        says="/model/model.safetensors is no safetensors file: its header would have 1000000000 bytes",
+        files={"model/model.safetensors": b"\x00\xca\x9a;\x00\x00\x00\x00{}"},
+    ),
+    Mistake(
+        line=GSM8K,
+        says="the folder holds no tokenizer (it holds: config.json, model.safetensors, tokenizer_confi",
+        gone="model/tokenizer.json",
+    ),
+    Mistake(
+        line=GSM8K,
+        says="the folder holds no weights (it holds: config.json, tokenizer.json, tokenizer_config.jso",
+        gone="model/model.safetensors",
+    ),
+    Mistake(
+        line=GSM8K,
+        says="transformers cannot load it: JSONDecodeError: Expecting property name enclosed in double",
+        files={"model/tokenizer.json": "{"},
+    ),
+    Mistake(
+        line=GSM8K + " --rollout.max_new_tokens 999999",
+        says="/model was made for 1024 positions (max_position_embeddings of its config.json)",
+    ),
+    Mistake(line="train sort-grpo --plan.profile absent.json", says="No such file or directory"),
+    Mistake(
+        line="train sort-grpo --plan.profile p.json",
+        says='problem.format is missing; expected "format": 1',
+        files={"p.json": "{}"},
+    ),
+    Mistake(line="train --resume --output absent", says="--output=absent: nothing to resume, there is no such folder"),
+    Mistake(
+        line="train --resume --output model", says="--output=model: nothing to resume, the folder holds no config.yaml"
+    ),
+    Mistake(
+        line="train sort-grpo --mode disaggregated --cluster.num_devices 1",
+        says="--mode=disaggregated needs at least 2 devices, but cluster.num_devices=1; use mode auto",
+    ),
+    # -- other commands and recipes
+    Mistake(line="eval gsm8k=test.jsonl", says="model is not set; give --model VALUE, or write it in a recipe"),
+    Mistake(line="eval gsm9k=test.jsonl --model model", says="no benchmark is called 'gsm9k'; did you mean gsm8k?"),
+    Mistake(
+        line="eval gsm8k=absent.jsonl --model model",
+        says="max_new_tokens=2048 leaves no position for a prompt: the model has 1024",
+    ),
+    Mistake(line="eval gsm8k=test.jsonl --model absent", says="/absent: does not exist"),
+    Mistake(
+        line="report model", says="model is not a run's folder: it has no manifest.json, config.yaml or metrics.jsonl"
+    ),
+    Mistake(line="report absent", says="there is no run folder absent"),
+    Mistake(
+        line="profile sort-grpo --output x.txt",
+        says="--output=x.txt: a profile is a JSON file; let its name end in .json",
+    ),
+    Mistake(line="profile sort-grpo --output absent/x.json", says="--output=absent/x.json: there is no folder absent"),
+    Mistake(line="plan absent.json", says="No such file or directory"),
+    Mistake(line="plan p.json", says='problem.format is missing; expected "format": 1', files={"p.json": "{}"}),
+    Mistake(
+        line="plan grpo-qwen2.5-7b-64 --gpu H9000", says="--gpu H9000: grpo-qwen2.5-7b-64 says itself which GPUs it has"
+    ),
+    Mistake(
+        line="plan grpo-qwen2.5-7b-64 --output file",
+        says="--output=file: cannot write there: File exists",
+        files={"file": "x"},
+    ),
+    Mistake(line="train sort-grpo --run.wandb.project rl", says="run.wandb.project=rl: wandb is not installed"),
+    Mistake(
+        line="export", says="argument COMMAND: invalid choice: 'export' (choose from 'train', 'eval', 'profile', 'pla"
+    ),
+    Mistake(line="train sort-grpo --seed -1", says="--seed=-1; allowed: 0 or more"),
+    Mistake(
+        line="train sort-grpo --actor.lr 1e-6",
+        says="--actor.lr is not a key; keys of actor: learning_rate, betas, weight_decay, max_grad_nor",
+    ),
+    Mistake(
+        line="train sort-grpo --algorithm.name grpoo",
+        says="--algorithm.name=grpoo: no algorithm is called 'grpoo'; did you mean 'grpo'? An algorith",
+    ),
+    Mistake(line="train sort-grpo --run.num_steps many", says="--run.num_steps='many'; allowed: a whole number"),
+    Mistake(line="config show", says="the following arguments are required: recipe"),
+    Mistake(
+        line="train mine.yaml",
+        says="1: recipes extend one another in a circle:",
+        files={"mine.yaml": "extends: mine.yaml\n"},
+    ),
+    Mistake(
+        line="train mine.yaml",
+        says="2: not valid YAML: expected ',' or ']', but got '<stream end>'",
+        files={"mine.yaml": "a: [1\n"},
+    ),
+    Mistake(
+        line="train mine.yaml",
+        says="4: the key 'num_steps' is already on line 3; keep one of them",
+        files={"mine.yaml": "extends: sort-grpo\nrun:\n  num_steps: 5\n  num_steps: 6\n"},
+    ),
+]
+
+OWN_MODULES = {"environments", "mine", "broken", "raises"}
+
+
+@pytest.fixture
+def modules(gsm8k_inputs: Path, monkeypatch: pytest.MonkeyPatch):
+    """Modules of one's own are found in this test's folder, and in no earlier one's."""
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if "pytest-of-" not in entry])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for name in OWN_MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.invalidate_caches()
+    (gsm8k_inputs / "environments.py").write_text(ENVIRONMENTS)
+    yield gsm8k_inputs
+    for name in OWN_MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.line[-60:])
+def test_a_mistake_is_answered_on_one_screen(refused, modules: Path, mistake: Mistake):
+    for name, content in mistake.files.items():
+        (modules / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    if mistake.gone:
+        (modules / mistake.gone).unlink()
+    assert mistake.says in refused(*mistake.line.split())
