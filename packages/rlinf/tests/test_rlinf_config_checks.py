@@ -25,14 +25,12 @@ def message(recipe: str, line: str) -> str:
     [
         (
             "--model.path=/m",
-            "--model.path=/m and model.architecture are both set; set one of them to null "
-            "(--model.architecture null)",
+            "--model.path=/m and model.architecture are both set; set one of them to null (--model.architecture null)",
         ),
         ("--model.architecture=null", "--model.architecture: model.path is not set; give --model.path FOLDER"),
         (
             "--model.architecture.hidden_size=98",
-            "--model.architecture.hidden_size=98 is not a multiple of "
-            "model.architecture.num_heads=4; use 96 or 100",
+            "--model.architecture.hidden_size=98 is not a multiple of model.architecture.num_heads=4; use 96 or 100",
         ),
         (
             "--model.architecture.num_kv_heads=8",
@@ -72,8 +70,7 @@ def message(recipe: str, line: str) -> str:
         ),
         (
             "--mode=collocated --plan.devices.actor=[0,7] --cluster.num_devices=2",
-            "--plan.devices.actor=[0, 7]: device 7 does not exist with cluster.num_devices=2; "
-            "use 0 to 1",
+            "--plan.devices.actor=[0, 7]: device 7 does not exist with cluster.num_devices=2; use 0 to 1",
         ),
         (
             "--mode=hybrid --cluster.num_devices=1",

@@ -116,7 +116,9 @@ def test_further_sets_have_their_published_columns_or_the_task_s(files):
         "AIME-24": [("Q: p", "33")],
         "mine": [("Q: y", "2"), ("Q: y", "2")],
     }
-    with pytest.raises(UserError, match=r"task.eval_sets.again: of its evaluation problems 12 are in the training files too"):
+    with pytest.raises(
+        UserError, match=r"task.eval_sets.again: of its evaluation problems 12 are in the training files too"
+    ):
         task(train, evaluate, eval_sets={"again": train})
 
 
