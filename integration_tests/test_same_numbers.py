@@ -1,6 +1,7 @@
 """One seed, the same numbers: to the bit, in every mode, at several granularities and numbers of ranks."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def _with_seldom(plans):
     return [pytest.param(plan, marks=pytest.mark.slow) if "hybrid" in plan else plan for plan in plans]
 
 
-def numbers(path):
+def numbers(path) -> dict[str, Any]:
     """What a run wrote, all of it in the glossary of metrics."""
     found = {"metrics": rows(path), "evaluations": rows(path, "evaluations.jsonl")}
     for file, written in found.items():

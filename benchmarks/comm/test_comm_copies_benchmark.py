@@ -99,8 +99,8 @@ def test_reshard(benchmark: Any, name: str, num_threads: int) -> None:
     }
     if case.trainer_dtype == "bfloat16":  # memcpy and numpy have no cast
         arrays = [tensor.view(torch.uint8).numpy() for tensor in (flat_target[: len(flat_source)], flat_source)]
-        sides["memcpy"] = lambda: ctypes.memmove(*(array.ctypes.data for array in arrays), arrays[0].nbytes)
-        sides["numpy, flat copy"] = lambda: np.copyto(*arrays)
+        sides["memcpy"] = lambda: ctypes.memmove(arrays[0].ctypes.data, arrays[1].ctypes.data, arrays[0].nbytes)
+        sides["numpy, flat copy"] = lambda: np.copyto(arrays[0], arrays[1])
     measure(
         benchmark,
         sides,

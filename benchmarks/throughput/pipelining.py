@@ -25,6 +25,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.embodied import EmbodiedJob
 from rlinf.jobs.worker_environment import worker_environment
+from rlinf.machine import this_machine
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
@@ -117,7 +118,7 @@ def measure_placement(
     fixed = ["--cluster.num_devices=2", f"--env.num_groups={2 * NUM_ENV_RANKS}", *overrides]
     config = load_config("pushcube-ppo", parse_overrides(fixed))
     assert isinstance(config, EmbodiedConfig), "the recipe is an embodied one"
-    job = EmbodiedJob(config)
+    job = EmbodiedJob(config, this_machine())
     train, cluster = job.build(Path()).train, Cluster.cpu_slots(2)
     with Executor(cluster=cluster, environment=worker_environment(job.config.cluster)) as executor:
         sides: dict[str, Side] = {}

@@ -22,7 +22,7 @@ def test_texts_and_numbers_are_keys():
     assert (left.key, left.value) == ("code", "item of code")
     for wrong in ("", 1.5, None, 1 << 64):
         with pytest.raises((ValueError, TypeError, RuntimeError)):
-            channel.put(1, key=wrong)
+            channel.put(1, key=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a sequence of keys"):
         channel.take(keys="math")
 

@@ -529,6 +529,7 @@ def test_gradients_move_with_what_they_hold():
     gradients.move(torch.device("cpu"))
     gradients.backward(0, model(torch.ones(1, 3)).sum(), [1.0])
     gradients.reduce()
+    assert model.weight.grad is not None
     assert torch.equal(model.weight.grad, torch.full((2, 3), 2.0))
     gradients.release()
     gradients.move(torch.device("meta"))

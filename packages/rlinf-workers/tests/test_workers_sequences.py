@@ -71,9 +71,18 @@ def test_a_model_without_sdpa_has_its_own_attention(tmp_path):
     """Gemma 2 caps attention scores, which SDPA cannot, and half of its layers see a window of 4 tokens."""
     from transformers import Gemma2Config
 
-    size = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 8, "sliding_window": 4}
-    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    Gemma2Config(vocab_size=16, pad_token_id=0, attn_logit_softcapping=0.5, **size, **heads).save_pretrained(tmp_path)
+    Gemma2Config(
+        vocab_size=16,
+        pad_token_id=0,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=4,
+        attn_logit_softcapping=0.5,
+    ).save_pretrained(tmp_path)
     built = build_model(ModelSettings(folder=str(tmp_path), has_weights=False), torch.device("cpu"))
     groups = [sample_group(i, length, [5, 1, 3]) for i, length in enumerate((6, 2))]
     batch = pack_groups(groups, pad_id=0)

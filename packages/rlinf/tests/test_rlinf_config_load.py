@@ -87,7 +87,7 @@ def test_all_mistakes_are_listed_together(recipe):
         "the config has 3 mistakes:",
         "  - mine.yaml:2: seed='x'; allowed: a whole number",
         "  - mine.yaml:3: mode='y'; allowed: 'auto', 'collocated', 'disaggregated' or 'hybrid'",
-        "  - --actor.num_shards=0; allowed: 1 or more",
+        "  - --actor.num_shards=0; allowed: 1 or more or 'auto'",
     ]
 
 

@@ -10,8 +10,10 @@ from rlinf.cli.main import main
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.load import load_config, load_eval, load_eval_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides
+from rlinf.config.schema import FilesTask
 from rlinf.errors import UserError
 from rlinf.evaluation.run import Evaluation
+from rlinf.run_folder.seal import write_seal
 
 NO_WEIGHTS = (2).to_bytes(8, "little") + b"{}"
 """A whole safetensors file with no tensor in it."""
@@ -248,8 +250,8 @@ def run_of(inputs: Path):
         if chat_template is not None:
             (model / "chat_template.jinja").write_text(chat_template)
         (run / "config.yaml").write_text(to_yaml(load_config(recipe, parse_overrides(overrides))))
-        sizes = {f"model/{file.name}": file.stat().st_size for file in model.iterdir()}
-        (model.parent / "state.json").write_text(json.dumps({"step": 2, "files": sizes}))
+        (model.parent / "state.json").write_text(json.dumps({"step": 2}))
+        write_seal(model.parent)
         return run
 
     return make
@@ -318,6 +320,7 @@ def test_a_recipe_asks_as_the_benchmark_of_its_data_does():
     from rlinf.tasks.published import PUBLISHED
 
     task = load_config("gsm8k-grpo", parse_overrides(FILES)).task  # type: ignore[union-attr]
+    assert isinstance(task, FilesTask)
     assert task.prompt_template == PUBLISHED["gsm8k"].template
     assert task.prompt_format == "auto"
 

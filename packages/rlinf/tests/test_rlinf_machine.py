@@ -40,7 +40,7 @@ def test_a_driver_older_than_torchs_cuda_gives_no_gpu_and_says_why(monkeypatch: 
 
 
 def test_gsm8k_trains_on_every_gpu(tmp_path: Path) -> None:
-    write_model_folder(tmp_path / "model", ArchitectureConfig(), "0123456789", "float32")
+    write_model_folder(tmp_path / "model", ArchitectureConfig(max_positions=1024), "0123456789", "float32")
     save_file({"unused": torch.zeros(1)}, tmp_path / "model" / "model.safetensors")  # nobody loads it
     files = []
     for key, question in (("train_files", "12"), ("eval_files", "34")):

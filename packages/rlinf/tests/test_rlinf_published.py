@@ -12,7 +12,7 @@ from rlinf.errors import UserError
 from rlinf.tasks.prompts import template_of
 from rlinf.tasks.published import PUBLISHED, last_boxed, published_set, require_published
 from rlinf.tasks.questions import RowError, load_problems
-from rlinf_algos import get_reward
+from rlinf_algos.rewards import make_reward
 
 DATA = Path(os.environ.get("RLINF_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
 """A folder with the public benchmark files; tests on real rows are skipped where it is absent."""
@@ -202,7 +202,7 @@ def test_the_reward_of_a_set_knows_a_right_completion_in_the_form_that_is_asked_
     form = {"numeric_match": "so\n#### {}", "math_answer": "so \\boxed{{{}}}", "multiple_choice": "so\nAnswer: {}"}
     plain = answer.removeprefix("#### ")
     other = "ABCD"[("ABCD".index(plain) + 1) % 4] if plain in tuple("ABCD") else "41"
-    reward = get_reward(known.reward)
+    reward = make_reward(known.reward)
     outcomes = [reward(form[known.reward].format(text), answer).outcome for text in (plain, other)]
     assert outcomes == ["right", "wrong"]
     assert reward("", answer).outcome == "unparseable"

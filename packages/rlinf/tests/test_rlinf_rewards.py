@@ -8,7 +8,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs import rewards as module
-from rlinf.jobs.rewards import check_reward, reward_spec, try_own_rewards
+from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
 from rlinf.tasks import Problem
 from rlinf_algos.rewards import RewardSpec, SandboxRun, make_reward, score_all
 
@@ -137,7 +137,7 @@ def test_the_example_in_the_docs(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     found = config(tmp_path, "kind: function\npath: my_rewards:close_and_short")
     problem = Problem(prompt="2+2?", answer="#### 4", row={"max_factor": 2})
-    assert try_own_rewards(found, problem)
+    assert try_rewards(found, problem)
     reward = make_reward(reward_spec(found, random_stands_for="exact"))
     values = [
         result.value
@@ -162,7 +162,7 @@ def test_mistakes_of_ones_own_function_show_before_a_process_starts(tmp_path, mo
     monkeypatch.syspath_prepend(tmp_path)
     found = config(tmp_path, f"kind: function\npath: {name}:f\ntime_limit_s: 0.5")
     with pytest.raises(UserError) as caught:
-        try_own_rewards(found, Problem(prompt="p", answer="a", place="rows.jsonl:1"))
+        try_rewards(found, Problem(prompt="p", answer="a", place="rows.jsonl:1"))
     text = str(caught.value)
     assert text.startswith(f"reward.path={name}:f, called once about rows.jsonl:1 with the answer as completion: ")
     assert message in text

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 from rlinf_algos.errors import AlgosError
 
 F = TypeVar("F", bound=Callable[..., Any])
+G = TypeVar("G", bound=Callable[..., Any])
 
 
 class Registry(Generic[F]):
@@ -33,21 +34,21 @@ class Registry(Generic[F]):
         self._added: dict[str, F] = {}
         self._error = error
 
-    def register(self, name: str) -> Callable[[F], F]:
-        """Decorator: makes the function known as `name`.
+    def register(self, name: str) -> Callable[[G], G]:
+        """Decorator: makes the function, which is one of F, known as `name`; it keeps its own type.
 
         Raises:
             AlgosError: the name holds a colon, or is taken by another function.
         """
 
-        def add(function: F) -> F:
+        def add(function: G) -> G:
             if ":" in name or not name:
                 raise self._error(f"{name!r} is no name for a {self._what}: a colon stands for an import path")
             holder = self._added.get(name, self._builtin.get(name, function))
             if holder is not function and holder != path_of(function):
                 raise self._error(f"the {self._what} name {name!r} is taken by {holder!r}; choose another")
             if name not in self._builtin:
-                self._added[name] = function
+                self._added[name] = cast(F, function)
             return function
 
         return add

@@ -65,8 +65,15 @@ def as_result(value: object, name: str) -> RewardResult:
     return RewardResult(value=number, outcome="right" if number >= 1 else "wrong")
 
 
+class Reward(Protocol):
+    """What `make_reward` gives. Pure: the same arguments give the same result. Raises `RewardError` for an unusable
+    reference."""
+
+    def __call__(self, completion: str, reference: str, /) -> RewardResult: ...
+
+
 class RewardFunction(Protocol):
-    """Pure: the same arguments give the same result. Raises `RewardError` for an unusable reference."""
+    """A reward as its author writes it: as `Reward`, and it may return the number alone."""
 
     def __call__(self, completion: str, reference: str, /) -> RewardResult | float: ...
 

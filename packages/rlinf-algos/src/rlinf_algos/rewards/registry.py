@@ -1,6 +1,7 @@
 """Rewards by name."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from rlinf_algos.errors import RewardError
 from rlinf_algos.registry import Registry
@@ -9,7 +10,10 @@ from rlinf_algos.rewards.base import RewardFunction
 REWARDS: Registry[RewardFunction] = Registry("reward", error=RewardError)
 
 
-def register_reward(name: str) -> Callable[[RewardFunction], RewardFunction]:
+F = TypeVar("F", bound=RewardFunction)
+
+
+def register_reward(name: str) -> Callable[[F], F]:
     """Decorator: makes the function known as `name`.
 
     Raises:

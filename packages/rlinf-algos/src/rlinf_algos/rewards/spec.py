@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlinf_algos.errors import RewardError
-from rlinf_algos.rewards.base import BatchReward, RewardFunction
+from rlinf_algos.rewards.base import BatchReward, Reward
 from rlinf_algos.rewards.choice import MultipleChoice
 from rlinf_algos.rewards.length import LengthPenalty, LengthTarget
 from rlinf_algos.rewards.mathematics import MathReward
@@ -58,7 +58,7 @@ def _code_reward(
     )
 
 
-_CLASSES: dict[str, Callable[..., RewardFunction]] = {
+_CLASSES: dict[str, Callable[..., Reward]] = {
     "math_answer": MathReward,
     "multiple_choice": MultipleChoice,
     "code_tests": _code_reward,
@@ -71,7 +71,7 @@ RULES_WITH_OPTIONS = (*_CLASSES, "weighted")
 """code_tests takes the fields of `SandboxLimits` beside its own."""
 
 
-def make_reward(spec: RewardSpec | str) -> RewardFunction:
+def make_reward(spec: RewardSpec | str) -> Reward:
     """The reward that a spec, or a rule without options, describes. What it returns may hold processes or a model: call
     its `close` where it has one.
 
