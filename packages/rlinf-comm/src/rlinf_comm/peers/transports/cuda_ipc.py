@@ -64,6 +64,7 @@ class _Question:
     """Of the kinds that the sender could not make."""
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class _Parcel(Parcel):
     """The tensors lie in the sender's arena."""

@@ -75,6 +75,7 @@ class _Side:
         return None
 
 
+@record
 @dataclass(frozen=True, slots=True)
 class _Parcel(Parcel):
     """The tensors come over NCCL."""
