@@ -108,6 +108,7 @@ void bind_pool(py::module_& module) {
           [](const py::tuple& address) {
             const SegmentAddress where = address_from(address);
             const WithoutGil no_gil;
+            PoolRegistry::instance().trim();  // else a pool without tensors here would outlive its creator's death
             return std::make_unique<PoolHandle>(PoolRegistry::instance().open(where));
           },
           py::arg("address"))

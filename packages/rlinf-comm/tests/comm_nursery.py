@@ -170,7 +170,7 @@ def main() -> None:
     if "torch" in sys.argv:
         import torch
 
-        import rlinf_comm.peers  # noqa: F401 - for the children, and for the records among their arguments
+        import rlinf_comm.peers
         import rlinf_comm.weights  # noqa: F401
 
         torch.set_num_threads(1)
