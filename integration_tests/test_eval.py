@@ -152,6 +152,8 @@ def test_an_interrupt_leaves_a_folder_to_go_on_with(inputs, tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, out + err
-    assert err == f"go on with: rlinf eval --resume --output {output}\ninterrupted; nothing is left running\n"
+    # Python's resource tracker may add that a library's semaphores went with a worker that was still importing it.
+    ours = "".join(err.splitlines(keepends=True)[:2]) if "resource_tracker.py" in err else err
+    assert ours == f"go on with: rlinf eval --resume --output {output}\ninterrupted; nothing is left running\n"
     assert all_gone(workers)
     assert json.loads((output / "manifest.json").read_text())["sessions"][-1]["failure"] == "KeyboardInterrupt"
