@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rlinf.config import yaml_source
 from rlinf.config.load import load_config
 from rlinf.config.overrides import Override, apply_overrides, parse_overrides, split_overrides
+from rlinf.config.schema import EmbodiedConfig
 from rlinf.config.yaml_source import Tree
 from rlinf.errors import UserError
 
@@ -162,3 +163,9 @@ def test_a_task_kind_comes_first_wherever_it_stands():
 )
 def test_a_wrong_override_is_named_by_its_flag(argument: str, expected: str):
     assert message(argument).startswith(expected)
+
+
+def test_options_of_another_kind_of_environment_fall_away():
+    config = load_config("pushcube-ppo", parse_overrides(["--env.kind=gymnasium", "--env.id=CartPole-v1"]))
+    assert isinstance(config, EmbodiedConfig)
+    assert (config.env.options, config.env.ignore_terminations, config.env.num_envs) == ({}, False, 8)

@@ -21,7 +21,7 @@ Key = tuple[str | int, ...]
 KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("task", "kind"): (),
     ("algorithm", "name"): (),
-    ("env", "kind"): ("options",),
+    ("env", "kind"): ("options", "ignore_terminations"),
 }
 """A section and the key that tells its kinds apart -> the keys that mean something else in another kind; () for all."""
 
