@@ -203,7 +203,7 @@ class Deltas:
         return len(changed), read
 
 
-class _Socket:
+class MemorySocket:
     """Gives a stream's bytes, and then its end."""
 
     def __init__(self, data: bytes) -> None:
@@ -232,7 +232,7 @@ class Frames:
     def __init__(self) -> None:
         self._seeds: list[bytes] = []
         for value in ({"a": [1, "text"]}, [torch.arange(40.0), np.zeros(7)]):
-            sent = _Socket(b"")
+            sent = MemorySocket(b"")
             outbox = frames.Outbox(codec.encode(value))
             while outbox:
                 outbox.write(sent)  # pyright: ignore[reportArgumentType]
@@ -248,7 +248,7 @@ class Frames:
         data = (first if numbers.random() < 0.3 else mutated(first, numbers)) + numbers.choice(self._seeds)
 
         def read() -> None:
-            reader = frames.StreamReader(_Socket(data))  # pyright: ignore[reportArgumentType]
+            reader = frames.StreamReader(MemorySocket(data))  # pyright: ignore[reportArgumentType]
             while not reader.has_ended:
                 reader.pump_bytes(1 << 60)
             while reader.ready:

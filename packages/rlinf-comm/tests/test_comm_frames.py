@@ -6,6 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
+from comm_fuzz import MemorySocket
 
 from rlinf_comm import codec
 from rlinf_comm.peers.transports import frames
@@ -29,19 +30,6 @@ class Taking:
         return len(data)
 
 
-class Giving:
-    """The receiver's socket."""
-
-    def __init__(self, data: bytes) -> None:
-        self._left = memoryview(data)
-
-    def recv_into(self, target: memoryview) -> int:
-        num_bytes = min(len(target), len(self._left))
-        target[:num_bytes] = self._left[:num_bytes]
-        self._left = self._left[num_bytes:]
-        return num_bytes
-
-
 def written(*values: object) -> bytearray:
     taking = Taking()
     for value in values:
@@ -52,7 +40,7 @@ def written(*values: object) -> bytearray:
 
 
 def read(data: bytes) -> StreamReader:
-    reader = StreamReader(Giving(data))  # pyright: ignore[reportArgumentType]
+    reader = StreamReader(MemorySocket(data))  # pyright: ignore[reportArgumentType]
     while not reader.has_ended:
         reader.pump_bytes(1 << 60)
     return reader
