@@ -6,7 +6,7 @@ import pytest
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, FlowDefinitionError, LocalLauncher, RemoteError, StepContext, StepTimeout
-from rlinf_workers.testing import FaultyStage, Number, Scale, Shift, reference_run, toy_flow
+from rlinf_workers.testing.toy_flow import FaultyStage, Number, Scale, Shift, reference_run, toy_flow
 
 NUMBERS = [Number(index=i, value=float(i)) for i in range(10)]
 NUM_STEPS = 3

@@ -10,7 +10,7 @@ from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.generation.huggingface import HuggingFaceEngine
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_tokens
 from rlinf_workers.models.sequences import completion_logprobs, pack_groups
-from rlinf_workers.records import Prompt
+from rlinf_workers.records.language import Prompt
 
 GREEDY = SamplingSettings(group_size=1, max_new_tokens=6, temperature=0.0)
 SAMPLING = SamplingSettings(group_size=4, max_new_tokens=6)
