@@ -10,12 +10,10 @@ import torch
 from rlinf_algos import PolicyLoss, policy_gradient_loss, preset, register_policy_loss
 from rlinf_algos.parts import POLICY_LOSSES
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_workers.collectives import RankGroup
 from rlinf_workers.language.actor import Actor, ActorSettings
 from rlinf_workers.metrics import merge
 from rlinf_workers.records.language import ExampleBatch, SampleGroup, ScoredGroup
-from rlinf_workers.training.optimizer import OptimizerSettings
-from rlinf_workers.training.replicated.gradients import ShardedGradients
+from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
 NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5
 
@@ -27,7 +25,7 @@ def actor_settings(model, name="grpo", **changes):
         "optimizer": OptimizerSettings(learning_rate=1e-2, max_grad_norm=1e9),
         "critic": OptimizerSettings(learning_rate=1e-2),
         "warm_start": OptimizerSettings(learning_rate=1e-2),
-        "num_shards": 2,
+        "backend": BackendSettings(num_shards=changes.pop("num_shards", 2)),
         "micro_batch_groups": 2,
         "num_prompts": NUM_GROUPS,
         "max_completion_tokens": NUM_TOKENS,
@@ -67,7 +65,7 @@ def gradient_after(make_worker, reader, settings, groups, chunk=3):
     """The averaged gradient of one training step, as a flat vector."""
     actor = make_worker(Actor, settings, num_items=len(groups))
     actor.train(reader(groups[i : i + chunk] for i in range(0, len(groups), chunk)))
-    return torch.cat([parameter.grad.flatten() for parameter in actor._model.parameters()]), actor
+    return torch.cat([parameter.grad.flatten() for parameter in actor._backend._model.parameters()]), actor
 
 
 def grpo_reference(rewards):
@@ -82,7 +80,7 @@ def expected_gradient(make_worker, settings, groups, advantages_of=grpo_referenc
         advantages_of: [G] float64 rewards -> [G].
         weight_of: tokens of the completion -> weight of each; by default one over all tokens of the batch.
     """
-    model = make_worker(Actor, settings)._model.double()
+    model = make_worker(Actor, settings)._backend._model.double()
     algorithm = settings.algorithm
     tokens = sum(float(group.samples.loss_mask.sum()) for group in groups)
     total = torch.zeros((), dtype=torch.float64)
@@ -170,7 +168,7 @@ def test_corrections_weigh_tokens_by_actor_over_engine(make_worker, reader, mode
         groups = scored_groups()
         probe = make_worker(Actor, actor_settings(model))
         with torch.no_grad():
-            logprobs = probe._of_each(groups, probe._proximal_logprobs)
+            logprobs = probe._ask(groups, probe._logprobs)
         groups = [
             dataclasses.replace(
                 group,
@@ -190,7 +188,7 @@ def drifted(make_worker, model, groups, nats):
     """The groups with an engine that finds every token likelier than the actor does, by so many nats."""
     probe = make_worker(Actor, actor_settings(model))
     with torch.no_grad():
-        logprobs = probe._of_each(groups, probe._proximal_logprobs)
+        logprobs = probe._ask(groups, probe._logprobs)
     return [
         dataclasses.replace(
             group,
@@ -276,7 +274,7 @@ def test_the_policy_loss_of_the_most_uncertain_tokens(make_worker, reader, model
     settings = actor_settings(model, top_entropy_fraction=0.3, num_shards=1, micro_batch_groups=NUM_GROUPS)
     groups = scored_groups()
     found, actor = gradient_after(make_worker, reader, settings, groups)
-    network = make_worker(Actor, settings)._model.double()
+    network = make_worker(Actor, settings)._backend._model.double()
     terms, entropies = [], []
     for group in (group for group in groups if group.samples.index != 5):
         for g, advantage in enumerate(grpo_reference(group.rewards.double())):
@@ -517,20 +515,4 @@ def test_a_saved_model_loads_with_transformers(make_worker, model, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     ids = torch.tensor([[2, 3, 4]])
     with torch.no_grad():
-        assert_bitwise_equal(loaded(ids).logits, actor._model(ids).logits)
-
-
-def test_gradients_move_with_what_they_hold():
-    """The sums stay and the views follow."""
-    model = torch.nn.Linear(3, 2)
-    gradients = ShardedGradients(model.parameters(), 1, RankGroup(0, 1), num_statistics=1)
-    gradients.backward(0, model(torch.ones(1, 3)).sum(), [1.0])
-    gradients.release()
-    gradients.move(torch.device("cpu"))
-    gradients.backward(0, model(torch.ones(1, 3)).sum(), [1.0])
-    gradients.reduce()
-    assert model.weight.grad is not None
-    assert torch.equal(model.weight.grad, torch.full((2, 3), 2.0))
-    gradients.release()
-    gradients.move(torch.device("meta"))
-    assert {view.device.type for views in gradients._views.values() for view in views} == {"meta"}
+        assert_bitwise_equal(loaded(ids).logits, actor._backend._model(ids).logits)

@@ -70,7 +70,7 @@ def test_splitting_by_max_batch_sequences_changes_nothing(model):
 def test_logprobs_are_those_of_a_training_forward(model):
     made = engine(model)
     groups = generate(made, prompts([3, 8, 5]))
-    batch = pack_groups(groups, pad_id=0)
+    batch = pack_groups(groups)
     with torch.no_grad():
         expected = completion_logprobs(made._model, batch, temperature=1.0)
     found = torch.cat([group.rollout_logprobs for group in groups])[:, : expected.shape[1]]

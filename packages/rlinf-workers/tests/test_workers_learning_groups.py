@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from rlinf_algos import preset
+from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.collectives import RankGroup
-from rlinf_workers.language.learning_groups import AdvantageMaker, LearningGroup, choose_groups, has_signal, whiten
+from rlinf_workers.language.learning_groups import AdvantageMaker, LearningGroup, choose_groups, signals, whiten
 from rlinf_workers.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.training.replicated.gradients import ShardedGradients
 
@@ -36,12 +37,15 @@ def scored_groups():
     return groups
 
 
-def gradients(num_shards=2):
-    return ShardedGradients([torch.nn.Parameter(torch.zeros(1))], num_shards, RankGroup(0, 1), num_statistics=1)
+def backend(num_shards=2):
+    """What summing over shards needs of one."""
+    return ShardedGradients([torch.nn.Parameter(torch.zeros(1))], num_shards, RankGroup(0, 1))
 
 
 def made(group, name="grpo", values=None, **changes):
-    return AdvantageMaker(preset(name, **changes), max_completion_tokens=NUM_TOKENS).make(group, values)
+    return AdvantageMaker(preset(name, **changes), max_completion_tokens=NUM_TOKENS).make(
+        [group], {} if values is None else {group.samples.index: values}
+    )[0]
 
 
 def lengths_of(group):
@@ -133,10 +137,8 @@ def test_gdpo_brings_every_part_to_one_scale():
 
 def test_parts_may_differ_where_their_sum_does_not():
     group = dataclasses.replace(with_parts(scored_groups()[5], ((1.0, 0.0), (0.0, 3.0)) * 2), rewards=torch.ones(4))
-    assert not has_signal(group)
-    assert has_signal(group, by_parts=True)
-    assert choose_groups([group], gradients(), NUM_GROUPS, 9) == {}
-    assert choose_groups([group], gradients(), NUM_GROUPS, 9, by_parts=True) == {5: 0}
+    assert signals([group]) == [False]
+    assert signals([group], by_parts=True) == [True]
 
 
 def test_distillation_learns_from_each_tokens_distance_to_the_teacher():
@@ -155,12 +157,13 @@ def test_a_wrong_shape_is_named(monkeypatch):
     maker = AdvantageMaker(preset("grpo"), max_completion_tokens=NUM_TOKENS)
     monkeypatch.setattr(maker, "_function", lambda rewards, **_: rewards[0])
     with pytest.raises(ValueError, match=r"advantage 'grpo' gave the shape \[4\] for rewards \[1, 4\]"):
-        maker.make(scored_groups()[0])
+        maker.make(scored_groups()[:1])
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(99, [0, 1, 2, 3, 4, 6, 7]), (3, [0, 1, 2]), (0, [])])
 def test_dynamic_sampling_takes_the_first_groups_with_a_signal(limit, expected):
-    chosen = choose_groups(scored_groups(), gradients(), NUM_GROUPS, limit)
+    groups = scored_groups()
+    chosen = choose_groups(groups, signals(groups), backend(), NUM_GROUPS, limit)
     assert chosen == {index: position for position, index in enumerate(expected)}
 
 
@@ -178,8 +181,7 @@ def test_whitening_is_over_all_tokens_of_all_shards(by_token, num_shards):
     mask = torch.cat([group.samples.loss_mask for group in groups]).bool()
     before = torch.cat([g.advantages if by_token else g.advantages[:, None].expand(-1, NUM_TOKENS) for g in groups])
     inside = before.double()[mask]
-    shards = {shard: [g for g in groups if g.index % num_shards == shard] for shard in range(num_shards)}
-    whiten(shards, gradients(num_shards))
+    whiten(groups, num_shards, backend(num_shards))
     after = torch.cat([g.advantages if by_token else g.advantages[:, None].expand(-1, NUM_TOKENS) for g in groups])
     torch.testing.assert_close(
         after.double()[mask], (inside - inside.mean()) / inside.std(), rtol=1e-4, atol=1e-4
@@ -190,5 +192,41 @@ def test_equal_advantages_are_whitened_to_zero():
     groups = [
         LearningGroup(samples=g.samples, rewards=g.rewards, advantages=torch.ones(GROUP_SIZE)) for g in scored_groups()
     ]
-    whiten({0: groups}, gradients(1))
+    whiten(groups, 1, backend(1))
     assert all(not group.advantages.any() for group in groups)
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "dr_grpo", "gdpo", "opo"])
+@pytest.mark.parametrize("group_size", [2, 3, 8, 17, 64])
+def test_the_number_of_groups_in_a_call_does_not_change_a_bit(name, group_size):
+    """A plan chooses how many groups come in a chunk; advantages are of all of them in one call."""
+    generator = torch.Generator().manual_seed(group_size)
+    algorithm = preset("grpo", advantage="opo") if name == "opo" else preset(name, whiten_advantages=False)
+    maker = AdvantageMaker(dataclasses.replace(algorithm, kl_coef=0.0), max_completion_tokens=3)
+    groups = []
+    for index in range(40):
+        mask = (torch.arange(3)[None] < torch.randint(1, 4, (group_size, 1), generator=generator)).float()
+        zeros = torch.zeros(group_size, 3)
+        samples = SampleGroup(
+            index=index,
+            prompt_ids=torch.arange(3),
+            completion_ids=zeros.long(),
+            loss_mask=mask,
+            rollout_logprobs=zeros,
+            reference_answer="",
+            policy_version=0,
+        )
+        groups.append(
+            ScoredGroup(
+                samples=samples,
+                rewards=10 * torch.randn(group_size, generator=generator),
+                completions=("",) * group_size,
+                parts=torch.randn(group_size, 2, generator=generator),
+                part_weights=torch.tensor([0.3, 0.7]),
+            )
+        )
+    alone = [maker.make([group])[0].advantages for group in groups]
+    for size in (2, 7, 40):
+        found = [made for i in range(0, 40, size) for made in maker.make(groups[i : i + size])]
+        for one, group in zip(alone, found, strict=True):
+            assert_bitwise_equal(group.advantages, one)

@@ -41,7 +41,7 @@ def logprobs_of_whole_sequences(model, groups):
 def test_shared_prompts_equal_whole_sequences(model, prompt_lengths):
     built = build_model(model, torch.device("cpu")).double()
     groups = [sample_group(i, length, [5, 1, 3]) for i, length in enumerate(prompt_lengths)]
-    batch = pack_groups(groups, pad_id=0)
+    batch = pack_groups(groups)
     weight = torch.rand(batch.loss_mask.shape, dtype=torch.float64) * batch.loss_mask
 
     found = completion_logprobs(built, batch, TEMPERATURE)
@@ -59,7 +59,7 @@ def test_shared_prompts_equal_whole_sequences(model, prompt_lengths):
 def test_a_completion_of_one_token_needs_its_prompt_alone(model):
     built = build_model(model, torch.device("cpu"))
     groups = [sample_group(0, 4, [1, 1, 1])]
-    batch = pack_groups(groups, pad_id=0)
+    batch = pack_groups(groups)
     assert batch.completion_ids.shape == (GROUP_SIZE, 1)
     with torch.no_grad():
         found = completion_logprobs(built, batch, TEMPERATURE)
@@ -85,7 +85,7 @@ def test_a_model_without_sdpa_has_its_own_attention(tmp_path):
     ).save_pretrained(tmp_path)
     built = build_model(ModelSettings(folder=str(tmp_path), has_weights=False), torch.device("cpu"))
     groups = [sample_group(i, length, [5, 1, 3]) for i, length in enumerate((6, 2))]
-    batch = pack_groups(groups, pad_id=0)
+    batch = pack_groups(groups)
     with torch.no_grad():
         found = completion_logprobs(built, batch, TEMPERATURE) * batch.loss_mask
         expected = logprobs_of_whole_sequences(built, groups)
@@ -94,4 +94,4 @@ def test_a_model_without_sdpa_has_its_own_attention(tmp_path):
 
 def test_groups_of_different_sizes_are_refused():
     with pytest.raises(ValueError, match=r"groups of \[2, 3\] completions in one batch"):
-        pack_groups([sample_group(0, 4, [5, 1, 3]), sample_group(1, 4, [5, 1])], pad_id=0)
+        pack_groups([sample_group(0, 4, [5, 1, 3]), sample_group(1, 4, [5, 1])])

@@ -93,6 +93,32 @@ def constant_length_mean(
     return sequence_mean_token_sum(terms, mask, total_sequences, sequence_ids=sequence_ids) / max_completion_tokens
 
 
+def summed(aggregation: str, terms: Tensor, mask: Tensor | None, *, sequence_ids: Tensor | None = None) -> Tensor:
+    """The numerator of the aggregation of that name, for an update whose totals are known only at its end: sums of
+    micro-batches, added up and divided by the sum of their `divisor`, are the aggregation of the batch.
+
+    Args, raises: as `sequence_mean_token_mean`.
+
+    Returns:
+        a scalar tensor, at least float32, differentiable.
+    """
+    if aggregation == "token_mean":
+        return masked("terms", terms, as_mask("mask", mask, "terms", terms)).sum()
+    filled, sequences = _by_sequence(terms, mask, sequence_ids)
+    return sequences.mean(filled).sum() if aggregation == "sequence_mean_token_mean" else filled.sum()
+
+
+def divisor(aggregation: str, mask: Tensor, *, max_completion_tokens: int, sequence_ids: Tensor | None = None) -> float:
+    """The denominator that belongs to `summed`: tokens, sequences, or sequences * max_completion_tokens.
+
+    Args: mask, sequence_ids: as `count_tokens_and_sequences`. max_completion_tokens: as `constant_length_mean`.
+    """
+    num_tokens, num_sequences = count_tokens_and_sequences(mask, sequence_ids=sequence_ids)
+    if aggregation == "token_mean":
+        return float(num_tokens)
+    return float(num_sequences) * (max_completion_tokens if aggregation == "constant_length_mean" else 1)
+
+
 def count_tokens_and_sequences(mask: Tensor, *, sequence_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """What a micro-batch adds to the totals of its update.
 

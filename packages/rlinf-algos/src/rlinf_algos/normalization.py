@@ -7,7 +7,7 @@ is spread over data-parallel ranks, `sum_over_ranks` makes the statistics those 
 never `E[x^2] - E[x]^2`, whose digits cancel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -90,18 +90,44 @@ class Moments:
         Raises:
             ShapeError. NonFiniteError: inside the mask, on *every* rank if it is on one, so that none waits for it.
         """
-        total = sum_over_ranks or (lambda tensor: tensor)
         inside = as_mask("mask", mask, name, values)
-        chosen = values.detach()[inside].double()
-        bad = ~torch.isfinite(chosen)
-        count, num_bad, value_sum = total(torch.stack([_count(inside), bad.double().sum(), _finite_sum(chosen, bad)]))
-        check_finite(name, values, inside)
+        total = sum_over_ranks or (lambda tensor: tensor)
+        try:
+            return Moments.of_parts([values.detach()[inside]], lambda rows: total(rows[0]), name=name)
+        except NonFiniteError:
+            check_finite(name, values, inside)  # says where
+            raise
+
+    @staticmethod
+    @torch.no_grad()
+    def of_parts(
+        parts: Sequence[Tensor], sum_over_parts: Callable[[Tensor], Tensor], *, name: str = "values"
+    ) -> "Moments":
+        """Of numbers that come in parts (the shards of a batch) which are summed in an order of their own, so that the
+        moments do not depend on the rank that has a part.
+
+        Args:
+            parts: of this rank, any shape; a part may have nothing.
+            sum_over_parts: takes one float64 row a part of this rank, [len(parts), k], returns the sum over all parts
+                of all ranks, [k], on each of them; called three times.
+            name: what errors call the values.
+
+        Raises: NonFiniteError, on every rank if it is on one.
+        """
+        found = [part.detach().double().flatten() for part in parts]
+        bad = [~torch.isfinite(part) for part in found]
+        first = [torch.stack([_count(b), b.sum().double(), _finite_sum(p, b)]) for p, b in zip(found, bad, strict=True)]
+        count, num_bad, value_sum = sum_over_parts(torch.stack(first))
         if num_bad > 0:
-            raise NonFiniteError(f"{name} holds {int(num_bad)} elements that are not finite, on other ranks than this")
+            here = [number for number, b in enumerate(bad) if bool(b.any())]
+            where = f"in part {here[0]} of this rank" if here else "on other ranks than this"
+            raise NonFiniteError(f"{name} holds {int(num_bad)} elements that are not finite, {where}")
         rough_mean = value_sum / count.clamp(min=1.0)
         # What rounding left between the rough mean and the mean; for equal numbers it makes the mean that number.
-        mean = rough_mean + total((chosen - rough_mean).sum()[None])[0] / count.clamp(min=1.0)
-        return Moments(count=count, mean=mean, squared_deviations=total((chosen - mean).square().sum()[None])[0])
+        left = sum_over_parts(torch.stack([(part - rough_mean).sum()[None] for part in found]))[0]
+        mean = rough_mean + left / count.clamp(min=1.0)
+        squares = sum_over_parts(torch.stack([(part - mean).square().sum()[None] for part in found]))[0]
+        return Moments(count=count, mean=mean, squared_deviations=squares)
 
     def merge(self, other: "Moments") -> "Moments":
         """Of both sets of numbers together (T. F. Chan, G. H. Golub and R. J. LeVeque, 1979)."""
@@ -121,13 +147,16 @@ class Moments:
         return self.squared_deviations / (self.count - 1.0).clamp(min=1.0)
 
     @torch.no_grad()
-    def whiten(self, values: Tensor, mask: Tensor | None = None, *, epsilon: float = 1e-8) -> Tensor:
+    def whiten(
+        self, values: Tensor, mask: Tensor | None = None, *, epsilon: float = 1e-8, in_float64: bool = True
+    ) -> Tensor:
         """`(values - mean) / (sqrt(variance) + epsilon)`, a constant; exactly 0 outside the mask, and everywhere if the
         numbers that these are the moments of are all equal.
 
         Args:
             values: any shape; mask: the same shape, bool or 0/1, None: every element.
             epsilon: added to the standard deviation.
+            in_float64: False: this last line in the dtype of the values, for numbers of a batch's size on a device.
 
         Returns:
             the same shape, at least float32.
@@ -137,7 +166,8 @@ class Moments:
         filled = masked("values", values, inside)
         if not bool(self.squared_deviations > 0):
             return torch.zeros_like(filled)
-        whitened = (filled.double() - self.mean) / (self.variance.sqrt() + epsilon)
+        centred = (filled.double() if in_float64 else filled) - float(self.mean)
+        whitened = centred / float(self.variance.sqrt() + epsilon)
         return whitened.to(filled.dtype).masked_fill(~inside, 0.0)
 
 
@@ -209,8 +239,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = No
     return 1.0 - errors.var(correction=0) / chosen_returns.var(correction=0)
 
 
-def _count(inside: Tensor) -> Tensor:
-    return inside.sum().double()
+def _count(part: Tensor) -> Tensor:
+    return torch.tensor(float(part.numel()), dtype=torch.float64, device=part.device)
 
 
 def _finite_sum(chosen: Tensor, bad: Tensor) -> Tensor:

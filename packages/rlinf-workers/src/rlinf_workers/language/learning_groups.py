@@ -1,12 +1,12 @@
 """From scored groups to what the update learns from: which groups count, and the advantage of each token.
 
 scored groups -> groups with a signal -> overlong penalty, KL penalty -> advantages -> overlong filter -> whitened over
-the step
+the step -> micro-batches
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from rlinf_algos import adapted_kl_coef, dapo, rewards_at_last_token
 from rlinf_algos.algorithm import Algorithm
+from rlinf_algos.normalization import Moments
 from rlinf_algos.parts import ADVANTAGES, advantage_takes
 from rlinf_algos.presets import KLS
+from rlinf_workers.models.sequences import SequenceBatch, pack_groups
 from rlinf_workers.records.language import SampleGroup, ScoredGroup
-from rlinf_workers.training.replicated.gradients import ShardedGradients
-
-WHITEN_EPSILON = 1e-8
+from rlinf_workers.training.base import TrainingBackend
 
 
 @dataclass(kw_only=True, slots=True)
@@ -40,8 +40,8 @@ class LearningGroup:
     """[G, T], of the critic before the update."""
     returns: Tensor | None = None
     """[G, T], what the critic should have said."""
-    kl: Tensor | None = None
-    """[G], nats, to the reference over each completion; of algorithms that have it in the reward."""
+    token_kl: Tensor | None = None
+    """[G, T], nats, to the reference; of algorithms that have it in the reward."""
 
     @property
     def index(self) -> int:
@@ -56,29 +56,30 @@ def kl_estimate(algorithm: Algorithm) -> Callable[..., Tensor] | None:
     return function if algorithm.kl_clamp is None else partial(function, clamp=algorithm.kl_clamp)
 
 
-def has_signal(group: ScoredGroup, *, by_parts: bool = False) -> bool:
-    """Whether any two rewards differ, or any two values of a part of them: without that a group says nothing about
-    which completion is better."""
-    if by_parts and group.parts is not None:
-        return bool((group.parts != group.parts[0]).any())
-    return bool((group.rewards != group.rewards[0]).any())
+def signals(groups: Sequence[ScoredGroup], *, by_parts: bool = False) -> list[bool]:
+    """Whether any two rewards of a group differ, or any two values of a part of them: without that a group says nothing
+    about which completion is better."""
+    if not groups:
+        return []
+    reads_parts = by_parts and groups[0].parts is not None
+    rows = torch.stack([_parts_of(group).T if reads_parts else group.rewards[None] for group in groups])  # [P, K, G]
+    return dapo.has_signal(rows.flatten(0, 1)).view_as(rows).flatten(1).any(dim=1).tolist()
 
 
 def choose_groups(
-    groups: Sequence[ScoredGroup], gradients: ShardedGradients, num_items: int, limit: int, *, by_parts: bool = False
+    groups: Sequence[ScoredGroup], have_signal: Sequence[bool], backend: TrainingBackend, num_items: int, limit: int
 ) -> dict[int, int]:
     """Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): index -> position of the first `limit` groups with a
     signal, over all ranks.
 
     Args:
-        groups: this rank's.
+        groups: this rank's, and which of them have a signal.
         num_items: groups of the step, over all ranks.
     """
-    flags = {shard: torch.zeros(num_items, dtype=torch.int64) for shard in gradients.shards}
-    first = gradients.shards[0]
-    for group in groups:
-        flags[first][group.samples.index] = int(has_signal(group, by_parts=by_parts))
-    chosen = gradients.sum_over_shards(flags).nonzero()[:limit, 0].tolist()
+    flags = torch.zeros(len(backend.shards), num_items, dtype=torch.int64)
+    for group, has_signal in zip(groups, have_signal, strict=True):
+        flags[0][group.samples.index] = int(has_signal)
+    chosen = backend.sum_over_shards(flags).nonzero()[:limit, 0].tolist()
     return {index: position for position, index in enumerate(chosen)}
 
 
@@ -113,35 +114,56 @@ class AdvantageMaker:
             self.kl_coef, kl_sum / num_samples, target_kl=target, num_samples=num_samples, horizon=horizon
         )
 
-    def make(self, group: ScoredGroup, values: Tensor | None = None) -> LearningGroup:
-        """The group with advantages, and with returns where there are values, [G, T]."""
-        samples = group.samples
-        lengths = samples.loss_mask.sum(-1)
+    def make(self, groups: Sequence[ScoredGroup], values: Mapping[int, Tensor] | None = None) -> list[LearningGroup]:
+        """The groups with advantages, and with returns where there are values, index -> [G, T].
+
+        What compares completions is called once for all groups, [P, G]; a row's numbers do not depend on the others.
+        What works on tokens is called for each group, whose completions have a width of their own.
+        """
+        made = [self._without_advantages(group, (values or {}).get(group.samples.index)) for group in groups]
+        if self._takes.works_on_tokens:
+            for group in made:
+                self._set_on_tokens(group)
+        elif made:
+            self._set_on_groups(made, groups)
+        if self._algorithm.overlong_filter:
+            for group in made:
+                group.samples = self._filtered(group.samples)
+        return made
+
+    def _without_advantages(self, group: ScoredGroup, values: Tensor | None) -> LearningGroup:
+        kl = None
+        if self._kl is not None:
+            samples = group.samples
+            kl = self._kl(samples.rollout_logprobs, self._ref(samples), samples.loss_mask)
+        return LearningGroup(
+            samples=group.samples, rewards=group.rewards, advantages=torch.zeros(0), values=values, token_kl=kl
+        )
+
+    def _penalised(self, group: LearningGroup) -> Tensor:
+        """[G], the rewards with their weight, less the penalty on length."""
         penalised = group.rewards
         if self._algorithm.overlong_buffer_tokens:
-            penalised = penalised + self._overlong_penalty(lengths)
-        penalised = self._algorithm.reward_coef * penalised
-        kl = None if self._kl is None else self._kl(samples.rollout_logprobs, self._ref(samples), samples.loss_mask)
-        returns = None
-        if self._takes.works_on_tokens:
-            tokens = rewards_at_last_token(penalised, samples.loss_mask)
-            tokens = tokens if kl is None else tokens - self.kl_coef * kl
-            given = {"rewards": tokens, "loss_mask": samples.loss_mask}
-            found = self._call(given | ({} if values is None else {"values": values}), tokens.shape)
-            advantages, returns = found if isinstance(found, tuple) else (found, None)
-        else:
-            if kl is not None:
-                penalised = penalised - (self.kl_coef * kl).sum(-1)
-            given = {"rewards": penalised[None], "lengths": lengths[None], **self._parts(group)}
-            advantages = self._call(given, given["rewards"].shape)[0]
-        return LearningGroup(
-            samples=self._filtered(samples) if self._algorithm.overlong_filter else samples,
-            rewards=group.rewards,
-            advantages=advantages,
-            values=values,
-            returns=returns,
-            kl=None if kl is None else kl.sum(-1),
-        )
+            penalised = penalised + self._overlong_penalty(group.samples.loss_mask.sum(-1))
+        return self._algorithm.reward_coef * penalised
+
+    def _set_on_tokens(self, group: LearningGroup) -> None:
+        tokens = rewards_at_last_token(self._penalised(group), group.samples.loss_mask)
+        tokens = tokens if group.token_kl is None else tokens - self.kl_coef * group.token_kl
+        given = {"rewards": tokens, "loss_mask": group.samples.loss_mask}
+        found = self._call(given | ({} if group.values is None else {"values": group.values}), tokens.shape)
+        group.advantages, group.returns = found if isinstance(found, tuple) else (found, None)
+
+    def _set_on_groups(self, made: Sequence[LearningGroup], groups: Sequence[ScoredGroup]) -> None:
+        rewards = [self._penalised(group) for group in made]
+        rewards = [
+            reward if group.token_kl is None else reward - (self.kl_coef * group.token_kl).sum(-1)
+            for reward, group in zip(rewards, made, strict=True)
+        ]
+        lengths = torch.stack([group.samples.loss_mask.sum(-1) for group in made])
+        given = {"rewards": torch.stack(rewards), "lengths": lengths, **self._parts(groups)}
+        for group, advantages in zip(made, self._call(given, lengths.shape), strict=True):
+            group.advantages = advantages
 
     def _call(self, given: Mapping[str, Tensor], shape: torch.Size) -> Any:
         found = self._function(*(given[name] for name in self._takes.inputs), **self._options)
@@ -153,12 +175,13 @@ class AdvantageMaker:
             )
         return found
 
-    def _parts(self, group: ScoredGroup) -> dict[str, Tensor]:
+    def _parts(self, groups: Sequence[ScoredGroup]) -> dict[str, Tensor]:
         if not self.reads_parts:
             return {}
-        if group.parts is None or group.part_weights is None:
+        weights = groups[0].part_weights
+        if weights is None:
             raise ValueError(f"advantage {self._algorithm.advantage!r} reads the parts of a reward, and this has none")
-        return {"parts": group.parts[None], "part_weights": group.part_weights}
+        return {"parts": torch.stack([_parts_of(group) for group in groups]), "part_weights": weights}
 
     @staticmethod
     def _filtered(samples: SampleGroup) -> SampleGroup:
@@ -185,28 +208,59 @@ class AdvantageMaker:
         )
 
 
-def whiten(by_shard: Mapping[int, Sequence[LearningGroup]], gradients: ShardedGradients) -> None:
-    """Mean 0 and deviation 1 over all tokens of the step, whatever its shards and ranks. Two passes in float64: the
-    deviation is that from the mean."""
-    count, total = gradients.sum_over_shards(
-        {shard: _sums(groups, lambda advantages: advantages) for shard, groups in by_shard.items()}
-    ).tolist()
-    mean = total / max(count, 1.0)
-    squares = gradients.sum_over_shards(
-        {shard: _sums(groups, lambda advantages: (advantages - mean).square()) for shard, groups in by_shard.items()}
-    )[1].item()
-    std = (squares / max(count - 1.0, 1.0)) ** 0.5
-    for groups in by_shard.values():
-        for group in groups:
-            group.advantages = (group.advantages - mean) / (std + WHITEN_EPSILON)
+def _parts_of(group: ScoredGroup) -> Tensor:
+    """[G, K]"""
+    assert group.parts is not None, "all groups of a run have parts, or none has"
+    return group.parts
 
 
-def _sums(groups: Sequence[LearningGroup], of: Any) -> Tensor:
-    """[tokens, sum over tokens]"""
-    sums = torch.zeros(2, dtype=torch.float64)
+def whiten(groups: Sequence[LearningGroup], num_shards: int, backend: TrainingBackend) -> None:
+    """Mean 0 and deviation 1 over all tokens of the step, whatever its shards and ranks."""
+    by_shard: dict[int, list[Tensor]] = {shard: [torch.zeros(0)] for shard in backend.shards}
     for group in groups:
-        mask = group.samples.loss_mask.double()
-        values = of(group.advantages.double())
-        values = values if values.ndim == 2 else values[:, None].expand(mask.shape)
-        sums += torch.stack([mask.sum(), (values * mask).sum()])
-    return sums
+        mask, advantages = group.samples.loss_mask != 0, group.advantages
+        by_token = advantages if advantages.ndim == 2 else advantages[:, None].expand(mask.shape)
+        by_shard[group.index % num_shards].append(by_token[mask])
+    parts = [torch.cat(tokens) for tokens in by_shard.values()]
+    moments = Moments.of_parts(parts, backend.sum_over_shards, name="advantages")
+    for group in groups:
+        group.advantages = moments.whiten(group.advantages, in_float64=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """Groups of one forward and backward, on the device. B completions of at most T tokens."""
+
+    sequences: SequenceBatch
+    advantages: Tensor
+    """[B] or [B, T]"""
+    rollout_logprobs: Tensor
+    """[B, T]"""
+    ref_logprobs: Tensor | None
+    proximal_logprobs: Tensor | None
+    values: Tensor | None
+    returns: Tensor | None
+    """[B, T]; None: the groups have none."""
+
+
+def micro_batch(groups: Sequence[LearningGroup], device: torch.device) -> MicroBatch:
+    """The groups as one batch, cut at the longest completion."""
+    samples = [group.samples for group in groups]
+    sequences = pack_groups(samples).to(device)
+    width = sequences.loss_mask.shape[1]
+
+    def joined(tensors: Iterable[Tensor | None]) -> Tensor | None:
+        found = [tensor[:, :width] if tensor.ndim == 2 else tensor for tensor in tensors if tensor is not None]
+        return torch.cat(found).to(device) if len(found) == len(groups) else None
+
+    advantages, rollout_logprobs = joined(g.advantages for g in groups), joined(s.rollout_logprobs for s in samples)
+    assert advantages is not None and rollout_logprobs is not None, "every group has them"
+    return MicroBatch(
+        sequences=sequences,
+        advantages=advantages,
+        rollout_logprobs=rollout_logprobs,
+        ref_logprobs=joined(sample.ref_logprobs for sample in samples),
+        proximal_logprobs=joined(group.proximal_logprobs for group in groups),
+        values=joined(group.values for group in groups),
+        returns=joined(group.returns for group in groups),
+    )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-
-import torch
+from dataclasses import dataclass, field
 
 from rlinf_comm.records import record
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, pad_token_id
-from rlinf_workers.models.placement import move_model
-from rlinf_workers.models.sequences import completion_logprobs, pack_groups
+from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.sequences import fit_width, pack_groups
+from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.records.language import SampleGroup
+from rlinf_workers.training.base import BackendSettings
 from rlinf_workers.worker import Worker
 
 
@@ -23,33 +22,27 @@ class ReferenceSettings:
 
     model: ModelSettings
     temperature: float
+    backend: BackendSettings = field(default_factory=BackendSettings)
 
 
 class Reference(Worker):
     """Adds the reference's log-probabilities to each group."""
 
     def __init__(self, settings: ReferenceSettings) -> None:
-        self._settings = settings
-        self._model = build_model(settings.model, self.device).requires_grad_(False)
-        tokenizer = load_tokenizer(settings.model.folder)
-        self._pad_id = pad_token_id(self._model, tokenizer)
+        self._backend = settings.backend.make(TokenModel(settings.model, settings.temperature), self)
 
     def load_weights(self, folder: str) -> None:
         """Takes the weights of a Hugging Face folder, for example the ones after a warm start."""
-        self._model = build_model(
-            dataclasses.replace(self._settings.model, folder=folder, has_weights=True), self.device
-        ).requires_grad_(False)
+        self._backend.load_model(folder)
 
-    @torch.no_grad()
     def logprobs(self, samples: Reader[SampleGroup], referenced: Writer[SampleGroup]) -> None:
         """Stage: groups in, the same groups with `ref_logprobs` out. One forward a group, so that numbers do not
         depend on the chunk."""
         for chunk in samples:
             for group in chunk:
-                batch = pack_groups([group], self._pad_id).to(self.device)
-                ref_logprobs = completion_logprobs(self._model, batch, self._settings.temperature).cpu()
-                width = group.completion_ids.shape[1]
-                padded = torch.nn.functional.pad(ref_logprobs, (0, width - ref_logprobs.shape[1]))
+                logprobs = self._backend.forward(pack_groups([group]).to(self.device)).logprobs
+                assert logprobs is not None, "a language model says how likely tokens are"
+                padded = fit_width(logprobs.cpu(), group.completion_ids.shape[1])
                 referenced.put(
                     dataclasses.replace(group, ref_logprobs=padded * group.loss_mask),
                     key=group.index,
@@ -57,7 +50,7 @@ class Reference(Worker):
                 )
 
     def onload(self) -> None:
-        move_model(self._model, self.device)
+        self._backend.onload()
 
     def offload(self) -> None:
-        move_model(self._model, torch.device("cpu"))
+        self._backend.offload()

@@ -46,7 +46,11 @@ class SequenceBatch:
         return SequenceBatch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
 
-def pack_groups(groups: Sequence[SampleGroup], pad_id: int) -> SequenceBatch:
+PAD_ID = 0
+"""Stands in places that are masked; any token would do."""
+
+
+def pack_groups(groups: Sequence[SampleGroup]) -> SequenceBatch:
     """Pads to the longest prompt and the longest completion among the groups.
 
     Raises: ValueError when the groups differ in size.
@@ -56,7 +60,7 @@ def pack_groups(groups: Sequence[SampleGroup], pad_id: int) -> SequenceBatch:
         raise ValueError(f"groups of {sorted(sizes)} completions in one batch; all groups of a batch have one size")
     prompt_width = max(len(group.prompt_ids) for group in groups)
     completion_width = max(int(group.loss_mask.sum(-1).max()) for group in groups)
-    prompt_ids = torch.full((len(groups), prompt_width), pad_id)
+    prompt_ids = torch.full((len(groups), prompt_width), PAD_ID)
     prompt_mask = torch.zeros(len(groups), prompt_width, dtype=torch.int64)
     for row, group in enumerate(groups):
         start = prompt_width - len(group.prompt_ids)
@@ -65,7 +69,7 @@ def pack_groups(groups: Sequence[SampleGroup], pad_id: int) -> SequenceBatch:
     return SequenceBatch(
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
-        completion_ids=torch.cat([fit_width(group.completion_ids, completion_width, pad_id) for group in groups]),
+        completion_ids=torch.cat([fit_width(group.completion_ids, completion_width, PAD_ID) for group in groups]),
         loss_mask=torch.cat([fit_width(group.loss_mask, completion_width, 0.0) for group in groups]),
     )
 

@@ -41,7 +41,7 @@ from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import ExampleBatch, Prompt, ScoredGroup
-from rlinf_workers.training.optimizer import OptimizerSettings
+from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
 WARM_START_OFFSET = 1 << 40
 """Where the warm start's problems begin in the training stream: farther than any run trains."""
@@ -159,7 +159,11 @@ class ReasoningJob:
         flow = Flow(self._algorithm.name.rpartition(":")[2])
         flow.worker("rollout", Rollout, self._rollout_settings(model))
         if config.algorithm.kl_coef:
-            settings = ReferenceSettings(model=self._reference_model(model), temperature=config.rollout.temperature)
+            settings = ReferenceSettings(
+                model=self._reference_model(model),
+                temperature=config.rollout.temperature,
+                backend=self._backend_settings(),
+            )
             flow.worker("reference", Reference, settings)
         flow.worker("reward", Reward, self._reward_settings(model))
         flow.worker("actor", Actor, self._actor_settings(model))
@@ -297,12 +301,16 @@ class ReasoningJob:
             warm_start=warm_start
             and OptimizerSettings(learning_rate=warm_start.learning_rate, warmup_steps=WARMUP_STEPS),
             critic=self._critic_settings() if algorithm.has_critic else None,
-            num_shards=actor.settled_shards,
+            backend=self._backend_settings(),
             micro_batch_groups=actor.micro_batch_groups,
             num_prompts=self.config.rollout.num_prompts,
             max_completion_tokens=self.config.rollout.max_new_tokens,
             temperature=self.config.rollout.temperature,
         )
+
+    def _backend_settings(self) -> BackendSettings:
+        actor = self.config.actor
+        return BackendSettings(name=actor.backend, options=dict(actor.backend_options), num_shards=actor.settled_shards)
 
     def _critic_settings(self) -> OptimizerSettings:
         critic = self.config.critic

@@ -1,1 +1,1 @@
-"""The replicated backend: every rank holds the whole model, and gradients are summed over a fixed number of shards."""
+"""The backend whose ranks all hold the whole model and share the shards of a batch."""

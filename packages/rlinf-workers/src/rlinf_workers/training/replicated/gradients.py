@@ -9,7 +9,7 @@ up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,9 @@ class ShardedGradients:
     Args:
         parameters: those to train; all of one dtype.
         num_shards: a multiple of the number of ranks.
-        num_statistics: numbers that are summed beside the gradient (token counts, loss terms), in float64.
     """
 
-    def __init__(
-        self, parameters: Iterable[nn.Parameter], num_shards: int, ranks: RankGroup, num_statistics: int
-    ) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], num_shards: int, ranks: RankGroup) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if num_shards % ranks.num_ranks:
             raise ValueError(
@@ -40,24 +37,24 @@ class ShardedGradients:
         size = sum(parameter.numel() for parameter in self._parameters)
         first = self._parameters[0]
         self._buffers = {shard: torch.zeros(size, dtype=first.dtype, device=first.device) for shard in self.shards}
-        self._statistics = {shard: torch.zeros(num_statistics, dtype=torch.float64) for shard in self.shards}
-        self._views = {shard: self._split(buffer) for shard, buffer in self._buffers.items()}
+        self._statistics: dict[int, Tensor] = {}
+        self._attached: int | None = None
+        self._split_buffers()
 
-    def zero(self) -> None:
-        """Starts a new batch."""
+    def zero(self, num_statistics: int) -> None:
+        """Starts a new batch, with so many numbers that are summed beside the gradient (token counts, loss terms), in
+        float64."""
         for shard in self.shards:
             self._buffers[shard].zero_()
-            self._statistics[shard].zero_()
+            self._statistics[shard] = torch.zeros(num_statistics, dtype=torch.float64)
 
-    def backward(self, shard: int, loss: Tensor, statistics: Iterable[float]) -> None:
-        """Adds the gradient of a micro-batch's loss, and its statistics, to a shard."""
-        for parameter, view in zip(self._parameters, self._views[shard], strict=True):
-            parameter.grad = view
+    def backward(self, shard: int, loss: Tensor) -> None:
+        """Adds the gradient of a micro-batch's loss to a shard."""
+        self._attach(shard)
         loss.backward()
-        self.add_statistics(shard, statistics)
 
-    def add_statistics(self, shard: int, statistics: Iterable[float]) -> None:
-        """For a micro-batch that has no gradient."""
+    def count(self, shard: int, statistics: Iterable[float]) -> None:
+        """Adds the statistics of a micro-batch to a shard."""
         self._statistics[shard] += torch.tensor(list(statistics), dtype=torch.float64)
 
     def reduce(self) -> Tensor:
@@ -69,34 +66,41 @@ class ShardedGradients:
             self._statistics[first] += self._statistics[shard]
         self._ranks.sum_(self._buffers[first])
         self._ranks.sum_(self._statistics[first])
-        for parameter, view in zip(self._parameters, self._views[first], strict=True):
-            parameter.grad = view
+        self._attach(first)
         return self._statistics[first].clone()
 
-    def sum_over_shards(self, by_shard: Mapping[int, Tensor]) -> Tensor:
-        """Sum of one tensor for each shard of this rank, over all shards of all ranks, in the order of the shards."""
-        first, *others = (by_shard[shard] for shard in self.shards)
-        total = first.clone()
-        for tensor in others:
-            total += tensor
+    def sum_over_shards(self, rows: Sequence[Tensor] | Tensor) -> Tensor:
+        """One tensor for each shard of this rank, in the order of the shards -> their sum over all ranks."""
+        total = rows[0].clone()
+        for row in rows[1:]:
+            total += row
         return self._ranks.sum_(total)
 
     def scale_(self, factor: float) -> None:
         """Multiplies the reduced gradient."""
         self._buffers[self.shards[0]] *= factor
 
-    def release(self) -> None:
-        """Takes the gradients off the parameters. Moving a model moves its gradients too, which would part them from
-        the buffers."""
+    def move(self, device: torch.device, move_parameters: Callable[[], object]) -> None:
+        """Moves with the parameters, with what it has summed so far: a turn may end in the middle of a step. The
+        gradients are off the parameters meanwhile: moved by them, they would part from the buffers."""
+        attached = self._attached
         for parameter in self._parameters:
             parameter.grad = None
-
-    def move(self, device: torch.device) -> None:
-        """With what they have summed so far: a turn may end in the middle of a step. After `release`."""
+        move_parameters()
         self._buffers = {shard: buffer.to(device) for shard, buffer in self._buffers.items()}
-        self._views = {shard: self._split(buffer) for shard, buffer in self._buffers.items()}
+        self._split_buffers()
+        if attached is not None:
+            self._attach(attached)
 
-    def _split(self, buffer: Tensor) -> list[Tensor]:
+    def _attach(self, shard: int) -> None:
+        """Lets the parameters' gradients be those of a shard."""
+        self._attached = shard
+        for parameter, view in zip(self._parameters, self._views[shard], strict=True):
+            parameter.grad = view
+
+    def _split_buffers(self) -> None:
         sizes = [parameter.numel() for parameter in self._parameters]
-        pieces = buffer.split(sizes)
-        return [piece.view_as(parameter) for piece, parameter in zip(pieces, self._parameters, strict=True)]
+        self._views = {
+            shard: [piece.view_as(p) for piece, p in zip(buffer.split(sizes), self._parameters, strict=True)]
+            for shard, buffer in self._buffers.items()
+        }

@@ -1,0 +1,90 @@
+"""Language models as training backends hold them: one that says how likely tokens are, one that says what they are
+worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
+from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer
+from rlinf_workers.models.sequences import SequenceBatch, completion_logits
+from rlinf_workers.records.language import ExampleBatch
+from rlinf_workers.training.base import Answers
+from rlinf_workers.training.checkpoint import load_model_weights, load_tensors, save_tensors
+
+VALUES_FILE = "values.safetensors"
+
+
+class TokenModel:
+    """A causal language model. Answers a SequenceBatch with the log-probabilities of its completion tokens, an
+    ExampleBatch with those of all tokens but the first.
+
+    Args:
+        temperature: divides the logits of a SequenceBatch; the rollout's, 0 stands for 1.
+    """
+
+    def __init__(self, settings: ModelSettings, temperature: float) -> None:
+        self._settings = settings
+        self._temperature = temperature or 1.0
+
+    def build(self, device: torch.device) -> nn.Module:
+        return build_model(self._settings, device)
+
+    def answers(self, model: Any, batch: SequenceBatch | ExampleBatch, *, entropies: bool) -> Answers:
+        if isinstance(batch, ExampleBatch):
+            return Answers(logprobs=_example_logprobs(model, batch))
+        logits = completion_logits(model, batch)
+        if entropies:
+            logprobs, found = logprobs_and_entropy(logits, batch.completion_ids, self._temperature)
+            return Answers(logprobs=logprobs, entropies=found)
+        return Answers(logprobs=token_logprobs(logits, batch.completion_ids, self._temperature))
+
+    def tensors(self, model: Any) -> dict[str, Tensor]:
+        return dict(model.named_parameters())
+
+    def save(self, model: Any, folder: str) -> None:
+        model.save_pretrained(folder, safe_serialization=True)
+        load_tokenizer(self._settings.folder).save_pretrained(folder)
+
+    def load(self, model: Any, folder: str) -> None:
+        load_model_weights(model, folder)
+
+
+class ValueModel:
+    """A causal language model whose head gives one number a token: the reward still to come before each token of a
+    SequenceBatch is chosen. The head begins at 0."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self._settings = settings
+
+    def build(self, device: torch.device) -> nn.Module:
+        model = build_model(self._settings, torch.device("cpu"))
+        width = model.get_output_embeddings().in_features
+        head = nn.Linear(width, 1, bias=True, dtype=model.dtype)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        model.set_output_embeddings(head)
+        return model.to(device)
+
+    def answers(self, model: Any, batch: SequenceBatch, *, entropies: bool) -> Answers:
+        return Answers(values=completion_logits(model, batch)[..., 0].float())
+
+    def tensors(self, model: Any) -> dict[str, Tensor]:
+        return dict(model.named_parameters())
+
+    def save(self, model: Any, folder: str) -> None:
+        save_tensors(self.tensors(model), f"{folder}/{VALUES_FILE}")
+
+    def load(self, model: Any, folder: str) -> None:
+        load_tensors(self.tensors(model), f"{folder}/{VALUES_FILE}")
+
+
+def _example_logprobs(model: Any, batch: ExampleBatch) -> Tensor:
+    """[B, T - 1] of the tokens from the second on, at temperature 1."""
+    logits = model(input_ids=batch.token_ids, use_cache=False).logits[:, :-1]
+    ids = batch.token_ids[:, 1:]
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids.flatten(), reduction="none")
+    return -losses.view_as(ids)

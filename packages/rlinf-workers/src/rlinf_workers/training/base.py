@@ -1,0 +1,243 @@
+"""TrainingBackend: how a model is held and trained on the ranks of a worker group.
+
+A role (actor, critic, reference, embodied actor) makes one from its `BackendSettings` and a `Trainable`, which says
+what kind of model it is, and speaks to nothing else about weights. One update, in the order of the calls:
+
+    backend.begin(num_statistics)
+    backend.backward(shard, batch, loss_of)       for each micro-batch of each of backend.shards
+    totals = backend.reduce()                     sums of the statistics, over all shards of all ranks
+    backend.step(divisor)                         the summed gradient / divisor, clipped, one optimizer step
+
+Every rank makes the same calls in the same order, but for `backward` and `count`, of which each makes those of its own
+shards. Losses are *sums*, so that they add up over micro-batches, shards and ranks. A loss is given as a function of
+what the model answers: a backend may run forward and backward of several micro-batches at once, or the last stage of a
+pipeline alone. `rlinf_workers.testing.backends` checks an implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_comm.records import record
+from rlinf_comm.weights import Layout
+from rlinf_workers.collectives import RankGroup
+from rlinf_workers.registry import BACKENDS
+
+T = TypeVar("T")
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerSettings:
+    """AdamW and its schedule."""
+
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    warmup_steps: int = 0
+    """Linear, from 1/warmup_steps."""
+    decay_steps: int | None = None
+    """Linear decay to `min_lr_ratio` over that many optimizer steps; None: constant."""
+    min_lr_ratio: float = 0.1
+
+    def learning_rate_at(self, step: int) -> float:
+        """For optimizer step `step`, counted from 0."""
+        factor = 1.0
+        if self.decay_steps:
+            factor = max(self.min_lr_ratio, 1 - step / self.decay_steps)
+        if self.warmup_steps:
+            factor *= min(1.0, (step + 1) / self.warmup_steps)
+        return self.learning_rate * factor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """What a model says of a batch; [B, T] for the completion tokens of language models, [n] for the rows of a policy.
+
+    Whole on every rank that is asked, at least float32, on the backend's device.
+    """
+
+    logprobs: Tensor | None = None
+    """Nats, of the tokens or actions of the batch; None: the model has only values."""
+    entropies: Tensor | None = None
+    """Nats; None: not asked for, or the model has only values."""
+    values: Tensor | None = None
+    """Rewards still to come; None: the model has no critic."""
+
+
+class Trainable(Protocol):
+    """One kind of model: how it is made, what it answers, how its files lie in a folder."""
+
+    def build(self, device: torch.device) -> nn.Module:
+        """The model with its first weights, the same in every process."""
+        ...
+
+    def answers(self, model: Any, batch: Any, *, entropies: bool) -> Answers:
+        """One forward, differentiable; the batch is on the model's device."""
+        ...
+
+    def tensors(self, model: Any) -> dict[str, Tensor]:
+        """All that is sent, saved and loaded, by canonical (Hugging Face) name; parameters are not detached."""
+        ...
+
+    def save(self, model: Any, folder: str) -> None:
+        """Writes the model into an existing folder."""
+        ...
+
+    def load(self, model: Any, folder: str) -> None:
+        """Fills the model in place. Raises: ValueError naming tensors that are missing or of another shape."""
+        ...
+
+
+LossOf = Callable[[Answers], tuple[Tensor, Sequence[float]]]
+"""Answers to a micro-batch -> its summed loss, and its statistics, which are sums too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step."""
+
+    grad_norm: float
+    """Before clipping, of the gradient / divisor."""
+    learning_rate: float
+
+
+class Place(Protocol):
+    """The process that a backend works in; every Worker is one."""
+
+    @property
+    def name(self) -> str:
+        """`role/rank`, for messages."""
+        ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def ranks(self) -> RankGroup:
+        """Collectives among the ranks of the group; connects at first use, by all ranks together."""
+        ...
+
+
+class TrainingBackend(Protocol):
+    """A model on the ranks of a worker group.
+
+    Constructed as `cls(model, place, optimizer=..., num_shards=..., **options)`: the options are the recipe's; without
+    an optimizer the model is frozen, and everything between `begin` and `step` is forbidden.
+    """
+
+    @property
+    def shards(self) -> Sequence[int]:
+        """The shards of a batch that this rank works on, ascending. A recipe fixes their number, a plan the ranks."""
+        ...
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the optimizer in use; the next one takes the learning rate of this number."""
+        ...
+
+    def forward(self, batch: Any, *, entropies: bool = False) -> Answers:
+        """Answers without gradient. A batch's numbers depend on nothing but the weights and the batch."""
+        ...
+
+    def begin(self, num_statistics: int) -> None:
+        """Begins an update: gradients and statistics are 0."""
+        ...
+
+    def backward(self, shard: int, batch: Any, loss_of: LossOf, *, entropies: bool = False) -> None:
+        """Adds the gradient of a micro-batch's loss, and its statistics, to a shard of this rank."""
+        ...
+
+    def count(self, shard: int, statistics: Sequence[float]) -> None:
+        """Adds the statistics of a micro-batch that has no gradient."""
+        ...
+
+    def reduce(self) -> list[float]:
+        """Ends the backward passes: the gradient becomes the sum over all shards of all ranks; so do the statistics,
+        which are float64."""
+        ...
+
+    def step(self, divisor: float) -> Step:
+        """Divides the reduced gradient, clips it to `max_grad_norm` and takes an optimizer step.
+
+        Raises: FloatingPointError when the norm is not finite, on every rank; no weight has changed.
+        """
+        ...
+
+    def sum_over_shards(self, rows: Tensor) -> Tensor:
+        """[shards of this rank, ...] on the CPU, in the order of `shards` -> [...], their sum over all ranks."""
+        ...
+
+    def restart(self, optimizer: OptimizerSettings) -> None:
+        """Goes on with a new optimizer, whose state and schedule begin at 0."""
+        ...
+
+    def start_from(self, other: Any) -> None:
+        """Takes over the weights of another backend of this class, in this process: all tensors that both have in the
+        same shape, so not the head where the two differ in it."""
+        ...
+
+    def on_model(self, do: Callable[[Any], T]) -> T:
+        """What a model learns otherwise than by gradients: `do` reads or changes its buffers (running statistics, say),
+        alike on every rank."""
+        ...
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """This rank's part of what is trained, as the layout says; no copies."""
+        ...
+
+    def layout(self) -> Layout:
+        """Where the parts lie on the ranks of this group; the same answer on each of them."""
+        ...
+
+    def onload(self) -> None:
+        """Brings model, optimizer state and gradients onto the device."""
+        ...
+
+    def offload(self) -> None:
+        """Takes them off, also in the middle of an update, which then goes on as if nothing had been."""
+        ...
+
+    def save_model(self, folder: str) -> None:
+        """Writes the whole model, as the Trainable has it, into a folder that is made if need be. Every rank calls;
+        when all have returned it is there."""
+        ...
+
+    def load_model(self, folder: str) -> None:
+        """Takes weights that `save_model` wrote, with any number of ranks."""
+        ...
+
+    def save_optimizer(self, folder: str) -> None:
+        """Writes the optimizer's state and its count of steps, as `save_model`."""
+        ...
+
+    def load_optimizer(self, folder: str) -> None:
+        """The inverse: training goes on bit for bit where the ranks are as they were."""
+        ...
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackendSettings:
+    """Which backend holds the model, and what it is told."""
+
+    name: str = "replicated"
+    """In the registry, or an import path `package.module:Class`."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of its constructor."""
+    num_shards: int = 1
+
+    def make(self, model: Trainable, place: Place, optimizer: OptimizerSettings | None = None) -> TrainingBackend:
+        """The backend, on the place's device."""
+        made = BACKENDS.get(self.name)
+        return made(model, place, optimizer=optimizer, num_shards=self.num_shards, **self.options)
