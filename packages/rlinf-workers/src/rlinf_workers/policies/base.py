@@ -49,7 +49,7 @@ class Answer:
     """What a policy does next, without gradients."""
 
     actions: Tensor
-    """[n, K, A] float32, unclipped, the environment clips to its bounds; or int64, each discrete dimension from 0 on."""
+    """[n, K, A] float32, unclipped, as the environment clips to its bounds; or int64, each dimension from 0 on."""
     logprobs: Tensor
     """[n] nats, of the whole chunk"""
     values: Tensor

@@ -61,11 +61,14 @@ class PolicyConfig(Section):
     options: dict[str, bool | int | float | str | None] = Field(
         default={}, description="A policy of your own: arguments for its constructor."
     )
-    hidden_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
-        default=None, min_length=1, description="actor_critic: widths of the hidden layers."
+    hidden_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, min_length=1)] | None = Field(
+        default=None, description="actor_critic: widths of the hidden layers."
     )
     initial_log_std: float | None = Field(
-        default=None, ge=-10, le=3, description="Continuous actions: logarithm of their noise before the first step."
+        default=None,
+        ge=-10,
+        le=3,
+        description="actor_critic, continuous actions: logarithm of their noise before the first step.",
     )
     normalize_observations: bool | None = Field(
         default=None, description="actor_critic: scale observations by their running mean and deviation."
@@ -77,6 +80,7 @@ class PolicyConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, values: Any) -> Any:
+        """What the shipped policy has and a recipe leaves out."""
         if isinstance(values, dict) and values.get("name", "actor_critic") == "actor_critic":
             return ACTOR_CRITIC | values
         return values
