@@ -15,7 +15,7 @@ import torch
 from rlinf.errors import UserError
 from rlinf_algos.errors import AlgosError
 from rlinf_envs import ActionSpec, BatchedEnv, EnvError, EnvSpec, FieldSpec, make_env
-from rlinf_workers.policies.base import Needs, PolicyError, PolicySettings
+from rlinf_workers.policies.base import Needs, Policy, PolicyError, PolicySettings
 from rlinf_workers.registry import POLICIES
 
 
@@ -75,6 +75,10 @@ def needs_of(policy: PolicySettings, env_id: str) -> Needs:
         policy_class = POLICIES.get(policy.name)
     except AlgosError as error:
         raise UserError(f"policy.name: {error}") from error
+    if not (inspect.isclass(policy_class) and issubclass(policy_class, Policy)) or inspect.isabstract(policy_class):
+        raise UserError(
+            f"{where} is no whole rlinf_workers.policies.base.Policy; it has to define act, evaluate and needs"
+        )
     try:
         inspect.signature(policy_class).bind(policy.fields, policy.actions, seed=policy.seed, **policy.options)
         needs: Needs = policy_class.needs(policy.fields, policy.actions, **policy.options)
