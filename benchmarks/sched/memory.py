@@ -1,4 +1,4 @@
-"""Peak memory of real workers beside what `rlinf.jobs.memory` counts, on CPU slots: benchmarks/results/memory.json.
+"""Peak memory of real workers beside what `rlinf.planning.memory` counts, on CPU slots: benchmarks/results/memory.json.
 
     python benchmarks/sched/memory.py
 
@@ -21,7 +21,7 @@ import torch
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
-from rlinf.jobs.memory import NUM_STORED, PROCESS_BYTES, rank_memory, replicated_job, shape_of
+from rlinf.planning.memory import NUM_STORED, PROCESS_BYTES, rank_memory, replicated_job, shape_of
 
 RESULT = Path(__file__).parents[1] / "results" / "memory.json"
 POLL_S = 0.1
