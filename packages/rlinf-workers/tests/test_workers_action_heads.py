@@ -1,10 +1,12 @@
 """Action distributions against torch.distributions and against counts of what is drawn."""
 
+import pytest
 import torch
-from torch.distributions import Categorical
+from torch.distributions import Categorical, Normal
 
-from rlinf_workers.policies.actor_critic import ActorCritic, ActorCriticSettings
-from rlinf_workers.policies.heads.categories import Categories
+from rlinf_workers.policies.heads.categories import Categories, CategoriesHead
+from rlinf_workers.policies.heads.gaussian import Gaussian, GaussianHead
+from rlinf_workers.testing.policies import check_head
 
 CHOICES = (3, 2)
 
@@ -19,6 +21,14 @@ def test_categories_are_those_of_torch():
     assert torch.equal(found.mode(), torch.stack([part.probs.argmax(-1) for part in parts], dim=-1))
 
 
+def test_a_gaussian_is_that_of_torch():
+    mean, actions = torch.randn(2, 7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    log_std = torch.tensor([-0.5, 0.0, 0.3], dtype=torch.float64)
+    expected, found = Normal(mean, log_std.exp()), Gaussian(mean, log_std)
+    torch.testing.assert_close(found.log_prob(actions), expected.log_prob(actions).sum(-1))
+    torch.testing.assert_close(found.entropy(), expected.entropy().sum(-1))
+
+
 def test_categories_are_drawn_as_often_as_they_are_likely():
     logits = torch.tensor([0.3, -1.0, 0.7, 1.2, -0.4])
     noise = torch.randn(40_000, 5, generator=torch.Generator().manual_seed(1))
@@ -28,10 +38,6 @@ def test_categories_are_drawn_as_often_as_they_are_likely():
         torch.testing.assert_close(shares, part.softmax(-1), rtol=0, atol=0.01)  # 4 standard errors
 
 
-def test_an_actor_critic_of_discrete_actions_scores_what_it_drew():
-    settings = ActorCriticSettings(observation_size=4, action_size=2, num_choices=CHOICES, hidden_sizes=(8,))
-    model, states = ActorCritic(settings), torch.randn(6, 4)
-    drawn = model(states, noise=torch.randn(6, settings.head_size))
-    assert drawn.actions.dtype == torch.int64
-    torch.testing.assert_close(model(states, actions=drawn.actions).logprobs, drawn.logprobs)
-    assert "log_std" not in model.state_dict(), "a parameter without a gradient"
+@pytest.mark.parametrize("head", [GaussianHead(4, -0.3), CategoriesHead((3, 2, 3, 2))], ids=["gaussian", "categories"])
+def test_heads_conform(head):
+    check_head(head)

@@ -1,10 +1,13 @@
-"""Policy, actor-critic and PPO actor: one forward for everything, statistics as numpy's, gradients as the formula's."""
+"""Rollout and actor of embodied flows over the shipped policy: statistics as numpy's, gradients as the formula's."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from rlinf_comm.testing import assert_bitwise_equal
+from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.embodied.actor import (
     EmbodiedActor,
     EmbodiedActorSettings,
@@ -15,16 +18,28 @@ from rlinf_workers.embodied.actor import (
 from rlinf_workers.embodied.environment import TRAIN_SEED_BIT, training_seeds
 from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.metrics import merge
-from rlinf_workers.policies.actor_critic import ActorCritic, ActorCriticSettings
+from rlinf_workers.policies.actor_critic import ActorCritic
+from rlinf_workers.policies.base import PolicySettings, make_policy
 from rlinf_workers.records.embodied import Observation, Trajectory
 
-MODEL = ActorCriticSettings(observation_size=6, action_size=3, hidden_sizes=(16, 16))
+POLICY = PolicySettings(
+    name="actor_critic",
+    fields={"state": FieldSpec(shape=(6,), dtype="float32")},
+    actions=ActionSpec(kind="continuous", shape=(3,), low=-torch.ones(3), high=torch.ones(3)),
+    options={"hidden_sizes": (16, 16)},
+)
 NUM_STEPS, NUM_ENVS = 5, 2
+
+
+def actor_critic() -> ActorCritic:
+    made = make_policy(POLICY, torch.device("cpu"))
+    assert isinstance(made, ActorCritic)
+    return made
 
 
 def actor_settings(**changes):
     fields = {
-        "model": MODEL,
+        "policy": POLICY,
         "num_shards": 2,
         "learning_rate": 1e-3,
         "max_grad_norm": 1e9,
@@ -44,8 +59,8 @@ def observation(time, group=0, is_last=False, seed=0):
     return Observation(
         group=group,
         time=time,
-        state=torch.randn(NUM_ENVS, 6, generator=generator),
-        final_state=torch.randn(NUM_ENVS, 6, generator=generator) if time in (3, 4) else None,
+        fields={"state": torch.randn(NUM_ENVS, 6, generator=generator)},
+        final_fields={"state": torch.randn(NUM_ENVS, 6, generator=generator)} if time in (3, 4) else None,
         rewards=torch.randn(NUM_ENVS, generator=generator),
         terminated=torch.tensor([time == 3, False]),
         truncated=torch.tensor([False, time == 4]),
@@ -68,7 +83,7 @@ class Put:
 
 def segment(make_worker, reader, group=0, phase="train", seed=0):
     """What the policy makes of one segment: actions and trajectories."""
-    policy = make_worker(EmbodiedRollout, MODEL, step=4, phase=phase)
+    policy = make_worker(EmbodiedRollout, POLICY, step=4, phase=phase)
     actions, trajectories = Put(), Put()
     stream = [observation(t, group, is_last=t == NUM_STEPS, seed=seed) for t in range(NUM_STEPS + 1)]
     policy.act(reader([[item] for item in stream]), actions, trajectories)
@@ -77,17 +92,17 @@ def segment(make_worker, reader, group=0, phase="train", seed=0):
 
 def test_a_trajectory_holds_what_happened(make_worker, reader):
     policy, stream, actions, (trajectory,) = segment(make_worker, reader)
-    assert trajectory.states.shape == (NUM_STEPS, NUM_ENVS, 6)
+    assert trajectory.fields["state"].shape == (NUM_STEPS, NUM_ENVS, 6)
+    assert trajectory.actions.shape == (NUM_STEPS, NUM_ENVS, 1, 3)
     assert_bitwise_equal(trajectory.actions, torch.stack([action.actions for action in actions]))
     assert_bitwise_equal(trajectory.rewards, torch.stack([item.rewards for item in stream[1:]]))
     assert_bitwise_equal(trajectory.terminated, torch.stack([item.terminated for item in stream[1:]]))
-    model = policy._model
+    reached = [item.fields if item.final_fields is None else item.final_fields for item in stream[1:]]
     with torch.no_grad():
-        output = model(trajectory.states, actions=trajectory.actions)
-        reached = [item.state if item.final_state is None else item.final_state for item in stream[1:]]
-        next_values = model.values(torch.stack(reached))
-    torch.testing.assert_close(trajectory.rollout_logprobs, output.logprobs)
-    torch.testing.assert_close(trajectory.values, output.values)
+        evaluation = policy._policy.evaluate(trajectory.fields, trajectory.actions)
+        next_values = policy._policy.act({"state": torch.stack([fields["state"] for fields in reached])}, None).values
+    torch.testing.assert_close(trajectory.rollout_logprobs, evaluation.logprobs)
+    torch.testing.assert_close(trajectory.values, evaluation.values)
     torch.testing.assert_close(trajectory.next_values, next_values)
 
 
@@ -95,8 +110,8 @@ def test_evaluation_is_deterministic_and_keeps_nothing(make_worker, reader):
     policy, stream, actions, trajectories = segment(make_worker, reader, phase="evaluate")
     assert trajectories == []
     with torch.no_grad():
-        expected = policy._model.policy(policy._model.normalize(stream[0].state))
-    torch.testing.assert_close(actions[0].actions, expected)
+        expected = policy._policy.policy(policy._policy.normalize(stream[0].fields["state"]))
+    torch.testing.assert_close(actions[0].actions[:, 0], expected)
 
 
 def test_groups_have_noise_of_their_own(make_worker, reader):
@@ -108,25 +123,16 @@ def test_groups_have_noise_of_their_own(make_worker, reader):
 
 
 def test_statistics_are_those_of_all_observations():
-    model = ActorCritic(MODEL)
+    model = actor_critic()
     batches = [torch.randn(n, 6, dtype=torch.float64) * 3 + 1 for n in (4, 7, 2)]
     for batch in batches:
-        model.absorb_observations(torch.tensor(float(len(batch))), batch.sum(0), batch.square().sum(0))
+        model.absorb(model.observation_sums({"state": batch}))
     everything = torch.cat(batches).numpy()
     np.testing.assert_allclose(model.observation_mean.numpy(), everything.mean(0), rtol=1e-10)
     np.testing.assert_allclose(model.observation_variance.numpy(), everything.var(0), rtol=1e-10)
     normalized = model.normalize(torch.cat(batches).float())
     np.testing.assert_allclose(normalized.mean(0).numpy(), 0, atol=1e-5)
     np.testing.assert_allclose(normalized.std(0, correction=0).numpy(), 1, atol=1e-5)
-
-
-def test_logprobs_are_the_normal_distributions():
-    model = ActorCritic(MODEL)
-    states, actions = torch.randn(4, 6), torch.randn(4, 3)
-    output = model(states, actions=actions)
-    normal = torch.distributions.Normal(model.policy(states), model.log_std.exp())
-    torch.testing.assert_close(output.logprobs, normal.log_prob(actions).sum(-1))
-    torch.testing.assert_close(output.entropy, normal.entropy().sum(-1))
 
 
 def trajectories(make_worker, reader, num_groups=4):
@@ -156,15 +162,16 @@ def test_the_first_gradient_is_the_formulas(make_worker, reader):
     settings = actor_settings(minibatch_size=4 * NUM_STEPS * NUM_ENVS)
     batch = trajectories(make_worker, reader)
     actor = make_worker(EmbodiedActor, settings)
-    model = ActorCritic(MODEL).double()
+    model = actor_critic().double()
     raw = np.stack([textbook_gae(t, 0.9, 0.8) for t in batch])
     returns = torch.tensor(raw) + torch.stack([t.values for t in batch]).double()
     advantages = torch.tensor((raw - raw.mean()) / raw.std(ddof=1))
-    states, actions = (torch.stack([getattr(t, name) for t in batch]).double() for name in ("states", "actions"))
-    mean = model.policy(states)
-    logprobs = torch.distributions.Normal(mean, model.log_std.exp()).log_prob(actions).sum(-1)
+    states = torch.stack([t.fields["state"] for t in batch]).double()
+    actions = torch.stack([t.actions[:, :, 0] for t in batch]).double()
+    mean, log_std = model.policy(states), dict(model.named_parameters())["head.log_std"]
+    logprobs = torch.distributions.Normal(mean, log_std.exp()).log_prob(actions).sum(-1)
     value_loss = 0.5 * (model.value(states)[..., 0] - returns).square()
-    entropy = torch.distributions.Normal(mean, model.log_std.exp()).entropy().sum(-1)
+    entropy = torch.distributions.Normal(mean, log_std.exp()).entropy().sum(-1)
     (-(advantages * logprobs) + 0.5 * value_loss - 0.01 * entropy).mean().backward()
     expected = torch.cat([gradient(p) for p in model.parameters()])
 
@@ -201,8 +208,8 @@ def test_a_checkpoint_restores_the_actor_to_the_bit(make_worker, reader, tmp_pat
 
 def test_a_checkpoint_of_another_model_is_refused(make_worker, tmp_path):
     make_worker(EmbodiedActor, actor_settings()).save_checkpoint(str(tmp_path))
-    wide = ActorCriticSettings(observation_size=6, action_size=3, hidden_sizes=(32, 16))
-    other = make_worker(EmbodiedActor, actor_settings(model=wide))
+    wide = replace(POLICY, options={"hidden_sizes": (32, 16)})
+    other = make_worker(EmbodiedActor, actor_settings(policy=wide))
     with pytest.raises(ValueError, match=r"policy\.0\.weight has shape \[16, 6\], the model's is \[32, 6\]"):
         other.load_checkpoint(str(tmp_path))
 

@@ -28,6 +28,16 @@ class Mistake:
 GSM8K = "train gsm8k-grpo --model.path model --task.train_files [train.jsonl] --task.eval_files [test.jsonl]"
 CUBE = "train pushcube-ppo --env.kind import --run.stop_at_score null --env.id "
 GYM = "train pushcube-ppo --env.kind gymnasium --run.stop_at_score null --env.id "
+MY_POLICY = """
+from rlinf_workers.policies.base import Policy, PolicyError
+
+class Mine(Policy):
+    @classmethod
+    def needs(cls, fields, actions, **options): raise PolicyError("it needs a camera")
+    def __init__(self, fields, actions, *, width=1, seed): ...
+    def act(self, fields, noise): ...
+    def evaluate(self, fields, actions): ...
+"""
 GOOD_ROW = '{"question": "a", "answer": "#### 1"}\n'
 
 ENVIRONMENTS = """
@@ -215,7 +225,7 @@ MISTAKES = [
     ),
     Mistake(
         line=CUBE + "environments:Pictures",
-        says="env.id='environments:Pictures' gives the observations ['image.main']; this job's policy",
+        says="policy.name='actor_critic' reads state, and env.id='environments:Pictures' shows image.mai",
     ),
     Mistake(
         line=CUBE + "environments:Endless",
@@ -227,7 +237,7 @@ MISTAKES = [
     ),
     Mistake(
         line=CUBE + "environments:ManyChoices",
-        says="env.id='environments:ManyChoices' has 100000 choices in one action; this job's policy ta",
+        says="policy.name='actor_critic' cannot act in env.id='environments:ManyChoices': an action has",
     ),
     Mistake(
         line=CUBE + "environments:NoEnv", says="env.id='environments:NoEnv': a gymnasium.Env was expected, got NoEnv"
@@ -297,6 +307,47 @@ MISTAKES = [
     Mistake(
         line=GYM + "CartPole-v1 --policy.hidden_sizes []",
         says="--policy.hidden_sizes=[]; allowed: a list with at least 1 entries",
+    ),
+    # -- policies
+    Mistake(
+        line=GYM + "CartPole-v1 --policy.name actor_critc",
+        says="policy.name: no policy is called 'actor_critc'; did you mean 'actor_critic'? A policy of",
+    ),
+    Mistake(
+        line=GYM + "CartPole-v1 --policy.name mine:Policy",
+        says="policy.name: the policy 'mine:Policy' cannot be imported: No module named 'mine'",
+    ),
+    Mistake(
+        line=GYM + "CartPole-v1 --policy.name mine:net",
+        says="policy.name='mine:net' is no whole rlinf_workers.policies.base.Policy; it has to define act",
+        files={"mine.py": "def net(): pass"},
+    ),
+    Mistake(
+        line=GYM + "CartPole-v1 --policy.name mine:Mine --policy.options.widht 3",
+        says="policy.name='mine:Mine', policy.options: TypeError: got an unexpected keyword argument 'widht'",
+        files={"mine.py": MY_POLICY},
+    ),
+    Mistake(
+        line=GYM + "CartPole-v1 --policy.name mine:Mine",
+        says="policy.name='mine:Mine' cannot act in env.id='CartPole-v1': it needs a camera",
+        files={"mine.py": MY_POLICY},
+    ),
+    Mistake(
+        line=GYM + "CartPole-v1 --policy.name mine:Mine --policy.chunk_size 2",
+        says="--policy.chunk_size=2 is not used: it belongs to policy.name=actor_critic; leave it out",
+        files={"mine.py": MY_POLICY},
+    ),
+    Mistake(
+        line=GYM + "CartPole-v1 --policy.options.width 3",
+        says="policy.options={'width': 3} is not used: policy.name=actor_critic has hidden_sizes,",
+    ),
+    Mistake(
+        line=GYM + "CartPole-v1 --policy.chunk_size 3",
+        says="algorithm.num_steps=50 is not a multiple of 3: policy.name=actor_critic answers 3 actions",
+    ),
+    Mistake(
+        line=GYM + "CartPole-v1 --policy.chunk_size 5 --algorithm.minibatch_size 100",
+        says="algorithm.minibatch_size=100 does not divide the 80 samples of a step: policy.name=actor",
     ),
     # -- rewards
     Mistake(

@@ -1,4 +1,4 @@
-"""Policy actor: trains an actor-critic by PPO, or its policy alone by GRPO, on whole segments.
+"""Embodied actor: trains a policy and its values by PPO, or the policy alone by GRPO, on whole segments.
 
 trajectories -> GAE, normalised over the batch, or the group as baseline -> epochs of minibatches -> clipped loss (+
 value loss) -> one Adam step each
@@ -23,7 +23,7 @@ from rlinf_algos.advantages import (
 from rlinf_algos.policy_loss import ppo_clip_loss
 from rlinf_comm.records import record
 from rlinf_workers.execution.ports import Reader
-from rlinf_workers.policies.actor_critic import ActorCritic, ActorCriticSettings
+from rlinf_workers.policies.base import PolicySettings, make_policy
 from rlinf_workers.records.embodied import Trajectory
 from rlinf_workers.training.checkpoint import load_tensors, save_tensors
 from rlinf_workers.training.replicated.gradients import ShardedGradients
@@ -61,7 +61,7 @@ class GroupSettings:
 class EmbodiedActorSettings:
     """The algorithm and its optimizer."""
 
-    model: ActorCriticSettings
+    policy: PolicySettings
     num_shards: int
     learning_rate: float
     max_grad_norm: float
@@ -79,10 +79,10 @@ class EmbodiedActorSettings:
 class _Batch:
     """The samples of one shard, flat over time and environments; N samples."""
 
-    states: Tensor
-    """[N, D]"""
+    fields: dict[str, Tensor]
+    """[N, ...] each"""
     actions: Tensor
-    """[N, A]"""
+    """[N, K, A]"""
     logprobs: Tensor
     advantages: Tensor
     returns: Tensor
@@ -113,11 +113,11 @@ def _advantages_and_returns(t: Trajectory, settings: GaeSettings | GroupSettings
 
 
 class EmbodiedActor(TrainingWorker):
-    """Trains the actor-critic, data-parallel over its ranks; shard = group % num_shards."""
+    """Trains the policy, data-parallel over its ranks; shard = group % num_shards."""
 
     def __init__(self, settings: EmbodiedActorSettings) -> None:
         self._settings = settings
-        self._model = ActorCritic(settings.model).to(self.device)
+        self._model = make_policy(settings.policy, self.device)
         self._gradients = ShardedGradients(self._model.parameters(), settings.num_shards, self.ranks, num_statistics=6)
         self._optimizer = torch.optim.Adam(self._model.parameters(), settings.learning_rate, eps=ADAM_EPSILON)
 
@@ -137,7 +137,10 @@ class EmbodiedActor(TrainingWorker):
         parts = [_advantages_and_returns(t, self._settings.advantage) for t in trajectories]
         advantages = torch.cat([advantage.flatten() for advantage, _ in parts])
         return _Batch(
-            states=torch.cat([t.states.flatten(0, 1) for t in trajectories]).to(self.device),
+            fields={
+                name: torch.cat([t.fields[name].flatten(0, 1) for t in trajectories]).to(self.device)
+                for name in trajectories[0].fields
+            },
             actions=torch.cat([t.actions.flatten(0, 1) for t in trajectories]).to(self.device),
             logprobs=torch.cat([t.rollout_logprobs.flatten() for t in trajectories]).to(self.device),
             advantages=advantages.to(self.device),
@@ -193,7 +196,8 @@ class EmbodiedActor(TrainingWorker):
         self._gradients.zero()
         for shard, rows in minibatch.items():
             batch = batches[shard]
-            output = self._model(batch.states[rows], actions=batch.actions[rows])
+            fields = {name: values[rows] for name, values in batch.fields.items()}
+            output = self._model.evaluate(fields, batch.actions[rows])
             policy = ppo_clip_loss(
                 output.logprobs,
                 batch.logprobs[rows],
@@ -203,7 +207,7 @@ class EmbodiedActor(TrainingWorker):
                 clip_high=settings.clip,
             )
             value_terms = 0.5 * (output.values - batch.returns[rows]).square()
-            policy_sum, value_sum, entropy_sum = policy.loss_terms.sum(), value_terms.sum(), output.entropy.sum()
+            policy_sum, value_sum, entropy_sum = policy.loss_terms.sum(), value_terms.sum(), output.entropies.sum()
             loss = policy_sum + settings.value_coef * value_sum - settings.entropy_coef * entropy_sum
             count = float(len(rows))
             kl_sum, clipped = float(policy.approx_kl) * count, float(policy.clip_fraction) * count
@@ -239,19 +243,9 @@ class EmbodiedActor(TrainingWorker):
 
     def _absorb_observations(self, batches: Mapping[int, _Batch]) -> None:
         sums = self._gradients.sum_over_shards(
-            {
-                shard: torch.cat(
-                    [
-                        torch.tensor([float(len(batch.states))], dtype=torch.float64),
-                        batch.states.double().sum(0).cpu(),
-                        batch.states.double().square().sum(0).cpu(),
-                    ]
-                )
-                for shard, batch in batches.items()
-            }
-        ).to(self.device)
-        size = (len(sums) - 1) // 2
-        self._model.absorb_observations(sums[0], sums[1 : 1 + size], sums[1 + size :])
+            {shard: self._model.observation_sums(batch.fields) for shard, batch in batches.items()}
+        )
+        self._model.absorb(sums.to(self.device))
 
     # -- weights, state, checkpoints -------------------------------------------------------------------------------
 

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from rlinf_comm.records import record
 from rlinf_envs import BatchedEnv, EnvSpec, make_env
-from rlinf_envs.protocol import ActionSpec, EpisodeEnd, StepResult, tensor_field
+from rlinf_envs import Observation as Shown
+from rlinf_envs.protocol import ActionSpec, EpisodeEnd, StepResult
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.records.embodied import Action, Observation
+from rlinf_workers.records.embodied import Action, Observation, text_tensor
 from rlinf_workers.worker import Worker
 
 record(EnvSpec)
@@ -29,10 +30,14 @@ class EnvironmentSettings:
     """Which environments, and how long a segment is."""
 
     spec: EnvSpec
-    """Of one group; `num_envs` is the group's."""
+    """One group's environments; `num_envs` is their number."""
     num_groups: int
     num_steps: int
-    """Steps of a training segment (T)."""
+    """Steps of a training segment; a multiple of chunk_size."""
+    reads: tuple[str, ...]
+    """The fields that are handed on."""
+    chunk_size: int = 1
+    """Actions that come at once (K)."""
     num_eval_episodes: int
     same_start: bool = False
     """All environments of a group begin a training segment in the same state, and no success ends an episode early, so
@@ -60,8 +65,10 @@ class _Group:
     env: BatchedEnv
     segments: list[list[int]]
     """Reset seeds of the segments to come."""
-    num_steps: int
+    num_chunks: int
+    """Chunks of a segment."""
     time: int = 0
+    """Chunks of the present segment that were executed."""
     counted: int = 0
     """Episodes of the present segment that count (an evaluation's last segment may be wider than what is left to
     do)."""
@@ -87,9 +94,9 @@ class Environment(Worker):
             for action in actions.next_chunk(at_most=len(running)):
                 group = running[action.group]
                 shown.append(self._step(group, action))
-                if group.time == group.num_steps and group.segments:
+                if group.time == group.num_chunks and group.segments:
                     shown.append(self._begin_segment(group))
-                elif group.time == group.num_steps:
+                elif group.time == group.num_chunks:
                     del running[action.group]
             self._send(observations, shown)
 
@@ -113,7 +120,7 @@ class Environment(Worker):
                             same_start=settings.same_start,
                         )
                     ],
-                    num_steps=settings.num_steps,
+                    num_chunks=settings.num_steps // settings.chunk_size,
                 )
                 for group in self._groups
             ]
@@ -134,7 +141,10 @@ class Environment(Worker):
         if not settings.spec.max_episode_steps:
             raise ValueError("env.max_episode_steps is needed for evaluation: an episode has to end")
         return _Group(
-            index=group, env=self._evaluate[group], segments=segments, num_steps=settings.spec.max_episode_steps
+            index=group,
+            env=self._evaluate[group],
+            segments=segments,
+            num_chunks=-(-settings.spec.max_episode_steps // settings.chunk_size),
         )
 
     def _begin_segment(self, group: _Group) -> Observation:
@@ -146,8 +156,8 @@ class Environment(Worker):
         return Observation(
             group=group.index,
             time=0,
-            state=tensor_field(group.env.reset(seeds + fillers), "state"),
-            final_state=None,
+            fields=self._read(group.env.reset(seeds + fillers)),
+            final_fields=None,
             rewards=zeros,
             terminated=zeros.bool(),
             truncated=zeros.bool(),
@@ -155,7 +165,7 @@ class Environment(Worker):
         )
 
     def _step(self, group: _Group, action: Action) -> Observation:
-        result: StepResult = group.env.step(_native(action.actions, group.env.action_spec))
+        result: StepResult = group.env.step_chunk(_native(action.actions, group.env.action_spec))
         group.time += 1
         for episode in result.episodes:
             if episode.env_index < group.counted:
@@ -163,13 +173,18 @@ class Environment(Worker):
         return Observation(
             group=group.index,
             time=group.time,
-            state=tensor_field(result.observation, "state"),
-            final_state=tensor_field(result.final_observation, "state") if result.episodes else None,
-            rewards=result.rewards,
+            fields=self._read(result.observation),
+            final_fields=self._read(result.final_observation) if result.episodes else None,
+            rewards=result.rewards.sum(1),
             terminated=result.terminated,
             truncated=result.truncated,
-            is_last=group.time == group.num_steps,
+            is_last=group.time == group.num_chunks,
         )
+
+    def _read(self, shown: Shown) -> dict[str, Tensor]:
+        """What the policy reads of an observation."""
+        values = {name: shown[name] for name in self._settings.reads}
+        return {name: v if isinstance(v, Tensor) else text_tensor(v) for name, v in values.items()}
 
     def _record_episode(self, episode: EpisodeEnd, *, cut: bool) -> None:
         self.record("env/truncated_fraction", float(cut))
@@ -187,6 +202,7 @@ class Environment(Worker):
 
 
 def _native(actions: Tensor, spec: ActionSpec) -> Tensor:
-    """[n, A] as the policy counts -> [n, *spec.shape] as the environment does: discrete actions begin at `low`."""
-    shaped = actions.reshape(len(actions), *spec.shape)
+    """[n, K, A] as the policy counts -> [n, K, *spec.shape] as the environment does: discrete actions begin at
+    `low`."""
+    shaped = actions.reshape(*actions.shape[:2], *spec.shape)
     return shaped if spec.kind == "continuous" else shaped + spec.low

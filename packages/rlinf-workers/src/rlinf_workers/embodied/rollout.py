@@ -1,9 +1,8 @@
-"""Policy: answers observations with actions, and keeps what training needs. Action, value and log-probability come
-from one forward."""
+"""Rollout: its policy answers observations with actions, and it keeps what training needs. Action, value and
+log-probability come from one forward."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,29 +10,27 @@ import torch
 from torch import Tensor
 
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.models.placement import move_model
-from rlinf_workers.policies.actor_critic import ActorCritic, ActorCriticOutput, ActorCriticSettings
+from rlinf_workers.policies.base import Answer, PolicySettings, make_policy
 from rlinf_workers.records.embodied import Action, Observation, Trajectory
-from rlinf_workers.worker import Worker
+from rlinf_workers.serving import ServedModule, ServingWorker
 
 
 @dataclass
 class _Segment:
     """What one group has done since its reset; lists by time."""
 
-    states: list[Tensor] = field(default_factory=list)
-    outputs: list[ActorCriticOutput] = field(default_factory=list)
+    fields: list[dict[str, Tensor]] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
     next_values: list[Tensor] = field(default_factory=list)
     results: list[Observation] = field(default_factory=list)
 
 
-class EmbodiedRollout(Worker):
+class EmbodiedRollout(ServingWorker):
     """The rollout role of embodied flows. A group always meets the same rank, which holds its segment."""
 
-    def __init__(self, settings: ActorCriticSettings) -> None:
-        self._model = ActorCritic(settings).to(self.device)
-        self._noise_size = settings.head_size
-        self._version = -1
+    def __init__(self, settings: PolicySettings) -> None:
+        self._policy = make_policy(settings, self.device)
+        self._served = ServedModule(self._policy, self.device)
 
     @torch.no_grad()
     def act(self, observations: Reader[Observation], actions: Writer[Action], trajectories: Writer[Trajectory]) -> None:
@@ -43,40 +40,35 @@ class EmbodiedRollout(Worker):
         for chunk in observations:
             answers: list[tuple[int, Action]] = []
             for observation in chunk:
-                output, next_values = self._forward(observation, training)
+                answer, next_values = self._answer(observation, training)
                 if not observation.is_last:
-                    action = Action(group=observation.group, time=observation.time, actions=output.actions.cpu())
+                    action = Action(group=observation.group, time=observation.time, actions=answer.actions.cpu())
                     answers.append((observation.group, action))
                 if training:
-                    self._extend(segments, observation, output, next_values, trajectories)
+                    self._extend(segments, observation, answer, next_values, trajectories)
             actions.put_many(answers)
 
-    def _forward(self, observation: Observation, training: bool) -> tuple[ActorCriticOutput, Tensor]:
-        """What to do next, and the values of the states that the last action led to. One forward over both, of a
+    def _answer(self, observation: Observation, training: bool) -> tuple[Answer, Tensor]:
+        """What to do next, and the values of the states that the last chunk led to. One forward over both, of a
         shape that depends on the group alone, so that numbers do not depend on the plan."""
-        num_envs = len(observation.state)
-        reached = observation.state if observation.final_state is None else observation.final_state
-        states = torch.cat([observation.state, reached]).to(self.device)
-        noise = self._noise(observation, len(states)) if training else None
-        output = self._model(states, noise=noise)
-        mine = ActorCriticOutput(
-            actions=output.actions[:num_envs],
-            logprobs=output.logprobs[:num_envs],
-            entropy=output.entropy[:num_envs],
-            values=output.values[:num_envs],
-        )
-        return mine, output.values[num_envs:].cpu()
+        num_envs = len(observation.rewards)
+        reached = observation.fields if observation.final_fields is None else observation.final_fields
+        fields = {name: torch.cat([shown, reached[name]]).to(self.device) for name, shown in observation.fields.items()}
+        noise = self._noise(observation, 2 * num_envs) if training else None
+        both = self._policy.act(fields, noise)
+        mine = Answer(actions=both.actions[:num_envs], logprobs=both.logprobs[:num_envs], values=both.values[:num_envs])
+        return mine, both.values[num_envs:].cpu()
 
     def _noise(self, observation: Observation, num_rows: int) -> Tensor:
         key = [self.step.seed, (self.step.step << 40) | (observation.group << 20) | observation.time]
-        values = np.random.Generator(np.random.Philox(key=key)).standard_normal((num_rows, self._noise_size))
+        values = np.random.Generator(np.random.Philox(key=key)).standard_normal((num_rows, self._policy.noise_size))
         return torch.from_numpy(values).float().to(self.device)
 
     def _extend(
         self,
         segments: dict[int, _Segment],
         observation: Observation,
-        output: ActorCriticOutput,
+        answer: Answer,
         next_values: Tensor,
         trajectories: Writer[Trajectory],
     ) -> None:
@@ -85,8 +77,8 @@ class EmbodiedRollout(Worker):
             segment.results.append(observation)
             segment.next_values.append(next_values)
         if not observation.is_last:
-            segment.states.append(observation.state)
-            segment.outputs.append(output)
+            segment.fields.append(observation.fields)
+            segment.answers.append(answer)
             return
         del segments[observation.group]
         trajectory = self._trajectory(observation.group, segment)
@@ -95,29 +87,13 @@ class EmbodiedRollout(Worker):
     def _trajectory(self, group: int, segment: _Segment) -> Trajectory:
         return Trajectory(
             group=group,
-            states=torch.stack(segment.states),
-            actions=torch.stack([output.actions for output in segment.outputs]).cpu(),
-            rollout_logprobs=torch.stack([output.logprobs for output in segment.outputs]).cpu(),
-            values=torch.stack([output.values for output in segment.outputs]).cpu(),
+            fields={name: torch.stack([shown[name] for shown in segment.fields]) for name in segment.fields[0]},
+            actions=torch.stack([answer.actions for answer in segment.answers]).cpu(),
+            rollout_logprobs=torch.stack([answer.logprobs for answer in segment.answers]).cpu(),
+            values=torch.stack([answer.values for answer in segment.answers]).cpu(),
             next_values=torch.stack(segment.next_values),
             rewards=torch.stack([result.rewards for result in segment.results]),
             terminated=torch.stack([result.terminated for result in segment.results]),
             truncated=torch.stack([result.truncated for result in segment.results]),
             policy_version=self._version,
         )
-
-    def weights(self) -> Mapping[str, Tensor]:
-        return dict(self._model.state_dict(keep_vars=True))
-
-    def weights_received(self, policy_version: int) -> None:
-        self._version = policy_version
-
-    @property
-    def policy_version(self) -> int:
-        return self._version
-
-    def onload(self) -> None:
-        move_model(self._model, self.device)
-
-    def offload(self) -> None:
-        move_model(self._model, torch.device("cpu"))

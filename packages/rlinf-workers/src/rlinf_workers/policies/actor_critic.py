@@ -1,5 +1,5 @@
-"""A small actor-critic for state observations: two tanh towers; continuous actions from a diagonal Gaussian with a free
-standard deviation, discrete ones from categories.
+"""A small actor-critic for state observations: two tanh towers, policy and value, with a Gaussian or categories as the
+environment's actions want it.
 
 Orthogonal initialisation with the gains usual since arXiv:2005.12729 (hidden sqrt(2), policy head 0.01 * sqrt(2),
 value head 1). Running statistics of the observations are part of the model, so that they travel with the weights and
@@ -9,118 +9,97 @@ every process normalises alike.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlinf_comm.records import record
-from rlinf_workers.policies.heads.base import ActionDistribution
-from rlinf_workers.policies.heads.categories import Categories
-from rlinf_workers.policies.heads.gaussian import Gaussian
+from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_workers.policies.base import Answer, Evaluation, Fields, Needs, Policy, PolicyError
+from rlinf_workers.policies.heads.choose import head_for
 
 OBSERVATION_CLIP = 10.0
 
 
-@record
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ActorCriticSettings:
-    """Shape of the two towers."""
-
-    observation_size: int
-    action_size: int
-    """A, dimensions of an action."""
-    num_choices: tuple[int, ...] | None = None
-    """Discrete actions: choices of each of the A dimensions; None: continuous ones."""
-    hidden_sizes: tuple[int, ...] = (128, 128, 128)
-    initial_log_std: float = -0.5
-    normalize_observations: bool = True
-    seed: int = 0
-
-    @property
-    def head_size(self) -> int:
-        """Outputs of the policy tower, and how much noise draws one action."""
-        return self.action_size if self.num_choices is None else sum(self.num_choices)
-
-
-@dataclass(frozen=True, slots=True)
-class ActorCriticOutput:
-    """Action, log-probability, entropy and value from one forward, each with the leading dimensions of the input."""
-
-    actions: Tensor
-    """[..., A] float32; int64 where actions are discrete, each dimension counted from 0"""
-    logprobs: Tensor
-    """[...] nats, summed over action dimensions"""
-    entropy: Tensor
-    """[...] nats"""
-    values: Tensor
-    """[...]"""
-
-
-class ActorCritic(nn.Module):
-    """The policy and its value function."""
+class ActorCritic(Policy):
+    """The policy and its value function over the field "state" [n, D]."""
 
     observation_mean: Tensor
     observation_variance: Tensor
     observation_count: Tensor
 
-    def __init__(self, settings: ActorCriticSettings) -> None:
+    @classmethod
+    def needs(
+        cls, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, chunk_size: int = 1, **options: Any
+    ) -> Needs:
+        if "state" in fields and len(fields["state"].shape) != 1:
+            raise PolicyError(f"its 'state' is a row of numbers, and here it has shape {list(fields['state'].shape)}")
+        head_for(actions, chunk_size)
+        return Needs(reads=("state",), chunk_size=chunk_size)
+
+    def __init__(
+        self,
+        fields: Mapping[str, FieldSpec],
+        actions: ActionSpec,
+        *,
+        hidden_sizes: tuple[int, ...] = (128, 128, 128),
+        initial_log_std: float = -0.5,
+        normalize_observations: bool = True,
+        chunk_size: int = 1,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
+        (size,) = fields["state"].shape
+        self.head = head_for(actions, chunk_size, initial_log_std=initial_log_std)
+        self.noise_size = self.head.num_outputs
         with torch.random.fork_rng():
-            torch.manual_seed(settings.seed)
-            size, hidden = settings.observation_size, settings.hidden_sizes
-            self.policy = _tower(size, hidden, settings.head_size, 0.01 * math.sqrt(2))
-            self.value = _tower(size, hidden, 1, 1.0)
-        self._num_choices = settings.num_choices
-        if settings.num_choices is None:
-            self.log_std = nn.Parameter(torch.full((settings.action_size,), settings.initial_log_std))
-        self._normalizes = settings.normalize_observations
+            torch.manual_seed(seed)
+            self.policy = _tower(size, hidden_sizes, self.head.num_outputs, 0.01 * math.sqrt(2))
+            self.value = _tower(size, hidden_sizes, 1, 1.0)
+        self._chunk_shape = (chunk_size, actions.low.numel())
+        self._normalizes = normalize_observations
         self.register_buffer("observation_mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("observation_variance", torch.ones(size, dtype=torch.float64))
         self.register_buffer("observation_count", torch.zeros(1, dtype=torch.float64))
 
-    def normalize(self, observations: Tensor) -> Tensor:
-        """Zero mean, unit variance by the running statistics, clipped; [..., D] float32."""
+    def normalize(self, states: Tensor) -> Tensor:
+        """Zero mean, unit variance by the running statistics, clipped; [n, D] float32."""
         if not self._normalizes:
-            return observations
+            return states
         scale = (self.observation_variance + 1e-8).rsqrt()
-        scaled = ((observations.double() - self.observation_mean) * scale).float()
+        scaled = ((states.double() - self.observation_mean) * scale).float()
         return scaled.clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
 
-    def forward(
-        self, observations: Tensor, *, actions: Tensor | None = None, noise: Tensor | None = None
-    ) -> ActorCriticOutput:
-        """One forward for everything.
-
-        Args:
-            observations: [..., D], raw.
-            actions: [..., A] to evaluate; else drawn with `noise` (standard normal, [..., head_size]); without either
-                the likeliest.
-        """
-        states = self.normalize(observations)
-        distribution = self._distribution(self.policy(states))
-        if actions is None:
-            actions = distribution.mode() if noise is None else distribution.sample(noise)
-        return ActorCriticOutput(
-            actions=actions,
+    def act(self, fields: Fields, noise: Tensor | None) -> Answer:
+        states = self.normalize(fields["state"])
+        distribution = self.head(self.policy(states))
+        actions = distribution.mode() if noise is None else distribution.sample(noise)
+        return Answer(
+            actions=actions.unflatten(-1, self._chunk_shape),
             logprobs=distribution.log_prob(actions),
-            entropy=distribution.entropy(),
             values=self.value(states)[..., 0],
         )
 
-    def _distribution(self, head: Tensor) -> ActionDistribution:
-        if self._num_choices is None:
-            return Gaussian(head, self.log_std)
-        return Categories(head, self._num_choices)
+    def evaluate(self, fields: Fields, actions: Tensor) -> Evaluation:
+        states = self.normalize(fields["state"])
+        distribution = self.head(self.policy(states))
+        return Evaluation(
+            logprobs=distribution.log_prob(actions.flatten(-2)),
+            entropies=distribution.entropy(),
+            values=self.value(states)[..., 0],
+        )
 
-    def values(self, observations: Tensor) -> Tensor:
-        """[..., D] raw -> [...]"""
-        return self.value(self.normalize(observations))[..., 0]
+    def observation_sums(self, fields: Fields) -> Tensor:
+        """[1 + 2 D]: the number of rows, their sum, the sum of their squares."""
+        states = fields["state"].double()
+        count = torch.tensor([float(len(states))], dtype=torch.float64)
+        return torch.cat([count, states.sum(0).cpu(), states.square().sum(0).cpu()])
 
     @torch.no_grad()
-    def absorb_observations(self, count: Tensor, total: Tensor, total_of_squares: Tensor) -> None:
-        """Merges a batch into the running statistics (the parallel formula of Chan et al.). All float64; sums over
-        the batch, [D]."""
+    def absorb(self, sums: Tensor) -> None:
+        """Merges a step into the running statistics (the parallel formula of Chan et al.)."""
+        count, total, total_of_squares = sums.split([1, *[(len(sums) - 1) // 2] * 2])
         batch_mean = total / count
         batch_variance = total_of_squares / count - batch_mean**2
         new_count = self.observation_count + count

@@ -1,37 +1,61 @@
-"""Items of embodied flows. Legend: n environments of a group, T steps of a segment, D numbers of a state,
-A dimensions of an action."""
+"""Items of embodied flows. Legend: n environments of a group, T chunks of a segment, K actions of a chunk, A dimensions
+of an action. Fields are what the policy reads of an observation, [n, *shape of the field] each."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from rlinf_comm.records import record
+
+MAX_TEXT_BYTES = 512
+"""Width of a text field, so that the texts of all steps stack; an instruction has a sentence or two."""
+
+
+def text_tensor(texts: Sequence[str]) -> Tensor:
+    """[n, MAX_TEXT_BYTES] uint8: each text in UTF-8, filled up with zeros.
+
+    Raises: ValueError for one that is too long.
+    """
+    rows = torch.zeros(len(texts), MAX_TEXT_BYTES, dtype=torch.uint8)
+    for row, text in zip(rows, texts, strict=True):
+        encoded = text.encode()
+        if len(encoded) > MAX_TEXT_BYTES:
+            raise ValueError(f"a text of {len(encoded)} bytes is longer than {MAX_TEXT_BYTES}: {text[:60]!r}...")
+        row[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8) if encoded else 0
+    return rows
+
+
+def texts_of(rows: Tensor) -> list[str]:
+    """The inverse of `text_tensor`."""
+    return [row.numpy().tobytes().rstrip(b"\0").decode() for row in rows.cpu()]
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What one environment group shows after a step (or a reset). Sent by env to policy."""
+    """What one environment group shows after a chunk of actions (or a reset). Sent by env to policy."""
 
     group: int
     """Key of all items of this group; its environments always sit in the same process."""
     time: int
-    """Steps taken since the segment began; 0 right after the reset."""
-    state: Tensor
-    """[n, D] float32, what to act on next."""
-    final_state: Tensor | None
-    """[n, D] float32; where an episode has just ended its true last observation, elsewhere equal to `state`.
-    None: no episode has ended."""
+    """Chunks executed since the segment began; 0 right after the reset."""
+    fields: dict[str, Tensor]
+    """[n, ...] each, what to act on next."""
+    final_fields: dict[str, Tensor] | None
+    """[n, ...] each; where an episode has just ended its true last observation, elsewhere equal to `fields`. None: no
+    episode has ended."""
     rewards: Tensor
-    """[n] float32, of the action before; zeros at time 0."""
+    """[n] float32, summed over the chunk before; zeros at time 0."""
     terminated: Tensor
     """[n] bool"""
     truncated: Tensor
     """[n] bool"""
     is_last: bool
-    """The segment ends here: nobody waits for an action."""
+    """The segment ends here: nobody waits for actions."""
 
 
 @record
@@ -42,27 +66,28 @@ class Action:
     group: int
     time: int
     actions: Tensor
-    """[n, A] float32, unclipped, the environment clips to its bounds; or int64, each discrete dimension from 0 on."""
+    """[n, K, A] float32, unclipped, the environment clips to its bounds; or int64, each discrete dimension from 0 on.
+    Executed one after the other; where an episode ends inside the chunk, its environment ignores the rest."""
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-    """One segment of one environment group, T steps. Sent by policy to actor."""
+    """One segment of one environment group, T chunks. Sent by policy to actor."""
 
     group: int
-    states: Tensor
-    """[T, n, D] float32, raw"""
+    fields: dict[str, Tensor]
+    """[T, n, ...] each, as the environment shows them"""
     actions: Tensor
-    """[T, n, A] float32, or int64 for discrete actions"""
+    """[T, n, K, A] float32, or int64 for discrete actions"""
     rollout_logprobs: Tensor
-    """[T, n] float32, nats"""
+    """[T, n] float32, nats, of whole chunks"""
     values: Tensor
     """[T, n] float32"""
     next_values: Tensor
     """[T, n] float32, value of the true successor (the final observation where an episode ended)."""
     rewards: Tensor
-    """[T, n] float32"""
+    """[T, n] float32, summed over each chunk"""
     terminated: Tensor
     """[T, n] bool"""
     truncated: Tensor

@@ -42,19 +42,72 @@ class EnvConfig(Section):
     )
 
 
-class PolicyConfig(Section):
-    """Two towers over the state, policy and value; actions are continuous or discrete, as the environment says."""
+ACTOR_CRITIC: dict[str, Any] = {
+    "hidden_sizes": (128, 128, 128),
+    "initial_log_std": -0.5,
+    "normalize_observations": True,
+    "chunk_size": 1,
+}
+"""The keys of `policy` that are options of the shipped one, with their defaults."""
 
-    hidden_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=(128, 128, 128), min_length=1, description="Widths of the hidden layers."
+
+class PolicyConfig(Section):
+    """The network that acts: two towers over the state, policy and value, or one of your own. null: the policy has no
+    such option."""
+
+    name: str = Field(
+        default="actor_critic", min_length=1, description="actor_critic, or package.module:Class of one of your own."
     )
-    activation: Literal["tanh"] = Field(default="tanh", description="Non-linearity between the layers.")
-    initial_log_std: float = Field(
-        default=-0.5, ge=-10, le=3, description="Continuous actions: logarithm of their noise before the first step."
+    options: dict[str, bool | int | float | str | None] = Field(
+        default={}, description="A policy of your own: arguments for its constructor."
     )
-    normalize_observations: bool = Field(
-        default=True, description="Scale observations by their running mean and deviation."
+    hidden_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, min_length=1)] | None = Field(
+        default=None, description="actor_critic: widths of the hidden layers."
     )
+    initial_log_std: float | None = Field(
+        default=None,
+        ge=-10,
+        le=3,
+        description="actor_critic, continuous actions: logarithm of their noise before the first step.",
+    )
+    normalize_observations: bool | None = Field(
+        default=None, description="actor_critic: scale observations by their running mean and deviation."
+    )
+    chunk_size: int | None = Field(
+        default=None, ge=1, description="actor_critic: actions that it answers at once, executed one after the other."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        """What the shipped policy has and a recipe leaves out."""
+        if isinstance(values, dict) and values.get("name", "actor_critic") == "actor_critic":
+            return ACTOR_CRITIC | values
+        return values
+
+    def problems(self) -> Iterator[Problem]:
+        is_shipped = self.name == "actor_critic"
+        if is_shipped and self.options:
+            yield Problem(
+                keys=("policy.options", "policy.name"),
+                text=f"={self.options} is not used: policy.name=actor_critic has {', '.join(ACTOR_CRITIC)} as keys of "
+                "policy; leave it out",
+            )
+        for key in ACTOR_CRITIC:
+            value = getattr(self, key)
+            if is_shipped and value is None:
+                yield Problem(keys=(f"policy.{key}",), text=" is null; policy.name=actor_critic needs it")
+            elif not is_shipped and value is not None:
+                yield Problem(
+                    keys=(f"policy.{key}", "policy.name"),
+                    text=f"={value} is not used: it belongs to policy.name=actor_critic; leave it out, or give it as "
+                    f"policy.options.{key}",
+                )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the policy's constructor gets as keywords."""
+        return {key: getattr(self, key) for key in ACTOR_CRITIC} if self.name == "actor_critic" else dict(self.options)
 
 
 class EmbodiedAlgorithmConfig(Section):

@@ -22,6 +22,7 @@ KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("task", "kind"): (),
     ("algorithm", "name"): (),
     ("env", "kind"): ("options", "ignore_terminations"),
+    ("policy", "name"): (),
 }
 """A section and the key that tells its kinds apart -> the keys that mean something else in another kind; () for all."""
 

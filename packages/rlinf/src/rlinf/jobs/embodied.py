@@ -9,11 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlinf.config.base import neighbours
 from rlinf.config.devices import device_kind
 from rlinf.config.schema import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
-from rlinf.jobs.env_interface import probe
+from rlinf.jobs.env_interface import needs_of, probe
 from rlinf.machine import Machine
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ from rlinf_workers import Flow, FlowRun
 from rlinf_workers.embodied.actor import EmbodiedActor, EmbodiedActorSettings, GaeSettings, GroupSettings
 from rlinf_workers.embodied.environment import Environment, EnvironmentSettings
 from rlinf_workers.embodied.rollout import EmbodiedRollout
-from rlinf_workers.policies.actor_critic import ActorCriticSettings
+from rlinf_workers.policies.base import PolicySettings
 
 SUCCESS = Score(name="success_at_end", text="success at the end of the episode, held-out reset seeds")
 SUCCESS_ONCE = Score(name="success_once", text="success at any time of the episode")
@@ -44,6 +45,9 @@ class EmbodiedJob:
         self._simulates_on_host = device_kind(config.cluster, machine) == "cuda"
         self._spec = self._env_spec(config)
         self._interface = probe(self._spec)
+        self._policy = self._policy_settings()
+        self._needs = needs_of(self._policy, config.env.id)
+        self._check_chunks()
         self.notes = self._interface.notes
         self.score = SUCCESS if self._interface.knows_success else RETURN
         self.other_scores = (SUCCESS_ONCE,) if self._interface.knows_success else ()
@@ -98,7 +102,7 @@ class EmbodiedJob:
         config = self.config
         flow = Flow(config.algorithm.name)
         flow.worker("env", Environment, self._environment_settings())
-        flow.worker("policy", EmbodiedRollout, self._model_settings())
+        flow.worker("policy", EmbodiedRollout, self._policy)
         flow.worker("actor", EmbodiedActor, self._actor_settings())
         self._join_env_and_policy(flow)
         flow.stage(
@@ -148,27 +152,44 @@ class EmbodiedJob:
             spec=self._spec,
             num_groups=env.num_groups,
             num_steps=self.config.algorithm.num_steps,
+            reads=self._needs.reads,
+            chunk_size=self._needs.chunk_size,
             same_start=self.config.algorithm.name == "grpo",
             num_eval_episodes=env.num_eval_episodes,
             eval_seed=env.eval_seed,
         )
 
-    def _model_settings(self) -> ActorCriticSettings:
+    def _policy_settings(self) -> PolicySettings:
         policy, interface = self.config.policy, self._interface
-        return ActorCriticSettings(
-            observation_size=interface.observation_size,
-            action_size=interface.action_size,
-            num_choices=interface.num_choices,
-            hidden_sizes=tuple(policy.hidden_sizes),
-            initial_log_std=policy.initial_log_std,
-            normalize_observations=policy.normalize_observations,
+        return PolicySettings(
+            name=policy.name,
+            fields=interface.fields,
+            actions=interface.actions,
+            options=policy.arguments,
             seed=self.config.seed,
         )
+
+    def _check_chunks(self) -> None:
+        """A segment is whole chunks, and a chunk is one sample."""
+        config, size = self.config, self._needs.chunk_size
+        num_steps, minibatch_size = config.algorithm.num_steps, config.algorithm.minibatch_size
+        at_once = f"policy.name={config.policy.name} answers {size} actions at once"
+        if num_steps % size:
+            raise UserError(
+                f"algorithm.num_steps={num_steps} is not a multiple of {size}: {at_once}",
+                hint=f"use {neighbours(num_steps, size)}",
+            )
+        if (num_samples := config.env.num_envs * num_steps // size) % minibatch_size:
+            raise UserError(
+                f"algorithm.minibatch_size={minibatch_size} does not divide the {num_samples} samples of a step: "
+                f"{at_once}, and each answer of the {config.env.num_envs} environments is a sample",
+                hint=f"use a divisor of {num_samples}",
+            )
 
     def _actor_settings(self) -> EmbodiedActorSettings:
         actor, algorithm = self.config.actor, self.config.algorithm
         return EmbodiedActorSettings(
-            model=self._model_settings(),
+            policy=self._policy,
             num_shards=actor.num_shards,
             learning_rate=actor.learning_rate,
             max_grad_norm=actor.max_grad_norm,

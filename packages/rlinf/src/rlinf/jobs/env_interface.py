@@ -1,34 +1,30 @@
-"""What the embodied job must know of an environment before any process starts: sizes, choices, success.
+"""What the embodied job must know of its environment and its policy before any process starts.
 
 One environment is made, stepped once and closed, so that mistakes in its id, its options and its first numbers are
-answered at once.
+answered at once. The policy is asked what it needs of what the environment shows and takes.
 """
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from dataclasses import dataclass, replace
 
 import torch
 
 from rlinf.errors import UserError
-from rlinf_envs import BatchedEnv, EnvError, EnvSpec, make_env
-from rlinf_envs.protocol import ActionSpec
-
-MAX_CHOICES = 4096
-"""Discrete choices of one action dimension that a small policy has outputs for."""
+from rlinf_algos.errors import AlgosError
+from rlinf_envs import ActionSpec, BatchedEnv, EnvError, EnvSpec, FieldSpec, make_env
+from rlinf_workers.policies.base import Needs, Policy, PolicyError, PolicySettings
+from rlinf_workers.registry import POLICIES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvInterface:
     """What one row of an environment shows and takes."""
 
-    observation_size: int
-    """Numbers of the state."""
-    action_size: int
-    """Dimensions of an action."""
-    num_choices: tuple[int, ...] | None
-    """Discrete actions: choices of each dimension; None: continuous ones."""
+    fields: dict[str, FieldSpec]
+    actions: ActionSpec
     notes: tuple[str, ...]
     """Fall-backs of the environment, for the manifest."""
     knows_success: bool
@@ -39,7 +35,7 @@ def probe(spec: EnvSpec) -> EnvInterface:
     """Makes one environment of `spec`, takes one step and closes it.
 
     Raises:
-        UserError: it cannot be made or stepped, or shows or takes what this job's policy cannot deal with.
+        UserError: it cannot be made or stepped.
     """
     where = f"env.id={spec.id!r}"
     try:
@@ -49,38 +45,53 @@ def probe(spec: EnvSpec) -> EnvInterface:
     except Exception as error:
         raise UserError(f"{where} could not be made: {_last_line(error)}", hint=_place_of(error)) from error
     try:
-        return _interface(env, where)
+        return _interface(env)
     except EnvError as error:
         raise UserError(f"{where}: {error}", hint=_place_of(error.__cause__)) from error
     finally:
         env.close()
 
 
-def _interface(env: BatchedEnv, where: str) -> EnvInterface:
-    fields, actions = env.observation_spec, env.action_spec
-    if "state" not in fields:
-        raise UserError(
-            f"{where} gives the observations {sorted(fields)}; this job's policy reads 'state'",
-            hint="choose options with state observations",
-        )
-    num_choices = _num_choices(actions, where) if actions.kind == "discrete" else None
+def _interface(env: BatchedEnv) -> EnvInterface:
+    actions = env.action_spec
     env.reset([0])
-    first = actions.low if num_choices else torch.zeros(actions.shape)
+    first = actions.low if actions.kind == "discrete" else torch.zeros(actions.shape)
     (episode,) = env.step(first[None]).episodes
     return EnvInterface(
-        observation_size=fields["state"].shape[0],
-        action_size=actions.low.numel(),
-        num_choices=num_choices,
+        fields=dict(env.observation_spec),
+        actions=actions,
         notes=tuple(env.notes),
         knows_success=episode.success_once is not None,
     )
 
 
-def _num_choices(actions: ActionSpec, where: str) -> tuple[int, ...]:
-    choices = tuple((actions.high - actions.low + 1).flatten().tolist())
-    if max(choices) > MAX_CHOICES:
-        raise UserError(f"{where} has {max(choices)} choices in one action; this job's policy takes {MAX_CHOICES}")
-    return choices
+def needs_of(policy: PolicySettings, env_id: str) -> Needs:
+    """What the policy needs in an environment that shows and takes what its settings say.
+
+    Raises: UserError for a policy that is not there, has no such options or cannot act in this environment.
+    """
+    where = f"policy.name={policy.name!r}"
+    try:
+        policy_class = POLICIES.get(policy.name)
+    except AlgosError as error:
+        raise UserError(f"policy.name: {error}") from error
+    if not (inspect.isclass(policy_class) and issubclass(policy_class, Policy)) or inspect.isabstract(policy_class):
+        raise UserError(
+            f"{where} is no whole rlinf_workers.policies.base.Policy; it has to define act, evaluate and needs"
+        )
+    try:
+        inspect.signature(policy_class).bind(policy.fields, policy.actions, seed=policy.seed, **policy.options)
+        needs: Needs = policy_class.needs(policy.fields, policy.actions, **policy.options)
+    except PolicyError as error:
+        raise UserError(f"{where} cannot act in env.id={env_id!r}: {error}") from error
+    except Exception as error:  # the policy may be the user's own and raise what it likes
+        raise UserError(f"{where}, policy.options: {_last_line(error)}", hint=_place_of(error)) from error
+    if lacking := [name for name in needs.reads if name not in policy.fields]:
+        raise UserError(
+            f"{where} reads {', '.join(lacking)}, and env.id={env_id!r} shows {', '.join(sorted(policy.fields))}",
+            hint="choose options of the environment that show it, or another policy",
+        )
+    return needs
 
 
 def _last_line(error: BaseException) -> str:

@@ -1,31 +1,46 @@
-"""What an action head gives: a distribution over the next action, drawn from by standard normal noise."""
+"""What an action head is: the meaning of a policy's last layer.
+
+Legend: D numbers of a chunk, the K actions of A dimensions side by side; O outputs of the network for one row.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class ActionDistribution(Protocol):
-    """What one forward of the policy tower says about the next action; leading dimensions `...` as in its input."""
+    """What one forward of the network says about the next chunk; leading dimensions `...` as in its input."""
 
     def mode(self) -> Tensor:
-        """[..., A], the likeliest action."""
+        """[..., D], the likeliest chunk."""
         ...
 
     def sample(self, noise: Tensor) -> Tensor:
-        """[..., A], without gradient for categories.
+        """[..., D], without gradient for categories.
 
         Args:
-            noise: standard normal, of the shape of the tower's output.
+            noise: [..., O], standard normal.
         """
         ...
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """[..., A] -> [...] nats, summed over the dimensions of an action."""
+        """[..., D] -> [...] nats, summed over the chunk."""
         ...
 
     def entropy(self) -> Tensor:
-        """[...] nats, summed over the dimensions of an action."""
+        """[...] nats, summed over the chunk."""
         ...
+
+
+class ActionHead(nn.Module, ABC):
+    """Turns outputs of a network into a distribution; holds the parameters that no network gives."""
+
+    num_outputs: int
+    """O; also how many numbers of noise draw one chunk."""
+
+    @abstractmethod
+    def forward(self, outputs: Tensor) -> ActionDistribution:
+        """[..., O] -> the distribution over chunks."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlinf_workers.policies.heads.base import ActionHead
+
 
 class Categories:
     """Discrete actions: each dimension is one of so many choices, 0 being the first."""
 
     def __init__(self, logits: Tensor, num_choices: tuple[int, ...]) -> None:
-        """Args: logits: [..., sum(num_choices)], the dimensions of an action side by side."""
+        """Args: logits: [..., sum(num_choices)], the dimensions of a chunk side by side."""
         self._num_choices = num_choices
         self._logprobs = [part.log_softmax(-1) for part in logits.split(num_choices, dim=-1)]
 
@@ -32,3 +34,15 @@ class Categories:
 
     def entropy(self) -> Tensor:
         return torch.stack([-(p.exp() * p).sum(-1) for p in self._logprobs]).sum(0)
+
+
+class CategoriesHead(ActionHead):
+    """The outputs are logits, those of a dimension side by side."""
+
+    def __init__(self, num_choices: tuple[int, ...]) -> None:
+        super().__init__()
+        self.num_outputs = sum(num_choices)
+        self._num_choices = num_choices
+
+    def forward(self, outputs: Tensor) -> Categories:
+        return Categories(outputs, self._num_choices)

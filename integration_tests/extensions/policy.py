@@ -1,0 +1,46 @@
+"""A policy of one's own: one small network that answers a state with two discrete actions at once."""
+
+import torch
+from torch import nn
+
+from rlinf_workers.policies.base import Answer, Evaluation, Needs, Policy, PolicyError
+from rlinf_workers.policies.heads.choose import head_for
+
+CHUNK_SIZE = 2
+
+
+class Pairs(Policy):
+    @classmethod
+    def needs(cls, fields, actions, **options):
+        if actions.kind != "discrete":
+            raise PolicyError("it chooses among discrete actions, and these are continuous")
+        return Needs(reads=("state",), chunk_size=CHUNK_SIZE)
+
+    def __init__(self, fields, actions, *, width=32, seed):
+        super().__init__()
+        self.head = head_for(actions, CHUNK_SIZE)
+        self.noise_size = self.head.num_outputs
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.trunk = nn.Sequential(nn.Linear(*fields["state"].shape, width), nn.Tanh())
+            self.logits = nn.Linear(width, self.head.num_outputs)
+            self.value = nn.Linear(width, 1)
+
+    def act(self, fields, noise):
+        hidden = self.trunk(fields["state"])
+        distribution = self.head(self.logits(hidden))
+        actions = distribution.mode() if noise is None else distribution.sample(noise)
+        return Answer(
+            actions=actions.unflatten(-1, (CHUNK_SIZE, -1)),
+            logprobs=distribution.log_prob(actions),
+            values=self.value(hidden)[:, 0],
+        )
+
+    def evaluate(self, fields, actions):
+        hidden = self.trunk(fields["state"])
+        distribution = self.head(self.logits(hidden))
+        return Evaluation(
+            logprobs=distribution.log_prob(actions.flatten(-2)),
+            entropies=distribution.entropy(),
+            values=self.value(hidden)[:, 0],
+        )

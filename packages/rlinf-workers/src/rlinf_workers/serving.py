@@ -1,0 +1,65 @@
+"""What every worker has that acts or generates with weights that another one trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_workers.models.placement import move_model
+from rlinf_workers.worker import Worker
+
+
+class Served(Protocol):
+    """What a serving worker holds: a generation engine, or a module on its device (`ServedModule`)."""
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The canonical tensors, filled in place by a weight sync."""
+        ...
+
+    def onload(self) -> None: ...
+
+    def offload(self) -> None: ...
+
+
+class ServedModule:
+    """A torch module that is served from one device and waits on the host."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._module, self._device = module, device
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return dict(self._module.state_dict(keep_vars=True))
+
+    def onload(self) -> None:
+        move_model(self._module, self._device)
+
+    def offload(self) -> None:
+        move_model(self._module, torch.device("cpu"))
+
+
+class ServingWorker(Worker):
+    """Stamps what it makes with the version of the weights that it was last sent. A subclass sets `_served` in its
+    constructor."""
+
+    _served: Served
+    _version = -1
+    """No weights have come yet."""
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    def weights_received(self, policy_version: int) -> None:
+        self._version = policy_version
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return self._served.weights()
+
+    def onload(self) -> None:
+        self._served.onload()
+
+    def offload(self) -> None:
+        self._served.offload()

@@ -1,0 +1,140 @@
+"""The conformance suite of policies and action heads, for one's own as for the shipped ones.
+
+    from rlinf_workers.testing.policies import check_policy
+    check_policy(MyPolicy, fields={"state": FieldSpec(shape=(4,), dtype="float32")}, actions=spec, width=32)
+
+Every function raises AssertionError with what was expected and what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_envs import ActionSpec, FieldSpec
+from rlinf_workers.policies.base import Answer, Fields, Policy
+from rlinf_workers.policies.heads.base import ActionHead
+from rlinf_workers.records.embodied import text_tensor
+
+NUM_ROWS = 6
+
+
+def check_policy(
+    policy_class: type[Policy],
+    fields: Mapping[str, FieldSpec],
+    actions: ActionSpec,
+    *,
+    bound: float = 1e-5,
+    **options: Any,
+) -> None:
+    """All promises of `Policy`, for an environment that shows `fields` and takes `actions`.
+
+    Args:
+        bound: how far, absolutely and relatively, log-probabilities and values may move when other rows share the
+            batch, or when `evaluate` computes them in place of `act`.
+    """
+    needs = policy_class.needs(fields, actions, **options)
+    assert not set(needs.reads) - set(fields), f"needs() reads {needs.reads}, and there are {sorted(fields)}"
+    shown = random_fields({name: fields[name] for name in needs.reads}, NUM_ROWS)
+    policy = policy_class(fields, actions, seed=1, **options)
+    policy.absorb(policy.observation_sums(shown))
+    noise = torch.randn(NUM_ROWS, policy.noise_size, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        answer = policy.act(shown, noise)
+        _check_answer(answer, actions, needs.chunk_size)
+        _check_same(policy.act(shown, noise), answer, 0.0, "the same fields and noise")
+        _check_same(policy.act(shown, None), policy.act(shown, None), 0.0, "no noise, the likeliest actions,")
+        for rows in (slice(1, 3), torch.tensor([3, 0, 5])):
+            alone = policy.act({name: values[rows] for name, values in shown.items()}, noise[rows])
+            mine = Answer(actions=answer.actions[rows], logprobs=answer.logprobs[rows], values=answer.values[rows])
+            _check_same(alone, mine, bound, f"rows {rows} in a batch of their own")
+    _check_evaluation(policy, shown, answer, bound)
+    _check_weights(policy_class(fields, actions, seed=1, **options), policy_class(fields, actions, seed=1, **options))
+    other = policy_class(fields, actions, seed=3, **options)
+    with torch.no_grad():
+        for name, tensor in other.state_dict().items():
+            tensor.copy_(policy.state_dict()[name])
+        _check_same(other.act(shown, noise), answer, 0.0, "the weights of state_dict(), copied into another policy,")
+    _check_sums(policy, shown)
+
+
+def random_fields(specs: Mapping[str, FieldSpec], num_rows: int, seed: int = 0) -> dict[str, Tensor]:
+    """[n, ...] for each field: normal numbers, any bytes, or a few words."""
+    generator = torch.Generator().manual_seed(seed)
+    made = {}
+    for name, spec in specs.items():
+        if spec.dtype == "text":
+            made[name] = text_tensor([f"put {i} on the table" for i in range(num_rows)])
+        elif spec.dtype == "uint8":
+            made[name] = torch.randint(256, (num_rows, *spec.shape), generator=generator, dtype=torch.uint8)
+        else:
+            made[name] = torch.randn(num_rows, *spec.shape, generator=generator)
+    return made
+
+
+def check_head(head: ActionHead, num_samples: int = 40_000) -> None:
+    """The entropy is the mean of -log p over what is drawn, within 5 standard errors, computed in float64; the mode is
+    at least as likely as anything drawn."""
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(head.num_outputs, generator=generator, dtype=torch.float64)
+    noise = torch.randn(num_samples, head.num_outputs, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        distribution = head.double()(outputs.expand(num_samples, -1))
+        surprise = -distribution.log_prob(distribution.sample(noise))
+        expected, least = float(distribution.entropy()[0]), -float(distribution.log_prob(distribution.mode())[0])
+    error = float(surprise.std()) / num_samples**0.5
+    found = float(surprise.mean())
+    assert abs(found - expected) <= 5 * error, f"entropy {expected}; what is drawn has {found} +- {error}"
+    assert least <= float(surprise.min()) + 1e-9, "something was drawn that is likelier than the mode"
+
+
+def _check_answer(answer: Answer, spec: ActionSpec, chunk_size: int) -> None:
+    shape = [NUM_ROWS, chunk_size, spec.low.numel()]
+    assert list(answer.actions.shape) == shape, f"actions have shape {list(answer.actions.shape)}; [n, K, A] is {shape}"
+    assert answer.actions.dtype == spec.dtype, f"{spec.kind} actions are {spec.dtype}, not {answer.actions.dtype}"
+    if spec.kind == "discrete":
+        choices = (spec.high - spec.low + 1).flatten()
+        in_range = (answer.actions >= 0) & (answer.actions < choices)
+        assert in_range.all(), f"each dimension counts from 0 on, below {choices.tolist()}: {answer.actions.tolist()}"
+    for name in ("logprobs", "values"):
+        values = getattr(answer, name)
+        assert values.shape == (NUM_ROWS,), f"{name} have shape {list(values.shape)}; one for each of {NUM_ROWS} rows"
+        assert values.isfinite().all(), f"{name} are not finite: {values}"
+
+
+def _check_same(found: Answer, expected: Answer, bound: float, what: str) -> None:
+    if expected.actions.dtype == torch.int64:
+        assert torch.equal(found.actions, expected.actions), f"{what} gave other actions"
+    for name in ("actions", "logprobs", "values"):
+        _close(getattr(found, name), getattr(expected, name), bound, f"{what} gave other {name}")
+
+
+def _close(found: Tensor, expected: Tensor, bound: float, what: str) -> None:
+    torch.testing.assert_close(found, expected, rtol=bound, atol=bound, msg=lambda text: f"{what}: {text}")
+
+
+def _check_evaluation(policy: Policy, shown: Fields, answer: Answer, bound: float) -> None:
+    evaluation = policy.evaluate(shown, answer.actions)
+    for name in ("logprobs", "values"):
+        found, expected = getattr(evaluation, name).detach(), getattr(answer, name)
+        _close(found, expected, bound, f"evaluate() of what act() answered gave other {name}")
+    assert evaluation.entropies.shape == (NUM_ROWS,), f"entropies have shape {list(evaluation.entropies.shape)}"
+    (evaluation.logprobs.sum() + evaluation.entropies.sum() + evaluation.values.sum()).backward()
+    lost = [name for name, p in policy.named_parameters() if p.requires_grad and p.grad is None]
+    assert not lost, f"evaluate() gives no gradient to {', '.join(lost)}"
+
+
+def _check_weights(one: Policy, other: Policy) -> None:
+    weights = other.state_dict()
+    unequal = [name for name, tensor in one.state_dict().items() if not torch.equal(tensor, weights[name])]
+    assert not unequal, f"the same arguments gave other weights: {', '.join(unequal)}"
+
+
+def _check_sums(policy: Policy, shown: Fields) -> None:
+    parts = [{name: values[rows] for name, values in shown.items()} for rows in (slice(0, 2), slice(2, None))]
+    whole = policy.observation_sums(shown)
+    assert whole.dtype == torch.float64, f"observation_sums() are {whole.dtype}, not float64"
+    _close(sum((policy.observation_sums(part) for part in parts), torch.zeros(())), whole, 1e-9, "sums over parts")

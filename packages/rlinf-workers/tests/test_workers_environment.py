@@ -1,0 +1,120 @@
+"""The environment role: chunks of actions against steps by hand, and fields as the policy asks for them."""
+
+import gymnasium
+import pytest
+import torch
+
+from rlinf_comm.testing import assert_bitwise_equal
+from rlinf_envs import EnvSpec, episode_seed
+from rlinf_workers.embodied.environment import Environment, EnvironmentSettings, training_seeds
+from rlinf_workers.records.embodied import MAX_TEXT_BYTES, Action, text_tensor, texts_of
+
+CARTPOLE = EnvSpec(kind="gymnasium", id="CartPole-v1", num_envs=2, max_episode_steps=9)
+NUM_STEPS = 24
+
+
+class Partner:
+    """The policy's side of both ports: pushes right, K times at once."""
+
+    def __init__(self, chunk_size):
+        self.chunk_size, self.shown, self.waiting = chunk_size, [], []
+
+    def put_many(self, items):
+        self.shown += [observation for _, observation in items]
+        self.waiting += [observation for _, observation in items if not observation.is_last]
+
+    def next_chunk(self, at_most):
+        taken, self.waiting = self.waiting[:at_most], self.waiting[at_most:]
+        actions = torch.ones(2, self.chunk_size, 1, dtype=torch.int64)
+        return [Action(group=item.group, time=item.time, actions=actions) for item in taken]
+
+
+def interact(make_worker, chunk_size, spec=CARTPOLE, phase="train", reads=("state",)):
+    """What one group shows from the reset on."""
+    settings = EnvironmentSettings(
+        spec=spec,
+        num_groups=1,
+        num_steps=NUM_STEPS,
+        reads=reads,
+        chunk_size=chunk_size,
+        num_eval_episodes=2,
+        eval_seed=5,
+    )
+    worker, partner = make_worker(Environment, settings, phase=phase), Partner(chunk_size)
+    worker.interact(partner, partner)
+    worker.close()
+    return partner.shown, worker
+
+
+def by_hand(seed, chunk_size):
+    """Rewards, terminated, truncated, what is shown and the true last state, chunk by chunk of one environment."""
+    env, episode = gymnasium.make("CartPole-v1", max_episode_steps=9), 0
+    env.reset(seed=episode_seed(seed, episode))
+    for _ in range(NUM_STEPS // chunk_size):
+        reward, terminated, truncated = 0.0, False, False
+        for _ in range(chunk_size):
+            if not (terminated or truncated):
+                state, step_reward, terminated, truncated, _ = env.step(1)
+                reward, shown = reward + float(step_reward), state
+        if terminated or truncated:
+            episode += 1
+            shown, _ = env.reset(seed=episode_seed(seed, episode))
+        yield reward, terminated, truncated and not terminated, shown, state
+    env.close()
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4])
+def test_chunks_are_steps_one_after_the_other(make_worker, chunk_size):
+    (first, *shown), _ = interact(make_worker, chunk_size)
+    assert (first.time, shown[-1].time, shown[-1].is_last) == (0, NUM_STEPS // chunk_size, True)
+    ended = 0
+    for row, seed in enumerate(training_seeds(0, 0, 0, 2)):
+        for found, expected in zip(shown, by_hand(seed, chunk_size), strict=True):
+            reward, terminated, truncated, state, last = expected
+            assert found.rewards[row] == reward
+            assert (found.terminated[row], found.truncated[row]) == (terminated, truncated)
+            assert_bitwise_equal(found.fields["state"][row], torch.tensor(state))
+            if found.final_fields is not None:
+                assert_bitwise_equal(found.final_fields["state"][row], torch.tensor(last))
+            ended += terminated or truncated
+    assert ended >= 4
+
+
+def test_an_evaluation_ends_with_its_episodes_inside_a_chunk(make_worker):
+    shown, worker = interact(make_worker, 4, phase="evaluate")
+    assert [item.time for item in shown] == [0, 1, 2, 3]
+    assert shown[-1].rewards.tolist() == [1.0, 1.0]
+    assert worker._metrics.drain()["env/episode_length"].terms == [9, 9]
+
+
+TALKER = """
+import gymnasium as gym
+import numpy as np
+
+class Talker(gym.Env):
+    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Dict(
+        front=gym.spaces.Box(0, 255, (2, 2, 3), np.uint8), instruction=gym.spaces.Text(40), a=gym.spaces.Box(0, 1, (1,))
+    )
+    def show(self):
+        return {"front": np.full((2, 2, 3), 7, np.uint8), "instruction": "hebe auf", "a": np.zeros(1, np.float32)}
+    def reset(self, *, seed=None, options=None): return self.show(), {}
+    def step(self, action): return self.show(), 1.0, False, False, {}
+"""
+
+
+def test_the_policy_gets_the_fields_that_it_reads_and_no_others(make_worker, tmp_path, monkeypatch):
+    (tmp_path / "talker.py").write_text(TALKER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = EnvSpec(kind="import", id="talker:Talker", num_envs=2, max_episode_steps=8)
+    (first, *_), _ = interact(make_worker, 1, spec, reads=("image.front", "instruction"))
+    assert set(first.fields) == {"image.front", "instruction"}
+    assert first.fields["image.front"].dtype == torch.uint8
+    assert texts_of(first.fields["instruction"]) == ["hebe auf"] * 2
+
+
+def test_texts_come_back():
+    texts = ["", "drück den Knopf", "x" * MAX_TEXT_BYTES]
+    assert texts_of(text_tensor(texts)) == texts
+    with pytest.raises(ValueError, match="a text of 513 bytes is longer than 512"):
+        text_tensor(["y" * 513])

@@ -1,0 +1,79 @@
+"""The shipped policy passes the suite of all policies, and the suite finds what is wrong with others."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlinf_envs import ActionSpec, FieldSpec
+from rlinf_workers.policies.actor_critic import ActorCritic
+from rlinf_workers.policies.base import PolicyError
+from rlinf_workers.testing.policies import check_policy
+
+FIELDS = {"state": FieldSpec(shape=(6,), dtype="float32"), "image.front": FieldSpec(shape=(4, 4, 3), dtype="uint8")}
+ACTIONS = {
+    "continuous": ActionSpec(kind="continuous", shape=(3,), low=-torch.ones(3), high=torch.ones(3)),
+    "discrete": ActionSpec(kind="discrete", shape=(), low=torch.tensor(1), high=torch.tensor(4)),
+    "several": ActionSpec(kind="discrete", shape=(2,), low=torch.tensor([0, -1]), high=torch.tensor([1, 1])),
+}
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3])
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_the_actor_critic_conforms(kind, chunk_size):
+    check_policy(ActorCritic, FIELDS, ACTIONS[kind], hidden_sizes=(16,), chunk_size=chunk_size)
+
+
+class SumsTheBatch(ActorCritic):
+    def act(self, fields, noise):
+        return super().act({"state": fields["state"] + fields["state"].sum()}, noise)
+
+
+class ForgetsTheValue(ActorCritic):
+    def evaluate(self, fields, actions):
+        evaluation = super().evaluate(fields, actions)
+        return replace(evaluation, values=evaluation.values.detach())
+
+
+class ShiftsLogprobs(ActorCritic):
+    def evaluate(self, fields, actions):
+        evaluation = super().evaluate(fields, actions)
+        return replace(evaluation, logprobs=evaluation.logprobs + 0.01)
+
+
+class HidesStatistics(ActorCritic):
+    def state_dict(self, *args, **kwargs):
+        return {name: t for name, t in super().state_dict(*args, **kwargs).items() if "observation" not in name}
+
+
+class OneFlatChunk(ActorCritic):
+    def act(self, fields, noise):
+        answer = super().act(fields, noise)
+        return replace(answer, actions=answer.actions.flatten(1))
+
+
+class DrawsByItself(ActorCritic):
+    def act(self, fields, noise):
+        return super().act(fields, None if noise is None else torch.randn_like(noise))
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (SumsTheBatch, "in a batch of their own gave other actions"),
+        (ForgetsTheValue, "gives no gradient to value.0.weight"),
+        (ShiftsLogprobs, "gave other logprobs"),
+        (HidesStatistics, "copied into another policy, gave other actions"),
+        (OneFlatChunk, r"actions have shape \[6, 3\]; \[n, K, A\] is \[6, 1, 3\]"),
+        (DrawsByItself, "the same fields and noise gave other actions"),
+    ],
+)
+def test_the_suite_finds(broken, says):
+    with pytest.raises(AssertionError, match=says):
+        check_policy(broken, FIELDS, ACTIONS["continuous"], hidden_sizes=(8,))
+
+
+def test_too_many_choices_are_refused():
+    many = ActionSpec(kind="discrete", shape=(), low=torch.tensor(0), high=torch.tensor(99_999))
+    with pytest.raises(PolicyError, match="an action has 100000 choices in one dimension"):
+        ActorCritic.needs(FIELDS, many)
