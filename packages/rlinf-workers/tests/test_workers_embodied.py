@@ -21,6 +21,7 @@ from rlinf_workers.metrics import merge
 from rlinf_workers.policies.actor_critic import ActorCritic
 from rlinf_workers.policies.base import PolicySettings, make_policy
 from rlinf_workers.records.embodied import Observation, Trajectory
+from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
 POLICY = PolicySettings(
     name="actor_critic",
@@ -40,9 +41,8 @@ def actor_critic() -> ActorCritic:
 def actor_settings(**changes):
     fields = {
         "policy": POLICY,
-        "num_shards": 2,
-        "learning_rate": 1e-3,
-        "max_grad_norm": 1e9,
+        "backend": BackendSettings(num_shards=2),
+        "optimizer": OptimizerSettings(learning_rate=changes.pop("learning_rate", 1e-3), max_grad_norm=1e9),
         "advantage": GaeSettings(gamma=0.9, gae_lambda=0.8, bootstrap_at_termination=False),
         "clip": 0.2,
         "num_epochs": 1,
@@ -176,7 +176,7 @@ def test_the_first_gradient_is_the_formulas(make_worker, reader):
     expected = torch.cat([gradient(p) for p in model.parameters()])
 
     actor.train(reader([batch[:3], batch[3:]]))
-    found = torch.cat([gradient(p) for p in actor._model.parameters()])
+    found = torch.cat([gradient(p) for p in actor._backend._model.parameters()])
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
     assert actor.policy_version == 1
 
@@ -243,9 +243,9 @@ def test_grpo_trains_no_critic(make_worker, reader):
         advantage=GroupSettings(compares="steps", gamma=0.9, normalize_std=True), value_coef=0.0, entropy_coef=0.0
     )
     actor = make_worker(EmbodiedActor, settings, step=4)
-    before = {name: value.clone() for name, value in actor._model.named_parameters()}
+    before = {name: value.clone() for name, value in actor._backend._model.named_parameters()}
     actor.train(reader([trajectories(make_worker, reader)]))
-    moved = {name for name, value in actor._model.named_parameters() if not torch.equal(value, before[name])}
+    moved = {name for name, value in actor._backend._model.named_parameters() if not torch.equal(value, before[name])}
     assert moved == {name for name in before if not name.startswith("value.")}
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,17 +21,20 @@ from rlinf_algos.advantages import (
     grpo_advantages,
     rewards_to_go,
 )
+from rlinf_algos.normalization import Moments
 from rlinf_algos.policy_loss import ppo_clip_loss
 from rlinf_comm.records import record
 from rlinf_workers.execution.ports import Reader
-from rlinf_workers.policies.base import PolicySettings, make_policy
+from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
 from rlinf_workers.records.embodied import Trajectory
+from rlinf_workers.training.base import Answers, BackendSettings, OptimizerSettings
 from rlinf_workers.training.checkpoint import load_tensors, save_tensors
-from rlinf_workers.training.replicated.gradients import ShardedGradients
 from rlinf_workers.training.worker import TrainingWorker
 
 ADAM_EPSILON = 1e-5
 """As in the reference implementations of PPO (arXiv:2005.12729, appendix); torch's default is 1e-8."""
+WEIGHTS_FILE = "policy.safetensors"
+NUM_STATISTICS = 6
 
 
 @record
@@ -62,9 +66,9 @@ class EmbodiedActorSettings:
     """The algorithm and its optimizer."""
 
     policy: PolicySettings
-    num_shards: int
-    learning_rate: float
-    max_grad_norm: float
+    backend: BackendSettings
+    """Its shards are those of a batch."""
+    optimizer: OptimizerSettings
     advantage: GaeSettings | GroupSettings
     clip: float
     num_epochs: int
@@ -87,6 +91,36 @@ class _Batch:
     advantages: Tensor
     returns: Tensor
     """[N] each"""
+
+    def __getitem__(self, rows: Tensor) -> _Batch:
+        fields = {name: values[rows] for name, values in self.fields.items()}
+        return _Batch(fields, self.actions[rows], self.logprobs[rows], self.advantages[rows], self.returns[rows])
+
+    def __len__(self) -> int:
+        return len(self.advantages)
+
+
+class PolicyModel:
+    """A policy as a training backend holds it; answers a `_Batch` with what it thinks of the batch's actions."""
+
+    def __init__(self, settings: PolicySettings) -> None:
+        self._settings = settings
+
+    def build(self, device: torch.device) -> Policy:
+        return make_policy(self._settings, device)
+
+    def answers(self, model: Any, batch: _Batch, *, entropies: bool) -> Answers:
+        found = model.evaluate(batch.fields, batch.actions)
+        return Answers(logprobs=found.logprobs, entropies=found.entropies, values=found.values)
+
+    def tensors(self, model: Any) -> dict[str, Tensor]:
+        return dict(model.state_dict(keep_vars=True))
+
+    def save(self, model: Any, folder: str) -> None:
+        save_tensors(self.tensors(model), f"{folder}/{WEIGHTS_FILE}")
+
+    def load(self, model: Any, folder: str) -> None:
+        load_tensors(self.tensors(model), f"{folder}/{WEIGHTS_FILE}")
 
 
 def _advantages_and_returns(t: Trajectory, settings: GaeSettings | GroupSettings) -> tuple[Tensor, Tensor]:
@@ -117,16 +151,15 @@ class EmbodiedActor(TrainingWorker):
 
     def __init__(self, settings: EmbodiedActorSettings) -> None:
         self._settings = settings
-        self._model = make_policy(settings.policy, self.device)
-        self._gradients = ShardedGradients(self._model.parameters(), settings.num_shards, self.ranks, num_statistics=6)
-        self._optimizer = torch.optim.Adam(self._model.parameters(), settings.learning_rate, eps=ADAM_EPSILON)
+        self._num_shards = settings.backend.num_shards
+        self._backend = settings.backend.make(PolicyModel(settings.policy), self, settings.optimizer)
 
     def train(self, trajectories: Reader[Trajectory]) -> None:
         """Stage: all segments of a step, in the order of their groups; then the epochs."""
         received = [trajectory for chunk in trajectories for trajectory in chunk]
         batches = {
-            shard: self._prepare([t for t in received if t.group % self._settings.num_shards == shard])
-            for shard in self._gradients.shards
+            shard: self._prepare([t for t in received if t.group % self._num_shards == shard])
+            for shard in self._backend.shards
         }
         if isinstance(self._settings.advantage, GaeSettings):
             self._normalize_advantages(batches)
@@ -149,30 +182,18 @@ class EmbodiedActor(TrainingWorker):
 
     def _normalize_advantages(self, batches: Mapping[int, _Batch]) -> None:
         """To zero mean and unit variance over the whole batch, whatever its shards."""
-        count, total, squares = self._gradients.sum_over_shards(
-            {
-                shard: torch.stack(
-                    [
-                        torch.tensor(float(len(batch.advantages)), dtype=torch.float64),
-                        batch.advantages.double().sum().cpu(),
-                        batch.advantages.double().square().sum().cpu(),
-                    ]
-                )
-                for shard, batch in batches.items()
-            }
-        ).tolist()
-        mean = total / count
-        std = max(0.0, (squares - count * mean * mean) / max(count - 1, 1.0)) ** 0.5
+        parts = [batch.advantages.cpu() for batch in batches.values()]
+        moments = Moments.of_parts(parts, self._backend.sum_over_shards, name="advantages")
         for batch in batches.values():
-            batch.advantages = (batch.advantages - mean) / (std + 1e-8)
+            batch.advantages = moments.whiten(batch.advantages, in_float64=False)
 
     def _optimize(self, batches: Mapping[int, _Batch]) -> None:
-        size = self._settings.minibatch_size // self._settings.num_shards
-        num_samples = min(len(batch.advantages) for batch in batches.values())
+        size = self._settings.minibatch_size // self._num_shards
+        num_samples = min(len(batch) for batch in batches.values())
         first = self._version
         kl = 0.0
         for epoch in range(self._settings.num_epochs):
-            orders = {shard: self._order(epoch, shard, len(batch.advantages)) for shard, batch in batches.items()}
+            orders = {shard: self._order(epoch, shard, len(batch)) for shard, batch in batches.items()}
             for start in range(0, num_samples, size):
                 minibatch = {shard: orders[shard][start : start + size] for shard in batches}
                 statistics = self._accumulate(batches, minibatch)
@@ -185,49 +206,41 @@ class EmbodiedActor(TrainingWorker):
 
     def _order(self, epoch: int, shard: int, num_samples: int) -> Tensor:
         generator = torch.Generator().manual_seed(
-            (self.step.seed << 40) + (self.step.step << 16) + epoch * self._settings.num_shards + shard
+            (self.step.seed << 40) + (self.step.step << 16) + epoch * self._num_shards + shard
         )
         return torch.randperm(num_samples, generator=generator).to(self.device)
 
     def _accumulate(self, batches: Mapping[int, _Batch], minibatch: Mapping[int, Tensor]) -> list[float]:
         """Summed gradient of a minibatch over all shards; [samples, policy loss, value loss, KL, clipped, entropy],
         sums too."""
-        settings = self._settings
-        self._gradients.zero()
+        self._backend.begin(NUM_STATISTICS)
         for shard, rows in minibatch.items():
-            batch = batches[shard]
-            fields = {name: values[rows] for name, values in batch.fields.items()}
-            output = self._model.evaluate(fields, batch.actions[rows])
-            policy = ppo_clip_loss(
-                output.logprobs,
-                batch.logprobs[rows],
-                batch.advantages[rows],
-                None,
-                clip_low=settings.clip,
-                clip_high=settings.clip,
-            )
-            value_terms = 0.5 * (output.values - batch.returns[rows]).square()
-            policy_sum, value_sum, entropy_sum = policy.loss_terms.sum(), value_terms.sum(), output.entropies.sum()
-            loss = policy_sum + settings.value_coef * value_sum - settings.entropy_coef * entropy_sum
-            count = float(len(rows))
-            kl_sum, clipped = float(policy.approx_kl) * count, float(policy.clip_fraction) * count
-            self._gradients.backward(
-                shard,
-                loss,
-                [
-                    count,
-                    *(float(part.detach()) for part in (policy_sum, value_sum)),
-                    kl_sum,
-                    clipped,
-                    float(entropy_sum.detach()),
-                ],
-            )
-        return self._gradients.reduce().tolist()
+            chosen = batches[shard][rows]
+            self._backend.backward(shard, chosen, partial(self._loss, chosen), entropies=True)
+        return self._backend.reduce()
+
+    def _loss(self, batch: _Batch, answers: Answers) -> tuple[Tensor, list[float]]:
+        settings = self._settings
+        assert answers.logprobs is not None and answers.values is not None and answers.entropies is not None, "a policy"
+        policy = ppo_clip_loss(
+            answers.logprobs,
+            batch.logprobs,
+            batch.advantages,
+            None,
+            clip_low=settings.clip,
+            clip_high=settings.clip,
+        )
+        value_terms = 0.5 * (answers.values - batch.returns).square()
+        policy_sum, value_sum, entropy_sum = policy.loss_terms.sum(), value_terms.sum(), answers.entropies.sum()
+        loss = policy_sum + settings.value_coef * value_sum - settings.entropy_coef * entropy_sum
+        count = float(len(batch))
+        kl_sum, clipped = float(policy.approx_kl) * count, float(policy.clip_fraction) * count
+        sums = [float(part.detach()) for part in (policy_sum, value_sum)]
+        return loss, [count, *sums, kl_sum, clipped, float(entropy_sum.detach())]
 
     def _apply(self, statistics: list[float]) -> None:
         count, policy_loss, value_loss, _, clipped, entropy = statistics
-        grad_norm = self._optimizer_step(self._optimizer, num_terms=count, max_grad_norm=self._settings.max_grad_norm)
-        self._policy_steps += 1
+        grad_norm = self._step(count).grad_norm
         if self.rank == 0:
             self.record("actor/policy_loss", policy_loss / count)
             if self._settings.value_coef:
@@ -242,18 +255,8 @@ class EmbodiedActor(TrainingWorker):
             self.record("actor/optimizer_steps", self._version - first_version)
 
     def _absorb_observations(self, batches: Mapping[int, _Batch]) -> None:
-        sums = self._gradients.sum_over_shards(
-            {shard: self._model.observation_sums(batch.fields) for shard, batch in batches.items()}
+        sums = self._backend.on_model(
+            lambda policy: [policy.observation_sums(batch.fields) for batch in batches.values()]
         )
-        self._model.absorb(sums.to(self.device))
-
-    # -- weights, state, checkpoints -------------------------------------------------------------------------------
-
-    def weights(self) -> Mapping[str, Tensor]:
-        return dict(self._model.state_dict(keep_vars=True))
-
-    def _save_weights(self, folder: str) -> None:
-        save_tensors(self.weights(), f"{folder}/policy.safetensors")
-
-    def _load_weights(self, folder: str) -> None:
-        load_tensors(self.weights(), f"{folder}/policy.safetensors")
+        total = self._backend.sum_over_shards(torch.stack(sums)).to(self.device)
+        self._backend.on_model(lambda policy: policy.absorb(total))

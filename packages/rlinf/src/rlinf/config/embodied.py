@@ -207,6 +207,14 @@ class PolicyActorConfig(Section):
         ge=1,
         description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks.",
     )
+    backend: str = Field(
+        default="replicated",
+        min_length=1,
+        description="What holds and trains the policy: replicated, or package.module:Class of one of your own.",
+    )
+    backend_options: dict[str, bool | int | float | str | None] = Field(
+        default={}, description="Further arguments of a backend of your own."
+    )
 
 
 class EmbodiedConfig(JobConfig):

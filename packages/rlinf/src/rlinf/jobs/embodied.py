@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 from rlinf_envs import EnvSpec
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
-from rlinf_workers.embodied.actor import EmbodiedActor, EmbodiedActorSettings, GaeSettings, GroupSettings
+from rlinf_workers.embodied.actor import ADAM_EPSILON, EmbodiedActor, EmbodiedActorSettings, GaeSettings, GroupSettings
 from rlinf_workers.embodied.environment import Environment, EnvironmentSettings
 from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.policies.base import PolicySettings
+from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
 SUCCESS = Score(name="success_at_end", text="success at the end of the episode, held-out reset seeds")
 SUCCESS_ONCE = Score(name="success_once", text="success at any time of the episode")
@@ -190,9 +191,15 @@ class EmbodiedJob:
         actor, algorithm = self.config.actor, self.config.algorithm
         return EmbodiedActorSettings(
             policy=self._policy,
-            num_shards=actor.num_shards,
-            learning_rate=actor.learning_rate,
-            max_grad_norm=actor.max_grad_norm,
+            backend=BackendSettings(
+                name=actor.backend, options=dict(actor.backend_options), num_shards=actor.num_shards
+            ),
+            optimizer=OptimizerSettings(
+                learning_rate=actor.learning_rate,
+                betas=(0.9, 0.999),
+                epsilon=ADAM_EPSILON,
+                max_grad_norm=actor.max_grad_norm,
+            ),
             advantage=self._advantage_settings(),
             clip=algorithm.clip,
             num_epochs=algorithm.num_epochs,
