@@ -463,13 +463,6 @@ def test_groups_without_advantage_count_but_do_not_train(make_worker, reader, mo
     assert metrics["actor/trained_token_fraction"] == 0.0
 
 
-def test_learning_rate_schedule():
-    settings = OptimizerSettings(learning_rate=1.0, warmup_steps=4, decay_steps=10, min_lr_ratio=0.25)
-    assert [settings.learning_rate_at(step) for step in (0, 3, 5, 9, 100)] == pytest.approx(
-        [0.25, 0.7, 0.5, 0.25, 0.25]
-    )
-
-
 def examples(num_shards=2):
     ids = torch.randint(2, 13, (8, 6), generator=torch.Generator().manual_seed(1))
     mask = torch.zeros(8, 6)

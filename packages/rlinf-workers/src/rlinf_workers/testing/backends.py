@@ -1,0 +1,339 @@
+"""The conformance suite of training backends, for one's own as for the shipped one.
+
+    from rlinf_workers.testing.backends import check_backend
+    check_backend(MyBackend)
+
+The model is a small network in float64; what a backend must compute is computed beside it by autograd on the whole
+batch. The gradient is read off the first step of AdamW with a learning rate and an epsilon of 1, which moves a weight
+by -g / (|g| + 1). Every function raises AssertionError with what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rlinf_comm.testing import assert_bitwise_equal
+from rlinf_comm.weights import Layout
+from rlinf_workers.collectives import RankGroup
+from rlinf_workers.training.base import Answers, LossOf, OptimizerSettings, Place, TrainingBackend
+
+NUM_ROWS, NUM_INPUTS, NUM_CHOICES, NUM_SHARDS = 24, 5, 3, 2
+READABLE = OptimizerSettings(learning_rate=1.0, epsilon=1.0, max_grad_norm=1e9)
+"""The first step tells the gradient."""
+ORDINARY = OptimizerSettings(
+    learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.05, warmup_steps=3, decay_steps=10, min_lr_ratio=0.5
+)
+
+MakeBackend = Callable[..., TrainingBackend]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneRank:
+    """The place of a backend alone in its group."""
+
+    name: str = "tested/0"
+    rank: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    ranks: RankGroup = field(default_factory=lambda: RankGroup(0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A batch of n rows."""
+
+    inputs: Tensor
+    """[n, NUM_INPUTS] float64"""
+    choices: Tensor
+    """[n] int64"""
+
+    def __getitem__(self, rows: slice) -> Rows:
+        return Rows(self.inputs[rows], self.choices[rows])
+
+
+class Chooser:
+    """A Trainable: a network that chooses, and says what a row is worth."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    def build(self, device: torch.device) -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(self._seed)
+            model = nn.Sequential(nn.Linear(NUM_INPUTS, 7), nn.Tanh(), nn.Linear(7, NUM_CHOICES + 1))
+        model.register_buffer("count", torch.zeros(1))
+        return model.double().to(device)
+
+    def answers(self, model: Any, batch: Rows, *, entropies: bool) -> Answers:
+        found = model(batch.inputs)
+        logprobs = found[:, :NUM_CHOICES].log_softmax(-1)
+        return Answers(
+            logprobs=logprobs.gather(1, batch.choices[:, None])[:, 0],
+            entropies=-(logprobs.exp() * logprobs).sum(-1) if entropies else None,
+            values=found[:, NUM_CHOICES],
+        )
+
+    def tensors(self, model: Any) -> dict[str, Tensor]:
+        return dict(model.state_dict(keep_vars=True))
+
+    def save(self, model: Any, folder: str) -> None:
+        save_file(self.tensors(model), f"{folder}/chooser.safetensors")
+
+    def load(self, model: Any, folder: str) -> None:
+        model.load_state_dict(load_file(f"{folder}/chooser.safetensors"))
+
+
+def check_backend(make: MakeBackend, place: Place | None = None, *, bound: float = 1e-12) -> None:
+    """All promises of `TrainingBackend`. In a group of several ranks each of them calls, with its own place.
+
+    Args:
+        make: the class, or a function with the arguments of its constructor.
+        bound: how far, relatively to the largest, a gradient in float64 may be from autograd's.
+    """
+    checks = (
+        check_forward,
+        check_layout,
+        check_gradient,
+        check_step,
+        check_not_finite,
+        check_files,
+        check_offload,
+        check_restart,
+    )
+    for check in checks:
+        check(make, place or OneRank(), bound)
+
+
+def check_forward(make: MakeBackend, place: Place, bound: float) -> None:
+    """Answers are the model's, without gradient, trained or frozen."""
+    batch, expected = _batch(), Chooser().answers(Chooser().build(place.device), _batch(), entropies=True)
+    for optimizer in (READABLE, None):
+        backend = make(Chooser(), place, optimizer=optimizer, num_shards=NUM_SHARDS)
+        assert backend.forward(batch).entropies is None, "entropies that nobody asked for"
+        found = backend.forward(batch, entropies=True)
+        for name in ("logprobs", "entropies", "values"):
+            answer = getattr(found, name)
+            assert not answer.requires_grad, f"forward() answers {name} with a gradient"
+            _close(answer, getattr(expected, name).detach(), bound, f"forward(): {name}")
+
+
+def check_layout(make: MakeBackend, place: Place, bound: float) -> None:
+    """`weights()` has the buffers that `layout()` says, filled with the model."""
+    backend = make(Chooser(), place, optimizer=READABLE, num_shards=NUM_SHARDS)
+    buffers = backend.layout().ranks[place.ranks.rank].buffers
+    held = {name: (tuple(w.shape), str(w.dtype).removeprefix("torch.")) for name, w in backend.weights().items()}
+    said = {name: (tuple(buffer.shape), buffer.dtype) for name, buffer in buffers.items()}
+    assert held == said, f"weights() has {held}, layout() says {said}"
+    _check_weights(backend, place, _state(Chooser().build(place.device)), 0.0, "a new backend")
+
+
+def check_gradient(make: MakeBackend, place: Place, bound: float) -> None:
+    """However a batch is cut into micro-batches and shards, its gradient and its statistics are those of the whole."""
+    model = Chooser().build(place.device)
+    _loss(_batch(), [])(Chooser().answers(model, _batch(), entropies=True))[0].backward()
+    expected = {name: _moved(parameter) for name, parameter in model.named_parameters()} | {"count": torch.zeros(1)}
+    for num_shards, size in ((2, 3), (2, 12), (4, 2)):
+        backend = make(Chooser(), place, optimizer=READABLE, num_shards=num_shards)
+        totals = _accumulate(backend, num_shards, size, seen := [])
+        _check_totals(totals, num_shards)
+        assert backend.shards == sorted(set(seen)), f"backward() of {seen} asked for another shard's loss"
+        norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None))
+        step = backend.step(NUM_ROWS)
+        assert abs(step.grad_norm * NUM_ROWS / norm - 1) <= 10 * bound, f"norm {step.grad_norm}, not {norm / NUM_ROWS}"
+        _check_weights(backend, place, expected, bound, f"a step of {num_shards} shards, {size} rows a micro-batch")
+
+
+def check_step(make: MakeBackend, place: Place, bound: float) -> None:
+    """Steps are AdamW's on the clipped mean, at the rates of the schedule."""
+    backend = make(Chooser(), place, optimizer=ORDINARY, num_shards=NUM_SHARDS)
+    model = Chooser().build(place.device)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=ORDINARY.betas, weight_decay=ORDINARY.weight_decay)
+    for number in range(4):
+        optimizer.param_groups[0]["lr"] = ORDINARY.learning_rate_at(number)
+        optimizer.zero_grad()
+        (_loss(_batch(), [])(Chooser().answers(model, _batch(), entropies=True))[0] / NUM_ROWS).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), ORDINARY.max_grad_norm)
+        optimizer.step()
+        assert backend.num_steps == number, f"{backend.num_steps} steps after {number}"
+        rate = _update(backend).learning_rate
+        assert rate == ORDINARY.learning_rate_at(number), f"step {number} at the rate {rate}"
+    _check_weights(backend, place, _state(model), 1e6 * bound, "four steps")  # clip_grad_norm_ adds 1e-6 to the norm
+
+
+def check_not_finite(make: MakeBackend, place: Place, bound: float) -> None:
+    """A norm that is not finite is an error, and afterwards all is as if the update had not been tried."""
+    tried, other = (make(Chooser(), place, optimizer=ORDINARY, num_shards=NUM_SHARDS) for _ in range(2))
+    for backend in (tried, other):
+        _update(backend)
+    before = {name: weight.detach().clone() for name, weight in tried.weights().items()}
+    _accumulate(tried, NUM_SHARDS, 6, [], scale=math.inf)
+    try:
+        tried.step(NUM_ROWS)
+    except FloatingPointError:
+        pass
+    else:
+        raise AssertionError("step() took an infinite gradient")
+    for name, weight in tried.weights().items():
+        assert_bitwise_equal(weight.detach(), before[name])
+    for backend in (tried, other):
+        _update(backend)
+    _check_same(tried, other)
+
+
+def check_files(make: MakeBackend, place: Place, bound: float) -> None:
+    """Training goes on from files to the bit; a model starts from another's weights."""
+    one = make(Chooser(), place, optimizer=ORDINARY, num_shards=NUM_SHARDS)
+    for _ in range(2):
+        _update(one)
+    with tempfile.TemporaryDirectory() as made:
+        folder = _same_folder(place, made)
+        one.save_model(f"{folder}/model")
+        one.save_optimizer(folder)
+        place.ranks.barrier()
+        other = make(Chooser(seed=1), place, optimizer=ORDINARY, num_shards=NUM_SHARDS)
+        other.load_model(f"{folder}/model")
+        other.load_optimizer(folder)
+        place.ranks.barrier()
+    assert other.num_steps == 2, f"{other.num_steps} steps loaded, 2 saved"
+    third = make(Chooser(seed=2), place, optimizer=ORDINARY, num_shards=NUM_SHARDS)
+    third.start_from(one)
+    _check_same(third, one)
+    for backend in (one, other):
+        _update(backend)
+    _check_same(other, one)
+
+
+def check_offload(make: MakeBackend, place: Place, bound: float) -> None:
+    """An update that is put aside at any point goes on to the bit, and so do buffers that `on_model` changes."""
+    moved, stayed = (make(Chooser(), place, optimizer=ORDINARY, num_shards=NUM_SHARDS) for _ in range(2))
+
+    def aside() -> None:
+        moved.offload()
+        moved.onload()
+
+    for backend, pause in ((stayed, lambda: None), (moved, aside)):
+        for _ in range(2):
+            _accumulate(backend, NUM_SHARDS, 4, [], pause=pause)
+            pause()
+            backend.step(NUM_ROWS)
+            backend.on_model(lambda model: model.count.add_(1))
+    _check_same(moved, stayed)
+
+
+def check_restart(make: MakeBackend, place: Place, bound: float) -> None:
+    """A new optimizer begins at 0 from the weights that are there."""
+    used, new = (make(Chooser(), place, optimizer=READABLE, num_shards=NUM_SHARDS) for _ in range(2))
+    _update(used)
+    new.start_from(used)
+    for backend in (used, new):
+        backend.restart(ORDINARY)
+        assert backend.num_steps == 0, f"{backend.num_steps} steps of a new optimizer"
+        _update(backend)
+    _check_same(used, new)
+
+
+def _batch() -> Rows:
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(NUM_ROWS, NUM_INPUTS, dtype=torch.float64, generator=generator)
+    return Rows(inputs, torch.randint(NUM_CHOICES, (NUM_ROWS,), generator=generator))
+
+
+def _loss(batch: Rows, asked: list[int], scale: float = 1.0) -> LossOf:
+    """A summed loss of all three answers; its statistics are the rows and the sum of their first input."""
+
+    def loss_of(answers: Answers) -> tuple[Tensor, Sequence[float]]:
+        assert answers.logprobs is not None and answers.entropies is not None and answers.values is not None
+        asked.append(len(batch.choices))
+        terms = (answers.values - batch.inputs[:, 0]).square() - answers.logprobs - 0.1 * answers.entropies
+        return scale * terms.sum(), [float(len(batch.choices)), float(batch.inputs[:, 0].sum())]
+
+    return loss_of
+
+
+def _accumulate(
+    backend: TrainingBackend,
+    num_shards: int,
+    size: int,
+    seen: list[int],
+    *,
+    scale: float = 1.0,
+    pause: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """Row r belongs to shard r % num_shards. Returns the reduced statistics."""
+    backend.begin(2)
+    batch = _batch()
+    for shard in backend.shards:
+        mine = Rows(batch.inputs[shard::num_shards], batch.choices[shard::num_shards])
+        for start in range(0, len(mine.choices), size):
+            part = mine[slice(start, start + size)]
+            backend.backward(shard, part, _loss(part, [], scale), entropies=True)
+            seen.append(shard)
+            pause()
+        backend.count(shard, [0.0, 1.0])
+    return backend.reduce()
+
+
+def _check_totals(totals: Sequence[float], num_shards: int) -> None:
+    expected = [float(NUM_ROWS), float(_batch().inputs[:, 0].sum()) + num_shards]
+    assert all(math.isclose(*pair, rel_tol=1e-12) for pair in zip(totals, expected, strict=True)), (
+        f"statistics {totals}, not {expected}"
+    )
+
+
+def _update(backend: TrainingBackend) -> Any:
+    _accumulate(backend, NUM_SHARDS, 4, [])
+    return backend.step(NUM_ROWS)
+
+
+def _moved(parameter: Tensor) -> Tensor:
+    """Where a step of READABLE puts it."""
+    assert parameter.grad is not None
+    gradient = parameter.grad / NUM_ROWS
+    return parameter.detach() - gradient / (gradient.abs() + 1.0)
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def _check_weights(
+    backend: TrainingBackend, place: Place, whole: Mapping[str, Tensor], bound: float, what: str
+) -> None:
+    for name, expected in _parts(backend.layout(), place.ranks.rank, whole).items():
+        _close(backend.weights()[name].detach(), expected, bound, f"{what}: {name}")
+
+
+def _parts(layout: Layout, rank: int, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The buffers of a rank, cut out of whole tensors."""
+    mine = layout.ranks[rank]
+    buffers = {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in mine.buffers.items()}
+    for block in mine.blocks:
+        box = tuple(slice(s, s + n) for s, n in zip(block.box.start, block.box.shape, strict=True))
+        place = buffers[block.buffer].as_strided(block.box.shape, block.strides, block.offset)
+        place.copy_(whole[block.name][box])
+    return buffers
+
+
+def _check_same(one: TrainingBackend, other: TrainingBackend) -> None:
+    for name, weight in one.weights().items():
+        assert_bitwise_equal(weight.detach(), other.weights()[name].detach())
+
+
+def _close(found: Tensor, expected: Tensor, bound: float, what: str) -> None:
+    scale = float(expected.abs().max()) or 1.0
+    worst = float((found.double().cpu() - expected.double().cpu()).abs().max()) / scale
+    assert worst <= bound, f"{what}: off by {worst:.3g} of the largest, allowed {bound:.3g}"
+
+
+def _same_folder(place: Place, folder: str) -> str:
+    """The folder of the first rank, on all ranks."""
+    encoded = torch.zeros(256, dtype=torch.uint8)
+    encoded[: len(folder)] = torch.frombuffer(bytearray(folder.encode()), dtype=torch.uint8)
+    return bytes(place.ranks.broadcast_(encoded).tolist()).rstrip(b"\0").decode()

@@ -1,0 +1,82 @@
+"""The replicated backend: it conforms, on one rank and on two, and its gradients move with what they hold."""
+
+import multiprocessing
+
+import pytest
+import torch
+
+from rlinf_workers.collectives import RankGroup
+from rlinf_workers.launcher.base import Identity
+from rlinf_workers.testing.backends import NUM_SHARDS, ORDINARY, Chooser, OneRank, _update, check_backend
+from rlinf_workers.training.base import BackendSettings, OptimizerSettings
+from rlinf_workers.training.replicated.backend import ReplicatedBackend
+from rlinf_workers.training.replicated.gradients import ShardedGradients
+
+
+def test_it_conforms():
+    check_backend(ReplicatedBackend)
+
+
+def trained(place):
+    backend = ReplicatedBackend(Chooser(), place, optimizer=ORDINARY, num_shards=NUM_SHARDS)
+    for _ in range(3):
+        _update(backend)
+    return {name: weight.detach().clone() for name, weight in backend.weights().items()}
+
+
+def of_two_ranks(rank, rendezvous, results):
+    torch.set_num_threads(1)
+    identity = Identity(role="tested", rank=rank, num_ranks=2, devices=("cpu:0",), rendezvous=rendezvous)
+    place = OneRank(rank=rank, ranks=RankGroup.connect(identity))
+    check_backend(ReplicatedBackend, place)
+    weights = trained(place)
+    results.put((rank, {name: weight.numpy().tobytes() for name, weight in weights.items()}))
+
+
+def test_two_ranks_conform_and_have_the_numbers_of_one(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    ranks = [context.Process(target=of_two_ranks, args=(r, str(tmp_path / "meet"), results)) for r in range(2)]
+    for process in ranks:
+        process.start()
+    found = dict(results.get(timeout=120) for _ in ranks)
+    for process in ranks:
+        process.join()
+    alone = {name: weight.numpy().tobytes() for name, weight in trained(OneRank()).items()}
+    assert found == {0: alone, 1: alone}
+
+
+def test_a_number_of_shards_that_ranks_do_not_divide_is_refused():
+    with pytest.raises(ValueError, match=r"actor\.num_shards=3 is not a multiple of its 2 ranks; use 2 or a multiple"):
+        ReplicatedBackend(Chooser(), OneRank(ranks=RankGroup(0, 2)), optimizer=ORDINARY, num_shards=3)
+
+
+def test_settings_make_a_backend_by_name_or_import_path():
+    for name in ("replicated", "rlinf_workers.training.replicated.backend:ReplicatedBackend"):
+        made = BackendSettings(name=name, num_shards=2).make(Chooser(), OneRank(), ORDINARY)
+        assert isinstance(made, ReplicatedBackend)
+        assert list(made.shards) == [0, 1]
+
+
+def test_gradients_move_with_what_they_hold():
+    """The sums stay, the views follow, and what was reduced is still each parameter's gradient."""
+    model = torch.nn.Linear(3, 2)
+    gradients = ShardedGradients(model.parameters(), 1, RankGroup(0, 1))
+    gradients.zero(1)
+    for _ in range(2):
+        gradients.backward(0, model(torch.ones(1, 3)).sum())
+        gradients.move(torch.device("cpu"), lambda: None)
+    gradients.reduce()
+    gradients.move(torch.device("cpu"), lambda: None)
+    assert model.weight.grad is not None
+    assert torch.equal(model.weight.grad, torch.full((2, 3), 2.0))
+    gradients = ShardedGradients(model.parameters(), 1, RankGroup(0, 1))
+    gradients.move(torch.device("meta"), lambda: None)
+    assert {view.device.type for views in gradients._views.values() for view in views} == {"meta"}
+
+
+def test_learning_rate_schedule():
+    settings = OptimizerSettings(learning_rate=1.0, warmup_steps=4, decay_steps=10, min_lr_ratio=0.25)
+    assert [settings.learning_rate_at(step) for step in (0, 3, 5, 9, 100)] == pytest.approx(
+        [0.25, 0.7, 0.5, 0.25, 0.25]
+    )
