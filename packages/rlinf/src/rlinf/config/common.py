@@ -9,6 +9,9 @@ from pydantic import Field
 
 from rlinf.config.base import InputPath, Problem, Section, Seed
 
+BACKEND = "What holds and trains the model: replicated, or package.module:Class of one's own (docs/doors/backend.md)."
+BACKEND_OPTIONS = "Further arguments of a backend of one's own."
+
 Mode = Literal["auto", "collocated", "disaggregated", "hybrid"]
 
 

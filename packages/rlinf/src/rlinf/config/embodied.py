@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rlinf.config.base import Problem, Section, neighbours
-from rlinf.config.common import JobConfig
+from rlinf.config.common import BACKEND, BACKEND_OPTIONS, JobConfig
 
 EVAL_SEED_LIMIT = 2**31
 """Training resets with seeds from here on, evaluation below, so that the two never meet."""
@@ -207,14 +207,8 @@ class PolicyActorConfig(Section):
         ge=1,
         description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks.",
     )
-    backend: str = Field(
-        default="replicated",
-        min_length=1,
-        description="What holds and trains the policy: replicated, or package.module:Class of one of your own.",
-    )
-    backend_options: dict[str, bool | int | float | str | None] = Field(
-        default={}, description="Further arguments of a backend of your own."
-    )
+    backend: str = Field(default="replicated", min_length=1, description=BACKEND)
+    backend_options: dict[str, bool | int | float | str] = Field(default={}, description=BACKEND_OPTIONS)
 
 
 class EmbodiedConfig(JobConfig):

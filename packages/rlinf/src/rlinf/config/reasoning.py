@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rlinf.config.algorithm import AlgorithmConfig
 from rlinf.config.base import InputPath, Problem, Section, neighbours
-from rlinf.config.common import JobConfig
+from rlinf.config.common import BACKEND, BACKEND_OPTIONS, JobConfig
 from rlinf.config.rewards import RewardConfig
 from rlinf.config.tasks import FilesTask, SortTask, TaskConfig
 
@@ -133,14 +133,8 @@ class ActorConfig(Section):
         "which divides it; each costs a gradient's memory. auto: one for each device of the machine where the run "
         "starts.",
     )
-    backend: str = Field(
-        default="replicated",
-        min_length=1,
-        description="What holds and trains the model: replicated, or package.module:Class of one of your own.",
-    )
-    backend_options: dict[str, bool | int | float | str | None] = Field(
-        default={}, description="Further arguments of a backend of your own."
-    )
+    backend: str = Field(default="replicated", min_length=1, description=BACKEND)
+    backend_options: dict[str, bool | int | float | str] = Field(default={}, description=BACKEND_OPTIONS)
     lr_decay_steps: int | None = Field(
         default=None, ge=1, description="Optimizer steps over which the learning rate falls linearly; null keeps it."
     )

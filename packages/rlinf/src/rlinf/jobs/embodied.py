@@ -15,6 +15,7 @@ from rlinf.config.schema import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
 from rlinf.jobs.env_interface import needs_of, probe
+from rlinf.jobs.training import backend_settings
 from rlinf.machine import Machine
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ from rlinf_workers.embodied.actor import ADAM_EPSILON, EmbodiedActor, EmbodiedAc
 from rlinf_workers.embodied.environment import Environment, EnvironmentSettings
 from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.policies.base import PolicySettings
-from rlinf_workers.training.base import BackendSettings, OptimizerSettings
+from rlinf_workers.training.base import OptimizerSettings
 
 SUCCESS = Score(name="success_at_end", text="success at the end of the episode, held-out reset seeds")
 SUCCESS_ONCE = Score(name="success_once", text="success at any time of the episode")
@@ -44,6 +45,7 @@ class EmbodiedJob:
         self.config = config
         self.machine = machine
         self._simulates_on_host = device_kind(config.cluster, machine) == "cuda"
+        self._backend = backend_settings(config.actor, config.actor.num_shards)
         self._spec = self._env_spec(config)
         self._interface = probe(self._spec)
         self._policy = self._policy_settings()
@@ -191,9 +193,7 @@ class EmbodiedJob:
         actor, algorithm = self.config.actor, self.config.algorithm
         return EmbodiedActorSettings(
             policy=self._policy,
-            backend=BackendSettings(
-                name=actor.backend, options=dict(actor.backend_options), num_shards=actor.num_shards
-            ),
+            backend=self._backend,
             optimizer=OptimizerSettings(
                 learning_rate=actor.learning_rate,
                 betas=(0.9, 0.999),

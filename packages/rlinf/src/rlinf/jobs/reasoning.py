@@ -20,6 +20,7 @@ from rlinf.config.schema import FilesTask, ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
 from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
+from rlinf.jobs.training import backend_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
 from rlinf.planning.cluster import make_cluster
@@ -41,7 +42,7 @@ from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import ExampleBatch, Prompt, ScoredGroup
-from rlinf_workers.training.base import BackendSettings, OptimizerSettings
+from rlinf_workers.training.base import OptimizerSettings
 
 WARM_START_OFFSET = 1 << 40
 """Where the warm start's problems begin in the training stream: farther than any run trains."""
@@ -73,6 +74,7 @@ class ReasoningJob:
                 hint="give a Hugging Face folder with model.path",
             )
         self._algorithm = config.algorithm.to_algorithm()
+        self._backend = backend_settings(config.actor, config.actor.settled_shards)
         self._tokenizer = self._make_tokenizer()
         if config.reference.path is not None:
             self._check_teacher(config.reference.path)
@@ -162,7 +164,7 @@ class ReasoningJob:
             settings = ReferenceSettings(
                 model=self._reference_model(model),
                 temperature=config.rollout.temperature,
-                backend=self._backend_settings(),
+                backend=self._backend,
             )
             flow.worker("reference", Reference, settings)
         flow.worker("reward", Reward, self._reward_settings(model))
@@ -301,16 +303,12 @@ class ReasoningJob:
             warm_start=warm_start
             and OptimizerSettings(learning_rate=warm_start.learning_rate, warmup_steps=WARMUP_STEPS),
             critic=self._critic_settings() if algorithm.has_critic else None,
-            backend=self._backend_settings(),
+            backend=self._backend,
             micro_batch_groups=actor.micro_batch_groups,
             num_prompts=self.config.rollout.num_prompts,
             max_completion_tokens=self.config.rollout.max_new_tokens,
             temperature=self.config.rollout.temperature,
         )
-
-    def _backend_settings(self) -> BackendSettings:
-        actor = self.config.actor
-        return BackendSettings(name=actor.backend, options=dict(actor.backend_options), num_shards=actor.settled_shards)
 
     def _critic_settings(self) -> OptimizerSettings:
         critic = self.config.critic
