@@ -1,5 +1,7 @@
 """A training backend of one's own, named by its import path in a recipe."""
 
+from pathlib import Path
+
 import pytest
 
 from command_line import SHORT_PUSH, SHORT_SORT, rows, train, weights
@@ -25,3 +27,9 @@ def test_it_trains_ten_steps_to_the_same_numbers(tmp_path, recipe):
     assert rows(own) == rows(shipped)
     expected = weights(shipped)
     assert {name: value for name, value in weights(own).items() if name in expected} == expected
+
+
+def test_the_docs_show_it_as_it_is():
+    root = Path(__file__).parent.parent
+    page = (root / "docs/doors/backend.md").read_text()
+    assert (root / "integration_tests/extensions/backend.py").read_text() in page
