@@ -11,10 +11,10 @@ OWN = {"actor.backend": "integration_tests.extensions.backend:SplitOptimizer", "
 ONE = {"mode": "collocated", "cluster.num_devices": 1}
 
 
-def test_the_backend_of_the_docs_conforms():
+def test_the_backend_of_the_docs_conforms(tmp_path):
     from integration_tests.extensions.backend import SplitOptimizer
 
-    check_backend(SplitOptimizer)
+    check_backend(SplitOptimizer, str(tmp_path))
 
 
 @pytest.mark.parametrize("recipe", ["sort-grpo", pytest.param("pushcube-ppo", marks=pytest.mark.maniskill)])

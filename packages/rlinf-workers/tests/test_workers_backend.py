@@ -13,8 +13,8 @@ from rlinf_workers.training.replicated.backend import ReplicatedBackend
 from rlinf_workers.training.replicated.gradients import ShardedGradients
 
 
-def test_it_conforms():
-    check_backend(ReplicatedBackend)
+def test_it_conforms(tmp_path):
+    check_backend(ReplicatedBackend, str(tmp_path))
 
 
 def trained(place):
@@ -24,11 +24,11 @@ def trained(place):
     return {name: weight.detach().clone() for name, weight in backend.weights().items()}
 
 
-def of_two_ranks(rank, rendezvous, results):
+def of_two_ranks(rank, folder, results):
     torch.set_num_threads(1)
-    identity = Identity(role="tested", rank=rank, num_ranks=2, devices=("cpu:0",), rendezvous=rendezvous)
+    identity = Identity(role="tested", rank=rank, num_ranks=2, devices=("cpu:0",), rendezvous=f"{folder}/meet")
     place = OneRank(rank=rank, ranks=RankGroup.connect(identity))
-    check_backend(ReplicatedBackend, place)
+    check_backend(ReplicatedBackend, folder, place)
     weights = trained(place)
     results.put((rank, {name: weight.numpy().tobytes() for name, weight in weights.items()}))
 
@@ -36,7 +36,7 @@ def of_two_ranks(rank, rendezvous, results):
 def test_two_ranks_conform_and_have_the_numbers_of_one(tmp_path):
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    ranks = [context.Process(target=of_two_ranks, args=(r, str(tmp_path / "meet"), results)) for r in range(2)]
+    ranks = [context.Process(target=of_two_ranks, args=(r, str(tmp_path), results)) for r in range(2)]
     for process in ranks:
         process.start()
     found = dict(results.get(timeout=120) for _ in ranks)

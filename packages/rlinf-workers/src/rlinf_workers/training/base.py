@@ -89,11 +89,9 @@ class Trainable(Protocol):
 
     def save(self, model: Any, folder: str) -> None:
         """Writes the model into an existing folder."""
-        ...
 
     def load(self, model: Any, folder: str) -> None:
         """Fills the model in place. Raises: ValueError naming tensors that are missing or of another shape."""
-        ...
 
 
 LossOf = Callable[[Answers], tuple[Tensor, Sequence[float]]]
@@ -152,15 +150,12 @@ class TrainingBackend(Protocol):
 
     def begin(self, num_statistics: int) -> None:
         """Begins an update: gradients and statistics are 0."""
-        ...
 
     def backward(self, shard: int, batch: Any, loss_of: LossOf, *, entropies: bool = False) -> None:
         """Adds the gradient of a micro-batch's loss, and its statistics, to a shard of this rank."""
-        ...
 
     def count(self, shard: int, statistics: Sequence[float]) -> None:
         """Adds the statistics of a micro-batch that has no gradient."""
-        ...
 
     def reduce(self) -> list[float]:
         """Ends the backward passes: the gradient becomes the sum over all shards of all ranks; so do the statistics,
@@ -180,12 +175,10 @@ class TrainingBackend(Protocol):
 
     def restart(self, optimizer: OptimizerSettings) -> None:
         """Goes on with a new optimizer, whose state and schedule begin at 0."""
-        ...
 
     def start_from(self, other: Any) -> None:
         """Takes over the weights of another backend of this class, in this process: all tensors that both have in the
         same shape, so not the head where the two differ in it."""
-        ...
 
     def on_model(self, do: Callable[[Any], T]) -> T:
         """What a model learns otherwise than by gradients: `do` reads or changes its buffers (running statistics, say),
@@ -202,28 +195,22 @@ class TrainingBackend(Protocol):
 
     def onload(self) -> None:
         """Brings model, optimizer state and gradients onto the device."""
-        ...
 
     def offload(self) -> None:
         """Takes them off, also in the middle of an update, which then goes on as if nothing had been."""
-        ...
 
     def save_model(self, folder: str) -> None:
         """Writes the whole model, as the Trainable has it, into a folder that is made if need be. Every rank calls;
         when all have returned it is there."""
-        ...
 
     def load_model(self, folder: str) -> None:
         """Takes weights that `save_model` wrote, with any number of ranks."""
-        ...
 
     def save_optimizer(self, folder: str) -> None:
         """Writes the optimizer's state and its count of steps, as `save_model`."""
-        ...
 
     def load_optimizer(self, folder: str) -> None:
         """The inverse: training goes on bit for bit where the ranks are as they were."""
-        ...
 
 
 @record
