@@ -82,7 +82,7 @@ class Auto:
         return asks
 
 
-def problem_of(auto: Auto, item_s, **kept) -> Problem:
+def problem_of(auto: Auto, item_s) -> Problem:
     """Costs by item, in the flow of the job."""
     stages = {
         name: StageProfile(
@@ -90,7 +90,6 @@ def problem_of(auto: Auto, item_s, **kept) -> Problem:
                 InstanceProfile(num_devices=span, points=(TimePoint(num_items=1, seconds=seconds),))
                 for span in ((0,) if name == "reward" else (1, 2))
             ),
-            num_parts=kept.get("num_parts", {}).get(name, 0),
         )
         for name, seconds in item_s.items()
     }
@@ -118,7 +117,7 @@ def test_what_was_measured_decides():
     problem = auto.mode.problem
     assert problem is not None
     assert problem.profiles.stages["rollout"].instances[0].seconds(32) == pytest.approx(0.32)
-    assert problem.granularities == {"actor": (32, 0)}
+    assert problem.choices("actor") == (32, 64)
     plan = auto.mode.plan if found is None else found.plans["grpo"]
     assert plan.mode == "collocated"
     assert not moves(plan, auto.planned.plans["grpo"])
@@ -128,8 +127,7 @@ def test_a_plan_that_pays_is_taken_and_one_that_does_not_is_not(monkeypatch):
     auto = Auto("--actor.num_shards", "1", "--actor.micro_batch_groups", "8")
     auto.probe_all()
     # one rank of the actor takes most of the time: beside it the rollout costs nothing, before it 0.16 s
-    problem = problem_of(auto, {"rollout": 0.005, "reward": 0.0001, "actor": 0.02}, num_parts={"actor": 1})
-    problem = replace(problem, granularities=dict(auto.job.granularities))
+    problem = problem_of(auto, {"rollout": 0.005, "reward": 0.0001, "actor": 0.02})
     monkeypatch.setattr(AutoMode, "measure", lambda self, executor: type("Found", (), {"problem": problem}))
     base = {"restart_s": 5.0}
     assert auto.better(num_steps=1, **base) is None
@@ -193,7 +191,7 @@ def test_another_mode_measures_nothing_and_predicts_from_a_given_profile(tmp_pat
 
 def test_a_given_profile_is_planned_from_at_once_and_so_is_that_of_the_run_folder(tmp_path: Path):
     costs = {"rollout": 0.01, "reward": 0.0001, "actor": 0.01}
-    problem = problem_of(Auto(), costs, num_parts={"actor": 1, "rollout": 1})
+    problem = problem_of(Auto("--actor.num_shards", "1"), costs)
     (tmp_path / "problem.json").write_text(problem.to_json())
     for auto in (Auto("--plan.profile", str(tmp_path / "problem.json")), Auto(folder=tmp_path)):
         assert auto.mode.num_probes == 0

@@ -159,7 +159,6 @@ def _train_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProf
     return StageProfile(
         instances=tuple(instances),
         costs=job.lengths.total_costs,
-        num_parts=job.num_shards,
         weights_bytes=copy,
         source=f"derived: replicated AdamW training of {model.name} on {gpu.name}, {_how(model, job)}",
     )

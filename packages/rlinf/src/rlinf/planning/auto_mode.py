@@ -72,7 +72,7 @@ class AutoMode:
     def begin_probes(self, planned: Planned) -> None:
         """The next steps measure this placement, beside what has been measured."""
         self._adopt(planned)
-        probes = probe_plans(self._flows.train.graph(), self.plan, self._job.num_items, self._job.granularities)
+        probes = probe_plans(self._flows.train.graph(), self.plan, self._job.num_items)
         self._probes, self._num_probed = [probes[0], *probes * NUM_REPEATS], 0
 
     @property
@@ -115,7 +115,7 @@ class AutoMode:
         """What the probes found."""
         self._probes, self._num_probed = [], 0
         self._profiler.observe_memory(executor, self.plan)
-        found = self._profiler.measured(num_parts=self._job.num_parts)
+        found = self._profiler.measured()
         self.measured = replace(found, problem=complete_problem(self._job, found.problem))
         return self.measured
 

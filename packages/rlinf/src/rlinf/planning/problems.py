@@ -55,7 +55,9 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
         job, sheet = replicated_job(settled), find_gpu(gpu)
         check_gpu(settled, model, sheet, config.cluster.num_devices)
         group_bytes = TOKEN_BYTES * job.lengths.group_tokens
-        flow = grpo_flow(has_reference=bool(config.algorithm.kl_coef), group_bytes=group_bytes)
+        flow = grpo_flow(
+            has_reference=bool(config.algorithm.kl_coef), group_bytes=group_bytes, num_shards=job.num_shards
+        )
         return Problem(
             flow=flow,
             profiles=replicated_profiles(flow, model, sheet, job),
@@ -66,11 +68,12 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
         raise UserError(str(error)) from error
 
 
-def grpo_flow(*, has_reference: bool, group_bytes: float) -> FlowGraph:
+def grpo_flow(*, has_reference: bool, group_bytes: float, num_shards: int) -> FlowGraph:
     """The training flow of `rlinf.jobs.reasoning`, which needs torch to declare it.
 
     Args:
         group_bytes: of one prompt's answers on a channel.
+        num_shards: parts of the actor's batch.
     """
     stages = [Stage(name="rollout", worker="rollout", role="rollout", reads=("prompts",), writes=("samples",))]
     samples = "samples"
@@ -81,7 +84,15 @@ def grpo_flow(*, has_reference: bool, group_bytes: float) -> FlowGraph:
         samples = "referenced"
     stages += [
         Stage(name="reward", worker="reward", role="reward", reads=(samples,), writes=("scored",), needs_device=False),
-        Stage(name="actor", worker="actor", role="actor", reads=("scored",), dispatch="key", trains=True),
+        Stage(
+            name="actor",
+            worker="actor",
+            role="actor",
+            reads=("scored",),
+            dispatch="key",
+            trains=True,
+            num_parts=num_shards,
+        ),
     ]
     flow = FlowGraph(
         name="grpo",
