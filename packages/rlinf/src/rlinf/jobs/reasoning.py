@@ -24,6 +24,7 @@ from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
 from rlinf.planning.cluster import make_cluster
 from rlinf.planning.memory import check_memory, shape_of
+from rlinf.planning.problems import actor_granularities, num_sampled_prompts
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.generation.sampling import SamplingSettings
-from rlinf_workers.language.actor import Actor, ActorSettings, gathers_whole_step
+from rlinf_workers.language.actor import Actor, ActorSettings
 from rlinf_workers.language.reference import Reference, ReferenceSettings
 from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
@@ -118,22 +119,14 @@ class ReasoningJob:
     @property
     def num_items(self) -> int:
         """Prompts that are sampled in a step."""
-        return math.ceil(self.config.rollout.num_prompts * self._algorithm.oversampling)
+        return num_sampled_prompts(self.config)
 
     def chunks(self, plan: Plan) -> dict[str, int]:
         if plan.mode == "collocated":
             return {}
         size = max(1, self.num_items // NUM_CHUNKS)
         stages = [placed.stage for placed in plan.stages if placed.stage != "actor"]
-        return {**dict.fromkeys(stages, size), "actor": self._actor_granularities[0]}
-
-    @property
-    def _actor_granularities(self) -> tuple[int, ...]:
-        """The actor computes once a micro-batch of every shard is there."""
-        if gathers_whole_step(self._algorithm):
-            return (0,)
-        unit = self.config.actor.micro_batch_groups * self.config.actor.settled_shards
-        return (*range(unit, self.num_items, unit), 0)
+        return {**dict.fromkeys(stages, size), "actor": actor_granularities(self.config)[0]}
 
     def check_memory(self, plan: Plan) -> None:
         shape = shape_of(self.config, len(self._tokenizer))
@@ -172,7 +165,7 @@ class ReasoningJob:
             dispatch="key",
             ordered=True,
             trains=True,
-            granularities=self._actor_granularities,
+            granularities=actor_granularities(config),
             num_parts=config.actor.settled_shards,
         )
         flow.weights("actor", to="rollout")

@@ -6,6 +6,7 @@ to generate. Memory that they have not got is refused with numbers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from rlinf.config.devices import settle
@@ -55,9 +56,7 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
         job, sheet = replicated_job(settled), find_gpu(gpu)
         check_gpu(settled, model, sheet, config.cluster.num_devices)
         group_bytes = TOKEN_BYTES * job.lengths.group_tokens
-        flow = grpo_flow(
-            has_reference=bool(config.algorithm.kl_coef), group_bytes=group_bytes, num_shards=job.num_shards
-        )
+        flow = grpo_flow(settled, group_bytes=group_bytes)
         return Problem(
             flow=flow,
             profiles=replicated_profiles(flow, model, sheet, job),
@@ -68,16 +67,29 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
         raise UserError(str(error)) from error
 
 
-def grpo_flow(*, has_reference: bool, group_bytes: float, num_shards: int) -> FlowGraph:
+def num_sampled_prompts(config: ReasoningConfig) -> int:
+    """Prompts that are sampled in a step."""
+    return math.ceil(config.rollout.num_prompts * config.algorithm.oversampling)
+
+
+def actor_granularities(config: ReasoningConfig) -> tuple[int, ...]:
+    """Hand-overs that make sense for the actor, which computes once a micro-batch of every shard is there."""
+    if config.algorithm.to_algorithm().gathers_whole_step:
+        return (0,)
+    unit = config.actor.micro_batch_groups * config.actor.settled_shards
+    return (*range(unit, num_sampled_prompts(config), unit), 0)
+
+
+def grpo_flow(config: ReasoningConfig, *, group_bytes: float) -> FlowGraph:
     """The training flow of `rlinf.jobs.reasoning`, which needs torch to declare it.
 
     Args:
+        config: settled, see `rlinf.config.devices.settle`.
         group_bytes: of one prompt's answers on a channel.
-        num_shards: parts of the actor's batch.
     """
     stages = [Stage(name="rollout", worker="rollout", role="rollout", reads=("prompts",), writes=("samples",))]
     samples = "samples"
-    if has_reference:
+    if config.algorithm.kl_coef:
         stages.append(
             Stage(name="reference", worker="reference", role="reference", reads=(samples,), writes=("referenced",))
         )
@@ -91,7 +103,8 @@ def grpo_flow(*, has_reference: bool, group_bytes: float, num_shards: int) -> Fl
             reads=("scored",),
             dispatch="key",
             trains=True,
-            num_parts=num_shards,
+            granularities=actor_granularities(config),
+            num_parts=config.actor.settled_shards,
         ),
     ]
     flow = FlowGraph(
