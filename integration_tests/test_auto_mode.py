@@ -9,9 +9,9 @@ from command_line import SHORT_SORT, rows, train, weights
 from rlinf import jobs
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
-from rlinf.jobs import auto_mode
-from rlinf.jobs.auto_mode import AutoMode
-from rlinf.jobs.planning import make_plans
+from rlinf.planning import auto_mode
+from rlinf.planning.auto_mode import AutoMode
+from rlinf.planning.plans import make_plans
 from rlinf.run_folder import RunFolder
 from rlinf_sched.planner import plan as make_plan
 

@@ -1,4 +1,4 @@
-"""Peak memory of real workers beside what `rlinf.jobs.memory` counts, on CPU slots: benchmarks/results/memory.json.
+"""Peak memory of real workers beside what `rlinf.planning.memory` counts, on CPU slots: benchmarks/results/memory.json.
 
     python benchmarks/sched/memory.py [CASE ...]
 
@@ -26,8 +26,8 @@ from rlinf import jobs
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ArchitectureConfig, ReasoningConfig
-from rlinf.jobs.memory import loads_of, shape_of, stored_bytes
-from rlinf.jobs.planning import plans_by_rule
+from rlinf.planning.memory import loads_of, shape_of, stored_bytes
+from rlinf.planning.plans import plans_by_rule
 from rlinf.tasks import make_task
 from rlinf.tasks.language import character_tokenizer
 from rlinf_sched.derive.shapes import ModelShape

@@ -29,9 +29,9 @@ from rlinf import jobs
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.base import Flows, Job
-from rlinf.jobs.plan_times import busy_seconds
-from rlinf.jobs.planning import complete_problem, make_plans, plans_of_problem
-from rlinf.jobs.worker_environment import worker_environment
+from rlinf.loop.plan_times import busy_seconds
+from rlinf.planning.plans import complete_problem, make_plans, plans_of_problem
+from rlinf.processes.environment import worker_environment
 from rlinf_sched.dynamic import Controller
 from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem

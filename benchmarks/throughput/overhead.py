@@ -35,10 +35,10 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.base import Flows, Job
 from rlinf.jobs.embodied import EmbodiedJob
-from rlinf.jobs.loop import TrainingLoop
-from rlinf.jobs.planning import make_plans
 from rlinf.jobs.reasoning import ReasoningJob
-from rlinf.jobs.worker_environment import worker_environment
+from rlinf.loop.training_loop import TrainingLoop
+from rlinf.planning.plans import make_plans
+from rlinf.processes.environment import worker_environment
 from rlinf_workers import Executor, Flow, FlowRun, StepContext
 from rlinf_workers.spans import Span
 

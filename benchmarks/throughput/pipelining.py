@@ -24,14 +24,14 @@ from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.embodied import EmbodiedJob
-from rlinf.jobs.worker_environment import worker_environment
 from rlinf.machine import this_machine
+from rlinf.processes.environment import worker_environment
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_sched.plan import Plan
 from rlinf_workers import Executor, Flow, StepContext
-from rlinf_workers.records import Trajectory
+from rlinf_workers.records.embodied import Trajectory
 from rlinf_workers.spans import Span
 
 NUM_ENV_RANKS = 2

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from rlinf_workers import Flow, StepContext
+from rlinf_workers.embodied.environment import Environment
 from rlinf_workers.launcher.base import Identity
 from rlinf_workers.metrics import merge
-from rlinf_workers.records import Observation
-from rlinf_workers.roles.environment import Environment
+from rlinf_workers.records.embodied import Observation
 
 
 class ListWriter:

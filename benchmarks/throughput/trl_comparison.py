@@ -34,7 +34,7 @@ from benchmarks.harness import compare, interleave, mean_seconds, report
 from benchmarks.throughput import trl_task
 
 from rlinf.config.common import ClusterConfig
-from rlinf.jobs.worker_environment import worker_environment
+from rlinf.processes.environment import worker_environment
 from rlinf.tasks.language import character_tokenizer
 from rlinf_algos.algorithm import preset
 from rlinf_algos.rewards.base import RewardResult
@@ -42,13 +42,13 @@ from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, StepContext
 from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.language.actor import Actor, ActorSettings
+from rlinf_workers.language.reward import Reward, RewardSettings
+from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.records import Prompt
-from rlinf_workers.roles.actor import Actor, ActorSettings
-from rlinf_workers.roles.optimizer import OptimizerSettings
-from rlinf_workers.roles.reward import Reward, RewardSettings
-from rlinf_workers.roles.rollout import Rollout, RolloutSettings
+from rlinf_workers.records.language import Prompt
 from rlinf_workers.spans import Span
+from rlinf_workers.training.optimizer import OptimizerSettings
 
 REPOSITORY = Path(__file__).parents[2]
 NUM_SAMPLES = trl_task.NUM_PROMPTS * trl_task.GROUP_SIZE

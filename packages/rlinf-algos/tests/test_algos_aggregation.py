@@ -16,7 +16,7 @@ from rlinf_algos import (
     token_mean,
 )
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 
 
 def draw(B, T, seed):

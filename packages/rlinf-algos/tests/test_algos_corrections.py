@@ -20,7 +20,7 @@ from rlinf_algos import (
     truncated_importance_sampling,
 )
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 seeds = st.integers(0, 2**32 - 1)
 LEVELS = ["token", "sequence", "geometric"]
 

@@ -19,7 +19,7 @@ from rlinf_algos import (
     overlong_penalty,
 )
 
-quick = settings(deadline=None, max_examples=100)
+quick = settings(max_examples=100)
 seeds = st.integers(0, 2**32 - 1)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlinf_algos import AlgosError, NonFiniteError, ShapeError, entropy_bonus, high_entropy_mask
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 shapes = st.tuples(st.integers(0, 4), st.integers(0, 6))
 
 

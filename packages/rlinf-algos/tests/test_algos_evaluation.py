@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_algos import (
@@ -73,7 +73,6 @@ def majority_by_hand(answers: list[str | None], is_right: list[bool], k: int) ->
     return total / num_subsets
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["right", "a", "b", "c", None]), min_size=1, max_size=9), st.data())
 def test_maj_at_k_is_the_mean_over_all_subsets(drawn: list[str | None], data: st.DataObject):
     k = data.draw(st.integers(1, len(drawn)))

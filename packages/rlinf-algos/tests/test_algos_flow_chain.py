@@ -23,7 +23,7 @@ from rlinf_algos.flow_matching import (
     sample_flow_chain,
 )
 
-quick = settings(deadline=None, max_examples=30)
+quick = settings(max_examples=30)
 C, A = 3, 2
 
 

@@ -24,7 +24,7 @@ from rlinf_algos.flow_matching import (
     transition_logprobs,
 )
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 seeds = st.integers(0, 2**32 - 1)
 DATA_MEAN, DATA_STD = 1.5, 0.4
 

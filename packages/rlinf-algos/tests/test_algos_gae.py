@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlinf_algos import AlgosError, NonFiniteError, ShapeError, gae, token_gae
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 seeds = st.integers(0, 2**32 - 1)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlinf_algos import NonFiniteError, ShapeError, gaussian_entropy, gaussian_log_prob, gaussian_sample
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 3), max_size=2), st.integers(1, 4), st.booleans(), st.integers(0, 2**32 - 1))
 def test_log_prob_and_entropy(leading, A, shared_std, seed):
     rng = np.random.default_rng(seed)

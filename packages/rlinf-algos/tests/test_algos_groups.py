@@ -19,7 +19,7 @@ from rlinf_algos import (
     rloo_advantages,
 )
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -122,7 +122,7 @@ def reference(name, rewards, lengths, ids, mask):
     return out
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.sampled_from(sorted(ADVANTAGES)),
     st.sampled_from([(0,), (1,), (7,), (24,), (5, 4), (3, 0), (2, 3, 4)]),

@@ -38,7 +38,7 @@ REFERENCES = [
 ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(REFERENCES), st.tuples(st.integers(0, 4), st.integers(0, 5)), st.integers(0, 2**32 - 1))
 def test_formulas(pair, shape, seed):
     function, formula = pair
@@ -51,7 +51,7 @@ def test_formulas(pair, shape, seed):
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from([kl_k3, kl_k3_plus]), st.sampled_from([0.1, 3.0, 10.0, 1000.0]), st.integers(0, 2**32 - 1))
 def test_a_clamped_k3_is_the_smaller_of_k3_and_the_clamp(function, clamp, seed):
     policy, ref = np.random.default_rng(seed).normal(0.0, 5.0, (2, 3, 4))
@@ -120,7 +120,7 @@ def test_refusals():
             function(-100 * ones, 0 * ones)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.integers(0, 4),
     st.integers(0, 6),

@@ -19,7 +19,7 @@ from rlinf_algos import (
     token_logprobs,
 )
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 NAN, INF = float("nan"), float("inf")
 
 

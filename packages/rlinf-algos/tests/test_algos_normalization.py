@@ -24,7 +24,7 @@ from rlinf_algos import (
     sum_over_group,
 )
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 shapes = st.tuples(st.integers(0, 4), st.integers(1, 6))
 seeds = st.integers(0, 2**32 - 1)
 

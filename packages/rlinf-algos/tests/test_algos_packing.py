@@ -17,7 +17,7 @@ from rlinf_algos import (
 )
 from rlinf_algos.packing import index_sequences
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 
 
 @quick

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlinf_algos import AlgosError, NonFiniteError, ShapeError, at_level, logprobs_at_level, ppo_clip_loss
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 LEVELS = ["token", "action", "chunk"]
 
 

@@ -12,7 +12,7 @@ from rlinf_algos import (
     first_episode_mask,
 )
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 seeds = st.integers(0, 2**32 - 1)
 
 

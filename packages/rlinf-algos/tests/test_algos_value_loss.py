@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlinf_algos import AlgosError, NonFiniteError, ShapeError, clipped_value_loss, huber_value_loss
 
-quick = settings(deadline=None, max_examples=100)
+quick = settings(max_examples=100)
 FUNCTIONS = [clipped_value_loss, partial(huber_value_loss, delta=0.7, clip=0.2)]
 
 

@@ -15,7 +15,7 @@ def holds_for(*values: SearchStrategy, num: int, num_slow: int) -> Callable[[Cal
     def test_of(check: Callable[..., None]) -> Callable[..., None]:
         @pytest.mark.parametrize("num_examples", [num, pytest.param(num_slow, marks=pytest.mark.slow)])
         def test(num_examples: int) -> None:
-            settings(deadline=None, max_examples=num_examples)(given(*values)(check))()
+            settings(max_examples=num_examples)(given(*values)(check))()
 
         test.__name__, test.__doc__ = check.__name__, check.__doc__
         return test

@@ -394,4 +394,4 @@ class ChannelMachine(RuleBasedStateMachine):
 
 
 TestChannelMachine = ChannelMachine.TestCase
-TestChannelMachine.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestChannelMachine.settings = settings(max_examples=60, stateful_step_count=40)

@@ -380,7 +380,7 @@ def test_any_value_comes_back(value):
     assert_crosses(value)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_never_crash(blob):
     for function in (lambda: decode(blob, ()), lambda: unpack(blob)):

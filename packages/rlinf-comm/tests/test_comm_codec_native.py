@@ -133,7 +133,7 @@ def test_the_wire_form_is_the_documented_one(value):
     assert [bytes(buffer) for buffer in encoded.buffers] == model.buffers
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(values)
 def test_a_torch_without_the_dlpack_exchange_gives_the_same(value):
     header, buffers = without_dlpack.encode(value)

@@ -89,7 +89,7 @@ def test_plain_copies_agree_with_numpy(data):
 
 @pytest.mark.parametrize("source_dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("target_dtype", FLOATS, ids=str)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_casts_agree_with_torch(source_dtype, target_dtype, data):
     shape = data.draw(st.lists(st.sampled_from([1, 2, 3, 8, 17, 64, 130]), min_size=1, max_size=3))
@@ -164,7 +164,7 @@ def test_what_cannot_be_copied_is_refused(codes, strides, text):
         lower(4096, 8192, [4], strides[0], strides[1], codes)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data())
 def test_digest_tiles_agree_with_the_cpus_program(data):
     element = data.draw(st.sampled_from([1, 2, 4, 8, 16]))

@@ -115,7 +115,7 @@ def test_memory_that_is_not_aligned():
     assert shifted.numpy().tobytes() == new.tobytes()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     element_bytes=st.sampled_from(sorted(DTYPES)),
     num_elements=st.integers(0, 2 * CHUNK + 3),

@@ -55,7 +55,7 @@ def test_digest_is_what_its_definition_says(dtype):
         assert digest(tensor) == reference_digest(tensor)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.sampled_from(DTYPES), st.lists(st.integers(1, 7), min_size=1, max_size=3), st.data())
 def test_shards_add_up(dtype, shape, data):
     tensor = random_tensor(tuple(shape), dtype)

@@ -72,7 +72,7 @@ def run(program, tensors, instructions, num_threads=1):
     return [low | high << 64 for low, high in pairs.tolist()]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data(), st.sampled_from(AVAILABLE_SETS))
 def test_boxes_of_several_tensors_add_up_to_their_digests(data, instructions):
     """Each tensor is cut in two along a dimension, stored transposed or sliced, and sometimes cast."""
@@ -137,7 +137,7 @@ def test_long_runs_are_the_same_on_every_path(dtype):
             assert found == {reference(as_integers(view), list(range(first_index, first_index + length)), size)}
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data())
 def test_the_digest_of_a_copy_is_that_of_what_arrives(data):
     """In the same pass: any strides on both sides and in the tensor, with and without a cast."""

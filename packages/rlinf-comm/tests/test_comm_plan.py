@@ -51,7 +51,7 @@ def slices(box: Box, origin: tuple[int, ...] | None = None):
     )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data())
 def test_every_destination_element_arrives_once_from_a_rank_that_has_it(data):
     specs = data.draw(specs_strategy())

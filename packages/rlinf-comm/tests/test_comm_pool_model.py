@@ -89,4 +89,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestPool.settings = settings(max_examples=25, stateful_step_count=30)

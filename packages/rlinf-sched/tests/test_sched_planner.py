@@ -15,20 +15,20 @@ from rlinf_sched.planner.tree import Join, Leaf, place, shape
 MODES = ("collocated", "disaggregated", "hybrid")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems())
 def test_it_finds_what_trying_everything_finds(problem: Problem) -> None:
     check_against_trying_everything(problem)
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(problems({2: 8, 3: 8, 4: 8, 5: 5, 6: 4}))
 def test_it_finds_what_trying_everything_finds_on_more_devices(problem: Problem) -> None:
     check_against_trying_everything(problem)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems())
 def test_what_is_dominated_is_in_no_better_plan(problem: Problem) -> None:
     """So that larger flows can be compared without it."""
@@ -44,14 +44,14 @@ def test_what_is_kept_is_what_no_other_is_as_good_as(points: list[tuple[int, ...
     assert set(map(tuple, kept.T)) <= set(points)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(problems({6: 8}, least_devices=8, many_choices=True))
 def test_it_finds_what_trying_everything_finds_with_six_stages_on_eight_devices(problem: Problem) -> None:
     check_against_trying_everything(problem, prune=True)
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(problems({4: 8, 5: 8, 6: 8}, least_devices=5, many_choices=True))
 def test_it_finds_what_trying_everything_finds_with_up_to_six_stages_on_eight_devices(problem: Problem) -> None:
     check_against_trying_everything(problem, prune=True)

@@ -12,9 +12,7 @@ from sched_simpy_reference import Reference
 from rlinf_sched.simulator import simulate
 from rlinf_sched.simulator.timeline import SPAN_KINDS
 
-often = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+often = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 def spans_of(timeline):

@@ -30,7 +30,7 @@ def ends_of_hand_overs(costs: list[float], batching: Batching, count: int, size:
     return sorted(ends)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.floats(0.2, 4.0), min_size=1, max_size=40),
     st.sampled_from(["sum", "longest"]),

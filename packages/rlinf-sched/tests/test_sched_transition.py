@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_sched import (
@@ -89,7 +89,6 @@ def test_a_thousand_overlapping_transitions_end_in_the_global_order_and_many_do_
     assert stuck > 200, "the trial can tell a deadlock"
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 1 << 30), interleaving=st.integers(0, 1 << 30))
 def test_a_transition_leaves_each_group_with_its_new_devices(seed, interleaving):
     draw = random.Random(seed)

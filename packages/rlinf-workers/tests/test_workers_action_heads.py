@@ -3,8 +3,8 @@
 import torch
 from torch.distributions import Categorical
 
-from rlinf_workers.models.action_heads import Categories
-from rlinf_workers.models.actor_critic import ActorCritic, ActorCriticSettings
+from rlinf_workers.policies.actor_critic import ActorCritic, ActorCriticSettings
+from rlinf_workers.policies.heads.categories import Categories
 
 CHOICES = (3, 2)
 

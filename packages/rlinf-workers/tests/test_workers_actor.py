@@ -11,11 +11,11 @@ from rlinf_algos import PolicyLoss, policy_gradient_loss, preset, register_polic
 from rlinf_algos.parts import POLICY_LOSSES
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.collectives import RankGroup
+from rlinf_workers.language.actor import Actor, ActorSettings
 from rlinf_workers.metrics import merge
-from rlinf_workers.records import ExampleBatch, SampleGroup, ScoredGroup
-from rlinf_workers.roles.actor import Actor, ActorSettings
-from rlinf_workers.roles.gradients import ShardedGradients
-from rlinf_workers.roles.optimizer import OptimizerSettings
+from rlinf_workers.records.language import ExampleBatch, SampleGroup, ScoredGroup
+from rlinf_workers.training.optimizer import OptimizerSettings
+from rlinf_workers.training.replicated.gradients import ShardedGradients
 
 NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5
 

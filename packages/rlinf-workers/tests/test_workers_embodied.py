@@ -5,18 +5,18 @@ import pytest
 import torch
 
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_workers.metrics import merge
-from rlinf_workers.models.actor_critic import ActorCritic, ActorCriticSettings
-from rlinf_workers.records import Observation, Trajectory
-from rlinf_workers.roles.environment import TRAIN_SEED_BIT, training_seeds
-from rlinf_workers.roles.policy import Policy
-from rlinf_workers.roles.policy_actor import (
+from rlinf_workers.embodied.actor import (
+    EmbodiedActor,
+    EmbodiedActorSettings,
     GaeSettings,
     GroupSettings,
-    PolicyActor,
-    PolicyActorSettings,
     _advantages_and_returns,
 )
+from rlinf_workers.embodied.environment import TRAIN_SEED_BIT, training_seeds
+from rlinf_workers.embodied.rollout import EmbodiedRollout
+from rlinf_workers.metrics import merge
+from rlinf_workers.policies.actor_critic import ActorCritic, ActorCriticSettings
+from rlinf_workers.records.embodied import Observation, Trajectory
 
 MODEL = ActorCriticSettings(observation_size=6, action_size=3, hidden_sizes=(16, 16))
 NUM_STEPS, NUM_ENVS = 5, 2
@@ -36,7 +36,7 @@ def actor_settings(**changes):
         "entropy_coef": 0.01,
         "target_kl": None,
     }
-    return PolicyActorSettings(**(fields | changes))
+    return EmbodiedActorSettings(**(fields | changes))
 
 
 def observation(time, group=0, is_last=False, seed=0):
@@ -68,7 +68,7 @@ class Put:
 
 def segment(make_worker, reader, group=0, phase="train", seed=0):
     """What the policy makes of one segment: actions and trajectories."""
-    policy = make_worker(Policy, MODEL, step=4, phase=phase)
+    policy = make_worker(EmbodiedRollout, MODEL, step=4, phase=phase)
     actions, trajectories = Put(), Put()
     stream = [observation(t, group, is_last=t == NUM_STEPS, seed=seed) for t in range(NUM_STEPS + 1)]
     policy.act(reader([[item] for item in stream]), actions, trajectories)
@@ -155,7 +155,7 @@ def gradient(parameter):
 def test_the_first_gradient_is_the_formulas(make_worker, reader):
     settings = actor_settings(minibatch_size=4 * NUM_STEPS * NUM_ENVS)
     batch = trajectories(make_worker, reader)
-    actor = make_worker(PolicyActor, settings)
+    actor = make_worker(EmbodiedActor, settings)
     model = ActorCritic(MODEL).double()
     raw = np.stack([textbook_gae(t, 0.9, 0.8) for t in batch])
     returns = torch.tensor(raw) + torch.stack([t.values for t in batch]).double()
@@ -176,9 +176,9 @@ def test_the_first_gradient_is_the_formulas(make_worker, reader):
 
 def test_the_epoch_loop_ends_at_the_target_kl(make_worker, reader):
     batch = trajectories(make_worker, reader)
-    patient = make_worker(PolicyActor, actor_settings(num_epochs=4, learning_rate=0.05))
+    patient = make_worker(EmbodiedActor, actor_settings(num_epochs=4, learning_rate=0.05))
     patient.train(reader([batch]))
-    hasty = make_worker(PolicyActor, actor_settings(num_epochs=4, learning_rate=0.05, target_kl=1e-3))
+    hasty = make_worker(EmbodiedActor, actor_settings(num_epochs=4, learning_rate=0.05, target_kl=1e-3))
     hasty.train(reader([batch]))
     assert patient.policy_version == 8
     assert 1 <= hasty.policy_version < 8
@@ -187,10 +187,10 @@ def test_the_epoch_loop_ends_at_the_target_kl(make_worker, reader):
 
 def test_a_checkpoint_restores_the_actor_to_the_bit(make_worker, reader, tmp_path):
     batch = trajectories(make_worker, reader)
-    actor = make_worker(PolicyActor, actor_settings())
+    actor = make_worker(EmbodiedActor, actor_settings())
     actor.train(reader([batch]))
     actor.save_checkpoint(str(tmp_path))
-    restored = make_worker(PolicyActor, actor_settings())
+    restored = make_worker(EmbodiedActor, actor_settings())
     restored.load_checkpoint(str(tmp_path))
     for worker in (actor, restored):
         worker.train(reader([batch]))
@@ -200,9 +200,9 @@ def test_a_checkpoint_restores_the_actor_to_the_bit(make_worker, reader, tmp_pat
 
 
 def test_a_checkpoint_of_another_model_is_refused(make_worker, tmp_path):
-    make_worker(PolicyActor, actor_settings()).save_checkpoint(str(tmp_path))
+    make_worker(EmbodiedActor, actor_settings()).save_checkpoint(str(tmp_path))
     wide = ActorCriticSettings(observation_size=6, action_size=3, hidden_sizes=(32, 16))
-    other = make_worker(PolicyActor, actor_settings(model=wide))
+    other = make_worker(EmbodiedActor, actor_settings(model=wide))
     with pytest.raises(ValueError, match=r"policy\.0\.weight has shape \[16, 6\], the model's is \[32, 6\]"):
         other.load_checkpoint(str(tmp_path))
 
@@ -235,7 +235,7 @@ def test_grpo_trains_no_critic(make_worker, reader):
     settings = actor_settings(
         advantage=GroupSettings(compares="steps", gamma=0.9, normalize_std=True), value_coef=0.0, entropy_coef=0.0
     )
-    actor = make_worker(PolicyActor, settings, step=4)
+    actor = make_worker(EmbodiedActor, settings, step=4)
     before = {name: value.clone() for name, value in actor._model.named_parameters()}
     actor.train(reader([trajectories(make_worker, reader)]))
     moved = {name for name, value in actor._model.named_parameters() if not torch.equal(value, before[name])}

@@ -6,7 +6,7 @@ import pytest
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, FlowDefinitionError, LocalLauncher, RemoteError, StepContext, StepTimeout
-from rlinf_workers.testing import FaultyStage, Number, Scale, Shift, reference_run, toy_flow
+from rlinf_workers.testing.toy_flow import FaultyStage, Number, Scale, Shift, reference_run, toy_flow
 
 NUMBERS = [Number(index=i, value=float(i)) for i in range(10)]
 NUM_STEPS = 3
@@ -86,7 +86,7 @@ def test_an_error_in_a_stage_reaches_the_driver_with_its_traceback(tmp_path):
         executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
         with pytest.raises(RemoteError, match="fault/0: ValueError: bad item") as caught:
             executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=30)
-        assert "testing.py" in caught.value.remote_traceback
+        assert "toy_flow.py" in caught.value.remote_traceback
 
 
 def test_a_deadline_names_who_waits_for_what(tmp_path):

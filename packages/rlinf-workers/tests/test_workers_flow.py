@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import pytest
 
 from rlinf_workers import Flow, FlowDefinitionError, Worker
-from rlinf_workers.testing import Learn, Scale, toy_flow
+from rlinf_workers.testing.toy_flow import Learn, Scale, toy_flow
 
 
 def test_the_graph_says_what_was_declared():

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.generation.huggingface import HuggingFaceEngine
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_tokens
 from rlinf_workers.models.sequences import completion_logprobs, pack_groups
-from rlinf_workers.records import Prompt
+from rlinf_workers.records.language import Prompt
 
 GREEDY = SamplingSettings(group_size=1, max_new_tokens=6, temperature=0.0)
 SAMPLING = SamplingSettings(group_size=4, max_new_tokens=6)
@@ -121,7 +121,6 @@ def test_top_p_never_draws_the_tail_and_reports_the_full_distribution():
     torch.testing.assert_close(logprobs.exp().unique(), torch.tensor([0.3, 0.5]))
 
 
-@settings(deadline=None)
 @given(uniform=st.floats(0, 1, exclude_max=True, width=32), seed=st.integers(0, 1000))
 def test_a_draw_is_the_inverse_of_the_cumulative_distribution(uniform, seed):
     logits = torch.randn(1, 9, generator=torch.Generator().manual_seed(seed))

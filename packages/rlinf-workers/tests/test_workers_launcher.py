@@ -14,7 +14,7 @@ import pytest
 from rlinf_workers import FlowDefinitionError, LocalLauncher, RemoteError, WorkerGroup, WorkerLost
 from rlinf_workers.launcher import WorkerSpec
 from rlinf_workers.launcher.cores import cores_of_slots
-from rlinf_workers.testing import Fault, Scale
+from rlinf_workers.testing.toy_flow import Fault, Scale
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ DRIVER = """
     from pathlib import Path
     from rlinf_workers import LocalLauncher
     from rlinf_workers.launcher import WorkerSpec
-    from rlinf_workers.testing import Fault
+    from rlinf_workers.testing.toy_flow import Fault
 
     if __name__ == "__main__":
         launcher = LocalLauncher()

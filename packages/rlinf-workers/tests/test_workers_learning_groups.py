@@ -7,9 +7,9 @@ import torch
 
 from rlinf_algos import preset
 from rlinf_workers.collectives import RankGroup
-from rlinf_workers.records import SampleGroup, ScoredGroup
-from rlinf_workers.roles.gradients import ShardedGradients
-from rlinf_workers.roles.learning_groups import AdvantageMaker, LearningGroup, choose_groups, has_signal, whiten
+from rlinf_workers.language.learning_groups import AdvantageMaker, LearningGroup, choose_groups, has_signal, whiten
+from rlinf_workers.records.language import SampleGroup, ScoredGroup
+from rlinf_workers.training.replicated.gradients import ShardedGradients
 
 NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rlinf_workers.metrics import MetricTable, merge
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(0, 12), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_numbers_do_not_depend_on_who_recorded_them(count, num_tables, seed):
     rng = np.random.default_rng(seed)

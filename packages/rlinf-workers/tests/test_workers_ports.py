@@ -55,7 +55,7 @@ class Journal(DriverPauses):
         self.events.append("end")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(cuts=st.lists(st.integers(1, 5), max_size=6), granularity=st.integers(0, 7))
 def test_chunks_have_the_granularity_whatever_was_put(cuts, granularity):
     channel = Channel.create("c")
@@ -71,7 +71,7 @@ def test_chunks_have_the_granularity_whatever_was_put(cuts, granularity):
     assert [len(chunk) for chunk in chunks] == [size] * (total // size) + [total % size] * (total % size > 0)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(order=st.permutations(range(8)), num_partitions=st.integers(1, 3))
 def test_ordered_readers_get_their_keys_in_order(order, num_partitions):
     channel = Channel.create("c")

@@ -11,7 +11,7 @@ from rlinf_sched.simulator import simulate
 from rlinf_workers import Executor, FlowDefinitionError, FlowRun, LocalLauncher, StepContext
 from rlinf_workers.profiling import Profiler, probe_plans
 from rlinf_workers.spans import COMPUTE, LEASE, SYNC, Span
-from rlinf_workers.testing import Number, reference_run, toy_flow
+from rlinf_workers.testing.toy_flow import Number, reference_run, toy_flow
 
 CLUSTER = Cluster.cpu_slots(2)
 GRAPH = FlowGraph(

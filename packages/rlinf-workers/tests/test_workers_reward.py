@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from rlinf_algos.rewards import OUTCOMES, RewardResult, RewardSpec, RewardTerm, exact_match
+from rlinf_workers.language import reward as module
+from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.metrics import merge
 from rlinf_workers.models.language_model import load_tokenizer
-from rlinf_workers.records import SampleGroup
-from rlinf_workers.roles import reward as module
-from rlinf_workers.roles.reward import Reward, RewardSettings
+from rlinf_workers.records.language import SampleGroup
 
 
 def group(tokenizer, index: int, answer: str, completions: list[str]) -> SampleGroup:

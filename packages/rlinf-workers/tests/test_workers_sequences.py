@@ -5,7 +5,7 @@ import torch
 
 from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.sequences import completion_logprobs, pack_groups
-from rlinf_workers.records import SampleGroup
+from rlinf_workers.records.language import SampleGroup
 
 GROUP_SIZE, NUM_TOKENS, TEMPERATURE = 3, 5, 0.7
 

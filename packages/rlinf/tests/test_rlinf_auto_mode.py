@@ -8,12 +8,12 @@ import pytest
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
-from rlinf.jobs import auto_mode
-from rlinf.jobs.auto_mode import AutoMode, moves
-from rlinf.jobs.plan_times import PlanTimes, busy_seconds
-from rlinf.jobs.planning import make_plans, placements_to_measure, plans_of_problem
 from rlinf.jobs.reasoning import ReasoningJob
+from rlinf.loop.plan_times import PlanTimes, busy_seconds
 from rlinf.machine import Machine
+from rlinf.planning import auto_mode
+from rlinf.planning.auto_mode import AutoMode, moves
+from rlinf.planning.plans import make_plans, placements_to_measure, plans_of_problem
 from rlinf_sched import InstanceProfile, Problem, Profiles, StageProfile, TimePoint
 from rlinf_sched.cluster import Cluster, Links
 from rlinf_workers import FlowRun

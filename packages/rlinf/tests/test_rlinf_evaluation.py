@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlinf.cli.eval_progress import EvalProgress
+from rlinf.console.eval_progress import EvalProgress
 from rlinf.errors import UserError
 from rlinf.evaluation.benchmarks import Benchmark
 from rlinf.evaluation.folder import EvalFolder

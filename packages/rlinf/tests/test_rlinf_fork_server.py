@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlinf import fork_server
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
+from rlinf.processes import fork_server
 
 
 def test_nothing_is_forked_where_there_may_be_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

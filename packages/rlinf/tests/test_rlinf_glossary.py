@@ -16,8 +16,9 @@ NOT_OF_STEPS = {"warm_start/loss"}
 
 def recorded() -> set[str]:
     """Every name that a role records, as it stands in the source; what is filled in is written {}."""
-    roles = Path(rlinf_workers.__file__).parent / "roles"
-    text = "\n".join(file.read_text() for file in roles.glob("*.py"))
+    package = Path(rlinf_workers.__file__).parent
+    files = [file for roles in ("language", "embodied") for file in (package / roles).glob("*.py")]
+    text = "\n".join(file.read_text() for file in files)
     names = re.findall(r"record(?:_spread)?\(\s*f?\"([^\"]+)\"", text) + re.findall(r"\"(critic/\w+)\"", text)
     return {re.sub(r"\{[^}]*\}", "{}", name) for name in names} - NOT_OF_STEPS
 

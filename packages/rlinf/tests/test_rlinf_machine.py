@@ -11,8 +11,8 @@ from rlinf import jobs
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ArchitectureConfig
-from rlinf.jobs.planning import Planned, make_plans
 from rlinf.machine import Gpu, Machine, this_machine
+from rlinf.planning.plans import Planned, make_plans
 from rlinf.tasks.language import write_model_folder
 
 SERVER = Machine(num_cpus=64, memory_bytes=1 << 40, gpus=(Gpu(name="fake", memory_bytes=80 << 30),) * 8)

@@ -11,8 +11,8 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
-from rlinf.jobs.memory import check_memory, loads_of, rank_memory, reference_shape, replicated_job, shape_of
 from rlinf.machine import Machine
+from rlinf.planning.memory import check_memory, loads_of, rank_memory, reference_shape, replicated_job, shape_of
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Lengths
 from rlinf_sched.derive.replicated import ReplicatedJob, trainer_memory

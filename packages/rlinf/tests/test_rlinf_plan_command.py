@@ -12,8 +12,8 @@ from rlinf.cli.main import main
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
-from rlinf.jobs.problems import grpo_flow, problem_of_recipe
 from rlinf.machine import Machine
+from rlinf.planning.problems import grpo_flow, problem_of_recipe
 from rlinf_sched import Plan
 from rlinf_sched.derive import find_model
 from rlinf_sched.problem_schema import problem_schema

@@ -4,7 +4,7 @@ import io
 import itertools
 import re
 
-from rlinf.cli.progress import Progress
+from rlinf.console.progress import Progress
 
 METRICS = {
     "reward/mean": 0.714,

@@ -288,7 +288,7 @@ def test_two_new_runs_do_not_share_a_folder(tmp_path: Path) -> None:
 # -- resuming ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(stopped=st.integers(0, 10), torn=st.sampled_from(["", '{"step": 4, "met', "\x00\x00"]))
 def test_a_resumed_run_leaves_the_rows_of_one_that_never_stopped(
     tmp_path_factory: pytest.TempPathFactory, stopped: int, torn: str

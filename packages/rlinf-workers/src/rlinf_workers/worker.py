@@ -176,7 +176,7 @@ class Worker:
 
     def open_weights(self, port: Any) -> None:
         """Opens one end of a weight edge; see execution/weight_sync.py."""
-        from rlinf_workers.execution.weight_sync import open_port
+        from rlinf_workers.links.shared import open_port
 
         self._weight_ports[port.edge] = open_port(port)
 

@@ -30,12 +30,12 @@ from rlinf_workers.execution.lease import LeaseService
 from rlinf_workers.execution.ports import DriverPauses, Writer
 from rlinf_workers.execution.stage_call import WHOLE_BATCH, ReadPort, StageCall, StageOutcome, WritePort
 from rlinf_workers.execution.waits import describe_waits
-from rlinf_workers.execution.weight_sync import WeightPort, edge_plan
 from rlinf_workers.flow import Flow
 from rlinf_workers.group import WorkerGroup
 from rlinf_workers.launcher.base import Launcher, WorkerSpec
 from rlinf_workers.launcher.futures import gather
 from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.links.shared import WeightPort, edge_plan
 from rlinf_workers.metrics import merge
 from rlinf_workers.spans import Span
 from rlinf_workers.worker import StepContext

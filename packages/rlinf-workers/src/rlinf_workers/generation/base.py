@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from rlinf_workers.generation.sampling import SamplingSettings
-from rlinf_workers.records import Prompt, SampleGroup
+from rlinf_workers.records.language import Prompt, SampleGroup
 
 
 class GenerationEngine(Protocol):

@@ -23,7 +23,7 @@ from rlinf_workers.models.language_model import (
     stop_token_ids,
 )
 from rlinf_workers.models.placement import move_model
-from rlinf_workers.records import Prompt, SampleGroup
+from rlinf_workers.records.language import Prompt, SampleGroup
 
 MIN_ROWS = 8
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rlinf_algos.logprobs import token_logprobs
-from rlinf_workers.records import SampleGroup
+from rlinf_workers.records.language import SampleGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -77,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
 def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str]) -> int:
     check_address_space()
     from rlinf import evaluation  # only now: everything above answers without torch
-    from rlinf.cli.eval_progress import EvalProgress
     from rlinf.cli.table import aligned
     from rlinf.config.devices import check_cluster
+    from rlinf.console.eval_progress import EvalProgress
     from rlinf.evaluation.scores import score_table
     from rlinf.machine import this_machine
 

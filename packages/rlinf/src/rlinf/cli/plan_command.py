@@ -98,7 +98,7 @@ def _problem(name: str, overrides: list[str], gpu: str | None) -> Problem:
             f"{name!r} is no problem file, workload or recipe{f'; did you mean {close[0]}?' if close else ''}",
             hint=f"workloads: {', '.join(WORKLOADS)}\nrecipes: {', '.join(recipes)}",
         )
-    from rlinf.jobs.problems import problem_of_recipe
+    from rlinf.planning.problems import problem_of_recipe
 
     given = parse_overrides(overrides)
     return problem_of_recipe(load_config(name, [*_unread_data(name, given), *given]), gpu=gpu or "H100")

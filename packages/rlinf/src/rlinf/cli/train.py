@@ -13,7 +13,7 @@ from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.schema import JOBS, Config
 from rlinf.errors import UserError
-from rlinf.jobs.ending import how_to_go_on, resume_command
+from rlinf.loop.ending import how_to_go_on, resume_command
 from rlinf.run_folder.lock import check_free
 
 OPTIONS = ("--output", "--resume", "--traceback", "--help")
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> int:
     check_address_space()
-    from rlinf import fork_server
-    from rlinf.jobs.worker_environment import worker_environment
+    from rlinf.processes import fork_server
+    from rlinf.processes.environment import worker_environment
 
     fork_server.start(config, worker_environment(config.cluster))
     from rlinf import jobs  # only now: everything above answers without torch

@@ -15,7 +15,7 @@ from rlinf.evaluation.model import EvaluatedModel, load_model
 from rlinf.evaluation.run_prompt import ask_as_in_run, run_prompt
 from rlinf.evaluation.runner import Runner
 from rlinf.evaluation.scores import RIGHT, BenchmarkScores, score_benchmark
-from rlinf_workers.records import ScoredGroup
+from rlinf_workers.records.language import ScoredGroup
 
 
 class EvalReport(Protocol):

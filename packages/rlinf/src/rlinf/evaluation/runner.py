@@ -18,19 +18,19 @@ import torch
 from rlinf.config.evaluation import EvalConfig
 from rlinf.evaluation.benchmarks import Benchmark, Benchmarks
 from rlinf.evaluation.model import EvaluatedModel
-from rlinf.jobs.devices import make_cluster
-from rlinf.jobs.failures import run_failed
-from rlinf.jobs.worker_environment import worker_environment
 from rlinf.machine import this_machine
+from rlinf.planning.cluster import make_cluster
+from rlinf.processes.environment import worker_environment
+from rlinf.processes.failures import run_failed
 from rlinf.tasks import Problem
 from rlinf_algos.rewards import RewardSpec
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, LocalLauncher, StepContext, WorkersError
 from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.language.reward import Reward, RewardSettings
+from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.records import Prompt, ScoredGroup
-from rlinf_workers.roles.reward import Reward, RewardSettings
-from rlinf_workers.roles.rollout import Rollout, RolloutSettings
+from rlinf_workers.records.language import Prompt, ScoredGroup
 
 HANDOVERS = 4
 """Pieces that a device's share of a benchmark comes in at least: progress shows, and a slow device holds up little."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlinf.config.schema import Config
     from rlinf.jobs.base import Job
-    from rlinf.jobs.loop import JobResult
+    from rlinf.loop.training_loop import JobResult
     from rlinf.machine import Machine
     from rlinf.run_folder import RunFolder
     from rlinf_workers.profiling import Measured
@@ -26,8 +26,8 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
     Raises: UserError.
     """
     from rlinf.config.devices import check_devices, settle
-    from rlinf.jobs.planning import make_plans
     from rlinf.machine import this_machine
+    from rlinf.planning.plans import make_plans
     from rlinf.run_folder.wandb_sink import check_wandb
 
     check_wandb(config.run.wandb)
@@ -43,7 +43,7 @@ def run(job: Job, folder: RunFolder) -> JobResult:
 
     Raises: RunFailed when a worker dies or raises, or a step passes its deadline.
     """
-    from rlinf.jobs.loop import TrainingLoop
+    from rlinf.loop.training_loop import TrainingLoop
     from rlinf.run_folder.wandb_sink import WandbSink
 
     if job.config.run.wandb is not None:
@@ -56,7 +56,7 @@ def measure(job: Job, folder: RunFolder) -> Measured:
 
     Raises: as `run`.
     """
-    from rlinf.jobs.loop import TrainingLoop
+    from rlinf.loop.training_loop import TrainingLoop
 
     return TrainingLoop(job, folder).measure()
 

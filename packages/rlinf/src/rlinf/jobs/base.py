@@ -13,7 +13,7 @@ from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 
 if TYPE_CHECKING:
-    from rlinf.jobs.loop import TrainingLoop
+    from rlinf.loop.training_loop import TrainingLoop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

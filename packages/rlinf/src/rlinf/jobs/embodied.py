@@ -17,14 +17,14 @@ from rlinf.jobs.env_interface import probe
 from rlinf.machine import Machine
 
 if TYPE_CHECKING:
-    from rlinf.jobs.loop import TrainingLoop
+    from rlinf.loop.training_loop import TrainingLoop
 from rlinf_envs import EnvSpec
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
-from rlinf_workers.models.actor_critic import ActorCriticSettings
-from rlinf_workers.roles.environment import Environment, EnvironmentSettings
-from rlinf_workers.roles.policy import Policy
-from rlinf_workers.roles.policy_actor import GaeSettings, GroupSettings, PolicyActor, PolicyActorSettings
+from rlinf_workers.embodied.actor import EmbodiedActor, EmbodiedActorSettings, GaeSettings, GroupSettings
+from rlinf_workers.embodied.environment import Environment, EnvironmentSettings
+from rlinf_workers.embodied.rollout import EmbodiedRollout
+from rlinf_workers.policies.actor_critic import ActorCriticSettings
 
 SUCCESS = Score(name="success_at_end", text="success at the end of the episode, held-out reset seeds")
 SUCCESS_ONCE = Score(name="success_once", text="success at any time of the episode")
@@ -98,12 +98,12 @@ class EmbodiedJob:
         config = self.config
         flow = Flow(config.algorithm.name)
         flow.worker("env", Environment, self._environment_settings())
-        flow.worker("policy", Policy, self._model_settings())
-        flow.worker("actor", PolicyActor, self._actor_settings())
+        flow.worker("policy", EmbodiedRollout, self._model_settings())
+        flow.worker("actor", EmbodiedActor, self._actor_settings())
         self._join_env_and_policy(flow)
         flow.stage(
             "actor",
-            PolicyActor.train,
+            EmbodiedActor.train,
             reads="trajectories",
             dispatch="key",
             ordered=True,
@@ -124,7 +124,9 @@ class EmbodiedJob:
             dispatch="key",
             needs_device=not self._simulates_on_host,
         )
-        flow.stage("policy", Policy.act, reads="observations", writes=("actions", "trajectories"), dispatch="key")
+        flow.stage(
+            "policy", EmbodiedRollout.act, reads="observations", writes=("actions", "trajectories"), dispatch="key"
+        )
 
     # -- settings --------------------------------------------------------------------------------------------------
 
@@ -163,9 +165,9 @@ class EmbodiedJob:
             seed=self.config.seed,
         )
 
-    def _actor_settings(self) -> PolicyActorSettings:
+    def _actor_settings(self) -> EmbodiedActorSettings:
         actor, algorithm = self.config.actor, self.config.algorithm
-        return PolicyActorSettings(
+        return EmbodiedActorSettings(
             model=self._model_settings(),
             num_shards=actor.num_shards,
             learning_rate=actor.learning_rate,

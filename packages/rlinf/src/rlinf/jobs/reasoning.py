@@ -19,11 +19,11 @@ from rlinf.config.inputs import check_model_folder
 from rlinf.config.schema import FilesTask, ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
-from rlinf.jobs.devices import make_cluster
-from rlinf.jobs.memory import check_memory, shape_of
 from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
+from rlinf.planning.cluster import make_cluster
+from rlinf.planning.memory import check_memory, shape_of
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
@@ -31,17 +31,17 @@ from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer,
 from rlinf.tasks.prompts import PromptEncoder, is_chat
 
 if TYPE_CHECKING:
-    from rlinf.jobs.loop import TrainingLoop
+    from rlinf.loop.training_loop import TrainingLoop
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.language.actor import Actor, ActorSettings, gathers_whole_step
+from rlinf_workers.language.reference import Reference, ReferenceSettings
+from rlinf_workers.language.reward import Reward, RewardSettings
+from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.records import ExampleBatch, Prompt, ScoredGroup
-from rlinf_workers.roles.actor import Actor, ActorSettings, gathers_whole_step
-from rlinf_workers.roles.optimizer import OptimizerSettings
-from rlinf_workers.roles.reference import Reference, ReferenceSettings
-from rlinf_workers.roles.reward import Reward, RewardSettings
-from rlinf_workers.roles.rollout import Rollout, RolloutSettings
+from rlinf_workers.records.language import ExampleBatch, Prompt, ScoredGroup
+from rlinf_workers.training.optimizer import OptimizerSettings
 
 WARM_START_OFFSET = 1 << 40
 """Where the warm start's problems begin in the training stream: farther than any run trains."""

@@ -1,0 +1,1 @@
+"""The roles of embodied jobs: environment, rollout and actor."""

@@ -1,0 +1,192 @@
+"""Env: steps groups of environments with the actions that it is sent.
+
+The environments are cut into groups, and a group is what travels: while one group waits for its action, the process
+simulates another. Two groups in each process are enough to keep both the simulator and the policy busy (pipelining in
+halves).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_comm.records import record
+from rlinf_envs import BatchedEnv, EnvSpec, make_env
+from rlinf_envs.protocol import ActionSpec, EpisodeEnd, StepResult, tensor_field
+from rlinf_workers.execution.ports import Reader, Writer
+from rlinf_workers.records.embodied import Action, Observation
+from rlinf_workers.worker import Worker
+
+record(EnvSpec)
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentSettings:
+    """Which environments, and how long a segment is."""
+
+    spec: EnvSpec
+    """Of one group; `num_envs` is the group's."""
+    num_groups: int
+    num_steps: int
+    """Steps of a training segment (T)."""
+    num_eval_episodes: int
+    same_start: bool = False
+    """All environments of a group begin a training segment in the same state, and no success ends an episode early, so
+    that the sums of their rewards can be compared."""
+    eval_seed: int
+    """Evaluation resets with eval_seed, eval_seed + 1, ...; below 2**31."""
+
+
+TRAIN_SEED_BIT = 1 << 31
+"""Set in every reset seed of training and in none of evaluation, so that the two never meet."""
+
+
+def training_seeds(seed: int, step: int, group: int, num_envs: int, *, same_start: bool = False) -> list[int]:
+    """Reset seeds of one group's environments at a training step; below 2**32."""
+    state = np.random.SeedSequence([seed, step, group]).generate_state(1 if same_start else num_envs)
+    seeds = [int(value) | TRAIN_SEED_BIT for value in state]
+    return seeds * num_envs if same_start else seeds
+
+
+@dataclass
+class _Group:
+    """One group on its way through its segments."""
+
+    index: int
+    env: BatchedEnv
+    segments: list[list[int]]
+    """Reset seeds of the segments to come."""
+    num_steps: int
+    time: int = 0
+    counted: int = 0
+    """Episodes of the present segment that count (an evaluation's last segment may be wider than what is left to
+    do)."""
+
+
+class Environment(Worker):
+    """Simulates its share of the environment groups: group g lives on rank g % num_ranks."""
+
+    def __init__(self, settings: EnvironmentSettings) -> None:
+        self._settings = settings
+        self._groups = [g for g in range(settings.num_groups) if g % self.num_ranks == self.rank]
+        spec = replace(settings.spec, ignore_terminations=True) if settings.same_start else settings.spec
+        self._train = {group: make_env(spec) for group in self._groups}
+        self._evaluate: dict[int, BatchedEnv] = {}
+
+    def interact(self, actions: Reader[Action], observations: Writer[Observation]) -> None:
+        """Stage: actions in, observations out; the first observations come from resets. Ends when every group has
+        done its segments."""
+        running = {group.index: group for group in self._prepare()}
+        self._send(observations, [self._begin_segment(group) for group in running.values()])
+        while running:
+            shown: list[Observation] = []
+            for action in actions.next_chunk(at_most=len(running)):
+                group = running[action.group]
+                shown.append(self._step(group, action))
+                if group.time == group.num_steps and group.segments:
+                    shown.append(self._begin_segment(group))
+                elif group.time == group.num_steps:
+                    del running[action.group]
+            self._send(observations, shown)
+
+    @staticmethod
+    def _send(observations: Writer[Observation], shown: list[Observation]) -> None:
+        observations.put_many([(observation.group, observation) for observation in shown])
+
+    def _prepare(self) -> list[_Group]:
+        settings, context = self._settings, self.step
+        if context.phase == "train":
+            return [
+                _Group(
+                    index=group,
+                    env=self._train[group],
+                    segments=[
+                        training_seeds(
+                            context.seed,
+                            context.step,
+                            group,
+                            settings.spec.num_envs,
+                            same_start=settings.same_start,
+                        )
+                    ],
+                    num_steps=settings.num_steps,
+                )
+                for group in self._groups
+            ]
+        return [self._prepare_evaluation(group) for group in self._groups]
+
+    def _prepare_evaluation(self, group: int) -> _Group:
+        """Whole episodes without early end; the episodes are dealt to the groups in turn, padded to whole segments."""
+        settings = self._settings
+        if group not in self._evaluate:
+            self._evaluate[group] = make_env(replace(settings.spec, ignore_terminations=True))
+        episodes = range(group, settings.num_eval_episodes, settings.num_groups)
+        width = settings.spec.num_envs
+        seeds = [settings.eval_seed + episode for episode in episodes]
+        # As many segments for every group, the last ones maybe without episodes that count: groups end together, so
+        # that a policy that takes several of them at a time never waits for one that has ended.
+        num_segments = -(-settings.num_eval_episodes // (settings.num_groups * width))
+        segments = [seeds[i * width : (i + 1) * width] for i in range(num_segments)]
+        if not settings.spec.max_episode_steps:
+            raise ValueError("env.max_episode_steps is needed for evaluation: an episode has to end")
+        return _Group(
+            index=group, env=self._evaluate[group], segments=segments, num_steps=settings.spec.max_episode_steps
+        )
+
+    def _begin_segment(self, group: _Group) -> Observation:
+        seeds = group.segments.pop(0)
+        group.counted, group.time = len(seeds), 0
+        width = group.env.num_envs
+        fillers = [self._settings.eval_seed] * (width - len(seeds))
+        zeros = torch.zeros(width)
+        return Observation(
+            group=group.index,
+            time=0,
+            state=tensor_field(group.env.reset(seeds + fillers), "state"),
+            final_state=None,
+            rewards=zeros,
+            terminated=zeros.bool(),
+            truncated=zeros.bool(),
+            is_last=False,
+        )
+
+    def _step(self, group: _Group, action: Action) -> Observation:
+        result: StepResult = group.env.step(_native(action.actions, group.env.action_spec))
+        group.time += 1
+        for episode in result.episodes:
+            if episode.env_index < group.counted:
+                self._record_episode(episode, cut=bool(result.truncated[episode.env_index]))
+        return Observation(
+            group=group.index,
+            time=group.time,
+            state=tensor_field(result.observation, "state"),
+            final_state=tensor_field(result.final_observation, "state") if result.episodes else None,
+            rewards=result.rewards,
+            terminated=result.terminated,
+            truncated=result.truncated,
+            is_last=group.time == group.num_steps,
+        )
+
+    def _record_episode(self, episode: EpisodeEnd, *, cut: bool) -> None:
+        self.record("env/truncated_fraction", float(cut))
+        self.record("env/return", episode.return_)
+        self.record_spread("env/return_std", episode.return_)
+        self.record("env/episode_length", episode.length)
+        if episode.success_once is not None:
+            self.record("env/success_once", float(episode.success_once))
+        if episode.success_at_end is not None:
+            self.record("env/success_at_end", float(episode.success_at_end))
+
+    def close(self) -> None:
+        for env in [*self._train.values(), *self._evaluate.values()]:
+            env.close()
+
+
+def _native(actions: Tensor, spec: ActionSpec) -> Tensor:
+    """[n, A] as the policy counts -> [n, *spec.shape] as the environment does: discrete actions begin at `low`."""
+    shaped = actions.reshape(len(actions), *spec.shape)
+    return shaped if spec.kind == "continuous" else shaped + spec.low

@@ -1,0 +1,1 @@
+"""The roles of language jobs: rollout, reference, reward, actor and critic."""

@@ -1,0 +1,154 @@
+"""Reward: reads completions as text and scores them. A host-only worker."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rlinf_algos.rewards import OUTCOMES, RewardResult, RewardSpec, RewardTerm, make_reward, score_all
+from rlinf_comm.records import record
+from rlinf_workers.execution.ports import Reader, Writer
+from rlinf_workers.models.language_model import load_tokenizer
+from rlinf_workers.records.language import SampleGroup, ScoredGroup
+from rlinf_workers.worker import Worker
+
+COIN_DOMAIN = 0x5EED_C015
+"""Keeps the coins apart from the noise that the rollout draws for the same seed, step and prompt."""
+
+
+record(RewardSpec)
+record(RewardTerm)
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardSettings:
+    """Which rule scores."""
+
+    rule: str | RewardSpec
+    """What `rlinf_algos.rewards.make_reward` takes: a name, `package.module:function`, or a spec with options."""
+    tokenizer_folder: str
+    random_in_training: bool = False
+    """A control: training rewards are coin flips that know nothing, so that training must not help. Evaluation keeps
+    the rule."""
+    seed: int = 0
+    num_shown: int = 0
+    """Groups whose first completion is shown to people."""
+
+
+class Reward(Worker):
+    """Scores each completion by a rule; all completions of a hand-over at once."""
+
+    def __init__(self, settings: RewardSettings) -> None:
+        self._settings = settings
+        self._tokenizer = load_tokenizer(settings.tokenizer_folder)
+        self._reward = make_reward(settings.rule)
+
+    def score(self, samples: Reader[SampleGroup], scored: Writer[ScoredGroup]) -> None:
+        """Stage: groups in, groups with rewards out."""
+        for chunk in samples:
+            groups = self._score(list(chunk))
+            for group in groups:
+                mean = float(group.rewards.mean())
+                self.record("reward/mean", mean)
+                self.record_spread("reward/std_between_groups", mean)
+                if len(group.rewards) > 1:
+                    self.record("reward/std_within_group", float(group.rewards.std()))
+                if group.samples.index < self._settings.num_shown:
+                    self._show(group)
+            scored.put_many([(group.samples.index, group) for group in groups])
+
+    def close(self) -> None:
+        """Ends what the reward holds, a pool of processes for example."""
+        close = getattr(self._reward, "close", None)
+        if close is not None:
+            close()
+
+    def _score(self, groups: list[SampleGroup]) -> list[ScoredGroup]:
+        texts = [self._completions(group) for group in groups]
+        if self._settings.random_in_training and self.step.phase == "train":
+            return [
+                ScoredGroup(samples=group, rewards=self._coins(group, len(own)), completions=own)
+                for group, own in zip(groups, texts, strict=True)
+            ]
+        return [
+            ScoredGroup(
+                samples=group,
+                rewards=torch.tensor([result.value for result in results], dtype=torch.float32),
+                completions=own,
+                outcomes=tuple(result.outcome for result in results),
+                answers=tuple(result.answer for result in results),
+                **_parts(results),
+            )
+            for group, own, results in zip(groups, texts, self._results(groups, texts), strict=True)
+        ]
+
+    def _prompt(self, group: SampleGroup) -> str:
+        """What was asked; for rewards that judge by it."""
+        if group.prompt_text is not None:
+            return group.prompt_text
+        return self._tokenizer.decode(group.prompt_ids, skip_special_tokens=True)
+
+    def _completions(self, group: SampleGroup) -> tuple[str, ...]:
+        lengths = group.loss_mask.sum(-1).long().tolist()
+        ids = [row[:length] for row, length in zip(group.completion_ids.tolist(), lengths, strict=True)]
+        return tuple(self._tokenizer.batch_decode(ids, skip_special_tokens=True))
+
+    def _results(self, groups: list[SampleGroup], texts: list[tuple[str, ...]]) -> list[tuple[RewardResult, ...]]:
+        """Those of each group. All are scored in one call, but where rounding depends on the batch: what a plan hands
+        over at once must not change numbers."""
+        pairs = list(zip(groups, texts, strict=True))
+        calls = [[pair] for pair in pairs] if getattr(self._reward, "depends_on_batch", False) else [pairs]
+        results = [result for call in calls for result in self._call(call)]
+        self._record(results)
+        rest = iter(results)
+        return [tuple(itertools.islice(rest, len(own))) for own in texts]
+
+    def _call(self, pairs: Sequence[tuple[SampleGroup, tuple[str, ...]]]) -> tuple[RewardResult, ...]:
+        completions = [text for _, own in pairs for text in own]
+        references = [group.reference_answer for group, own in pairs for _ in own]
+        prompts = [prompt for group, own in pairs for prompt in [self._prompt(group)] * len(own)]
+        rows = None
+        if getattr(self._reward, "reads_rows", False):
+            rows = [row for group, own in pairs for row in [json.loads(group.row_json or "{}")] * len(own)]
+        return score_all(self._reward, completions, references, prompts, rows)
+
+    def _record(self, results: Sequence[RewardResult]) -> None:
+        """Each outcome's share of the completions, and the mean of each term of a weighted sum."""
+        counts = Counter(result.outcome for result in results)
+        for outcome in OUTCOMES:
+            self.record(f"reward/{outcome}", 1.0, weight=counts[outcome])
+            self.record(f"reward/{outcome}", 0.0, weight=len(results) - counts[outcome])
+        for part in (part for result in results for part in result.parts):
+            self.record(f"reward/part/{part.name}", part.result.value)
+
+    def _coins(self, group: SampleGroup, count: int) -> torch.Tensor:
+        key = [self._settings.seed ^ COIN_DOMAIN, (self.step.step << 32) | group.index]
+        coins = np.random.Generator(np.random.Philox(key=key)).integers(0, 2, count)
+        return torch.from_numpy(coins).float()
+
+    def _show(self, group: ScoredGroup) -> None:
+        self.show(
+            {
+                "prompt": self._tokenizer.decode(group.samples.prompt_ids, skip_special_tokens=True),
+                "completion": group.completions[0],
+                "reference_answer": group.samples.reference_answer,
+                "reward": float(group.rewards[0]),
+            }
+        )
+
+
+def _parts(results: Sequence[RewardResult]) -> dict[str, torch.Tensor]:
+    """What a `ScoredGroup` says of the terms of a weighted reward."""
+    if not all(result.parts for result in results):
+        return {}
+    return {
+        "parts": torch.tensor([[part.result.value for part in result.parts] for result in results]),
+        "part_weights": torch.tensor([part.weight for part in results[0].parts]),
+    }

@@ -1,0 +1,1 @@
+"""Policies: models that act on observations."""

@@ -1,0 +1,1 @@
+"""Action heads: what the output of a policy means."""

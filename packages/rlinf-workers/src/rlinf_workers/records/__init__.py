@@ -1,0 +1,1 @@
+"""The items that travel through the shipped flows."""

@@ -1,0 +1,90 @@
+"""Items of language flows. Legend: G completions of a prompt, L prompt tokens, T completion tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlinf_comm.records import record
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One problem on its way to the rollout. Fed by the driver."""
+
+    index: int
+    """Number of the prompt in this run, from 0; its key on every channel."""
+    token_ids: Tensor
+    """[L] int64, no padding."""
+    reference_answer: str
+    """What a right completion says; read by the reward alone."""
+    text: str | None = None
+    """The problem as the user wrote it, without a chat's special tokens; read by rewards that judge by it. None: what
+    the tokens say."""
+    row_json: str | None = None
+    """All columns of the data row, a JSON object, for rewards that read them; None where none does."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleGroup:
+    """The completions sampled for one prompt.
+
+    Example: G = 2 completions, T = 3 tokens, the second one ended after 2:
+        completion_ids = [[5, 9, 2], [5, 2, 0]], loss_mask = [[1, 1, 1], [1, 1, 0]]
+    """
+
+    index: int
+    prompt_ids: Tensor
+    """[L] int64"""
+    completion_ids: Tensor
+    """[G, T] int64, right-padded with the pad id."""
+    loss_mask: Tensor
+    """[G, T] float32; 1 on sampled tokens, the end token included."""
+    rollout_logprobs: Tensor
+    """[G, T] float32, nats, by the engine that sampled, at its temperature; 0 where loss_mask is 0."""
+    ref_logprobs: Tensor | None = None
+    """[G, T] float32, by the frozen reference; set by the reference stage where the flow has one."""
+    reference_answer: str
+    prompt_text: str | None = None
+    """`Prompt.text`"""
+    row_json: str | None = None
+    """`Prompt.row_json`"""
+    policy_version: int
+    """Of the weights that sampled the first token; counts optimizer steps from 0."""
+    truncated: Tensor | None = None
+    """[G] bool; the completion has all the tokens it may have and did not end. None: not known."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredGroup:
+    """A group with its rewards. Made by the reward stage."""
+
+    samples: SampleGroup
+    rewards: Tensor
+    """[G] float32"""
+    completions: tuple[str, ...]
+    """The completions as text, end token removed; for people."""
+    outcomes: tuple[str, ...] = ()
+    """How each check ended, see rlinf_algos.rewards.Outcome; empty where nothing was checked."""
+    answers: tuple[str | None, ...] = ()
+    """The answer found in each completion; None where there was none."""
+    parts: Tensor | None = None
+    """[G, K] float32, the terms of a weighted reward without their weights; None: the reward has no terms."""
+    part_weights: Tensor | None = None
+    """[K] float32"""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExampleBatch:
+    """One shard of a batch for supervised training. Fed by the driver."""
+
+    shard: int
+    token_ids: Tensor
+    """[B, L + T] int64, prompt and answer, right-padded."""
+    loss_mask: Tensor
+    """[B, L + T] float32; 1 on the tokens to learn."""

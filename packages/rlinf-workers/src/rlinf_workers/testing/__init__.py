@@ -1,0 +1,1 @@
+"""What tests of flows, backends, engines, policies, launchers and links have in common."""

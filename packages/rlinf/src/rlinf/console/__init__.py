@@ -1,0 +1,1 @@
+"""What commands tell the terminal while they work."""

@@ -1,0 +1,1 @@
+"""The training loop that every job shares."""

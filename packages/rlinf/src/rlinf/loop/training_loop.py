@@ -1,0 +1,430 @@
+"""The training loop that every job shares: start, warm start or resume, step, evaluate, checkpoint, report.
+
+A job brings its flows and what is fed to them; nothing here knows whether a language model or a robot learns, or in
+which mode.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlinf.config.devices import device_kind
+from rlinf.console.progress import Progress
+from rlinf.jobs.base import Job, Score
+from rlinf.loop.ending import reason_to_end
+from rlinf.loop.plan_times import PlanTimes, busy_seconds
+from rlinf.loop.stopping import StopRequest
+from rlinf.planning.auto_mode import AutoMode, moves
+from rlinf.planning.plans import Planned, make_plans, placements_to_measure
+from rlinf.processes import fork_server
+from rlinf.processes.environment import worker_environment
+from rlinf.processes.failures import run_failed
+from rlinf.run_folder import RunFolder, TraceEvent
+from rlinf_sched.describe import diagram
+from rlinf_workers import Executor, Flow, FlowRun, LocalLauncher, StepContext, WorkersError
+from rlinf_workers.profiling import Measured
+from rlinf_workers.spans import COMPUTE, SYNC, Span
+from rlinf_workers.worker import Phase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobResult:
+    """What `rlinf train` prints at the end."""
+
+    table: str
+    report_path: str
+    before: float
+    after: float
+
+
+@dataclass
+class _Clock:
+    """How far the run is."""
+
+    step: int = 0
+    """Training steps done."""
+    elapsed_s: float = 0.0
+    """Training time of earlier sessions of this run, for a resumed one."""
+    before: float = float("nan")
+    own_score: float | None = None
+    """Of the present weights; None where they were not evaluated."""
+    stage_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class TrainingLoop:
+    """One run of a job in its folder."""
+
+    def __init__(self, job: Job, folder: RunFolder) -> None:
+        self._job = job
+        self._config = job.config
+        self._folder = folder
+        self._clock = _Clock()
+        self._started_s = 0.0
+        self._session_started_s = 0.0
+        self._restart_s = 0.0
+        self._times: list[PlanTimes] = []
+        self._result: JobResult | None = None
+        self._only_measures = False
+        self._placements: list[Planned] = []
+        """Of a measurement: those still to come."""
+        on_slots = device_kind(job.config.cluster, job.machine) == "cpu"
+        self._forks = on_slots and fork_server.start(job.config, worker_environment(job.config.cluster))
+        self.progress = Progress(total=job.config.run.num_steps)
+
+    def run(self) -> JobResult:
+        """Raises: UserError (before any process starts), RunFailed (with role, rank, cause and log tail)."""
+        self._run()
+        assert self._result is not None, "a run ends with a result or an error"
+        return self._result
+
+    def measure(self) -> Measured:
+        """The first steps of a run, all stages together on all devices and then apart, and what they took. Raises: as
+        `run`."""
+        self._only_measures = True
+        self._run()
+        assert self._auto.measured is not None, "a measurement ends with what it found or an error"
+        return self._auto.measured
+
+    def _run(self) -> None:
+        flows = self._flows = self._job.build(self._folder.path)
+        planned: Planned | None
+        if self._only_measures:
+            planned, *self._placements = placements_to_measure(self._job, flows)
+        else:
+            planned = make_plans(self._job, flows, self._folder.path)
+        self._auto = AutoMode(self._job, flows, planned, self.progress.message)
+        if self._only_measures:
+            self.progress.total = sum(len(self._auto.probes_of(placed)) for placed in (planned, *self._placements))
+        self._job.write_inputs(self._folder.path)
+        self._folder.write_flow(flows.train.graph().to_json(), diagram(flows.train.graph()))
+        while planned is not None:
+            planned = self._session(planned)
+
+    def _session(self, planned: Planned) -> Planned | None:
+        """Processes where the plans have them, until the run ends (None) or goes on under other plans."""
+        self._begin_plan(planned)
+        self._session_started_s, self._restart_s = time.monotonic(), 0.0
+        self._executor = Executor(
+            cluster=planned.cluster,
+            launcher=LocalLauncher(
+                heartbeat_timeout_s=self._config.run.worker_timeout_s,
+                pins_slots=self._config.cluster.pin_slots,
+                forks=self._forks,
+            ),
+            log_folder=self._folder.path / "logs",
+            environment=worker_environment(self._config.cluster),
+        )
+        with self._executor:
+            try:
+                for flow in self._flows:
+                    self._executor.start(flow, planned.plans[flow.name])
+                return self._train(self._resume_or_prepare())
+            except WorkersError as error:
+                logs = None if self._only_measures else self._folder.path / "logs"
+                raise run_failed(error, logs, during=f"step {self._clock.step}: ") from error
+
+    def _begin_plan(self, planned: Planned) -> None:
+        plan = self._auto.plan
+        self._folder.write_plan(plan.to_json())
+        for note in (*self._job.notes, *planned.notes):
+            self.note(note)
+        self.progress.message(f"{self._config.name}, {plan.mode} on {planned.cluster.describe()}; {plan.reason}")
+        self._begin_times()
+
+    def _begin_times(self) -> None:
+        """From here on another plan runs, or other times are predicted."""
+        problem = self._auto.problem
+        if problem is not None:
+            self._folder.write_problem(problem.to_json())
+        self._times.append(PlanTimes(plan=self._auto.plan, problem=problem, first_step=self._clock.step))
+
+    # -- the program -----------------------------------------------------------------------------------------------
+
+    def _train(self, latest: float) -> Planned | None:
+        self._started_s = time.monotonic()
+        if self._only_measures:
+            return self._train_until(StopRequest(), latest)
+        with StopRequest() as stop:
+            return self._train_until(stop, latest)
+
+    def _train_until(self, stop: StopRequest, latest: float) -> Planned | None:
+        """Trains until the run is over, goes on under other plans, or somebody stops it.
+
+        Raises: KeyboardInterrupt, after a checkpoint.
+        """
+        run = self._config.run
+        is_last = self._is_over(latest)
+        if not self._only_measures:
+            self._auto.fit_into(run.num_steps - self._clock.step)
+        while not is_last:
+            step = self._clock.step
+            if self._auto.num_probes:
+                self._executor.replan(self._flows.train, self._auto.probe())
+            flow_run = self.run_flow(self._flows.train, step=step, feeds=self._job.feeds(step))
+            busy_s = busy_seconds(flow_run)
+            self._times[-1].add(flow_run, busy_s)
+            self._record_step(step, flow_run)
+            self._clock.own_score = None
+            asks_for_plan = self._auto.observe(flow_run, busy_s)
+            done = self._clock.step = step + 1
+            is_last = self._is_over(latest)
+            if is_last or done % run.evaluate_every == 0:
+                latest = self._evaluate_unless(stop, latest)
+                is_last = self._is_over(latest)
+            if stop.is_made or is_last or done % run.checkpoint_every == 0:
+                self._save_checkpoint(done)
+            if stop.is_made:
+                self.progress.message(f"stopped after step {done}; its checkpoint is saved")
+                raise KeyboardInterrupt
+            if asks_for_plan and self._only_measures:
+                self._auto.measure(self._executor)
+                return self._next_placement()
+            if asks_for_plan and not is_last and (planned := self._replan(run.num_steps - done)) is not None:
+                return planned
+        self._finish(latest)
+        return None
+
+    def _evaluate_unless(self, stop: StopRequest, latest: float) -> float:
+        """The score of the present weights; the latest one where somebody stops the run, which then evaluates when it
+        is resumed."""
+        try:
+            with stop.raising():
+                return self.evaluate(self._clock.step)[self._job.score.name]
+        except KeyboardInterrupt:
+            if stop.is_urgent:
+                raise
+            return latest
+
+    def _replan(self, num_steps: int) -> Planned | None:
+        """Asks for a plan. One that moves no process holds from the next step on; another is returned, after a
+        checkpoint."""
+        before = self._auto.plan
+        self._executor.replan(self._flows.train, before)  # ends the last probe
+        planned = self._auto.better(self._executor, num_steps=num_steps, restart_s=self._restart_s)
+        if planned is None:
+            self._keep_plan()
+            return None
+        after = planned.plans[self._flows.train.name]
+        if moves(before, after):
+            self._save_checkpoint(self._clock.step)
+            return planned
+        self._executor.replan(self._flows.train, after)
+        self._begin_plan(planned)
+        return None
+
+    def _keep_plan(self) -> None:
+        """The plan stays as it is; what is expected of it may have changed."""
+        times, problem = self._times[-1], self._auto.problem
+        if times.problem is None:
+            self._begin_times()  # the steps so far were measured under probe plans
+        elif problem is not None and problem is not times.problem:
+            self._folder.write_problem(problem.to_json())
+            times.expect(problem)
+
+    def _next_placement(self) -> Planned | None:
+        """Of a measurement, after a checkpoint; None: all are measured."""
+        if not self._placements:
+            return None
+        planned = self._placements.pop(0)
+        self._auto.begin_probes(planned)
+        self._save_checkpoint(self._clock.step)
+        return planned
+
+    def _resume_or_prepare(self) -> float:
+        checkpoint = self._folder.latest_checkpoint()
+        if checkpoint is not None:
+            return self._resume(checkpoint)
+        self.sync_weights()
+        self._job.prepare(self)
+        if self._only_measures:
+            return self._clock.before
+        self._clock.before = self.evaluate(0)[self._job.score.name]
+        self._clock.stage_s.clear()
+        self._save_checkpoint(0)
+        return self._clock.before
+
+    def _resume(self, checkpoint: Path) -> float:
+        """Returns the latest score."""
+        state = self._folder.read_state(checkpoint)
+        clock = self._clock = _Clock(
+            step=state["step"], elapsed_s=state["elapsed_s"], before=state["before"], own_score=state["own_score"]
+        )
+        clock.stage_s.update(state["stage_s"])
+        self._executor.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
+        self.sync_weights()
+        self._job.restore(self)
+        self.progress.message(f"resumed from {checkpoint.name}")
+        latest: float = state["score"]
+        is_due = clock.step % self._config.run.evaluate_every == 0 or self._is_over(latest)
+        if is_due and clock.own_score is None and not self._only_measures:  # the run was stopped before it
+            return self.evaluate(clock.step)[self._job.score.name]
+        return latest
+
+    def _finish(self, score: float) -> None:
+        from rlinf.report import write_report
+
+        clock, training_s = self._clock, self._training_s()
+        best = self._folder.best_checkpoint()
+        best_score = self._folder.read_state(best)["own_score"] if best else math.nan
+        self._folder.result(
+            {
+                "score": self._job.score.name,
+                "score_is_share": self._job.score.is_share,
+                "before": clock.before,
+                "after": score,
+                "best": best and {"checkpoint": best.name, "score": best_score},
+                "num_steps": clock.step,
+                "training_s": training_s,
+                "stage_seconds": dict(clock.stage_s),
+            }
+        )
+        self._folder.write_plan_times([times.to_json() for times in self._times])
+        report_path = write_report(self._folder.path)
+        first, last = self._folder.first_evaluation(), self._folder.last_evaluation()
+        scores = [(self._job.score, clock.before, score)]
+        scores += [
+            (other, first.get(other.name, math.nan), last[other.name])
+            for other in self._job.other_scores
+            if other.name in last
+        ]
+        table = final_table(scores, best and (best.name, best_score), clock.stage_s, training_s)
+        self._result = JobResult(table=table, report_path=str(report_path), before=clock.before, after=score)
+
+    # -- used by jobs ----------------------------------------------------------------------------------------------
+
+    def run_flow(self, flow: Flow, *, step: int, feeds: Mapping[str, Sequence[Any]], phase: Phase = "train") -> FlowRun:
+        """One run of a flow, with its spans in the trace."""
+        context = StepContext(
+            step=step, phase=phase, seed=self._config.seed, num_items=max(map(len, feeds.values()), default=0)
+        )
+        run = self._executor.run(flow, context=context, feeds=feeds, timeout_s=self._config.run.step_timeout_s)
+        self._folder.trace([_event(span, step, phase) for span in run.spans])
+        for span in run.spans:
+            if span.category == COMPUTE:
+                self._clock.stage_s[span.name] += span.duration_s
+        return run
+
+    def sync_weights(self) -> None:
+        """Hands the trainer's weights over, at a session's start and after anything but a step changed them."""
+        self._executor.sync_weights()
+        if not self._restart_s:  # the first, for which every process has to be up
+            self._restart_s = time.monotonic() - self._session_started_s
+
+    def note(self, text: str) -> None:
+        """A line for whoever watches the run, and for whoever reads its manifest."""
+        self._folder.note(text)
+        self.progress.message(f"note: {text}")
+
+    def evaluate(self, step: int, *, record: bool = True) -> dict[str, float]:
+        """Scores the present weights on held-out problems or seeds; `step` counts the training steps done."""
+        flow = self._flows.evaluate
+        run = self.run_flow(flow, step=step, feeds=self._job.evaluation_feeds(), phase="evaluate")
+        metrics = self._job.evaluation_metrics(run)
+        if record:
+            self._folder.evaluation(step, metrics, time_s=self._training_s())
+            self._clock.own_score = metrics[self._job.score.name]
+            scores = (self._job.score, *self._job.other_scores)
+            self.progress.evaluation(step, {score.name: metrics[score.name] for score in scores})
+            for name in (name for name in metrics if name.startswith(f"{self._job.score.name}/")):
+                self.progress.message(f"evaluation after step {step}: {name} {metrics[name]:.2f}")
+        return metrics
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self._folder.path
+
+    def group(self, name: str) -> Any:
+        """A running worker group."""
+        return self._executor.group(name)
+
+    # -- records ---------------------------------------------------------------------------------------------------
+
+    def _record_step(self, step: int, run: FlowRun) -> None:
+        by_stage: dict[str, float] = defaultdict(float)
+        for span in run.spans:
+            if span.category in (COMPUTE, SYNC):
+                by_stage[span.name if span.category == COMPUTE else "sync"] += span.duration_s
+        metrics = dict(run.metrics)
+        metrics["time/step_s"] = run.duration_s
+        metrics |= {f"time/{stage}_s": seconds for stage, seconds in by_stage.items()}
+        self._folder.metrics(step, metrics, time_s=self._training_s())
+        self._folder.samples(step, run.shown)
+        self.progress.step(step, metrics)
+
+    def _save_checkpoint(self, step: int) -> None:
+        """Of the present weights; does nothing where this step has one."""
+        latest = self._folder.latest_checkpoint()
+        if latest is not None and self._folder.read_state(latest)["step"] == step:
+            return
+        state = {
+            "step": step,
+            "elapsed_s": self._training_s(),
+            "before": self._clock.before,
+            "score": self._last_score(),
+            "own_score": self._clock.own_score,
+            "stage_s": dict(self._clock.stage_s),
+            "seed": self._config.seed,
+        }
+        with self._folder.new_checkpoint(step, state) as folder:
+            self._executor.group(self._job.trainer).call("save_checkpoint", str(folder))
+        self._folder.write_plan_times([times.to_json() for times in self._times])
+
+    def _last_score(self) -> float:
+        return self._folder.last_evaluation().get(self._job.score.name, self._clock.before)
+
+    def _training_s(self) -> float:
+        running_s = time.monotonic() - self._started_s if self._started_s else 0.0
+        return self._clock.elapsed_s + running_s
+
+    def _is_over(self, score: float) -> bool:
+        """All steps done, the score reached or the time up; a measurement ends by itself."""
+        if self._only_measures:
+            return False
+        clock = self._clock
+        ended = reason_to_end(self._config.run, step=clock.step, score=score, training_s=self._training_s())
+        return ended is not None
+
+
+def final_table(
+    scores: Sequence[tuple[Score, float, float]],
+    best: tuple[str, float] | None,
+    stage_s: Mapping[str, float],
+    training_s: float,
+) -> str:
+    """The last thing a run prints.
+
+    Args:
+        scores: with their values before and after; the first is the one that the job is about.
+        best: name of the best checkpoint and its value of the first score.
+    """
+    rows: list[tuple[str, str]] = []
+    for score, before, after in scores:
+        rows += [(score.text, ""), ("  before", score.show(before)), ("  after", score.show(after))]
+        if best is not None and score is scores[0][0]:
+            rows.append((f"  best, {best[0]}", score.show(best[1])))
+    rows += [
+        ("training time", f"{training_s:.0f} s"),
+        ("compute by stage, all ranks", ""),
+        *((f"  {stage}", f"{seconds:.0f} s") for stage, seconds in sorted(stage_s.items(), key=lambda kv: -kv[1])),
+    ]
+    width = max(len(left) for left, _ in rows) + 2
+    return "\n".join(f"{left:<{width}}{right:>8}".rstrip() for left, right in rows)
+
+
+def _event(span: Span, step: int, phase: Phase) -> TraceEvent:
+    lane = f"device {'+'.join(span.devices)}" if span.devices else span.worker
+    return TraceEvent(
+        name=span.name,
+        category=span.category,
+        lane=lane,
+        start_ns=span.start_ns,
+        duration_ns=span.duration_ns,
+        args={"worker": span.worker, "num_items": span.num_items, "step": step, "phase": phase},
+    )

@@ -1,0 +1,1 @@
+"""From a config to plans: by rule, by the planner, by measurement."""

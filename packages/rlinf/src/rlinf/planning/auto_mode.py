@@ -1,0 +1,176 @@
+"""Mode auto: a run's first steps are its measurement, the planner's answer is its plan, and drift is a reason to ask
+again.
+
+Numbers do not depend on the plan, so steps under probe plans train like any others and nothing is run twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from rlinf.errors import UserError
+from rlinf.jobs.base import Flows, Job
+from rlinf.planning.plans import Planned, complete_problem, plans_of_problem
+from rlinf_sched.dynamic import Controller, DriftDetector
+from rlinf_sched.errors import SchedError
+from rlinf_sched.plan import Plan
+from rlinf_sched.problem import Problem
+from rlinf_workers import Executor, FlowRun
+from rlinf_workers.profiling import Measured, Profiler, probe_plans
+
+NUM_REPEATS = 3
+"""Measured steps for each probe plan; one more goes before all, in which processes warm up."""
+NOISE_OF_SPREAD = 1.48
+"""Standard deviation over median absolute deviation, of normal noise."""
+LEAST_SHARE = 0.02
+"""Of the step: stages that compute for less are not watched for drift."""
+
+
+class AutoMode:
+    """The plan of one run, from step to step.
+
+    Args:
+        planned: where the run begins.
+        tell: takes a line for people.
+    """
+
+    def __init__(self, job: Job, flows: Flows, planned: Planned, tell: Callable[[str], None]) -> None:
+        self._job, self._flows, self._tell = job, flows, tell
+        self._profiler = Profiler(flows.train.graph(), planned.cluster, job.num_items)
+        self._probes: list[Plan] = []
+        self._num_probed = 0
+        self.measured: Measured | None = None
+        """What the probes found."""
+        if job.config.mode == "auto" and planned.problem is None:
+            self.begin_probes(planned)
+        else:
+            self._adopt(planned)
+
+    def _adopt(self, planned: Planned) -> None:
+        """The run goes on under these plans."""
+        self._planned = planned
+        self._watch = None
+        if planned.problem is not None:
+            noise = DriftDetector().first_noise
+            if self.measured is not None:
+                noise = max(noise, *(NOISE_OF_SPREAD * fit.spread for fit in self.measured.fits.values()))
+            self._watch = Controller(problem=planned.problem, plan=self.plan, detector=DriftDetector(first_noise=noise))
+
+    @property
+    def plan(self) -> Plan:
+        """Of the training flow, but for what a probe changes."""
+        return self._planned.plans[self._flows.train.name]
+
+    @property
+    def problem(self) -> Problem | None:
+        """What is predicted from; None before anything is measured."""
+        return self._planned.problem
+
+    # -- measuring ---------------------------------------------------------------------------------------------------
+
+    def begin_probes(self, planned: Planned) -> None:
+        """The next steps measure this placement, beside what has been measured."""
+        self._adopt(planned)
+        self._probes, self._num_probed = self.probes_of(planned), 0
+
+    def probes_of(self, planned: Planned) -> list[Plan]:
+        """The plans of the steps that measure a placement."""
+        plan = planned.plans[self._flows.train.name]
+        probes = probe_plans(self._flows.train.graph(), plan, self._job.num_items, self._job.granularities)
+        return [probes[0], *probes * NUM_REPEATS]
+
+    @property
+    def num_probes(self) -> int:
+        """Steps that are still measured before a plan is made."""
+        return len(self._probes) - self._num_probed
+
+    def probe(self) -> Plan:
+        """The plan of the next step, while `num_probes` is above 0."""
+        return self._probes[self._num_probed]
+
+    def fit_into(self, num_steps: int) -> None:
+        """Measures nothing where the steps that are left are too few for it."""
+        if 0 < self.num_probes >= num_steps:
+            self._tell(
+                f"auto: {self.plan.mode} stays: measuring takes {self.num_probes} steps, "
+                f"and the run has {num_steps} left"
+            )
+            self._probes, self._num_probed = [], 0
+
+    def observe(self, run: FlowRun, busy_s: Mapping[str, float]) -> bool:
+        """Takes in a training step.
+
+        Args:
+            busy_s: stage -> seconds that its busiest rank computed.
+
+        Returns:
+            whether to ask for a plan now: the measurement is complete, or a stage has drifted.
+        """
+        if self.num_probes:
+            if self._num_probed:
+                self._profiler.observe(run, self.probe())
+            self._num_probed += 1
+            return not self.num_probes
+        if self._watch is None or self._job.config.mode != "auto":
+            return False
+        least_s = LEAST_SHARE * self._watch.step_s
+        drifted = self._watch.observe({stage: seconds for stage, seconds in busy_s.items() if seconds > least_s})
+        for stage, factor in drifted.items():
+            self._watch.rescale(stage, factor)
+            self._tell(f"auto: {stage} takes {factor:.2f} times what was predicted, for good")
+        return bool(drifted)
+
+    def measure(self, executor: Executor) -> Measured:
+        """What the probes found."""
+        self._probes, self._num_probed = [], 0
+        self._profiler.observe_memory(executor, self.plan)
+        found = self._profiler.measured(num_parts=self._job.num_parts)
+        self.measured = replace(found, problem=complete_problem(self._job, found.problem))
+        return self.measured
+
+    # -- deciding ----------------------------------------------------------------------------------------------------
+
+    def better(self, executor: Executor, *, num_steps: int, restart_s: float) -> Planned | None:
+        """Plans that pay within the steps that are left, under which the run goes on; None: the present ones stay. What
+        was predicted of stages on another number of ranks than they were measured on is measured there next.
+
+        Args:
+            executor: runs the flow; is asked what the probes leave open.
+            restart_s: of all processes, for a plan that moves any.
+        """
+        stays = f"auto: {self.plan.mode} stays"
+        try:
+            if self._probes or self._watch is None:
+                problem = self.measure(executor).problem
+            else:
+                problem = self._watch.problem
+            self._adopt(replace(self._planned, problem=problem))
+            found = plans_of_problem(self._job, self._flows, problem)
+        except (UserError, SchedError) as error:
+            self._tell(f"{stays}: {error}")
+            return None
+        assert self._watch is not None, "there is a problem"
+        now_s = self._watch.step_s
+        plan = found.plans[self._flows.train.name]
+        assert plan.prediction is not None, "the planner predicts"
+        gain_s = (now_s - plan.prediction.step_s) * num_steps
+        cost_s = restart_s if moves(self.plan, plan) else 0.0
+        if gain_s <= cost_s:
+            moving = f", and moving there {cost_s:.0f} s" if gain_s > 0 else ""
+            self._tell(f"{stays}, {now_s:.3g} s a step; {plan.mode} takes {plan.prediction.step_s:.3g} s{moving}")
+            return None
+        self._tell(f"auto: another plan, {plan.mode}, pays: the present one takes {now_s:.3g} s a step")
+        if self._profiler.has_seen(plan):
+            self._adopt(found)
+        else:
+            self.begin_probes(found)
+        return found
+
+
+def moves(before: Plan, after: Plan) -> bool:
+    """Whether any stage changes its devices or ranks."""
+    return any(
+        (placed.devices, placed.num_ranks) != (after.stage(placed.stage).devices, after.stage(placed.stage).num_ranks)
+        for placed in before.stages
+    )

@@ -1,0 +1,92 @@
+"""From a recipe to a planning problem, with profiles derived from public shapes; nothing is loaded or run.
+
+The problem is of the workers that `rlinf train` starts: a whole copy of the model on every rank, Hugging Face's decoder
+to generate. Memory that they have not got is refused with numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlinf.config.devices import settle
+from rlinf.config.reasoning import ReasoningConfig
+from rlinf.config.schema import Config
+from rlinf.errors import UserError
+from rlinf.planning.memory import check_gpu, named_shape, reference_shape, replicated_job
+from rlinf_sched.derive import find_gpu, gpu_cluster
+from rlinf_sched.derive.replicated import replicated_profiles
+from rlinf_sched.errors import SchedError
+from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
+from rlinf_sched.problem import Problem
+
+TOKEN_BYTES = 12
+"""On a channel: an int32 id, a float32 log-probability and a mask or advantage."""
+
+
+def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
+    """The problem that a recipe poses on GPUs that need not be there.
+
+    Args:
+        config: a reasoning job whose model is a folder, or the name of a public model.
+        gpu: a product that the planner has a datasheet of.
+
+    Raises: UserError for a recipe that names no model or no number of devices, or whose job nothing is known about.
+    """
+    if not isinstance(config, ReasoningConfig):
+        raise UserError(
+            f"job={config.job}: what this recipe's stages take is not known before they are profiled",
+            hint="give a problem file with profiles (docs/problem-file.md), or a recipe of job reasoning",
+        )
+    if config.model.path is None:
+        raise UserError(
+            "model.path is not set: times are derived from the shape of a model",
+            hint="give --model.path FOLDER or a public name such as Qwen2.5-7B, and --model.architecture null",
+        )
+    if config.cluster.num_devices == "auto":
+        raise UserError(
+            "cluster.num_devices=auto: a plan is made for a number of GPUs that need not be in this machine",
+            hint="give --cluster.num_devices 64, and --gpu for the product",
+        )
+    settled = settle(config, config.cluster.num_devices)
+    assert isinstance(settled, ReasoningConfig), "settling keeps the job"
+    try:
+        model = named_shape(config.model.path)
+        job, sheet = replicated_job(settled), find_gpu(gpu)
+        check_gpu(settled, model, sheet, config.cluster.num_devices)
+        group_bytes = TOKEN_BYTES * job.lengths.group_tokens
+        flow = grpo_flow(has_reference=bool(config.algorithm.kl_coef), group_bytes=group_bytes)
+        return Problem(
+            flow=flow,
+            profiles=replicated_profiles(flow, model, sheet, job, reference_shape(config, model)),
+            cluster=gpu_cluster(gpu, config.cluster.num_devices),
+            num_items=job.num_groups,
+        )
+    except SchedError as error:
+        raise UserError(str(error)) from error
+
+
+def grpo_flow(*, has_reference: bool, group_bytes: float) -> FlowGraph:
+    """The training flow of `rlinf.jobs.reasoning`, which needs torch to declare it.
+
+    Args:
+        group_bytes: of one prompt's answers on a channel.
+    """
+    stages = [Stage(name="rollout", worker="rollout", role="rollout", reads=("prompts",), writes=("samples",))]
+    samples = "samples"
+    if has_reference:
+        stages.append(
+            Stage(name="reference", worker="reference", role="reference", reads=(samples,), writes=("referenced",))
+        )
+        samples = "referenced"
+    stages += [
+        Stage(name="reward", worker="reward", role="reward", reads=(samples,), writes=("scored",), needs_device=False),
+        Stage(name="actor", worker="actor", role="actor", reads=("scored",), dispatch="key", trains=True),
+    ]
+    flow = FlowGraph(
+        name="grpo",
+        stages=tuple(stages),
+        weight_edges=(WeightEdge(source="actor", target="rollout"),),
+        feeds=("prompts",),
+    )
+    inner = [channel for channel in flow.channels if channel not in flow.feeds]
+    return replace(flow, item_bytes=dict.fromkeys(inner, round(group_bytes)))

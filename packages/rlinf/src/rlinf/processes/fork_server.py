@@ -1,0 +1,63 @@
+"""One process imports torch and the model's code, and the workers of a run on CPU slots are forked from it.
+
+Importing takes a worker some seconds of a core, and a run has five workers or more. The server begins while the driver
+still reads its inputs. It is multiprocessing's own and lives as long as the driver, so it is there when a plan moves
+processes. Where there is a GPU nothing is forked: what CUDA has touched must not be.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Mapping
+from multiprocessing import forkserver
+from pathlib import Path
+
+from rlinf.config.schema import Config, ReasoningConfig
+from rlinf.machine import NVIDIA_DEVICE
+
+AMD_DEVICE = Path("/dev/kfd")
+FIRST = "rlinf.processes.fork_server_child"
+ROLES = {
+    "reasoning": ("language.actor", "language.critic", "language.reference", "language.reward", "language.rollout"),
+    "embodied": ("embodied.environment", "embodied.rollout", "embodied.actor"),
+}
+
+
+def start(config: Config, environment: Mapping[str, str]) -> bool:
+    """Starts the server, unless the run may have a GPU; returns at once, whether it did.
+
+    Args:
+        environment: of the workers; libraries read it as they are imported.
+    """
+    if config.cluster.device != "cpu" and (NVIDIA_DEVICE.exists() or AMD_DEVICE.exists()):
+        return False
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        multiprocessing.set_forkserver_preload([FIRST, *modules(config)])
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return True
+
+
+def modules(config: Config) -> list[str]:
+    """What the workers import; one that is not there is passed over, and the worker that needs it says so."""
+    roles = [f"rlinf_workers.{role}" for role in ROLES[config.job]]
+    if not isinstance(config, ReasoningConfig):
+        return roles
+    family = config.model.architecture.family if config.model.architecture else _family(config.model.path)
+    model = [f"transformers.models.{family}.modeling_{family}"] if family else []
+    return [*roles, "rlinf_workers.generation.huggingface", *model, "transformers.tokenization_utils_tokenizers"]
+
+
+def _family(folder: Path | None) -> str:
+    """Of a model's config.json; empty where it cannot be read, which the checks of the inputs tell."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"] if folder else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return found if isinstance(found, str) and found.isidentifier() else ""
