@@ -133,7 +133,8 @@ def _memory() -> Iterator[str]:
         return
     yield (
         "\nWhat `rlinf train` counts for a worker process on a CPU slot, over its largest resident set in six steps "
-        f"(torch {result['torch']}). Target: never below 1.\n"
+        f"(torch {result['torch']}). Target: never below 1. The process itself "
+        "and what malloc keeps are constants that were chosen on these runs; the rest follows from the model's shape.\n"
     )
     yield "| model and task | worker | counted | measured | counted / measured |\n|---|---|---|---|---|"
     for case in result["cases"].values():

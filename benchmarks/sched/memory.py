@@ -1,6 +1,6 @@
 """Peak memory of real workers beside what `rlinf.planning.memory` counts, on CPU slots: benchmarks/results/memory.json.
 
-    python benchmarks/sched/memory.py [CASE ...]
+    python benchmarks/sched/memory.py [CASE ... | --recount]
 
 A worker's peak is its VmHWM (kernel, proc(5)); the least that a worker takes is that of the reward worker, which has no
 model. What is counted are the longest prompts and completions that a recipe allows, so the cases reach them: the
@@ -203,13 +203,14 @@ def count(config: ReasoningConfig) -> tuple[ModelShape, dict[str, dict[str, int]
     return shape, counted
 
 
-def run(case: Case) -> dict[str, Any]:
+def run(case: Case, measured: dict[str, int] | None) -> dict[str, Any]:
+    """What is counted beside what is measured, or was."""
     with tempfile.TemporaryDirectory() as scratch:
         overrides = overrides_of(case, Path(scratch))
         config = load_config(case.recipe, parse_overrides(overrides))
         assert isinstance(config, ReasoningConfig), "the recipe's job"
         shape, counted = count(config)
-        measured = measure(case.recipe, overrides, Path(scratch) / "run")
+        measured = measured or measure(case.recipe, overrides, Path(scratch) / "run")
         rows = {
             worker: {
                 "measured_bytes": measured[worker],
@@ -229,19 +230,22 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures the cases that the command line names, or all, and keeps what is written of the others."""
-    for name in sys.argv[1:] or CASES:
-        found = run(CASES[name])
-        cases = json.loads(RESULT.read_text())["cases"] if RESULT.exists() else {}
-        result = {
-            "machine": platform.processor() or platform.machine(),
-            "torch": torch.__version__,
-            "cases": {one: cases.get(one) if one != name else found for one in CASES if one in cases or one == name},
-        }
-        RESULT.write_text(json.dumps(result, indent=2) + "\n")
-        for worker, row in found["workers"].items():
+    """Counts every case anew, and measures those that the command line names, or all; `--recount` measures none."""
+    named = sys.argv[1:] or list(CASES)
+    before = json.loads(RESULT.read_text())["cases"] if RESULT.exists() else {}
+    cases = {}
+    for name in (name for name in CASES if name in named or name in before):
+        measured = None
+        if name not in named:
+            rows = before[name]["workers"].items()
+            measured = {worker: row["measured_bytes"] for worker, row in rows}
+            measured["reward"] = before[name]["process_bytes"]
+        cases[name] = run(CASES[name], measured)
+        for worker, row in cases[name]["workers"].items():
             print(f"{name:10} {worker:10} counted {row['counted_bytes'] / 2**20:8.0f} MiB, measured", end=" ")
             print(f"{row['measured_bytes'] / 2**20:8.0f} MiB, ratio {row['ratio']}", flush=True)
+    result = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "cases": cases}
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

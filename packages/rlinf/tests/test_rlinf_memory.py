@@ -1,6 +1,7 @@
 """What ranks hold: against a real model's parameters and autograd's own records, and refusals with numbers."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,6 +147,13 @@ def test_an_evaluation_may_have_more_sequences_at_once_than_a_step() -> None:
         assert shape is not None
         (load,) = loads_of(config, shape, plan)
         assert load.num_items == expected
+
+
+def test_no_worker_took_more_than_was_counted() -> None:
+    results = Path(__file__).parents[3] / "benchmarks" / "results" / "memory.json"
+    for name, case in json.loads(results.read_text())["cases"].items():
+        for worker, row in case["workers"].items():
+            assert row["measured_bytes"] <= row["counted_bytes"] < 1.3 * row["measured_bytes"], (name, worker)
 
 
 def test_a_rank_has_weights_its_shards_gradients_and_two_moments() -> None:

@@ -30,9 +30,9 @@ from rlinf_sched.plan import Plan, StagePlan
 PROCESS_BYTES = 384 << 20
 """Of a worker process on a CPU slot beside its model: the interpreter with torch and transformers, as the reference has
 it (benchmarks/results/memory.json)."""
-HEAP_SHARE = 0.3
-"""Of what comes and goes in such a process, and of the moments, which come between it: freed blocks that malloc keeps
-(same reference)."""
+HEAP_SHARE = 0.4
+"""Of what comes and goes in such a process, and of the moments, which come between it: freed blocks that malloc keeps;
+chosen so that no worker of the same reference takes more."""
 NUM_STORED = 2
 """Copies of the weights in the host's store between trainer and engines: the version that is served, and the next."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
