@@ -13,7 +13,7 @@ from rlinf.loop.plan_times import PlanTimes, busy_seconds
 from rlinf.machine import Machine
 from rlinf.planning import auto_mode
 from rlinf.planning.auto_mode import AutoMode, moves
-from rlinf.planning.plans import make_plans, plans_of_problem
+from rlinf.planning.plans import make_plans, placements_to_measure, plans_of_problem
 from rlinf_sched import InstanceProfile, Problem, Profiles, StageProfile, TimePoint
 from rlinf_sched.cluster import Cluster, Links
 from rlinf_workers import FlowRun
@@ -108,6 +108,26 @@ def test_a_run_begins_collocated_and_measures_each_granularity_several_times():
         asks = auto.observe(step_run())
         assert asks == (auto.mode.num_probes == 0)
     assert seen == [0, *[0, 16, 8] * auto_mode.NUM_REPEATS]
+
+
+def test_a_run_that_is_too_short_measures_nothing_and_says_so():
+    auto = Auto()
+    auto.mode.fit_into(auto.mode.num_probes + 1)
+    assert auto.mode.num_probes == 10
+    auto.mode.fit_into(1)
+    assert auto.mode.num_probes == 0
+    assert auto.told == ["auto: collocated stays: measuring takes 10 steps, and the run has 1 left"]
+
+
+@pytest.mark.parametrize(("num_devices", "modes"), [(1, ["collocated"]), (2, ["collocated", "disaggregated"])])
+def test_a_measurement_knows_its_placements_and_their_steps_before_it_begins(num_devices, modes):
+    auto = Auto("--cluster.num_devices", str(num_devices))
+    placements = placements_to_measure(auto.job, auto.flows)
+    assert [placed.plans["grpo"].mode for placed in placements] == modes
+    for placed in placements:
+        auto.mode.begin_probes(placed)
+        steps = iter(lambda: auto.mode.num_probes > 0 and not auto.observe(step_run()), False)
+        assert 1 + sum(steps) == len(auto.mode.probes_of(placed))
 
 
 def test_what_was_measured_decides():

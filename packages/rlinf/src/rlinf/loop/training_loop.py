@@ -21,7 +21,7 @@ from rlinf.loop.plan_times import PlanTimes, busy_seconds
 from rlinf.loop.session import Session
 from rlinf.loop.stopping import StopRequest
 from rlinf.planning.auto_mode import AutoMode, moves
-from rlinf.planning.plans import Planned, make_plans, plans_by_rule
+from rlinf.planning.plans import Planned, make_plans, placements_to_measure
 from rlinf.processes import fork_server
 from rlinf.processes.environment import worker_environment
 from rlinf.processes.failures import run_failed
@@ -67,6 +67,8 @@ class TrainingLoop:
         self._times: list[PlanTimes] = []
         self._result: JobResult | None = None
         self._only_measures = False
+        self._placements: list[Planned] = []
+        """Of a measurement: those still to come."""
         on_slots = device_kind(job.config.cluster, job.machine) == "cpu"
         self._forks = on_slots and fork_server.start(job.config, worker_environment(job.config.cluster))
         self.progress = Progress(total=job.config.run.num_steps)
@@ -89,10 +91,12 @@ class TrainingLoop:
         flows = self._flows = self._job.build(self._folder.path)
         planned: Planned | None
         if self._only_measures:
-            planned = plans_by_rule(self._job, flows, "collocated")
+            planned, *self._placements = placements_to_measure(self._job, flows)
         else:
             planned = make_plans(self._job, flows, self._folder.path)
         self._auto = AutoMode(self._job, flows, planned, self.progress.message)
+        if self._only_measures:
+            self.progress.total = sum(len(self._auto.probes_of(placed)) for placed in (planned, *self._placements))
         self._job.write_inputs(self._folder.path)
         self._folder.write_flow(flows.train.graph().to_json(), diagram(flows.train.graph()))
         while planned is not None:
@@ -153,9 +157,8 @@ class TrainingLoop:
         """
         run = self._config.run
         is_last = self._is_over(latest)
-        if self._auto.num_probes >= run.num_steps - self._clock.step and not self._only_measures:
-            self.progress.message(f"auto: {run.num_steps} steps are too few to measure; {self._auto.plan.mode} stays")
-            self._auto.skip_probes()
+        if not self._only_measures:
+            self._auto.fit_into(run.num_steps - self._clock.step)
         while not is_last:
             step = self._clock.step
             if self._auto.num_probes:
@@ -177,8 +180,8 @@ class TrainingLoop:
                 self.progress.message(f"stopped after step {done}; its checkpoint is saved")
                 raise KeyboardInterrupt
             if asks_for_plan and self._only_measures:
-                measured = self._auto.measure(self._session.executor)
-                return self._other_placement(measured.problem.cluster.num_devices)
+                self._auto.measure(self._session.executor)
+                return self._next_placement()
             if asks_for_plan and not is_last and (planned := self._replan(run.num_steps - done)) is not None:
                 return planned
         self._finish(latest)
@@ -221,11 +224,11 @@ class TrainingLoop:
             self._folder.write_problem(problem.to_json())
             times.expect(problem)
 
-    def _other_placement(self, num_devices: int) -> Planned | None:
-        """Of a measurement: after a checkpoint, the stages apart; None: they were, or there is one device only."""
-        if self._auto.plan.mode != "collocated" or num_devices < 2:
+    def _next_placement(self) -> Planned | None:
+        """Of a measurement, after a checkpoint; None: all are measured."""
+        if not self._placements:
             return None
-        planned = plans_by_rule(self._job, self._flows, "disaggregated")
+        planned = self._placements.pop(0)
         self._auto.begin_probes(planned)
         self._save_checkpoint(self._clock.step)
         return planned

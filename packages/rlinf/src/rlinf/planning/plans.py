@@ -72,6 +72,14 @@ def plans_by_rule(job: Job, flows: Flows, mode: Mode) -> Planned:
         raise UserError(f"plan.{text}" if named else text, hint="see the keys mode and plan of the config") from error
 
 
+def placements_to_measure(job: Job, flows: Flows) -> list[Planned]:
+    """All stages together on all devices and, where there are several, apart. Raises: as `plans_by_rule`."""
+    together = plans_by_rule(job, flows, "collocated")
+    if together.cluster.num_devices == 1:
+        return [together]
+    return [together, plans_by_rule(job, flows, "disaggregated")]
+
+
 def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> Planned:
     """The training flow by the planner.
 

@@ -13,8 +13,8 @@ from rlinf.config.devices import settle
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.schema import Config
 from rlinf.errors import UserError
-from rlinf.planning.memory import check_gpu, replicated_job
-from rlinf_sched.derive import find_gpu, gpu_cluster, resolve_model
+from rlinf.planning.memory import check_gpu, named_shape, reference_shape, replicated_job
+from rlinf_sched.derive import find_gpu, gpu_cluster
 from rlinf_sched.derive.replicated import replicated_profiles
 from rlinf_sched.errors import SchedError
 from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
@@ -51,15 +51,14 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
     settled = settle(config, config.cluster.num_devices)
     assert isinstance(settled, ReasoningConfig), "settling keeps the job"
     try:
-        folder = config.model.path
-        model = resolve_model(folder if folder.is_dir() else folder.name)
+        model = named_shape(config.model.path)
         job, sheet = replicated_job(settled), find_gpu(gpu)
         check_gpu(settled, model, sheet, config.cluster.num_devices)
         group_bytes = TOKEN_BYTES * job.lengths.group_tokens
         flow = grpo_flow(settled, group_bytes=group_bytes)
         return Problem(
             flow=flow,
-            profiles=replicated_profiles(flow, model, sheet, job),
+            profiles=replicated_profiles(flow, model, sheet, job, reference_shape(config, model)),
             cluster=gpu_cluster(gpu, config.cluster.num_devices),
             num_items=job.num_groups,
         )
