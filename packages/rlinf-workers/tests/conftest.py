@@ -1,5 +1,7 @@
 """A language model small enough for a test, and workers without a process."""
 
+from concurrent.futures import Future
+
 import pytest
 import torch
 
@@ -44,7 +46,7 @@ def make_worker():
 
     def make(worker_class, *arguments, step=0, phase: Phase = "train", num_items=0):
         identity = Identity(role="worker", rank=0, num_ranks=1, devices=("cpu:0",), rendezvous="")
-        host = WorkerHost(identity, lambda *_, **__: None)
+        host = WorkerHost(identity, lambda *_, **__: Future())
         host.step = StepContext(step=step, phase=phase, seed=0, num_items=num_items)
         return host.make(worker_class, *arguments)
 

@@ -6,6 +6,7 @@ from rlinf_comm.channel import ChannelAddress
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import WeightEdge
 from rlinf_sched.modes import plan_for_mode
+from rlinf_sched.plan import Mode
 from rlinf_workers import Flow, Reader, StepContext, Worker, Writer
 from rlinf_workers.execution.stage_calls import NEVER_SYNCED, PlannedFlow, WeightVersion
 from rlinf_workers.testing.toy_flow import toy_flow
@@ -14,7 +15,7 @@ CLUSTER = Cluster.cpu_slots(4)
 CONTEXT = StepContext(step=3, phase="train", seed=0, num_items=8)
 
 
-def planned(flow: Flow, mode="collocated", **choices) -> PlannedFlow:
+def planned(flow: Flow, mode: Mode = "collocated", **choices) -> PlannedFlow:
     graph = flow.graph()
     return PlannedFlow(flow=flow, graph=graph, plan=plan_for_mode(graph, CLUSTER, mode, **choices))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import resource
 import threading
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +18,8 @@ from rlinf_workers.links.shared import ReceivePort, SendPort, WeightPort, open_p
 from rlinf_workers.metrics import MetricTable
 from rlinf_workers.spans import WaitTable
 from rlinf_workers.worker import StepContext, Worker
+
+W = TypeVar("W", bound=Worker)
 
 CALLS = frozenset(
     {"run_stage", "unload", "open_weights", "weight_specs", "publish_weights", "memory_bytes", "current_waits"}
@@ -50,12 +52,12 @@ class WorkerHost:
         self.weight_ports: dict[str, Any] = {}
         self._of_thread = threading.local()
 
-    def make(self, worker_class: type[Worker], *arguments: Any) -> Worker:
+    def make(self, worker_class: type[W], *arguments: Any) -> W:
         """The worker knows who and where it is from the first line of its constructor."""
-        self.worker = worker_class.__new__(worker_class)
-        self.worker._host = self
-        self.worker.__init__(*arguments)
-        return self.worker
+        worker = worker_class.__new__(worker_class)
+        self.worker, worker._host = worker, self
+        worker.__init__(*arguments)
+        return worker
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What a launcher calls for the driver."""
