@@ -62,12 +62,6 @@ class ActorSettings:
     """The rollout's."""
 
 
-def gathers_whole_step(algorithm: Algorithm) -> bool:
-    """Whether no gradient can be computed before the last group of a step is there."""
-    decides_together = algorithm.has_critic or algorithm.whiten_advantages or algorithm.oversampling > 1
-    return decides_together or algorithm.num_updates > 1
-
-
 class Actor(TrainingWorker):
     """Policy-gradient training of a causal language model, data-parallel over its ranks."""
 
@@ -95,7 +89,7 @@ class Actor(TrainingWorker):
         index."""
         self._optimize_with(self._settings.optimizer)
         self._kl_sums = torch.zeros(len(self._backend.shards), 2, dtype=torch.float64)
-        if gathers_whole_step(self._settings.algorithm):
+        if self._settings.algorithm.gathers_whole_step:
             self._train_gathered([group for chunk in scored for group in chunk])
         else:
             self._train_streaming(scored)
