@@ -229,3 +229,14 @@ def test_the_number_of_groups_in_a_call_does_not_change_a_bit(name, group_size):
         found = [made for i in range(0, 40, size) for made in maker.make(groups[i : i + size])]
         for one, group in zip(alone, found, strict=True):
             assert_bitwise_equal(group.advantages, one)
+
+
+def test_an_advantage_of_ones_own_sees_one_group_at_a_time(monkeypatch):
+    shapes = []
+    monkeypatch.setattr(
+        "rlinf_algos.advantages.own", lambda rewards: shapes.append(rewards.shape) or rewards, raising=False
+    )
+    maker = AdvantageMaker(preset("grpo", advantage="rlinf_algos.advantages:own"), max_completion_tokens=NUM_TOKENS)
+    made = maker.make(scored_groups()[:3])
+    assert shapes == [(1, GROUP_SIZE)] * 3
+    assert [group.advantages.tolist() for group in made] == [group.rewards.tolist() for group in scored_groups()[:3]]

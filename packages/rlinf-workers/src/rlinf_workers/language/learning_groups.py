@@ -17,7 +17,7 @@ from torch import Tensor
 from rlinf_algos import adapted_kl_coef, dapo, rewards_at_last_token
 from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.normalization import Moments
-from rlinf_algos.parts import ADVANTAGES, advantage_takes
+from rlinf_algos.parts import ADVANTAGES, BUILTIN_ADVANTAGES, advantage_takes
 from rlinf_algos.presets import KLS
 from rlinf_workers.models.sequences import SequenceBatch, pack_groups
 from rlinf_workers.records.language import SampleGroup, ScoredGroup
@@ -117,15 +117,17 @@ class AdvantageMaker:
     def make(self, groups: Sequence[ScoredGroup], values: Mapping[int, Tensor] | None = None) -> list[LearningGroup]:
         """The groups with advantages, and with returns where there are values, index -> [G, T].
 
-        What compares completions is called once for all groups, [P, G]; a row's numbers do not depend on the others.
-        What works on tokens is called for each group, whose completions have a width of their own.
+        What compares completions is called once for all groups, [P, G]: no bit of a row depends on the others. A
+        function of one's own, which may not keep to that, and one that works on tokens are called for each group.
         """
         made = [self._without_advantages(group, (values or {}).get(group.samples.index)) for group in groups]
         if self._takes.works_on_tokens:
             for group in made:
                 self._set_on_tokens(group)
-        elif made:
-            self._set_on_groups(made, groups)
+        else:
+            size = max(1, len(made)) if self._algorithm.advantage in BUILTIN_ADVANTAGES else 1
+            for start in range(0, len(made), size):
+                self._set_on_groups(made[start : start + size], groups[start : start + size])
         if self._algorithm.overlong_filter:
             for group in made:
                 group.samples = self._filtered(group.samples)
