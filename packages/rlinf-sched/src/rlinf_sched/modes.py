@@ -41,6 +41,7 @@ def plan_for_mode(
     granularity: Mapping[str, int] | None = None,
     devices: Mapping[str, Sequence[int]] | None = None,
     num_ranks: Mapping[str, int] | None = None,
+    num_ranks_per_replica: Mapping[str, int] | None = None,
 ) -> Plan:
     """The plan that the mode's rule gives, with the user's choices in place of the rule's.
 
@@ -51,7 +52,8 @@ def plan_for_mode(
         granularity: stage -> items per hand-over, 0 = the whole batch.
         devices: worker group -> device indices. Other groups keep what the rule gave them.
         num_ranks: worker group -> ranks; a multiple or a divisor of its devices. By default one per device, and one for
-            a group without devices.
+            a group without devices, or as many as a replica has where that is more.
+        num_ranks_per_replica: worker group -> ranks that hold one copy of the model together; 1 by default.
 
     Returns:
         a plan that has passed `Plan.validate(graph, cluster)`, its stages ordered by turn.
@@ -62,11 +64,13 @@ def plan_for_mode(
     """
     graph.validate()
     granularity, devices, num_ranks = dict(granularity or {}), dict(devices or {}), dict(num_ranks or {})
+    replica_sizes = dict(num_ranks_per_replica or {})
     if mode not in get_args(Mode):
         raise PlanError(f"mode={mode!r}{did_you_mean(mode, get_args(Mode))}")
     _check_names("granularity", granularity, [stage.name for stage in graph.stages], "stage")
     _check_names("devices", devices, list(graph.workers), "worker group")
     _check_names("num_ranks", num_ranks, list(graph.workers), "worker group")
+    _check_names("num_ranks_per_replica", replica_sizes, list(graph.workers), "worker group")
 
     device_choice = {group: tuple(chosen) for group, chosen in devices.items()}
     placement = {**dict.fromkeys(graph.workers, ()), **_place(graph, cluster, mode), **device_choice}
@@ -74,18 +78,24 @@ def plan_for_mode(
     stages = []
     for turn, names in enumerate(graph.turns()):
         for stage in map(graph.stage, names):
-            on = placement[stage.worker]
+            on, replica_size = placement[stage.worker], replica_sizes.get(stage.worker, 1)
             stages.append(
                 StagePlan(
                     stage=stage.name,
                     devices=on,
-                    num_ranks=num_ranks.get(stage.worker, max(1, len(on))),
+                    num_ranks=num_ranks.get(stage.worker, max(1, len(on), replica_size)),
                     granularity=granularity.get(stage.name, _granularity(graph, stage, mode, stage.name in cycles)),
                     offload=_offloads(stage.worker, mode, placement),
                     turn=turn,
+                    num_ranks_per_replica=replica_size,
                 )
             )
-    choices = {"devices": devices, "num_ranks": num_ranks, "granularity": granularity}
+    choices = {
+        "devices": devices,
+        "num_ranks": num_ranks,
+        "num_ranks_per_replica": replica_sizes,
+        "granularity": granularity,
+    }
     plan = Plan(flow=graph.name, mode=mode, stages=tuple(stages), reason=_reason(mode, choices))
     plan.validate(graph, cluster)
     return plan

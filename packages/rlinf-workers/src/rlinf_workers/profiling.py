@@ -46,7 +46,7 @@ def probe_plans(
     for halvings in range(NUM_SIZES):
         stages = []
         for placed in plan.stages:
-            share = -(-num_items // placed.num_ranks)
+            share = -(-num_items // placed.num_replicas)
             multiple = (granularities or {}).get(placed.stage, (graph.stage(placed.stage).item_multiple,))[0]
             multiple = multiple or num_items
             size = -(-(share >> halvings) // multiple) * multiple

@@ -73,11 +73,11 @@ class EmbodiedJob:
         """Where env and policy share every device nothing overlaps, so all groups of a rank go over at once."""
         if plan.mode != "collocated" or self._simulates_on_host:
             return {}
-        return {stage: self.config.env.num_groups // plan.stage(stage).num_ranks for stage in CYCLE}
+        return {stage: self.config.env.num_groups // plan.stage(stage).num_replicas for stage in CYCLE}
 
     def check_plan(self, plan: Plan) -> None:
         for stage in CYCLE:
-            num_groups = self.config.env.num_groups // plan.stage(stage).num_ranks
+            num_groups = self.config.env.num_groups // plan.stage(stage).num_replicas
             granularity = plan.stage(stage).granularity
             if num_groups % granularity:
                 raise UserError(

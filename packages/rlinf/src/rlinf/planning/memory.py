@@ -123,7 +123,7 @@ def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster
     for stage in plan.stages:
         if (memory := of_group.get(stage.stage)) is None:
             continue
-        share = -(-job.num_groups // stage.num_ranks)
+        share = -(-job.num_groups // stage.num_replicas)
         at_once = min(stage.granularity or share, share, max(1, job.max_sequences // job.lengths.group_size))
         load = _Load(group=stage.stage, memory=memory, num_items=at_once, offload=stage.offload)
         for index in stage.devices[: stage.num_ranks]:

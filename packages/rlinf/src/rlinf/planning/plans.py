@@ -69,7 +69,9 @@ def plans_by_rule(job: Job, flows: Flows, mode: Mode) -> Planned:
         return replace(_with_others(flows, plan, cluster), notes=notes)
     except SchedError as error:
         text = str(error)
-        named = text.startswith(("devices.", "granularity.", "num_ranks."))  # the config has them under `plan`
+        named = text.startswith(
+            ("devices.", "granularity.", "num_ranks.", "num_ranks_per_replica.")
+        )  # the config has them under `plan`
         raise UserError(f"plan.{text}" if named else text, hint="see the keys mode and plan of the config") from error
 
 
@@ -126,6 +128,7 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
         "granularity": dict(config.plan.granularity),
         "devices": config.plan.devices,
         "num_ranks": dict(config.plan.num_ranks),
+        "num_ranks_per_replica": config.plan.num_ranks_per_replica,
     }
     first = plan_for_mode(graph, cluster, mode, **choices)
     notes = []
@@ -154,18 +157,23 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
 
 
 def _ranks_that_divide(job: Job, group: str, parts: int, placed: StagePlan) -> int:
-    """Of a worker group whose work comes in parts: one for each device or, on the host, for each core, as far as the
-    parts can be dealt out evenly."""
+    """The ranks of a worker group whose work comes in parts, which are dealt to replicas: one rank for each device or,
+    on the host, for each core, as far as the parts can be dealt out evenly."""
+    size = placed.num_ranks_per_replica
     if group in job.config.plan.num_ranks:
-        if parts % placed.num_ranks:
+        if parts % placed.num_replicas:
+            replicas = f", in {placed.num_replicas} replicas," if size > 1 else ""
             raise UserError(
-                f"plan.num_ranks.{group}={placed.num_ranks} does not divide its work, which comes in {parts} parts",
-                hint=f"use a divisor of {parts}, or change actor.num_shards or env.num_groups",
+                f"plan.num_ranks.{group}={placed.num_ranks}{replicas} does not divide its work, which comes in {parts} "
+                "parts",
+                hint=f"use a divisor of {parts}{f' times {size}' if size > 1 else ''}, or change actor.num_shards or "
+                "env.num_groups",
             )
         return placed.num_ranks
     if placed.devices:
-        return math.gcd(parts, placed.num_ranks)
-    return max(count for count in range(1, min(parts, job.machine.num_cpus) + 1) if parts % count == 0)
+        return math.gcd(parts, placed.num_replicas) * size
+    most = max(1, min(parts, job.machine.num_cpus // size))
+    return max(count for count in range(1, most + 1) if parts % count == 0) * size
 
 
 def _plan_like(flow: Flow, train: Flow, plan: Plan, cluster: Cluster) -> Plan:
@@ -181,4 +189,5 @@ def _plan_like(flow: Flow, train: Flow, plan: Plan, cluster: Cluster) -> Plan:
         granularity={stage: plan.stage(stage).granularity for stage in shared},
         devices={group: stage.devices for group, stage in placed.items()},
         num_ranks={group: stage.num_ranks for group, stage in placed.items()},
+        num_ranks_per_replica={group: stage.num_ranks_per_replica for group, stage in placed.items()},
     )
