@@ -71,7 +71,7 @@ def test_simulators_run_on_the_cores_beside_the_gpus() -> None:
 
 def test_work_that_comes_in_parts_is_dealt_to_replicas() -> None:
     replicas = ["--mode=hybrid", "--plan.num_ranks_per_replica={policy: 2, actor: 4}"]
-    env = ["--env.kind=gymnasium", "--env.id=Pendulum-v1", "--env.options={}", "--algorithm.name=ppo"]
+    env = ["--env.kind=gymnasium", "--env.id=Pendulum-v1", "--env.options={}", "--run.stop_at_score=null"]
     plans = planned("pushcube-ppo", *env, *replicas, "--env.num_groups=2", "--actor.num_shards=1").plans
     assert [(plans[flow].stage("policy").num_ranks, plans[flow].stage("policy").num_replicas) for flow in plans] == [
         (4, 2),

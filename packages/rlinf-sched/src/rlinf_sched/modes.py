@@ -18,6 +18,7 @@ hybrid
 Stages that need no device run on the host, in one rank, in every mode.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
@@ -51,9 +52,7 @@ def plan_for_mode(
         mode: "collocated", "disaggregated" or "hybrid".
         granularity: stage -> items per hand-over, 0 = the whole batch.
         devices: worker group -> device indices. Other groups keep what the rule gave them.
-        num_ranks: worker group -> ranks; a multiple or a divisor of its devices. By default one per device, and one for
-            a group without devices, or as many as a replica has where that is more.
-        num_ranks_per_replica: worker group -> ranks that hold one copy of the model together; 1 by default.
+                    num_ranks=num_ranks.get(stage.worker, _default_ranks(len(on), stage.num_parts, replica_size)),
 
     Returns:
         a plan that has passed `Plan.validate(graph, cluster)`, its stages ordered by turn.
@@ -83,7 +82,7 @@ def plan_for_mode(
                 StagePlan(
                     stage=stage.name,
                     devices=on,
-                    num_ranks=num_ranks.get(stage.worker, max(1, len(on), replica_size)),
+                    num_ranks=num_ranks.get(stage.worker, _default_ranks(len(on), stage.num_parts, replica_size)),
                     granularity=granularity.get(stage.name, _granularity(graph, stage, mode, stage.name in cycles)),
                     offload=_offloads(stage.worker, mode, placement),
                     turn=turn,
@@ -160,6 +159,11 @@ def _split(groups: Sequence[str], devices: tuple[int, ...]) -> dict[str, tuple[i
         parts[group] = devices[start:end]
         start = end
     return parts
+
+
+def _default_ranks(num_devices: int, num_parts: int, replica_size: int) -> int:
+    """One for each device, as far as replicas are whole and the parts of the work can be dealt out to them evenly."""
+    return max(1, math.gcd(num_parts, num_devices // replica_size)) * replica_size
 
 
 def _granularity(graph: FlowGraph, stage: Stage, mode: Mode, in_cycle: bool) -> int:

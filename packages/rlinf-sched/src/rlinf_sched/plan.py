@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from rlinf_sched import strict_json
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.errors import PlanError, did_you_mean, raise_problems
-from rlinf_sched.flow_graph import FlowGraph
+from rlinf_sched.flow_graph import FlowGraph, Stage
 
 Mode = Literal["collocated", "disaggregated", "hybrid"]
 
@@ -183,7 +183,7 @@ def _placement_problems(plan: Plan, graph: FlowGraph, cluster: Cluster) -> Itera
     for stage_plan in plan.stages:
         yield from _device_problems(stage_plan, graph, cluster)
         yield from _rank_problems(stage_plan)
-        yield from _replica_problems(stage_plan)
+        yield from _replica_problems(stage_plan, graph.stage(stage_plan.stage))
         yield from _granularity_problems(stage_plan, graph)
     for worker, names in graph.workers.items():
         first = plan.stage(names[0])
@@ -243,7 +243,7 @@ def _rank_problems(stage_plan: StagePlan) -> Iterator[str]:
         )
 
 
-def _replica_problems(stage_plan: StagePlan) -> Iterator[str]:
+def _replica_problems(stage_plan: StagePlan, stage: Stage) -> Iterator[str]:
     num_ranks, size = stage_plan.num_ranks, stage_plan.num_ranks_per_replica
     where = f"plan.{stage_plan.stage}.num_ranks_per_replica={size}"
     if size < 1:
@@ -251,6 +251,12 @@ def _replica_problems(stage_plan: StagePlan) -> Iterator[str]:
     elif num_ranks >= 1 and num_ranks % size:
         divisors = [str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0]
         yield f"{where} does not divide num_ranks={num_ranks}; use {' or '.join(divisors)}"
+    elif num_ranks >= 1 and stage.num_parts % stage_plan.num_replicas:
+        replicas = f", {stage_plan.num_replicas} replicas," if size > 1 else ""
+        yield (
+            f"plan.{stage_plan.stage}.num_ranks={num_ranks}{replicas} does not divide the stage's work, which comes in "
+            f"{stage.num_parts} parts; use a divisor of it"
+        )
 
 
 def _neighbours(num_ranks: int, num_devices: int) -> str:
