@@ -1,13 +1,19 @@
 """The replicated backend: it conforms, on one rank and on two, and its gradients move with what they hold."""
 
-import multiprocessing
-
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rlinf_workers.collectives import RankGroup
-from rlinf_workers.launcher.base import Identity
-from rlinf_workers.testing.backends import NUM_SHARDS, ORDINARY, Chooser, OneRank, _update, check_backend
+from rlinf_workers.testing.backends import (
+    NUM_SHARDS,
+    ORDINARY,
+    Chooser,
+    TrialPlace,
+    _update,
+    check_backend,
+    check_ranks,
+)
 from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 from rlinf_workers.training.replicated.backend import ReplicatedBackend
 from rlinf_workers.training.replicated.gradients import ShardedGradients
@@ -24,36 +30,29 @@ def trained(place):
     return {name: weight.detach().clone() for name, weight in backend.weights().items()}
 
 
-def of_two_ranks(rank, folder, results):
-    torch.set_num_threads(1)
-    identity = Identity(role="tested", rank=rank, num_ranks=2, devices=("cpu:0",), rendezvous=f"{folder}/meet")
-    place = OneRank(rank=rank, ranks=RankGroup.connect(identity))
-    check_backend(ReplicatedBackend, folder, place)
-    weights = trained(place)
-    results.put((rank, {name: weight.numpy().tobytes() for name, weight in weights.items()}))
-
-
 def test_two_ranks_conform_and_have_the_numbers_of_one(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    ranks = [context.Process(target=of_two_ranks, args=(r, str(tmp_path), results)) for r in range(2)]
-    for process in ranks:
-        process.start()
-    found = dict(results.get(timeout=120) for _ in ranks)
-    for process in ranks:
-        process.join()
-    alone = {name: weight.numpy().tobytes() for name, weight in trained(OneRank()).items()}
-    assert found == {0: alone, 1: alone}
+    check_ranks(TwoRanks, str(tmp_path), num_ranks=2, num_ranks_per_replica=1)
+    alone = {name: weight.numpy().tobytes() for name, weight in trained(TrialPlace()).items()}
+    for rank in range(2):
+        assert {name: weight.numpy().tobytes() for name, weight in load_file(tmp_path / f"{rank}").items()} == alone
+
+
+class TwoRanks(ReplicatedBackend):
+    """Writes down, when its files are checked, what three updates make of a backend on this place."""
+
+    def save_optimizer(self, folder):
+        super().save_optimizer(folder)
+        save_file(trained(self._place), f"{folder}/{self._place.rank}")
 
 
 def test_a_number_of_shards_that_ranks_do_not_divide_is_refused():
     with pytest.raises(ValueError, match=r"actor\.num_shards=3 is not a multiple of its 2 ranks; use 2 or a multiple"):
-        ReplicatedBackend(Chooser(), OneRank(ranks=RankGroup(0, 2)), optimizer=ORDINARY, num_shards=3)
+        ReplicatedBackend(Chooser(), TrialPlace(replicas=RankGroup(0, 2)), optimizer=ORDINARY, num_shards=3)
 
 
 def test_settings_make_a_backend_by_name_or_import_path():
     for name in ("replicated", "rlinf_workers.training.replicated.backend:ReplicatedBackend"):
-        made = BackendSettings(name=name, num_shards=2).make(Chooser(), OneRank(), ORDINARY)
+        made = BackendSettings(name=name, num_shards=2).make(Chooser(), TrialPlace(), ORDINARY)
         assert isinstance(made, ReplicatedBackend)
         assert list(made.shards) == [0, 1]
 

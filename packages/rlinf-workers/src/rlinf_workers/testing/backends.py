@@ -11,6 +11,7 @@ by -g / (|g| + 1). Every function raises AssertionError with what was expected a
 from __future__ import annotations
 
 import math
+import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.weights import Layout
-from rlinf_workers.collectives import RankGroup
+from rlinf_workers.collectives import RankGroup, connect
+from rlinf_workers.launcher.base import Identity
 from rlinf_workers.training.base import Answers, LossOf, OptimizerSettings, Place, TrainingBackend
 
 NUM_ROWS, NUM_INPUTS, NUM_CHOICES, NUM_SHARDS = 24, 5, 3, 2
@@ -35,13 +37,16 @@ MakeBackend = Callable[..., TrainingBackend]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OneRank:
-    """The place of a backend alone in its group."""
+class TrialPlace:
+    """The place of a backend: alone in its group, unless said otherwise."""
 
     name: str = "tested/0"
     rank: int = 0
+    replica: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     ranks: RankGroup = field(default_factory=lambda: RankGroup(0, 1))
+    replica_ranks: RankGroup = field(default_factory=lambda: RankGroup(0, 1))
+    replicas: RankGroup = field(default_factory=lambda: RankGroup(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +102,48 @@ def check_backend(make: MakeBackend, folder: str, place: Place | None = None, *,
         folder: an empty one for files, the same on all ranks.
         bound: how far, relatively to the largest, a gradient in float64 may be from autograd's.
     """
-    place = place or OneRank()
+    place = place or TrialPlace()
     for check in (check_forward, check_layout, check_gradient, check_step):
         check(make, place, bound)
     for check in (check_not_finite, check_offload, check_restart):
         check(make, place)
     check_files(make, place, folder)
+
+
+def check_ranks(make: MakeBackend, folder: str, *, num_ranks: int, num_ranks_per_replica: int) -> None:
+    """`check_backend` in a group of processes on this machine; `make` is a class that they can import."""
+    context = multiprocessing.get_context("spawn")
+    identities = [
+        Identity(
+            role="tested",
+            rank=rank,
+            num_ranks=num_ranks,
+            num_ranks_per_replica=num_ranks_per_replica,
+            rendezvous=f"{folder}/rendezvous",
+        )
+        for rank in range(num_ranks)
+    ]
+    ranks = [context.Process(target=_check_rank, args=(make, folder, identity)) for identity in identities]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    failed = [identity.name for identity, process in zip(identities, ranks, strict=True) if process.exitcode]
+    assert not failed, f"{', '.join(failed)} failed; the traceback is above"
+
+
+def _check_rank(make: MakeBackend, folder: str, identity: Identity) -> None:
+    torch.set_num_threads(1)
+    groups = connect(identity)
+    place = TrialPlace(
+        name=identity.name,
+        rank=identity.rank,
+        replica=identity.replica,
+        ranks=groups.all,
+        replica_ranks=groups.replica,
+        replicas=groups.replicas,
+    )
+    check_backend(make, folder, place)
 
 
 def check_forward(make: MakeBackend, place: Place, bound: float) -> None:

@@ -5,11 +5,11 @@ what kind of model it is, and speaks to nothing else about weights. One update, 
 
     backend.begin(num_statistics)
     backend.backward(shard, batch, loss_of)       for each micro-batch of each of backend.shards
-    totals = backend.reduce()                     sums of the statistics, over all shards of all ranks
+    totals = backend.reduce()                     sums of the statistics, over all shards of all replicas
     backend.step(divisor)                         the summed gradient / divisor, clipped, one optimizer step
 
-Every rank makes the same calls in the same order, but for `backward` and `count`, of which each makes those of its own
-shards. Losses are *sums*, so that they add up over micro-batches, shards and ranks. A loss is given as a function of
+Every rank makes the same calls in the same order, but for `backward` and `count`, of which each replica makes those of
+its own shards; all ranks of a replica get the same micro-batches, and answers are whole on each. Losses are *sums*, so that they add up over micro-batches, shards and ranks. A loss is given as a function of
 what the model answers: a backend may run forward and backward of several micro-batches at once, or the last stage of a
 pipeline alone. `rlinf_workers.testing.backends` checks an implementation.
 """
@@ -123,7 +123,22 @@ class Place(Protocol):
 
     @property
     def ranks(self) -> RankGroup:
-        """Collectives among the ranks of the group; connects at first use, by all ranks together."""
+        """Collectives among all ranks of the group; connects at first use, by all ranks together."""
+        ...
+
+    @property
+    def replica(self) -> int:
+        """Number of the replica that this rank belongs to."""
+        ...
+
+    @property
+    def replica_ranks(self) -> RankGroup:
+        """Collectives among the ranks of this replica."""
+        ...
+
+    @property
+    def replicas(self) -> RankGroup:
+        """Collectives among the ranks at this place in all replicas."""
         ...
 
 
@@ -136,7 +151,7 @@ class TrainingBackend(Protocol):
 
     @property
     def shards(self) -> Sequence[int]:
-        """The shards of a batch that this rank works on, ascending. A recipe fixes their number, a plan the ranks."""
+        """The shards of a batch that this replica works on, ascending; a recipe fixes their number."""
         ...
 
     @property
@@ -152,14 +167,14 @@ class TrainingBackend(Protocol):
         """Begins an update: gradients and statistics are 0."""
 
     def backward(self, shard: int, batch: Any, loss_of: LossOf, *, entropies: bool = False) -> None:
-        """Adds the gradient of a micro-batch's loss, and its statistics, to a shard of this rank."""
+        """Adds the gradient of a micro-batch's loss, and its statistics, to a shard of this replica."""
 
     def count(self, shard: int, statistics: Sequence[float]) -> None:
         """Adds the statistics of a micro-batch that has no gradient."""
 
     def reduce(self) -> list[float]:
-        """Ends the backward passes: the gradient becomes the sum over all shards of all ranks; so do the statistics,
-        which are float64."""
+        """Ends the backward passes: the gradient becomes the sum over all shards of all replicas; so do the
+        statistics, which are float64."""
         ...
 
     def step(self, divisor: float) -> Step:
@@ -170,7 +185,7 @@ class TrainingBackend(Protocol):
         ...
 
     def sum_over_shards(self, rows: Tensor) -> Tensor:
-        """[shards of this rank, ...] on the CPU, in the order of `shards` -> [...], their sum over all ranks."""
+        """[shards of this replica, ...] on the CPU, in the order of `shards` -> [...], their sum over all replicas."""
         ...
 
     def restart(self, optimizer: OptimizerSettings) -> None:

@@ -38,7 +38,7 @@ class ReplicatedBackend:
         if optimizer is None:
             self._model.requires_grad_(False)
         else:
-            self._gradients = ShardedGradients(self._model.parameters(), num_shards, place.ranks)
+            self._gradients = ShardedGradients(self._model.parameters(), num_shards, place.replicas)
             self.restart(optimizer)
 
     # -- an update -------------------------------------------------------------------------------------------------
