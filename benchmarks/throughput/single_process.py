@@ -15,7 +15,7 @@ from rlinf_workers import Flow, StepContext
 from rlinf_workers.embodied.environment import Environment
 from rlinf_workers.launcher.base import Identity
 from rlinf_workers.metrics import merge
-from rlinf_workers.records.embodied import Observation
+from rlinf_workers.records.embodied import GroupObservation
 
 
 class ListWriter:
@@ -96,7 +96,7 @@ class EnvironmentLoop:
         self._environment = environment
         self._actions = actions
 
-    def __iter__(self) -> Iterator[list[Observation]]:
+    def __iter__(self) -> Iterator[list[GroupObservation]]:
         groups = {group.index: group for group in self._environment._prepare()}
         ready = [self._environment._begin_segment(group) for group in groups.values()]
         while ready:
