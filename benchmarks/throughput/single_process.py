@@ -16,7 +16,7 @@ from rlinf_workers.embodied.environment import Environment
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launcher.base import Identity
 from rlinf_workers.metrics import merge
-from rlinf_workers.records.embodied import Observation
+from rlinf_workers.records.embodied import GroupObservation
 
 
 class ListWriter:
@@ -97,7 +97,7 @@ class EnvironmentLoop:
         self._environment = environment
         self._actions = actions
 
-    def __iter__(self) -> Iterator[list[Observation]]:
+    def __iter__(self) -> Iterator[list[GroupObservation]]:
         groups = {group.index: group for group in self._environment._prepare()}
         ready = [self._environment._begin_segment(group) for group in groups.values()]
         while ready:

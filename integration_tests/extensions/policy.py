@@ -22,7 +22,7 @@ class Pairs(Policy):
         self.noise_size = self.head.num_outputs
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.trunk = nn.Sequential(nn.Linear(*fields["state"].shape, width), nn.Tanh())
+            self.trunk = nn.Sequential(nn.Linear(fields["state"].shape[0], width), nn.Tanh())
             self.logits = nn.Linear(width, self.head.num_outputs)
             self.value = nn.Linear(width, 1)
 

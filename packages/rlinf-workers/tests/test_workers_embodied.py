@@ -20,7 +20,7 @@ from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.metrics import merge
 from rlinf_workers.policies.actor_critic import ActorCritic
 from rlinf_workers.policies.base import PolicySettings, make_policy
-from rlinf_workers.records.embodied import Observation, Trajectory
+from rlinf_workers.records.embodied import GroupObservation, Trajectory
 from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
 POLICY = PolicySettings(
@@ -56,7 +56,7 @@ def actor_settings(**changes):
 
 def observation(time, group=0, is_last=False, seed=0):
     generator = torch.Generator().manual_seed(seed * 100 + time)
-    return Observation(
+    return GroupObservation(
         group=group,
         time=time,
         fields={"state": torch.randn(NUM_ENVS, 6, generator=generator)},

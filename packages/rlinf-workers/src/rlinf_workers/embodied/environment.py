@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from rlinf_comm.records import record
-from rlinf_envs import BatchedEnv, EnvSpec, make_env
-from rlinf_envs import Observation as Shown
+from rlinf_envs import BatchedEnv, EnvSpec, Observation, make_env
 from rlinf_envs.protocol import ActionSpec, EpisodeEnd, StepResult
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.records.embodied import Action, Observation, text_tensor
+from rlinf_workers.records.embodied import Action, GroupObservation, text_tensor
 from rlinf_workers.worker import Worker
 
 record(EnvSpec)
@@ -84,13 +83,13 @@ class Environment(Worker):
         self._train = {group: make_env(spec) for group in self._groups}
         self._evaluate: dict[int, BatchedEnv] = {}
 
-    def interact(self, actions: Reader[Action], observations: Writer[Observation]) -> None:
+    def interact(self, actions: Reader[Action], observations: Writer[GroupObservation]) -> None:
         """Stage: actions in, observations out; the first observations come from resets. Ends when every group has
         done its segments."""
         running = {group.index: group for group in self._prepare()}
         self._send(observations, [self._begin_segment(group) for group in running.values()])
         while running:
-            shown: list[Observation] = []
+            shown: list[GroupObservation] = []
             for action in actions.next_chunk(at_most=len(running)):
                 group = running[action.group]
                 shown.append(self._step(group, action))
@@ -101,7 +100,7 @@ class Environment(Worker):
             self._send(observations, shown)
 
     @staticmethod
-    def _send(observations: Writer[Observation], shown: list[Observation]) -> None:
+    def _send(observations: Writer[GroupObservation], shown: list[GroupObservation]) -> None:
         observations.put_many([(observation.group, observation) for observation in shown])
 
     def _prepare(self) -> list[_Group]:
@@ -147,13 +146,13 @@ class Environment(Worker):
             num_chunks=-(-settings.spec.max_episode_steps // settings.chunk_size),
         )
 
-    def _begin_segment(self, group: _Group) -> Observation:
+    def _begin_segment(self, group: _Group) -> GroupObservation:
         seeds = group.segments.pop(0)
         group.counted, group.time = len(seeds), 0
         width = group.env.num_envs
         fillers = [self._settings.eval_seed] * (width - len(seeds))
         zeros = torch.zeros(width)
-        return Observation(
+        return GroupObservation(
             group=group.index,
             time=0,
             fields=self._read(group.env.reset(seeds + fillers)),
@@ -164,13 +163,13 @@ class Environment(Worker):
             is_last=False,
         )
 
-    def _step(self, group: _Group, action: Action) -> Observation:
+    def _step(self, group: _Group, action: Action) -> GroupObservation:
         result: StepResult = group.env.step_chunk(_native(action.actions, group.env.action_spec))
         group.time += 1
         for episode in result.episodes:
             if episode.env_index < group.counted:
                 self._record_episode(episode, cut=bool(result.truncated[episode.env_index]))
-        return Observation(
+        return GroupObservation(
             group=group.index,
             time=group.time,
             fields=self._read(result.observation),
@@ -181,7 +180,7 @@ class Environment(Worker):
             is_last=group.time == group.num_chunks,
         )
 
-    def _read(self, shown: Shown) -> dict[str, Tensor]:
+    def _read(self, shown: Observation) -> dict[str, Tensor]:
         """What the policy reads of an observation."""
         values = {name: shown[name] for name in self._settings.reads}
         return {name: v if isinstance(v, Tensor) else text_tensor(v) for name, v in values.items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.policies.base import Answer, PolicySettings, make_policy
-from rlinf_workers.records.embodied import Action, Observation, Trajectory
+from rlinf_workers.records.embodied import Action, GroupObservation, Trajectory
 from rlinf_workers.serving import ServedModule, ServingWorker
 
 
@@ -22,7 +22,7 @@ class _Segment:
     fields: list[dict[str, Tensor]] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     next_values: list[Tensor] = field(default_factory=list)
-    results: list[Observation] = field(default_factory=list)
+    results: list[GroupObservation] = field(default_factory=list)
 
 
 class EmbodiedRollout(ServingWorker):
@@ -33,7 +33,9 @@ class EmbodiedRollout(ServingWorker):
         self._served = ServedModule(self._policy, self.device)
 
     @torch.no_grad()
-    def act(self, observations: Reader[Observation], actions: Writer[Action], trajectories: Writer[Trajectory]) -> None:
+    def act(
+        self, observations: Reader[GroupObservation], actions: Writer[Action], trajectories: Writer[Trajectory]
+    ) -> None:
         """Stage: observations in; actions out at once, and a trajectory when a segment is whole (training only)."""
         training = self.step.phase == "train"
         segments: dict[int, _Segment] = {}
@@ -48,7 +50,7 @@ class EmbodiedRollout(ServingWorker):
                     self._extend(segments, observation, answer, next_values, trajectories)
             actions.put_many(answers)
 
-    def _answer(self, observation: Observation, training: bool) -> tuple[Answer, Tensor]:
+    def _answer(self, observation: GroupObservation, training: bool) -> tuple[Answer, Tensor]:
         """What to do next, and the values of the states that the last chunk led to. One forward over both, of a
         shape that depends on the group alone, so that numbers do not depend on the plan."""
         num_envs = len(observation.rewards)
@@ -59,7 +61,7 @@ class EmbodiedRollout(ServingWorker):
         mine = Answer(actions=both.actions[:num_envs], logprobs=both.logprobs[:num_envs], values=both.values[:num_envs])
         return mine, both.values[num_envs:].cpu()
 
-    def _noise(self, observation: Observation, num_rows: int) -> Tensor:
+    def _noise(self, observation: GroupObservation, num_rows: int) -> Tensor:
         key = [self.step.seed, (self.step.step << 40) | (observation.group << 20) | observation.time]
         values = np.random.Generator(np.random.Philox(key=key)).standard_normal((num_rows, self._policy.noise_size))
         return torch.from_numpy(values).float().to(self.device)
@@ -67,7 +69,7 @@ class EmbodiedRollout(ServingWorker):
     def _extend(
         self,
         segments: dict[int, _Segment],
-        observation: Observation,
+        observation: GroupObservation,
         answer: Answer,
         next_values: Tensor,
         trajectories: Writer[Trajectory],

@@ -117,7 +117,7 @@ class PolicySettings:
     """Which policy, for which environment; the same settings give the same weights in every process."""
 
     name: str
-    """Of the registry, or an import path `package.module:Class`."""
+    """A name of the registry, or an import path `package.module:Class`."""
     fields: dict[str, FieldSpec]
     """What one row of the environment shows."""
     actions: ActionSpec

@@ -36,7 +36,7 @@ def texts_of(rows: Tensor) -> list[str]:
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Observation:
+class GroupObservation:
     """What one environment group shows after a chunk of actions (or a reset). Sent by env to policy."""
 
     group: int
@@ -61,7 +61,7 @@ class Observation:
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
-    """What the policy answers to an Observation."""
+    """What the policy answers to a GroupObservation."""
 
     group: int
     time: int
