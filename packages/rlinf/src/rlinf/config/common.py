@@ -9,6 +9,9 @@ from pydantic import Field
 
 from rlinf.config.base import InputPath, Problem, Section, Seed
 
+ENGINE = "What samples completions: huggingface, or package.module:Class of one's own (docs/doors/engine.md)."
+ENGINE_OPTIONS = "Further arguments of an engine of one's own."
+
 Mode = Literal["auto", "collocated", "disaggregated", "hybrid"]
 
 
