@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from rlinf.config.evaluation import EvalConfig
-from rlinf.config.schema import EvaluationConfig, FilesTask, RolloutConfig
+from rlinf.config.reasoning import EvaluationConfig, RolloutConfig
+from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.tasks import Problem
 from rlinf.tasks.prompts import PromptEncoder, is_chat
