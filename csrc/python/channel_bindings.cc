@@ -126,12 +126,24 @@ class TakenBuffers : public BufferSource {
   std::shared_ptr<void> owner_;
 };
 
-// From an int or a text, which is not empty.
 ItemKey key_from(py::handle key) {
-  if (!PyUnicode_Check(key.ptr())) {
-    return ItemKey{key.cast<int64_t>(), {}};
+  if (PyIndex_Check(key.ptr())) {
+    const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(key.ptr()));
+    int overflow = 1;
+    const int64_t value = number ? PyLong_AsLongLongAndOverflow(number.ptr(), &overflow) : 0;
+    if (overflow == 0) {
+      return ItemKey{value, {}};
+    }
+  } else if (PyUnicode_Check(key.ptr())) {
+    Py_ssize_t num_bytes = 0;
+    const char* const text = PyUnicode_AsUTF8AndSize(key.ptr(), &num_bytes);
+    if (text != nullptr && num_bytes > 0) {
+      return ItemKey::from_text({text, static_cast<size_t>(num_bytes)});
+    }
   }
-  return ItemKey::from_text(key.cast<std::string>());
+  PyErr_Clear();
+  throw py::value_error("key=" + py::repr(key).cast<std::string>() +
+                        "; a number of 64 bits with its sign, or a text that is not empty");
 }
 
 py::object key_object(const ItemKey& key) {

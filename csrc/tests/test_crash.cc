@@ -29,16 +29,17 @@ void put(Channel& channel, uint64_t number, uint64_t num_bytes) {
   const std::vector<uint64_t> words(num_bytes / sizeof(uint64_t), number);
   const std::vector<ByteView> buffers = {{words.data(), words.size() * sizeof(uint64_t)}};
   const ByteView head{"head", 4};
+  const ItemKey key{static_cast<int64_t>(number), {}};
   WaitState wait;
   wait.deadline_ns = monotonic_ns() + 20'000'000'000;
   BlockRef block;
   Outcome outcome;
   do {
-    outcome = channel.reserve(Channel::item_bytes(head.num_bytes, buffers), wait, &block);
+    outcome = channel.reserve(Channel::item_bytes(head.num_bytes, buffers, key), wait, &block, key);
   } while (outcome == Outcome::kPending);
   RLINF_CHECK_INTERNAL(outcome == Outcome::kDone, "put: outcome ", static_cast<int>(outcome));
-  channel.fill(block, head, buffers);
-  channel.commit(block, ItemLabels{{static_cast<int64_t>(number), {}}, 1.0, 0});
+  channel.fill(block, head, buffers, key);
+  channel.commit(block, ItemLabels{key, 1.0, 0});
 }
 
 std::vector<TakenItem> take(Channel& channel, uint64_t max_items) {

@@ -24,15 +24,16 @@ void produce(const std::shared_ptr<Channel>& channel, uint64_t producer) {
     const std::vector<uint64_t> words(1 + (number * 7919) % 1200, number);
     const std::vector<ByteView> buffers = {{words.data(), words.size() * sizeof(uint64_t)}};
     const ByteView head{&number, sizeof(number)};
+    const ItemKey key{static_cast<int64_t>(producer), {}};
     WaitState wait;
     BlockRef block;
     Outcome outcome;
     do {
-      outcome = channel->reserve(Channel::item_bytes(head.num_bytes, buffers), wait, &block);
+      outcome = channel->reserve(Channel::item_bytes(head.num_bytes, buffers, key), wait, &block, key);
     } while (outcome == Outcome::kPending);
     RLINF_CHECK_INTERNAL(outcome == Outcome::kDone, "put");
-    channel->fill(block, head, buffers);
-    channel->commit(block, ItemLabels{{static_cast<int64_t>(producer), {}}, 1.0, 0});
+    channel->fill(block, head, buffers, key);
+    channel->commit(block, ItemLabels{key, 1.0, 0});
   }
   channel->close_producer();
 }
@@ -57,6 +58,7 @@ void consume(const std::shared_ptr<Channel>& channel, std::vector<std::atomic<in
       for (uint64_t i = 0; i < item.buffers[0].num_bytes / sizeof(uint64_t); ++i) {
         RLINF_CHECK_INTERNAL(words[i] == number, "torn item ", number);
       }
+      RLINF_CHECK_INTERNAL(item.labels.key.number == static_cast<int64_t>(number / kNumEach), "key of item ", number);
       (*seen)[number].fetch_add(1);
       channel->release(item.block);
     }

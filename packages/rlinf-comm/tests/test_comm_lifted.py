@@ -3,8 +3,10 @@
 import dataclasses
 
 import msgspec
+import pytest
 import torch
 
+from rlinf_comm import DecodeError
 from rlinf_comm.peers.transports.lifted import Place, lift_out, put_back
 
 
@@ -40,3 +42,9 @@ def test_a_value_without_tensors_stays_itself_and_one_that_contains_itself_is_le
     loop: list[object] = [torch.ones(1)]
     loop.append(loop)
     assert lift_out(loop, lambda leaf: isinstance(leaf, torch.Tensor)) == (loop, [])
+
+
+@pytest.mark.parametrize("index", [1, -1, "0", None, 1 << 70])
+def test_a_forged_place_is_a_decode_error(index):
+    with pytest.raises(DecodeError, match="of 1"):
+        put_back({"a": [Place(0), Place(index)]}, [torch.ones(1)])

@@ -153,9 +153,11 @@ class Channel {
   // Bytes that an item occupies of capacity_bytes.
   static uint64_t item_bytes(uint64_t head_bytes, const std::vector<ByteView>& buffers, const ItemKey& key = {});
 
+  // The block is the key's from here on, for its share of the capacity; fill() wants the same key, for its text.
   Outcome reserve(uint64_t num_bytes, WaitState& wait, BlockRef* block, const ItemKey& key = {});
   // Copies the item into a reserved block. No lock is held.
   void fill(const BlockRef& block, const ByteView& head, const std::vector<ByteView>& buffers, const ItemKey& key = {});
+  // Weight and version; the key is that of reserve().
   void commit(const BlockRef& block, const ItemLabels& labels);
   Outcome take(const TakeRequest& request, WaitState& wait, std::vector<TakenItem>* items);
   // Gives a block back: taken and read, or reserved and not used. Twice is harmless.

@@ -119,6 +119,7 @@ class Channel:
         self._native = native
         self._address = address
         self._owner_pid = owner_pid
+        self._is_checked = address.checked
         self._doorbells = (Doorbell(native, FOR_ITEM), Doorbell(native, FOR_ROOM))
         self._futures = Futures()
 
@@ -228,8 +229,10 @@ class Channel:
             ChannelClosed, ChannelAborted, ChannelTimeout: the item was not put.
             PeerLost: it was not put, the channel is full, and a process that used it died; see drop_lost_peers.
         """
-        self._check_labels(key, weight)
-        value = sealed(value) if self._address.checked else value
+        if not 0.0 <= weight < math.inf:
+            raise ValueError(self._about_weight(weight))
+        if self._is_checked:
+            value = sealed(value)
         try:
             outcome = self._native.put(codec.NATIVE, value, key, weight, policy_version, timeout_s)
         except _NOT_PUT as error:
@@ -247,8 +250,10 @@ class Channel:
         timeout_s: float | None = None,
     ) -> None:
         """put() that lets other tasks run while the channel is full. The value must not change meanwhile."""
-        self._check_labels(key, weight)
-        value = sealed(value) if self._address.checked else value
+        if not 0.0 <= weight < math.inf:
+            raise ValueError(self._about_weight(weight))
+        if self._is_checked:
+            value = sealed(value)
         try:
             pending = _C.PendingPut(self._native, codec.NATIVE, value, key, weight, policy_version, timeout_s)
             outcome = await self._attempt(pending.attempt, FOR_ROOM, timeout_s)
@@ -294,7 +299,7 @@ class Channel:
             raise type(error)(f"channel {self.name!r}, {error}") from error
         if isinstance(taken, int):
             self._raise_not_taken(taken, min_items, keys, timeout_s)
-        return self._unsealed(taken) if self._address.checked else taken
+        return self._unsealed(taken) if self._is_checked else taken
 
     async def atake(
         self,
@@ -317,7 +322,7 @@ class Channel:
             raise type(error)(f"channel {self.name!r}, {error}") from error
         if isinstance(taken, int):
             self._raise_not_taken(taken, min_items, keys, timeout_s)
-        return self._unsealed(taken) if self._address.checked else taken
+        return self._unsealed(taken) if self._is_checked else taken
 
     async def _attempt(self, attempt: Callable[[], Any], waiting: int, timeout_s: float | None) -> Any:
         """What `attempt` returns once it is no longer pending."""
@@ -334,11 +339,8 @@ class Channel:
         place = f"channel {self.name!r}, item"
         return [replace(item, value=unsealed(item.value, f"{place} {item.sequence}")) for item in items]
 
-    def _check_labels(self, key: Key, weight: float) -> None:
-        if key == "":
-            raise ValueError(f"channel {self.name!r}: key=''; an int, or a text that is not empty")
-        if not (weight >= 0.0 and math.isfinite(weight)):
-            raise ValueError(f"channel {self.name!r}: weight={weight}; finite and not negative")
+    def _about_weight(self, weight: float) -> str:
+        return f"channel {self.name!r}: weight={weight}; finite and not negative"
 
     def _check_request(
         self, max_items: int, min_items: int, min_weight: float, max_weight: float | None, keys: Sequence[Key] | None
@@ -348,11 +350,13 @@ class Channel:
             raise ValueError(f"channel {self.name!r}: max_items={max_items}, min_items={min_items}; at least 1 each")
         if max_weight is not None and not max_weight >= 0.0:
             raise ValueError(f"channel {self.name!r}: max_weight={max_weight}; must not be negative")
-        if not 0.0 <= min_weight <= (math.inf if max_weight is None else max_weight):
+        if min_weight != 0.0 and not 0.0 <= min_weight <= (math.inf if max_weight is None else max_weight):
             raise ValueError(f"channel {self.name!r}: min_weight={min_weight}; from 0 to max_weight={max_weight}")
         if keys is not None and (len(keys) == 0 or isinstance(keys, str)):
             raise ValueError(f"channel {self.name!r}: keys={keys!r}; a sequence of keys, or None for any")
-        return min(max_items, _MAX_COUNT), min(min_items, max_items, _MAX_COUNT)
+        # Comparisons: min() takes longer than all that is above.
+        max_items = max_items if max_items < _MAX_COUNT else _MAX_COUNT
+        return max_items, min_items if min_items < max_items else max_items
 
     def put_future(
         self,

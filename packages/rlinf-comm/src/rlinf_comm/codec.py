@@ -16,7 +16,9 @@ their `__post_init__` does not run again.
 
 A class crosses by the name under which both sides have registered it (rlinf_comm.records). Nothing is imported, and no
 other class is built. A header is checked as a whole before anything is made of it: all lengths, and the depth of
-nesting, which is MAX_DEPTH containers at most in either direction.
+nesting, which is MAX_DEPTH containers at most in either direction. What is refused there has taken no memory. What
+passes takes that of its Python objects, less than 100 bytes for each byte of the header: a dict of one entry is 3 bytes
+of a header and 233 of memory, a list of large integers 13 times its header. Tensors and arrays lie in the buffers.
 
 Wire form. header = msgpack([classes, root]); a scalar stands for itself, a map for a dict, and every other node is an
 array whose first element is a tag (csrc/python/codec.h). Classes are listed once per item with the names of their

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlinf_comm.errors import DecodeError
 from rlinf_comm.records import is_struct, record
 
 _LEAVES = frozenset((type(None), bool, int, float, str, bytes))
@@ -37,8 +38,20 @@ def lift_out(value: Any, is_on_device: Callable[[Any], bool]) -> tuple[Any, list
 
 
 def put_back(value: Any, tensors: Sequence[Any]) -> Any:
-    """The value with tensors[i] for each Place(i)."""
-    return _mapped(value, lambda leaf: tensors[leaf.index] if isinstance(leaf, Place) else leaf)
+    """The value with tensors[i] for each Place(i).
+
+    Raises:
+        DecodeError: a Place for a tensor that did not come.
+    """
+
+    def swap(leaf: Any) -> Any:
+        if not isinstance(leaf, Place):
+            return leaf
+        if type(leaf.index) is not int or not 0 <= leaf.index < len(tensors):
+            raise DecodeError(f"a place for tensor {leaf.index!r} of {len(tensors)}")
+        return tensors[leaf.index]
+
+    return _mapped(value, swap)
 
 
 def _mapped(value: Any, swap: Callable[[Any], Any]) -> Any:
