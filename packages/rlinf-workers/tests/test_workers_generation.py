@@ -23,7 +23,7 @@ from rlinf_workers.testing.engines import ENGINE_CHECKS, SAMPLING, requests_of, 
 MIXED = [3, 8, 5, 7, 8, 2, 4, 6, 8, 1, 5, 3]
 
 
-def engine(model, *, width=8, **changes):
+def engine(model, *, width: int | None = 8, **changes):
     return HuggingFaceEngine(model, torch.device("cpu"), max_prompt_tokens=width, **changes)
 
 

@@ -53,18 +53,21 @@ def _group(prompt: Prompt, parts: Sequence[Completions], group_size: int) -> Sam
     order = None if len(parts) == 1 and members == sorted(members) else torch.tensor(members).argsort()
     width = max(part.token_ids.shape[1] for part in parts)
 
-    def join(rows: Sequence[Tensor]) -> Tensor:
-        return rows[0] if order is None else torch.cat([fit_width(row, width) for row in rows])[order]
+    def join(name: str) -> Tensor:
+        rows: list[Tensor] = [getattr(part, name) for part in parts]
+        if order is None:
+            return rows[0]
+        return torch.cat([fit_width(row, width) if row.dim() > 1 else row for row in rows])[order]
 
     return SampleGroup(
         index=prompt.index,
         prompt_ids=prompt.token_ids,
-        completion_ids=join([part.token_ids for part in parts]),
-        loss_mask=join([part.loss_mask for part in parts]),
-        rollout_logprobs=join([part.logprobs for part in parts]),
+        completion_ids=join("token_ids"),
+        loss_mask=join("loss_mask"),
+        rollout_logprobs=join("logprobs"),
         reference_answer=prompt.reference_answer,
         prompt_text=prompt.text,
         row_json=prompt.row_json,
         policy_version=min(part.policy_version for part in parts),
-        truncated=join([part.truncated[:, None] for part in parts])[:, 0],
+        truncated=join("truncated"),
     )
