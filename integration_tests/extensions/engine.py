@@ -20,8 +20,8 @@ class OutOfOrder(HuggingFaceEngine):
     def room(self, group_size):
         return super().room(group_size) - len({one.index for one in self._under_way})
 
-    def submit(self, requests):
-        super().submit(requests)
+    def submit(self, prompts, sampling, *, seed, step):
+        super().submit(prompts, sampling, seed=seed, step=step)
         self._under_way += [one for group in super().finished() for one in _singly(group)]
         self._order.shuffle(self._under_way)
 

@@ -18,7 +18,7 @@ from rlinf_workers.generation.huggingface import HuggingFaceEngine
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_tokens
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.records.language import Prompt
-from rlinf_workers.testing.engines import ENGINE_CHECKS, SAMPLING, requests_of, sample
+from rlinf_workers.testing.engines import ENGINE_CHECKS, SAMPLING, prompts_of, sample
 
 MIXED = [3, 8, 5, 7, 8, 2, 4, 6, 8, 1, 5, 3]
 
@@ -35,7 +35,7 @@ def test_the_engine_conforms(check, model):
 @pytest.mark.parametrize("lengths", [[8] * 12, MIXED], ids=["one length", "mixed"])
 def test_a_group_does_not_depend_on_its_batch(model, lengths):
     made = engine(model, width=None if lengths == [8] * 12 else 8)
-    some = requests_of(lengths, SAMPLING)
+    some = prompts_of(lengths)
     together = sample(made, some)
     for size in (1, 2, 5):
         apart = [one for start in range(0, 12, size) for one in sample(made, some[start : start + size])]
@@ -45,7 +45,7 @@ def test_a_group_does_not_depend_on_its_batch(model, lengths):
 
 
 def test_splitting_by_max_batch_sequences_changes_nothing(model):
-    some = requests_of([8] * 6, SAMPLING)
+    some = prompts_of([8] * 6)
     whole, split = engine(model), engine(model, max_batch_sequences=8)
     assert (whole.room(4), split.room(4)) == (128, 2)
     for one, other in zip(sample(whole, some), sample(split, some), strict=True):
@@ -53,18 +53,9 @@ def test_splitting_by_max_batch_sequences_changes_nothing(model):
 
 
 def test_another_step_draws_other_noise_and_the_same_step_the_same(model):
-    made, some = engine(model), requests_of([8, 8], SAMPLING)
-    later = [replace(one, step=1) for one in some]
-    assert not torch.equal(sample(made, some)[0].token_ids, sample(made, later)[0].token_ids)
+    made, some = engine(model), prompts_of([8, 8])
+    assert not torch.equal(sample(made, some)[0].token_ids, sample(made, some, step=1)[0].token_ids)
     assert torch.equal(sample(made, some)[0].token_ids, sample(made, some)[0].token_ids)
-
-
-def test_requests_of_one_submit_may_differ_in_their_settings(model):
-    made, some = engine(model), requests_of([8, 8, 5], SAMPLING)
-    mixed = [some[0], replace(some[1], sampling=replace(SAMPLING, max_new_tokens=2)), some[2]]
-    together = sample(made, mixed)
-    for one, alone in zip(together, [sample(made, [request])[0] for request in mixed], strict=True):
-        assert_bitwise_equal(one.logprobs, alone.logprobs)
 
 
 @pytest.mark.parametrize(
@@ -76,13 +67,13 @@ def test_requests_of_one_submit_may_differ_in_their_settings(model):
 )
 def test_a_prompt_of_a_wrong_length_is_named(model, width, lengths, message):
     with pytest.raises(ValueError, match=message):
-        engine(model, width=width).submit(requests_of(lengths, SAMPLING))
+        engine(model, width=width).submit(prompts_of(lengths), SAMPLING, seed=1, step=0)
 
 
 def test_more_prompts_than_there_is_room_for_are_refused(model):
     made = engine(model, max_batch_sequences=8)
     with pytest.raises(ValueError, match="3 prompts are more than there is room for"):
-        made.submit(requests_of([3] * 3, SAMPLING))
+        made.submit(prompts_of([3] * 3), SAMPLING, seed=1, step=0)
 
 
 # -- the stage -----------------------------------------------------------------------------------------------------
@@ -96,10 +87,10 @@ class Scattered(HuggingFaceEngine):
         self.made, self.most_under_way = [], 0
 
     def room(self, group_size):
-        return 0 if self._batch else self._max_batch_sequences // group_size - len({one.index for one in self.made})
+        return super().room(group_size) - len({one.index for one in self.made})
 
-    def submit(self, requests):
-        super().submit(requests)
+    def submit(self, prompts, sampling, *, seed, step):
+        super().submit(prompts, sampling, seed=seed, step=step)
         for part in super().finished():
             self.made += [row(part, i) for i in range(len(part.members))]
         self.most_under_way = max(self.most_under_way, len({one.index for one in self.made}))
@@ -134,10 +125,7 @@ class ReadyReader(list):
 
 
 def generate(make_worker, model, writer, engine_name):
-    prompts = [
-        Prompt(index=one.index, token_ids=one.token_ids, reference_answer=f"answer {one.index}")
-        for one in requests_of(MIXED, SAMPLING)
-    ]
+    prompts = prompts_of(MIXED)
     settings = RolloutSettings(
         model=model,
         train=SAMPLING,
@@ -172,7 +160,7 @@ def test_the_stage_hands_on_whole_groups_of_an_engine_that_finishes_out_of_order
 
 def test_a_group_has_the_oldest_version_of_its_completions(model):
     prompt = Prompt(index=3, token_ids=torch.tensor([2]), reference_answer="")
-    part = replace(sample(engine(model), requests_of([3], SAMPLING, first=3))[0], policy_version=4)
+    part = replace(sample(engine(model), prompts_of([3], first=3))[0], policy_version=4)
     groups = OpenGroups(SAMPLING.group_size)
     groups.open([prompt])
     assert groups.add([replace(row(part, i), policy_version=4 + i) for i in (2, 0, 3)]) == []
@@ -182,7 +170,7 @@ def test_a_group_has_the_oldest_version_of_its_completions(model):
 
 def test_an_engine_that_errs_about_its_completions_is_named(model):
     prompt = Prompt(index=0, token_ids=torch.tensor([2]), reference_answer="")
-    part: Completions = sample(engine(model), requests_of([3], SAMPLING))[0]
+    part: Completions = sample(engine(model), prompts_of([3]))[0]
     groups = OpenGroups(SAMPLING.group_size)
     with pytest.raises(WorkersError, match="prompt 0, which is not under way"):
         groups.add([part])

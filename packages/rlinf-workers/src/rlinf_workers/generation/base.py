@@ -1,12 +1,11 @@
 """What every generation engine offers: prompts in, completions out, several at once and in any order.
 
-The rollout stage (language/rollout.py) keeps an engine full: it submits requests while there is room, takes what has
-finished, puts groups together and hands each on when it is whole. An engine knows nothing of groups beyond the number
-of completions that a request asks for, and nothing of channels, leases or plans.
+The rollout stage (language/rollout.py) keeps an engine full: it submits prompts while there is room, takes what has
+finished, puts groups together and hands each on when it is whole. An engine knows nothing of channels, leases or plans.
 
-    engine.submit([request, ...])        as many as engine.room(group_size) says
-    engine.finished() -> [Completions]   until all have come back
-    engine.submit([...])                 also while earlier ones are on their way
+    engine.submit([prompt, ...], sampling, seed=0, step=12)   as many as engine.room(sampling.group_size) says
+    engine.finished() -> [Completions]                        until all have come back
+    engine.submit([...], ...)                                 also while earlier ones are on their way
 
 Whether the same prompt, seed and step give the same tokens in any batch is for each engine to promise or not.
 """
@@ -21,34 +20,21 @@ from torch import Tensor
 
 from rlinf_comm.weights import Layout
 from rlinf_workers.generation.sampling import SamplingSettings
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """A prompt, and how its completions are sampled."""
-
-    index: int
-    """Number of the prompt; no other request under way has it."""
-    token_ids: Tensor
-    """[L] int64, no padding."""
-    sampling: SamplingSettings
-    seed: int
-    """Of the run. With step and index it decides the noise, in engines that promise equal numbers."""
-    step: int
+from rlinf_workers.records.language import Prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completions:
-    """Finished completions of one prompt, one or several: N of the G that its request asked for.
+    """Finished completions of one prompt, one or several: N of its group of G.
 
     Example: completions 0 and 3 of prompt 7; T = 3 tokens, the second one ended after 2:
         index = 7, members = (0, 3), token_ids = [[5, 9, 4], [5, 2, 0]], loss_mask = [[1, 1, 1], [1, 1, 0]]
     """
 
     index: int
-    """`Request.index`"""
+    """`Prompt.index`"""
     members: tuple[int, ...]
-    """Which completions of the group these are, each from 0 to G - 1 and each once in a request's life."""
+    """Which completions of the group these are, from 0; each comes back once."""
     token_ids: Tensor
     """[N, T] int64 on the CPU, T at most max_new_tokens; what stands behind the end of a row says nothing."""
     loss_mask: Tensor
@@ -75,9 +61,12 @@ class GenerationEngine(Protocol):
         engine_options: what the recipe says under `rollout.engine_options`.
     """
 
-    def submit(self, requests: Sequence[Request]) -> None:
-        """Takes requests, at most as many as `room` says; may begin with them at once.
+    def submit(self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, seed: int, step: int) -> None:
+        """Takes prompts, at most as many as `room` says; may begin with them at once.
 
+        Args:
+            prompts: of other indices than those under way.
+            seed: of the run. With step and index it decides the noise, in engines that promise equal numbers.
         Raises: ValueError for a prompt that is too long.
         """
         ...

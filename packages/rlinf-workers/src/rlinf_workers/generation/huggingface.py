@@ -9,14 +9,13 @@ CPU matrix product takes another path with another rounding (measured: rows are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlinf_comm.weights import Layout, specs_of
-from rlinf_workers.generation.base import Completions, Request
+from rlinf_workers.generation.base import Completions
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_tokens
 from rlinf_workers.models.language_model import (
     ModelSettings,
@@ -26,6 +25,7 @@ from rlinf_workers.models.language_model import (
     stop_token_ids,
 )
 from rlinf_workers.models.placement import move_model
+from rlinf_workers.records.language import Prompt
 
 MIN_ROWS = 8
 
@@ -59,7 +59,7 @@ class HuggingFaceEngine:
         self._pads = max_prompt_tokens is not None
         self._width = max_prompt_tokens
         self._max_batch_sequences = max_batch_sequences
-        self._batch: list[Request] = []
+        self._batch: tuple[Sequence[Prompt], SamplingSettings, int, int] | None = None
         self._version = -1
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -87,30 +87,25 @@ class HuggingFaceEngine:
     def room(self, group_size: int) -> int:
         return 0 if self._batch else max(1, self._max_batch_sequences // group_size)
 
-    def submit(self, requests: Sequence[Request]) -> None:
-        if any(len(requests) > self.room(request.sampling.group_size) for request in requests):
-            raise ValueError(f"{len(requests)} prompts are more than there is room for: ask room() before submit()")
-        for request in requests:
-            self._check_length(request)
-        self._batch = list(requests)
+    def submit(self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, seed: int, step: int) -> None:
+        if len(prompts) > self.room(sampling.group_size):
+            raise ValueError(f"{len(prompts)} prompts are more than there is room for: ask room() before submit()")
+        for prompt in prompts:
+            self._check_length(prompt)
+        self._batch = (prompts, sampling, seed, step) if prompts else None
 
     @torch.no_grad()
     def finished(self) -> list[Completions]:
-        batch, self._batch = self._batch, []
-        alike = groupby(batch, key=lambda request: (request.sampling, request.seed, request.step))
-        return [completions for key, requests in alike for completions in self._generate(list(requests), *key)]
-
-    def _generate(
-        self, requests: Sequence[Request], settings: SamplingSettings, seed: int, step: int
-    ) -> list[Completions]:
-        noise = prompt_noise(seed, step, [request.index for request in requests], settings).to(self._device)
-        tokens, logprobs, mask, truncated = (
-            tensor.cpu().split(settings.group_size) for tensor in self._generate_batch(requests, settings, noise)
-        )
-        members = tuple(range(settings.group_size))
+        if self._batch is None:
+            return []
+        (prompts, sampling, seed, step), self._batch = self._batch, None
+        noise = prompt_noise(seed, step, [prompt.index for prompt in prompts], sampling).to(self._device)
+        made = self._generate_batch(prompts, sampling, noise)
+        tokens, logprobs, mask, truncated = (tensor.cpu().split(sampling.group_size) for tensor in made)
+        members = tuple(range(sampling.group_size))
         return [
             Completions(
-                index=request.index,
+                index=prompt.index,
                 members=members,
                 token_ids=tokens[i],
                 loss_mask=mask[i],
@@ -118,11 +113,11 @@ class HuggingFaceEngine:
                 truncated=truncated[i],
                 policy_version=self._version,
             )
-            for i, request in enumerate(requests)
+            for i, prompt in enumerate(prompts)
         ]
 
     def _generate_batch(
-        self, prompts: Sequence[Request], settings: SamplingSettings, noise: Tensor
+        self, prompts: Sequence[Prompt], settings: SamplingSettings, noise: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Token ids, log-probabilities and mask, each [P * G, T], and which completions did not end, [P * G]."""
         from transformers import DynamicCache
@@ -163,7 +158,7 @@ class HuggingFaceEngine:
         output = self._model(input_ids=token_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
         return output.logits[:, -1]
 
-    def _pad(self, prompts: Sequence[Request], num_rows: int) -> tuple[Tensor, Tensor]:
+    def _pad(self, prompts: Sequence[Prompt], num_rows: int) -> tuple[Tensor, Tensor]:
         """Prompt ids [num_rows, L] padded on the left, and their mask; rows past the prompts repeat the last one."""
         assert self._width is not None, "set by the first request"
         token_ids = torch.full((num_rows, self._width), self._pad_id)
@@ -175,13 +170,13 @@ class HuggingFaceEngine:
             mask[row, start:] = 1
         return token_ids.to(self._device), mask.to(self._device)
 
-    def _check_length(self, request: Request) -> None:
-        length = len(request.token_ids)
+    def _check_length(self, prompt: Prompt) -> None:
+        length = len(prompt.token_ids)
         if self._width is None:
             self._width = length
         if length > self._width or (length < self._width and not self._pads):
             allowed = "rollout.max_prompt_tokens allows" if self._pads else "without max_prompt_tokens all have"
-            raise ValueError(f"prompt {request.index} has {length} tokens; {allowed} {self._width}")
+            raise ValueError(f"prompt {prompt.index} has {length} tokens; {allowed} {self._width}")
 
 
 def _attention_mask(mask: Tensor, num_queries: int) -> Tensor:

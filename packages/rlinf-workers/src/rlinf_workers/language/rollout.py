@@ -10,7 +10,7 @@ from torch import Tensor
 from rlinf_comm.records import record
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.generation.base import GenerationEngine, Request
+from rlinf_workers.generation.base import GenerationEngine
 from rlinf_workers.generation.groups import OpenGroups
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
@@ -68,18 +68,7 @@ class Rollout(Worker):
         while (room := self._engine.room(size)) > 0 and (waiting := waiting or prompts.ready_chunk()):
             now, waiting = waiting[:room], waiting[room:]
             groups.open(now)
-            self._engine.submit(
-                [
-                    Request(
-                        index=prompt.index,
-                        token_ids=prompt.token_ids,
-                        sampling=sampling,
-                        seed=context.seed,
-                        step=context.step,
-                    )
-                    for prompt in now
-                ]
-            )
+            self._engine.submit(now, sampling, seed=context.seed, step=context.step)
         if not groups:
             raise WorkersError(f"{self._settings.engine} has nothing to do and no room for {size} completions")
         return waiting

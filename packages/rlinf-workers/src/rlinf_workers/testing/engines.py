@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from rlinf_comm.weights import Layout, execute, plan, specs_of
-from rlinf_workers.generation.base import Completions, GenerationEngine, Request
+from rlinf_workers.generation.base import Completions, GenerationEngine
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, stop_token_ids
+from rlinf_workers.records.language import Prompt
 
 MakeEngine = Callable[..., GenerationEngine]
 
@@ -63,39 +64,34 @@ def tiny_model(folder: Path) -> ModelSettings:
     return replace(settings, has_weights=True)
 
 
-def requests_of(lengths: Sequence[int], sampling: SamplingSettings, *, first: int = 0, seed: int = 1) -> list[Request]:
+def prompts_of(lengths: Sequence[int], *, first: int = 0) -> list[Prompt]:
     """Prompts of those lengths, of the digits of `tiny_model`, numbered from `first`."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     return [
-        Request(
-            index=first + i,
-            token_ids=torch.randint(2, 13, (length,), generator=generator),
-            sampling=sampling,
-            seed=seed,
-            step=0,
-        )
+        Prompt(index=first + i, token_ids=torch.randint(2, 13, (length,), generator=generator), reference_answer=f"{i}")
         for i, length in enumerate(lengths)
     ]
 
 
-def sample(engine: GenerationEngine, requests: Sequence[Request]) -> list[Completions]:
-    """All that the engine makes of the requests, asked as the rollout stage does; each completion came once."""
-    waiting, missing, found = list(requests), {}, []
+def sample(
+    engine: GenerationEngine, prompts: Sequence[Prompt], sampling: SamplingSettings = SAMPLING, *, step: int = 0
+) -> list[Completions]:
+    """All that the engine makes of the prompts, asked as the rollout stage does; each completion came once."""
+    waiting, missing, found = list(prompts), {}, []
     while waiting or missing:
-        while waiting and (room := engine.room(waiting[0].sampling.group_size)) > 0:
+        while waiting and (room := engine.room(sampling.group_size)) > 0:
             now, waiting = waiting[:room], waiting[room:]
-            engine.submit(now)
-            missing.update({one.index: set(range(one.sampling.group_size)) for one in now})
+            engine.submit(now, sampling, seed=1, step=step)
+            missing.update({prompt.index: set(range(sampling.group_size)) for prompt in now})
         assert missing, "the engine has nothing to do, and room() is 0"
         finished = engine.finished()
         assert finished, f"finished() came back empty while {len(missing)} prompts are under way"
         for part in finished:
-            left = missing.get(part.index, set())
-            assert part.members and set(part.members) <= left, (
+            left, members = missing.get(part.index, set()), set(part.members)
+            assert members and members <= left and len(members) == len(part.members), (
                 f"prompt {part.index}: completions {part.members} came back, and {sorted(left)} are under way"
             )
-            assert len(set(part.members)) == len(part.members), f"prompt {part.index}: twice in {part.members}"
-            missing[part.index] = left - set(part.members)
+            missing[part.index] = left - members
             if not missing[part.index]:
                 del missing[part.index]
         found += finished
@@ -105,7 +101,7 @@ def sample(engine: GenerationEngine, requests: Sequence[Request]) -> list[Comple
 def check_every_completion_comes_back_once(make: MakeEngine, model: ModelSettings) -> None:
     """More prompts than there is room for, of all lengths; afterwards nothing is left."""
     engine = _make(make)
-    found = sample(engine, requests_of([1, 8, 3, 5, 8, 2, 7, 4, 6, 8, 1], SAMPLING))
+    found = sample(engine, prompts_of([1, 8, 3, 5, 8, 2, 7, 4, 6, 8, 1]))
     assert sum(len(part.members) for part in found) == 11 * SAMPLING.group_size
     assert engine.finished() == [], "finished() gives something back while nothing is under way"
     engine.close()
@@ -115,7 +111,7 @@ def check_rows(make: MakeEngine, model: ModelSettings) -> None:
     """Shapes and types; a row ends behind its stop token or is truncated; behind its end nothing counts."""
     engine = _make(make)
     stops = stop_token_ids(_reference(model), load_tokenizer(model.folder))
-    for part in sample(engine, requests_of([8] * 16, SAMPLING)):
+    for part in sample(engine, prompts_of([8] * 16)):
         num_rows, num_tokens = part.token_ids.shape
         shapes = {"loss_mask": (num_rows, num_tokens), "logprobs": (num_rows, num_tokens), "truncated": (num_rows,)}
         types = {"loss_mask": torch.float32, "logprobs": torch.float32, "truncated": torch.bool}
@@ -143,9 +139,9 @@ def check_logprobs(make: MakeEngine, model: ModelSettings) -> None:
     """They are those of a plain forward over prompt and completion, of the full distribution at the temperature."""
     engine, reference = _make(make), _reference(model)
     for temperature, top_p in ((1.0, 1.0), (0.5, 1.0), (2.0, 0.7)):
-        requests = requests_of([3, 8, 5], replace(SAMPLING, temperature=temperature, top_p=top_p))
-        for part in sample(engine, requests):
-            prompt = requests[part.index].token_ids
+        sampling, prompts = replace(SAMPLING, temperature=temperature, top_p=top_p), prompts_of([3, 8, 5])
+        for part in sample(engine, prompts, sampling):
+            prompt = prompts[part.index].token_ids
             for ids, mask, logprobs in zip(part.token_ids, part.loss_mask, part.logprobs, strict=True):
                 completion = ids[mask.bool()]
                 scores = _logits(reference, torch.cat([prompt, completion]))[len(prompt) - 1 : -1] / temperature
@@ -158,7 +154,7 @@ def check_logprobs(make: MakeEngine, model: ModelSettings) -> None:
 def check_greedy(make: MakeEngine, model: ModelSettings) -> None:
     """Temperature 0 gives the tokens of `model.generate`."""
     engine = _make(make)
-    _assert_greedy(engine, _reference(model), requests_of([3, 8, 5, 1], GREEDY))
+    _assert_greedy(engine, _reference(model), prompts_of([3, 8, 5, 1]))
     engine.close()
 
 
@@ -170,8 +166,8 @@ def check_frequencies(make: MakeEngine, model: ModelSettings) -> None:
     engine = _make(make)
     _fill(engine, weights, policy_version=1)
     prompt = torch.tensor([4, 7, 2])
-    requests = [replace(one, token_ids=prompt) for one in requests_of([3] * (512 // MAX_SEQUENCES), settings)]
-    drawn = torch.cat([part.token_ids[:, 0] for part in sample(engine, requests)])
+    prompts = [replace(one, token_ids=prompt) for one in prompts_of([3] * (512 // MAX_SEQUENCES))]
+    drawn = torch.cat([part.token_ids[:, 0] for part in sample(engine, prompts, settings)])
     found = torch.bincount(drawn, minlength=13) / len(drawn)
     expected, order = (_logits(reference, prompt)[-1] / 0.5).softmax(-1).sort(descending=True)
     expected = torch.where(expected.cumsum(-1) - expected < 0.9, expected, 0.0)
@@ -188,10 +184,10 @@ def check_room(make: MakeEngine, model: ModelSettings) -> None:
     for group_size, most in ((1, MAX_SEQUENCES), (4, MAX_SEQUENCES // 4), (MAX_SEQUENCES + 1, 1)):
         room = engine.room(group_size)
         assert 1 <= room <= most, f"room for {room} prompts of {group_size} completions, of {MAX_SEQUENCES} at once"
-    requests = requests_of([3] * 64, SAMPLING)
+    prompts = prompts_of([3] * 64)
     num_taken = 0
-    while num_taken < len(requests) and (room := engine.room(SAMPLING.group_size)) > 0:
-        engine.submit(requests[num_taken : num_taken + room])
+    while num_taken < len(prompts) and (room := engine.room(SAMPLING.group_size)) > 0:
+        engine.submit(prompts[num_taken : num_taken + room], SAMPLING, seed=1, step=0)
         num_taken += room
     assert num_taken <= MAX_SEQUENCES // SAMPLING.group_size, f"room for {num_taken} prompts before one came back"
     num_back = 0
@@ -205,11 +201,11 @@ def check_room(make: MakeEngine, model: ModelSettings) -> None:
 def check_weights(make: MakeEngine, model: ModelSettings) -> None:
     """Weights that were filled in place, through the layout, are served after `weights_received`, and stamped."""
     engine, reference = _make(make), _reference(model)
-    requests = requests_of([3, 8, 5], GREEDY)
-    sample(engine, requests)  # so that caches of the first weights are there, if it has any
+    prompts = prompts_of([3, 8, 5])
+    sample(engine, prompts, GREEDY)  # so that caches of the first weights are there, if it has any
     _fill(engine, _other_weights(reference), policy_version=5)
     assert engine.policy_version == 5
-    assert {part.policy_version for part in _assert_greedy(engine, reference, requests)} == {5}
+    assert {part.policy_version for part in _assert_greedy(engine, reference, prompts)} == {5}
     engine.close()
 
 
@@ -219,12 +215,12 @@ def check_offload(make: MakeEngine, model: ModelSettings) -> None:
     _fill(engine, _other_weights(reference), policy_version=5)
     engine.offload()
     engine.onload()
-    request = requests_of([4], GREEDY, first=9)[0]
-    engine.submit([request])
+    prompt = prompts_of([4], first=9)[0]
+    engine.submit([prompt], GREEDY, seed=1, step=0)
     engine.offload()
     engine.onload()
-    _assert_tokens(reference, request, engine.finished())
-    _assert_greedy(engine, reference, requests_of([3, 8, 5], GREEDY))
+    _assert_tokens(reference, prompt, engine.finished())
+    _assert_greedy(engine, reference, prompts_of([3, 8, 5]))
     engine.close()
 
 
@@ -270,17 +266,17 @@ def _fill(engine: GenerationEngine, weights: dict[str, torch.Tensor], policy_ver
     engine.weights_received(policy_version)
 
 
-def _assert_greedy(engine: GenerationEngine, reference: Any, requests: Sequence[Request]) -> list[Completions]:
-    parts = sample(engine, requests)
-    for request in requests:
-        _assert_tokens(reference, request, [part for part in parts if part.index == request.index])
+def _assert_greedy(engine: GenerationEngine, reference: Any, prompts: Sequence[Prompt]) -> list[Completions]:
+    parts = sample(engine, prompts, GREEDY)
+    for prompt in prompts:
+        _assert_tokens(reference, prompt, [part for part in parts if part.index == prompt.index])
     return parts
 
 
-def _assert_tokens(reference: Any, request: Request, parts: Sequence[Completions]) -> None:
-    ids = request.token_ids[None]
+def _assert_tokens(reference: Any, prompt: Prompt, parts: Sequence[Completions]) -> None:
+    ids = prompt.token_ids[None]
     made = reference.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=request.sampling.max_new_tokens
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=GREEDY.max_new_tokens
     )
     expected = made[0, ids.shape[1] :].tolist()
     for part in parts:
