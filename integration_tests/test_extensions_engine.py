@@ -12,7 +12,13 @@ from extensions.engine import OutOfOrder
 from rlinf_workers.testing.engines import ENGINE_CHECKS, tiny_model
 
 FOLDER = Path(__file__).parent
-TEN_STEPS = SHORT_SORT | {"run.num_steps": 10, "mode": "collocated", "cluster.num_devices": 1, "cluster.device": "cpu"}
+TEN_STEPS = SHORT_SORT | {
+    "run.num_steps": 10,
+    "run.evaluate_every": 10,
+    "mode": "collocated",
+    "cluster.num_devices": 1,
+    "cluster.device": "cpu",
+}
 
 
 @pytest.fixture(scope="module")
