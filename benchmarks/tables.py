@@ -54,6 +54,7 @@ def main() -> None:
     if plans := list(planning.sections(RESULTS, IMAGES)):
         lines += ["## Planning", *plans]
     lines += ["## Predicted and real steps", *_real_runs()]
+    lines += ["## Memory", *_memory()]
     PAGE.write_text("\n".join(lines), encoding="utf-8")
     print(f"written to {PAGE}")
 
@@ -124,6 +125,23 @@ def _real_runs() -> Iterator[str]:
     for name, workload in found["workloads"].items():
         auto = workload["auto"]
         yield f"| {name} | {auto['mode']} | {auto['best_mode']} | {auto['over_best']:.3f} |"
+    yield ""
+
+
+def _memory() -> Iterator[str]:
+    if not (result := _load("memory")):
+        return
+    yield (
+        "\nWhat `rlinf train` counts for a worker process on a CPU slot, over its largest resident set in six steps "
+        f"(torch {result['torch']}). Target: never below 1. The process itself "
+        "and what malloc keeps are constants that were chosen on these runs; the rest follows from the model's shape.\n"
+    )
+    yield "| model and task | worker | counted | measured | counted / measured |\n|---|---|---|---|---|"
+    for case in result["cases"].values():
+        for worker, row in case["workers"].items():
+            sizes = " | ".join(f"{row[key] / 2**20:,.0f} MiB" for key in ("counted_bytes", "measured_bytes"))
+            size = f"{case['num_parameters'] / 1e6:.1f}M, {case['about']}"
+            yield f"| {size} | {worker} | {sizes} | {row['ratio']:.2f} |"
     yield ""
 
 

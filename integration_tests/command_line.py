@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 RLINF = [str(Path(sys.executable).with_name("rlinf"))]
-END_TIMEOUT_S = 240
+END_TIMEOUT_S = 600
 
 SHORT_SORT = {
     "task.num_digits": 3,

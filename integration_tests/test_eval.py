@@ -7,7 +7,17 @@ import subprocess
 
 import pytest
 
-from command_line import END_TIMEOUT_S, RLINF, all_gone, environment, wait_for, worker_processes
+from command_line import (
+    END_TIMEOUT_S,
+    RLINF,
+    SHORT_SORT,
+    all_gone,
+    environment,
+    rows,
+    train,
+    wait_for,
+    worker_processes,
+)
 
 ALPHABET = "".join(map(chr, range(32, 127))) + "\n"
 
@@ -29,8 +39,8 @@ def inputs(tmp_path_factory):
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder / "model")
     own = [{"question": f"{'1 + ' * i}1 =", "answer": str(i + 1)} for i in range(12)]
     aime = [{"problem": f"Find {i}.", "answer": f"{i:03d}"} for i in range(5)]
-    for name, rows in (("own", own), ("aime", aime)):
-        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for name, problems in (("own", own), ("aime", aime)):
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in problems))
     return folder
 
 
@@ -56,9 +66,9 @@ def run(line):
 
 def samples(output):
     """Rows by benchmark, problem and sample."""
-    rows = [json.loads(line) for line in (output / "samples.jsonl").read_text().splitlines()]
-    found = {(row["benchmark"], row["problem"], row["sample"]): row for row in rows}
-    assert len(found) == len(rows), "a sample is there twice"
+    lines = [json.loads(line) for line in (output / "samples.jsonl").read_text().splitlines()]
+    found = {(row["benchmark"], row["problem"], row["sample"]): row for row in lines}
+    assert len(found) == len(lines), "a sample is there twice"
     return found
 
 
@@ -93,11 +103,11 @@ def test_the_folder_and_the_table(whole):
     assert table[-3][:5] == ["benchmark", "problems", "avg@4", "pass@4", "maj@4"]
     result = scores(output)
     for name, count in (("own", 12), ("aime24", 5)):
-        rows = [row for key, row in found.items() if key[0] == name]
+        mine = [row for key, row in found.items() if key[0] == name]
         assert result[name]["num_problems"] == count
-        assert result[name]["scores"]["avg@4"]["value"] == sum(row["outcome"] == "right" for row in rows) / len(rows)
-        assert result[name]["num_truncated"] == sum(row["truncated"] for row in rows) > 0
-        assert sum(result[name]["outcomes"].values()) == len(rows)
+        assert result[name]["scores"]["avg@4"]["value"] == sum(row["outcome"] == "right" for row in mine) / len(mine)
+        assert result[name]["num_truncated"] == sum(row["truncated"] for row in mine) > 0
+        assert sum(result[name]["outcomes"].values()) == len(mine)
 
 
 def test_a_kill_and_other_devices_change_no_sample(inputs, whole, tmp_path):
@@ -157,3 +167,24 @@ def test_an_interrupt_leaves_a_folder_to_go_on_with(inputs, tmp_path):
     assert ours == f"go on with: rlinf eval --resume --output {output}\ninterrupted; nothing is left running\n"
     assert all_gone(workers)
     assert json.loads((output / "manifest.json").read_text())["sessions"][-1]["failure"] == "KeyboardInterrupt"
+
+
+@pytest.mark.slow
+def test_a_runs_own_model_scores_on_its_held_out_task_what_the_run_said(tmp_path):
+    from rlinf.config.schema import SortTask
+    from rlinf.tasks import make_task
+
+    settings = SHORT_SORT | {"warm_start.max_steps": 200, "run.num_steps": 2, "warm_start.target_accuracy": 0.5}
+    run_folder = train("sort-grpo", tmp_path / "run", settings)
+    said = rows(run_folder, "evaluations.jsonl")[-1]["accuracy"]
+    assert 0.1 < said < 1, "a score that another prompt would change"
+    held_out = make_task(SortTask(kind="sort", num_digits=3, num_held_out=64), 0).held_out()
+    lines = [json.dumps({"question": problem.prompt, "answer": problem.answer}) for problem in held_out]
+    (tmp_path / "held_out.jsonl").write_text("\n".join(lines))
+    benchmark = [f"sort={tmp_path / 'held_out.jsonl'}", "--benchmarks.sort.reward", "exact_match"]
+    sampling = ["--temperature", "0", "--max_new_tokens", "4", "--cluster.num_devices", "1"]
+    output = tmp_path / "eval"
+    done = run([*RLINF, "eval", *benchmark, "--model", str(run_folder), *sampling, "--output", str(output)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert scores(output)["sort"]["num_problems"] == 64
+    assert scores(output)["sort"]["scores"]["avg@1"]["value"] == said

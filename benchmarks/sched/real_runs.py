@@ -82,7 +82,7 @@ class Placed:
     def measured(self) -> Measured:
         """What its profiler has seen."""
         self.profiler.observe_memory(self.executor, self.plan)
-        found = self.profiler.measured(num_parts=self.job.num_parts)
+        found = self.profiler.measured()
         return Measured(problem=complete_problem(self.job, found.problem), fits=found.fits)
 
     def _run(self, index: int) -> Any:
@@ -101,7 +101,7 @@ class Probing(Placed):
 
     @cached_property
     def probes(self) -> Sequence[Plan]:
-        return probe_plans(self.flows.train.graph(), self.plan, self.job.num_items, self.job.granularities)
+        return probe_plans(self.flows.train.graph(), self.plan, self.job.num_items)
 
     def step(self, index: int) -> float:
         probe = self.probes[index % len(self.probes)]
@@ -159,7 +159,7 @@ def measure(name: str, num_rounds: int, scratch: Path) -> dict[str, Any]:
         steps = {name: side.step for name, side in (*probing.items(), *sides.items())}
         samples_s = interleave(steps, num_warmup=NUM_WARMUP, num_rounds=num_rounds)
         found, *_ = [side.measured() for side in probing.values()]
-        profiled = both.measured(num_parts=base.job.num_parts)
+        profiled = both.measured()
         known = {"auto": found.problem, "profile": complete_problem(base.job, profiled.problem)}
         first = {mode: _row(samples_s[mode], side, known) for mode, side in sides.items()}
         auto = plans_of_problem(base.job, base.flows, found.problem).plans[base.flows.train.name]

@@ -31,33 +31,39 @@ import torch
 from benchmarks.harness import compare, cpu_seconds, interleave, mean_seconds, report
 from benchmarks.throughput.single_process import EnvironmentLoop, ListWriter, SingleProcess
 
+from rlinf import jobs
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.base import Flows, Job
-from rlinf.jobs.embodied import EmbodiedJob
-from rlinf.jobs.reasoning import ReasoningJob
-from rlinf.loop.training_loop import TrainingLoop
+from rlinf.loop.session import Session
 from rlinf.planning.plans import make_plans
 from rlinf.processes.environment import worker_environment
 from rlinf_workers import Executor, Flow, FlowRun, StepContext
 from rlinf_workers.spans import Span
 
-RECIPES: dict[str, tuple[str, type[Any]]] = {
-    "sort": ("sort-grpo", ReasoningJob),
-    "pushcube": ("pushcube-ppo", EmbodiedJob),
-}
+RECIPES = {"sort": "sort-grpo", "pushcube": "pushcube-ppo"}
 TARGET = 1.05
 
 
-class PlainLoop:
-    """The training step in one process. It also stands in for the training loop while the job prepares itself (the
-    warm start)."""
+@dataclass(frozen=True)
+class PlainGroup:
+    """A worker group of one worker, in this process."""
 
-    def __init__(self, job: Job, flows: Flows) -> None:
-        self._job, self._flows = job, flows
+    worker: Any
+    num_ranks: int = 1
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        return [getattr(self.worker, method)(*args)]
+
+
+class PlainLoop:
+    """The training step in one process. It also stands in for the session while the job prepares itself (the warm
+    start)."""
+
+    def __init__(self, job: Job, flows: Flows, folder: Path) -> None:
+        self._job, self._flows, self.folder = job, flows, folder
         self.local = SingleProcess(flows.train)
         self.local.copy_weights()
-        self.progress = self
         self._step = self._step_with_env if "env" in flows.train.workers else self._step_without_env
 
     def step(self, context: StepContext, feeds: dict[str, list[Any]]) -> tuple[float, dict[str, float]]:
@@ -79,7 +85,7 @@ class PlainLoop:
         in_order = sorted(trajectories.items, key=lambda trajectory: trajectory.group)
         workers["actor"].train([in_order])
 
-    # -- what Job.prepare uses of a training loop --------------------------------------------------------------------
+    # -- what Job.prepare uses of a session ------------------------------------------------------------------------
 
     def run_flow(self, flow: Flow, *, step: int, feeds: dict[str, list[Any]], phase: Any = "train") -> FlowRun:
         num_items = max(map(len, feeds.values()))
@@ -89,13 +95,21 @@ class PlainLoop:
         metrics = self.local.metrics()
         return FlowRun(metrics=metrics, collected=collected, shown=[], spans=[], start_s=0.0, duration_s=0.0)
 
-    def evaluate(self, step: int, *, record: bool = True) -> dict[str, float]:
+    def group(self, name: str) -> PlainGroup:
+        return PlainGroup(self.local.workers[name])
+
+    def sync_weights(self) -> None:
+        self.local.copy_weights()
+
+    def evaluate(self, step: int) -> dict[str, float]:
         self.local.copy_weights()
         run = self.run_flow(self._flows.evaluate, step=step, feeds=self._job.evaluation_feeds(), phase="evaluate")
         return self._job.evaluation_metrics(run)
 
     def message(self, text: str) -> None:
         print(text, flush=True)
+
+    note = message
 
 
 @dataclass
@@ -116,9 +130,8 @@ class FlowSide:
 
 def make_job(name: str, overrides: list[str]) -> Job:
     """The recipe's job, in collocated mode on one CPU slot."""
-    recipe, job_class = RECIPES[name]
     fixed = ["--cluster.num_devices=1", "--mode=collocated", "--plan.num_ranks={}", *overrides]
-    return job_class(load_config(recipe, parse_overrides(fixed)))
+    return jobs.prepare(load_config(RECIPES[name], parse_overrides(fixed)))
 
 
 def measure(name: str, options: argparse.Namespace, overrides: list[str]) -> None:
@@ -156,7 +169,7 @@ def measure(name: str, options: argparse.Namespace, overrides: list[str]) -> Non
         report(
             f"overhead-{name}" + ("-one-core" if options.one_core else ""),
             settings={
-                "recipe": RECIPES[name][0],
+                "recipe": RECIPES[name],
                 "overrides": overrides,
                 "one_core": options.one_core,
                 "warmup": options.warmup,
@@ -179,8 +192,8 @@ def _start(stack: ExitStack, job: Job, folder: Path) -> tuple[FlowSide, PlainLoo
     flows = job.build(folder)
     planned = make_plans(job, flows, Path())
     job.write_inputs(folder)
-    plain = PlainLoop(job, flows)
-    job.prepare(cast(TrainingLoop, plain))
+    plain = PlainLoop(job, flows, folder)
+    job.prepare(cast(Session, plain))
     plain.local.copy_weights()
     (folder / "start").mkdir()
     plain.local.workers[job.trainer].save_checkpoint(str(folder / "start"))

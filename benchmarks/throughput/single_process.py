@@ -13,6 +13,7 @@ import torch
 
 from rlinf_workers import Flow, StepContext
 from rlinf_workers.embodied.environment import Environment
+from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launcher.base import Identity
 from rlinf_workers.metrics import merge
 from rlinf_workers.records.embodied import Observation
@@ -41,16 +42,16 @@ class SingleProcess:
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self.workers: dict[str, Any] = {}
+        self._hosts: dict[str, WorkerHost] = {}
         for name, definition in flow.workers.items():
-            worker = definition.worker_class.__new__(definition.worker_class)
-            worker.attach(Identity(role=name, rank=0, num_ranks=1, devices=("cpu:0",), rendezvous=""), _refuse)
-            worker.__init__(*definition.arguments)
-            self.workers[name] = worker
+            identity = Identity(role=name, rank=0, num_ranks=1, devices=("cpu:0",), rendezvous="")
+            self._hosts[name] = WorkerHost(identity, _refuse)
+            self.workers[name] = self._hosts[name].make(definition.worker_class, *definition.arguments)
 
     def begin(self, context: StepContext) -> None:
         """Tells every worker which run its next stage takes part in."""
-        for worker in self.workers.values():
-            worker._local.step = context
+        for host in self._hosts.values():
+            host.step = context
 
     def run_stages(self, flow: Flow, feeds: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """The stages of a flow without cycles, one after the other on whole batches; the items of every channel."""
@@ -76,12 +77,12 @@ class SingleProcess:
 
     def metrics(self) -> dict[str, float]:
         """Of everything that ran since the last call."""
-        return merge(worker._metrics.drain() for worker in self.workers.values())
+        return merge(host.metrics.drain() for host in self._hosts.values())
 
     def forget_rows(self) -> None:
         """Drops the rows that were shown to people."""
-        for worker in self.workers.values():
-            worker._shown.clear()
+        for host in self._hosts.values():
+            host.shown.clear()
 
 
 class EnvironmentLoop:

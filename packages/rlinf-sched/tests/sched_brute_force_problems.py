@@ -43,6 +43,10 @@ def problems(
     many_choices = many_choices or len(flow.stages) <= 4
     common = draw(st.sampled_from([(1, 0), (1, 2, 0), (0,)] if many_choices else [(0,), (1,)]))
     sizes = st.sampled_from([common, common, (2, 0)]) if many_choices else st.just(common)
+    limits = [{"granularities": draw(sizes), "num_parts": draw(st.sampled_from([0, 0, 0, 4]))} for _ in flow.stages]
+    flow = replace(
+        flow, stages=tuple(replace(stage, **limit) for stage, limit in zip(flow.stages, limits, strict=True))
+    )
     pinned = draw(st.sampled_from([{}, {}, {}, {draw(st.sampled_from(flow.stages)).worker: min(2, num_devices)}]))
     return Problem(
         flow=flow,
@@ -51,7 +55,6 @@ def problems(
             1, num_devices, name="GPU", memory_bytes=draw(st.sampled_from([1000, 48, 24])) * GIB
         ),
         num_items=num_items,
-        granularities={stage.name: draw(sizes) for stage in flow.stages},
         pinned_devices=pinned,
         allow_offload=draw(st.booleans()) and (many_choices or num_devices <= 2),
     )
@@ -116,7 +119,6 @@ def _profiles(draw: st.DrawFn, num_devices: int, rounds: int) -> StageProfile:
         costs=draw(st.sampled_from([ItemCosts(), ItemCosts(spread="lognormal", sigma=0.5)])),
         rounds=rounds,
         max_instances=draw(st.sampled_from([0, 0, 0, 1, 3])),
-        num_parts=draw(st.sampled_from([0, 0, 0, 4])),
         weights_bytes=draw(st.sampled_from([0, 10 * GIB])),
     )
 

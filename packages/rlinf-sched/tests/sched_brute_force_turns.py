@@ -89,13 +89,13 @@ def options_of(problem: Problem, names: Sequence[str]) -> list[Option]:
 
 
 def _places(problem: Problem, name: str) -> Iterator[_Place]:
-    profile = problem.profile(name)
-    pinned = problem.pinned_devices.get(problem.flow.stage(name).worker)
+    profile, stage = problem.profile(name), problem.flow.stage(name)
+    pinned = problem.pinned_devices.get(stage.worker)
     for instance in profile.instances:
         for count in range(1, problem.cluster.num_devices // instance.num_devices + 1):
             if profile.max_instances and count > profile.max_instances:
                 continue
-            if profile.num_parts and profile.num_parts % count:
+            if stage.num_parts % count:
                 continue
             if pinned and count * instance.num_devices != pinned:
                 continue

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ def cycles(draw: st.DrawFn) -> Problem:
         Stage(name="env", worker="env", role="env", reads=("actions",), writes=("observations",), dispatch="key"),
         Stage(name="policy", worker="policy", role="rollout", reads=("observations",), writes=("actions", "out")),
     )
+    stages = tuple(replace(stage, granularities=SIZES) for stage in stages)
     rounds = draw(st.integers(2, 6))
     profiles = {
         stage.name: profile(
@@ -35,7 +37,6 @@ def cycles(draw: st.DrawFn) -> Problem:
         profiles=Profiles(stages=profiles),
         cluster=gpus(draw(st.sampled_from([1, 2, 3, 4]))),
         num_items=NUM_ITEMS,
-        granularities={"env": SIZES, "policy": SIZES},
         allow_offload=False,
     )
 

@@ -176,7 +176,7 @@ BAD_INPUT: list[tuple[Callable[[dict], Any], str]] = [
         lambda t: t.update(pinned_devices={"rolout": 1}),
         "pinned_devices.rolout: there is no such worker group; did you mean 'rollout'?",
     ),
-    (lambda t: t.update(granularities={"acter": [1]}), "granularities.acter: the flow has no such stage; did you mean"),
+    (lambda t: t["flow"]["stages"][1].update(granularities=[-1]), "granularities: -1 is no multiple of item_multiple"),
     (lambda t: t.update(num_item=3), "problem.num_item is not a known key; did you mean 'num_items'?"),
     (lambda t: t.pop("num_items"), "problem.num_items is missing; add it"),
     (lambda t: t.update(num_items=0), "num_items=0 must be from 1 to"),

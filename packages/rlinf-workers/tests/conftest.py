@@ -1,10 +1,12 @@
 """A language model small enough for a test, and workers without a process."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
 import torch
 
+from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launcher.base import Identity
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.testing.engines import tiny_model
@@ -23,13 +25,10 @@ def make_worker():
     """Makes a worker in this process: `make_worker(Actor, settings)`."""
 
     def make(worker_class, *arguments, step=0, phase: Phase = "train", num_items=0):
-        worker = worker_class.__new__(worker_class)
-        worker.attach(
-            Identity(role="worker", rank=0, num_ranks=1, devices=("cpu:0",), rendezvous=""), lambda *_, **__: None
-        )
-        worker.__init__(*arguments)
-        worker._local.step = StepContext(step=step, phase=phase, seed=0, num_items=num_items)
-        return worker
+        identity = Identity(role="worker", rank=0, num_ranks=1, devices=("cpu:0",), rendezvous="")
+        host = WorkerHost(identity, lambda *_, **__: Future())
+        host.step = StepContext(step=step, phase=phase, seed=0, num_items=num_items)
+        return host.make(worker_class, *arguments)
 
     return make
 

@@ -266,7 +266,7 @@ def test_bad_completions_far_from_the_policy_that_sampled_are_left_out(make_work
         lambda rewards: grpo_reference(rewards).clamp(min=0.0 if dropped else -math.inf),
     )
     torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
-    metrics = merge([actor._metrics.drain()])
+    metrics = merge([actor._host.metrics.drain()])
     assert (metrics["actor/off_policy_fraction"] > 0) == dropped
     assert metrics["actor/rollout_kl"] == pytest.approx(math.exp(-1.0) - 1.0 + 1.0, rel=1e-5)
 
@@ -291,7 +291,7 @@ def test_the_policy_loss_of_the_most_uncertain_tokens(make_worker, reader, model
     (torch.cat(terms)[every >= least].sum() / num_tokens).backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
     torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
-    assert merge([actor._metrics.drain()])["actor/entropy"] == pytest.approx(float(every.mean()), rel=1e-5)
+    assert merge([actor._host.metrics.drain()])["actor/entropy"] == pytest.approx(float(every.mean()), rel=1e-5)
 
 
 def test_a_clamp_bounds_what_the_kl_adds(make_worker, reader, model):
@@ -302,7 +302,7 @@ def test_a_clamp_bounds_what_the_kl_adds(make_worker, reader, model):
     found, actor = gradient_after(make_worker, reader, settings, scored_groups())
     torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-8)
     assert not torch.allclose(free, plain, rtol=1e-3)
-    assert merge([actor._metrics.drain()])["actor/ref_kl"] == pytest.approx(1e-9)
+    assert merge([actor._host.metrics.drain()])["actor/ref_kl"] == pytest.approx(1e-9)
 
 
 def test_the_weight_of_the_kl_is_adapted_to_its_target(make_worker, reader, model):
@@ -313,7 +313,7 @@ def test_the_weight_of_the_kl_is_adapted_to_its_target(make_worker, reader, mode
     kl = sum(float((g.samples.rollout_logprobs - g.samples.ref_logprobs).sum()) for g in groups) / NUM_SEQUENCES
     settings = actor_settings(model, "rloo", kl_coef=0.3, kl_target=kl / 1.1, kl_horizon=100)
     _, actor = gradient_after(make_worker, reader, settings, groups)
-    metrics = merge([actor._metrics.drain()])
+    metrics = merge([actor._host.metrics.drain()])
     assert metrics["actor/kl_coef"] == 0.3, "of this step"
     num_tokens = sum(float(group.samples.loss_mask.sum()) for group in groups)
     assert metrics["actor/ref_kl"] == pytest.approx(kl * NUM_SEQUENCES / num_tokens, rel=1e-5)
@@ -324,7 +324,7 @@ def test_the_weight_of_the_kl_is_adapted_to_its_target(make_worker, reader, mode
 def test_value_losses_train_the_critic(make_worker, reader, model, changes):
     groups = scored_groups()
     _, actor = gradient_after(make_worker, reader, actor_settings(model, "ppo", **changes), groups)
-    assert merge([actor._metrics.drain()])["critic/grad_norm"] > 0
+    assert merge([actor._host.metrics.drain()])["critic/grad_norm"] > 0
 
 
 def test_the_entropy_bonus(make_worker, reader, model):
@@ -395,7 +395,7 @@ def test_ppo_moves_the_critic_towards_the_returns(make_worker, reader, model):
     losses = []
     for _ in range(3):
         actor.train(reader([groups]))
-        losses.append(merge([actor._metrics.drain()])["critic/loss"])
+        losses.append(merge([actor._host.metrics.drain()])["critic/loss"])
     assert losses[-1] < 0.5 * losses[0]
     assert actor.policy_version == 60
 
@@ -442,10 +442,10 @@ def test_several_minibatches_make_several_steps_anchored_at_the_first_policy(mak
     groups = scored_groups()
     _, actor = gradient_after(make_worker, reader, actor_settings(model, num_minibatches=2), groups)
     assert actor.policy_version == 2
-    metrics = merge([actor._metrics.drain()])
+    metrics = merge([actor._host.metrics.drain()])
     assert metrics["actor/clip_fraction"] > 0, "after a step of 1e-2 the ratio leaves the clip range somewhere"
     _, single = gradient_after(make_worker, reader, actor_settings(model), groups)
-    assert merge([single._metrics.drain()])["actor/clip_fraction"] == 0.0, "on-policy, the ratio is 1"
+    assert merge([single._host.metrics.drain()])["actor/clip_fraction"] == 0.0, "on-policy, the ratio is 1"
 
 
 def test_a_number_of_groups_that_does_not_divide_leaves_no_minibatch_empty(make_worker, reader, model):
@@ -460,7 +460,7 @@ def test_groups_without_advantage_count_but_do_not_train(make_worker, reader, mo
     groups = [dataclasses.replace(group, rewards=torch.ones(GROUP_SIZE)) for group in scored_groups()]
     found, actor = gradient_after(make_worker, reader, actor_settings(model), groups)
     assert not found.any()
-    metrics = merge([actor._metrics.drain()])
+    metrics = merge([actor._host.metrics.drain()])
     assert metrics["actor/groups_without_advantage"] == 1.0
     assert metrics["actor/trained_token_fraction"] == 0.0
 
@@ -484,11 +484,11 @@ def examples(num_shards=2):
 def test_imitation_lowers_the_loss(make_worker, reader, model):
     actor = make_worker(Actor, actor_settings(model))
     actor.imitate(reader([examples() * 1]))
-    first = merge([actor._metrics.drain()])["warm_start/loss"]
+    first = merge([actor._host.metrics.drain()])["warm_start/loss"]
     actor.imitate(reader([examples() * 20]))
-    actor._metrics.drain()
+    actor._host.metrics.drain()
     actor.imitate(reader([examples()]))
-    assert merge([actor._metrics.drain()])["warm_start/loss"] < 0.7 * first
+    assert merge([actor._host.metrics.drain()])["warm_start/loss"] < 0.7 * first
     assert actor.policy_version == 22
 
 

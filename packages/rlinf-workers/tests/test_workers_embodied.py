@@ -182,7 +182,7 @@ def test_the_epoch_loop_ends_at_the_target_kl(make_worker, reader):
     hasty.train(reader([batch]))
     assert patient.policy_version == 8
     assert 1 <= hasty.policy_version < 8
-    assert merge([hasty._metrics.drain()])["actor/kl"] > 1e-3
+    assert merge([hasty._host.metrics.drain()])["actor/kl"] > 1e-3
 
 
 def test_a_checkpoint_restores_the_actor_to_the_bit(make_worker, reader, tmp_path):

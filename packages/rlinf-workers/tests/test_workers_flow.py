@@ -5,6 +5,8 @@ from concurrent.futures import Future
 import pytest
 
 from rlinf_workers import Flow, FlowDefinitionError, Worker
+from rlinf_workers.execution.worker_host import WorkerHost
+from rlinf_workers.launcher.base import Identity
 from rlinf_workers.testing.toy_flow import Learn, Scale, toy_flow
 
 
@@ -56,16 +58,10 @@ def test_two_stages_of_one_name():
 
 
 def test_worker_attributes_are_there_before_init():
-    from rlinf_workers.launcher.base import Identity
-
     class Curious(Worker):
         def __init__(self):
             self.seen = (self.name, self.num_ranks, self.devices)
 
-    worker = Curious.__new__(Curious)
-    worker.attach(
-        Identity(role="w", rank=1, num_ranks=2, devices=("cpu:1",), rendezvous=""),
-        lambda service, value, wants_reply=True: Future(),
-    )
-    worker.__init__()
+    identity = Identity(role="w", rank=1, num_ranks=2, devices=("cpu:1",), rendezvous="")
+    worker = WorkerHost(identity, lambda service, value, wants_reply=True: Future()).make(Curious)
     assert worker.seen == ("w/1", 2, ("cpu:1",))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_workers import FlowDefinitionError, LocalLauncher, RemoteError, WorkerGroup, WorkerLost
-from rlinf_workers.launcher import WorkerSpec
+from rlinf_workers.launcher.base import WorkerSpec
 from rlinf_workers.launcher.cores import cores_of_slots
 from rlinf_workers.testing.toy_flow import Fault, Scale
 
@@ -140,7 +140,7 @@ DRIVER = """
     import sys, time
     from pathlib import Path
     from rlinf_workers import LocalLauncher
-    from rlinf_workers.launcher import WorkerSpec
+    from rlinf_workers.launcher.base import WorkerSpec
     from rlinf_workers.testing.toy_flow import Fault
 
     if __name__ == "__main__":

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rlinf_comm.channel import Channel
 from rlinf_workers import WorkersError
 from rlinf_workers.execution.ports import DriverPauses, Reader, Writer
-from rlinf_workers.execution.stage_call import ReadPort, WritePort
+from rlinf_workers.execution.stage_calls import ReadPort, WritePort
 
 
 def read_port(channel, **changes):

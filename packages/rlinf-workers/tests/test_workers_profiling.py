@@ -109,7 +109,7 @@ def measured():
     for granularity in (8, 4, 2):
         profiler.observe(grpo_step(granularity), plan)
     profiler.observe_memory(Running(), plan)  # pyright: ignore[reportArgumentType]
-    return profiler.measured(num_parts={"actor": 2})
+    return profiler.measured()
 
 
 def test_a_stage_takes_what_its_slowest_rank_took(measured):
@@ -131,7 +131,6 @@ def test_switches_syncs_hops_and_memory_are_in_the_problem(measured):
     assert problem.synced_bytes(GRAPH.weight_edges[0]) / problem.cluster.links.node_bytes_per_s == pytest.approx(0.8)
     assert problem.cluster.links.latency_s == pytest.approx(0.25)
     assert (rollout.state_bytes, rollout.work_bytes) == (120, 30)
-    assert problem.profiles.stages["actor"].num_parts == 2
 
 
 def test_the_problem_predicts_the_step_that_it_was_made_of(measured):

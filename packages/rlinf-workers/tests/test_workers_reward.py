@@ -43,7 +43,7 @@ def settings(model, rule, **changes) -> RewardSettings:
 
 
 def metrics(worker) -> dict[str, float]:
-    return merge([worker._metrics.drain()])
+    return merge([worker._host.metrics.drain()])
 
 
 @pytest.mark.parametrize("sizes", [(4,), (1, 1, 1, 1), (3, 1)])

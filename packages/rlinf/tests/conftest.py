@@ -9,8 +9,6 @@ from rlinf import jobs
 from rlinf.cli.main import main
 
 SCREEN_LINES = 24
-NO_WEIGHTS = (2).to_bytes(8, "little") + b"{}"
-"""A whole safetensors file with no tensor in it."""
 
 
 class Outcome(SimpleNamespace):
@@ -57,13 +55,23 @@ def refused(rlinf, tmp_path: Path):
 
 
 @pytest.fixture
-def gsm8k_inputs(tmp_path: Path) -> Path:
-    """A model folder and data files that pass, next to each other."""
-    from rlinf.config.reasoning import ArchitectureConfig
-    from rlinf.tasks.language import write_model_folder
+def model_folder(tmp_path: Path):
+    """Makes `model` in the test's folder: config, tokenizer, and a whole safetensors file with no tensor in it."""
 
-    write_model_folder(tmp_path / "model", ArchitectureConfig(max_positions=1024), "abc", "float32")
-    (tmp_path / "model" / "model.safetensors").write_bytes(NO_WEIGHTS)
+    def make(alphabet: str, *, max_positions: int) -> None:
+        from rlinf.config.reasoning import ArchitectureConfig
+        from rlinf.tasks.language import write_model_folder
+
+        write_model_folder(tmp_path / "model", ArchitectureConfig(max_positions=max_positions), alphabet, "float32")
+        (tmp_path / "model" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+
+    return make
+
+
+@pytest.fixture
+def gsm8k_inputs(tmp_path: Path, model_folder) -> Path:
+    """A model folder and data files that pass, next to each other."""
+    model_folder("abc", max_positions=1024)
     (tmp_path / "train.jsonl").write_text(
         '{"question": "a", "answer": "#### 1"}\n{"question": "b", "answer": "#### 2"}\n'
     )

@@ -13,7 +13,7 @@ from rlinf.loop.plan_times import PlanTimes, busy_seconds
 from rlinf.machine import Machine
 from rlinf.planning import auto_mode
 from rlinf.planning.auto_mode import AutoMode, moves
-from rlinf.planning.plans import make_plans, plans_of_problem
+from rlinf.planning.plans import make_plans, placements_to_measure, plans_of_problem
 from rlinf_sched import InstanceProfile, Problem, Profiles, StageProfile, TimePoint
 from rlinf_sched.cluster import Cluster, Links
 from rlinf_workers import FlowRun
@@ -82,7 +82,7 @@ class Auto:
         return asks
 
 
-def problem_of(auto: Auto, item_s, **kept) -> Problem:
+def problem_of(auto: Auto, item_s) -> Problem:
     """Costs by item, in the flow of the job."""
     stages = {
         name: StageProfile(
@@ -90,7 +90,6 @@ def problem_of(auto: Auto, item_s, **kept) -> Problem:
                 InstanceProfile(num_devices=span, points=(TimePoint(num_items=1, seconds=seconds),))
                 for span in ((0,) if name == "reward" else (1, 2))
             ),
-            num_parts=kept.get("num_parts", {}).get(name, 0),
         )
         for name, seconds in item_s.items()
     }
@@ -111,6 +110,26 @@ def test_a_run_begins_collocated_and_measures_each_granularity_several_times():
     assert seen == [0, *[0, 16, 8] * auto_mode.NUM_REPEATS]
 
 
+def test_a_run_that_is_too_short_measures_nothing_and_says_so():
+    auto = Auto()
+    auto.mode.fit_into(auto.mode.num_probes + 1)
+    assert auto.mode.num_probes == 10
+    auto.mode.fit_into(1)
+    assert auto.mode.num_probes == 0
+    assert auto.told == ["auto: collocated stays: measuring takes 10 steps, and the run has 1 left"]
+
+
+@pytest.mark.parametrize(("num_devices", "modes"), [(1, ["collocated"]), (2, ["collocated", "disaggregated"])])
+def test_a_measurement_knows_its_placements_and_their_steps_before_it_begins(num_devices, modes):
+    auto = Auto("--cluster.num_devices", str(num_devices))
+    placements = placements_to_measure(auto.job, auto.flows)
+    assert [placed.plans["grpo"].mode for placed in placements] == modes
+    for placed in placements:
+        auto.mode.begin_probes(placed)
+        steps = iter(lambda: auto.mode.num_probes > 0 and not auto.observe(step_run()), False)
+        assert 1 + sum(steps) == len(auto.mode.probes_of(placed))
+
+
 def test_what_was_measured_decides():
     auto = Auto()
     auto.probe_all()
@@ -118,7 +137,7 @@ def test_what_was_measured_decides():
     problem = auto.mode.problem
     assert problem is not None
     assert problem.profiles.stages["rollout"].instances[0].seconds(32) == pytest.approx(0.32)
-    assert problem.granularities == {"actor": (32, 0)}
+    assert problem.choices("actor") == (32, 64)
     plan = auto.mode.plan if found is None else found.plans["grpo"]
     assert plan.mode == "collocated"
     assert not moves(plan, auto.planned.plans["grpo"])
@@ -128,8 +147,7 @@ def test_a_plan_that_pays_is_taken_and_one_that_does_not_is_not(monkeypatch):
     auto = Auto("--actor.num_shards", "1", "--actor.micro_batch_groups", "8")
     auto.probe_all()
     # one rank of the actor takes most of the time: beside it the rollout costs nothing, before it 0.16 s
-    problem = problem_of(auto, {"rollout": 0.005, "reward": 0.0001, "actor": 0.02}, num_parts={"actor": 1})
-    problem = replace(problem, granularities=dict(auto.job.granularities))
+    problem = problem_of(auto, {"rollout": 0.005, "reward": 0.0001, "actor": 0.02})
     monkeypatch.setattr(AutoMode, "measure", lambda self, executor: type("Found", (), {"problem": problem}))
     base = {"restart_s": 5.0}
     assert auto.better(num_steps=1, **base) is None
@@ -193,7 +211,7 @@ def test_another_mode_measures_nothing_and_predicts_from_a_given_profile(tmp_pat
 
 def test_a_given_profile_is_planned_from_at_once_and_so_is_that_of_the_run_folder(tmp_path: Path):
     costs = {"rollout": 0.01, "reward": 0.0001, "actor": 0.01}
-    problem = problem_of(Auto(), costs, num_parts={"actor": 1, "rollout": 1})
+    problem = problem_of(Auto("--actor.num_shards", "1"), costs)
     (tmp_path / "problem.json").write_text(problem.to_json())
     for auto in (Auto("--plan.profile", str(tmp_path / "problem.json")), Auto(folder=tmp_path)):
         assert auto.mode.num_probes == 0

@@ -15,20 +15,14 @@ from rlinf.errors import UserError
 from rlinf.evaluation.run import Evaluation
 from rlinf.run_folder.seal import write_seal
 
-NO_WEIGHTS = (2).to_bytes(8, "little") + b"{}"
-"""A whole safetensors file with no tensor in it."""
 ALPHABET = "".join(map(chr, range(32, 127))) + "\n"
 
 
 @pytest.fixture
-def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder) -> Path:
     """A folder with a model of 512 positions and data files, in which the command runs."""
-    from rlinf.config.reasoning import ArchitectureConfig
-    from rlinf.tasks.language import write_model_folder
-
     monkeypatch.chdir(tmp_path)
-    write_model_folder(tmp_path / "model", ArchitectureConfig(max_positions=512), ALPHABET, "float32")
-    (tmp_path / "model" / "model.safetensors").write_bytes(NO_WEIGHTS)
+    model_folder(ALPHABET, max_positions=512)
     rows = [{"question": f"{i} + 1?", "answer": f"#### {i + 1}"} for i in range(3)]
     (tmp_path / "gsm8k.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (tmp_path / "torn.jsonl").write_text('{"question": "a", "answer": "#### 1"}\n{"question": "b", "ans')

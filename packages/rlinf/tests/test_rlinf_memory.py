@@ -1,5 +1,7 @@
 """What ranks hold: against a real model's parameters and autograd's own records, and refusals with numbers."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf.machine import Machine
-from rlinf.planning.memory import check_memory, rank_memory, replicated_job, shape_of
+from rlinf.planning.memory import check_memory, loads_of, rank_memory, reference_shape, replicated_job, shape_of
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Lengths
 from rlinf_sched.derive.replicated import ReplicatedJob, trainer_memory
@@ -70,13 +72,97 @@ def test_what_a_backward_pass_keeps_is_what_autograd_records() -> None:
     assert counted / sum(saved.values()) == pytest.approx(1.1, abs=0.2)  # the gradients of the logits come on top
 
 
+def test_a_backward_pass_holds_back_a_gradient_of_every_layer() -> None:
+    """No weight gets its gradient before the completions' pass is through all layers, so a copy of them waits."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    names = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
+    config = Qwen2Config(num_hidden_layers=3, **{names.get(key, key): value for key, value in SMALL.items()})
+    model = Qwen2ForCausalLM(config)
+    events: list[str] = []
+    first, *_ = layers = list(model.model.layers)
+    first.register_full_backward_hook(lambda *_: events.append("through"))
+    for parameter in (parameter for layer in layers for parameter in layer.parameters()):
+        parameter.register_post_accumulate_grad_hook(lambda _: events.append("gradient"))
+    batch = SequenceBatch(
+        prompt_ids=torch.zeros(1, 2, dtype=torch.int64),
+        prompt_mask=torch.ones(1, 2, dtype=torch.int64),
+        completion_ids=torch.zeros(2, 2, dtype=torch.int64),
+        loss_mask=torch.ones(2, 2),
+    )
+    completion_logprobs(model, batch, 1.0).sum().backward()
+    assert events[0] == "through"
+    shape = ModelShape(name="small", num_layers=3, head_dim=16, qkv_bias=True, **SMALL)
+    lengths = Lengths(mean_tokens=2, limit_tokens=2, prompt_tokens=2, group_size=2)
+    work = trainer_memory(shape, ReplicatedJob(lengths=lengths, num_groups=1), 1).work
+    assert 4 * shape.num_parameters < work < 4.4 * shape.num_parameters
+
+
+def test_a_warm_start_keeps_more_than_a_small_micro_batch() -> None:
+    shape = shape_of(config_of(), 13)
+    assert shape is not None
+    flags = ("--actor.micro_batch_groups=1", "--algorithm.group_size=2")
+    job, without = replicated_job(config_of(*flags)), replicated_job(config_of(*flags, "--warm_start=null"))
+    assert job.warm_start_sequences == 128
+    sizes = [trainer_memory(shape, one, 1).work for one in (job, without)]
+    assert sizes[0] > 10 * sizes[1]
+
+
+def test_a_made_model_has_the_parameters_that_are_counted(tmp_path) -> None:
+    from rlinf.tasks.language import write_model_folder
+    from rlinf_workers.models.language_model import ModelSettings, build_model
+
+    config = config_of()
+    assert config.model.architecture is not None
+    write_model_folder(tmp_path, config.model.architecture, "0123456789", "float32")
+    model = build_model(ModelSettings(folder=str(tmp_path), has_weights=False), torch.device("cpu"))
+    shape = shape_of(config, 13)
+    assert shape is not None
+    assert shape.num_parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_teacher_is_counted_with_its_own_shape(tmp_path) -> None:
+    names = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
+    large = {names.get(key, key): value for key, value in WIDE.items()} | {"num_hidden_layers": 9}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **large}))
+    config = config_of("--algorithm.name=distillation", f"--reference.path={tmp_path}")
+    small = shape_of(config, 13)
+    assert small is not None
+    teacher = reference_shape(config, small)
+    assert teacher is not None
+    assert (teacher.num_layers, teacher.hidden_size) == (9, 4096)
+    memory = rank_memory(small, replicated_job(config), {}, teacher)
+    assert memory["reference"].weights == 4 * teacher.num_parameters > 100 * memory["actor"].weights
+    assert reference_shape(config_of("--algorithm.kl_coef=0.1"), small) is small
+    assert reference_shape(config_of(), small) is None
+
+
+def test_an_evaluation_may_have_more_sequences_at_once_than_a_step() -> None:
+    stages = (StagePlan(stage="rollout", devices=(0,), num_ranks=1, granularity=0, offload=False, turn=0),)
+    plan = Plan(flow="grpo", mode="collocated", stages=stages, reason="")
+    flags = ("--rollout.num_prompts=16", "--algorithm.group_size=4")
+    for num_held_out, expected in ((8, 16), (500, 125), (4000, 128)):
+        config = config_of(*flags, f"--task.num_held_out={num_held_out}")
+        shape = shape_of(config, 13)
+        assert shape is not None
+        (load,) = loads_of(config, shape, plan)
+        assert load.num_items == expected
+
+
+def test_no_worker_took_more_than_was_counted() -> None:
+    results = Path(__file__).parents[3] / "benchmarks" / "results" / "memory.json"
+    for name, case in json.loads(results.read_text())["cases"].items():
+        for worker, row in case["workers"].items():
+            assert row["measured_bytes"] <= row["counted_bytes"] < 1.3 * row["measured_bytes"], (name, worker)
+
+
 def test_a_rank_has_weights_its_shards_gradients_and_two_moments() -> None:
     config = config_of("--actor.num_shards=8", "--warm_start=null", "--rollout.num_prompts=64")
     shape = shape_of(config, 13)
     assert shape is not None
     copy = 4 * shape.num_parameters
     for num_ranks, num_buffers in ((1, 8), (4, 2), (8, 1)):
-        memory = rank_memory(shape, replicated_job(config), {"actor": num_ranks}, has_reference=False)
+        memory = rank_memory(shape, replicated_job(config), {"actor": num_ranks}, None)
         assert memory["actor"].state == (1 + num_buffers + 2) * copy
         assert memory["rollout"].state == copy
     warm = config_of("--actor.num_shards=8")
@@ -99,7 +185,7 @@ def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
     config = config_of("--warm_start=null")
     shape = ModelShape(name="wide", num_layers=2, head_dim=64, **WIDE)
     job = replicated_job(config)
-    memory = rank_memory(shape, job, {"actor": 1}, has_reference=False)
+    memory = rank_memory(shape, job, {"actor": 1}, None)
     rollout, actor = memory["rollout"].peak(64), memory["actor"].peak(64)
 
     def check(memory_bytes: int, *, offload: bool) -> None:

@@ -126,7 +126,7 @@ def test_the_flow_of_a_recipe_is_that_of_the_job(kl_coef: str):
     assert isinstance(config, ReasoningConfig)
     job = ReasoningJob(config, Machine(num_cpus=2, memory_bytes=1 << 30))
     declared = job.build(Path("unused")).train.graph()
-    planned = grpo_flow(has_reference=kl_coef != "0", group_bytes=0)
+    planned = grpo_flow(config, group_bytes=0)
     assert (planned.stages, planned.weight_edges, planned.feeds) == (
         declared.stages,
         declared.weight_edges,

@@ -143,6 +143,12 @@ class Algorithm:
         """Optimizer steps on the samples of one step."""
         return self.num_minibatches * self.num_epochs
 
+    @property
+    def gathers_whole_step(self) -> bool:
+        """Whether no gradient can be computed before the last group of a step is there."""
+        decides_together = self.has_critic or self.whiten_advantages or self.oversampling > 1
+        return decides_together or self.num_updates > 1
+
     def options_of(self, takes: Takes) -> dict[str, Option]:
         """Argument -> value, for a part that takes these."""
         return {

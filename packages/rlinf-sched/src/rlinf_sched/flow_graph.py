@@ -49,6 +49,12 @@ class Stage:
     """True: the method must see every item of a step in one hand-over, so every plan gives it granularity 0."""
     item_multiple: int = 1
     """A hand-over holds a multiple of this many items (a micro-batch size, a data-parallel degree); at least 1."""
+    granularities: tuple[int, ...] = ()
+    """The items per hand-over to choose from, 0 = the whole batch. Empty: item_multiple times any power of two, and the
+    whole batch."""
+    num_parts: int = 0
+    """The work comes in so many equal parts (shards of a batch, groups of environments), which the number of ranks has
+    to divide. 0: any number does."""
 
     def __post_init__(self) -> None:
         for key, channels in (("reads", self.reads), ("writes", self.writes)):
@@ -233,6 +239,13 @@ def _stage_problems(stage: Stage) -> Iterator[str]:
         yield f"stage {stage.name!r}: dispatch={stage.dispatch!r}{did_you_mean(stage.dispatch, get_args(Dispatch))}"
     if stage.item_multiple < 1:
         yield f"stage {stage.name!r}: item_multiple={stage.item_multiple} must be at least 1"
+    elif wrong := [size for size in stage.granularities if size < 0 or size % stage.item_multiple]:
+        yield (
+            f"stage {stage.name!r}: granularities: {wrong[0]} is no multiple of item_multiple={stage.item_multiple}; "
+            "0 is the whole batch"
+        )
+    if stage.num_parts < 0:
+        yield f"stage {stage.name!r}: num_parts={stage.num_parts} must not be negative"
 
 
 def _channel_problems(graph: FlowGraph) -> Iterator[str]:

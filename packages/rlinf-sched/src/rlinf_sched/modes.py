@@ -18,6 +18,7 @@ hybrid
 Stages that need no device run on the host, in one rank, in every mode.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
@@ -50,8 +51,8 @@ def plan_for_mode(
         mode: "collocated", "disaggregated" or "hybrid".
         granularity: stage -> items per hand-over, 0 = the whole batch.
         devices: worker group -> device indices. Other groups keep what the rule gave them.
-        num_ranks: worker group -> ranks; a multiple or a divisor of its devices. By default one per device, and one for
-            a group without devices.
+        num_ranks: worker group -> ranks; a multiple or a divisor of its devices. By default one per device, as far as
+            they divide the parts of its work, and one for a group without devices.
 
     Returns:
         a plan that has passed `Plan.validate(graph, cluster)`, its stages ordered by turn.
@@ -79,7 +80,7 @@ def plan_for_mode(
                 StagePlan(
                     stage=stage.name,
                     devices=on,
-                    num_ranks=num_ranks.get(stage.worker, max(1, len(on))),
+                    num_ranks=num_ranks.get(stage.worker, max(1, math.gcd(stage.num_parts, len(on)))),
                     granularity=granularity.get(stage.name, _granularity(graph, stage, mode, stage.name in cycles)),
                     offload=_offloads(stage.worker, mode, placement),
                     turn=turn,

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from rlinf_sched import strict_json
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.errors import PlanError, did_you_mean, raise_problems
-from rlinf_sched.flow_graph import FlowGraph
+from rlinf_sched.flow_graph import FlowGraph, Stage
 
 Mode = Literal["collocated", "disaggregated", "hybrid"]
 
@@ -175,7 +175,7 @@ def _coverage_problems(plan: Plan, graph: FlowGraph) -> Iterator[str]:
 def _placement_problems(plan: Plan, graph: FlowGraph, cluster: Cluster) -> Iterator[str]:
     for stage_plan in plan.stages:
         yield from _device_problems(stage_plan, graph, cluster)
-        yield from _rank_problems(stage_plan)
+        yield from _rank_problems(stage_plan, graph.stage(stage_plan.stage))
         yield from _granularity_problems(stage_plan, graph)
     for worker, names in graph.workers.items():
         first = plan.stage(names[0])
@@ -217,7 +217,7 @@ def _device_list(cluster: Cluster) -> str:
     return f"{n} device{'s' if n > 1 else ''} ({indices})"
 
 
-def _rank_problems(stage_plan: StagePlan) -> Iterator[str]:
+def _rank_problems(stage_plan: StagePlan, stage: Stage) -> Iterator[str]:
     num_ranks, num_devices = stage_plan.num_ranks, len(stage_plan.devices)
     where = f"plan.{stage_plan.stage}.num_ranks={num_ranks}"
     if num_ranks < 1:
@@ -227,6 +227,8 @@ def _rank_problems(stage_plan: StagePlan) -> Iterator[str]:
             f"{where} is neither a multiple nor a divisor of its {num_devices} devices; "
             f"use {num_devices} (one rank per device) or {_neighbours(num_ranks, num_devices)}"
         )
+    if num_ranks > 0 and stage.num_parts % num_ranks:
+        yield f"{where} does not divide the stage's work, which comes in {stage.num_parts} parts; use a divisor of it"
 
 
 def _neighbours(num_ranks: int, num_devices: int) -> str:

@@ -25,9 +25,6 @@ class Problem:
     cluster: Cluster
     num_items: int
     """Items that a step feeds in (prompt groups, environment slots); every stage sees each of them."""
-    granularities: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Stage -> the items per hand-over to choose from, 0 = the whole batch. A stage that is not named here may have its
-    item_multiple times any power of two, and the whole batch."""
     pinned_devices: Mapping[str, int] = field(default_factory=dict)
     """Worker group -> how many devices it must have. Others are free."""
     allow_offload: bool = True
@@ -94,9 +91,8 @@ class Problem:
         record = self.flow.stage(stage)
         if record.whole_batch:
             return (self.num_items,)
-        if stage in self.granularities:
-            given = {self.num_items if size == 0 else min(size, self.num_items) for size in self.granularities[stage]}
-            return tuple(sorted(given))
+        if record.granularities:
+            return tuple(sorted({min(size or self.num_items, self.num_items) for size in record.granularities}))
         sizes, size = {self.num_items}, record.item_multiple
         while size < self.num_items:
             sizes.add(size)
@@ -143,16 +139,6 @@ def _problems(problem: Problem) -> Iterator[str]:
         if name not in names:
             yield f"profiles.stages.{name}: the flow has no such stage{did_you_mean(name, names)}"
     yield from problem.profiles.problems()
-    for name, sizes in problem.granularities.items():
-        if name not in names:
-            yield f"granularities.{name}: the flow has no such stage{did_you_mean(name, names)}"
-            continue
-        multiple = problem.flow.stage(name).item_multiple
-        if not sizes:
-            yield f"granularities.{name} is empty; give at least one size, 0 is the whole batch"
-        for size in sizes:
-            if size < 0 or size % multiple:
-                yield f"granularities.{name}: {size} is no multiple of item_multiple={multiple}; 0 is the whole batch"
     for group, count in problem.pinned_devices.items():
         if group not in problem.flow.workers:
             yield f"pinned_devices.{group}: there is no such worker group{did_you_mean(group, problem.flow.workers)}"

@@ -152,9 +152,6 @@ class StageProfile:
     stages all have the same."""
     max_instances: int = 0
     """No more instances than this (environment processes). 0: no limit."""
-    num_parts: int = 0
-    """The work comes in so many equal parts (shards of a batch, groups of environments), which the number of instances
-    has to divide. 0: any number does."""
     weights_bytes: int = 0
     """What a weight sync moves, for the groups on either end of a weight edge; all ranks together."""
     source: str = ""
@@ -227,7 +224,7 @@ def _stage_problems(at: str, stage: StageProfile) -> Iterator[str]:
         yield f"{at}.batching={stage.batching!r}{did_you_mean(stage.batching, get_args(Batching))}"
     if stage.rounds < 1:
         yield f"{at}.rounds={stage.rounds} must be at least 1"
-    for key in ("max_instances", "num_parts", "weights_bytes"):
+    for key in ("max_instances", "weights_bytes"):
         if getattr(stage, key) < 0:
             yield f"{at}.{key}={getattr(stage, key)} must not be negative"
     yield from _cost_problems(f"{at}.costs", stage.costs)

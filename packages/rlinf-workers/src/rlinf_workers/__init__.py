@@ -6,7 +6,7 @@ from rlinf_workers.execution.executor import Executor, FlowRun
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.flow import Flow
 from rlinf_workers.group import WorkerGroup
-from rlinf_workers.launcher import LocalLauncher
+from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.worker import StepContext, Worker
 
 __version__ = "0.1.0"

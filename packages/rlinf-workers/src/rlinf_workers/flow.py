@@ -85,6 +85,8 @@ class Flow:
         needs_device: bool = True,
         whole_batch: bool = False,
         item_multiple: int = 1,
+        granularities: tuple[int, ...] = (),
+        num_parts: int = 0,
     ) -> Flow:
         """Declares a stage: one method of one worker group.
 
@@ -101,6 +103,9 @@ class Flow:
             needs_device: False for work on the host that shares no device.
             whole_batch: the stage makes no sense on less than all items of a run.
             item_multiple: chunks hold a multiple of that many items (but for the last).
+            granularities: the items of a chunk that a plan may choose from, 0 being all of a run; by default
+                `item_multiple` times the powers of two, and 0.
+            num_parts: the work comes in that many equal parts, and the number of ranks divides it; 0: any number does.
         """
         group = worker or name
         reads, writes = _names(reads), _names(writes)
@@ -124,6 +129,8 @@ class Flow:
                 trains=trains,
                 whole_batch=whole_batch,
                 item_multiple=item_multiple,
+                granularities=granularities,
+                num_parts=num_parts,
             ),
             method=method.__name__,
             ordered=ordered,

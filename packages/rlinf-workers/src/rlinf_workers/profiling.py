@@ -30,15 +30,12 @@ NUM_SIZES = 3
 """Granularities that are measured: an even share of the step, half of it and a quarter."""
 
 
-def probe_plans(
-    graph: FlowGraph, plan: Plan, num_items: int, granularities: Mapping[str, Sequence[int]] | None = None
-) -> list[Plan]:
+def probe_plans(graph: FlowGraph, plan: Plan, num_items: int) -> list[Plan]:
     """The plan at several granularities, the coarsest first. Stages of a cycle and those that need the whole batch keep
     theirs: smaller hand-overs of a cycle would overlap on its devices, and be timed together.
 
     Args:
         num_items: of a step.
-        granularities: stage -> the only ones that it may have, ascending but for 0, the whole batch.
     """
     fixed = {name for cycle in graph.cycles() for name in cycle}
     fixed |= {stage.name for stage in graph.stages if stage.whole_batch}
@@ -47,8 +44,8 @@ def probe_plans(
         stages = []
         for placed in plan.stages:
             share = -(-num_items // placed.num_ranks)
-            multiple = (granularities or {}).get(placed.stage, (graph.stage(placed.stage).item_multiple,))[0]
-            multiple = multiple or num_items
+            stage = graph.stage(placed.stage)
+            multiple = (stage.granularities or (stage.item_multiple,))[0] or num_items
             size = -(-(share >> halvings) // multiple) * multiple
             granularity = 0 if size >= share else max(size, multiple)
             stages.append(placed if placed.stage in fixed else replace(placed, granularity=granularity))
@@ -132,17 +129,10 @@ class Profiler:
             self._instances[group, placed.num_ranks, instance.num_devices] = instance
         self._synced_bytes = {edge: executor.weights_bytes(edge) for edge in self.graph.weight_edges}
 
-    def measured(self, *, num_parts: Mapping[str, int] | None = None) -> Measured:
-        """The problem of what was observed: runs, and the memory of each placement they had.
-
-        Args:
-            num_parts: worker group -> parts that its work comes in, which its number of ranks has to divide.
-        """
+    def measured(self) -> Measured:
+        """The problem of what was observed: runs, and the memory of each placement they had."""
         fits = {key: fit_stage(samples) for key, samples in sorted(self._samples.items())}
-        stages = {
-            stage.name: self._stage_profile(stage, fits, (num_parts or {}).get(stage.worker, 0))
-            for stage in self.graph.stages
-        }
+        stages = {stage.name: self._stage_profile(stage, fits) for stage in self.graph.stages}
         problem = Problem(
             flow=self.graph,
             profiles=Profiles(stages=stages),
@@ -192,7 +182,7 @@ class Profiler:
             work_bytes=max(0, peak - state),
         )
 
-    def _stage_profile(self, stage: Stage, fits: Mapping[tuple[str, int], Fit], num_parts: int) -> StageProfile:
+    def _stage_profile(self, stage: Stage, fits: Mapping[tuple[str, int], Fit]) -> StageProfile:
         """A rank computes on the first of its devices, so one that was given several takes as long on one."""
         group, name = stage.worker, stage.name
         mine = {num_ranks: fit for (fitted, num_ranks), fit in fits.items() if fitted == name}
@@ -212,7 +202,6 @@ class Profiler:
         return StageProfile(
             instances=tuple(instance for _, instance in sorted(instances.items())),
             rounds=max((self._rounds[other] for other in cycle), default=1),
-            num_parts=num_parts,
             weights_bytes=max(synced, default=0),
             source=f"measured on {self.cluster.describe()}, {platform.processor() or platform.machine()}, "
             f"{date.today().isoformat()}, torch {torch.__version__}: {errors}",

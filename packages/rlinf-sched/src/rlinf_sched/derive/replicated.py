@@ -2,7 +2,8 @@
 recomputation, and generation by a plain forward loop with a static batch.
 
 Memory is counted from what the code keeps, at the longest sequences that a recipe allows: weights, one gradient buffer
-for each shard of the batch, two moments, and the tensors that autograd holds of a decoder layer of the Llama family.
+for each shard of the batch, two moments, and what autograd holds: tensors of a decoder layer of the Llama family, and
+gradients of weights that are used twice.
 Times are arithmetic at a public utilisation, as in `training` and `generation`.
 """
 
@@ -44,8 +45,9 @@ class ReplicatedJob:
     """Optimizer steps of a batch."""
     has_critic: bool = False
     """A second model of the same shape in the trainer's processes."""
-    num_optimizers: int = 1
-    """Of the policy: 2 with a warm start, whose moments stay."""
+    warm_start_sequences: int = 0
+    """Whole sequences of one forward and backward pass of a supervised warm start, whose moments stay; 0: there is
+    none."""
     max_sequences: int = 512
     """Generated at once on a rank."""
 
@@ -92,12 +94,12 @@ def trainer_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> Ran
     copy = job.dtype_bytes * model.num_parameters
     num_buffers = -(-job.num_shards // num_ranks)
     num_models = 2 if job.has_critic else 1
-    num_groups = min(job.micro_batch_groups, max(1, job.num_groups // job.num_shards))
+    num_optimizers = num_models + (1 if job.warm_start_sequences else 0)
     return RankMemory(
         weights=num_models * copy,
         gradients=num_models * num_buffers * copy,
-        optimizer=NUM_MOMENTS * (job.num_optimizers + num_models - 1) * copy,
-        work=num_groups * _backward_bytes(model, job),
+        optimizer=NUM_MOMENTS * num_optimizers * copy,
+        work=max(_update_bytes(model, job), _warm_start_bytes(model, job)),
     )
 
 
@@ -121,9 +123,16 @@ def generator_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
     )
 
 
-def replicated_profiles(flow: FlowGraph, model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> Profiles:
-    """Of the stages of a reasoning flow."""
-    return Profiles(stages={stage.name: _stage_profile(stage, model, gpu, job) for stage in flow.stages})
+def replicated_profiles(
+    flow: FlowGraph, model: ModelShape, gpu: Gpu, job: ReplicatedJob, reference: ModelShape | None = None
+) -> Profiles:
+    """Of the stages of a reasoning flow.
+
+    Args:
+        reference: of the reference's own model; None: it is the policy's.
+    """
+    models = {stage.name: reference if stage.role == "reference" and reference else model for stage in flow.stages}
+    return Profiles(stages={stage.name: _stage_profile(stage, models[stage.name], gpu, job) for stage in flow.stages})
 
 
 def _stage_profile(stage: Stage, model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProfile:
@@ -159,7 +168,6 @@ def _train_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProf
     return StageProfile(
         instances=tuple(instances),
         costs=job.lengths.total_costs,
-        num_parts=job.num_shards,
         weights_bytes=copy,
         source=f"derived: replicated AdamW training of {model.name} on {gpu.name}, {_how(model, job)}",
     )
@@ -208,24 +216,47 @@ def _generate_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageP
     )
 
 
-def _backward_bytes(model: ModelShape, job: ReplicatedJob) -> int:
-    """Of one group in a micro-batch: what autograd keeps of every layer, then the logits and what is made of them.
+def _update_bytes(model: ModelShape, job: ReplicatedJob) -> int:
+    """Of a micro-batch of groups, at the start of its backward pass or when only the prompts are left of it.
+
+    A prompt is computed once for all its completions, in a forward pass of its own. So every weight is used twice, and
+    autograd holds the gradient of one use, a whole copy of the weights, until it has that of the other.
+    """
+    lengths = job.lengths
+    num_groups = min(job.micro_batch_groups, max(1, job.num_groups // job.num_shards))
+    num_answered = lengths.group_size * lengths.limit_tokens
+    num_attended = lengths.group_size * (lengths.prompt_tokens + lengths.limit_tokens)
+    prompts = num_groups * _kept_bytes(model, job, lengths.prompt_tokens, lengths.prompt_tokens)
+    completions = num_groups * (
+        _kept_bytes(model, job, num_answered, num_attended) + num_answered * _logit_bytes(model, job)
+    )
+    return prompts + max(completions, job.dtype_bytes * model.num_parameters)
+
+
+def _warm_start_bytes(model: ModelShape, job: ReplicatedJob) -> int:
+    """Of a batch of whole sequences."""
+    num_tokens = job.warm_start_sequences * (job.lengths.prompt_tokens + job.lengths.limit_tokens)
+    return _kept_bytes(model, job, num_tokens, num_tokens) + num_tokens * _logit_bytes(model, job)
+
+
+def _kept_bytes(model: ModelShape, job: ReplicatedJob, num_tokens: int, num_attended: int) -> int:
+    """What autograd keeps of all layers.
 
     Counted in the blocks of transformers' Llama and Qwen2. Of each token: input, normalised and scaled values of two
     norms (6 h, the last of each being the input of projections; below float32 also a float32 copy of both inputs),
     queries, the output of attention and its contiguous copy (3 q), and gate, up, activation and product (4 I). Of each
-    token that a row attends to: keys and values, once for each query head where a mask hides padding (2 q). A prompt is
-    there once.
+    token that a row attends to: keys and values, once for each query head where a mask hides padding (2 q).
     """
-    lengths, query_width = job.lengths, model.num_heads * model.head_dim
-    num_tokens = lengths.prompt_tokens + lengths.group_size * lengths.limit_tokens
-    num_attended = lengths.prompt_tokens + lengths.group_size * (lengths.prompt_tokens + lengths.limit_tokens)
+    query_width = model.num_heads * model.head_dim
     of_token = job.dtype_bytes * (6 * model.hidden_size + 3 * query_width + 4 * _mlp_width(model))
     if job.dtype_bytes < FLOAT_BYTES:
         of_token += 2 * FLOAT_BYTES * model.hidden_size
-    kept = model.num_layers * (num_tokens * of_token + num_attended * 2 * query_width * job.dtype_bytes)
-    logits = model.vocab_size * (2 * job.dtype_bytes + NUM_LOGIT_COPIES * FLOAT_BYTES)
-    return kept + lengths.group_size * lengths.limit_tokens * logits
+    return model.num_layers * (num_tokens * of_token + num_attended * 2 * query_width * job.dtype_bytes)
+
+
+def _logit_bytes(model: ModelShape, job: ReplicatedJob) -> int:
+    """Of one token's logits, and what is made of them."""
+    return model.vocab_size * (2 * job.dtype_bytes + NUM_LOGIT_COPIES * FLOAT_BYTES)
 
 
 def _mlp_width(model: ModelShape) -> int:

@@ -136,7 +136,7 @@ class StageOptions:
         """(pool, numbers of instances); only pools where there are any."""
         problem, stage, profile = self._problem, self._problem.flow.stage(name), self._problem.profile(name)
         if not stage.needs_device:
-            counts = np.array(list(host_instances(profile.max_instances, problem.num_items)))
+            counts = np.array(list(host_instances(profile.max_instances, problem.num_items, stage.num_parts)))
             counts = counts[profile.serves(instance, counts)]
             if len(counts):
                 yield -1, counts
@@ -148,7 +148,7 @@ class StageOptions:
                     num_items=problem.num_items,
                     sizes=sizes,
                     most=profile.max_instances,
-                    num_parts=profile.num_parts,
+                    num_parts=stage.num_parts,
                     exactly=problem.pinned_devices.get(stage.worker, 0) / instance.num_devices,
                 )
                 counts = np.array(list(counts), dtype=np.int64)

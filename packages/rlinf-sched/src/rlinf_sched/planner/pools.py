@@ -72,9 +72,13 @@ def device_counts(
     yield from sorted(count for count in counts if 1 <= count <= limit)
 
 
-def host_instances(most: int, num_items: int) -> Iterator[int]:
-    """One, two, four, ... processes on the host, up to the profile's limit (1 where it states none)."""
+def host_instances(most: int, num_items: int, num_parts: int = 0) -> Iterator[int]:
+    """One, two, four, ... processes on the host, up to the profile's limit (1 where it states none), or the divisors of
+    `num_parts` up to there."""
     count, limit = 1, min(most or 1, num_items)
+    if num_parts:
+        yield from (count for count in range(1, limit + 1) if num_parts % count == 0)
+        return
     while count < limit:
         yield count
         count *= 2

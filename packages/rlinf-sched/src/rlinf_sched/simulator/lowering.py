@@ -111,11 +111,6 @@ def _place(problem: Problem, stage: Stage, stage_plan: StagePlan) -> _Placed:
             f"plan.{stage.name}.num_ranks={num_ranks} is more than profiles.stages.{stage.name}.max_instances="
             f"{profile.max_instances}; use at most that many"
         )
-    if profile.num_parts and profile.num_parts % num_ranks:
-        raise PlanError(
-            f"plan.{stage.name}.num_ranks={num_ranks} does not divide profiles.stages.{stage.name}.num_parts="
-            f"{profile.num_parts}; use a divisor of it"
-        )
     limit = (
         0 if profile.batching == "continuous" else instance.max_items
     )  # which bounds its engine, not what it hands on

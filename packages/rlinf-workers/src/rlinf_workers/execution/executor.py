@@ -2,7 +2,7 @@
 
 One run of a flow, in six moves:
     1. the channels are opened for as many writers as there are ranks
-    2. every rank of every stage is told to run its method, with ports cut to the plan (`_stage_call`)
+    2. every rank of every stage is told to run its method, with ports cut to the plan (stage_calls.py)
     3. the driver feeds the channels that no stage writes and collects those that no stage reads
     4. stages that share devices ask for their turn (lease.py), bring their state and take the weights they must serve
     5. a stage whose method returns publishes what it trained and closes its channels; so the end travels down the flow
@@ -16,19 +16,19 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rlinf_comm.channel import Channel
 from rlinf_comm.weights import WeightStore
 from rlinf_sched.cluster import Cluster
-from rlinf_sched.flow_graph import FlowGraph, WeightEdge
+from rlinf_sched.flow_graph import WeightEdge
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.errors import FlowDefinitionError, StepTimeout
 from rlinf_workers.execution.lease import LeaseService
 from rlinf_workers.execution.ports import DriverPauses, Writer
-from rlinf_workers.execution.stage_call import WHOLE_BATCH, ReadPort, StageCall, StageOutcome, WritePort
+from rlinf_workers.execution.stage_calls import NEVER_SYNCED, PlannedFlow, StageCall, StageOutcome, WeightVersion
 from rlinf_workers.execution.waits import describe_waits
 from rlinf_workers.flow import Flow
 from rlinf_workers.group import WorkerGroup
@@ -66,14 +66,9 @@ class FlowRun:
 class _OpenFlow:
     """A flow with its plan and its channels, ready to run any number of times."""
 
-    flow: Flow
-    graph: FlowGraph
-    plan: Plan
-    turns: dict[str, tuple[str, ...]]
-    shared_devices: dict[int, frozenset[int]]
-    """Turn -> the devices that it shares with another turn; turns that share none are left out and need no lease."""
-    edges: list[str] = field(default_factory=list)
-    channels: dict[str, Channel] = field(default_factory=dict)
+    planned: PlannedFlow
+    channels: dict[str, Channel]
+    edges: tuple[str, ...]
 
 
 class Executor:
@@ -104,9 +99,8 @@ class Executor:
         self._groups: dict[str, WorkerGroup] = {}
         self._placements: dict[str, tuple[tuple[int, ...], int]] = {}
         self._open: dict[str, _OpenFlow] = {}
-        self._weight_edges: dict[str, tuple[str, str]] = {}
         self._stores: dict[str, WeightStore] = {}
-        self._versions: dict[str, int] = {}
+        self._weights: dict[str, WeightVersion] = {}
         self._weights_bytes: dict[str, int] = {}
         self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="rlinf-driver-port")
 
@@ -131,26 +125,22 @@ class Executor:
                     f"flow {flow.name!r}: channel {channel!r} has several readers, "
                     f"{list(graph.readers(channel))}, which would take each other's items; write to a channel for each"
                 )
-        opened = self._open[flow.name] = _OpenFlow(
-            flow=flow,
-            graph=graph,
-            plan=plan,
-            turns={name: turn for turn in graph.turns() for name in turn},
-            shared_devices=_shared_devices_by_turn(plan),
-        )
         for name, stages in graph.workers.items():
             self._place_group(name, flow, plan.stage(stages[0]))
-        for channel in graph.channels:
-            opened.channels[channel] = Channel.create(
+        channels = {
+            channel: Channel.create(
                 f"{flow.name}.{channel}",
                 capacity_items=CHANNEL_ITEMS,
                 capacity_bytes=self._channel_bytes,
                 lost_peers="tolerate",  # the launcher reports deaths, and starts workers again
             )
-        for edge in graph.weight_edges:
-            name = f"{edge.source} -> {edge.target}"
-            self._weight_edges[name] = (edge.source, edge.target)
-            opened.edges.append(name)
+            for channel in graph.channels
+        }
+        edges = {f"{edge.source} -> {edge.target}": edge for edge in graph.weight_edges}
+        for name, edge in edges.items():
+            self._weights.setdefault(name, WeightVersion(edge=edge, policy_version=NEVER_SYNCED))
+        planned = PlannedFlow(flow=flow, graph=graph, plan=plan)
+        self._open[flow.name] = _OpenFlow(planned=planned, channels=channels, edges=tuple(edges))
 
     def replan(self, flow: Flow, plan: Plan) -> None:
         """Another plan for an open flow, from its next run on; every worker group stays where it is.
@@ -159,10 +149,11 @@ class Executor:
             FlowDefinitionError: the plan moves a group, which takes a new executor.
         """
         opened = self._open[flow.name]
-        plan.validate(opened.graph, self._cluster)
-        for name, stages in opened.graph.workers.items():
+        graph = opened.planned.graph
+        plan.validate(graph, self._cluster)
+        for name, stages in graph.workers.items():
             self._check_place(name, flow, plan.stage(stages[0]))
-        opened.plan, opened.shared_devices = plan, _shared_devices_by_turn(plan)
+        opened.planned = replace(opened.planned, plan=plan)
 
     def group(self, name: str) -> WorkerGroup:
         """The running worker group of that name."""
@@ -229,24 +220,24 @@ class Executor:
         Needed once before the first run and after anything that changes weights outside a run (a warm start, a loaded
         checkpoint).
         """
-        for edge in self._weight_edges:
-            if edge not in self._stores:
-                self._connect(edge)
-            source, _ = self._weight_edges[edge]
-            self._versions[edge] = self._groups[source].call("publish_weights", edge)[0]
+        for name, last in self._weights.items():
+            if name not in self._stores:
+                self._connect(name, last.edge)
+            version = self._groups[last.edge.source].call("publish_weights", name)[0]
+            self._weights[name] = replace(last, policy_version=version)
 
-    def _connect(self, edge: str) -> None:
-        source, target = (self._groups[name] for name in self._weight_edges[edge])
+    def _connect(self, name: str, edge: WeightEdge) -> None:
+        source, target = self._groups[edge.source], self._groups[edge.target]
         specs = source.call("weight_specs", ranks=[0])[0]
         served = target.call("weight_specs", ranks=[0])[0]
-        self._weights_bytes[edge] = sum(spec.num_bytes for spec in specs.values())
+        self._weights_bytes[name] = sum(spec.num_bytes for spec in specs.values())
         reshard = edge_plan(specs, source.num_ranks, target.num_ranks, served)
-        store = self._stores[edge] = WeightStore.create(reshard, name=edge)
+        store = self._stores[name] = WeightStore.create(reshard, name=name)
         sides: list[tuple[WorkerGroup, Literal["send", "receive"]]] = [(source, "send"), (target, "receive")]
         for group, side in sides:
             ports = [
                 WeightPort(
-                    edge=edge,
+                    edge=name,
                     side=side,
                     rank=rank,
                     address=store.address,
@@ -281,25 +272,26 @@ class Executor:
         Raises: RemoteError (a stage raised), WorkerLost, StepTimeout. The flow cannot be run again after any of them.
         """
         opened = self._open[flow.name]
-        feeds = feeds or {}
-        unsynced = [edge for edge in opened.edges if edge not in self._stores]
+        planned, feeds = opened.planned, feeds or {}
+        unsynced = [name for name in opened.edges if name not in self._stores]
         if unsynced:
             raise FlowDefinitionError(
                 f"flow {flow.name!r}: weights {unsynced[0]} were never synced; "
                 "call sync_weights() once before the first run"
             )
-        if set(feeds) != set(opened.graph.feeds):
+        if set(feeds) != set(planned.graph.feeds):
             raise FlowDefinitionError(
-                f"flow {flow.name!r} is fed through {list(opened.graph.feeds)}, but got {sorted(feeds)}"
+                f"flow {flow.name!r} is fed through {list(planned.graph.feeds)}, but got {sorted(feeds)}"
             )
-        leases = LeaseService(opened.shared_devices)
+        leases = LeaseService(planned.shared_devices)
         self._launcher.serve("lease", leases)
-        self._reopen_channels(opened)
+        for channel, opened_channel in opened.channels.items():
+            opened_channel.reopen(planned.num_writers(channel))
         start_s, clock = time.time(), time.perf_counter()
         calls = self._start_stages(opened, context)
         driver_ports: list[Future[Any]] = [
             *(self._threads.submit(self._feed, opened, channel, items) for channel, items in feeds.items()),
-            *(self._threads.submit(self._collect, opened, channel, on_items) for channel in opened.graph.collects),
+            *(self._threads.submit(self._collect, opened, channel, on_items) for channel in planned.graph.collects),
         ]
         try:
             results: list[Any] = gather(
@@ -321,83 +313,24 @@ class Executor:
         self._note_versions([stage_call for stage_call, _ in calls], outcomes)
         return FlowRun(
             metrics=merge(outcome.metrics for outcome in outcomes),
-            collected=dict(zip(opened.graph.collects, collected, strict=True)),
+            collected=dict(zip(planned.graph.collects, collected, strict=True)),
             shown=[row for outcome in outcomes for row in outcome.shown],
             spans=[span for outcome in outcomes for span in outcome.spans.spans()],
             start_s=start_s,
             duration_s=duration_s,
         )
 
-    def _reopen_channels(self, opened: _OpenFlow) -> None:
-        for name, channel in opened.channels.items():
-            num_writers = sum(opened.plan.stage(stage).num_ranks for stage in opened.graph.writers(name))
-            channel.reopen(num_writers + (name in opened.graph.feeds))
-
     def _start_stages(self, opened: _OpenFlow, context: StepContext) -> list[tuple[StageCall, Future[StageOutcome]]]:
-        started = []
-        for stages in opened.graph.workers.values():
-            for lane, stage in enumerate(stages):
-                for rank, handle in enumerate(self._groups[opened.graph.stage(stage).worker].handles):
-                    call = self._stage_call(opened, stage, rank, context)
-                    started.append((call, handle.call("run_stage", call, lane=lane)))
+        planned, started = opened.planned, []
+        addresses = {name: channel.address for name, channel in opened.channels.items()}
+        for rank, lane, call in planned.stage_calls(addresses, self._weights, context):
+            handle = self._groups[planned.worker_of(call)].handles[rank]
+            started.append((call, handle.call("run_stage", call, lane=lane)))
         return started
 
-    def _stage_call(self, opened: _OpenFlow, stage_name: str, rank: int, context: StepContext) -> StageCall:
-        stage, placed = opened.graph.stage(stage_name), opened.plan.stage(stage_name)
-        turn = opened.turns[stage_name]
-        reads = tuple(self._read_port(opened, stage_name, channel, rank) for channel in stage.reads)
-        edges = [(edge, ends) for edge, ends in self._weight_edges.items() if edge in self._stores]
-        return StageCall(
-            stage=stage_name,
-            method=opened.flow.stages[stage_name].method,
-            context=context,
-            reads=reads,
-            writes=tuple(self._write_port(opened, turn, channel) for channel in stage.writes),
-            lease_turn=placed.turn if placed.turn in opened.shared_devices else None,
-            offloads=placed.offload,
-            starts_leased=not reads or all(port.of_own_turn for port in reads),
-            receives={edge: self._versions[edge] for edge, (_, target) in edges if target == stage.worker},
-            publishes=tuple(edge for edge, (source, _) in edges if source == stage.worker and stage.trains),
-        )
-
-    def _read_port(self, opened: _OpenFlow, stage_name: str, channel: str, rank: int) -> ReadPort:
-        num_partitions = self._num_partitions(opened, channel)
-        own_turn = opened.turns[stage_name]
-        writers = opened.graph.writers(channel)
-        return ReadPort(
-            channel=channel,
-            address=opened.channels[channel].address,
-            granularity=opened.plan.stage(stage_name).granularity,
-            partition=rank if num_partitions > 1 else 0,
-            num_partitions=num_partitions,
-            ordered=opened.flow.stages[stage_name].ordered,
-            of_own_turn=bool(writers) and all(writer in own_turn for writer in writers),
-        )
-
-    def _write_port(self, opened: _OpenFlow, own_turn: Sequence[str], channel: str) -> WritePort:
-        readers = opened.graph.readers(channel)
-        return WritePort(
-            channel=channel,
-            address=opened.channels[channel].address,
-            num_partitions=self._num_partitions(opened, channel),
-            max_items_per_entry=min((opened.plan.stage(reader).granularity for reader in readers), default=WHOLE_BATCH),
-            of_own_turn=bool(readers) and all(reader in own_turn for reader in readers),
-        )
-
-    def _num_partitions(self, opened: _OpenFlow, channel: str) -> int:
-        """Ranks that items are bound to: by dispatch, or because whole batches cannot be handed out to whoever comes
-        first."""
-        bound = [
-            opened.plan.stage(reader).num_ranks
-            for reader in opened.graph.readers(channel)
-            if opened.graph.stage(reader).dispatch == "key"
-            or opened.plan.stage(reader).granularity == WHOLE_BATCH
-            or opened.flow.stages[reader].ordered
-        ]
-        return max(bound, default=1)
-
     def _feed(self, opened: _OpenFlow, channel: str, items: Sequence[Any]) -> None:
-        writer: Writer[Any] = Writer(self._write_port(opened, (), channel), opened.channels[channel], DriverPauses())
+        port = opened.planned.write_port(channel, opened.channels[channel].address)
+        writer: Writer[Any] = Writer(port, opened.channels[channel], DriverPauses())
         numbered = list(enumerate(items))
         for start in range(0, len(numbered), FEED_PIECE):
             writer.put_many(numbered[start : start + FEED_PIECE])
@@ -416,8 +349,8 @@ class Executor:
 
     def _note_versions(self, calls: Sequence[StageCall], outcomes: Sequence[StageOutcome]) -> None:
         for call, outcome in zip(calls, outcomes, strict=True):
-            for edge in call.publishes:
-                self._versions[edge] = outcome.policy_version
+            for name in call.publishes:
+                self._weights[name] = replace(self._weights[name], policy_version=outcome.policy_version)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -432,14 +365,3 @@ class Executor:
         self._launcher.shutdown()
         self._threads.shutdown(wait=True)
         self._scratch.cleanup()
-
-
-def _shared_devices_by_turn(plan: Plan) -> dict[int, frozenset[int]]:
-    devices: dict[int, set[int]] = {}
-    for placed in plan.stages:
-        devices.setdefault(placed.turn, set()).update(placed.devices)
-    shared = {
-        turn: frozenset(mine & set().union(*(theirs for other, theirs in devices.items() if other != turn)))
-        for turn, mine in devices.items()
-    }
-    return {turn: overlap for turn, overlap in shared.items() if overlap}

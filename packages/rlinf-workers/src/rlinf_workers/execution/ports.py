@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from rlinf_comm.channel import Channel
 from rlinf_comm.errors import ChannelTimeout
 from rlinf_workers.errors import WorkersError
-from rlinf_workers.execution.stage_call import WHOLE_BATCH, ReadPort, WritePort
+from rlinf_workers.execution.stage_calls import WHOLE_BATCH, ReadPort, WritePort
 
 T = TypeVar("T")
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlinf_comm.channel import Channel, ChannelAddress
 from rlinf_workers.execution.lease import LeaseRequest
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.execution.stage_call import StageCall, StageOutcome
+from rlinf_workers.execution.stage_calls import StageCall, StageOutcome
 from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, SpanTable, now_ns
 
 if TYPE_CHECKING:
-    from rlinf_workers.worker import Worker
+    from rlinf_workers.execution.worker_host import WorkerHost
 
 SHORTEST_WAIT_SPAN_NS = 500_000
 """Shorter waits are left out of the trace; they would be most of its lines and none of its time."""
@@ -36,8 +36,9 @@ class StageRunner:
         computing  inside, and the clock of the chunk runs   between `begin_chunk` and `end_chunk`
     """
 
-    def __init__(self, worker: Worker, call: StageCall) -> None:
-        self._worker = worker
+    def __init__(self, host: WorkerHost, call: StageCall) -> None:
+        self._host = host
+        self._worker = worker = host.worker
         self._call = call
         self._spans = SpanTable(worker=worker.name, devices=worker.devices)
         self._waiter = f"{worker.name} {call.stage}"
@@ -47,7 +48,7 @@ class StageRunner:
 
     def run(self) -> StageOutcome:
         call = self._call
-        self._worker._local.step = call.context
+        self._host.step = call.context
         readers = [Reader(port, _open_channel(port.address), self) for port in call.reads]
         writers = [Writer(port, _open_channel(port.address), self) for port in call.writes]
         if call.starts_leased:
@@ -60,9 +61,9 @@ class StageRunner:
         self._leave()
         for port in call.writes:
             _open_channel(port.address).close()
-        shown, self._worker._shown = self._worker._shown, []
+        shown, self._host.shown = self._host.shown, []
         return StageOutcome(
-            metrics=self._worker._metrics.drain(),
+            metrics=self._host.metrics.drain(),
             spans=self._spans,
             shown=shown,
             policy_version=self._worker.policy_version,
@@ -105,11 +106,11 @@ class StageRunner:
                     self._ask("acquire").result()
             self._inside = True
             self._lock()
-            self._worker._num_inside += 1
-            if not self._worker._loaded:
+            self._host.num_inside += 1
+            if not self._host.is_loaded:
                 with self._spans.span("onload", LEASE):
                     self._worker.onload()
-                self._worker._loaded = True
+                self._host.is_loaded = True
             self._receive()
         self._lock()
 
@@ -117,10 +118,10 @@ class StageRunner:
         if not self._inside:
             return
         self._lock()
-        self._worker._num_inside -= 1
-        if self._call.offloads and not self._worker._num_inside:
+        self._host.num_inside -= 1
+        if self._call.offloads and not self._host.num_inside:
             with self._spans.span("offload", LEASE):
-                self._worker.unload()
+                self._host.unload()
         self._unlock()
         self._inside = False
         if self._call.lease_turn is not None:
@@ -129,32 +130,31 @@ class StageRunner:
     def _ask(self, action: Literal["acquire", "release"]) -> Future[None]:
         """A release needs no reply: the driver reads it before anything else that this worker says later."""
         request = LeaseRequest(action=action, turn=self._call.lease_turn or 0, stage=self._call.stage)
-        return self._worker._request("lease", request, wants_reply=action == "acquire")
+        return self._host.request("lease", request, wants_reply=action == "acquire")
 
     def _receive(self) -> None:
         for edge, version in self._call.receives.items():
-            port = self._worker._weight_ports[edge]
-            if port.policy_version != version:
+            if self._host.weight_ports[edge].policy_version != version:
                 with self._spans.span("receive weights", SYNC), self._waits(f"weights {edge} version {version}"):
-                    port.receive(self._worker.weights(), version)
+                    self._host.receive_weights(edge, version)
                 self._worker.weights_received(version)
 
     def _publish(self) -> None:
         for edge in self._call.publishes:
             with self._spans.span("publish weights", SYNC), self._waits(f"room for weights {edge}"):
-                self._worker.publish_weights(edge)
+                self._host.publish_weights(edge)
 
     def _waits(self, target: str) -> Any:
-        return self._worker._waits.waiting(self._waiter, target)
+        return self._host.waits.waiting(self._waiter, target)
 
     # -- two stages of one worker never compute at once --------------------------------------------------------------
 
     def _lock(self) -> None:
         if not self._holds_lock:
-            self._worker._body_lock.acquire()
+            self._host.body_lock.acquire()
             self._holds_lock = True
 
     def _unlock(self) -> None:
         if self._holds_lock:
-            self._worker._body_lock.release()
+            self._host.body_lock.release()
             self._holds_lock = False

@@ -56,12 +56,6 @@ class ActorSettings:
     """The rollout's."""
 
 
-def gathers_whole_step(algorithm: Algorithm) -> bool:
-    """Whether no gradient can be computed before the last group of a step is there."""
-    decides_together = algorithm.has_critic or algorithm.whiten_advantages or algorithm.oversampling > 1
-    return decides_together or algorithm.num_updates > 1
-
-
 @dataclass
 class _Shard:
     """Groups of one shard that wait for their micro-batch to fill."""
@@ -109,7 +103,7 @@ class Actor(TrainingWorker):
         """Stage: the groups of a step, `algorithm.num_updates` optimizer steps. Reads its groups in the order of their
         index."""
         self._kl_sums = {shard: torch.zeros(2, dtype=torch.float64) for shard in self._gradients.shards}
-        if gathers_whole_step(self._settings.algorithm):
+        if self._settings.algorithm.gathers_whole_step:
             self._train_gathered([group for chunk in scored for group in chunk])
         else:
             self._train_streaming(scored)

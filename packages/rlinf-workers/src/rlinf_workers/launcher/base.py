@@ -68,6 +68,15 @@ class Wait:
     """Unix time."""
 
 
+class RequestSender(Protocol):
+    """Asks a service of the driver, `lease` for example; the future holds its reply.
+
+    Without `wants_reply` it is a message that nobody answers, and the future stays as it is.
+    """
+
+    def __call__(self, service: str, value: Any, *, wants_reply: bool = True) -> Future[Any]: ...
+
+
 ServiceHandler = Callable[[str, Any, Callable[[Any], None]], None]
 """Called with the worker's name, its request and a function that sends the reply (at any later time, from any
 thread)."""
@@ -99,7 +108,7 @@ class Launcher(Protocol):
         ...
 
     def serve(self, service: str, handler: ServiceHandler) -> None:
-        """Answers requests of that name, which workers send with `Worker.request`. Replaces an earlier handler."""
+        """Answers requests of that name, which workers send by their RequestSender. Replaces an earlier handler."""
         ...
 
     @property

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_comm import codec
+from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launcher import messages
 from rlinf_workers.launcher.base import Identity
 from rlinf_workers.launcher.cores import cores_of_slots
@@ -74,13 +75,12 @@ class Process:
         self._lanes: dict[int, queue.SimpleQueue[messages.Call | None]] = {0: queue.SimpleQueue()}
         self._requests: dict[int, Future[Any]] = {}
         self._request_ids = itertools.count()
-        self._worker: Any = None
 
     def run(self) -> None:
         birth = self._birth
         print(f"worker {birth.role}/{birth.rank}, process {os.getpid()}, devices {', '.join(birth.devices) or 'none'}")
         try:
-            self._worker = self._build_worker()
+            self._make_worker()
         except BaseException as error:
             self._send(_raised(-1, error))
             raise SystemExit(1) from error
@@ -94,12 +94,12 @@ class Process:
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         self._serve_lane(0)
-        self._worker.close()
+        self._host.worker.close()
 
     # -- the worker's side of requests -----------------------------------------------------------------------------
 
     def request(self, service: str, value: Any, *, wants_reply: bool = True) -> Future[Any]:
-        """Asks a service of the driver; see RequestSender in worker.py."""
+        """Asks a service of the driver; see RequestSender in base.py."""
         future: Future[Any] = Future()
         request_id = -1
         if wants_reply:
@@ -110,7 +110,7 @@ class Process:
 
     # -- threads ---------------------------------------------------------------------------------------------------
 
-    def _build_worker(self) -> Any:
+    def _make_worker(self) -> None:
         birth = self._birth
         module_name, _, qualified_name = birth.worker_class.partition(":")
         found: Any = sys.modules.get(module_name) or importlib.import_module(module_name)
@@ -125,10 +125,8 @@ class Process:
             devices=birth.devices,
             rendezvous=birth.rendezvous,
         )
-        worker = found.__new__(found)
-        worker.attach(identity, self.request)
-        worker.__init__(*codec.unpack(birth.arguments))
-        return worker
+        self._host = WorkerHost(identity, self.request)
+        self._host.make(found, *codec.unpack(birth.arguments))
 
     def _receive(self) -> None:
         while True:
@@ -156,7 +154,7 @@ class Process:
 
     def _run(self, call: messages.Call) -> messages.Returned | messages.Raised:
         try:
-            result = getattr(self._worker, call.method)(*codec.unpack(call.payload))
+            result = self._host.call(call.method, *codec.unpack(call.payload))
             return messages.Returned(call.call_id, codec.pack(result))
         except BaseException as error:  # noqa: BLE001 - it belongs to the caller, in the driver
             return _raised(call.call_id, error)
@@ -164,7 +162,7 @@ class Process:
     def _beat(self) -> None:
         pause = threading.Event()
         while not pause.wait(BEAT_S):
-            self._send(messages.Beat(self._worker.current_waits()))
+            self._send(messages.Beat(self._host.current_waits()))
 
     def _send(self, message: messages.ToDriver) -> None:
         with self._send_lock:

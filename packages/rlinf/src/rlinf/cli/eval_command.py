@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlinf.cli.address_space import check_address_space
 from rlinf.cli.output_folder import check_empty, new_folder
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.load import load_eval, load_eval_for_resume
@@ -73,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str]) -> int:
+    check_address_space()
     from rlinf import evaluation  # only now: everything above answers without torch
     from rlinf.cli.table import aligned
     from rlinf.config.devices import check_cluster
@@ -88,6 +91,8 @@ def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str
         print(f"go on with: rlinf eval --resume --output {path}", file=sys.stderr)
         raise
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise
         raise UserError(
             f"--output={path}: cannot write there: {error.strerror or error}", hint="choose another folder"
         ) from error

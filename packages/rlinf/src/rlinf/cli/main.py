@@ -24,6 +24,7 @@ from rlinf.cli import (
     summary,
     train,
 )
+from rlinf.cli.address_space import address_space_hint
 from rlinf.config.overrides import split_overrides
 from rlinf.errors import RunFailed, UserError
 
@@ -89,12 +90,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _text(error: BaseException) -> str:
     """One message for what this package or the machine has to say."""
     if isinstance(error, MemoryError):
-        return f"out of memory: {error or 'Python could not get any more'}\nhint: see the limits with ulimit -a"
+        hint = address_space_hint(error) or "\nhint: see the limits with ulimit -a"
+        return f"out of memory: {error or 'Python could not get any more'}{hint}"
     if isinstance(error, OSError):
         hint = "\nhint: make room on that disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         where = f"{error.filename}: " if error.filename is not None else ""
-        return f"{where}{error.strerror or error}{hint}"
-    return str(error)
+        return f"{where}{error.strerror or error}{hint}{address_space_hint(error)}"
+    return f"{error}{address_space_hint(error)}"
 
 
 def _reader_left() -> int:

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlinf.cli.address_space import check_address_space
 from rlinf.cli.table import aligned
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import Override, parse_overrides
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if not output.parent.is_dir():
         raise UserError(f"--output={output}: there is no folder {output.parent}", hint="make it, or choose another")
 
+    check_address_space()
     from rlinf import jobs  # only now: everything above answers without torch
     from rlinf.run_folder import RunFolder
 

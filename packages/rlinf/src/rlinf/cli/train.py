@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rlinf.cli.address_space import check_address_space
 from rlinf.cli.output_folder import check_empty, new_folder
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> int:
+    check_address_space()
     from rlinf.processes import fork_server
     from rlinf.processes.environment import worker_environment
 

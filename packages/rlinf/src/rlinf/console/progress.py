@@ -34,11 +34,11 @@ class Progress:
     ) -> None:
         """
         Args:
-            total: training steps of the whole run.
+            total: training steps of the whole run; may be set anew, when more is known.
             stream: the standard output by default.
             clock: seconds, from any origin.
         """
-        self._total = total
+        self.total = total
         self._line = LiveLine(stream)
         self._clock = clock
         self._evaluation = ""
@@ -58,18 +58,18 @@ class Progress:
         """
         self._measure(metrics)
         done = step + 1
-        parts = [f"step {done}/{self._total}"]
+        parts = [f"step {done}/{self.total}"]
         parts += [f"{label} {_number(metrics[key])}" for key, label in HEADLINES.items() if key in metrics]
         parts += [self._evaluation] if self._evaluation else []
         if "time/step_s" in metrics:
             parts.append(f"{_seconds(metrics['time/step_s'])} s")
         if stages := _stage_times(metrics):
             parts.append(stages)
-        if done < self._total:
+        if done < self.total:
             parts.append(f"eta {clock_time(self._eta_s(done))}")
         line = "  ".join(parts)
         if self._line.is_live:
-            self._line.draw(f"{self._line.bar(done, self._total)} {line}")
+            self._line.draw(f"{self._line.bar(done, self.total)} {line}")
         else:
             self._line.print(line)
 
@@ -92,7 +92,7 @@ class Progress:
     def _eta_s(self, done: int) -> float:
         if not self._step_s:
             return math.nan
-        return (self._total - done) * sum(self._step_s) / len(self._step_s)
+        return (self.total - done) * sum(self._step_s) / len(self._step_s)
 
 
 def _stage_times(metrics: Mapping[str, float]) -> str:

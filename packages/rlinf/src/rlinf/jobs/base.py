@@ -13,7 +13,7 @@ from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 
 if TYPE_CHECKING:
-    from rlinf.loop.training_loop import TrainingLoop
+    from rlinf.loop.session import Session
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,22 +79,12 @@ class Job(Protocol):
         """Items of a training step: prompts, environment groups."""
         ...
 
-    @property
-    def num_parts(self) -> Mapping[str, int]:
-        """Worker group -> the number of parts that its work comes in; the number of ranks has to divide it."""
-        ...
-
-    @property
-    def granularities(self) -> Mapping[str, tuple[int, ...]]:
-        """Stage -> the granularities that make sense for it, ascending, where not every power of two does."""
-        ...
-
     def chunks(self, plan: Plan) -> Mapping[str, int]:
         """Stage -> granularity where the user has not chosen and the mode's rule is not the best for this job."""
         ...
 
-    def check_plan(self, plan: Plan) -> None:
-        """Raises: UserError for a plan that fits the flow and not the job."""
+    def check_memory(self, plan: Plan) -> None:
+        """Raises: UserError where the plan's ranks do not fit the devices' memory, as far as it is known before."""
         ...
 
     def build(self, folder: Path) -> Flows:
@@ -105,11 +95,11 @@ class Job(Protocol):
         """Writes what the workers load from the run's folder."""
         ...
 
-    def prepare(self, loop: TrainingLoop) -> None:
+    def prepare(self, session: Session) -> None:
         """Runs once in a run's life, before the first step: a warm start, say."""
         ...
 
-    def restore(self, loop: TrainingLoop) -> None:
+    def restore(self, session: Session) -> None:
         """Runs in place of `prepare` when a run is resumed, after the trainer's checkpoint was loaded."""
         ...
 

@@ -17,7 +17,7 @@ from rlinf.jobs.env_interface import probe
 from rlinf.machine import Machine
 
 if TYPE_CHECKING:
-    from rlinf.loop.training_loop import TrainingLoop
+    from rlinf.loop.session import Session
 from rlinf_envs import EnvSpec
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
@@ -59,31 +59,14 @@ class EmbodiedJob:
     def num_items(self) -> int:
         return self.config.env.num_groups
 
-    @property
-    def granularities(self) -> dict[str, tuple[int, ...]]:
-        groups = self.num_items
-        return dict.fromkeys(CYCLE, tuple(size for size in range(1, groups + 1) if groups % size == 0))
-
-    @property
-    def num_parts(self) -> dict[str, int]:
-        groups = self.config.env.num_groups
-        return {"actor": self.config.actor.num_shards, "env": groups, "policy": groups}
-
     def chunks(self, plan: Plan) -> dict[str, int]:
         """Where env and policy share every device nothing overlaps, so all groups of a rank go over at once."""
         if plan.mode != "collocated" or self._simulates_on_host:
             return {}
         return {stage: self.config.env.num_groups // plan.stage(stage).num_ranks for stage in CYCLE}
 
-    def check_plan(self, plan: Plan) -> None:
-        for stage in CYCLE:
-            num_groups = self.config.env.num_groups // plan.stage(stage).num_ranks
-            granularity = plan.stage(stage).granularity
-            if num_groups % granularity:
-                raise UserError(
-                    f"plan.granularity.{stage}={granularity} does not divide the {num_groups} env groups of a rank",
-                    hint="env and policy would wait for each other; use a divisor, or change env.num_groups",
-                )
+    def check_memory(self, plan: Plan) -> None:
+        return
 
     def write_inputs(self, folder: Path) -> None:
         return
@@ -109,6 +92,7 @@ class EmbodiedJob:
             ordered=True,
             trains=True,
             whole_batch=True,
+            num_parts=config.actor.num_shards,
         )
         flow.weights("actor", to="policy")
         assert config.env.num_groups % config.actor.num_shards == 0, "checked by the config"
@@ -116,6 +100,8 @@ class EmbodiedJob:
 
     def _join_env_and_policy(self, flow: Flow) -> None:
         """Simulators are work for cores: beside GPUs they run on the host, and a CPU slot is a core."""
+        groups = self.num_items
+        sizes = tuple(size for size in range(1, groups + 1) if groups % size == 0)
         flow.stage(
             "env",
             Environment.interact,
@@ -123,9 +109,17 @@ class EmbodiedJob:
             writes="observations",
             dispatch="key",
             needs_device=not self._simulates_on_host,
+            granularities=sizes,
+            num_parts=groups,
         )
         flow.stage(
-            "policy", EmbodiedRollout.act, reads="observations", writes=("actions", "trajectories"), dispatch="key"
+            "policy",
+            EmbodiedRollout.act,
+            reads="observations",
+            writes=("actions", "trajectories"),
+            dispatch="key",
+            granularities=sizes,
+            num_parts=groups,
         )
 
     # -- settings --------------------------------------------------------------------------------------------------
@@ -196,10 +190,10 @@ class EmbodiedJob:
 
     # -- what is fed, what is scored ---------------------------------------------------------------------------------
 
-    def prepare(self, loop: TrainingLoop) -> None:
+    def prepare(self, session: Session) -> None:
         return
 
-    def restore(self, loop: TrainingLoop) -> None:
+    def restore(self, session: Session) -> None:
         return
 
     def feeds(self, step: int) -> dict[str, list[Any]]:

@@ -25,6 +25,7 @@ from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
 from rlinf.planning.cluster import make_cluster
 from rlinf.planning.memory import check_memory, shape_of
+from rlinf.planning.problems import actor_granularities, num_sampled_prompts
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
@@ -32,10 +33,10 @@ from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer,
 from rlinf.tasks.prompts import PromptEncoder
 
 if TYPE_CHECKING:
-    from rlinf.loop.training_loop import TrainingLoop
+    from rlinf.loop.session import Session
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
-from rlinf_workers.language.actor import Actor, ActorSettings, gathers_whole_step
+from rlinf_workers.language.actor import Actor, ActorSettings
 from rlinf_workers.language.reference import Reference, ReferenceSettings
 from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
@@ -122,29 +123,16 @@ class ReasoningJob:
     @property
     def num_items(self) -> int:
         """Prompts that are sampled in a step."""
-        return math.ceil(self.config.rollout.num_prompts * self._algorithm.oversampling)
-
-    @property
-    def num_parts(self) -> dict[str, int]:
-        return {"actor": self.config.actor.settled_shards}
-
-    @property
-    def granularities(self) -> dict[str, tuple[int, ...]]:
-        """The actor computes once a micro-batch of every shard is there."""
-        if gathers_whole_step(self._algorithm):
-            return {"actor": (0,)}
-        unit = self.config.actor.micro_batch_groups * self.config.actor.settled_shards
-        return {"actor": (*range(unit, self.num_items, unit), 0)}
+        return num_sampled_prompts(self.config)
 
     def chunks(self, plan: Plan) -> dict[str, int]:
         if plan.mode == "collocated":
             return {}
         size = max(1, self.num_items // NUM_CHUNKS)
         stages = [placed.stage for placed in plan.stages if placed.stage != "actor"]
-        return {**dict.fromkeys(stages, size), "actor": self.granularities["actor"][0]}
+        return {**dict.fromkeys(stages, size), "actor": actor_granularities(self.config)[0]}
 
-    def check_plan(self, plan: Plan) -> None:
-        """Whether the ranks fit the devices' memory, as far as the model's shape is known."""
+    def check_memory(self, plan: Plan) -> None:
         shape = shape_of(self.config, len(self._tokenizer))
         if shape is not None:
             cluster = make_cluster(self.config.cluster, self.machine)
@@ -174,7 +162,16 @@ class ReasoningJob:
             flow.stage("reference", Reference.logprobs, reads="samples", writes="referenced")
             samples = "referenced"
         flow.stage("reward", Reward.score, reads=samples, writes="scored", needs_device=False)
-        flow.stage("actor", Actor.train, reads="scored", dispatch="key", ordered=True, trains=True)
+        flow.stage(
+            "actor",
+            Actor.train,
+            reads="scored",
+            dispatch="key",
+            ordered=True,
+            trains=True,
+            granularities=actor_granularities(config),
+            num_parts=config.actor.settled_shards,
+        )
         flow.weights("actor", to="rollout")
         return flow
 
@@ -336,58 +333,56 @@ class ReasoningJob:
 
     # -- before the first step -------------------------------------------------------------------------------------
 
-    def prepare(self, loop: TrainingLoop) -> None:
+    def prepare(self, session: Session) -> None:
         """The warm start: supervised training until the model answers some problems right; or that of an earlier run,
         where it would be the same."""
         settings, flow = self.config.warm_start, self._warm_start
         if settings is None or flow is None:
             return
         device = device_kind(self.config.cluster, self.machine)
-        kept = WarmStarts(self.config, num_ranks=loop.group("actor").num_ranks, device=device)
+        kept = WarmStarts(self.config, num_ranks=session.group("actor").num_ranks, device=device)
         if (found := kept.find()) is not None:
             folder, text = found
-            loop.group("actor").call("load_checkpoint", str(folder))
-            loop.sync_weights()
-            loop.note(text)
+            session.group("actor").call("load_checkpoint", str(folder))
+            session.sync_weights()
+            session.note(text)
         else:
-            accuracy = self._warm_up(loop, settings, flow)
-            self._keep_warm_start(loop, kept, accuracy)
+            accuracy = self._warm_up(session, settings, flow)
+            self._keep_warm_start(session, kept, accuracy)
         if self.config.algorithm.kl_coef and self.config.reference.path is None:
-            loop.group("actor").call("save_model", str(loop.folder / REFERENCE_FOLDER))
-            self.restore(loop)
+            session.group("actor").call("save_model", str(session.folder / REFERENCE_FOLDER))
+            self.restore(session)
 
-    def _warm_up(self, loop: TrainingLoop, settings: WarmStartConfig, flow: Flow) -> float:
+    def _warm_up(self, session: Session, settings: WarmStartConfig, flow: Flow) -> float:
         """Returns the accuracy that it ends with."""
         accuracy, step = 0.0, 0
         while step < settings.max_steps and accuracy < settings.target_accuracy:
             steps = range(step, min(step + settings.check_every, settings.max_steps))
             feeds = {"examples": [batch for s in steps for batch in self._examples(settings, s)]}
-            run = loop.run_flow(flow, step=0, feeds=feeds)
+            run = session.run_flow(flow, step=0, feeds=feeds)
             step = steps.stop
-            accuracy = loop.evaluate(0, record=False)["accuracy"]
-            loop.progress.message(
-                f"warm start {step}: loss {run.metrics['warm_start/loss']:.3f}, accuracy {accuracy:.3f}"
-            )
+            accuracy = session.evaluate(0)["accuracy"]
+            session.message(f"warm start {step}: loss {run.metrics['warm_start/loss']:.3f}, accuracy {accuracy:.3f}")
         return accuracy
 
-    def _keep_warm_start(self, loop: TrainingLoop, kept: WarmStarts, accuracy: float) -> None:
+    def _keep_warm_start(self, session: Session, kept: WarmStarts, accuracy: float) -> None:
         if kept.why_not is not None:
-            loop.note(f"warm start: made anew and not kept: {kept.why_not}")
+            session.note(f"warm start: made anew and not kept: {kept.why_not}")
             return
         try:
             with kept.keeping(self.config.name, accuracy) as folder:
-                loop.group("actor").call("save_checkpoint", str(folder))
+                session.group("actor").call("save_checkpoint", str(folder))
         except (OSError, UserError) as error:
-            loop.note(f"warm start: not kept for the next run: {error}")
+            session.note(f"warm start: not kept for the next run: {error}")
         else:
-            loop.note(f"warm start: kept for the next run in {cache_folder()}")
+            session.note(f"warm start: kept for the next run in {cache_folder()}")
 
-    def restore(self, loop: TrainingLoop) -> None:
+    def restore(self, session: Session) -> None:
         """The reference is a teacher, or the policy as the warm start left it; without one it is the model that every
         worker starts from."""
-        folder = loop.folder / REFERENCE_FOLDER
+        folder = session.folder / REFERENCE_FOLDER
         if folder.is_dir():
-            loop.group("reference").call("load_weights", str(folder))
+            session.group("reference").call("load_weights", str(folder))
 
     def _examples(self, settings: WarmStartConfig, step: int) -> list[ExampleBatch]:
         """One batch as one item a shard, from a stretch of the problem stream that the training steps do not reach."""

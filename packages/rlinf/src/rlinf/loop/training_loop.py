@@ -10,27 +10,26 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rlinf.config.devices import device_kind
 from rlinf.console.progress import Progress
 from rlinf.jobs.base import Job, Score
 from rlinf.loop.ending import reason_to_end
 from rlinf.loop.plan_times import PlanTimes, busy_seconds
+from rlinf.loop.session import Session
 from rlinf.loop.stopping import StopRequest
 from rlinf.planning.auto_mode import AutoMode, moves
-from rlinf.planning.plans import Planned, make_plans, plans_by_rule
+from rlinf.planning.plans import Planned, make_plans, placements_to_measure
 from rlinf.processes import fork_server
 from rlinf.processes.environment import worker_environment
 from rlinf.processes.failures import run_failed
-from rlinf.run_folder import RunFolder, TraceEvent
+from rlinf.run_folder import RunFolder
 from rlinf_sched.describe import diagram
-from rlinf_workers import Executor, Flow, FlowRun, LocalLauncher, StepContext, WorkersError
+from rlinf_workers import Executor, FlowRun, LocalLauncher, WorkersError
 from rlinf_workers.profiling import Measured
-from rlinf_workers.spans import COMPUTE, SYNC, Span
-from rlinf_workers.worker import Phase
+from rlinf_workers.spans import COMPUTE, SYNC
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +53,6 @@ class _Clock:
     before: float = float("nan")
     own_score: float | None = None
     """Of the present weights; None where they were not evaluated."""
-    stage_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class TrainingLoop:
@@ -66,11 +64,11 @@ class TrainingLoop:
         self._folder = folder
         self._clock = _Clock()
         self._started_s = 0.0
-        self._session_started_s = 0.0
-        self._restart_s = 0.0
         self._times: list[PlanTimes] = []
         self._result: JobResult | None = None
         self._only_measures = False
+        self._placements: list[Planned] = []
+        """Of a measurement: those still to come."""
         on_slots = device_kind(job.config.cluster, job.machine) == "cpu"
         self._forks = on_slots and fork_server.start(job.config, worker_environment(job.config.cluster))
         self.progress = Progress(total=job.config.run.num_steps)
@@ -93,20 +91,21 @@ class TrainingLoop:
         flows = self._flows = self._job.build(self._folder.path)
         planned: Planned | None
         if self._only_measures:
-            planned = plans_by_rule(self._job, flows, "collocated")
+            planned, *self._placements = placements_to_measure(self._job, flows)
         else:
             planned = make_plans(self._job, flows, self._folder.path)
         self._auto = AutoMode(self._job, flows, planned, self.progress.message)
+        if self._only_measures:
+            self.progress.total = sum(len(self._auto.probes_of(placed)) for placed in (planned, *self._placements))
         self._job.write_inputs(self._folder.path)
         self._folder.write_flow(flows.train.graph().to_json(), diagram(flows.train.graph()))
         while planned is not None:
-            planned = self._session(planned)
+            planned = self._run_under(planned)
 
-    def _session(self, planned: Planned) -> Planned | None:
+    def _run_under(self, planned: Planned) -> Planned | None:
         """Processes where the plans have them, until the run ends (None) or goes on under other plans."""
         self._begin_plan(planned)
-        self._session_started_s, self._restart_s = time.monotonic(), 0.0
-        self._executor = Executor(
+        executor = Executor(
             cluster=planned.cluster,
             launcher=LocalLauncher(
                 heartbeat_timeout_s=self._config.run.worker_timeout_s,
@@ -116,10 +115,11 @@ class TrainingLoop:
             log_folder=self._folder.path / "logs",
             environment=worker_environment(self._config.cluster),
         )
-        with self._executor:
+        self._session = Session(self._job, self._flows, executor, self._folder, self.progress)
+        with executor:
             try:
                 for flow in self._flows:
-                    self._executor.start(flow, planned.plans[flow.name])
+                    executor.start(flow, planned.plans[flow.name])
                 return self._train(self._resume_or_prepare())
             except WorkersError as error:
                 logs = None if self._only_measures else self._folder.path / "logs"
@@ -129,7 +129,8 @@ class TrainingLoop:
         plan = self._auto.plan
         self._folder.write_plan(plan.to_json())
         for note in (*self._job.notes, *planned.notes):
-            self.note(note)
+            self._folder.note(note)
+            self.progress.message(f"note: {note}")
         self.progress.message(f"{self._config.name}, {plan.mode} on {planned.cluster.describe()}; {plan.reason}")
         self._begin_times()
 
@@ -156,14 +157,13 @@ class TrainingLoop:
         """
         run = self._config.run
         is_last = self._is_over(latest)
-        if self._auto.num_probes >= run.num_steps - self._clock.step and not self._only_measures:
-            self.progress.message(f"auto: {run.num_steps} steps are too few to measure; {self._auto.plan.mode} stays")
-            self._auto.skip_probes()
+        if not self._only_measures:
+            self._auto.fit_into(run.num_steps - self._clock.step)
         while not is_last:
             step = self._clock.step
             if self._auto.num_probes:
-                self._executor.replan(self._flows.train, self._auto.probe())
-            flow_run = self.run_flow(self._flows.train, step=step, feeds=self._job.feeds(step))
+                self._session.executor.replan(self._flows.train, self._auto.probe())
+            flow_run = self._session.run_flow(self._flows.train, step=step, feeds=self._job.feeds(step))
             busy_s = busy_seconds(flow_run)
             self._times[-1].add(flow_run, busy_s)
             self._record_step(step, flow_run)
@@ -180,8 +180,8 @@ class TrainingLoop:
                 self.progress.message(f"stopped after step {done}; its checkpoint is saved")
                 raise KeyboardInterrupt
             if asks_for_plan and self._only_measures:
-                measured = self._auto.measure(self._executor)
-                return self._other_placement(measured.problem.cluster.num_devices)
+                self._auto.measure(self._session.executor)
+                return self._next_placement()
             if asks_for_plan and not is_last and (planned := self._replan(run.num_steps - done)) is not None:
                 return planned
         self._finish(latest)
@@ -192,7 +192,7 @@ class TrainingLoop:
         is resumed."""
         try:
             with stop.raising():
-                return self.evaluate(self._clock.step)[self._job.score.name]
+                return self.evaluate(self._clock.step)
         except KeyboardInterrupt:
             if stop.is_urgent:
                 raise
@@ -202,8 +202,8 @@ class TrainingLoop:
         """Asks for a plan. One that moves no process holds from the next step on; another is returned, after a
         checkpoint."""
         before = self._auto.plan
-        self._executor.replan(self._flows.train, before)  # ends the last probe
-        planned = self._auto.better(self._executor, num_steps=num_steps, restart_s=self._restart_s)
+        self._session.executor.replan(self._flows.train, before)  # ends the last probe
+        planned = self._auto.better(self._session.executor, num_steps=num_steps, restart_s=self._session.start_s)
         if planned is None:
             self._keep_plan()
             return None
@@ -211,7 +211,7 @@ class TrainingLoop:
         if moves(before, after):
             self._save_checkpoint(self._clock.step)
             return planned
-        self._executor.replan(self._flows.train, after)
+        self._session.executor.replan(self._flows.train, after)
         self._begin_plan(planned)
         return None
 
@@ -224,11 +224,11 @@ class TrainingLoop:
             self._folder.write_problem(problem.to_json())
             times.expect(problem)
 
-    def _other_placement(self, num_devices: int) -> Planned | None:
-        """Of a measurement: after a checkpoint, the stages apart; None: they were, or there is one device only."""
-        if self._auto.plan.mode != "collocated" or num_devices < 2:
+    def _next_placement(self) -> Planned | None:
+        """Of a measurement, after a checkpoint; None: all are measured."""
+        if not self._placements:
             return None
-        planned = plans_by_rule(self._job, self._flows, "disaggregated")
+        planned = self._placements.pop(0)
         self._auto.begin_probes(planned)
         self._save_checkpoint(self._clock.step)
         return planned
@@ -237,12 +237,12 @@ class TrainingLoop:
         checkpoint = self._folder.latest_checkpoint()
         if checkpoint is not None:
             return self._resume(checkpoint)
-        self.sync_weights()
-        self._job.prepare(self)
+        self._session.sync_weights()
+        self._job.prepare(self._session)
         if self._only_measures:
             return self._clock.before
-        self._clock.before = self.evaluate(0)[self._job.score.name]
-        self._clock.stage_s.clear()
+        self._clock.before = self.evaluate(0)
+        self._session.stage_s.clear()
         self._save_checkpoint(0)
         return self._clock.before
 
@@ -252,15 +252,15 @@ class TrainingLoop:
         clock = self._clock = _Clock(
             step=state["step"], elapsed_s=state["elapsed_s"], before=state["before"], own_score=state["own_score"]
         )
-        clock.stage_s.update(state["stage_s"])
-        self._executor.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
-        self.sync_weights()
-        self._job.restore(self)
+        self._session.stage_s.update(state["stage_s"])
+        self._session.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
+        self._session.sync_weights()
+        self._job.restore(self._session)
         self.progress.message(f"resumed from {checkpoint.name}")
         latest: float = state["score"]
         is_due = clock.step % self._config.run.evaluate_every == 0 or self._is_over(latest)
         if is_due and clock.own_score is None and not self._only_measures:  # the run was stopped before it
-            return self.evaluate(clock.step)[self._job.score.name]
+            return self.evaluate(clock.step)
         return latest
 
     def _finish(self, score: float) -> None:
@@ -278,7 +278,7 @@ class TrainingLoop:
                 "best": best and {"checkpoint": best.name, "score": best_score},
                 "num_steps": clock.step,
                 "training_s": training_s,
-                "stage_seconds": dict(clock.stage_s),
+                "stage_seconds": dict(self._session.stage_s),
             }
         )
         self._folder.write_plan_times([times.to_json() for times in self._times])
@@ -290,56 +290,19 @@ class TrainingLoop:
             for other in self._job.other_scores
             if other.name in last
         ]
-        table = final_table(scores, best and (best.name, best_score), clock.stage_s, training_s)
+        table = final_table(scores, best and (best.name, best_score), self._session.stage_s, training_s)
         self._result = JobResult(table=table, report_path=str(report_path), before=clock.before, after=score)
 
-    # -- used by jobs ----------------------------------------------------------------------------------------------
-
-    def run_flow(self, flow: Flow, *, step: int, feeds: Mapping[str, Sequence[Any]], phase: Phase = "train") -> FlowRun:
-        """One run of a flow, with its spans in the trace."""
-        context = StepContext(
-            step=step, phase=phase, seed=self._config.seed, num_items=max(map(len, feeds.values()), default=0)
-        )
-        run = self._executor.run(flow, context=context, feeds=feeds, timeout_s=self._config.run.step_timeout_s)
-        self._folder.trace([_event(span, step, phase) for span in run.spans])
-        for span in run.spans:
-            if span.category == COMPUTE:
-                self._clock.stage_s[span.name] += span.duration_s
-        return run
-
-    def sync_weights(self) -> None:
-        """Hands the trainer's weights over, at a session's start and after anything but a step changed them."""
-        self._executor.sync_weights()
-        if not self._restart_s:  # the first, for which every process has to be up
-            self._restart_s = time.monotonic() - self._session_started_s
-
-    def note(self, text: str) -> None:
-        """A line for whoever watches the run, and for whoever reads its manifest."""
-        self._folder.note(text)
-        self.progress.message(f"note: {text}")
-
-    def evaluate(self, step: int, *, record: bool = True) -> dict[str, float]:
-        """Scores the present weights on held-out problems or seeds; `step` counts the training steps done."""
-        flow = self._flows.evaluate
-        run = self.run_flow(flow, step=step, feeds=self._job.evaluation_feeds(), phase="evaluate")
-        metrics = self._job.evaluation_metrics(run)
-        if record:
-            self._folder.evaluation(step, metrics, time_s=self._training_s())
-            self._clock.own_score = metrics[self._job.score.name]
-            scores = (self._job.score, *self._job.other_scores)
-            self.progress.evaluation(step, {score.name: metrics[score.name] for score in scores})
-            for name in (name for name in metrics if name.startswith(f"{self._job.score.name}/")):
-                self.progress.message(f"evaluation after step {step}: {name} {metrics[name]:.2f}")
-        return metrics
-
-    @property
-    def folder(self) -> Path:
-        """The run's folder."""
-        return self._folder.path
-
-    def group(self, name: str) -> Any:
-        """A running worker group."""
-        return self._executor.group(name)
+    def evaluate(self, step: int) -> float:
+        """Scores the present weights, writes it down and returns the score; `step` counts the training steps done."""
+        metrics = self._session.evaluate(step)
+        self._folder.evaluation(step, metrics, time_s=self._training_s())
+        score = self._clock.own_score = metrics[self._job.score.name]
+        shown = (self._job.score, *self._job.other_scores)
+        self.progress.evaluation(step, {score.name: metrics[score.name] for score in shown})
+        for name in (name for name in metrics if name.startswith(f"{self._job.score.name}/")):
+            self.progress.message(f"evaluation after step {step}: {name} {metrics[name]:.2f}")
+        return score
 
     # -- records ---------------------------------------------------------------------------------------------------
 
@@ -366,11 +329,11 @@ class TrainingLoop:
             "before": self._clock.before,
             "score": self._last_score(),
             "own_score": self._clock.own_score,
-            "stage_s": dict(self._clock.stage_s),
+            "stage_s": dict(self._session.stage_s),
             "seed": self._config.seed,
         }
         with self._folder.new_checkpoint(step, state) as folder:
-            self._executor.group(self._job.trainer).call("save_checkpoint", str(folder))
+            self._session.group(self._job.trainer).call("save_checkpoint", str(folder))
         self._folder.write_plan_times([times.to_json() for times in self._times])
 
     def _last_score(self) -> float:
@@ -413,15 +376,3 @@ def final_table(
     ]
     width = max(len(left) for left, _ in rows) + 2
     return "\n".join(f"{left:<{width}}{right:>8}".rstrip() for left, right in rows)
-
-
-def _event(span: Span, step: int, phase: Phase) -> TraceEvent:
-    lane = f"device {'+'.join(span.devices)}" if span.devices else span.worker
-    return TraceEvent(
-        name=span.name,
-        category=span.category,
-        lane=lane,
-        start_ns=span.start_ns,
-        duration_ns=span.duration_ns,
-        args={"worker": span.worker, "num_items": span.num_items, "step": step, "phase": phase},
-    )

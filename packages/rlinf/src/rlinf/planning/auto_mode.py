@@ -72,8 +72,13 @@ class AutoMode:
     def begin_probes(self, planned: Planned) -> None:
         """The next steps measure this placement, beside what has been measured."""
         self._adopt(planned)
-        probes = probe_plans(self._flows.train.graph(), self.plan, self._job.num_items, self._job.granularities)
-        self._probes, self._num_probed = [probes[0], *probes * NUM_REPEATS], 0
+        self._probes, self._num_probed = self.probes_of(planned), 0
+
+    def probes_of(self, planned: Planned) -> list[Plan]:
+        """The plans of the steps that measure a placement."""
+        plan = planned.plans[self._flows.train.name]
+        probes = probe_plans(self._flows.train.graph(), plan, self._job.num_items)
+        return [probes[0], *probes * NUM_REPEATS]
 
     @property
     def num_probes(self) -> int:
@@ -84,9 +89,14 @@ class AutoMode:
         """The plan of the next step, while `num_probes` is above 0."""
         return self._probes[self._num_probed]
 
-    def skip_probes(self) -> None:
-        """Nothing will be measured: the run is too short for it."""
-        self._probes, self._num_probed = [], 0
+    def fit_into(self, num_steps: int) -> None:
+        """Measures nothing where the steps that are left are too few for it."""
+        if 0 < self.num_probes >= num_steps:
+            self._tell(
+                f"auto: {self.plan.mode} stays: measuring takes {self.num_probes} steps, "
+                f"and the run has {num_steps} left"
+            )
+            self._probes, self._num_probed = [], 0
 
     def observe(self, run: FlowRun, busy_s: Mapping[str, float]) -> bool:
         """Takes in a training step.
@@ -115,7 +125,7 @@ class AutoMode:
         """What the probes found."""
         self._probes, self._num_probed = [], 0
         self._profiler.observe_memory(executor, self.plan)
-        found = self._profiler.measured(num_parts=self._job.num_parts)
+        found = self._profiler.measured()
         self.measured = replace(found, problem=complete_problem(self._job, found.problem))
         return self.measured
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlinf.config.reasoning import ArchitectureConfig, ReasoningConfig
 from rlinf.errors import UserError
@@ -24,11 +25,14 @@ from rlinf_sched.derive.replicated import (
 )
 from rlinf_sched.derive.shapes import ModelShape, resolve_model
 from rlinf_sched.errors import ProfileError
-from rlinf_sched.plan import Plan
+from rlinf_sched.plan import Plan, StagePlan
 
-PROCESS_BYTES = 420 << 20
+PROCESS_BYTES = 384 << 20
 """Of a worker process on a CPU slot beside its model: the interpreter with torch and transformers, as the reference has
 it (benchmarks/results/memory.json)."""
+HEAP_SHARE = 0.4
+"""Of what comes and goes in such a process, and of the moments, which come between it: freed blocks that malloc keeps;
+chosen so that no worker of the same reference takes more."""
 NUM_STORED = 2
 """Copies of the weights in the host's store between trainer and engines: the version that is served, and the next."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -54,7 +58,7 @@ def replicated_job(config: ReasoningConfig) -> ReplicatedJob:
         micro_batch_groups=config.actor.micro_batch_groups,
         num_updates=algorithm.num_updates,
         has_critic=algorithm.has_critic,
-        num_optimizers=2 if config.warm_start else 1,
+        warm_start_sequences=config.warm_start.batch_size // config.actor.settled_shards if config.warm_start else 0,
     )
 
 
@@ -68,20 +72,44 @@ def shape_of(config: ReasoningConfig, num_words: int) -> ModelShape | None:
         return _made(config.model.architecture, num_words)
     assert config.model.path is not None, "a config has a path or an architecture"
     try:
-        return resolve_model(config.model.path if config.model.path.is_dir() else config.model.path.name)
+        return named_shape(config.model.path)
+    except ProfileError:
+        return None
+
+
+def named_shape(path: Path) -> ModelShape:
+    """Of the model in a folder, or of the public model that a path ends with. Raises: ProfileError."""
+    return resolve_model(path if path.is_dir() else path.name)
+
+
+def reference_shape(config: ReasoningConfig, shape: ModelShape) -> ModelShape | None:
+    """Of the reference's model: the teacher, or the actor's own; None where the recipe has no reference, or we cannot
+    count the teacher's parts.
+
+    Args:
+        shape: of the actor's model.
+    """
+    if not config.algorithm.kl_coef or config.reference.path is None:
+        return shape if config.algorithm.kl_coef else None
+    try:
+        return named_shape(config.reference.path)
     except ProfileError:
         return None
 
 
 def rank_memory(
-    shape: ModelShape, job: ReplicatedJob, num_ranks: Mapping[str, int], *, has_reference: bool
+    shape: ModelShape, job: ReplicatedJob, num_ranks: Mapping[str, int], reference: ModelShape | None
 ) -> dict[str, RankMemory]:
-    """Worker group -> what one of its ranks holds."""
+    """Worker group -> what one of its ranks holds.
+
+    Args:
+        reference: of the reference's model; None: there is none.
+    """
     found = {
         "rollout": generator_memory(shape, job),
         "actor": trainer_memory(shape, job, num_ranks.get("actor", 1)),
     }
-    return {**found, "reference": forward_memory(shape, job)} if has_reference else found
+    return found if reference is None else {**found, "reference": forward_memory(reference, job)}
 
 
 def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices: int) -> None:
@@ -91,24 +119,59 @@ def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices:
     """
     job = replicated_job(config)
     num_ranks = {"actor": math.gcd(job.num_shards, num_devices)}
-    found = rank_memory(shape, job, num_ranks, has_reference=bool(config.algorithm.kl_coef))
+    found = rank_memory(shape, job, num_ranks, reference_shape(config, shape))
     for group, memory in found.items():
-        alone = _Load(group=group, memory=memory, num_items=1, offload=True)
+        alone = Load(group=group, memory=memory, num_items=1, offload=True)
         _check_device([alone], shape, gpu.name, gpu.memory_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Load:
+class Load:
     """What a rank of a worker group puts on a device."""
 
     group: str
     memory: RankMemory
     num_items: int
+    """Prompts at once."""
     offload: bool
+    devices: tuple[int, ...] = ()
 
     @property
     def peak(self) -> int:
         return self.memory.peak(self.num_items)
+
+    @property
+    def process(self) -> int:
+        """On a CPU slot, beside the store."""
+        work = self.peak - self.memory.state
+        return PROCESS_BYTES + self.peak + round(HEAP_SHARE * (work + self.memory.optimizer))
+
+
+def loads_of(config: ReasoningConfig, shape: ModelShape, plan: Plan) -> list[Load]:
+    """Of every rank of the plan that has a model."""
+    job = replicated_job(config)
+    ranks = {stage.stage: stage.num_ranks for stage in plan.stages}
+    of_group = rank_memory(shape, job, ranks, reference_shape(config, shape))
+    loads = []
+    for stage in plan.stages:
+        if (memory := of_group.get(stage.stage)) is None:
+            continue
+        num_items = _most_at_once(config, job, stage)
+        for rank in range(stage.num_ranks):
+            on = (stage.devices[rank % len(stage.devices)],)
+            loads.append(Load(group=stage.stage, memory=memory, num_items=num_items, offload=stage.offload, devices=on))
+    return loads
+
+
+def _most_at_once(config: ReasoningConfig, job: ReplicatedJob, stage: StagePlan) -> int:
+    """Prompts with `group_size` completions each, in training or, in other words, evaluation."""
+    size, num_samples = job.lengths.group_size, config.evaluation.num_samples
+    most = 0
+    for num_prompts, num_rows in ((job.num_groups, size), (config.task.num_held_out, num_samples)):
+        share = -(-num_prompts // stage.num_ranks)
+        at_once = min(stage.granularity or share, share, max(1, job.max_sequences // num_rows))
+        most = max(most, -(-at_once * num_rows // size))
+    return most
 
 
 def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster, memory_bytes: int) -> None:
@@ -116,34 +179,28 @@ def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster
 
     Raises: UserError with what each needs and what there is.
     """
-    job = replicated_job(config)
-    ranks = {stage.stage: stage.num_ranks for stage in plan.stages}
-    of_group = rank_memory(shape, job, ranks, has_reference=bool(config.algorithm.kl_coef))
-    loads: dict[int, list[_Load]] = {device.index: [] for device in cluster.devices}
-    for stage in plan.stages:
-        if (memory := of_group.get(stage.stage)) is None:
-            continue
-        share = -(-job.num_groups // stage.num_ranks)
-        at_once = min(stage.granularity or share, share, max(1, job.max_sequences // job.lengths.group_size))
-        load = _Load(group=stage.stage, memory=memory, num_items=at_once, offload=stage.offload)
-        for index in stage.devices[: stage.num_ranks]:
-            loads[index] += [load] * max(1, stage.num_ranks // len(stage.devices))
+    loads = loads_of(config, shape, plan)
     if cluster.devices[0].kind == "cpu":
-        _check_host([load for device in loads.values() for load in device], shape, memory_bytes)
+        _check_host(loads, shape, stored_bytes(shape, config), memory_bytes)
         return
     for index, device in enumerate(cluster.devices):
-        _check_device(loads[index], shape, f"{device.name} (device {index})", device.memory_bytes)
+        mine = [load for load in loads if index in load.devices]
+        _check_device(mine, shape, f"{device.name} (device {index})", device.memory_bytes)
 
 
-def _check_host(loads: list[_Load], shape: ModelShape, memory_bytes: int) -> None:
-    """CPU slots share one memory, and offloading leaves everything where it is. The processes share the store."""
-    needed = sum(PROCESS_BYTES + load.peak for load in loads)
-    needed += NUM_STORED * max((load.memory.weights for load in loads if load.group == "rollout"), default=0)
+def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
+    """Of the store between trainer and engines, which the processes share."""
+    return NUM_STORED * DTYPE_BYTES[config.model.dtype] * shape.num_parameters
+
+
+def _check_host(loads: list[Load], shape: ModelShape, stored: int, memory_bytes: int) -> None:
+    """CPU slots share one memory, and offloading leaves everything where it is."""
+    needed = sum(load.process for load in loads) + stored
     if needed > memory_bytes:
         raise _misfit(shape, loads, f"the {len(loads)} processes need", needed, "this machine", memory_bytes)
 
 
-def _check_device(loads: list[_Load], shape: ModelShape, name: str, memory_bytes: int) -> None:
+def _check_device(loads: list[Load], shape: ModelShape, name: str, memory_bytes: int) -> None:
     """What stays there, and the largest of those that take turns."""
     resident = sum(load.memory.state for load in loads if not load.offload)
     needed = max((resident + load.peak - (0 if load.offload else load.memory.state) for load in loads), default=0)
@@ -151,7 +208,7 @@ def _check_device(loads: list[_Load], shape: ModelShape, name: str, memory_bytes
         raise _misfit(shape, loads, "a device needs", needed, name, memory_bytes)
 
 
-def _misfit(shape: ModelShape, loads: list[_Load], who: str, needed: int, where: str, has: int) -> UserError:
+def _misfit(shape: ModelShape, loads: list[Load], who: str, needed: int, where: str, has: int) -> UserError:
     lines = {f"{load.group} {load.peak / 2**30:.2f} ({load.memory.describe(load.num_items)})" for load in loads}
     return UserError(
         f"model.path: {shape.name}, {shape.num_parameters / 1e9:.2f} billion parameters, does not fit: {who} about "
@@ -170,6 +227,5 @@ def _made(architecture: ArchitectureConfig, num_words: int) -> ModelShape:
         num_kv_heads=architecture.num_kv_heads,
         head_dim=architecture.hidden_size // architecture.num_heads,
         vocab_size=num_words,
-        tied_embeddings=True,
         qkv_bias=True,
     )

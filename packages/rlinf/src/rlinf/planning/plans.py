@@ -3,8 +3,7 @@ work."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from rlinf_sched.cluster import Cluster
 from rlinf_sched.errors import SchedError
 from rlinf_sched.flow_graph import FlowGraph
 from rlinf_sched.modes import plan_for_mode
-from rlinf_sched.plan import Mode, Plan, StagePlan
+from rlinf_sched.plan import Mode, Plan
 from rlinf_sched.planner import plan as make_plan
 from rlinf_sched.problem import Problem
 from rlinf_sched.problem_file import read_problem
@@ -73,6 +72,14 @@ def plans_by_rule(job: Job, flows: Flows, mode: Mode) -> Planned:
         raise UserError(f"plan.{text}" if named else text, hint="see the keys mode and plan of the config") from error
 
 
+def placements_to_measure(job: Job, flows: Flows) -> list[Planned]:
+    """All stages together on all devices and, where there are several, apart. Raises: as `plans_by_rule`."""
+    together = plans_by_rule(job, flows, "collocated")
+    if together.cluster.num_devices == 1:
+        return [together]
+    return [together, plans_by_rule(job, flows, "disaggregated")]
+
+
 def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> Planned:
     """The training flow by the planner.
 
@@ -80,7 +87,8 @@ def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> Planned:
     """
     try:
         plan = make_plan(problem)
-        job.check_plan(plan)
+        _check_cycles(plan, problem.flow)
+        job.check_memory(plan)
         return replace(_with_others(flows, plan, problem.cluster), problem=problem)
     except SchedError as error:
         raise UserError(f"mode=auto: {error}", hint="choose a mode by hand") from error
@@ -115,7 +123,6 @@ def complete_problem(job: Job, problem: Problem) -> Problem:
     return replace(
         problem,
         num_items=job.num_items,
-        granularities=dict(job.granularities),
         profiles=replace(problem.profiles, stages=stages),
     )
 
@@ -127,16 +134,19 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
         "devices": config.plan.devices,
         "num_ranks": dict(config.plan.num_ranks),
     }
+    _check_num_ranks(graph, config.plan.num_ranks)
     first = plan_for_mode(graph, cluster, mode, **choices)
     notes = []
-    for group, parts in job.num_parts.items():
-        placed = first.stage(graph.workers[group][0])
-        num_ranks = _ranks_that_divide(job, group, parts, placed)
-        if num_ranks != placed.num_ranks:
-            choices["num_ranks"][group] = num_ranks
-        if placed.devices and num_ranks < placed.num_ranks:
+    for group, names in graph.workers.items():
+        parts, placed = graph.stage(names[0]).num_parts, first.stage(names[0])
+        if not parts or group in config.plan.num_ranks:
+            continue
+        if not placed.devices:  # a rank for each core, as far as the parts can be dealt out evenly
+            most = min(parts, job.machine.num_cpus)
+            choices["num_ranks"][group] = max(count for count in range(1, most + 1) if parts % count == 0)
+        elif placed.num_ranks < len(placed.devices):
             notes.append(
-                f"{group} runs in {num_ranks} ranks on {len(placed.devices)} devices: its work comes in "
+                f"{group} runs in {placed.num_ranks} ranks on {len(placed.devices)} devices: its work comes in "
                 f"{parts} parts (actor.num_shards or env.num_groups)"
             )
     ranked = plan_for_mode(graph, cluster, mode, **choices)
@@ -149,23 +159,36 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
                 f"plan.num_ranks: {placed.stage} has {placed.num_ranks} ranks on {len(placed.devices)} GPUs",
                 hint="use at most one rank for each GPU",
             )
-    job.check_plan(plan)
+    _check_cycles(plan, graph)
+    job.check_memory(plan)
     return replace(plan, reason=first.reason), notes
 
 
-def _ranks_that_divide(job: Job, group: str, parts: int, placed: StagePlan) -> int:
-    """Of a worker group whose work comes in parts: one for each device or, on the host, for each core, as far as the
-    parts can be dealt out evenly."""
-    if group in job.config.plan.num_ranks:
-        if parts % placed.num_ranks:
+def _check_cycles(plan: Plan, graph: FlowGraph) -> None:
+    """The stages of a cycle go round with all parts of a rank.
+
+    Raises: UserError for a hand-over that does not divide them.
+    """
+    for stage in (graph.stage(name) for cycle in graph.cycles() for name in cycle):
+        placed = plan.stage(stage.name)
+        num_parts = stage.num_parts // placed.num_ranks
+        if placed.granularity and num_parts % placed.granularity:
             raise UserError(
-                f"plan.num_ranks.{group}={placed.num_ranks} does not divide its work, which comes in {parts} parts",
+                f"plan.granularity.{stage.name}={placed.granularity} does not divide the {num_parts} parts that a rank "
+                "has of its work",
+                hint="the stages of a cycle would wait for each other; use a divisor, or change env.num_groups",
+            )
+
+
+def _check_num_ranks(graph: FlowGraph, chosen: Mapping[str, int]) -> None:
+    """Raises: UserError for a number of ranks that does not divide the parts of a group's work."""
+    for group, num_ranks in chosen.items():
+        parts = graph.stage(graph.workers[group][0]).num_parts if group in graph.workers else 0
+        if parts % num_ranks:
+            raise UserError(
+                f"plan.num_ranks.{group}={num_ranks} does not divide its work, which comes in {parts} parts",
                 hint=f"use a divisor of {parts}, or change actor.num_shards or env.num_groups",
             )
-        return placed.num_ranks
-    if placed.devices:
-        return math.gcd(parts, placed.num_ranks)
-    return max(count for count in range(1, min(parts, job.machine.num_cpus) + 1) if parts % count == 0)
 
 
 def _plan_like(flow: Flow, train: Flow, plan: Plan, cluster: Cluster) -> Plan:

@@ -6,14 +6,15 @@ to generate. Memory that they have not got is refused with numbers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from rlinf.config.devices import settle
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.schema import Config
 from rlinf.errors import UserError
-from rlinf.planning.memory import check_gpu, replicated_job
-from rlinf_sched.derive import find_gpu, gpu_cluster, resolve_model
+from rlinf.planning.memory import check_gpu, named_shape, reference_shape, replicated_job
+from rlinf_sched.derive import find_gpu, gpu_cluster
 from rlinf_sched.derive.replicated import replicated_profiles
 from rlinf_sched.errors import SchedError
 from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
@@ -50,15 +51,14 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
     settled = settle(config, config.cluster.num_devices)
     assert isinstance(settled, ReasoningConfig), "settling keeps the job"
     try:
-        folder = config.model.path
-        model = resolve_model(folder if folder.is_dir() else folder.name)
+        model = named_shape(config.model.path)
         job, sheet = replicated_job(settled), find_gpu(gpu)
         check_gpu(settled, model, sheet, config.cluster.num_devices)
         group_bytes = TOKEN_BYTES * job.lengths.group_tokens
-        flow = grpo_flow(has_reference=bool(config.algorithm.kl_coef), group_bytes=group_bytes)
+        flow = grpo_flow(settled, group_bytes=group_bytes)
         return Problem(
             flow=flow,
-            profiles=replicated_profiles(flow, model, sheet, job),
+            profiles=replicated_profiles(flow, model, sheet, job, reference_shape(config, model)),
             cluster=gpu_cluster(gpu, config.cluster.num_devices),
             num_items=job.num_groups,
         )
@@ -66,22 +66,45 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
         raise UserError(str(error)) from error
 
 
-def grpo_flow(*, has_reference: bool, group_bytes: float) -> FlowGraph:
+def num_sampled_prompts(config: ReasoningConfig) -> int:
+    """Prompts that are sampled in a step."""
+    return math.ceil(config.rollout.num_prompts * config.algorithm.oversampling)
+
+
+def actor_granularities(config: ReasoningConfig) -> tuple[int, ...]:
+    """Hand-overs that make sense for the actor, which computes once a micro-batch of every shard is there."""
+    if config.algorithm.to_algorithm().gathers_whole_step:
+        return (0,)
+    unit = config.actor.micro_batch_groups * config.actor.settled_shards
+    return (*range(unit, num_sampled_prompts(config), unit), 0)
+
+
+def grpo_flow(config: ReasoningConfig, *, group_bytes: float) -> FlowGraph:
     """The training flow of `rlinf.jobs.reasoning`, which needs torch to declare it.
 
     Args:
+        config: settled, see `rlinf.config.devices.settle`.
         group_bytes: of one prompt's answers on a channel.
     """
     stages = [Stage(name="rollout", worker="rollout", role="rollout", reads=("prompts",), writes=("samples",))]
     samples = "samples"
-    if has_reference:
+    if config.algorithm.kl_coef:
         stages.append(
             Stage(name="reference", worker="reference", role="reference", reads=(samples,), writes=("referenced",))
         )
         samples = "referenced"
     stages += [
         Stage(name="reward", worker="reward", role="reward", reads=(samples,), writes=("scored",), needs_device=False),
-        Stage(name="actor", worker="actor", role="actor", reads=("scored",), dispatch="key", trains=True),
+        Stage(
+            name="actor",
+            worker="actor",
+            role="actor",
+            reads=("scored",),
+            dispatch="key",
+            trains=True,
+            granularities=actor_granularities(config),
+            num_parts=config.actor.settled_shards,
+        ),
     ]
     flow = FlowGraph(
         name="grpo",

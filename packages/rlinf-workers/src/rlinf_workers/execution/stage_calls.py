@@ -1,0 +1,210 @@
+"""From a flow and its plan to what each rank is told to do in a run: pure functions, no process.
+
+StageCall is the message to a rank, StageOutcome its answer. PlannedFlow makes the calls: ports cut to the plan, turns
+on shared devices, versions of the weights to serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rlinf_comm.channel import ChannelAddress
+from rlinf_comm.records import record
+from rlinf_sched.flow_graph import FlowGraph, WeightEdge
+from rlinf_sched.plan import Plan
+from rlinf_workers.flow import Flow
+from rlinf_workers.metrics import Metric
+from rlinf_workers.spans import SpanTable
+from rlinf_workers.worker import StepContext
+
+NEVER_SYNCED = -1
+WHOLE_BATCH = 0
+"""Granularity of a stage that takes everything of a run in one chunk."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadPort:
+    """One channel that a rank reads.
+
+    Items carry a key. With `num_partitions` = R > 1 a rank gets those with key % R == its partition; otherwise any
+    rank may take any item. With `ordered` they come in the order of their keys, without gaps, whatever order they
+    were put in.
+    """
+
+    channel: str
+    address: ChannelAddress
+    granularity: int
+    """Items in a chunk; WHOLE_BATCH for all of the run."""
+    partition: int
+    num_partitions: int
+    ordered: bool
+    of_own_turn: bool
+    """Written by a stage of the reader's own cycle: the lease is kept while waiting."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WritePort:
+    """One channel that a rank writes."""
+
+    channel: str
+    address: ChannelAddress
+    num_partitions: int
+    max_items_per_entry: int
+    """The readers' granularity: more items are never put in one piece, so that several readers share the work. 0: no
+    limit."""
+    of_own_turn: bool
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageCall:
+    """One stage on one rank, for one run of the flow."""
+
+    stage: str
+    method: str
+    context: StepContext
+    reads: tuple[ReadPort, ...]
+    writes: tuple[WritePort, ...]
+    lease_turn: int | None
+    """The turn to take on shared devices; None for a stage that shares none."""
+    offloads: bool
+    """Whether the worker's state leaves the devices whenever the lease is given back."""
+    starts_leased: bool
+    """A stage that computes before it has read anything needs its devices from the start."""
+    receives: dict[str, int]
+    """Weight edge -> policy version to serve before the first chunk."""
+    publishes: tuple[str, ...]
+    """Weight edges on which to publish when the stage is done."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageOutcome:
+    """What a rank reports when its stage is done."""
+
+    metrics: dict[str, Metric]
+    spans: SpanTable
+    shown: list[dict[str, str | float]]
+    """Rows for people, see Worker.show."""
+    policy_version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightVersion:
+    """What a weight edge has carried."""
+
+    edge: WeightEdge
+    policy_version: int
+    """Optimizer steps behind the last weights that were published on it; NEVER_SYNCED before the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedFlow:
+    """A flow under one plan, which fits it."""
+
+    flow: Flow
+    graph: FlowGraph
+    plan: Plan
+
+    def stage_calls(
+        self, addresses: Mapping[str, ChannelAddress], weights: Mapping[str, WeightVersion], context: StepContext
+    ) -> Iterator[tuple[int, int, StageCall]]:
+        """(rank, lane, call) for each rank of each stage: the stages of one worker group run on lanes of their own.
+
+        Args:
+            addresses: of every channel.
+            weights: edge -> its last version, for all edges of the executor; those never synced are passed over.
+        """
+        for stages in self.graph.workers.values():
+            for lane, stage in enumerate(stages):
+                for rank in range(self.plan.stage(stage).num_ranks):
+                    yield rank, lane, self._stage_call(stage, rank, addresses, weights, context)
+
+    def worker_of(self, call: StageCall) -> str:
+        """The worker group that a call is for."""
+        return self.graph.stage(call.stage).worker
+
+    def num_writers(self, channel: str) -> int:
+        """Who has to close the channel: each rank that writes it, or the driver."""
+        num_ranks = sum(self.plan.stage(stage).num_ranks for stage in self.graph.writers(channel))
+        return num_ranks + (channel in self.graph.feeds)
+
+    def num_partitions(self, channel: str) -> int:
+        """Ranks that items are bound to: by dispatch, or because whole batches cannot be handed out to whoever comes
+        first."""
+        bound = [
+            self.plan.stage(reader).num_ranks
+            for reader in self.graph.readers(channel)
+            if self.graph.stage(reader).dispatch == "key"
+            or self.plan.stage(reader).granularity == WHOLE_BATCH
+            or self.flow.stages[reader].ordered
+        ]
+        return max(bound, default=1)
+
+    def write_port(self, channel: str, address: ChannelAddress, own_turn: Sequence[str] = ()) -> WritePort:
+        """A stage's end of a channel, or the driver's, which belongs to no turn."""
+        readers = self.graph.readers(channel)
+        return WritePort(
+            channel=channel,
+            address=address,
+            num_partitions=self.num_partitions(channel),
+            max_items_per_entry=min((self.plan.stage(reader).granularity for reader in readers), default=WHOLE_BATCH),
+            of_own_turn=bool(readers) and all(reader in own_turn for reader in readers),
+        )
+
+    @cached_property
+    def shared_devices(self) -> dict[int, frozenset[int]]:
+        """Turn -> the devices that it shares with another turn; turns that share none are left out and need no
+        lease."""
+        devices: dict[int, set[int]] = {}
+        for placed in self.plan.stages:
+            devices.setdefault(placed.turn, set()).update(placed.devices)
+        shared = {
+            turn: frozenset(mine & set().union(*(theirs for other, theirs in devices.items() if other != turn)))
+            for turn, mine in devices.items()
+        }
+        return {turn: overlap for turn, overlap in shared.items() if overlap}
+
+    @cached_property
+    def _turns(self) -> dict[str, tuple[str, ...]]:
+        return {name: turn for turn in self.graph.turns() for name in turn}
+
+    def _stage_call(
+        self,
+        name: str,
+        rank: int,
+        addresses: Mapping[str, ChannelAddress],
+        weights: Mapping[str, WeightVersion],
+        context: StepContext,
+    ) -> StageCall:
+        stage, placed = self.graph.stage(name), self.plan.stage(name)
+        synced = {edge: last for edge, last in weights.items() if last.policy_version != NEVER_SYNCED}
+        reads = tuple(self._read_port(name, channel, rank, addresses[channel]) for channel in stage.reads)
+        return StageCall(
+            stage=name,
+            method=self.flow.stages[name].method,
+            context=context,
+            reads=reads,
+            writes=tuple(self.write_port(channel, addresses[channel], self._turns[name]) for channel in stage.writes),
+            lease_turn=placed.turn if placed.turn in self.shared_devices else None,
+            offloads=placed.offload,
+            starts_leased=not reads or all(port.of_own_turn for port in reads),
+            receives={edge: last.policy_version for edge, last in synced.items() if last.edge.target == stage.worker},
+            publishes=tuple(edge for edge, last in synced.items() if last.edge.source == stage.worker and stage.trains),
+        )
+
+    def _read_port(self, name: str, channel: str, rank: int, address: ChannelAddress) -> ReadPort:
+        num_partitions, writers = self.num_partitions(channel), self.graph.writers(channel)
+        return ReadPort(
+            channel=channel,
+            address=address,
+            granularity=self.plan.stage(name).granularity,
+            partition=rank if num_partitions > 1 else 0,
+            num_partitions=num_partitions,
+            ordered=self.flow.stages[name].ordered,
+            of_own_turn=bool(writers) and all(writer in self._turns[name] for writer in writers),
+        )

@@ -1,0 +1,121 @@
+"""WorkerHost: what the framework keeps and does for the one worker of a process."""
+
+from __future__ import annotations
+
+import functools
+import resource
+import threading
+from typing import Any, TypeVar
+
+import torch
+
+from rlinf_comm.weights import TensorSpec, specs_of
+from rlinf_workers.collectives import RankGroup
+from rlinf_workers.execution.stage_calls import StageCall, StageOutcome
+from rlinf_workers.execution.stage_runner import StageRunner
+from rlinf_workers.launcher.base import Identity, RequestSender, Wait
+from rlinf_workers.links.shared import ReceivePort, SendPort, WeightPort, open_port
+from rlinf_workers.metrics import MetricTable
+from rlinf_workers.spans import WaitTable
+from rlinf_workers.worker import StepContext, Worker
+
+W = TypeVar("W", bound=Worker)
+
+CALLS = frozenset(
+    {"run_stage", "unload", "open_weights", "weight_specs", "publish_weights", "memory_bytes", "current_waits"}
+)
+"""What the executor calls of the host; any other method is the worker's own."""
+
+
+class WorkerHost:
+    """Makes the worker and runs its stages.
+
+    Args:
+        request: how the worker asks services of the driver.
+    """
+
+    worker: Worker
+
+    def __init__(self, identity: Identity, request: RequestSender) -> None:
+        self.identity = identity
+        self.request = request
+        self.metrics = MetricTable()
+        self.waits = WaitTable()
+        self.shown: list[dict[str, str | float]] = []
+        """Rows for people, see Worker.show."""
+        self.body_lock = threading.RLock()
+        """Held by the stage that computes: two stages of one worker never do at once."""
+        self.num_inside = 0
+        """Stages that hold their lease."""
+        self.is_loaded = True
+        """Whether the worker's state is on its devices."""
+        self.weight_ports: dict[str, Any] = {}
+        self._of_thread = threading.local()
+
+    def make(self, worker_class: type[W], *arguments: Any) -> W:
+        """The worker knows who and where it is from the first line of its constructor."""
+        worker = worker_class.__new__(worker_class)
+        self.worker, worker._host = worker, self
+        worker.__init__(*arguments)
+        return worker
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What a launcher calls for the driver."""
+        return getattr(self if method in CALLS else self.worker, method)(*arguments)
+
+    @property
+    def step(self) -> StepContext | None:
+        """The run that the stage of the calling thread takes part in."""
+        return getattr(self._of_thread, "step", None)
+
+    @step.setter
+    def step(self, context: StepContext) -> None:
+        self._of_thread.step = context
+
+    @functools.cached_property
+    def ranks(self) -> RankGroup:
+        return RankGroup.connect(self.identity)
+
+    # -- what the driver calls -------------------------------------------------------------------------------------
+
+    def run_stage(self, call: StageCall) -> StageOutcome:
+        """Runs one stage for one run of the flow."""
+        return StageRunner(self, call).run()
+
+    def unload(self) -> None:
+        """Takes the state off the devices until the worker's next turn."""
+        self.worker.offload()
+        self.is_loaded = False
+        if self.worker.device.type == "cuda":
+            torch.cuda.empty_cache()  # or the caching allocator keeps what others on this device need
+
+    def open_weights(self, port: WeightPort) -> None:
+        """Opens one end of a weight edge."""
+        self.weight_ports[port.edge] = open_port(port)
+
+    def weight_specs(self) -> dict[str, TensorSpec]:
+        """Shapes and dtypes of the worker's weights."""
+        return dict(specs_of(self.worker.weights()))
+
+    def publish_weights(self, edge: str) -> int:
+        """Publishes the worker's weights on one edge; returns the version."""
+        port: SendPort = self.weight_ports[edge]
+        port.publish(self.worker.weights(), self.worker.policy_version)
+        return self.worker.policy_version
+
+    def receive_weights(self, edge: str, policy_version: int) -> None:
+        """Fills the worker's weights with what was published on one edge."""
+        port: ReceivePort = self.weight_ports[edge]
+        port.receive(self.worker.weights(), policy_version)
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """What this process holds of its device at the moment, and at most since it began; of the host's memory on a
+        CPU slot."""
+        if self.worker.device.type == "cuda":
+            return torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        with open("/proc/self/statm") as file:
+            resident = int(file.read().split()[1]) * resource.getpagesize()
+        return resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def current_waits(self) -> list[Wait]:
+        return [Wait(waiter=waiter, target=target, since_s=since) for waiter, target, since in self.waits.current()]

@@ -1,0 +1,105 @@
+"""PlannedFlow: what each rank is told, from a flow and its plan alone."""
+
+import pytest
+
+from rlinf_comm.channel import ChannelAddress
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.flow_graph import WeightEdge
+from rlinf_sched.modes import plan_for_mode
+from rlinf_sched.plan import Mode
+from rlinf_workers import Flow, Reader, StepContext, Worker, Writer
+from rlinf_workers.execution.stage_calls import NEVER_SYNCED, PlannedFlow, WeightVersion
+from rlinf_workers.testing.toy_flow import toy_flow
+
+CLUSTER = Cluster.cpu_slots(4)
+CONTEXT = StepContext(step=3, phase="train", seed=0, num_items=8)
+
+
+def planned(flow: Flow, mode: Mode = "collocated", **choices) -> PlannedFlow:
+    graph = flow.graph()
+    return PlannedFlow(flow=flow, graph=graph, plan=plan_for_mode(graph, CLUSTER, mode, **choices))
+
+
+def calls(made: PlannedFlow, version: int = 5):
+    addresses = {
+        name: ChannelAddress(name=name, creator_pid=1, creator_start_ticks=1, fd=i, nonce=0)
+        for i, name in enumerate(made.graph.channels)
+    }
+    edges = (WeightEdge(source="learn", target="scale"), WeightEdge(source="learn", target="other"))
+    weights = {f"to {edge.target}": WeightVersion(edge=edge, policy_version=version) for edge in edges}
+    return {(call.stage, rank): call for rank, _, call in made.stage_calls(addresses, weights, CONTEXT)}
+
+
+def test_every_rank_of_every_stage_is_called_with_its_own_ports():
+    found = calls(planned(toy_flow(), num_ranks={"scale": 4, "learn": 2}))
+    assert sorted(found) == [("learn", 0), ("learn", 1), *(("scale", rank) for rank in range(4)), ("shift", 0)]
+    scale, shift = found["scale", 3], found["shift", 0]
+    assert (scale.method, scale.context) == ("scale", CONTEXT)
+    assert [port.channel for port in scale.reads] == ["numbers"]
+    assert [(port.channel, port.address.fd) for port in scale.writes] == [("scaled", 1)]
+    assert (shift.lease_turn, shift.offloads) == (None, False), "it shares no device"
+
+
+def test_items_are_bound_to_ranks_by_dispatch_order_and_whole_batches_alone():
+    made = planned(toy_flow(), num_ranks={"scale": 4, "learn": 2}, granularity={"scale": 2})
+    assert [made.num_partitions(channel) for channel in ("numbers", "scaled", "shifted")] == [1, 1, 2]
+    assert planned(toy_flow(), num_ranks={"scale": 4}).num_partitions("numbers") == 4, "whole batches"
+    found = calls(made)
+    assert [found["learn", rank].reads[0].partition for rank in (0, 1)] == [0, 1]
+    assert {found["scale", rank].reads[0].partition for rank in range(4)} == {0}
+    assert found["shift", 0].writes[0].num_partitions == 2
+
+
+def test_writers_are_all_ranks_of_the_writing_stages_or_the_driver():
+    made = planned(toy_flow(), num_ranks={"scale": 4})
+    assert [made.num_writers(channel) for channel in ("numbers", "scaled", "shifted")] == [1, 4, 1]
+
+
+def test_entries_are_as_small_as_the_reader_with_the_smallest_granularity():
+    made = planned(toy_flow(), granularity={"scale": 3})
+    found = calls(made)["scale", 0].reads[0].address
+    assert made.write_port("numbers", found).max_items_per_entry == 3
+
+
+def test_a_stage_serves_synced_edges_to_it_and_publishes_on_those_from_it():
+    found = calls(planned(toy_flow()))
+    assert (found["scale", 0].receives, found["scale", 0].publishes) == ({"to scale": 5}, ())
+    assert (found["learn", 0].receives, found["learn", 0].publishes) == ({}, ("to scale", "to other"))
+    found = calls(planned(toy_flow()), version=NEVER_SYNCED)
+    assert (found["scale", 0].receives, found["learn", 0].publishes) == ({}, ())
+
+
+def test_turns_that_share_devices_take_leases():
+    assert planned(toy_flow()).shared_devices == {0: frozenset(range(4)), 2: frozenset(range(4))}
+    assert planned(toy_flow(), "disaggregated").shared_devices == {}
+    assert calls(planned(toy_flow()))["learn", 1].lease_turn == 2
+    assert calls(planned(toy_flow(), "disaggregated"))["learn", 1].lease_turn is None
+
+
+class Ball(Worker):
+    def serve(self, back: Reader, forth: Writer) -> None: ...
+
+    def answer(self, forth: Reader, back: Writer, seen: Writer) -> None: ...
+
+
+@pytest.fixture
+def rally() -> PlannedFlow:
+    """Two stages that feed each other, on lanes of one group."""
+    flow = Flow("rally").worker("ball", Ball)
+    flow.stage("serve", Ball.serve, worker="ball", reads="back", writes="forth")
+    flow.stage("answer", Ball.answer, worker="ball", reads="forth", writes=("back", "seen"))
+    return planned(flow, granularity={"serve": 1, "answer": 1})
+
+
+def test_ports_inside_a_cycle_keep_the_lease_and_its_first_stage_starts_with_it(rally):
+    found = calls(rally)
+    serve, answer = found["serve", 0], found["answer", 0]
+    assert [port.of_own_turn for port in (*answer.reads, *answer.writes)] == [True, True, False]
+    assert serve.starts_leased
+    assert not calls(planned(toy_flow()))["scale", 0].starts_leased, "it waits for items first"
+
+
+def test_stages_of_one_group_have_lanes_of_their_own(rally):
+    addresses = dict.fromkeys(rally.graph.channels)
+    lanes = {call.stage: lane for _, lane, call in rally.stage_calls(addresses, {}, CONTEXT)}  # type: ignore[arg-type]
+    assert lanes == {"serve": 0, "answer": 1}

@@ -1,0 +1,87 @@
+"""A session: the processes of a run while they stay where one plan has them, and what a job may do with them."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlinf.console.progress import Progress
+from rlinf.jobs.base import Flows, Job
+from rlinf.run_folder import RunFolder, TraceEvent
+from rlinf_workers import Executor, Flow, FlowRun, StepContext
+from rlinf_workers.spans import COMPUTE, Span
+from rlinf_workers.worker import Phase
+
+
+class Session:
+    """Runs the flows of a job in its folder.
+
+    Args:
+        executor: has the flows open.
+    """
+
+    def __init__(self, job: Job, flows: Flows, executor: Executor, folder: RunFolder, progress: Progress) -> None:
+        self.executor = executor
+        self.stage_s: dict[str, float] = defaultdict(float)
+        """Stage -> seconds that all its ranks computed, of the whole run."""
+        self.start_s = 0.0
+        """Seconds until every process was up; 0 before the first hand-over of weights."""
+        self._job, self._flows, self._run_folder, self._progress = job, flows, folder, progress
+        self._began_s = time.monotonic()
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self._run_folder.path
+
+    def group(self, name: str) -> Any:
+        """A running worker group."""
+        return self.executor.group(name)
+
+    def message(self, text: str) -> None:
+        """A line for whoever watches the run."""
+        self._progress.message(text)
+
+    def note(self, text: str) -> None:
+        """A line for whoever watches the run, and for whoever reads its manifest."""
+        self._run_folder.note(text)
+        self.message(f"note: {text}")
+
+    def run_flow(self, flow: Flow, *, step: int, feeds: Mapping[str, Sequence[Any]], phase: Phase = "train") -> FlowRun:
+        """One run of a flow, with its spans in the trace."""
+        config = self._job.config
+        num_items = max(map(len, feeds.values()), default=0)
+        context = StepContext(step=step, phase=phase, seed=config.seed, num_items=num_items)
+        run = self.executor.run(flow, context=context, feeds=feeds, timeout_s=config.run.step_timeout_s)
+        self._run_folder.trace([_event(span, step, phase) for span in run.spans])
+        for span in run.spans:
+            if span.category == COMPUTE:
+                self.stage_s[span.name] += span.duration_s
+        return run
+
+    def sync_weights(self) -> None:
+        """Hands the trainer's weights over, at the start and after anything but a step changed them."""
+        self.executor.sync_weights()
+        self.start_s = self.start_s or time.monotonic() - self._began_s
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Scores the present weights on held-out problems or seeds; `step` counts the training steps done."""
+        feeds = self._job.evaluation_feeds()
+        return self._job.evaluation_metrics(
+            self.run_flow(self._flows.evaluate, step=step, feeds=feeds, phase="evaluate")
+        )
+
+
+def _event(span: Span, step: int, phase: Phase) -> TraceEvent:
+    lane = f"device {'+'.join(span.devices)}" if span.devices else span.worker
+    return TraceEvent(
+        name=span.name,
+        category=span.category,
+        lane=lane,
+        start_ns=span.start_ns,
+        duration_ns=span.duration_ns,
+        args={"worker": span.worker, "num_items": span.num_items, "step": step, "phase": phase},
+    )
