@@ -93,8 +93,7 @@ def make_flow(folder: Path, micro_batch_groups: int, num_shards: int) -> Flow:
         model=model,
         train=sampling,
         evaluate=sampling,
-        max_prompt_tokens=len(trl_task.prompts(0)[0]),
-        same_length=True,
+        max_prompt_tokens=None,
     )
     actor = ActorSettings(
         model=model,

@@ -1,6 +1,7 @@
 """A language model small enough for a test, and workers without a process."""
 
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,36 +9,15 @@ import torch
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launcher.base import Identity
 from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.worker import Phase, StepContext
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> ModelSettings:
     """A Qwen2 of two layers with a tokenizer of single characters, weights from a seed."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config
-
-    folder = tmp_path_factory.mktemp("model")
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<end>", *"0123456789="])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>").save_pretrained(folder)
-    Qwen2Config(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-    ).save_pretrained(folder)
     torch.set_num_threads(1)
-    return ModelSettings(folder=str(folder), has_weights=False, seed=3)
+    return replace(tiny_model(tmp_path_factory.mktemp("model")), has_weights=False)
 
 
 @pytest.fixture
@@ -54,7 +34,10 @@ def make_worker():
 
 
 class ListReader(list):
-    """A reader over chunks that are there already."""
+    """A reader over chunks that are there already, as far as one iterates over it."""
+
+    def ready_chunk(self):
+        return []
 
 
 class ListWriter:

@@ -1,4 +1,8 @@
-"""Generation: equal to `model.generate`, independent of the batch, and honest about its log-probabilities."""
+"""Generation: the engine passes the suite, is independent of the batch, and the stage assembles what engines finish."""
+
+import random
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,100 +11,172 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_comm.testing import assert_bitwise_equal
+from rlinf_workers.errors import WorkersError
+from rlinf_workers.generation.base import Completions
+from rlinf_workers.generation.groups import OpenGroups
 from rlinf_workers.generation.huggingface import HuggingFaceEngine
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_tokens
-from rlinf_workers.models.sequences import completion_logprobs, pack_groups
+from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.records.language import Prompt
+from rlinf_workers.testing.engines import ENGINE_CHECKS, SAMPLING, prompts_of, sample
 
-GREEDY = SamplingSettings(group_size=1, max_new_tokens=6, temperature=0.0)
-SAMPLING = SamplingSettings(group_size=4, max_new_tokens=6)
-
-
-def prompts(lengths, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        Prompt(index=i, token_ids=torch.randint(2, 13, (length,), generator=generator), reference_answer="")
-        for i, length in enumerate(lengths)
-    ]
+MIXED = [3, 8, 5, 7, 8, 2, 4, 6, 8, 1, 5, 3]
 
 
-def engine(model, *, same_length=False, **changes):
-    return HuggingFaceEngine(
-        model, torch.device("cpu"), max_prompt_tokens=changes.pop("width", 8), same_length=same_length, **changes
-    )
+def engine(model, *, width: int | None = 8, **changes):
+    return HuggingFaceEngine(model, torch.device("cpu"), max_prompt_tokens=width, **changes)
 
 
-def generate(made, some_prompts, sampling=SAMPLING, step=0):
-    return made.generate(some_prompts, sampling, seed=1, step=step, policy_version=7)
+@pytest.mark.parametrize("check", ENGINE_CHECKS, ids=lambda check: check.__name__)
+def test_the_engine_conforms(check, model):
+    check(partial(HuggingFaceEngine, model, torch.device("cpu")), model)
 
 
-def test_greedy_equals_the_models_own_generate(model):
-    made = engine(model)
-    some = prompts([3, 8, 5])
-    for prompt, group in zip(some, generate(made, some, GREEDY), strict=True):
-        expected = made._model.generate(
-            prompt.token_ids[None],
-            attention_mask=torch.ones(1, len(prompt.token_ids)),
-            do_sample=False,
-            max_new_tokens=6,
-        )[0, len(prompt.token_ids) :]
-        length = int(group.loss_mask.sum())
-        assert group.completion_ids[0, :length].tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("same_length", [True, False])
-def test_a_group_does_not_depend_on_its_batch(model, same_length):
-    made = engine(model, same_length=same_length)
-    some = prompts([8] * 12 if same_length else [3, 8, 5, 7, 8, 2, 4, 6, 8, 1, 5, 3])
-    together = generate(made, some)
+@pytest.mark.parametrize("lengths", [[8] * 12, MIXED], ids=["one length", "mixed"])
+def test_a_group_does_not_depend_on_its_batch(model, lengths):
+    made = engine(model, width=None if lengths == [8] * 12 else 8)
+    some = prompts_of(lengths)
+    together = sample(made, some)
     for size in (1, 2, 5):
-        apart = [g for start in range(0, 12, size) for g in generate(made, some[start : start + size])]
+        apart = [one for start in range(0, 12, size) for one in sample(made, some[start : start + size])]
         for one, other in zip(together, apart, strict=True):
-            assert_bitwise_equal(one.completion_ids, other.completion_ids)
-            assert_bitwise_equal(one.rollout_logprobs, other.rollout_logprobs)
+            assert_bitwise_equal(one.token_ids, other.token_ids)
+            assert_bitwise_equal(one.logprobs, other.logprobs)
 
 
 def test_splitting_by_max_batch_sequences_changes_nothing(model):
-    some = prompts([8] * 6)
+    some = prompts_of([8] * 6)
     whole, split = engine(model), engine(model, max_batch_sequences=8)
-    for one, other in zip(generate(whole, some), generate(split, some), strict=True):
-        assert_bitwise_equal(one.rollout_logprobs, other.rollout_logprobs)
-
-
-def test_logprobs_are_those_of_a_training_forward(model):
-    made = engine(model)
-    groups = generate(made, prompts([3, 8, 5]))
-    batch = pack_groups(groups)
-    with torch.no_grad():
-        expected = completion_logprobs(made._model, batch, temperature=1.0)
-    found = torch.cat([group.rollout_logprobs for group in groups])[:, : expected.shape[1]]
-    torch.testing.assert_close(found * batch.loss_mask, expected * batch.loss_mask, rtol=1e-5, atol=1e-5)
+    assert (whole.room(4), split.room(4)) == (128, 2)
+    for one, other in zip(sample(whole, some), sample(split, some), strict=True):
+        assert_bitwise_equal(one.logprobs, other.logprobs)
 
 
 def test_another_step_draws_other_noise_and_the_same_step_the_same(model):
-    made, some = engine(model), prompts([8, 8])
-    assert not torch.equal(generate(made, some)[0].completion_ids, generate(made, some, step=1)[0].completion_ids)
-    assert torch.equal(generate(made, some)[0].completion_ids, generate(made, some)[0].completion_ids)
+    made, some = engine(model), prompts_of([8, 8])
+    assert not torch.equal(sample(made, some)[0].token_ids, sample(made, some, step=1)[0].token_ids)
+    assert torch.equal(sample(made, some)[0].token_ids, sample(made, some)[0].token_ids)
 
 
-def test_after_the_end_token_nothing_counts(model):
-    for group in generate(engine(model), prompts([8] * 16)):
-        assert group.truncated is not None
-        rows = zip(group.completion_ids, group.loss_mask, group.rollout_logprobs, group.truncated, strict=True)
-        for ids, mask, logprobs, truncated in rows:
-            length = int(mask.sum())
-            assert bool(truncated) == (1 not in ids[:length].tolist()), "the end token may be the last one allowed"
-            assert mask.tolist() == [1.0] * length + [0.0] * (6 - length)
-            assert 1 not in ids[: length - 1].tolist()
-            assert length == 6 or ids[length - 1] == 1
-            assert ids[length:].tolist() == [0] * (6 - length)
-            assert logprobs[length:].tolist() == [0.0] * (6 - length)
-        assert group.policy_version == 7
+@pytest.mark.parametrize(
+    ("width", "lengths", "message"),
+    [
+        (8, [3, 9], "prompt 1 has 9 tokens; rollout.max_prompt_tokens allows 8"),
+        (None, [3, 2], "prompt 1 has 2 tokens; without max_prompt_tokens all have 3"),
+    ],
+)
+def test_a_prompt_of_a_wrong_length_is_named(model, width, lengths, message):
+    with pytest.raises(ValueError, match=message):
+        engine(model, width=width).submit(prompts_of(lengths), SAMPLING, seed=1, step=0)
 
 
-def test_a_prompt_that_is_too_long_is_named(model):
-    with pytest.raises(ValueError, match=r"prompt 1 has 9 tokens; rollout.max_prompt_tokens allows 8"):
-        generate(engine(model), prompts([3, 9]))
+def test_more_prompts_than_there_is_room_for_are_refused(model):
+    made = engine(model, max_batch_sequences=8)
+    with pytest.raises(ValueError, match="3 prompts are more than there is room for"):
+        made.submit(prompts_of([3] * 3), SAMPLING, seed=1, step=0)
+
+
+# -- the stage -----------------------------------------------------------------------------------------------------
+
+
+class Scattered(HuggingFaceEngine):
+    """Begins with each prompt at once and gives completions back one by one, in any order."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.made, self.most_under_way = [], 0
+
+    def room(self, group_size):
+        return super().room(group_size) - len({one.index for one in self.made})
+
+    def submit(self, prompts, sampling, *, seed, step):
+        super().submit(prompts, sampling, seed=seed, step=step)
+        for part in super().finished():
+            self.made += [row(part, i) for i in range(len(part.members))]
+        self.most_under_way = max(self.most_under_way, len({one.index for one in self.made}))
+        random.Random(0).shuffle(self.made)
+
+    def finished(self):
+        return [self.made.pop()] if self.made else []
+
+
+def row(part, i):
+    """One completion of a part, cut to its own length."""
+    length = int(part.loss_mask[i].sum())
+    return replace(
+        part,
+        members=(part.members[i],),
+        token_ids=part.token_ids[i : i + 1, :length],
+        loss_mask=part.loss_mask[i : i + 1, :length],
+        logprobs=part.logprobs[i : i + 1, :length],
+        truncated=part.truncated[i : i + 1],
+    )
+
+
+class ReadyReader(list):
+    """Chunks that are all there from the beginning."""
+
+    def __iter__(self):
+        while self:
+            yield self.pop(0)
+
+    def ready_chunk(self):
+        return self.pop(0) if self else []
+
+
+def generate(make_worker, model, writer, engine_name):
+    prompts = prompts_of(MIXED)
+    settings = RolloutSettings(
+        model=model,
+        train=SAMPLING,
+        evaluate=SAMPLING,
+        max_prompt_tokens=8,
+        max_batch_sequences=24,
+        engine=engine_name,
+    )
+    worker = make_worker(Rollout, settings)
+    worker.weights_received(7)
+    worker.generate(ReadyReader([prompts[start : start + 4] for start in range(0, 12, 4)]), writer)
+    return worker, writer.items
+
+
+def test_the_stage_hands_on_whole_groups_of_an_engine_that_finishes_out_of_order(make_worker, model, writer):
+    _, expected = generate(make_worker, model, writer, "huggingface")
+    assert [group.index for group in expected] == list(range(12))
+    worker, found = generate(make_worker, model, type(writer)(), f"{__name__}:Scattered")
+    assert [group.index for group in found] != list(range(12)), "in order proves nothing"
+    assert worker._engine.most_under_way == 6, "prompts of later chunks were not taken in while there was room"
+    for group in found:
+        other = expected[group.index]
+        width = group.completion_ids.shape[1]
+        assert group.reference_answer == other.reference_answer and group.policy_version == 7
+        assert_bitwise_equal(group.loss_mask, other.loss_mask[:, :width])
+        assert_bitwise_equal(
+            group.completion_ids * group.loss_mask, (other.completion_ids * other.loss_mask)[:, :width]
+        )
+        assert_bitwise_equal(group.rollout_logprobs, other.rollout_logprobs[:, :width])
+        assert_bitwise_equal(group.truncated, other.truncated)
+
+
+def test_a_group_has_the_oldest_version_of_its_completions(model):
+    prompt = Prompt(index=3, token_ids=torch.tensor([2]), reference_answer="")
+    part = replace(sample(engine(model), prompts_of([3], first=3))[0], policy_version=4)
+    groups = OpenGroups(SAMPLING.group_size)
+    groups.open([prompt])
+    assert groups.add([replace(row(part, i), policy_version=4 + i) for i in (2, 0, 3)]) == []
+    (group,) = groups.add([row(part, 1)])
+    assert group.policy_version == 4 and len(groups) == 0
+
+
+def test_an_engine_that_errs_about_its_completions_is_named(model):
+    prompt = Prompt(index=0, token_ids=torch.tensor([2]), reference_answer="")
+    part: Completions = sample(engine(model), prompts_of([3]))[0]
+    groups = OpenGroups(SAMPLING.group_size)
+    with pytest.raises(WorkersError, match="prompt 0, which is not under way"):
+        groups.add([part])
+    groups.open([prompt])
+    with pytest.raises(WorkersError, match=r"of 4 completions the engine finished \[0, 0, 1, 2\]"):
+        groups.add([row(part, i) for i in (0, 1, 0, 2)])
 
 
 def test_sampling_follows_the_distribution():

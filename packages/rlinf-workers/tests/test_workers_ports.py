@@ -71,6 +71,21 @@ def test_chunks_have_the_granularity_whatever_was_put(cuts, granularity):
     assert [len(chunk) for chunk in chunks] == [size] * (total // size) + [total % size] * (total % size > 0)
 
 
+def test_a_stage_that_computes_takes_what_is_ready_and_does_not_wait_for_more():
+    channel, journal = Channel.create("c"), Journal()
+    reader = Reader(read_port(channel, granularity=2), channel, journal)
+    writer = Writer(write_port(channel), channel, DriverPauses())
+    writer.put(1)
+    assert reader.ready_chunk() == [], "half a chunk is none"
+    writer.put_many([(0, 2), (0, 3)])
+    assert reader.ready_chunk() == [1, 2]
+    assert reader.ready_chunk() == []
+    channel.close()
+    assert reader.ready_chunk() == [3], "the last chunk may be short"
+    assert reader.ready_chunk() == []
+    assert journal.events == ["end", "begin 2", "end", "begin 1"]
+
+
 @settings(max_examples=40)
 @given(order=st.permutations(range(8)), num_partitions=st.integers(1, 3))
 def test_ordered_readers_get_their_keys_in_order(order, num_partitions):

@@ -172,16 +172,16 @@ def test_the_command_line_and_a_yaml_file_say_the_same(prepared, inputs: Path):
 
 
 def test_a_chat_template_is_used_where_there_is_one(prepared, inputs: Path):
-    assert not prepared(f"gsm8k=gsm8k.jsonl --model model {SHORT}")._benchmarks.is_chat
+    assert not prepared(f"gsm8k=gsm8k.jsonl --model model {SHORT}")._benchmarks.encoder.is_chat
     (inputs / "model" / "chat_template.jinja").write_text(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
     )
     chat = prepared(f"gsm8k=gsm8k.jsonl --model model {SHORT} --system_prompt hi")
-    assert chat._benchmarks.is_chat
+    assert chat._benchmarks.encoder.is_chat
     text = chat._benchmarks.encoder.text(chat._benchmarks.sets[0].problems[0].prompt)
     assert text.startswith("<system>hi<user>0 + 1?\n\nThink it through")
     assert text.endswith("<a>")
-    assert not prepared(f"gsm8k=gsm8k.jsonl --model model {SHORT} --prompt_format plain")._benchmarks.is_chat
+    assert not prepared(f"gsm8k=gsm8k.jsonl --model model {SHORT} --prompt_format plain")._benchmarks.encoder.is_chat
 
 
 def test_what_a_reader_must_know_is_noted(prepared, inputs: Path):

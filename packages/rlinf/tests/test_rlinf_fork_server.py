@@ -9,6 +9,7 @@ import pytest
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.processes import fork_server
+from rlinf_workers.registry import ENGINES
 
 
 def test_nothing_is_forked_where_there_may_be_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +27,9 @@ def test_every_preloaded_module_exists(tmp_path: Path) -> None:
     """The server passes over what it cannot import, so a module that is gone would only make runs begin late."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     own = load_config("sort-grpo", parse_overrides([f"--model.path={tmp_path}", "--model.architecture=null"]))
+    assert {f"rlinf_workers.generation.{name}" for name in ENGINES.names()} <= {*fork_server.modules(own)}
+    other = load_config("sort-grpo", parse_overrides(["--rollout.engine=rlinf_workers.testing.engines:Own"]))
+    assert "rlinf_workers.testing.engines" in fork_server.modules(other)
     names = [
         name
         for config in (load_config("sort-grpo"), load_config("pushcube-ppo"), own)

@@ -512,6 +512,22 @@ MISTAKES = [
         says="--mode=disaggregated needs at least 2 devices, but cluster.num_devices=1; use mode auto",
     ),
     # -- other commands and recipes
+    Mistake(
+        line="train sort-grpo --rollout.engine hugingface",
+        says="rollout.engine=hugingface: no generation engine is called 'hugingface'; did you mean 'huggingface'?",
+    ),
+    Mistake(
+        line="train sort-grpo --rollout.engine absent:Engine",
+        says="rollout.engine=absent:Engine: the generation engine 'absent:Engine' cannot be imported",
+    ),
+    Mistake(
+        line="train sort-grpo --rollout.engine_options.tp 2",
+        says="rollout.engine_options: huggingface got an unexpected keyword argument 'tp'",
+    ),
+    Mistake(
+        line="eval gsm8k=test.jsonl --model model --engine sglan",
+        says="engine=sglan: no generation engine is called 'sglan'",
+    ),
     Mistake(line="eval gsm8k=test.jsonl", says="model is not set; give --model VALUE, or write it in a recipe"),
     Mistake(line="eval gsm9k=test.jsonl --model model", says="no benchmark is called 'gsm9k'; did you mean gsm8k?"),
     Mistake(

@@ -92,6 +92,15 @@ class Reader(Generic[T]):
         self._stage.begin_chunk(len(chunk))
         return chunk
 
+    def ready_chunk(self) -> list[T]:
+        """The next chunk where it is there already, for a stage that can take more while it computes; else empty."""
+        if not self._gather(self._port.granularity, timeout_s=0.0) or not self._ready:
+            return []
+        self._stage.end_chunk()
+        chunk = self._pop(self._port.granularity or len(self._ready))
+        self._stage.begin_chunk(len(chunk))
+        return chunk
+
     def _next_chunk(self, at_most: int | None = None) -> list[T]:
         self._stage.end_chunk()
         wanted = self._port.granularity

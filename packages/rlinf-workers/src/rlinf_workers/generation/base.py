@@ -1,29 +1,112 @@
-"""What every generation engine offers."""
+"""What every generation engine offers: prompts in, completions out, several at once and in any order.
+
+The rollout stage (language/rollout.py) keeps an engine full: it submits prompts while there is room, takes what has
+finished, puts groups together and hands each on when it is whole. An engine knows nothing of channels, leases or plans.
+
+    engine.submit([prompt, ...], sampling, seed=0, step=12)   as many as engine.room(sampling.group_size) says
+    engine.finished() -> [Completions]                        until all have come back
+    engine.submit([...], ...)                                 also while earlier ones are on their way
+
+Whether the same prompt, seed and step give the same tokens in any batch is for each engine to promise or not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from rlinf_comm.weights import Layout
 from rlinf_workers.generation.sampling import SamplingSettings
-from rlinf_workers.records.language import Prompt, SampleGroup
+from rlinf_workers.records.language import Prompt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completions:
+    """Finished completions of one prompt, one or several: N of its group of G.
+
+    Example: completions 0 and 3 of prompt 7; T = 3 tokens, the second one ended after 2:
+        index = 7, members = (0, 3), token_ids = [[5, 9, 4], [5, 2, 0]], loss_mask = [[1, 1, 1], [1, 1, 0]]
+    """
+
+    index: int
+    """`Prompt.index`"""
+    members: tuple[int, ...]
+    """Which completions of the group these are, from 0; each comes back once."""
+    token_ids: Tensor
+    """[N, T] int64 on the CPU, T at most max_new_tokens; what stands behind the end of a row says nothing."""
+    loss_mask: Tensor
+    """[N, T] float32; 1 on sampled tokens, the end token included, then 0."""
+    logprobs: Tensor
+    """[N, T] float32, nats, of the full distribution at the sampling temperature (at 1 for greedy); 0 where loss_mask
+    is 0."""
+    truncated: Tensor
+    """[N] bool; the completion has max_new_tokens tokens and did not end."""
+    policy_version: int
+    """Of the weights that sampled the first tokens. It belongs to completions and not to groups: where weights arrive
+    while completions are under way, those of one group begin under different ones."""
 
 
 class GenerationEngine(Protocol):
-    """Generates completions with a model whose weights are filled from outside."""
+    """Samples completions with a model whose weights are filled from outside.
 
-    def generate(
-        self, prompts: Sequence[Prompt], settings: SamplingSettings, *, seed: int, step: int, policy_version: int
-    ) -> list[SampleGroup]:
-        """One group for each prompt. The same prompt, seed and step give the same tokens in any batch."""
+    One object for each rank of the rollout; all methods are called from one thread. The rollout makes it as
+    `Engine(model, device, max_prompt_tokens=..., max_batch_sequences=..., **engine_options)`:
+        model: ModelSettings, the folder with config and tokenizer, and whether it has the first weights.
+        device: the rank's first device; the process sees no GPUs but the rank's own.
+        max_prompt_tokens: the longest prompt that comes; None: all prompts have one length.
+        max_batch_sequences: completions to sample at once, at most.
+        engine_options: what the recipe says under `rollout.engine_options`.
+    """
+
+    def submit(self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, seed: int, step: int) -> None:
+        """Takes prompts, at most as many as `room` says; may begin with them at once.
+
+        Args:
+            prompts: of other indices than those under way.
+            seed: of the run. With step and index it decides the noise, in engines that promise equal numbers.
+        Raises: ValueError for a prompt that is too long.
+        """
+        ...
+
+    def finished(self) -> list[Completions]:
+        """What has finished since it was last asked, in any order; each completion comes back exactly once.
+
+        Waits until there is something, so that it is empty only when nothing is under way.
+        """
+        ...
+
+    def room(self, group_size: int) -> int:
+        """How many prompts of so many completions it takes now; at least one when nothing is under way."""
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Canonical tensors that it serves; filled in place by a weight sync."""
+        """The tensors that it serves, named as the buffers of `layout`; a weight sync fills them in place."""
         ...
 
-    def onload(self) -> None: ...
+    def layout(self) -> Layout:
+        """Where the boxes of the canonical tensors (Hugging Face names) lie in `weights`."""
+        ...
 
-    def offload(self) -> None: ...
+    def weights_received(self, policy_version: int) -> None:
+        """`weights` hold that version from now on. Drops what was computed from earlier ones, a prefix cache say."""
+        ...
+
+    @property
+    def policy_version(self) -> int:
+        """The version served; -1 before the first came."""
+        ...
+
+    def onload(self) -> None:
+        """Brings its state onto the devices."""
+        ...
+
+    def offload(self) -> None:
+        """Takes its state off the devices. What is under way waits, and goes on after `onload`."""
+        ...
+
+    def close(self) -> None:
+        """Ends what it has started, processes for example. Called once."""
+        ...

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlinf_comm.weights import Layout, specs_of
+from rlinf_workers.generation.base import Completions
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_tokens
 from rlinf_workers.models.language_model import (
     ModelSettings,
@@ -23,21 +25,21 @@ from rlinf_workers.models.language_model import (
     stop_token_ids,
 )
 from rlinf_workers.models.placement import move_model
-from rlinf_workers.records.language import Prompt, SampleGroup
+from rlinf_workers.records.language import Prompt
 
 MIN_ROWS = 8
 
 
 class HuggingFaceEngine:
-    """A GenerationEngine on a `transformers` model.
+    """A GenerationEngine on a `transformers` model, one batch at a time.
+
+    The same prompt, seed and step give the same tokens and log-probabilities in any batch.
 
     Args:
         model: the model to serve.
         max_prompt_tokens: prompts are padded to that length on the left, all to the same, so that the shape of a
-            batch does not depend on who
-            is in it.
-        same_length: every prompt has exactly max_prompt_tokens; no mask is needed then, and attention takes its fast
-            path.
+            batch does not depend on who is in it. None: all prompts have one length; no mask is needed then, and
+            attention takes its fast path.
         max_batch_sequences: sequences decoded at once.
     """
 
@@ -46,8 +48,7 @@ class HuggingFaceEngine:
         model: ModelSettings,
         device: torch.device,
         *,
-        max_prompt_tokens: int,
-        same_length: bool,
+        max_prompt_tokens: int | None,
         max_batch_sequences: int = 512,
     ) -> None:
         self._model = build_model(model, device)
@@ -55,12 +56,24 @@ class HuggingFaceEngine:
         self._stop_ids = torch.tensor(stop_token_ids(self._model, tokenizer), device=device)
         self._pad_id = pad_token_id(self._model, tokenizer)
         self._device = device
-        self._max_prompt_tokens = max_prompt_tokens
-        self._same_length = same_length
+        self._pads = max_prompt_tokens is not None
+        self._width = max_prompt_tokens
         self._max_batch_sequences = max_batch_sequences
+        self._batch: tuple[Sequence[Prompt], SamplingSettings, int, int] | None = None
+        self._version = -1
 
     def weights(self) -> Mapping[str, Tensor]:
         return dict(self._model.named_parameters())
+
+    def layout(self) -> Layout:
+        return Layout.replicated(specs_of(self.weights()), 1)
+
+    def weights_received(self, policy_version: int) -> None:
+        self._version = policy_version
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
 
     def onload(self) -> None:
         move_model(self._model, self._device)
@@ -68,19 +81,40 @@ class HuggingFaceEngine:
     def offload(self) -> None:
         move_model(self._model, torch.device("cpu"))
 
+    def close(self) -> None:
+        pass
+
+    def room(self, group_size: int) -> int:
+        return 0 if self._batch else max(1, self._max_batch_sequences // group_size)
+
+    def submit(self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, seed: int, step: int) -> None:
+        if len(prompts) > self.room(sampling.group_size):
+            raise ValueError(f"{len(prompts)} prompts are more than there is room for: ask room() before submit()")
+        for prompt in prompts:
+            self._check_length(prompt)
+        self._batch = (prompts, sampling, seed, step) if prompts else None
+
     @torch.no_grad()
-    def generate(
-        self, prompts: Sequence[Prompt], settings: SamplingSettings, *, seed: int, step: int, policy_version: int
-    ) -> list[SampleGroup]:
-        size = max(1, self._max_batch_sequences // settings.group_size)
-        groups: list[SampleGroup] = []
-        for start in range(0, len(prompts), size):
-            batch = prompts[start : start + size]
-            noise = prompt_noise(seed, step, [prompt.index for prompt in batch], settings).to(self._device)
-            made = self._generate_batch(batch, settings, noise)
-            tokens, logprobs, mask, truncated = (tensor.cpu() for tensor in made)
-            groups.extend(self._group(batch, settings, tokens, logprobs, mask, truncated, policy_version))
-        return groups
+    def finished(self) -> list[Completions]:
+        if self._batch is None:
+            return []
+        (prompts, sampling, seed, step), self._batch = self._batch, None
+        noise = prompt_noise(seed, step, [prompt.index for prompt in prompts], sampling).to(self._device)
+        made = self._generate_batch(prompts, sampling, noise)
+        tokens, logprobs, mask, truncated = (tensor.cpu().split(sampling.group_size) for tensor in made)
+        members = tuple(range(sampling.group_size))
+        return [
+            Completions(
+                index=prompt.index,
+                members=members,
+                token_ids=tokens[i],
+                loss_mask=mask[i],
+                logprobs=logprobs[i],
+                truncated=truncated[i],
+                policy_version=self._version,
+            )
+            for i, prompt in enumerate(prompts)
+        ]
 
     def _generate_batch(
         self, prompts: Sequence[Prompt], settings: SamplingSettings, noise: Tensor
@@ -117,7 +151,7 @@ class HuggingFaceEngine:
     def _forward(self, token_ids: Tensor, mask: Tensor, cache: Any) -> Tensor:
         """Logits of the last position, [B, V]; fills the cache."""
         arguments: dict[str, Any] = {}
-        if not self._same_length:
+        if self._pads:
             num_queries = token_ids.shape[1]
             positions = (mask.cumsum(-1) - 1).clamp_(min=0)[:, -num_queries:]
             arguments = {"attention_mask": _attention_mask(mask, num_queries), "position_ids": positions}
@@ -125,46 +159,24 @@ class HuggingFaceEngine:
         return output.logits[:, -1]
 
     def _pad(self, prompts: Sequence[Prompt], num_rows: int) -> tuple[Tensor, Tensor]:
-        """Prompt ids [num_rows, max_prompt_tokens] padded on the left, and their mask; rows past the prompts repeat
-        the last one."""
-        width = self._max_prompt_tokens
-        token_ids = torch.full((num_rows, width), self._pad_id)
-        mask = torch.zeros(num_rows, width, dtype=torch.int64)
+        """Prompt ids [num_rows, L] padded on the left, and their mask; rows past the prompts repeat the last one."""
+        assert self._width is not None, "set by the first request"
+        token_ids = torch.full((num_rows, self._width), self._pad_id)
+        mask = torch.zeros(num_rows, self._width, dtype=torch.int64)
         for row in range(num_rows):
             prompt = prompts[min(row, len(prompts) - 1)]
-            length = len(prompt.token_ids)
-            if length > width or (self._same_length and length != width):
-                raise ValueError(f"prompt {prompt.index} has {length} tokens; rollout.max_prompt_tokens allows {width}")
-            token_ids[row, width - length :] = prompt.token_ids
-            mask[row, width - length :] = 1
+            start = self._width - len(prompt.token_ids)
+            token_ids[row, start:] = prompt.token_ids
+            mask[row, start:] = 1
         return token_ids.to(self._device), mask.to(self._device)
 
-    def _group(
-        self,
-        prompts: Sequence[Prompt],
-        settings: SamplingSettings,
-        tokens: Tensor,
-        logprobs: Tensor,
-        mask: Tensor,
-        truncated: Tensor,
-        policy_version: int,
-    ) -> list[SampleGroup]:
-        size = settings.group_size
-        return [
-            SampleGroup(
-                index=prompt.index,
-                prompt_ids=prompt.token_ids,
-                completion_ids=tokens[i * size : (i + 1) * size],
-                loss_mask=mask[i * size : (i + 1) * size],
-                rollout_logprobs=logprobs[i * size : (i + 1) * size],
-                reference_answer=prompt.reference_answer,
-                prompt_text=prompt.text,
-                row_json=prompt.row_json,
-                policy_version=policy_version,
-                truncated=truncated[i * size : (i + 1) * size],
-            )
-            for i, prompt in enumerate(prompts)
-        ]
+    def _check_length(self, prompt: Prompt) -> None:
+        length = len(prompt.token_ids)
+        if self._width is None:
+            self._width = length
+        if length > self._width or (length < self._width and not self._pads):
+            allowed = "rollout.max_prompt_tokens allows" if self._pads else "without max_prompt_tokens all have"
+            raise ValueError(f"prompt {prompt.index} has {length} tokens; {allowed} {self._width}")
 
 
 def _attention_mask(mask: Tensor, num_queries: int) -> Tensor:

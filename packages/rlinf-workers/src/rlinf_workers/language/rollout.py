@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from rlinf_comm.records import record
+from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.generation.base import GenerationEngine
-from rlinf_workers.generation.huggingface import HuggingFaceEngine
+from rlinf_workers.generation.groups import OpenGroups
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import Prompt, SampleGroup
+from rlinf_workers.registry import ENGINES
 from rlinf_workers.worker import Worker
 
 
@@ -25,9 +27,14 @@ class RolloutSettings:
     model: ModelSettings
     train: SamplingSettings
     evaluate: SamplingSettings
-    max_prompt_tokens: int
-    same_length: bool
+    max_prompt_tokens: int | None
+    """Longest prompt that comes; None: all prompts have one length."""
     max_batch_sequences: int = 512
+    """Completions sampled at once, at most."""
+    engine: str = "huggingface"
+    """A name of `registry.ENGINES`, or an import path."""
+    engine_options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    """Further arguments of the engine's constructor."""
 
 
 class Rollout(Worker):
@@ -35,26 +42,44 @@ class Rollout(Worker):
 
     def __init__(self, settings: RolloutSettings) -> None:
         self._settings = settings
-        self._version = -1
-        self._engine: GenerationEngine = HuggingFaceEngine(
+        self._engine: GenerationEngine = ENGINES.get(settings.engine)(
             settings.model,
             self.device,
             max_prompt_tokens=settings.max_prompt_tokens,
-            same_length=settings.same_length,
             max_batch_sequences=settings.max_batch_sequences,
+            **settings.engine_options,
         )
 
     def generate(self, prompts: Reader[Prompt], samples: Writer[SampleGroup]) -> None:
-        """Stage: prompts in, groups out."""
-        context = self.step
-        sampling = self._settings.train if context.phase == "train" else self._settings.evaluate
-        for chunk in prompts:
-            groups = self._engine.generate(
-                chunk, sampling, seed=context.seed, step=context.step, policy_version=self._version
-            )
-            for group in groups:
-                self._record(group)
-            samples.put_many([(group.index, group) for group in groups], policy_version=self._version)
+        """Stage: prompts in, groups out, each as soon as it is whole."""
+        sampling = self._settings.train if self.step.phase == "train" else self._settings.evaluate
+        groups = OpenGroups(sampling.group_size)
+        for waiting in prompts:
+            while waiting or groups:
+                waiting = self._submit(waiting, prompts, groups, sampling)
+                self._hand_on(groups.add(self._engine.finished()), samples)
+
+    def _submit(
+        self, waiting: list[Prompt], prompts: Reader[Prompt], groups: OpenGroups, sampling: SamplingSettings
+    ) -> list[Prompt]:
+        """Fills the engine, also with prompts of later chunks that are there already. Returns those that have no
+        room."""
+        context, size = self.step, sampling.group_size
+        while (room := self._engine.room(size)) > 0 and (waiting := waiting or prompts.ready_chunk()):
+            now, waiting = waiting[:room], waiting[room:]
+            groups.open(now)
+            self._engine.submit(now, sampling, seed=context.seed, step=context.step)
+        if not groups:
+            raise WorkersError(f"{self._settings.engine} has nothing to do and no room for {size} completions")
+        return waiting
+
+    def _hand_on(self, groups: Sequence[SampleGroup], samples: Writer[SampleGroup]) -> None:
+        if not groups:
+            return
+        for group in groups:
+            self._record(group)
+        oldest = min(group.policy_version for group in groups)
+        samples.put_many([(group.index, group) for group in groups], policy_version=oldest)
 
     def _record(self, group: SampleGroup) -> None:
         size, tokens = len(group.loss_mask), float(group.loss_mask.sum())
@@ -67,14 +92,17 @@ class Rollout(Worker):
         return self._engine.weights()
 
     def weights_received(self, policy_version: int) -> None:
-        self._version = policy_version
+        self._engine.weights_received(policy_version)
 
     @property
     def policy_version(self) -> int:
-        return self._version
+        return self._engine.policy_version
 
     def onload(self) -> None:
         self._engine.onload()
 
     def offload(self) -> None:
         self._engine.offload()
+
+    def close(self) -> None:
+        self._engine.close()

@@ -40,7 +40,7 @@ class SampleGroup:
     prompt_ids: Tensor
     """[L] int64"""
     completion_ids: Tensor
-    """[G, T] int64, right-padded with the pad id."""
+    """[G, T] int64; what stands where loss_mask is 0 says nothing."""
     loss_mask: Tensor
     """[G, T] float32; 1 on sampled tokens, the end token included."""
     rollout_logprobs: Tensor
@@ -53,7 +53,7 @@ class SampleGroup:
     row_json: str | None = None
     """`Prompt.row_json`"""
     policy_version: int
-    """Of the weights that sampled the first token; counts optimizer steps from 0."""
+    """Of the weights that sampled the first tokens, the oldest among the completions; counts optimizer steps from 0."""
     truncated: Tensor | None = None
     """[G] bool; the completion has all the tokens it may have and did not end. None: not known."""
 

@@ -11,6 +11,8 @@ from rlinf.config.base import InputPath, Problem, Section, Seed
 
 BACKEND = "What holds and trains the model: replicated, or package.module:Class of one's own (docs/doors/backend.md)."
 BACKEND_OPTIONS = "Further arguments of a backend of one's own."
+ENGINE = "What samples completions: huggingface, or package.module:Class of one's own (docs/doors/engine.md)."
+ENGINE_OPTIONS = "Further arguments of an engine of one's own."
 
 Mode = Literal["auto", "collocated", "disaggregated", "hybrid"]
 

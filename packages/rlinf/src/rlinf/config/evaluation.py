@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from rlinf.config.base import InputPath, Problem, Section, Seed
-from rlinf.config.common import ClusterConfig
+from rlinf.config.common import ENGINE, ENGINE_OPTIONS, ClusterConfig
 from rlinf.config.tasks import template_problems
 
 RESUMABLE = ("cluster", "max_batch_sequences", "worker_timeout_s", "timeout_s")
@@ -95,6 +95,8 @@ class EvalConfig(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32", description="Type of weights and computation."
     )
+    engine: str = Field(default="huggingface", description=ENGINE)
+    engine_options: dict[str, bool | int | float | str] = Field(default={}, description=ENGINE_OPTIONS)
     max_batch_sequences: int = Field(default=256, ge=1, description="Completions that a device generates at once.")
     worker_timeout_s: float = Field(
         default=60.0, gt=0, description="A worker that gives no sign of life for so long is lost."

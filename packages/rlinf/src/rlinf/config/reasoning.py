@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rlinf.config.algorithm import AlgorithmConfig
 from rlinf.config.base import InputPath, Problem, Section, neighbours
-from rlinf.config.common import BACKEND, BACKEND_OPTIONS, JobConfig
+from rlinf.config.common import BACKEND, BACKEND_OPTIONS, ENGINE, ENGINE_OPTIONS, JobConfig
 from rlinf.config.rewards import RewardConfig
 from rlinf.config.tasks import FilesTask, SortTask, TaskConfig
 
@@ -85,6 +85,8 @@ class RolloutConfig(Section):
         default=1.0, gt=0, le=1, description="Sample from the likeliest tokens that hold this much probability."
     )
     max_prompt_tokens: int = Field(ge=1, description="Longest prompt in tokens; of a longer one the end is kept.")
+    engine: str = Field(default="huggingface", description=ENGINE)
+    engine_options: dict[str, bool | int | float | str] = Field(default={}, description=ENGINE_OPTIONS)
 
 
 class EvaluationConfig(Section):

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from rlinf.config.evaluation import BenchmarkConfig, EvalConfig
 from rlinf.errors import UserError
 from rlinf.evaluation.model import EvaluatedModel
+from rlinf.jobs.generation import make_encoder
 from rlinf.jobs.rewards import try_own_reward
 from rlinf.tasks import Problem
-from rlinf.tasks.prompts import PromptEncoder, fit_prompts, is_chat, template_of
+from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
 from rlinf.tasks.published import PublishedSet, published_set, require_published
 from rlinf.tasks.questions import Columns, QuestionReader, load_problems, skipped_note
 from rlinf_algos import RewardError
@@ -53,7 +54,6 @@ class Benchmarks:
     encoder: PromptEncoder
     max_prompt_tokens: int
     """Of the longest prompt as the model gets it."""
-    is_chat: bool
 
     @property
     def notes(self) -> list[str]:
@@ -68,24 +68,13 @@ def prepare_benchmarks(config: EvalConfig, model: EvaluatedModel) -> Benchmarks:
     """
     known = {name: _published(name, benchmark) for name, benchmark in config.benchmarks.items()}
     limit = _prompt_limit(config, model)
-    asks_chat = is_chat(config.prompt_format, model.tokenizer)
-    if not asks_chat and (config.system_prompt is not None or config.chat_options):
-        raise UserError(
-            f"{'chat_options' if config.system_prompt is None else 'system_prompt'} is set, but the tokenizer of "
-            f"{model.folder} has no chat template",
-            hint="leave it out, or put a chat_template into the tokenizer's files",
-        )
-    encoder = PromptEncoder(
-        model.tokenizer, chat=asks_chat, system_prompt=config.system_prompt, options=config.chat_options
-    )
+    encoder = make_encoder(config, model.tokenizer, model.folder)
     sets = tuple(
         _benchmark(config, name, benchmark, known[name], encoder, limit, model.max_positions)
         for name, benchmark in config.benchmarks.items()
     )
     longest = max(max(encoder.num_tokens([problem.prompt for problem in one.problems])) for one in sets)
-    return Benchmarks(
-        sets=sets, encoder=encoder, max_prompt_tokens=max(1, min(longest, limit or longest)), is_chat=asks_chat
-    )
+    return Benchmarks(sets=sets, encoder=encoder, max_prompt_tokens=max(1, min(longest, limit or longest)))
 
 
 def _published(name: str, benchmark: BenchmarkConfig) -> PublishedSet | None:

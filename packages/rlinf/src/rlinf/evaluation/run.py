@@ -15,6 +15,7 @@ from rlinf.evaluation.model import EvaluatedModel, load_model
 from rlinf.evaluation.run_prompt import ask_as_in_run, run_prompt
 from rlinf.evaluation.runner import Runner
 from rlinf.evaluation.scores import RIGHT, BenchmarkScores, score_benchmark
+from rlinf.jobs.generation import check_engine
 from rlinf_workers.records.language import ScoredGroup
 
 
@@ -66,7 +67,7 @@ class Evaluation:
                 {
                     "model": str(self._model.folder),
                     "settings": config.model_dump(mode="json"),
-                    "chat": self._benchmarks.is_chat,
+                    "chat": self._benchmarks.encoder.is_chat,
                     "notes": notes,
                     "session_s": time.monotonic() - started_s,
                     "benchmarks": {one.benchmark.name: one.to_json() for one in scores},
@@ -75,7 +76,7 @@ class Evaluation:
         return scores
 
     def _notes(self) -> list[str]:
-        how = "the tokenizer's chat template" if self._benchmarks.is_chat else "plain prompts, without a chat template"
+        how = self._benchmarks.encoder.describe()
         chosen = [f"prompt_format=auto: {how}"] if self._config.prompt_format == "auto" else []
         return [*self._prompt_notes, *chosen, *self._benchmarks.notes]
 
@@ -167,6 +168,7 @@ def prepare(config: EvalConfig) -> Evaluation:
 
     Raises: UserError.
     """
+    check_engine(config.engine, config.engine_options)
     model = load_model(config.model)
     prompt, notes = run_prompt(config.model, model.tokenizer)
     if prompt is not None:

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from rlinf.config.evaluation import EvalConfig
 from rlinf.evaluation.benchmarks import Benchmark, Benchmarks
 from rlinf.evaluation.model import EvaluatedModel
+from rlinf.jobs.generation import PromptMaker, sampling_settings
 from rlinf.machine import this_machine
 from rlinf.planning.cluster import make_cluster
 from rlinf.processes.environment import worker_environment
@@ -26,11 +25,10 @@ from rlinf.tasks import Problem
 from rlinf_algos.rewards import RewardSpec
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, LocalLauncher, StepContext, WorkersError
-from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.records.language import Prompt, ScoredGroup
+from rlinf_workers.records.language import ScoredGroup
 
 HANDOVERS = 4
 """Pieces that a device's share of a benchmark comes in at least: progress shows, and a slow device holds up little."""
@@ -94,6 +92,11 @@ class Runner:
         plan = plan_for_mode(
             flow.graph(), self._cluster, "collocated", granularity={"rollout": min(share, fits), "reward": 1}
         )
+        make_prompt = PromptMaker(
+            encoder=self._benchmarks.encoder,
+            max_tokens=self._benchmarks.max_prompt_tokens,
+            sends_rows=":" in benchmark.reward.rule,
+        )
         self._sink.begin(benchmark)
         executor.start(flow, plan)
 
@@ -109,7 +112,7 @@ class Runner:
                 seed=benchmark_seed(self._config.seed, benchmark.name),
                 num_items=len(problems),
             ),
-            feeds={"prompts": [self._prompt(problem, sends_rows=":" in benchmark.reward.rule) for problem in problems]},
+            feeds={"prompts": [make_prompt(problem.number, problem) for problem in problems]},
             timeout_s=self._config.timeout_s,
             on_items=on_items,
         )
@@ -117,19 +120,17 @@ class Runner:
     def _flow(self, benchmark: Benchmark) -> Flow:
         config, folder = self._config, str(self._model.folder)
         model = ModelSettings(folder=folder, has_weights=True, dtype=config.dtype, seed=config.seed)
-        sampling = SamplingSettings(
-            group_size=config.samples_per_problem,
-            max_new_tokens=config.max_new_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
+        sampling = sampling_settings(
+            config, group_size=config.samples_per_problem, max_new_tokens=config.max_new_tokens
         )
         rollout = RolloutSettings(
             model=model,
             train=sampling,
             evaluate=sampling,
             max_prompt_tokens=self._benchmarks.max_prompt_tokens,
-            same_length=False,
             max_batch_sequences=config.max_batch_sequences,
+            engine=config.engine,
+            engine_options=config.engine_options,
         )
         reward = f"reward-{re.sub(r'[^A-Za-z0-9_]+', '-', _tag(benchmark.reward))}"
         flow = Flow(f"evaluate-{benchmark.name}")
@@ -138,16 +139,6 @@ class Runner:
         flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
         flow.stage("reward", Reward.score, reads="samples", writes="scored", worker=reward, needs_device=False)
         return flow
-
-    def _prompt(self, problem: Problem, *, sends_rows: bool) -> Prompt:
-        token_ids = self._benchmarks.encoder.encode(problem.prompt)[-self._benchmarks.max_prompt_tokens :]
-        return Prompt(
-            index=problem.number,
-            token_ids=torch.tensor(token_ids),
-            reference_answer=problem.answer,
-            text=problem.prompt,
-            row_json=problem.row_json if sends_rows else None,
-        )
 
 
 def _tag(reward: RewardSpec) -> str:

@@ -19,6 +19,7 @@ from rlinf.config.inputs import check_model_folder
 from rlinf.config.schema import FilesTask, ReasoningConfig, WarmStartConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
+from rlinf.jobs.generation import PromptMaker, check_engine, make_encoder, sampling_settings
 from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
 from rlinf.jobs.training import backend_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
@@ -30,19 +31,18 @@ from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, max_positions, write_model_folder
-from rlinf.tasks.prompts import PromptEncoder, is_chat
+from rlinf.tasks.prompts import PromptEncoder
 
 if TYPE_CHECKING:
     from rlinf.loop.session import Session
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
-from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.language.actor import Actor, ActorSettings
 from rlinf_workers.language.reference import Reference, ReferenceSettings
 from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.records.language import ExampleBatch, Prompt, ScoredGroup
+from rlinf_workers.records.language import ExampleBatch, ScoredGroup
 from rlinf_workers.training.base import OptimizerSettings
 
 WARM_START_OFFSET = 1 << 40
@@ -67,6 +67,7 @@ class ReasoningJob:
         if config.model.path is not None:
             check_model_folder(config.model.path)
             refuse_damaged_model(config.model.path, key="model.path")
+        check_engine(config.rollout.engine, config.rollout.engine_options, "rollout.engine")
         self._reward_notes = check_reward(config.reward)
         self._task = make_task(config.task, config.seed)
         if config.model.path is None and self._task.alphabet is None:
@@ -86,9 +87,12 @@ class ReasoningJob:
         self._held_out = self._task.held_out()
         if config.model.path is not None:
             self._check_positions(config.model.path)
-        self._sends_rows = try_rewards(config.reward, self._task.train_problem(0))
-        # Of a user's own tokenizer we do not know that every prompt has the same number of tokens.
-        self._same_length = self._task.same_length and config.model.path is None
+        # A tokenizer made for the task gives every prompt the same number of tokens; of a user's own nobody knows it.
+        self._make_prompt = PromptMaker(
+            encoder=self._encoder,
+            max_tokens=config.rollout.max_prompt_tokens if config.model.path else None,
+            sends_rows=try_rewards(config.reward, self._task.train_problem(0)),
+        )
         self._warm_start: Flow | None = None
 
     def _check_positions(self, folder: Path) -> None:
@@ -212,23 +216,10 @@ class ReasoningJob:
         task = self.config.task
         if not isinstance(task, FilesTask):
             return PromptEncoder(self._tokenizer)
-        chat = is_chat(task.prompt_format, self._tokenizer)
-        if not chat and (task.system_prompt is not None or task.chat_options):
-            key = "chat_options" if task.system_prompt is None else "system_prompt"
-            raise UserError(
-                f"task.{key} is set, but the tokenizer of {self.config.model.path} has no chat template",
-                hint="leave it out, or put a chat_template into the tokenizer's files",
-            )
+        encoder = make_encoder(task, self._tokenizer, self.config.model.path, "task.")
         if task.prompt_format == "auto":
-            how = "the tokenizer's chat template" if chat else "plain prompts, the tokenizer has no chat template"
-            self._prompt_notes.append(f"task.prompt_format=auto: {how}")
-        return PromptEncoder(
-            self._tokenizer,
-            chat=chat,
-            system_prompt=task.system_prompt,
-            options=task.chat_options,
-            key="task.prompt_format",
-        )
+            self._prompt_notes.append(f"task.prompt_format=auto: {encoder.describe()}")
+        return encoder
 
     def write_inputs(self, folder: Path) -> None:
         """A small model's config and tokenizer; a user's own model is loaded from where it is."""
@@ -251,26 +242,15 @@ class ReasoningJob:
         return model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
 
     def _rollout_settings(self, model: ModelSettings) -> RolloutSettings:
-        rollout, evaluation, same_length = self.config.rollout, self.config.evaluation, self._same_length
-        max_prompt_tokens = rollout.max_prompt_tokens
-        if same_length:
-            max_prompt_tokens = len(self._encoder.encode(self._held_out[0].prompt))
+        rollout, evaluation = self.config.rollout, self.config.evaluation
+        num_tokens = rollout.max_new_tokens
         return RolloutSettings(
             model=model,
-            train=SamplingSettings(
-                group_size=self.config.algorithm.group_size,
-                max_new_tokens=rollout.max_new_tokens,
-                temperature=rollout.temperature,
-                top_p=rollout.top_p,
-            ),
-            evaluate=SamplingSettings(
-                group_size=evaluation.num_samples,
-                max_new_tokens=rollout.max_new_tokens,
-                temperature=evaluation.temperature,
-                top_p=evaluation.top_p,
-            ),
-            max_prompt_tokens=max_prompt_tokens,
-            same_length=same_length,
+            train=sampling_settings(rollout, group_size=self.config.algorithm.group_size, max_new_tokens=num_tokens),
+            evaluate=sampling_settings(evaluation, group_size=evaluation.num_samples, max_new_tokens=num_tokens),
+            max_prompt_tokens=self._make_prompt.max_tokens,
+            engine=rollout.engine,
+            engine_options=rollout.engine_options,
         )
 
     def _reward_settings(self, model: ModelSettings) -> RewardSettings:
@@ -322,11 +302,11 @@ class ReasoningJob:
         """The prompts of a training step."""
         count = self.num_items
         problems = [self._task.train_problem(step * count + i) for i in range(count)]
-        return {"prompts": [self._prompt(i, problem) for i, problem in enumerate(problems)]}
+        return {"prompts": [self._make_prompt(i, problem) for i, problem in enumerate(problems)]}
 
     def evaluation_feeds(self) -> dict[str, list[Any]]:
         problems = [problem for held_out in self._evaluation_sets().values() for problem in held_out]
-        return {"prompts": [self._prompt(i, problem) for i, problem in enumerate(problems)]}
+        return {"prompts": [self._make_prompt(i, problem) for i, problem in enumerate(problems)]}
 
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
         """`accuracy` of the held-out problems and `accuracy/NAME` of each further set: avg@k, with its standard error
@@ -352,19 +332,6 @@ class ReasoningJob:
     def _evaluation_sets(self) -> dict[str, list[Problem]]:
         """End of the metrics' names -> problems; the set that the score is about comes first, under no name."""
         return {"": self._held_out, **{f"/{name}": rows for name, rows in self._task.more_held_out().items()}}
-
-    def _prompt(self, index: int, problem: Problem) -> Prompt:
-        token_ids = torch.tensor(self._encoder.encode(problem.prompt))
-        limit = self.config.rollout.max_prompt_tokens
-        if not self._same_length and len(token_ids) > limit:
-            token_ids = token_ids[-limit:]  # the end of a prompt asks the question
-        return Prompt(
-            index=index,
-            token_ids=token_ids,
-            reference_answer=problem.answer,
-            text=problem.prompt,
-            row_json=problem.row_json if self._sends_rows else None,
-        )
 
     def _encode(self, text: str) -> list[int]:
         """Of an answer; prompts go through the encoder."""

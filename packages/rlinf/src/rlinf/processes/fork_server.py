@@ -51,7 +51,9 @@ def modules(config: Config) -> list[str]:
         return roles
     family = config.model.architecture.family if config.model.architecture else _family(config.model.path)
     model = [f"transformers.models.{family}.modeling_{family}"] if family else []
-    return [*roles, "rlinf_workers.generation.huggingface", *model, "transformers.tokenization_utils_tokenizers"]
+    name, colon, _ = config.rollout.engine.partition(":")
+    engine = name if colon else f"rlinf_workers.generation.{name}"
+    return [*roles, engine, *model, "transformers.tokenization_utils_tokenizers"]
 
 
 def _family(folder: Path | None) -> str:

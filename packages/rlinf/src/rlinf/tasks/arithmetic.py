@@ -22,7 +22,6 @@ class GeneratedTask(ABC):
     """Draws problems from a generator, one seed for each index."""
 
     alphabet = "0123456789+="
-    same_length = True
     notes = ()
 
     def __init__(self, num_digits: int, num_held_out: int, seed: int) -> None:

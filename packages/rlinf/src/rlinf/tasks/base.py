@@ -34,12 +34,8 @@ class Task(Protocol):
 
     @property
     def alphabet(self) -> str | None:
-        """Every character that prompts and answers use, for a tokenizer made on the spot; None for natural language."""
-        ...
-
-    @property
-    def same_length(self) -> bool:
-        """Whether every prompt has the same number of tokens (under a tokenizer of single characters)."""
+        """Every character that prompts and answers use, for a tokenizer made on the spot, one token for each; all
+        prompts have one length then. None for natural language."""
         ...
 
     @property

@@ -18,7 +18,6 @@ class FileProblems:
     """Every epoch goes through the training rows in a new order, which depends on the seed and the epoch alone."""
 
     alphabet = None
-    same_length = False
 
     def __init__(self, config: FilesTask, seed: int) -> None:
         self._config = config

@@ -60,16 +60,20 @@ class PromptEncoder:
                 "(an instruct model has one, a base model often none)",
             )
         self._tokenizer = tokenizer
-        self._chat = chat
+        self.is_chat = chat
         self._system = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
         self._options = dict(options or {})
         self._key = key
         if chat:
             self.text("?")
 
+    def describe(self) -> str:
+        """The format, for people."""
+        return "the tokenizer's chat template" if self.is_chat else "plain prompts, the tokenizer has no chat template"
+
     def text(self, prompt: str) -> str:
         """What the model reads, special tokens written out."""
-        if not self._chat:
+        if not self.is_chat:
             return prompt
         messages = [*self._system, {"role": "user", "content": prompt}]
         try:

@@ -1,0 +1,98 @@
+"""What training and evaluation tell the rollout alike: prompts as tokens, how completions are sampled, the engine."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlinf.config.evaluation import EvalConfig
+from rlinf.config.reasoning import EvaluationConfig, RolloutConfig
+from rlinf.config.tasks import FilesTask
+from rlinf.errors import UserError
+from rlinf.tasks import Problem
+from rlinf.tasks.prompts import PromptEncoder, is_chat
+from rlinf_algos.errors import AlgosError
+from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.records.language import Prompt
+from rlinf_workers.registry import ENGINES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptMaker:
+    """From a problem to what the rollout is given."""
+
+    encoder: PromptEncoder
+    max_tokens: int | None
+    """Of a longer prompt the end is kept, which asks the question; None: all prompts have one length."""
+    sends_rows: bool
+    """Whether the reward reads the columns of the data row."""
+
+    def __call__(self, index: int, problem: Problem) -> Prompt:
+        token_ids = torch.tensor(self.encoder.encode(problem.prompt))
+        return Prompt(
+            index=index,
+            token_ids=token_ids if self.max_tokens is None else token_ids[-self.max_tokens :],
+            reference_answer=problem.answer,
+            text=problem.prompt,
+            row_json=problem.row_json if self.sends_rows else None,
+        )
+
+
+def make_encoder(
+    settings: FilesTask | EvalConfig, tokenizer: Any, model: Path | None, prefix: str = ""
+) -> PromptEncoder:
+    """The encoder of prompts in the format that the settings ask for.
+
+    Args:
+        model: folder of the tokenizer, for messages.
+        prefix: of the settings' keys: "task.".
+    Raises: UserError where a chat is asked for, and the tokenizer has no template.
+    """
+    chat = is_chat(settings.prompt_format, tokenizer)
+    if not chat and (settings.system_prompt is not None or settings.chat_options):
+        key = "chat_options" if settings.system_prompt is None else "system_prompt"
+        raise UserError(
+            f"{prefix}{key} is set, but the tokenizer of {model} has no chat template",
+            hint="leave it out, or put a chat_template into the tokenizer's files",
+        )
+    return PromptEncoder(
+        tokenizer,
+        chat=chat,
+        system_prompt=settings.system_prompt,
+        options=settings.chat_options,
+        key=f"{prefix}prompt_format",
+    )
+
+
+def sampling_settings(
+    settings: RolloutConfig | EvaluationConfig | EvalConfig, *, group_size: int, max_new_tokens: int
+) -> SamplingSettings:
+    """How the engine samples."""
+    return SamplingSettings(
+        group_size=group_size,
+        max_new_tokens=max_new_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+    )
+
+
+def check_engine(name: str, options: Mapping[str, Any], key: str = "engine") -> None:
+    """Whether there is such an engine, and its constructor takes the options.
+
+    Raises: UserError.
+    """
+    try:
+        signature = inspect.signature(ENGINES.get(name))
+    except AlgosError as error:
+        raise UserError(f"{key}={name}: {error}") from error
+    try:
+        signature.bind(None, None, max_prompt_tokens=None, max_batch_sequences=1, **options)
+    except TypeError as error:
+        raise UserError(
+            f"{key}_options: {name} {error}", hint="they are keyword arguments of the engine's constructor"
+        ) from error
