@@ -15,6 +15,8 @@ from rlinf_algos import (
     sequence_mean_token_sum,
     token_mean,
 )
+from rlinf_algos.aggregation import divisor, summed
+from rlinf_algos.presets import AGGREGATIONS
 
 quick = settings(max_examples=60)
 
@@ -115,3 +117,22 @@ def test_refusals():
         sequence_mean_token_mean(ones[0], None, 3)
     with pytest.raises(NonFiniteError, match=r"terms\[0, 0\]=nan"):
         token_mean(ones * float("nan"), None, 6)
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_sums_and_divisors_of_micro_batches_make_the_aggregation(name):
+    generator = torch.Generator().manual_seed(3)
+    terms = torch.randn(6, 5, dtype=torch.float64, generator=generator)
+    mask = torch.arange(5)[None] < torch.tensor([[5], [1], [0], [3], [2], [4]])
+    parts = [slice(0, 2), slice(2, 3), slice(3, 6)]
+    found = sum(summed(name, terms[part], mask[part]) for part in parts) / sum(
+        divisor(name, mask[part], max_completion_tokens=7) for part in parts
+    )
+    by_row = [terms[b, : int(mask[b].sum())] for b in range(6) if mask[b].any()]
+    expected = {
+        "token_mean": torch.cat(by_row).mean(),
+        "sequence_mean_token_mean": torch.stack([row.mean() for row in by_row]).mean(),
+        "sequence_mean_token_sum": torch.stack([row.sum() for row in by_row]).mean(),
+        "constant_length_mean": torch.stack([row.sum() for row in by_row]).mean() / 7,
+    }
+    torch.testing.assert_close(found, expected[name])

@@ -217,3 +217,18 @@ def test_two_processes_with_gloo(tmp_path):
     torch.multiprocessing.spawn(whiten_on_rank, (str(tmp_path),), nprocs=2)
     found = torch.cat([torch.load(tmp_path / f"found{rank}.pt") for rank in range(2)])
     torch.testing.assert_close(found, normalize_advantages(whole), rtol=1e-6, atol=1e-7)
+
+
+def test_moments_of_parts_are_those_of_the_whole():
+    parts = [torch.tensor([1e8, 1e8 + 8]), torch.zeros(0), torch.tensor([[1e8 + 16]])]
+    moments = Moments.of_parts(parts, lambda rows: rows.sum(0))
+    assert (moments.count.item(), moments.mean.item(), moments.variance.item()) == (3, 1e8 + 8, 64)
+    with pytest.raises(NonFiniteError, match=r"values holds 1 elements that are not finite, in part 1 of this rank"):
+        Moments.of_parts([torch.zeros(2), torch.tensor([float("nan")])], lambda rows: rows.sum(0))
+
+
+def test_whitening_in_the_dtype_of_the_values():
+    values = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    moments = Moments.of(values)
+    found = moments.whiten(values, in_float64=False)
+    assert torch.equal(found, (values - float(moments.mean)) / (float(moments.variance) ** 0.5 + 1e-8))

@@ -9,9 +9,10 @@ what kind of model it is, and speaks to nothing else about weights. One update, 
     backend.step(divisor)                         the summed gradient / divisor, clipped, one optimizer step
 
 Every rank makes the same calls in the same order, but for `backward` and `count`, of which each replica makes those of
-its own shards; all ranks of a replica get the same micro-batches, and answers are whole on each. Losses are *sums*, so that they add up over micro-batches, shards and ranks. A loss is given as a function of
-what the model answers: a backend may run forward and backward of several micro-batches at once, or the last stage of a
-pipeline alone. `rlinf_workers.testing.backends` checks an implementation.
+its own shards; all ranks of a replica get the same micro-batches, and answers are whole on each. Losses are *sums*, so
+that they add up over micro-batches, shards and replicas. A loss is given as a function of what the model answers: a
+backend may run forward and backward of several micro-batches at once, or the last stage of a pipeline alone.
+`rlinf_workers.testing.backends` checks an implementation.
 """
 
 from __future__ import annotations

@@ -47,9 +47,14 @@ def load_tensors(into: Mapping[str, Tensor], path: str) -> None:
 
 
 def load_model_weights(model: nn.Module, folder: str) -> None:
-    """Weights of a Hugging Face folder into a model of the same architecture, through transformers' own loader."""
-    loaded: Any = type(model).from_pretrained(folder, dtype=next(model.parameters()).dtype)  # type: ignore[attr-defined]
-    model.load_state_dict(loaded.state_dict())
+    """Weights of a Hugging Face folder into a model of the same architecture, through transformers' own loader.
+
+    A frozen model takes the tensors themselves, uncopied. (The last bits of a product on the CPU depend on where its
+    operands begin in memory, so a copy of the same weights answers with other bits.)
+    """
+    first = next(model.parameters())
+    loaded: Any = type(model).from_pretrained(folder, dtype=first.dtype)  # type: ignore[attr-defined]
+    model.load_state_dict(loaded.to(first.device).state_dict(), assign=not first.requires_grad)
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, path: str) -> None:
