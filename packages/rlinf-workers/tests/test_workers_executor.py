@@ -216,7 +216,7 @@ def test_a_later_flow_has_to_leave_the_groups_where_they_are(tmp_path):
     with Executor(cluster=CLUSTER, log_folder=tmp_path) as executor:
         executor.start(train, plan_for_mode(train.graph(), CLUSTER, "disaggregated"))
         with pytest.raises(
-            FlowDefinitionError, match=r"'scale' runs on devices \[0\] in 1 ranks; the plan wants \[0, 1\]"
+            FlowDefinitionError, match=r"'scale' runs on devices \[0\] in 1 ranks; the plan wants devices \[0, 1\] in 2"
         ):
             executor.start(other, plan_for_mode(other.graph(), CLUSTER, "collocated"))
 

@@ -112,7 +112,13 @@ class WorkerHandle(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts workers, watches them and ends them."""
+    """Starts workers, watches them and ends them.
+
+    A run makes its launcher with the keyword arguments of LocalLauncher and those of `cluster.launcher_options`. In
+    the process of a worker a launcher makes a WorkerHost, calls `host.make(spec.worker_class, *spec.arguments)`, then
+    `host.call(method, *arguments)` for each call; it sends `host.current_waits()` about once a second and calls
+    `host.worker.close()` at a good end.
+    """
 
     def start(self, spec: WorkerSpec) -> WorkerHandle:
         """Starts a process and returns at once; a failed construction shows in the first call's future and in

@@ -102,6 +102,19 @@ class Learn(Worker):
 class Fault(Worker):
     """Breaks in the ways that processes break; one method for each."""
 
+    def __init__(self) -> None:
+        self._num_calls = 0
+
+    def count(self) -> int:
+        """Calls before this one."""
+        self._num_calls += 1
+        return self._num_calls - 1
+
+    def ask(self, service: str, value: int) -> str:
+        """What a service of the driver replies."""
+        with self._host.waits.waiting(self.name, service):
+            return self._host.request(service, value).result()
+
     def raise_error(self) -> None:
         raise ValueError("broken on purpose")
 

@@ -19,12 +19,12 @@ from rlinf.evaluation.model import EvaluatedModel
 from rlinf.jobs.generation import PromptMaker, sampling_settings
 from rlinf.machine import this_machine
 from rlinf.planning.cluster import make_cluster
-from rlinf.processes.environment import worker_environment
+from rlinf.processes.executor import make_executor
 from rlinf.processes.failures import run_failed
 from rlinf.tasks import Problem
 from rlinf_algos.rewards import RewardSpec
 from rlinf_sched.modes import plan_for_mode
-from rlinf_workers import Executor, Flow, LocalLauncher, StepContext, WorkersError
+from rlinf_workers import Executor, Flow, StepContext, WorkersError
 from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
@@ -65,13 +65,11 @@ class Runner:
 
         Raises: RunFailed where a worker dies or raises.
         """
-        executor = Executor(
-            cluster=self._cluster,
-            launcher=LocalLauncher(
-                heartbeat_timeout_s=self._config.worker_timeout_s, pins_slots=self._config.cluster.pin_slots
-            ),
+        executor = make_executor(
+            self._config.cluster,
+            self._cluster,
             log_folder=self._log_folder,
-            environment=worker_environment(self._config.cluster),
+            worker_timeout_s=self._config.worker_timeout_s,
         )
         with executor:
             try:

@@ -24,10 +24,11 @@ from rlinf.planning.auto_mode import AutoMode, moves
 from rlinf.planning.plans import Planned, make_plans, placements_to_measure
 from rlinf.processes import fork_server
 from rlinf.processes.environment import worker_environment
+from rlinf.processes.executor import make_executor
 from rlinf.processes.failures import run_failed
 from rlinf.run_folder import RunFolder
 from rlinf_sched.describe import diagram
-from rlinf_workers import Executor, FlowRun, LocalLauncher, WorkersError
+from rlinf_workers import FlowRun, WorkersError
 from rlinf_workers.profiling import Measured
 from rlinf_workers.spans import COMPUTE, SYNC
 
@@ -105,15 +106,12 @@ class TrainingLoop:
     def _run_under(self, planned: Planned) -> Planned | None:
         """Processes where the plans have them, until the run ends (None) or goes on under other plans."""
         self._begin_plan(planned)
-        executor = Executor(
-            cluster=planned.cluster,
-            launcher=LocalLauncher(
-                heartbeat_timeout_s=self._config.run.worker_timeout_s,
-                pins_slots=self._config.cluster.pin_slots,
-                forks=self._forks,
-            ),
+        executor = make_executor(
+            self._config.cluster,
+            planned.cluster,
             log_folder=self._folder.path / "logs",
-            environment=worker_environment(self._config.cluster),
+            worker_timeout_s=self._config.run.worker_timeout_s,
+            forks=self._forks,
         )
         self._session = Session(self._job, self._flows, executor, self._folder, self.progress)
         with executor:

@@ -1,0 +1,50 @@
+"""A launcher of one's own: the local one, with a file that says how often each method of each worker was called."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from rlinf_workers.launcher.base import ServiceHandler, Wait, WorkerHandle, WorkerSpec
+from rlinf_workers.launcher.local import LocalLauncher
+
+
+class CountingHandle:
+    def __init__(self, handle: WorkerHandle, calls: Counter[str]) -> None:
+        self._handle = handle
+        self._calls = calls
+
+    @property
+    def name(self) -> str:
+        return self._handle.name
+
+    def call(self, method: str, /, *args: Any, lane: int = 0) -> Future[Any]:
+        self._calls[f"{self.name} {method}"] += 1
+        return self._handle.call(method, *args, lane=lane)
+
+
+class CountingLauncher:
+    def __init__(self, *, counts_file: str = "", **settings: Any) -> None:
+        self._counts_file = counts_file
+        self._calls: Counter[str] = Counter()
+        self._local = LocalLauncher(**settings)
+
+    def start(self, spec: WorkerSpec) -> WorkerHandle:
+        return CountingHandle(self._local.start(spec), self._calls)
+
+    def serve(self, service: str, handler: ServiceHandler) -> None:
+        self._local.serve(service, handler)
+
+    @property
+    def lost(self) -> Future[None]:
+        return self._local.lost
+
+    def waits(self) -> list[Wait]:
+        return self._local.waits()
+
+    def shutdown(self) -> None:
+        self._local.shutdown()
+        if self._counts_file:
+            Path(self._counts_file).write_text("\n".join(f"{n} {name}" for name, n in sorted(self._calls.items())))

@@ -1,0 +1,45 @@
+"""The launcher that a config names: found, made with its options, or a message with the key."""
+
+from pathlib import Path
+
+import pytest
+
+from rlinf.config.common import ClusterConfig
+from rlinf.errors import UserError
+from rlinf.processes.executor import make_executor
+from rlinf_sched.cluster import Cluster
+
+MADE: list[dict[str, object]] = []
+
+
+class Recording:
+    def __init__(self, *, color: str = "red", **settings: object) -> None:
+        MADE.append({"color": color, **settings})
+
+    def shutdown(self) -> None: ...
+
+
+def make(tmp_path: Path, **config):
+    cluster = Cluster.cpu_slots(1, memory_bytes=1)
+    return make_executor(ClusterConfig(**config), cluster, log_folder=tmp_path, worker_timeout_s=7.0, forks=True)
+
+
+def test_a_launcher_of_ones_own_gets_the_settings_of_the_run_and_its_options(tmp_path: Path) -> None:
+    path = f"{Recording.__module__}:Recording"
+    make(tmp_path, launcher=path, launcher_options={"color": "blue"}, pin_slots=False).shutdown()
+    assert MADE == [{"color": "blue", "heartbeat_timeout_s": 7.0, "pins_slots": False, "forks": True}]
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"launcher": "locale"}, "cluster.launcher: no launcher is called 'locale'; did you mean 'local'?"),
+        ({"launcher": "nowhere:Launcher"}, "cluster.launcher: the launcher 'nowhere:Launcher' cannot be imported"),
+        ({"launcher_options": {"colour": 1}}, "cluster.launcher_options: local got an unexpected keyword argument"),
+        ({"launcher_options": {"forks": True}}, "cluster.launcher_options: local is given 'forks' by the run"),
+    ],
+)
+def test_what_cannot_be_made_is_named_by_its_key(tmp_path: Path, config: dict, text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make(tmp_path, **config)
+    assert str(caught.value).startswith(text)
