@@ -79,7 +79,7 @@ class Moments:
         sum_over_ranks: SumOverRanks | None = None,
         name: str = "values",
     ) -> "Moments":
-        """Of the elements inside the mask, on this rank or on all of them.
+        """The moments of the elements inside the mask, on this rank or on all of them.
 
         Args:
             values: any shape, which may differ between ranks; a rank may have nothing.
@@ -103,8 +103,8 @@ class Moments:
     def of_parts(
         parts: Sequence[Tensor], sum_over_parts: Callable[[Tensor], Tensor], *, name: str = "values"
     ) -> "Moments":
-        """Of numbers that come in parts (the shards of a batch) which are summed in an order of their own, so that the
-        moments do not depend on the rank that has a part.
+        """The moments of numbers that come in parts (the shards of a batch), which are summed in an order of their own,
+        so that nothing depends on the rank that has a part.
 
         Args:
             parts: of this rank, any shape; a part may have nothing.
@@ -130,7 +130,7 @@ class Moments:
         return Moments(count=count, mean=mean, squared_deviations=squares)
 
     def merge(self, other: "Moments") -> "Moments":
-        """Of both sets of numbers together (T. F. Chan, G. H. Golub and R. J. LeVeque, 1979)."""
+        """The moments of both sets of numbers together (T. F. Chan, G. H. Golub and R. J. LeVeque, 1979)."""
         count = self.count + other.count
         difference, share = other.mean - self.mean, other.count / count.clamp(min=1.0)
         return Moments(

@@ -94,7 +94,7 @@ class AdvantageMaker:
         self._function = ADVANTAGES.get(algorithm.advantage)
         self._kl = kl_estimate(algorithm) if algorithm.kl_in == "reward" else None
         self.kl_coef = algorithm.kl_coef
-        """Of a KL in the reward; changes where the algorithm has a `kl_target`."""
+        """The weight of a KL in the reward; it changes where the algorithm has a `kl_target`."""
 
     @property
     def reads_parts(self) -> bool:

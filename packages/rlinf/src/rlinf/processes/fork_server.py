@@ -20,8 +20,11 @@ from rlinf.machine import NVIDIA_DEVICE
 AMD_DEVICE = Path("/dev/kfd")
 FIRST = "rlinf.processes.fork_server_child"
 ROLES = {
-    "reasoning": ("language.actor", "language.critic", "language.reference", "language.reward", "language.rollout"),
-    "embodied": ("embodied.environment", "embodied.rollout", "embodied.actor"),
+    "reasoning": (
+        *("language.actor", "language.reference", "language.reward", "language.rollout"),
+        "training.replicated.backend",
+    ),
+    "embodied": ("embodied.environment", "embodied.rollout", "embodied.actor", "training.replicated.backend"),
 }
 
 
