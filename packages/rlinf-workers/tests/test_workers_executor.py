@@ -97,10 +97,16 @@ def replicas(tmp_path):
     """A flow of one stage in two replicas of two ranks, started."""
     flow = Flow("replicas").worker("share", Share)
     flow.stage("share", Share.share, reads="numbers", writes="shared", dispatch="key", needs_device=False)
-    sizes = {"num_ranks": {"share": 4}, "num_ranks_per_replica": {"share": 2}}
 
     def plan(granularity):
-        return plan_for_mode(flow.graph(), CLUSTER, "collocated", granularity={"share": granularity}, **sizes)
+        return plan_for_mode(
+            flow.graph(),
+            CLUSTER,
+            "collocated",
+            granularity={"share": granularity},
+            num_ranks={"share": 4},
+            num_ranks_per_replica={"share": 2},
+        )
 
     with Executor(cluster=CLUSTER, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
         executor.start(flow, plan(1))

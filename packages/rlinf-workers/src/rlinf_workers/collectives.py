@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -77,8 +78,8 @@ def connect(identity: Identity) -> RankGroups:
     if num_replicas == 1:
         return RankGroups(all=every, replica=every, replicas=alone)
     # Every rank takes part in making every group, in the same order.
-    of_replica = [dist.new_group(range(first, first + size)) for first in range(0, identity.num_ranks, size)]
-    of_place = [dist.new_group(range(place, identity.num_ranks, size)) for place in range(size)]
+    of_replica: list[Any] = [dist.new_group(range(first, first + size)) for first in range(0, identity.num_ranks, size)]
+    of_place: list[Any] = [dist.new_group(range(place, identity.num_ranks, size)) for place in range(size)]
     replica, place = identity.replica, identity.rank_in_replica
     return RankGroups(
         all=every,

@@ -69,7 +69,7 @@ class OtherRank:
             raise self._astray("reads from", f"put into channel {self._name}")
         return [replace(item, value=entry) for entry in entries]
 
-    def put(self, value: Any, **_: Any) -> None:
+    def put(self, value: Any, **arguments: Any) -> None:
         _, what = self._hear("puts into")
         if what != PUT:
             raise self._astray("puts into", f"read from channel {self._name}")
