@@ -38,6 +38,13 @@ def test_a_mixed_cluster_places_on_its_gpus():
     assert Cluster.cpu_slots(2, memory_bytes=1).compute_devices == (0, 1)
 
 
+def test_a_node_counts_its_devices_of_a_kind():
+    gpus = Cluster.cuda_nodes(2, 3, name="x", memory_bytes=1)
+    assert [gpus.index_on_node(index) for index in range(6)] == [0, 1, 2, 0, 1, 2]
+    mixed = Cluster(devices=(device(), device(index=1, kind="cuda", name="x"), device(index=2)))
+    assert [mixed.index_on_node(index) for index in range(3)] == [0, 0, 1]
+
+
 def device(**changes):
     return Device(**{"index": 0, "kind": "cpu", "name": "cpu:0", "memory_bytes": 1, **changes})
 

@@ -144,6 +144,7 @@ def test_an_override_can_take_a_group_off_the_shared_devices(grpo):
     [
         ({"granularity": {"actr": 4}}, "granularity.actr: the flow has no stage 'actr'; did you mean 'actor'?"),
         ({"devices": {"rolout": [0]}}, "devices.rolout: the flow has no worker group 'rolout'; did you mean"),
+        ({"num_ranks_per_replica": {"x": 1}}, "num_ranks_per_replica.x: the flow has no worker group 'x'"),
         ({"num_ranks": {"x": 1}}, "num_ranks.x: the flow has no worker group 'x'; allowed: rollout, reference"),
         ({"granularity": {"actor": 6}}, "plan.actor.granularity=6 is not a multiple"),
         ({"devices": {"actor": [0, 7]}}, "plan.actor.devices=[0, 7]: device 7 does not exist"),

@@ -44,6 +44,12 @@ def test_a_device_that_does_not_exist(grpo, collocated):
         ("reward", {"devices": (0,)}, "plan.reward.devices=[0]: the stage has needs_device=False"),
         ("actor", {"devices": (1, 1)}, "device 1 is named 2 times"),
         ("actor", {"num_ranks": 0}, "plan.actor.num_ranks=0 must be at least 1"),
+        ("actor", {"num_ranks_per_replica": 0}, "plan.actor.num_ranks_per_replica=0 must be at least 1"),
+        (
+            "actor",
+            {"num_ranks": 4, "num_ranks_per_replica": 3},
+            "plan.actor.num_ranks_per_replica=3 does not divide num_ranks=4; use 1 or 2 or 4",
+        ),
         ("actor", {"num_ranks": 3}, "use 2 (one rank per device) or 4 or 1"),
         ("actor", {"granularity": -4}, "plan.actor.granularity=-4 must not be negative"),
         ("actor", {"granularity": 6}, "granularity=6 is not a multiple of the stage's item_multiple=4; use 4 or 8"),
@@ -83,6 +89,10 @@ def test_stages_of_one_worker_group_share_devices_and_ranks():
     text = mistake(change(plan, "train", devices=(0,), num_ranks=1), graph, TWO)
     assert "plan.train.devices=[0] differs from plan.logprobs.devices=[0, 1]; both run in the processes of" in text
     assert "plan.train.num_ranks=1 differs from plan.logprobs.num_ranks=2" in text
+    text = mistake(change(plan, "train", num_ranks_per_replica=2), graph, TWO)
+    assert "plan.train.num_ranks_per_replica=2 differs from plan.logprobs.num_ranks_per_replica=1" in text
+    both = change(change(plan, "train", num_ranks_per_replica=2), "logprobs", num_ranks_per_replica=2)
+    assert "worker group 'actor' has the stages logprobs, train, whose chunks" in mistake(both, graph, TWO)
 
 
 def test_ranks_may_share_devices_or_span_them(grpo):
@@ -94,6 +104,17 @@ def test_ranks_may_share_devices_or_span_them(grpo):
             f"plan.rollout.num_ranks={num_ranks} is neither a multiple nor a divisor of its 4 devices; "
             f"use 4 (one rank per device) or {near}"
         )
+
+
+def test_replicas_are_consecutive_ranks_each_on_its_devices(grpo):
+    plan = plan_for_mode(grpo, FOUR, "collocated", num_ranks_per_replica={"actor": 2, "reward": 3})
+    assert [plan.stage(name).num_replicas for name in ("rollout", "actor", "reward")] == [4, 2, 1]
+    assert plan.stage("reward").num_ranks == 3, "on the host as many as a replica has"
+    assert [plan.stage("actor").devices_of(rank) for rank in range(4)] == [(0,), (1,), (2,), (3,)]
+    wide = plan_for_mode(grpo, FOUR, "collocated", num_ranks={"actor": 2}, num_ranks_per_replica={"actor": 2})
+    assert [wide.stage("actor").devices_of(rank) for rank in range(2)] == [(0, 1), (2, 3)]
+    assert Plan.from_json(plan.to_json()) == plan
+    assert "num_ranks_per_replica.actor=2" in plan.reason
 
 
 def test_a_group_computes_on_one_kind_of_device(grpo):

@@ -1,11 +1,29 @@
 """The executor on a flow that can be checked by hand: every mode, granularity and number of ranks gives the
 reference's numbers."""
 
+import os
+from dataclasses import replace
+
 import pytest
+import torch
 
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
-from rlinf_workers import Executor, Flow, FlowDefinitionError, LocalLauncher, RemoteError, StepContext, StepTimeout
+from rlinf_sched.plan import StagePlan
+from rlinf_workers import (
+    Executor,
+    Flow,
+    FlowDefinitionError,
+    LocalLauncher,
+    Reader,
+    RemoteError,
+    StepContext,
+    StepTimeout,
+    Worker,
+    WorkerLost,
+    Writer,
+)
+from rlinf_workers.execution.executor import visible_devices
 from rlinf_workers.testing.toy_flow import FaultyStage, Number, Scale, Shift, reference_run, toy_flow
 
 NUMBERS = [Number(index=i, value=float(i)) for i in range(10)]
@@ -39,12 +57,85 @@ def execute(tmp_path, mode, **choices):
         ("collocated", {"granularity": {"scale": 3, "shift": 2, "learn": 4}}),
         ("disaggregated", {"granularity": {"scale": 5}}),
         ("hybrid", {"num_ranks": {"learn": 2}}),
+        (
+            "collocated",
+            {
+                "num_ranks": {"scale": 4, "learn": 4},
+                "num_ranks_per_replica": {"scale": 2, "learn": 2},
+                "granularity": {"scale": 2, "learn": 2},
+            },
+        ),
+        ("disaggregated", {"num_ranks_per_replica": {"scale": 2, "shift": 2, "learn": 2}}),
     ],
 )
 def test_every_plan_gives_the_reference_numbers(tmp_path, mode, choices):
     runs = execute(tmp_path, mode, **choices)
     expected = reference_run([number.value for number in NUMBERS], NUM_STEPS)
     assert [run.metrics["learn/weight"] for run in runs] == expected
+
+
+class Share(Worker):
+    """Checks what a replica is; dies in the middle of a run when it is told to."""
+
+    def share(self, numbers: Reader[Number], shared: Writer[Number]) -> None:
+        for chunk in numbers:
+            place = torch.tensor(float(self.rank_in_replica))
+            if chunk[0].value < 0 and self.rank == 3:
+                os._exit(7)
+            assert float(self.replica_ranks.sum_(place)) == 1.0, "0 + 1, of this replica alone"
+            for item in chunk:
+                self.record("share/items", 1.0)
+                self.record_spread("share/index", item.index)
+                shared.put(Number(index=item.index, value=float(self.replica)), key=item.index)
+        # Sums over one rank of each of the two replicas.
+        assert float(self.replicas.sum_(torch.ones(1))) == float(self.num_replicas) == 2.0
+        self.show({"rank": float(self.rank)})
+
+
+@pytest.fixture
+def replicas(tmp_path):
+    """A flow of one stage in two replicas of two ranks, started."""
+    flow = Flow("replicas").worker("share", Share)
+    flow.stage("share", Share.share, reads="numbers", writes="shared", dispatch="key", needs_device=False)
+    sizes = {"num_ranks": {"share": 4}, "num_ranks_per_replica": {"share": 2}}
+
+    def plan(granularity):
+        return plan_for_mode(flow.graph(), CLUSTER, "collocated", granularity={"share": granularity}, **sizes)
+
+    with Executor(cluster=CLUSTER, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
+        executor.start(flow, plan(1))
+        yield executor, flow, plan
+
+
+def test_items_go_to_replicas_whose_ranks_count_once(replicas):
+    executor, flow, plan = replicas
+    for granularity in (1, 3):
+        executor.replan(flow, plan(granularity))
+        run = executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=60)
+        assert run.collected["shared"] == [Number(index=i, value=float(i % 2)) for i in range(10)]
+        assert run.metrics["share/index"] == pytest.approx(torch.arange(10.0).std().item()), "ten, not twenty"
+        assert [row["rank"] for row in run.shown] == [0.0, 2.0]
+        computing = [span for span in run.spans if span.category == "stage"]
+        assert sum(span.num_items for span in computing) == len(NUMBERS)
+        assert {span.worker for span in computing} == {f"share/{rank}" for rank in range(4)}
+    smaller = replace(plan(1), stages=tuple(replace(s, num_ranks_per_replica=1) for s in plan(1).stages))
+    with pytest.raises(FlowDefinitionError, match=r"in 4 ranks, 2 a replica; the plan wants devices \[\] in 4 ranks$"):
+        executor.replan(flow, smaller)
+
+
+def test_a_lost_second_rank_of_a_replica_is_reported(replicas):
+    executor, flow, _ = replicas
+    with pytest.raises(WorkerLost, match=r"worker share/3 on .* was lost: exited with code 7"):
+        executor.run(flow, context=context(0), feeds={"numbers": [Number(index=0, value=-1.0)] * 4}, timeout_s=60)
+
+
+def test_gpus_are_named_by_their_node(monkeypatch):
+    cluster = Cluster.cuda_nodes(2, 4, name="GPU", memory_bytes=1 << 30)
+    placed = StagePlan(stage="s", devices=(2, 3, 6, 7), num_ranks=2, granularity=0, offload=False, turn=0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [visible_devices(cluster, placed.devices_of(rank)) for rank in (0, 1)] == ["2,3", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert [visible_devices(cluster, placed.devices_of(rank)) for rank in (0, 1)] == ["6,7", "2,3"]
 
 
 def test_collocated_stages_take_turns_and_pipelined_ones_do_not(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_workers import FlowDefinitionError, LocalLauncher, RemoteError, WorkerGroup, WorkerLost
-from rlinf_workers.launcher.base import WorkerSpec
+from rlinf_workers.launcher.base import Identity, WorkerSpec
 from rlinf_workers.launcher.cores import cores_of_slots
 from rlinf_workers.testing.toy_flow import Fault, Scale
 
@@ -25,13 +25,11 @@ def launcher():
 
 
 def spec(tmp_path: Path, rank: int = 0, num_ranks: int = 1, **changes) -> WorkerSpec:
+    rendezvous = str(tmp_path / "rendezvous")
     fields = {
-        "role": "fault",
-        "rank": rank,
-        "num_ranks": num_ranks,
+        "identity": Identity(role="fault", rank=rank, num_ranks=num_ranks, rendezvous=rendezvous),
         "worker_class": Fault,
         "log_path": tmp_path / "fault" / f"{rank}.log",
-        "rendezvous": str(tmp_path / "rendezvous"),
         "environment": {"OMP_NUM_THREADS": "1"},
     }
     return WorkerSpec(**(fields | changes))
@@ -140,13 +138,14 @@ DRIVER = """
     import sys, time
     from pathlib import Path
     from rlinf_workers import LocalLauncher
-    from rlinf_workers.launcher.base import WorkerSpec
+    from rlinf_workers.launcher.base import Identity, WorkerSpec
     from rlinf_workers.testing.toy_flow import Fault
 
     if __name__ == "__main__":
         launcher = LocalLauncher()
         log = Path(sys.argv[1]) / "0.log"
-        handle = launcher.start(WorkerSpec(role="fault", rank=0, num_ranks=1, worker_class=Fault, log_path=log))
+        identity = Identity(role="fault", rank=0, num_ranks=1)
+        handle = launcher.start(WorkerSpec(identity=identity, worker_class=Fault, log_path=log))
         print(handle.call("process_id").result(), flush=True)
         handle.call("sleep", 600.0).result()  # nobody calls launcher.shutdown()
 """

@@ -23,7 +23,7 @@ def planned(flow: Flow, mode: Mode = "collocated", **choices) -> PlannedFlow:
 def calls(made: PlannedFlow, version: int = 5):
     addresses = {
         name: ChannelAddress(name=name, creator_pid=1, creator_start_ticks=1, fd=i, nonce=0)
-        for i, name in enumerate(made.graph.channels)
+        for i, name in enumerate((*made.graph.channels, *made.told_channels))
     }
     edges = (WeightEdge(source="learn", target="scale"), WeightEdge(source="learn", target="other"))
     weights = {f"to {edge.target}": WeightVersion(edge=edge, policy_version=version) for edge in edges}
@@ -74,6 +74,19 @@ def test_turns_that_share_devices_take_leases():
     assert planned(toy_flow(), "disaggregated").shared_devices == {}
     assert calls(planned(toy_flow()))["learn", 1].lease_turn == 2
     assert calls(planned(toy_flow(), "disaggregated"))["learn", 1].lease_turn is None
+
+
+def test_items_go_to_replicas_and_their_first_ranks_tell_the_others():
+    sizes = {"scale": 2, "learn": 2}
+    made = planned(toy_flow(), num_ranks_per_replica=sizes, granularity={"scale": 2})
+    found = calls(made)
+    assert [made.num_writers(channel) for channel in ("scaled", *made.told_channels)] == [2, 2, 2]
+    assert [made.num_partitions(channel) for channel in ("numbers", "shifted")] == [1, 2]
+    assert [found["learn", rank].reads[0].partition for rank in range(4)] == [0, 0, 1, 1]
+    told = [call.told and call.told.name for call in (found["scale", 0], found["scale", 1], found["learn", 3])]
+    assert [made.told_channels[name] for name in told if name] == ["scale", "scale", "learn"]
+    assert found["shift", 0].told is None
+    assert calls(planned(toy_flow()))["scale", 0].told is None, "a replica of one rank tells nobody"
 
 
 class Ball(Worker):

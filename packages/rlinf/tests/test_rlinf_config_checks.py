@@ -64,6 +64,16 @@ def message(recipe: str, line: str) -> str:
             "--actor.num_shards: warm_start.batch_size=256 is not a multiple of actor.num_shards=3; use 255 or 258",
         ),
         (
+            "--mode=hybrid --plan.num_ranks.actor=4 --plan.num_ranks_per_replica.actor=3",
+            "--plan.num_ranks_per_replica.actor=3 does not divide plan.num_ranks.actor=4; every replica has as many "
+            "ranks",
+        ),
+        (
+            "--plan.num_ranks_per_replica.actor=2",
+            "--plan.num_ranks_per_replica.actor: plan.num_ranks_per_replica={'actor': 2}: mode=auto chooses it; choose "
+            "by hand under another mode, for example mode=hybrid",
+        ),
+        (
             "--mode=hybrid --plan.num_ranks.actor=4",
             "--plan.num_ranks.actor=4 does not divide actor.num_shards=2; use a divisor of 2, "
             "or 4 or a multiple of it as actor.num_shards",

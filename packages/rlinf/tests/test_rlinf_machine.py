@@ -67,3 +67,14 @@ def test_simulators_run_on_the_cores_beside_the_gpus() -> None:
     assert plan.stage("policy").devices == tuple(range(8))
     on_slots = planned("pushcube-ppo", *env, *sizes, "--cluster.device=cpu").plans["ppo"]
     assert on_slots.stage("env").devices == tuple(range(8))
+
+
+def test_work_that_comes_in_parts_is_dealt_to_replicas() -> None:
+    replicas = ["--mode=hybrid", "--plan.num_ranks_per_replica={policy: 2, actor: 4}"]
+    env = ["--env.kind=gymnasium", "--env.id=Pendulum-v1", "--env.options={}", "--run.stop_at_score=null"]
+    plans = planned("pushcube-ppo", *env, *replicas, "--env.num_groups=2", "--actor.num_shards=1").plans
+    assert [(plans[flow].stage("policy").num_ranks, plans[flow].stage("policy").num_replicas) for flow in plans] == [
+        (4, 2),
+        (4, 2),
+    ]
+    assert (plans["ppo"].stage("actor").num_ranks, plans["ppo"].stage("actor").num_replicas) == (4, 1)

@@ -121,6 +121,11 @@ class Cluster:
     def num_nodes(self) -> int:
         return len({device.node for device in self.devices})
 
+    def index_on_node(self, index: int) -> int:
+        """The number of a device among those of its kind on its node, from 0; what the node's own tools call it."""
+        mine = self.devices[index]
+        return sum((device.kind, device.node) == (mine.kind, mine.node) for device in self.devices[:index])
+
     def indices_of_kind(self, kind: DeviceKind) -> tuple[int, ...]:
         """Indices of the devices of that kind, ascending."""
         return tuple(device.index for device in self.devices if device.kind == kind)

@@ -35,11 +35,12 @@ class Stage:
     writes: tuple[str, ...] = ()
     """Channels the method puts into. A stage may read what it writes (unfinished items go round again)."""
     dispatch: Dispatch = "any"
-    """How the items of the channels it reads spread over the group's ranks.
+    """How the items of the channels it reads spread over the group's replicas.
 
-    "any": the next rank that asks gets the next items (load balance; which rank serves an item may vary between runs).
-    "key": items carry an integer key, and the rank is `key % num_ranks`. So all items of one key meet the same rank,
-    in the order they were put: what a stage with state per key needs (an environment slot, a conversation).
+    "any": the next replica that asks gets the next items (load balance; which one serves an item may vary between
+    runs).
+    "key": items carry an integer key, and the replica is `key % num_replicas`. So all items of one key meet the same
+    replica, in the order they were put: what a stage with state per key needs (an environment slot, a conversation).
     """
     needs_device: bool = True
     """False: the stage runs on the host only (a rule-checked reward), holds no device and never waits for one."""

@@ -42,6 +42,7 @@ def plan_for_mode(
     granularity: Mapping[str, int] | None = None,
     devices: Mapping[str, Sequence[int]] | None = None,
     num_ranks: Mapping[str, int] | None = None,
+    num_ranks_per_replica: Mapping[str, int] | None = None,
 ) -> Plan:
     """The plan that the mode's rule gives, with the user's choices in place of the rule's.
 
@@ -51,8 +52,7 @@ def plan_for_mode(
         mode: "collocated", "disaggregated" or "hybrid".
         granularity: stage -> items per hand-over, 0 = the whole batch.
         devices: worker group -> device indices. Other groups keep what the rule gave them.
-        num_ranks: worker group -> ranks; a multiple or a divisor of its devices. By default one per device, as far as
-            they divide the parts of its work, and one for a group without devices.
+                    num_ranks=num_ranks.get(stage.worker, _default_ranks(len(on), stage.num_parts, replica_size)),
 
     Returns:
         a plan that has passed `Plan.validate(graph, cluster)`, its stages ordered by turn.
@@ -63,11 +63,13 @@ def plan_for_mode(
     """
     graph.validate()
     granularity, devices, num_ranks = dict(granularity or {}), dict(devices or {}), dict(num_ranks or {})
+    replica_sizes = dict(num_ranks_per_replica or {})
     if mode not in get_args(Mode):
         raise PlanError(f"mode={mode!r}{did_you_mean(mode, get_args(Mode))}")
     _check_names("granularity", granularity, [stage.name for stage in graph.stages], "stage")
     _check_names("devices", devices, list(graph.workers), "worker group")
     _check_names("num_ranks", num_ranks, list(graph.workers), "worker group")
+    _check_names("num_ranks_per_replica", replica_sizes, list(graph.workers), "worker group")
 
     device_choice = {group: tuple(chosen) for group, chosen in devices.items()}
     placement = {**dict.fromkeys(graph.workers, ()), **_place(graph, cluster, mode), **device_choice}
@@ -75,18 +77,24 @@ def plan_for_mode(
     stages = []
     for turn, names in enumerate(graph.turns()):
         for stage in map(graph.stage, names):
-            on = placement[stage.worker]
+            on, replica_size = placement[stage.worker], replica_sizes.get(stage.worker, 1)
             stages.append(
                 StagePlan(
                     stage=stage.name,
                     devices=on,
-                    num_ranks=num_ranks.get(stage.worker, max(1, math.gcd(stage.num_parts, len(on)))),
+                    num_ranks=num_ranks.get(stage.worker, _default_ranks(len(on), stage.num_parts, replica_size)),
                     granularity=granularity.get(stage.name, _granularity(graph, stage, mode, stage.name in cycles)),
                     offload=_offloads(stage.worker, mode, placement),
                     turn=turn,
+                    num_ranks_per_replica=replica_size,
                 )
             )
-    choices = {"devices": devices, "num_ranks": num_ranks, "granularity": granularity}
+    choices = {
+        "devices": devices,
+        "num_ranks": num_ranks,
+        "num_ranks_per_replica": replica_sizes,
+        "granularity": granularity,
+    }
     plan = Plan(flow=graph.name, mode=mode, stages=tuple(stages), reason=_reason(mode, choices))
     plan.validate(graph, cluster)
     return plan
@@ -151,6 +159,11 @@ def _split(groups: Sequence[str], devices: tuple[int, ...]) -> dict[str, tuple[i
         parts[group] = devices[start:end]
         start = end
     return parts
+
+
+def _default_ranks(num_devices: int, num_parts: int, replica_size: int) -> int:
+    """One for each device, as far as replicas are whole and the parts of the work can be dealt out to them evenly."""
+    return max(1, math.gcd(num_parts, num_devices // replica_size)) * replica_size
 
 
 def _granularity(graph: FlowGraph, stage: Stage, mode: Mode, in_cycle: bool) -> int:

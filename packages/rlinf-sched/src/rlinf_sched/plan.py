@@ -44,6 +44,13 @@ class StagePlan:
     """True: the stage's state leaves the devices when its turn ends and returns when the next one begins."""
     turn: int
     """Order in which stages that share a device hold it, from 0; equal for the stages of one cycle."""
+    num_ranks_per_replica: int = 1
+    """Consecutive ranks that hold one copy of the model together (tensor, pipeline or expert parallel); divides
+    num_ranks. Items go to replicas. The planner and the simulator know 1 alone."""
+
+    @property
+    def num_replicas(self) -> int:
+        return self.num_ranks // self.num_ranks_per_replica
 
     def devices_of(self, rank: int) -> tuple[int, ...]:
         """Devices of one rank; none for a stage on the host."""
@@ -175,19 +182,26 @@ def _coverage_problems(plan: Plan, graph: FlowGraph) -> Iterator[str]:
 def _placement_problems(plan: Plan, graph: FlowGraph, cluster: Cluster) -> Iterator[str]:
     for stage_plan in plan.stages:
         yield from _device_problems(stage_plan, graph, cluster)
-        yield from _rank_problems(stage_plan, graph.stage(stage_plan.stage))
+        yield from _rank_problems(stage_plan)
+        yield from _replica_problems(stage_plan, graph.stage(stage_plan.stage))
         yield from _granularity_problems(stage_plan, graph)
     for worker, names in graph.workers.items():
         first = plan.stage(names[0])
         for name in names[1:]:
             other = plan.stage(name)
-            for field in ("devices", "num_ranks"):
+            for field in ("devices", "num_ranks", "num_ranks_per_replica"):
                 mine, theirs = getattr(other, field), getattr(first, field)
                 if mine != theirs:
                     yield (
                         f"plan.{name}.{field}={_show(mine)} differs from plan.{first.stage}.{field}={_show(theirs)}; "
                         f"both run in the processes of worker group {worker!r}, so use one value"
                     )
+        if first.num_ranks_per_replica > 1 and len(names) > 1:
+            yield (
+                f"plan.{first.stage}.num_ranks_per_replica={first.num_ranks_per_replica}: worker group {worker!r} has "
+                f"the stages {', '.join(names)}, whose chunks could come in another order on each rank of a replica; "
+                "use 1, or a worker group for each stage"
+            )
     yield from _mode_problems(plan, graph)
 
 
@@ -217,7 +231,7 @@ def _device_list(cluster: Cluster) -> str:
     return f"{n} device{'s' if n > 1 else ''} ({indices})"
 
 
-def _rank_problems(stage_plan: StagePlan, stage: Stage) -> Iterator[str]:
+def _rank_problems(stage_plan: StagePlan) -> Iterator[str]:
     num_ranks, num_devices = stage_plan.num_ranks, len(stage_plan.devices)
     where = f"plan.{stage_plan.stage}.num_ranks={num_ranks}"
     if num_ranks < 1:
@@ -227,8 +241,22 @@ def _rank_problems(stage_plan: StagePlan, stage: Stage) -> Iterator[str]:
             f"{where} is neither a multiple nor a divisor of its {num_devices} devices; "
             f"use {num_devices} (one rank per device) or {_neighbours(num_ranks, num_devices)}"
         )
-    if num_ranks > 0 and stage.num_parts % num_ranks:
-        yield f"{where} does not divide the stage's work, which comes in {stage.num_parts} parts; use a divisor of it"
+
+
+def _replica_problems(stage_plan: StagePlan, stage: Stage) -> Iterator[str]:
+    num_ranks, size = stage_plan.num_ranks, stage_plan.num_ranks_per_replica
+    where = f"plan.{stage_plan.stage}.num_ranks_per_replica={size}"
+    if size < 1:
+        yield f"{where} must be at least 1"
+    elif num_ranks >= 1 and num_ranks % size:
+        divisors = [str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0]
+        yield f"{where} does not divide num_ranks={num_ranks}; use {' or '.join(divisors)}"
+    elif num_ranks >= 1 and stage.num_parts % stage_plan.num_replicas:
+        replicas = f", {stage_plan.num_replicas} replicas," if size > 1 else ""
+        yield (
+            f"plan.{stage_plan.stage}.num_ranks={num_ranks}{replicas} does not divide the stage's work, which comes in "
+            f"{stage.num_parts} parts; use a divisor of it"
+        )
 
 
 def _neighbours(num_ranks: int, num_devices: int) -> str:

@@ -70,6 +70,11 @@ class Problem:
         Raises:
             PlanError: nothing was profiled for them; says what was.
         """
+        if placed.num_ranks_per_replica > 1:
+            raise PlanError(
+                f"plan.{placed.stage}.num_ranks_per_replica={placed.num_ranks_per_replica}: nothing is predicted for "
+                "replicas of several ranks; use 1"
+            )
         span = max(1, len(placed.devices) // placed.num_ranks) if placed.devices else 0
         products = {self.cluster.devices[index].product for index in placed.devices}
         profile = self.profile(placed.stage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -15,40 +16,72 @@ TIMEOUT = timedelta(minutes=10)
 
 
 class RankGroup:
-    """All ranks of a worker group; with one rank every collective is the identity."""
+    """Some ranks of a worker group; with one rank every collective is the identity."""
 
-    def __init__(self, rank: int, num_ranks: int) -> None:
+    def __init__(self, rank: int, num_ranks: int, process_group: dist.ProcessGroup | None = None) -> None:
+        """Args:
+        rank: among these ranks.
+        process_group: None for all ranks of the worker group.
+        """
         self.rank = rank
         self.num_ranks = num_ranks
-
-    @classmethod
-    def connect(cls, identity: Identity) -> RankGroup:
-        """Meets the other ranks through the rendezvous file; blocks until all are there."""
-        if identity.num_ranks > 1 and not dist.is_initialized():
-            on_gpu = any(name.startswith("cuda") for name in identity.devices)
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks share this host; needs no name resolution
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-                init_method=f"file://{identity.rendezvous}",
-                rank=identity.rank,
-                world_size=identity.num_ranks,
-                timeout=TIMEOUT,
-            )
-        return cls(identity.rank, identity.num_ranks)
+        self._process_group = process_group
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Sums over ranks in place. With two ranks the result does not depend on the order: float addition commutes."""
         if self.num_ranks > 1:
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self._process_group)
         return tensor
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Overwrites with the tensor of rank `source`."""
+        """Overwrites with the tensor of rank `source` of these ranks."""
         if self.num_ranks > 1:
-            dist.broadcast(tensor, source)
+            group = self._process_group
+            dist.broadcast(tensor, source if group is None else dist.get_global_rank(group, source), group=group)
         return tensor
 
     def barrier(self) -> None:
         """Returns when every rank has come here."""
         if self.num_ranks > 1:
             self.sum_(torch.zeros(1))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankGroups:
+    """The groups that a rank is in."""
+
+    all: RankGroup
+    """All ranks of the worker group."""
+    replica: RankGroup
+    """The ranks of its replica."""
+    replicas: RankGroup
+    """The ranks at its place in each replica."""
+
+
+def connect(identity: Identity) -> RankGroups:
+    """Meets the other ranks through the rendezvous file; blocks until all are there."""
+    if identity.num_ranks > 1 and not dist.is_initialized():
+        on_gpu = any(name.startswith("cuda") for name in identity.devices)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks share this host; needs no name resolution
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            init_method=f"file://{identity.rendezvous}",
+            rank=identity.rank,
+            world_size=identity.num_ranks,
+            timeout=TIMEOUT,
+        )
+    every, alone = RankGroup(identity.rank, identity.num_ranks), RankGroup(0, 1)
+    size, num_replicas = identity.num_ranks_per_replica, identity.num_replicas
+    if size == 1:
+        return RankGroups(all=every, replica=alone, replicas=every)
+    if num_replicas == 1:
+        return RankGroups(all=every, replica=every, replicas=alone)
+    # Every rank takes part in making every group, in the same order.
+    of_replica = [dist.new_group(range(first, first + size)) for first in range(0, identity.num_ranks, size)]
+    of_place = [dist.new_group(range(place, identity.num_ranks, size)) for place in range(size)]
+    replica, place = identity.replica, identity.rank_in_replica
+    return RankGroups(
+        all=every,
+        replica=RankGroup(place, size, of_replica[replica]),
+        replicas=RankGroup(replica, num_replicas, of_place[place]),
+    )

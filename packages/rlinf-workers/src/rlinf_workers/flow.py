@@ -95,10 +95,10 @@ class Flow:
                 of `reads`, then
                 `writes`.
             worker: the group; by default the one with the stage's name.
-            dispatch: "any": the next free rank takes the next items. "key": an item goes to rank `key % num_ranks`.
+            dispatch: "any": the next free replica takes the next items. "key": an item goes to replica
+                `key % num_replicas`.
             ordered: chunks come in the order of the items' keys 0, 1, 2, ..., in whatever order they were put. With
-                `dispatch="key"`
-                a rank gets every num_ranks-th.
+                `dispatch="key"` a replica gets every num_replicas-th.
             trains: the stage changes the weights of its group.
             needs_device: False for work on the host that shares no device.
             whole_batch: the stage makes no sense on less than all items of a run.

@@ -43,7 +43,7 @@ def probe_plans(graph: FlowGraph, plan: Plan, num_items: int) -> list[Plan]:
     for halvings in range(NUM_SIZES):
         stages = []
         for placed in plan.stages:
-            share = -(-num_items // placed.num_ranks)
+            share = -(-num_items // placed.num_replicas)
             stage = graph.stage(placed.stage)
             multiple = (stage.granularities or (stage.item_multiple,))[0] or num_items
             size = -(-(share >> halvings) // multiple) * multiple

@@ -59,9 +59,29 @@ class Worker:
         return self._host.identity.num_ranks
 
     @property
+    def num_ranks_per_replica(self) -> int:
+        """Ranks that hold one copy of the model together. All of a replica get the same items; what they put, record
+        and show counts once, from the first of them."""
+        return self._host.identity.num_ranks_per_replica
+
+    @property
+    def replica(self) -> int:
+        """The replica that this rank belongs to; `rank` where a replica is one rank."""
+        return self._host.identity.replica
+
+    @property
+    def num_replicas(self) -> int:
+        return self._host.identity.num_replicas
+
+    @property
+    def rank_in_replica(self) -> int:
+        """0 on the first rank of a replica."""
+        return self._host.identity.rank_in_replica
+
+    @property
     def name(self) -> str:
         """`role/rank`"""
-        return f"{self.role}/{self.rank}"
+        return self._host.identity.name
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -82,8 +102,19 @@ class Worker:
 
     @property
     def ranks(self) -> RankGroup:
-        """Collectives among the ranks of this worker group; connects at first use, by all ranks together."""
-        return self._host.ranks
+        """Collectives among all ranks of this worker group; connects at first use, by all ranks together."""
+        return self._host.rank_groups.all
+
+    @property
+    def replica_ranks(self) -> RankGroup:
+        """Collectives among the ranks of this replica; connects as `ranks` does."""
+        return self._host.rank_groups.replica
+
+    @property
+    def replicas(self) -> RankGroup:
+        """Collectives among the ranks at this place in all replicas, each with items of its own; connects as `ranks`
+        does."""
+        return self._host.rank_groups.replicas
 
     def record(self, name: str, value: float, weight: float = 1.0) -> None:
         """Adds to a metric of this run; the driver shows the mean over all stages and ranks, weighted by `weight`."""

@@ -32,7 +32,7 @@ from rlinf_workers.execution.stage_calls import NEVER_SYNCED, PlannedFlow, Stage
 from rlinf_workers.execution.waits import describe_waits
 from rlinf_workers.flow import Flow
 from rlinf_workers.group import WorkerGroup
-from rlinf_workers.launcher.base import Launcher, WorkerSpec
+from rlinf_workers.launcher.base import Identity, Launcher, WorkerSpec
 from rlinf_workers.launcher.futures import gather
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.links.shared import WeightPort, edge_plan
@@ -97,7 +97,7 @@ class Executor:
         self._environment = dict(environment or {})
         self._channel_bytes = channel_bytes
         self._groups: dict[str, WorkerGroup] = {}
-        self._placements: dict[str, tuple[tuple[int, ...], int]] = {}
+        self._placements: dict[str, StagePlan] = {}
         self._open: dict[str, _OpenFlow] = {}
         self._stores: dict[str, WeightStore] = {}
         self._weights: dict[str, WeightVersion] = {}
@@ -127,19 +127,13 @@ class Executor:
                 )
         for name, stages in graph.workers.items():
             self._place_group(name, flow, plan.stage(stages[0]))
-        channels = {
-            channel: Channel.create(
-                f"{flow.name}.{channel}",
-                capacity_items=CHANNEL_ITEMS,
-                capacity_bytes=self._channel_bytes,
-                lost_peers="tolerate",  # the launcher reports deaths, and starts workers again
-            )
-            for channel in graph.channels
-        }
+        planned = PlannedFlow(flow=flow, graph=graph, plan=plan)
+        channels = {channel: self._channel(f"{flow.name}.{channel}") for channel in graph.channels}
+        for channel, stage in planned.told_channels.items():
+            channels[channel] = self._channel(f"{flow.name}.{channel}", num_keys=plan.stage(stage).num_ranks)
         edges = {f"{edge.source} -> {edge.target}": edge for edge in graph.weight_edges}
         for name, edge in edges.items():
             self._weights.setdefault(name, WeightVersion(edge=edge, policy_version=NEVER_SYNCED))
-        planned = PlannedFlow(flow=flow, graph=graph, plan=plan)
         self._open[flow.name] = _OpenFlow(planned=planned, channels=channels, edges=tuple(edges))
 
     def replan(self, flow: Flow, plan: Plan) -> None:
@@ -155,6 +149,15 @@ class Executor:
             self._check_place(name, flow, plan.stage(stages[0]))
         opened.planned = replace(opened.planned, plan=plan)
 
+    def _channel(self, name: str, num_keys: int = 1) -> Channel:
+        return Channel.create(
+            name,
+            capacity_items=CHANNEL_ITEMS * num_keys,
+            capacity_bytes=self._channel_bytes * num_keys,
+            num_keys=num_keys,
+            lost_peers="tolerate",  # the launcher reports deaths, and starts workers again
+        )
+
     def group(self, name: str) -> WorkerGroup:
         """The running worker group of that name."""
         return self._groups[name]
@@ -168,33 +171,34 @@ class Executor:
         if name in self._groups:
             self._check_place(name, flow, placed)
             return
-        self._placements[name] = (placed.devices, placed.num_ranks)
+        self._placements[name] = placed
         self._groups[name] = self._start_group(name, flow, placed)
         if placed.offload:
             self._groups[name].start_call("unload")  # comes before any other call; nothing has to wait for it
 
     def _check_place(self, name: str, flow: Flow, placed: StagePlan) -> None:
-        devices, num_ranks = self._placements[name]
-        if (placed.devices, placed.num_ranks) != (devices, num_ranks):
-            raise FlowDefinitionError(
-                f"flow {flow.name!r}: worker {name!r} runs on devices {list(devices)} in {num_ranks} ranks; "
-                f"the plan wants {list(placed.devices)} in {placed.num_ranks}"
-            )
+        runs, wanted = (_describe_place(stage) for stage in (self._placements[name], placed))
+        if runs != wanted:
+            raise FlowDefinitionError(f"flow {flow.name!r}: worker {name!r} runs on {runs}; the plan wants {wanted}")
 
     def _start_group(self, name: str, flow: Flow, placed: StagePlan) -> WorkerGroup:
         definition = flow.workers[name]
         handles = [
             self._launcher.start(
                 WorkerSpec(
-                    role=name,
-                    rank=rank,
-                    num_ranks=placed.num_ranks,
+                    identity=Identity(
+                        role=name,
+                        rank=rank,
+                        num_ranks=placed.num_ranks,
+                        num_ranks_per_replica=placed.num_ranks_per_replica,
+                        devices=self._device_names(placed, rank),
+                        rendezvous=f"{self._scratch.name}/{name}.rendezvous",
+                    ),
                     worker_class=definition.worker_class,
                     arguments=definition.arguments,
-                    devices=self._device_names(placed, rank),
                     log_path=self._log_folder / name / f"{rank}.log",
-                    rendezvous=f"{self._scratch.name}/{name}.rendezvous",
-                    environment=self._environment | self._visible_devices(placed, rank),
+                    environment=self._environment
+                    | {"CUDA_VISIBLE_DEVICES": visible_devices(self._cluster, placed.devices_of(rank))},
                 )
             )
             for rank in range(placed.num_ranks)
@@ -204,13 +208,6 @@ class Executor:
     def _device_names(self, placed: StagePlan, rank: int) -> tuple[str, ...]:
         chosen = [self._cluster.devices[index] for index in placed.devices_of(rank)]
         return tuple(f"{device.kind}:{device.index}" for device in chosen)
-
-    def _visible_devices(self, placed: StagePlan, rank: int) -> dict[str, str]:
-        chosen = [self._cluster.devices[index] for index in placed.devices_of(rank)]
-        mine = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-        gpus = [device.index for device in chosen if device.kind == "cuda"]
-        # The cluster counts the GPUs that the driver sees; the driver's own list says which these are.
-        return {"CUDA_VISIBLE_DEVICES": ",".join(mine[index] if mine else str(index) for index in gpus)}
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
@@ -365,3 +362,17 @@ class Executor:
         self._launcher.shutdown()
         self._threads.shutdown(wait=True)
         self._scratch.cleanup()
+
+
+def _describe_place(placed: StagePlan) -> str:
+    of_replica = f", {placed.num_ranks_per_replica} a replica" if placed.num_ranks_per_replica > 1 else ""
+    return f"devices {list(placed.devices)} in {placed.num_ranks} ranks{of_replica}"
+
+
+def visible_devices(cluster: Cluster, devices: Sequence[int]) -> str:
+    """What CUDA_VISIBLE_DEVICES is for a rank on these devices: its GPUs as their own node counts them."""
+    chosen = [cluster.devices[index] for index in devices]
+    gpus = [(device.node, cluster.index_on_node(device.index)) for device in chosen if device.kind == "cuda"]
+    # On its own node, the first, the driver may see some of the GPUs alone, and the cluster counts those.
+    drivers = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return ",".join(drivers[index] if drivers and node == 0 else str(index) for node, index in gpus)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar
 
-from rlinf_comm.channel import Channel
+from rlinf_comm.channel import Item
 from rlinf_comm.errors import ChannelTimeout
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.stage_calls import WHOLE_BATCH, ReadPort, WritePort
@@ -50,10 +50,22 @@ class DriverPauses:
         return
 
 
+class ItemEnd(Protocol):
+    """What ports need of a channel; see rlinf_comm.channel."""
+
+    def take(self, *, keys: Sequence[int] | None, timeout_s: float | None) -> Sequence[Item]:
+        """One entry, or none when the channel is closed."""
+        ...
+
+    def put(self, value: Any, *, key: int, weight: float, policy_version: int, timeout_s: float | None = None) -> None:
+        """Appends one entry."""
+        ...
+
+
 class Reader(Generic[T]):
     """The reading end of a channel in a stage. Iterating gives chunks (non-empty lists) until all writers are done."""
 
-    def __init__(self, port: ReadPort, channel: Channel, stage: Pauses) -> None:
+    def __init__(self, port: ReadPort, channel: ItemEnd, stage: Pauses) -> None:
         self._port = port
         self._channel = channel
         self._stage = stage
@@ -142,7 +154,7 @@ class Reader(Generic[T]):
 class Writer(Generic[T]):
     """The writing end of a channel in a stage."""
 
-    def __init__(self, port: WritePort, channel: Channel, stage: Pauses) -> None:
+    def __init__(self, port: WritePort, channel: ItemEnd, stage: Pauses) -> None:
         self._port = port
         self._channel = channel
         self._stage = stage

@@ -29,8 +29,8 @@ WHOLE_BATCH = 0
 class ReadPort:
     """One channel that a rank reads.
 
-    Items carry a key. With `num_partitions` = R > 1 a rank gets those with key % R == its partition; otherwise any
-    rank may take any item. With `ordered` they come in the order of their keys, without gaps, whatever order they
+    Items carry a key. With `num_partitions` = R > 1 a replica gets those with key % R == its partition; otherwise any
+    replica may take any item. With `ordered` they come in the order of their keys, without gaps, whatever order they
     were put in.
     """
 
@@ -79,6 +79,8 @@ class StageCall:
     """Weight edge -> policy version to serve before the first chunk."""
     publishes: tuple[str, ...]
     """Weight edges on which to publish when the stage is done."""
+    told: ChannelAddress | None
+    """Where the first rank of a replica tells the others what it took; None where a replica is one rank."""
 
 
 @record
@@ -102,6 +104,11 @@ class WeightVersion:
     """Optimizer steps behind the last weights that were published on it; NEVER_SYNCED before the first."""
 
 
+def told_in(stage: str) -> str:
+    """Name of the channel of a stage in `PlannedFlow.told_channels`."""
+    return f"{stage}, told in its replicas"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedFlow:
     """A flow under one plan, which fits it."""
@@ -116,7 +123,7 @@ class PlannedFlow:
         """(rank, lane, call) for each rank of each stage: the stages of one worker group run on lanes of their own.
 
         Args:
-            addresses: of every channel.
+            addresses: of every channel, those of `told_channels` too.
             weights: edge -> its last version, for all edges of the executor; those never synced are passed over.
         """
         for stages in self.graph.workers.values():
@@ -129,15 +136,23 @@ class PlannedFlow:
         return self.graph.stage(call.stage).worker
 
     def num_writers(self, channel: str) -> int:
-        """Who has to close the channel: each rank that writes it, or the driver."""
-        num_ranks = sum(self.plan.stage(stage).num_ranks for stage in self.graph.writers(channel))
-        return num_ranks + (channel in self.graph.feeds)
+        """Who has to close the channel: each replica that writes it, or the driver."""
+        if channel in self.told_channels:
+            return self.plan.stage(self.told_channels[channel]).num_replicas
+        num_replicas = sum(self.plan.stage(stage).num_replicas for stage in self.graph.writers(channel))
+        return num_replicas + (channel in self.graph.feeds)
+
+    @cached_property
+    def told_channels(self) -> dict[str, str]:
+        """Channels beside the flow's own, and their stages: where first ranks tell the others of their replicas what
+        they took."""
+        return {told_in(p.stage): p.stage for p in self.plan.stages if p.num_ranks_per_replica > 1}
 
     def num_partitions(self, channel: str) -> int:
-        """Ranks that items are bound to: by dispatch, or because whole batches cannot be handed out to whoever comes
+        """Replicas that items are bound to: by dispatch, or because whole batches cannot be handed out to whoever comes
         first."""
         bound = [
-            self.plan.stage(reader).num_ranks
+            self.plan.stage(reader).num_replicas
             for reader in self.graph.readers(channel)
             if self.graph.stage(reader).dispatch == "key"
             or self.plan.stage(reader).granularity == WHOLE_BATCH
@@ -183,7 +198,8 @@ class PlannedFlow:
     ) -> StageCall:
         stage, placed = self.graph.stage(name), self.plan.stage(name)
         synced = {edge: last for edge, last in weights.items() if last.policy_version != NEVER_SYNCED}
-        reads = tuple(self._read_port(name, channel, rank, addresses[channel]) for channel in stage.reads)
+        replica = rank // placed.num_ranks_per_replica
+        reads = tuple(self._read_port(name, channel, replica, addresses[channel]) for channel in stage.reads)
         return StageCall(
             stage=name,
             method=self.flow.stages[name].method,
@@ -195,15 +211,16 @@ class PlannedFlow:
             starts_leased=not reads or all(port.of_own_turn for port in reads),
             receives={edge: last.policy_version for edge, last in synced.items() if last.edge.target == stage.worker},
             publishes=tuple(edge for edge, last in synced.items() if last.edge.source == stage.worker and stage.trains),
+            told=addresses[told_in(name)] if placed.num_ranks_per_replica > 1 else None,
         )
 
-    def _read_port(self, name: str, channel: str, rank: int, address: ChannelAddress) -> ReadPort:
+    def _read_port(self, name: str, channel: str, replica: int, address: ChannelAddress) -> ReadPort:
         num_partitions, writers = self.num_partitions(channel), self.graph.writers(channel)
         return ReadPort(
             channel=channel,
             address=address,
             granularity=self.plan.stage(name).granularity,
-            partition=rank if num_partitions > 1 else 0,
+            partition=replica if num_partitions > 1 else 0,
             num_partitions=num_partitions,
             ordered=self.flow.stages[name].ordered,
             of_own_turn=bool(writers) and all(writer in self._turns[name] for writer in writers),

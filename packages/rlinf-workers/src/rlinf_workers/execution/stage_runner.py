@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf_comm.channel import Channel, ChannelAddress
 from rlinf_workers.execution.lease import LeaseRequest
-from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.execution.stage_calls import StageCall, StageOutcome
+from rlinf_workers.execution.ports import ItemEnd, Reader, Writer
+from rlinf_workers.execution.replica import FirstRank, OtherRank
+from rlinf_workers.execution.stage_calls import ReadPort, StageCall, StageOutcome, WritePort
 from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, SpanTable, now_ns
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class StageRunner:
         self._call = call
         self._spans = SpanTable(worker=worker.name, devices=worker.devices)
         self._waiter = f"{worker.name} {call.stage}"
+        self._is_first = host.identity.rank_in_replica == 0
         self._inside = False
         self._holds_lock = False
         self._chunk: tuple[int, int] | None = None
@@ -49,8 +51,10 @@ class StageRunner:
     def run(self) -> StageOutcome:
         call = self._call
         self._host.step = call.context
-        readers = [Reader(port, _open_channel(port.address), self) for port in call.reads]
-        writers = [Writer(port, _open_channel(port.address), self) for port in call.writes]
+        if call.told is not None:
+            _ = self._host.rank_groups  # all ranks meet here: in the body, one without items would be missing
+        readers = [Reader(port, self._link(port), self) for port in call.reads]
+        writers = [Writer(port, self._link(port), self) for port in call.writes]
         if call.starts_leased:
             self.begin_chunk(0)
         getattr(self._worker, call.method)(*readers, *writers)
@@ -59,15 +63,38 @@ class StageRunner:
             self._enter()
             self._publish()
         self._leave()
-        for port in call.writes:
-            _open_channel(port.address).close()
-        shown, self._host.shown = self._host.shown, []
+        if self._is_first:
+            for port in call.writes:
+                _open_channel(port.address).close()
+        if call.told is not None:
+            self._end_telling(_open_channel(call.told))
+        metrics, shown = self._host.metrics.drain(), self._host.shown
+        self._host.shown = []
         return StageOutcome(
-            metrics=self._host.metrics.drain(),
+            metrics=metrics if self._is_first else {},
             spans=self._spans,
-            shown=shown,
+            shown=shown if self._is_first else [],
             policy_version=self._worker.policy_version,
         )
+
+    # -- replicas --------------------------------------------------------------------------------------------------
+
+    def _link(self, port: ReadPort | WritePort) -> ItemEnd:
+        """A port's channel, as this rank of its replica uses it."""
+        if self._call.told is None:
+            return _open_channel(port.address)
+        told = _open_channel(self._call.told)
+        if self._is_first:
+            return FirstRank(port.channel, _open_channel(port.address), told, self._host.identity)
+        return OtherRank(port.channel, told, self._host.identity)
+
+    def _end_telling(self, told: Channel) -> None:
+        if self._is_first:
+            told.close()
+            return
+        with self._waits("the first ranks of all replicas"):
+            while told.take(keys=[self._host.identity.rank]):
+                pass  # a body need not read to the end
 
     # -- Pauses ----------------------------------------------------------------------------------------------------
 
@@ -95,7 +122,8 @@ class StageRunner:
         if self._chunk is not None:
             start_ns, num_items = self._chunk
             self._chunk = None
-            self._spans.add(self._call.stage, COMPUTE, start_ns, now_ns() - start_ns, num_items)
+            counted = num_items if self._is_first else 0  # the items of a replica count once
+            self._spans.add(self._call.stage, COMPUTE, start_ns, now_ns() - start_ns, counted)
 
     # -- lease, state, weights -------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from rlinf_comm.weights import TensorSpec, specs_of
-from rlinf_workers.collectives import RankGroup
+from rlinf_workers.collectives import RankGroups, connect
 from rlinf_workers.execution.stage_calls import StageCall, StageOutcome
 from rlinf_workers.execution.stage_runner import StageRunner
 from rlinf_workers.launcher.base import Identity, RequestSender, Wait
@@ -73,8 +73,8 @@ class WorkerHost:
         self._of_thread.step = context
 
     @functools.cached_property
-    def ranks(self) -> RankGroup:
-        return RankGroup.connect(self.identity)
+    def rank_groups(self) -> RankGroups:
+        return connect(self.identity)
 
     # -- what the driver calls -------------------------------------------------------------------------------------
 

@@ -15,45 +15,57 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """Who a worker is."""
+    """Who a worker is.
 
-    role: str
-    rank: int
-    num_ranks: int
-    devices: tuple[str, ...]
-    """Names such as `cpu:0` or `cuda:1`; empty for a host-only worker."""
-    rendezvous: str
-    """File through which the ranks of the group find each other for collectives; unused with one rank."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerSpec:
-    """One process to start.
-
-    Example: `WorkerSpec(role="actor", rank=1, num_ranks=2, worker_class=Actor, arguments=(settings,),
-    devices=("cpu:1",), log_path=Path("logs/actor/1.log"))`
+    Example: the second rank of the second of two replicas of two ranks each, on a GPU of its own:
+        Identity(role="actor", rank=3, num_ranks=4, num_ranks_per_replica=2, devices=("cuda:3",), rendezvous="/tmp/a")
     """
 
     role: str
     """Name of the worker group, for example `actor`."""
     rank: int
     num_ranks: int
+    num_ranks_per_replica: int = 1
+    """Consecutive ranks that hold one copy of the model together."""
+    devices: tuple[str, ...] = ()
+    """Names such as `cpu:0` or `cuda:1`, numbered over the cluster; empty for a host-only worker."""
+    rendezvous: str = ""
+    """File through which the ranks of the group find each other for collectives; unused with one rank."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}/{self.rank}"
+
+    @property
+    def replica(self) -> int:
+        return self.rank // self.num_ranks_per_replica
+
+    @property
+    def num_replicas(self) -> int:
+        return self.num_ranks // self.num_ranks_per_replica
+
+    @property
+    def rank_in_replica(self) -> int:
+        return self.rank % self.num_ranks_per_replica
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSpec:
+    """One process to start."""
+
+    identity: Identity
     worker_class: type
     """A subclass of Worker that the child process can import by module and name."""
     arguments: tuple[Any, ...] = ()
     """Arguments of its constructor; anything that can cross a channel."""
-    devices: tuple[str, ...] = ()
-    """Names of the devices it may use, for example `("cpu:0",)`; empty for a host-only worker."""
     log_path: Path
     """stdout and stderr of the process go here."""
-    rendezvous: str = ""
-    """File through which the ranks of the group find each other for collectives; unused with one rank."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables on top of the driver's."""
 
     @property
     def name(self) -> str:
-        return f"{self.role}/{self.rank}"
+        return self.identity.name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,18 +34,14 @@ _PR_SET_PDEATHSIG = 1
 class Birth:
     """Everything a process needs to become a worker."""
 
-    role: str
-    rank: int
-    num_ranks: int
+    identity: Identity
     worker_class: str
     """`module:qualified name`"""
     arguments: bytes
     """packed by rlinf_comm.codec"""
     record_modules: list[str]
     """What to import so that the classes of the arguments are registered here."""
-    devices: tuple[str, ...]
     log_path: str
-    rendezvous: str
     pins_slots: bool
     """The worker keeps to the cores of its CPU slots."""
     driver_pid: int
@@ -77,15 +73,15 @@ class Process:
         self._request_ids = itertools.count()
 
     def run(self) -> None:
-        birth = self._birth
-        print(f"worker {birth.role}/{birth.rank}, process {os.getpid()}, devices {', '.join(birth.devices) or 'none'}")
+        birth, identity = self._birth, self._birth.identity
+        print(f"worker {identity.name}, process {os.getpid()}, devices {', '.join(identity.devices) or 'none'}")
         try:
             self._make_worker()
         except BaseException as error:
             self._send(_raised(-1, error))
             raise SystemExit(1) from error
         if birth.pins_slots:
-            _keep_to_slots(birth.devices)
+            _keep_to_slots(identity.devices)
         # What imports and the constructor made stays; the collector need not look at it again for every few thousand
         # records that pass through.
         gc.collect()
@@ -118,14 +114,7 @@ class Process:
             found = getattr(found, part)
         for name in birth.record_modules:
             importlib.import_module(name)
-        identity = Identity(
-            role=birth.role,
-            rank=birth.rank,
-            num_ranks=birth.num_ranks,
-            devices=birth.devices,
-            rendezvous=birth.rendezvous,
-        )
-        self._host = WorkerHost(identity, self.request)
+        self._host = WorkerHost(birth.identity, self.request)
         self._host.make(found, *codec.unpack(birth.arguments))
 
     def _receive(self) -> None:

@@ -150,15 +150,11 @@ class LocalLauncher:
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = self._context.Pipe(duplex=True)
         birth = child.Birth(
-            role=spec.role,
-            rank=spec.rank,
-            num_ranks=spec.num_ranks,
+            identity=spec.identity,
             worker_class=f"{spec.worker_class.__module__}:{spec.worker_class.__qualname__}",
             arguments=codec.pack(spec.arguments),
             record_modules=modules_of(spec.arguments),
-            devices=spec.devices,
             log_path=str(spec.log_path),
-            rendezvous=spec.rendezvous,
             pins_slots=self._pins_slots,
             driver_pid=os.getpid(),
             is_forked=self._forks,

@@ -78,11 +78,14 @@ class Learn(Worker):
         self._version = 0
 
     def learn(self, shifted: Reader[Number]) -> None:
+        """The ranks of a replica share its items, the replicas share the run's."""
         total = torch.zeros(2, dtype=torch.float64)
         for chunk in shifted:
-            for item in chunk:
-                total += torch.tensor([item.value, 1.0], dtype=torch.float64)
-        total = self.ranks.sum_(total)
+            part = torch.zeros(2, dtype=torch.float64)
+            for item in chunk[self.rank_in_replica :: self.num_ranks_per_replica]:
+                part += torch.tensor([item.value, 1.0], dtype=torch.float64)
+            total += self.replica_ranks.sum_(part)
+        total = self.replicas.sum_(total)
         self._weight += LEARNING_RATE * float(total[0] / total[1])
         self._version += 1
         if self.rank == 0:

@@ -51,6 +51,9 @@ class PlanConfig(Section):
     num_ranks: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default={}, description="Worker group -> processes; a multiple or a divisor of the number of its devices."
     )
+    num_ranks_per_replica: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        default={}, description="Worker group -> processes that hold one copy of its model together; 1 by default."
+    )
     profile: InputPath | None = Field(
         default=None,
         description="Problem file with measured profiles, as rlinf profile writes it. Mode auto plans from it at once; "
@@ -133,13 +136,14 @@ class JobConfig(Section):
 
     def problems(self) -> Iterator[Problem]:
         if self.mode == "auto":
-            for choice in ("granularity", "devices", "num_ranks"):
+            for choice in ("granularity", "devices", "num_ranks", "num_ranks_per_replica"):
                 if chosen := getattr(self.plan, choice):
                     yield Problem(
                         keys=(f"plan.{choice}", "mode"),
                         text=f"={ {name: list(v) if isinstance(v, tuple) else v for name, v in chosen.items()} }: "
                         "mode=auto chooses it; choose by hand under another mode, for example mode=hybrid",
                     )
+        yield from self._replica_problems()
         num_devices = self.cluster.num_devices
         if num_devices == "auto":
             return
@@ -159,8 +163,22 @@ class JobConfig(Section):
                 "use mode auto or more devices",
             )
 
+    def _replica_problems(self) -> Iterator[Problem]:
+        for group, size in self.plan.num_ranks_per_replica.items():
+            num_ranks = self.plan.num_ranks.get(group, size)
+            if num_ranks % size:
+                yield Problem(
+                    keys=(f"plan.num_ranks_per_replica.{group}", f"plan.num_ranks.{group}"),
+                    text=f"={size} does not divide plan.num_ranks.{group}={num_ranks}; every replica has as many ranks",
+                )
+            if size > 1 and self.plan.profile:
+                yield Problem(
+                    keys=(f"plan.num_ranks_per_replica.{group}", "plan.profile"),
+                    text=f"={size}: nothing is predicted for replicas of several ranks; leave plan.profile away",
+                )
+
     def _shard_problems(self, num_shards: int) -> Iterator[Problem]:
-        num_ranks = self.plan.num_ranks.get("actor")
+        num_ranks = self.plan.num_ranks.get("actor", 0) // self.plan.num_ranks_per_replica.get("actor", 1)
         if num_ranks and num_shards % num_ranks:
             yield Problem(
                 keys=("plan.num_ranks.actor", "actor.num_shards"),

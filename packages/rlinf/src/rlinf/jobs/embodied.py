@@ -63,7 +63,7 @@ class EmbodiedJob:
         """Where env and policy share every device nothing overlaps, so all groups of a rank go over at once."""
         if plan.mode != "collocated" or self._simulates_on_host:
             return {}
-        return {stage: self.config.env.num_groups // plan.stage(stage).num_ranks for stage in CYCLE}
+        return {stage: self.config.env.num_groups // plan.stage(stage).num_replicas for stage in CYCLE}
 
     def check_memory(self, plan: Plan) -> None:
         return

@@ -168,7 +168,7 @@ def _most_at_once(config: ReasoningConfig, job: ReplicatedJob, stage: StagePlan)
     size, num_samples = job.lengths.group_size, config.evaluation.num_samples
     most = 0
     for num_prompts, num_rows in ((job.num_groups, size), (config.task.num_held_out, num_samples)):
-        share = -(-num_prompts // stage.num_ranks)
+        share = -(-num_prompts // stage.num_replicas)
         at_once = min(stage.granularity or share, share, max(1, job.max_sequences // num_rows))
         most = max(most, -(-at_once * num_rows // size))
     return most

@@ -3,11 +3,12 @@ work."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlinf.config.common import PlanConfig
 from rlinf.config.devices import device_notes
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
@@ -68,7 +69,9 @@ def plans_by_rule(job: Job, flows: Flows, mode: Mode) -> Planned:
         return replace(_with_others(flows, plan, cluster), notes=notes)
     except SchedError as error:
         text = str(error)
-        named = text.startswith(("devices.", "granularity.", "num_ranks."))  # the config has them under `plan`
+        named = text.startswith(
+            ("devices.", "granularity.", "num_ranks.", "num_ranks_per_replica.")
+        )  # the config has them under `plan`
         raise UserError(f"plan.{text}" if named else text, hint="see the keys mode and plan of the config") from error
 
 
@@ -133,8 +136,9 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
         "granularity": dict(config.plan.granularity),
         "devices": config.plan.devices,
         "num_ranks": dict(config.plan.num_ranks),
+        "num_ranks_per_replica": config.plan.num_ranks_per_replica,
     }
-    _check_num_ranks(graph, config.plan.num_ranks)
+    _check_num_ranks(graph, config.plan)
     first = plan_for_mode(graph, cluster, mode, **choices)
     notes = []
     for group, names in graph.workers.items():
@@ -142,8 +146,9 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
         if not parts or group in config.plan.num_ranks:
             continue
         if not placed.devices:  # a rank for each core, as far as the parts can be dealt out evenly
-            most = min(parts, job.machine.num_cpus)
-            choices["num_ranks"][group] = max(count for count in range(1, most + 1) if parts % count == 0)
+            size = placed.num_ranks_per_replica
+            most = max(1, min(parts, job.machine.num_cpus // size))
+            choices["num_ranks"][group] = max(count for count in range(1, most + 1) if parts % count == 0) * size
         elif placed.num_ranks < len(placed.devices):
             notes.append(
                 f"{group} runs in {placed.num_ranks} ranks on {len(placed.devices)} devices: its work comes in "
@@ -165,13 +170,13 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
 
 
 def _check_cycles(plan: Plan, graph: FlowGraph) -> None:
-    """The stages of a cycle go round with all parts of a rank.
+    """The stages of a cycle go round with all parts of a replica.
 
     Raises: UserError for a hand-over that does not divide them.
     """
     for stage in (graph.stage(name) for cycle in graph.cycles() for name in cycle):
         placed = plan.stage(stage.name)
-        num_parts = stage.num_parts // placed.num_ranks
+        num_parts = stage.num_parts // placed.num_replicas
         if placed.granularity and num_parts % placed.granularity:
             raise UserError(
                 f"plan.granularity.{stage.name}={placed.granularity} does not divide the {num_parts} parts that a rank "
@@ -180,13 +185,15 @@ def _check_cycles(plan: Plan, graph: FlowGraph) -> None:
             )
 
 
-def _check_num_ranks(graph: FlowGraph, chosen: Mapping[str, int]) -> None:
-    """Raises: UserError for a number of ranks that does not divide the parts of a group's work."""
-    for group, num_ranks in chosen.items():
+def _check_num_ranks(graph: FlowGraph, chosen: PlanConfig) -> None:
+    """Raises: UserError for a number of ranks whose replicas do not divide the parts of a group's work."""
+    for group, num_ranks in chosen.num_ranks.items():
         parts = graph.stage(graph.workers[group][0]).num_parts if group in graph.workers else 0
-        if parts % num_ranks:
+        num_replicas = num_ranks // chosen.num_ranks_per_replica.get(group, 1)
+        if num_replicas and parts % num_replicas:
+            which = f"={num_ranks}" if num_replicas == num_ranks else f"={num_ranks}, {num_replicas} replicas,"
             raise UserError(
-                f"plan.num_ranks.{group}={num_ranks} does not divide its work, which comes in {parts} parts",
+                f"plan.num_ranks.{group}{which} does not divide its work, which comes in {parts} parts",
                 hint=f"use a divisor of {parts}, or change actor.num_shards or env.num_groups",
             )
 
@@ -204,4 +211,5 @@ def _plan_like(flow: Flow, train: Flow, plan: Plan, cluster: Cluster) -> Plan:
         granularity={stage: plan.stage(stage).granularity for stage in shared},
         devices={group: stage.devices for group, stage in placed.items()},
         num_ranks={group: stage.num_ranks for group, stage in placed.items()},
+        num_ranks_per_replica={group: stage.num_ranks_per_replica for group, stage in placed.items()},
     )

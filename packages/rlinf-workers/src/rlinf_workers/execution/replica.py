@@ -1,0 +1,92 @@
+"""How the ranks of a replica see the same items: the first takes them and tells the others.
+
+The same body runs on every rank of a replica, so its reads and puts come in the same order on each. The first rank
+repeats what a read or a put gave it (an entry, the end, that it is done or has to wait) in one channel of the stage
+with a key for each other rank, and the others do as they are told: their reads give the same, their puts put nothing.
+So all ranks of a replica pause, and give their devices back, at the same places.
+
+A process group would not do: a broadcast cannot be given up when the run is, and does not say who waits for whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlinf_comm.channel import Channel, Item
+from rlinf_comm.errors import ChannelTimeout
+from rlinf_workers.errors import WorkersError
+from rlinf_workers.launcher.base import Identity
+
+PUT = "put"
+WAITS = "waits"
+
+
+class FirstRank:
+    """A channel as the first rank of a replica uses it."""
+
+    def __init__(self, name: str, channel: Channel, told: Channel, identity: Identity) -> None:
+        self._name = name
+        self._channel = channel
+        self._told = told
+        self._others = range(identity.rank + 1, identity.rank + identity.num_ranks_per_replica)
+
+    def take(self, *, keys: Sequence[int] | None, timeout_s: float | None) -> list[Item]:
+        try:
+            items = self._channel.take(keys=keys, timeout_s=timeout_s)
+        except ChannelTimeout:
+            self._tell(WAITS)
+            raise
+        self._tell([item.value for item in items])
+        return items
+
+    def put(self, value: Any, **arguments: Any) -> None:
+        try:
+            self._channel.put(value, **arguments)
+        except ChannelTimeout:
+            self._tell(WAITS)
+            raise
+        self._tell(PUT)
+
+    def _tell(self, what: Any) -> None:
+        for rank in self._others:
+            self._told.put((self._name, what), key=rank)
+
+
+class OtherRank:
+    """A channel as the other ranks of a replica use it."""
+
+    def __init__(self, name: str, told: Channel, identity: Identity) -> None:
+        self._name = name
+        self._told = told
+        self._worker = identity.name
+        self._keys = [identity.rank]
+
+    def take(self, *, keys: Sequence[int] | None, timeout_s: float | None) -> list[Item]:
+        item, entries = self._hear("reads from")
+        if entries == PUT:
+            raise self._astray("reads from", f"put into channel {self._name}")
+        return [replace(item, value=entry) for entry in entries]
+
+    def put(self, value: Any, **_: Any) -> None:
+        _, what = self._hear("puts into")
+        if what != PUT:
+            raise self._astray("puts into", f"read from channel {self._name}")
+
+    def _hear(self, doing: str) -> tuple[Item, Any]:
+        items = self._told.take(keys=self._keys)
+        if not items:
+            raise self._astray(doing, "was done")
+        name, what = items[0].value
+        if name != self._name:
+            raise self._astray(doing, f"used channel {name}")
+        if what == WAITS:
+            raise ChannelTimeout(f"channel {self._name}: the first rank of the replica waits")
+        return items[0], what
+
+    def _astray(self, doing: str, instead: str) -> WorkersError:
+        return WorkersError(
+            f"{self._worker} {doing} channel {self._name}, but the first rank of its replica {instead}; "
+            "a stage reads and puts in the same order on every rank of a replica"
+        )
