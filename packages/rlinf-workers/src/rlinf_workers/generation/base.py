@@ -52,7 +52,8 @@ class Completions:
 class GenerationEngine(Protocol):
     """Samples completions with a model whose weights are filled from outside.
 
-    One object for each rank of the rollout; all methods are called from one thread. The rollout makes it as
+    One object for each rank of the rollout; all methods are called from one thread. The ranks of a replica make the
+    same calls in the same order, so `room` and `finished` answer the same on each. The rollout makes it as
     `Engine(model, device, max_prompt_tokens=..., max_batch_sequences=..., **engine_options)`:
         model: ModelSettings, the folder with config and tokenizer, and whether it has the first weights.
         device: the rank's first device; the process sees no GPUs but the rank's own.
