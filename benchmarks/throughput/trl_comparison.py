@@ -48,7 +48,7 @@ from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.spans import Span
-from rlinf_workers.training.optimizer import OptimizerSettings
+from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
 REPOSITORY = Path(__file__).parents[2]
 NUM_SAMPLES = trl_task.NUM_PROMPTS * trl_task.GROUP_SIZE
@@ -99,7 +99,7 @@ def make_flow(folder: Path, micro_batch_groups: int, num_shards: int) -> Flow:
         model=model,
         optimizer=OptimizerSettings(learning_rate=trl_task.LEARNING_RATE, betas=(0.9, 0.999)),
         algorithm=preset("grpo", group_size=trl_task.GROUP_SIZE),
-        num_shards=num_shards,
+        backend=BackendSettings(num_shards=num_shards),
         micro_batch_groups=micro_batch_groups,
         num_prompts=trl_task.NUM_PROMPTS,
         max_completion_tokens=trl_task.MAX_NEW_TOKENS,

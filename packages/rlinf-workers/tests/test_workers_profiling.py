@@ -259,7 +259,8 @@ def test_a_rank_that_was_given_two_devices_takes_as_long_on_one():
 
 def test_probes_halve_the_share_and_keep_cycles_whole_batches_and_multiples():
     plan = plan_for_mode(GRAPH, CLUSTER, "collocated")
-    probes = probe_plans(GRAPH, plan, 64, {"actor": (32, 0)})
+    stages = [replace(stage, granularities=(32, 0) if stage.name == "actor" else ()) for stage in GRAPH.stages]
+    probes = probe_plans(replace(GRAPH, stages=tuple(stages)), plan, 64)
     seen = [[probe.stage(name).granularity for name in ("rollout", "reward", "actor")] for probe in probes]
     assert seen == [[0, 0, 0], [16, 32, 0], [8, 16, 0]]
     plan = plan_for_mode(CYCLE, CLUSTER, "collocated", granularity={"env": 2, "policy": 2})
