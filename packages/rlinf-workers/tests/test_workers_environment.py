@@ -84,7 +84,7 @@ def test_an_evaluation_ends_with_its_episodes_inside_a_chunk(make_worker):
     shown, worker = interact(make_worker, 4, phase="evaluate")
     assert [item.time for item in shown] == [0, 1, 2, 3]
     assert shown[-1].rewards.tolist() == [1.0, 1.0]
-    assert worker._metrics.drain()["env/episode_length"].terms == [9, 9]
+    assert worker._host.metrics.drain()["env/episode_length"].terms == [9, 9]
 
 
 TALKER = """
