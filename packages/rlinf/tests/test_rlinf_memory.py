@@ -166,7 +166,7 @@ def test_a_rank_has_weights_its_shards_gradients_and_two_moments() -> None:
         assert memory["actor"].state == (1 + num_buffers + 2) * copy
         assert memory["rollout"].state == copy
     warm = config_of("--actor.num_shards=8")
-    assert trainer_memory(shape, replicated_job(warm), 8).state == (1 + 1 + 4) * copy  # two optimizers
+    assert trainer_memory(shape, replicated_job(warm), 8).state == (1 + 1 + 2) * copy  # one optimizer after the other
 
 
 def test_a_model_that_cannot_fit_is_refused_before_anything_starts() -> None:

@@ -1,4 +1,4 @@
-"""The five doors: what a recipe may name, and where it is.
+"""The doors: what a recipe may name, and where it is.
 
 A name of the tables below is an import path until somebody asks for it, so that a config can be checked without torch.
 Whatever is not in them is named by its own import path, `package.module:Class`, and needs no line here.
@@ -18,5 +18,3 @@ ENGINES: Registry[Any] = Registry(
 )
 POLICIES: Registry[Any] = Registry("policy", {"actor_critic": "rlinf_workers.policies.actor_critic:ActorCritic"})
 LAUNCHERS: Registry[Any] = Registry("launcher", {"local": "rlinf_workers.launcher.local:LocalLauncher"})
-WEIGHT_LINKS: Registry[Any] = Registry("weight link", {"shared": "rlinf_workers.links.shared:SharedWeightLink"})
-ITEM_LINKS: Registry[Any] = Registry("item link", {"shared": "rlinf_workers.links.shared:SharedItemLink"})

@@ -94,11 +94,10 @@ def trainer_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> Ran
     copy = job.dtype_bytes * model.num_parameters
     num_buffers = -(-job.num_shards // num_ranks)
     num_models = 2 if job.has_critic else 1
-    num_optimizers = num_models + (1 if job.warm_start_sequences else 0)
     return RankMemory(
         weights=num_models * copy,
         gradients=num_models * num_buffers * copy,
-        optimizer=NUM_MOMENTS * num_optimizers * copy,
+        optimizer=NUM_MOMENTS * num_models * copy,
         work=max(_update_bytes(model, job), _warm_start_bytes(model, job)),
     )
 

@@ -74,11 +74,11 @@ class _Group:
 
 
 class Environment(Worker):
-    """Simulates its share of the environment groups: group g lives on rank g % num_ranks."""
+    """Simulates its share of the environment groups: group g lives on replica g % num_replicas."""
 
     def __init__(self, settings: EnvironmentSettings) -> None:
         self._settings = settings
-        self._groups = [g for g in range(settings.num_groups) if g % self.num_ranks == self.rank]
+        self._groups = [g for g in range(settings.num_groups) if g % self.num_replicas == self.replica]
         spec = replace(settings.spec, ignore_terminations=True) if settings.same_start else settings.spec
         self._train = {group: make_env(spec) for group in self._groups}
         self._evaluate: dict[int, BatchedEnv] = {}
