@@ -1,7 +1,7 @@
 """Batched environments with replayable episodes: one protocol over Gymnasium, ManiSkill3 and your own."""
 
 from rlinf_envs.errors import ConformanceError, EnvCrashedError, EnvError, RenderingUnavailableError
-from rlinf_envs.factory import EnvSpec, make_env
+from rlinf_envs.factory import make_env
 from rlinf_envs.protocol import (
     ActionSpec,
     BatchedEnv,
@@ -14,6 +14,7 @@ from rlinf_envs.protocol import (
     tensor_field,
 )
 from rlinf_envs.seeding import episode_seed
+from rlinf_envs.spec import EnvSpec
 
 __version__ = "0.1.0"
 

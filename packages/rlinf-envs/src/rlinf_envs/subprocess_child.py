@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from rlinf_envs.errors import EnvCrashedError, EnvError
-from rlinf_envs.factory import EnvSpec, make_in_process
+from rlinf_envs.factory import make_in_process
 from rlinf_envs.protocol import BatchedEnv, Observation, Replayable, RowSnapshot, StepResult
 from rlinf_envs.shared_block import BlockShape, SharedBlock
+from rlinf_envs.spec import EnvSpec
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 

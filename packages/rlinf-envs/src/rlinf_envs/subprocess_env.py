@@ -27,10 +27,10 @@ from torch import Tensor
 from rlinf_envs import errors
 from rlinf_envs.described import Described
 from rlinf_envs.errors import EnvCrashedError, EnvError
-from rlinf_envs.factory import EnvSpec
 from rlinf_envs.protocol import ActionSpec, FieldSpec, Observation, RowSnapshot, StepResult
 from rlinf_envs.seeding import checked_seeds
 from rlinf_envs.shared_block import BlockShape, SharedBlock
+from rlinf_envs.spec import EnvSpec
 
 _CLOSE_PATIENCE_S = 5.0  # a simulator that does not close in this time is killed
 

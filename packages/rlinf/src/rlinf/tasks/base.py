@@ -1,4 +1,4 @@
-"""What a task offers, and which one a config means."""
+"""What a task offers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-from rlinf.config.schema import AddTask, FilesTask, SortTask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,18 +52,3 @@ class Task(Protocol):
     def more_held_out(self) -> Mapping[str, list[Problem]]:
         """Further sets for evaluation, by name."""
         ...
-
-
-def make_task(config: SortTask | AddTask | FilesTask, seed: int) -> Task:
-    """The task that a config names.
-
-    Raises: UserError for a data file that is missing or of another format, and for bad rows where they stop the run.
-    """
-    from rlinf.tasks.arithmetic import AddDigits, SortDigits
-    from rlinf.tasks.files import FileProblems
-
-    if isinstance(config, SortTask):
-        return SortDigits(config.num_digits, config.num_held_out, seed)
-    if isinstance(config, AddTask):
-        return AddDigits(config.num_digits, config.num_held_out, seed)
-    return FileProblems(config, seed)

@@ -1,0 +1,28 @@
+"""What describes an environment before there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvSpec:
+    """Which environment, how many, with what options. Plain values only, so that it can be written down and sent.
+
+    Example: EnvSpec(kind="maniskill", id="PushCube-v1", num_envs=8, options={"control_mode": "pd_ee_delta_pos"})
+    """
+
+    kind: str
+    """"gymnasium", "maniskill", or "import" for an environment of one's own."""
+    id: str
+    """A registered id; for "import" the place of a callable, "package.module:callable"."""
+    num_envs: int
+    max_episode_steps: int | None = None
+    """Time limit in actions; None: the environment's own."""
+    ignore_terminations: bool = False
+    """Go on after success or failure until the time limit; what evaluations of success_at_end want."""
+    num_processes: int = 1
+    """1: in the calling process; more: the environments are spread over that many. The numbers are the same."""
+    options: Mapping[str, bool | int | float | str | None] = field(default_factory=dict)
+    """Passed to the environment's constructor."""
