@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 
 def configure(tmp_path: pathlib.Path, cuda: str) -> subprocess.CompletedProcess[str]:
-    """Of the repository, with an nvcc that refuses the host compiler."""
+    """Configures the repository with an nvcc that refuses the host compiler."""
     if shutil.which("cmake") is None or not (ROOT / "CMakeLists.txt").exists():
         pytest.skip("needs cmake and the repository")
     nvcc = tmp_path / "nvcc"

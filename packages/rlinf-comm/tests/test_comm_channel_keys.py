@@ -53,7 +53,7 @@ def test_a_key_keeps_its_text_beside_tensors():
 
 
 def test_a_channel_full_of_one_key_has_room_for_another(start_peer):
-    """Of each key as many as its share; a producer that waits for its own key's room starves nobody."""
+    """Each key may fill no more than its share; a producer that waits for room for its own key starves nobody."""
     channel = Channel.create("shares", capacity_items=8, num_producers=2, num_keys=2)
     with start_peer("produce_one_key", channel.address, "greedy", 6) as greedy:
         while channel.stats().num_items < 4 or channel.stats().num_blocked_puts < 1:

@@ -41,7 +41,7 @@ def encoded(old: np.ndarray, new: np.ndarray) -> tuple[DeltaEncoder, np.ndarray 
 
 
 def reference_bytes(old: np.ndarray, new: np.ndarray) -> int:
-    """Of the delta, from its format."""
+    """The size of the delta in bytes, computed from its format alone."""
     total = 24
     for first in range(0, len(old), CHUNK):
         a, b = old[first : first + CHUNK], new[first : first + CHUNK]

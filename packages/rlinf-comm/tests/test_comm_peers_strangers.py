@@ -316,13 +316,13 @@ def test_nobody_learns_no_secret_and_cannot_join(trainer, endpoint):
 
 
 def own_socket_names() -> list[str]:
-    """Of this process's segment server, as every user of the machine sees them."""
+    """The names of the sockets of this process's segment server, as every user of the machine sees them."""
     mine = f"@rlinf-comm/{os.getpid()}-"
     return [line.split()[-1] for line in pathlib.Path("/proc/net/unix").read_text().splitlines() if mine in line]
 
 
 def stat_of(pid: int) -> list[str]:
-    """From the third field on: state, ..., start time in ticks."""
+    """The fields of /proc/<pid>/stat from the third on: state, ..., start time in ticks."""
     return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 

@@ -295,8 +295,8 @@ def test_a_full_table_of_holds_is_an_error_that_leaves_nothing(pool):
 
 
 def header_in(channel):
-    """Of the one item in a channel, a tensor in a pool, where it lies; its length stands in the block's header of 128
-    bytes."""
+    """The encoded structure of the one item in a channel, which is a tensor in a pool: a view of the channel's memory.
+    Its length is read from the block's header of 128 bytes."""
     memory = memoryview(_C.Segment.open(channel._native.address()))
     start = bytes(memory).index(bytes([0x92, 0x90, 0x9C, 13]))
     (num_bytes,) = struct.unpack_from("<Q", memory, start - 24)
@@ -304,7 +304,7 @@ def header_in(channel):
 
 
 def test_a_reference_that_is_used_twice_is_refused(pool):
-    """As somebody's who kept the bytes of an item."""
+    """Somebody who kept the bytes of an item could put such a reference."""
     channel = Channel.create("kept", capacity_bytes=10_000)
     channel.put(pool.empty(4).fill_(5))
     header = bytes(header_in(channel))

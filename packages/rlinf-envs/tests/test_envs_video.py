@@ -53,7 +53,7 @@ def lamps(num_envs: int = 2) -> InProcessVector:
 
 
 def brightness(path: Path) -> list[int]:
-    """Of each picture, in units of the lamp's count; compression is lossy, so rounded."""
+    """The mean brightness of each picture in units of the lamp's count, rounded because compression is lossy."""
     with imageio.v2.get_reader(path) as reader:
         pictures = [np.asarray(picture) for picture in reader]  # type: ignore[attr-defined]
     assert all(picture.shape == (32, 46, 3) for picture in pictures)

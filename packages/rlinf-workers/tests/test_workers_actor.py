@@ -19,7 +19,7 @@ NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5
 
 
 def actor_settings(model, name="grpo", **changes):
-    """Of an algorithm; changes of the settings' own fields and of the algorithm's."""
+    """Settings for the algorithm of that name; `changes` are fields of the settings themselves or of the algorithm."""
     fields = {
         "model": model,
         "optimizer": OptimizerSettings(learning_rate=1e-2, max_grad_norm=1e9),

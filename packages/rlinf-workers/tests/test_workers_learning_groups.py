@@ -16,7 +16,7 @@ NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5
 
 
 def scored_groups():
-    """Of group g the first 1 + g % 3 completions are right; group 5 all of them."""
+    """In group g the first 1 + g % 3 completions are right; in group 5 all are."""
     generator = torch.Generator().manual_seed(0)
     groups = []
     for index in range(NUM_GROUPS):

@@ -19,7 +19,7 @@ from rlinf_comm.errors import DecodeError
 
 _Build = Callable[[list[Any]], Any]
 _MAX_SHOWN = 200
-"""Of what a stranger may have sent, in characters or elements."""
+"""The most that an error message quotes of data that a stranger may have sent, in characters or list elements."""
 
 
 def find_class(name: str, sender_fields: list[str]) -> tuple[int, type, _Build | None]:

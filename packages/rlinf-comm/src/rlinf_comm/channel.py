@@ -66,11 +66,11 @@ class Item:
     key: Key
     weight: float
     policy_version: int
-    """As the producer gave it; -1 when it gave none."""
+    """The version that the producer gave; -1 when it gave none."""
     sequence: int
     """Position in the order of all puts on this channel, from 0; also across reopen()."""
     nbytes: int
-    """Structure and tensors, without padding; without tensors in a SharedPool."""
+    """Bytes of the structure and the tensors, without padding and without tensors in a SharedPool."""
 
 
 @record
@@ -79,11 +79,12 @@ class ChannelStats:
     """A channel at one instant, with totals since it was created."""
 
     num_items: int
-    """Waiting to be taken."""
+    """Items waiting to be taken."""
     num_bytes: int
-    """That those occupy, with padding to 64 bytes for each tensor."""
+    """Bytes that those occupy, with padding to 64 bytes for each tensor."""
     num_held_items: int
-    """Taken, with tensors that are still alive and in place; or just being copied in."""
+    """Items whose room is not free yet though they do not wait: they were taken, and their tensors are still alive and
+    in place; or they are just being copied in."""
     num_held_bytes: int
     capacity_items: int
     capacity_bytes: int
@@ -92,13 +93,14 @@ class ChannelStats:
     num_blocked_puts: int
     """Puts that found the channel full."""
     blocked_put_s: float
-    """Summed over producers, up to the last slice of 0.1 s of those that wait now."""
+    """Seconds that puts have waited, summed over producers. A put that waits now counts too, but for its last slice of
+    at most 0.1 s."""
     blocked_take_s: float
     num_producers: int
     num_closed: int
     """Producers that have called close() since the channel was created or reopened."""
     num_keys: int
-    """That share the capacity; 1: whoever comes first."""
+    """Number of keys that share the capacity; 1: it goes to whoever comes first."""
     aborted: bool
 
 
@@ -220,7 +222,7 @@ class Channel:
             value: Anything that rlinf_comm.codec encodes.
             key: Consumers may ask for certain keys.
             weight: Consumers may ask for a bounded sum of weights. Finite, not negative.
-            policy_version: Of the weights that made the value; handed on.
+            policy_version: The version of the weights that made the value; handed on.
             timeout_s: Seconds to wait at most; None waits for as long as it takes.
 
         Raises:

@@ -86,7 +86,7 @@ class Encoded:
 
     @property
     def num_bytes(self) -> int:
-        """Of both parts."""
+        """Bytes of the header and all buffers together."""
         return len(self.header) + sum(buffer.nbytes for buffer in self.buffers)
 
 

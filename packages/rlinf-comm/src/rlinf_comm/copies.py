@@ -69,19 +69,19 @@ class StridedBox:
     buffer: int
     shape: Sequence[int]
     strides: Sequence[int]
-    """Bytes."""
+    """Bytes from one index to the next, for each dimension of the box."""
     dtype: str
-    """One of COPY_DTYPES, as it is stored."""
+    """The stored dtype, one of COPY_DTYPES."""
     digest: int
-    """Number of the sum that this box belongs to: boxes of one tensor share it."""
+    """Number of the digest that this box is summed into; all boxes of one tensor have the same."""
     first_index: int
     """Flat index, in the whole tensor, of the box's first element."""
     index_strides: Sequence[int]
-    """Of the whole tensor, in elements."""
+    """Strides of the whole tensor, in elements: from one index to the next, for each dimension."""
     offset: int = 0
-    """Bytes."""
+    """Bytes from the start of the buffer to the box's first element."""
     as_dtype: str | None = None
-    """Digest of the values cast to this dtype; None: as they are stored."""
+    """The values are cast to this dtype before they are digested; None: they are digested as they are stored."""
 
 
 def _array(table: object, name: str, dtype: type, shape: tuple[int, ...]) -> None:
@@ -297,17 +297,17 @@ class CopyProgram:
 
     @property
     def hash(self) -> str:
-        """Of the table: 32 hexadecimal digits, equal for equal tables on every machine."""
+        """The table's hash: 32 hexadecimal digits, the same for equal tables on every machine."""
         return self._table.hash
 
     @property
     def num_bytes(self) -> int:
-        """That a run writes."""
+        """Bytes that a run writes."""
         return self._native.num_dst_bytes
 
     @property
     def num_tasks(self) -> int:
-        """Into which a run is cut: threads beyond that have nothing to do."""
+        """Tasks that a run is cut into; threads beyond that number have nothing to do."""
         return self._native.num_tasks
 
     def run(self, src_pointers: Int64s, dst_pointers: Int64s, num_threads: int = 1) -> None:

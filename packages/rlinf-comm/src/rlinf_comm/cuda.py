@@ -159,7 +159,7 @@ def pointers_of(arrays: Iterable[Any]) -> npt.NDArray[np.int64]:
 
 
 def stream_handle(stream: Any) -> int:
-    """Of an integer, a torch stream (`cuda_stream`) or a cupy stream (`ptr`)."""
+    """The handle of a stream, which may be an integer, a torch stream (`cuda_stream`) or a cupy stream (`ptr`)."""
     for name in ("cuda_stream", "ptr"):
         if hasattr(stream, name):
             return int(getattr(stream, name))

@@ -135,7 +135,7 @@ class Communicator:
         """All ranks call it, each with its CUDA device current (`torch.cuda.set_device`).
 
         Args:
-            unique_id: of `unique_id()`, the same on all ranks.
+            unique_id: what `unique_id()` returned on one rank, the same on all.
             max_ctas: thread blocks that NCCL may take from the device; 0: NCCL's choice.
             check: called while it waits; what that raises ends the creation.
 

@@ -56,9 +56,9 @@ class PoolStats:
 
     capacity_bytes: int
     used_bytes: int
-    """In tensors that somebody holds, each rounded up to 64 bytes."""
+    """Bytes in tensors that somebody holds, each rounded up to 64 bytes."""
     largest_hole_bytes: int
-    """The largest tensor that would fit now."""
+    """Bytes of the largest tensor that would fit now."""
     num_blocks: int
     """Tensors as they were allocated; views of one count once."""
     num_holds: int
@@ -95,8 +95,9 @@ class SharedPool:
         """A new pool of this process.
 
         Args:
-            name: For messages, and for /proc/<pid>/maps.
-            capacity_bytes: Of all tensors at once. Memory is only used as far as tensors have reached.
+            name: Appears in messages and in /proc/<pid>/maps.
+            capacity_bytes: The most bytes that all tensors may take at once. Memory is only used as far as tensors have
+                reached.
             prefault: Take all of it now: the first write to a fresh page costs about ten times a later one.
         """
         if capacity_bytes < 1:

@@ -35,7 +35,7 @@ def probe_plans(graph: FlowGraph, plan: Plan, num_items: int) -> list[Plan]:
     theirs: smaller hand-overs of a cycle would overlap on its devices, and be timed together.
 
     Args:
-        num_items: of a step.
+        num_items: how many items a step has.
     """
     fixed = {name for cycle in graph.cycles() for name in cycle}
     fixed |= {stage.name for stage in graph.stages if stage.whole_batch}
@@ -80,7 +80,7 @@ class Profiler:
     graph: FlowGraph
     cluster: Cluster
     num_items: int
-    """Of a step; every stage sees each of them."""
+    """Number of items in a step; every stage sees each of them."""
     _samples: dict[tuple[str, int], list[StageSample]] = field(default_factory=lambda: defaultdict(list))
     _instances: dict[tuple[str, int, int], InstanceProfile] = field(default_factory=dict)
     """Worker group, number of its ranks and devices of each -> what all of its stages have in common, without times."""

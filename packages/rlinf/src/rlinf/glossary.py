@@ -147,7 +147,7 @@ TRAINING = (
         ("time/sync_s", "s", "Time that ranks spent in handing the new weights over, all together."),
     ),
 )
-"""Of metrics.jsonl."""
+"""The metrics in metrics.jsonl."""
 
 EVALUATION = (
     *_of(
@@ -167,7 +167,7 @@ EVALUATION = (
         ("episode_length", "steps", "Mean number of actions of an episode."),
     ),
 )
-"""Of evaluations.jsonl, and under `evaluation/` in TensorBoard and W&B."""
+"""The metrics in evaluations.jsonl; TensorBoard and W&B show them under `evaluation/`."""
 
 
 WANDB = (

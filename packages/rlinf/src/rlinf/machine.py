@@ -33,7 +33,7 @@ class Machine:
     num_cpus: int
     """Cores that this process may use."""
     memory_bytes: int
-    """Of the host, or of the container where that is less."""
+    """Main memory of the host in bytes, or the container's limit where that is less."""
     gpus: tuple[Gpu, ...] = ()
     unusable_gpus: str = ""
     """GPUs that the system shows and torch cannot use, and why; empty where there are none."""
@@ -62,7 +62,7 @@ def this_machine() -> Machine:
 
 
 def _why_unusable() -> str:
-    """Of GPUs that torch cannot use; empty where none is to be seen or they are hidden on purpose."""
+    """Which GPUs torch cannot use and why; empty where the system shows none or they are hidden on purpose."""
     import torch
 
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
@@ -79,7 +79,7 @@ def _why_unusable() -> str:
 
 
 def memory_bytes() -> int:
-    """Of this machine, or of the container where that is less."""
+    """Main memory of this machine in bytes, or the container's limit where that is less."""
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = cgroup_limit_bytes(CGROUP_MEMORY_FILES)
     return present if limit is None else min(present, limit)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 ALIGNMENT = 512
-"""Of each tensor, as the caching allocator's: wide loads, and no two tensors in one line."""
+"""Bytes that the offset of each tensor is a multiple of, as in torch's caching allocator: loads can be wide, and no two
+tensors share a cache line."""
 
 
 @record
@@ -51,12 +52,12 @@ class IpcRecord:
 
     arena: ArenaHandle
     offset: int
-    """Bytes."""
+    """Bytes from the start of the arena."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """Elements."""
+    """Elements from one index to the next, for each dimension."""
     dtype: str
-    """Of torch, without its prefix: "bfloat16"."""
+    """Name of the torch dtype without its prefix: "bfloat16"."""
 
 
 class Ranges:

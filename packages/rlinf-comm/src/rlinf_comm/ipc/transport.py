@@ -52,7 +52,7 @@ class Choice:
 
 
 def facts_of(driver: Driver, device: int) -> Facts:
-    """Of the calling process and its device."""
+    """The facts about the calling process and its device."""
     devices = range(driver.num_devices())
     has_mapping = bool(driver.attribute(device, drivers.VIRTUAL_MEMORY_SUPPORTED))
     kinds = [LEGACY]

@@ -11,7 +11,7 @@ from typing import Any
 from rlinf_comm.errors import CommError
 
 _MAX_WAITING_CALLS = 256
-"""Of asend and areceive; more wait for a thread."""
+"""The most calls of asend and areceive that run at once, each in its thread; further ones wait for a thread."""
 _MAX_BROADCAST_THREADS = 8
 
 

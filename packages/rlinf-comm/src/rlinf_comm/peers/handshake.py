@@ -22,13 +22,13 @@ from rlinf_comm.errors import DecodeError
 
 MAGIC = b"rlpeer"
 VERSION = 2
-"""Of the whole protocol between peers; raised by every change of it."""
+"""Version of the whole protocol between peers; every change of the protocol increases it."""
 
 GREETING = struct.Struct("<6sH16s")  # magic, version, random
 PROOF_BYTES = 32
 
 PROOF_TIMEOUT_S = 1.0
-"""For a caller to prove that it knows the key: many times what a busy machine needs."""
+"""Seconds that a caller has to prove that it knows the key: many times what it needs on a busy machine."""
 
 
 class Stranger(Exception):

@@ -36,7 +36,8 @@ class Inbox:
         self._arrivals: deque[Arrival] = deque()
         self._returned: deque[Any] = deque()
         self._loss: PeerLost | None = None
-        """Of a process whose links had nothing left; told once."""
+        """The loss of a process that ended when its links had nothing left to receive; the next receive raises it, and
+        only that one."""
         self.ended: bytes | None = None
         """Token of the latest process whose end a receive has been told."""
 

@@ -26,7 +26,7 @@ class Links:
         self._links: dict[str, Link] = {}
         self._making: dict[str, threading.Lock] = {}
         self._losses: dict[str, PeerLost] = {}
-        """Of links that have been swept, until a send has told."""
+        """Name of a peer whose link was swept -> its loss, kept until a send to that peer has raised it."""
 
     def get(self, name: str) -> Link | None:
         return self._links.get(name)

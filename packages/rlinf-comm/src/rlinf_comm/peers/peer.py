@@ -118,9 +118,9 @@ class Peer:
             transports: The only ones to use, in order of preference; by default all, the fastest first. Names
                 ("memory", "ipc", "nccl", "shared", "tcp") or Transport objects. RLINF_COMM_TRANSPORTS="shared,tcp" does
                 the same.
-            capacity_bytes: Of values on their way over one link, before the sender waits for the receiver. Larger
-                values cross too, in parts.
-            timeout_s: For reaching the directory.
+            capacity_bytes: Bytes of values that may be on their way over one link before the sender waits for the
+                receiver. Larger values cross too, in parts.
+            timeout_s: Seconds for reaching the directory.
 
         Raises:
             PeerNameTaken: a living peer has the name.

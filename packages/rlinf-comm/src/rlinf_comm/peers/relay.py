@@ -47,10 +47,10 @@ class Parcel:
 
     origin: PeerAddress
     number: int
-    """Of the origin's broadcasts, in their order."""
+    """Number of this broadcast among those of the origin, in their order."""
     header: bytes
     buffers: list[np.ndarray]
-    """uint8; as codec.encode has them."""
+    """The buffers of codec.encode, as uint8 arrays."""
     then: tuple[Branch, ...]
     timeout_s: float
 
@@ -75,7 +75,7 @@ class Announced:
     """Stands among a sender's values for one whose bytes came in a parcel, or brings it if they did not."""
 
     incarnation: bytes
-    """Of the sender."""
+    """Token of the sender's process; a restarted one has another."""
     number: int
     is_here: bool
     value: Any
@@ -126,15 +126,16 @@ class Relay:
         self._mine = mine
         self._capacity_bytes = capacity_bytes
         self._addresses: dict[str, PeerAddress] = {}
-        """By incarnation, as the links are: a name may pass on to another process."""
+        """Incarnation -> address. The links have the same keys, not names: a name may pass on to another process."""
         sender = dataclasses.replace(mine, name=RELAY_PREFIX + mine.name)
         self._links = Links(sender.name, lambda key, deadline: make(sender, self._addresses[key], deadline))
         self._background = Background()
         self._lock = threading.Lock()
         self._kept: dict[bytes, dict[int, Parcel]] = {}
-        """By incarnation of the origin and number; of those that have not been taken."""
+        """Incarnation of the origin -> number -> parcel, for the parcels that have not been taken."""
         self._latest: dict[bytes, int] = {}
-        """The last number taken; what comes later with a smaller one has been given up by its origin."""
+        """Incarnation of the origin -> the last number taken; a parcel that comes later with a smaller one was given up
+        by its origin."""
         self._ended: set[bytes] = set()
         self._incoming: list[Incoming] = []
         self._closed = threading.Event()
@@ -267,7 +268,7 @@ class Relay:
         return codec.decode(parcel.header, [buffer.data for buffer in parcel.buffers])
 
     def forget(self, origin: PeerAddress) -> None:
-        """Of a peer that has ended."""
+        """Drops everything that is kept of a peer that has ended."""
         with self._lock:
             self._ended.add(origin.incarnation)
             self._kept.pop(origin.incarnation, None)

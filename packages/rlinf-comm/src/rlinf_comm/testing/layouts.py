@@ -71,7 +71,7 @@ def check_stores_nothing_twice(layout: Layout) -> None:
 
 
 def _indices(block: Block) -> np.ndarray:
-    """Of the block's elements in its buffer."""
+    """The flat indices of the block's elements in its buffer."""
     steps = [np.arange(n) * stride for n, stride in zip(block.box.shape, block.strides, strict=True)]
     indices = np.array(block.offset)
     for step in steps:

@@ -61,7 +61,7 @@ class Executor:
 
     @property
     def num_bytes(self) -> int:
-        """That a run writes."""
+        """Bytes that a run writes."""
         return int((self._plan.bytes_of_moves * (self._plan.table.dst_rank == self._dst_rank)).sum())
 
     def run(

@@ -142,11 +142,11 @@ class Block:
     """
 
     name: str
-    """Of the canonical tensor."""
+    """Name of the canonical tensor."""
     box: Box
     buffer: str
     offset: int
-    """Of the box's first element in the buffer, counted in elements, row-major."""
+    """Place of the box's first element in the buffer, counted in elements, row-major."""
     strides: tuple[int, ...]
     """Elements of the buffer from one index to the next, for each dimension of the box."""
 

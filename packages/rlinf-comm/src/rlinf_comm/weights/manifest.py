@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoxDigest:
-    """Of one box of a canonical tensor."""
+    """The digest of one box of a canonical tensor."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
     digest: int
     """128 bits, in the dtype that the manifest says; see weights/digest.py."""
     dtype: str
-    """In which the digest was computed; the elements are cast to it."""
+    """Dtype in which the digest was computed; the elements are cast to it."""
     stored_dtype: str
-    """Of the buffer."""
+    """Dtype of the buffer that holds the box."""
 
     @property
     def num_elements(self) -> int:
@@ -69,12 +69,12 @@ class WeightManifest:
     boxes: Mapping[str, tuple[BoxDigest, ...]]
     """Canonical name -> its boxes, disjoint, sorted by start."""
     num_elements: Mapping[str, int]
-    """Of every canonical tensor of the layout, whichever ranks store it."""
+    """Canonical name -> elements of the whole tensor, for every tensor of the layout, whichever ranks store it."""
     left_out: Mapping[str, tuple[str, ...]]
     """Pattern of leave_out -> what it kept from being attested."""
 
     def digest_of(self, name: str) -> int:
-        """Of the tensor, as far as the boxes reach."""
+        """The digest of all that the boxes cover of a tensor: of the whole tensor, if they cover it."""
         return sum(box.digest for box in self.boxes[name]) % DIGEST_MODULUS
 
     def num_elements_of(self, name: str) -> int:

@@ -26,7 +26,8 @@ from rlinf_comm.weights.sharing import Shares, share_out
 from rlinf_comm.weights.table import BlockTable, Int32s, Int64s
 
 _VERSION = b"rlinf reshard plan 1"
-"""Of the way plans are made: processes with equal plan digests do the same."""
+"""Version of the way plans are made. It is a part of every plan's digest, so that processes with equal digests do the
+same."""
 _NUM_KEPT = 8
 """Plans in the cache: a run has one for each pair of roles."""
 _MAX_PAIRS = 1 << 21
@@ -53,7 +54,7 @@ class Piece:
     box: Box
     src_rank: int
     dtype: str
-    """Of the destination."""
+    """Dtype of the destination's buffer."""
 
 
 @record
@@ -124,7 +125,7 @@ class ReshardPlan:
 
     @property
     def num_bytes(self) -> int:
-        """That arrive, summed over destination ranks."""
+        """Bytes that arrive, summed over the destination ranks."""
         return int(self.bytes_of_moves[~self.table.tied].sum())
 
     @property
@@ -220,7 +221,7 @@ def _dtypes(ranks: Sequence[dict[str, BufferSpec]]) -> list[str]:
 
 
 def element_bytes(ranks: Sequence[dict[str, BufferSpec]]) -> Int64s:
-    """Of every buffer, counted over all ranks."""
+    """Bytes of one element of every buffer, the buffers counted over all ranks."""
     return _sizes(_dtypes(ranks))
 
 

@@ -10,16 +10,16 @@ from rlinf_comm.records import record
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncReport:
-    """One publish() or receive()."""
+    """What one publish() or receive() did, on one rank."""
 
     policy_version: int
     num_bytes: int
-    """Copied by this rank."""
+    """Bytes that this rank copied."""
     num_tensors: int
-    """Of which this rank copied any part."""
+    """Tensors of which this rank copied at least a part."""
     wait_s: float
-    """For the peers."""
+    """Seconds spent waiting for the peers."""
     copy_s: float
-    """A sender's with the digests, which it computes in the same pass."""
+    """Seconds spent copying; a sender's include its digests, which it computes in the same pass."""
     digest_s: float
-    """A receiver's, over what it is about to serve; 0.0 for a sender."""
+    """Seconds that a receiver spent digesting what it is about to serve; 0.0 for a sender."""

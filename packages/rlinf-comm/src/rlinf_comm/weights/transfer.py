@@ -33,13 +33,13 @@ class Part:
 
     box: Box
     spec: TensorSpec
-    """Of the whole tensor, in the dtype that is served."""
+    """Shape of the whole tensor, and the dtype that is served."""
     place: Place
-    """In the rank's own buffers."""
+    """Where the box lies in the rank's own buffers."""
     store: int
     """Number of the store buffer that it lies in, dense."""
     store_offset: int
-    """Bytes."""
+    """Bytes from the start of that store buffer."""
 
 
 class Transfer:

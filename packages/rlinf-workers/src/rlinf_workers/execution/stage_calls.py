@@ -123,7 +123,7 @@ class PlannedFlow:
         """(rank, lane, call) for each rank of each stage: the stages of one worker group run on lanes of their own.
 
         Args:
-            addresses: of every channel, those of `told_channels` too.
+            addresses: channel -> its address, for every channel, those of `told_channels` too.
             weights: edge -> its last version, for all edges of the executor; those never synced are passed over.
         """
         for stages in self.graph.workers.values():

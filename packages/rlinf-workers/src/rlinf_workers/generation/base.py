@@ -45,8 +45,8 @@ class Completions:
     truncated: Tensor
     """[N] bool; the completion has max_new_tokens tokens and did not end."""
     policy_version: int
-    """Of the weights that sampled the first tokens. It belongs to completions and not to groups: where weights arrive
-    while completions are under way, those of one group begin under different ones."""
+    """Version of the weights that sampled the first tokens. It belongs to completions and not to groups: where weights
+    arrive while completions are under way, those of one group begin under different versions."""
 
 
 class GenerationEngine(Protocol):
@@ -66,8 +66,8 @@ class GenerationEngine(Protocol):
         """Takes prompts, at most as many as `room` says; may begin with them at once.
 
         Args:
-            prompts: of other indices than those under way.
-            seed: of the run. With step and index it decides the noise, in engines that promise equal numbers.
+            prompts: their indices differ from those of the prompts under way.
+            seed: the run's seed. With step and index it decides the noise, in engines that promise equal numbers.
         Raises: ValueError for a prompt that is too long.
         """
         ...

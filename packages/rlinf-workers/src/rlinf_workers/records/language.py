@@ -53,7 +53,8 @@ class SampleGroup:
     row_json: str | None = None
     """`Prompt.row_json`"""
     policy_version: int
-    """Of the weights that sampled the first tokens, the oldest among the completions; counts optimizer steps from 0."""
+    """Version of the weights that sampled the first tokens, the oldest among the completions; counts optimizer steps
+    from 0."""
     truncated: Tensor | None = None
     """[G] bool; the completion has all the tokens it may have and did not end. None: not known."""
 

@@ -11,13 +11,14 @@ import resource
 from rlinf.errors import UserError
 
 LEAST_BYTES = 4 << 30
-"""For a driver or a worker with a small model: torch's libraries, stacks of threads, and 0.5 GiB of shared memory."""
+"""What a driver or a worker with a small model needs: torch's libraries, stacks of threads, and 0.5 GiB of shared
+memory."""
 SIGNS = ("allocate memory", "bad_alloc", "failed to map", "exited with code", "killed by")
-"""In the message of an error that a lack of address space may have caused."""
+"""One of these is in the message of an error that a lack of address space may have caused."""
 
 
 def limit_bytes() -> int | None:
-    """Of the address space of this process, and of those it starts; None: there is no limit."""
+    """The largest address space in bytes of this process, and of each that it starts; None: there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else soft
 

@@ -60,7 +60,7 @@ def refuse_misspelt_options(
     Args:
         arguments: overrides as on the command line.
         options: the command's own.
-        keys: of the config's root.
+        keys: the keys at the config's root.
     Raises: UserError.
     """
     for flag in (argument.partition("=")[0] for argument in arguments):

@@ -9,7 +9,7 @@ from typing import TextIO
 from rlinf.console.live_line import LiveLine, clock_time
 
 NUM_LINES = 10
-"""Of a benchmark, where there is no terminal to draw on."""
+"""Lines that are printed for each benchmark where there is no terminal to draw on."""
 
 
 class EvalProgress:

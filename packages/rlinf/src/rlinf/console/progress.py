@@ -53,8 +53,8 @@ class Progress:
         """A finished training step.
 
         Args:
-            step: of the step, from 0.
-            metrics: of the step; `time/step_s` and `time/<stage>_s` are in seconds.
+            step: the step's number, from 0.
+            metrics: the step's metrics; `time/step_s` and `time/<stage>_s` are in seconds.
         """
         self._measure(metrics)
         done = step + 1

@@ -19,7 +19,7 @@ from rlinf_algos import RewardError
 from rlinf_algos.rewards import RewardSpec, make_reward, reward_names, score
 
 PLAIN_TEMPLATE = "{question}\n"
-"""Of one's own file."""
+"""The template for a file of one's own that comes without a template."""
 CHECKED = ("exact_match", "numeric_match", "math_answer", "multiple_choice")
 """Rewards that say at once whether they can use an answer."""
 
@@ -48,12 +48,12 @@ class Benchmark:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Benchmarks:
-    """All of an evaluation."""
+    """All benchmarks of an evaluation."""
 
     sets: tuple[Benchmark, ...]
     encoder: PromptEncoder
     max_prompt_tokens: int
-    """Of the longest prompt as the model gets it."""
+    """Tokens of the longest prompt as the model gets it."""
 
     @property
     def notes(self) -> list[str]:

@@ -13,7 +13,8 @@ from rlinf.run_folder.checkpoints import MODEL, checkpoint_steps, is_checkpoint,
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
 
 EDGE_BYTES = 1 << 16
-"""Of the beginning and the end of each weight file, for the fingerprint: training changes every part of a file."""
+"""Bytes at the beginning and at the end of each weight file that go into the fingerprint. They are enough, because
+training changes every part of a file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +66,7 @@ def model_folder(path: Path) -> Path:
 
 
 def fingerprint(folder: Path) -> str:
-    """Of config, tokenizer and weights: whole small files, sizes and edges of the weight files."""
+    """A digest of config, tokenizer and weights: of small files as a whole, of weight files their sizes and edges."""
     digest = hashlib.sha256()
     small = {"config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja", *TOKENIZER_FILES}
     weights = {".safetensors", ".bin"}

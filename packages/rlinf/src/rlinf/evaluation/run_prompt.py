@@ -26,10 +26,10 @@ class RunPrompt:
     """The prompt of a training run."""
 
     folder: Path
-    """Of the run."""
+    """Folder of the run."""
     prompt_format: Literal["plain", "chat"]
     template: str
-    """With {question}."""
+    """Text of the prompt; the question takes the place of {question}."""
     system_prompt: str | None = None
     chat_options: dict[str, Any] = field(default_factory=dict)
     asks_for_choice: bool = False

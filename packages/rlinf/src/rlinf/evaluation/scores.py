@@ -21,7 +21,7 @@ class BenchmarkScores:
 
     benchmark: Benchmark
     num_samples: int
-    """Of each problem."""
+    """Samples of each problem."""
     avg: Estimate
     pass_at: dict[int, Estimate]
     maj_at: dict[int, Estimate]

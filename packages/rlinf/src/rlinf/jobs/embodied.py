@@ -17,9 +17,6 @@ from rlinf.jobs.base import Flows, Score
 from rlinf.jobs.env_interface import needs_of, probe
 from rlinf.jobs.training import backend_settings
 from rlinf.machine import Machine
-
-if TYPE_CHECKING:
-    from rlinf.loop.session import Session
 from rlinf_envs import EnvSpec
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
@@ -28,6 +25,9 @@ from rlinf_workers.embodied.environment import Environment, EnvironmentSettings
 from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.policies.base import PolicySettings
 from rlinf_workers.training.base import OptimizerSettings
+
+if TYPE_CHECKING:
+    from rlinf.loop.session import Session
 
 SUCCESS = Score(name="success_at_end", text="success at the end of the episode, held-out reset seeds")
 SUCCESS_ONCE = Score(name="success_once", text="success at any time of the episode")

@@ -24,11 +24,12 @@ from rlinf_workers.registry import ENGINES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptMaker:
-    """From a problem to what the rollout is given."""
+    """Turns a problem into what the rollout is given."""
 
     encoder: PromptEncoder
     max_tokens: int | None
-    """Of a longer prompt the end is kept, which asks the question; None: all prompts have one length."""
+    """Longest prompt in tokens. A longer one loses its beginning, because its end asks the question. None: all prompts
+    have one length."""
     sends_rows: bool
     """Whether the reward reads the columns of the data row."""
 
@@ -50,7 +51,7 @@ def make_encoder(
 
     Args:
         model: folder of the tokenizer, for messages.
-        prefix: of the settings' keys: "task.".
+        prefix: what the settings' keys begin with in messages: "task.".
     Raises: UserError where a chat is asked for, and the tokenizer has no template.
     """
     chat = is_chat(settings.prompt_format, tokenizer)

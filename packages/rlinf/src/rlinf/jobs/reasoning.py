@@ -32,9 +32,6 @@ from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, max_positions, write_model_folder
 from rlinf.tasks.prompts import PromptEncoder
-
-if TYPE_CHECKING:
-    from rlinf.loop.session import Session
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.language.actor import Actor, ActorSettings
@@ -45,13 +42,16 @@ from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import ExampleBatch, ScoredGroup
 from rlinf_workers.training.base import OptimizerSettings
 
+if TYPE_CHECKING:
+    from rlinf.loop.session import Session
+
 WARM_START_OFFSET = 1 << 40
 """Where the warm start's problems begin in the training stream: farther than any run trains."""
 WARMUP_STEPS = 30
-"""Of the warm start's learning rate."""
+"""Optimizer steps over which the warm start's learning rate rises to its full value."""
 
 NUM_CHUNKS = 8
-"""Pieces that a batch of prompts goes through a pipelined plan in."""
+"""Pieces in which a batch of prompts goes through a pipelined plan."""
 MODEL_FOLDER = "initial_model"
 REFERENCE_FOLDER = "reference_model"
 
@@ -334,7 +334,7 @@ class ReasoningJob:
         return {"": self._held_out, **{f"/{name}": rows for name, rows in self._task.more_held_out().items()}}
 
     def _encode(self, text: str) -> list[int]:
-        """Of an answer; prompts go through the encoder."""
+        """The token ids of an answer; prompts go through the encoder."""
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
     # -- before the first step -------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ from rlinf.run_folder.seal import damage, file_digest
 
 NUM_KEPT = 8
 SECTIONS = ("seed", "task", "model", "warm_start", "rollout", "reward", "evaluation")
-"""Of the config, beside single keys; the accuracy that ends a warm start comes from an evaluation."""
+"""Sections of the config that decide about a warm start, beside single keys. The evaluation is among them because its
+accuracy ends the warm start."""
 PACKAGES = ("rlinf", "rlinf_workers", "rlinf_algos", "rlinf_comm")
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "safetensors")
 OWN_CODE = ("function", "model", "code", "weighted")
@@ -46,8 +47,8 @@ class WarmStarts:
 
     Args:
         config: has a warm start.
-        num_ranks: of the workers that train.
-        device: `cpu` or `cuda`, where they do.
+        num_ranks: how many ranks train.
+        device: where they train, `cpu` or `cuda`.
 
     Attributes:
         why_not: why its warm start is neither kept nor taken; None: it is.

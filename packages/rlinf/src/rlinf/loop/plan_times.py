@@ -29,7 +29,7 @@ def busy_seconds(run: FlowRun) -> dict[str, float]:
 
 @dataclass(kw_only=True)
 class PlanTimes:
-    """Of one plan."""
+    """The measured times of one plan, beside the predicted ones."""
 
     plan: Plan
     problem: Problem | None

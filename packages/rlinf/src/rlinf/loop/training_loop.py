@@ -53,7 +53,7 @@ class _Clock:
     """Training time of earlier sessions of this run, for a resumed one."""
     before: float = float("nan")
     own_score: float | None = None
-    """Of the present weights; None where they were not evaluated."""
+    """Score of the present weights; None where they were not evaluated."""
 
 
 class TrainingLoop:
@@ -69,7 +69,7 @@ class TrainingLoop:
         self._result: JobResult | None = None
         self._only_measures = False
         self._placements: list[Planned] = []
-        """Of a measurement: those still to come."""
+        """In a measurement, the placements that are still to be measured."""
         on_slots = device_kind(job.config.cluster, job.machine) == "cpu"
         self._forks = on_slots and fork_server.start(job.config, worker_environment(job.config.cluster))
         self.progress = Progress(total=job.config.run.num_steps)
@@ -223,7 +223,7 @@ class TrainingLoop:
             times.expect(problem)
 
     def _next_placement(self) -> Planned | None:
-        """Of a measurement, after a checkpoint; None: all are measured."""
+        """Saves a checkpoint and goes on to the next placement of a measurement; None: all are measured."""
         if not self._placements:
             return None
         planned = self._placements.pop(0)
@@ -317,7 +317,7 @@ class TrainingLoop:
         self.progress.step(step, metrics)
 
     def _save_checkpoint(self, step: int) -> None:
-        """Of the present weights; does nothing where this step has one."""
+        """Saves a checkpoint of the present weights; does nothing where this step has one."""
         latest = self._folder.latest_checkpoint()
         if latest is not None and self._folder.read_state(latest)["step"] == step:
             return

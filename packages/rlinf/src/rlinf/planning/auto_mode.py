@@ -24,7 +24,7 @@ NUM_REPEATS = 3
 NOISE_OF_SPREAD = 1.48
 """Standard deviation over median absolute deviation, of normal noise."""
 LEAST_SHARE = 0.02
-"""Of the step: stages that compute for less are not watched for drift."""
+"""Share of the step's time below which a stage is not watched for drift."""
 
 
 class AutoMode:
@@ -59,7 +59,7 @@ class AutoMode:
 
     @property
     def plan(self) -> Plan:
-        """Of the training flow, but for what a probe changes."""
+        """The plan of the training flow, without what a probe changes."""
         return self._planned.plans[self._flows.train.name]
 
     @property
@@ -137,7 +137,7 @@ class AutoMode:
 
         Args:
             executor: runs the flow; is asked what the probes leave open.
-            restart_s: of all processes, for a plan that moves any.
+            restart_s: seconds to restart all processes, for a plan that moves any.
         """
         stays = f"auto: {self.plan.mode} stays"
         try:

@@ -28,11 +28,11 @@ from rlinf_sched.errors import ProfileError
 from rlinf_sched.plan import Plan, StagePlan
 
 PROCESS_BYTES = 384 << 20
-"""Of a worker process on a CPU slot beside its model: the interpreter with torch and transformers, as the reference has
-it (benchmarks/results/memory.json)."""
+"""Bytes that a worker process on a CPU slot takes beside its model: the interpreter with torch and transformers, as
+measured in the reference's process (benchmarks/results/memory.json)."""
 HEAP_SHARE = 0.4
-"""Of what comes and goes in such a process, and of the moments, which come between it: freed blocks that malloc keeps;
-chosen so that no worker of the same reference takes more."""
+"""Freed blocks that malloc keeps in such a process, as a share of the memory that comes and goes and of the optimizer's
+moments, which are allocated in between; chosen so that no worker in the same measurements takes more."""
 NUM_STORED = 2
 """Copies of the weights in the host's store between trainer and engines: the version that is served, and the next."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -63,10 +63,10 @@ def replicated_job(config: ReasoningConfig) -> ReplicatedJob:
 
 
 def shape_of(config: ReasoningConfig, num_words: int) -> ModelShape | None:
-    """Of the recipe's model; None for an architecture whose parts we cannot count.
+    """The shape of the recipe's model; None for an architecture whose parts we cannot count.
 
     Args:
-        num_words: of the tokenizer, for a model that is made from scratch.
+        num_words: size of the tokenizer's vocabulary, for a model that is made from scratch.
     """
     if config.model.architecture is not None:
         return _made(config.model.architecture, num_words)
@@ -78,16 +78,16 @@ def shape_of(config: ReasoningConfig, num_words: int) -> ModelShape | None:
 
 
 def named_shape(path: Path) -> ModelShape:
-    """Of the model in a folder, or of the public model that a path ends with. Raises: ProfileError."""
+    """The shape of the model in a folder, or of the public model whose name a path ends with. Raises: ProfileError."""
     return resolve_model(path if path.is_dir() else path.name)
 
 
 def reference_shape(config: ReasoningConfig, shape: ModelShape) -> ModelShape | None:
-    """Of the reference's model: the teacher, or the actor's own; None where the recipe has no reference, or we cannot
-    count the teacher's parts.
+    """The shape of the reference's model: the teacher's, or the actor's own. None where the recipe has no reference, or
+    where we cannot count the teacher's parts.
 
     Args:
-        shape: of the actor's model.
+        shape: the shape of the actor's model.
     """
     if not config.algorithm.kl_coef or config.reference.path is None:
         return shape if config.algorithm.kl_coef else None
@@ -103,7 +103,7 @@ def rank_memory(
     """Worker group -> what one of its ranks holds.
 
     Args:
-        reference: of the reference's model; None: there is none.
+        reference: the shape of the reference's model; None: there is none.
     """
     found = {
         "rollout": generator_memory(shape, job),
@@ -132,7 +132,7 @@ class Load:
     group: str
     memory: RankMemory
     num_items: int
-    """Prompts at once."""
+    """The most prompts that the rank works on at once."""
     offload: bool
     devices: tuple[int, ...] = ()
 
@@ -142,13 +142,13 @@ class Load:
 
     @property
     def process(self) -> int:
-        """On a CPU slot, beside the store."""
+        """Bytes that the rank's process takes on a CPU slot, without the store of weights."""
         work = self.peak - self.memory.state
         return PROCESS_BYTES + self.peak + round(HEAP_SHARE * (work + self.memory.optimizer))
 
 
 def loads_of(config: ReasoningConfig, shape: ModelShape, plan: Plan) -> list[Load]:
-    """Of every rank of the plan that has a model."""
+    """The load of every rank of the plan that has a model."""
     job = replicated_job(config)
     ranks = {stage.stage: stage.num_ranks for stage in plan.stages}
     of_group = rank_memory(shape, job, ranks, reference_shape(config, shape))
@@ -189,7 +189,7 @@ def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster
 
 
 def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
-    """Of the store between trainer and engines, which the processes share."""
+    """Bytes of the store of weights between trainer and engines, which the processes share."""
     return NUM_STORED * DTYPE_BYTES[config.model.dtype] * shape.num_parameters
 
 

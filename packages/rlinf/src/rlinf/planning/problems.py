@@ -84,7 +84,7 @@ def grpo_flow(config: ReasoningConfig, *, group_bytes: float) -> FlowGraph:
 
     Args:
         config: settled, see `rlinf.config.devices.settle`.
-        group_bytes: of one prompt's answers on a channel.
+        group_bytes: size of one prompt's answers on a channel.
     """
     stages = [Stage(name="rollout", worker="rollout", role="rollout", reads=("prompts",), writes=("samples",))]
     samples = "samples"

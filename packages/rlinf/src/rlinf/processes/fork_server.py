@@ -32,7 +32,7 @@ def start(config: Config, environment: Mapping[str, str]) -> bool:
     """Starts the server, unless the run may have a GPU; returns at once, whether it did.
 
     Args:
-        environment: of the workers; libraries read it as they are imported.
+        environment: the workers' environment variables; libraries read them as they are imported.
     """
     if config.cluster.device != "cpu" and (NVIDIA_DEVICE.exists() or AMD_DEVICE.exists()):
         return False
@@ -60,7 +60,7 @@ def modules(config: Config) -> list[str]:
 
 
 def _family(folder: Path | None) -> str:
-    """Of a model's config.json; empty where it cannot be read, which the checks of the inputs tell."""
+    """The model family that config.json names; empty where it cannot be read, which the checks of the inputs report."""
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"] if folder else ""
     except (OSError, ValueError, KeyError, TypeError):

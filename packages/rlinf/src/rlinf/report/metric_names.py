@@ -96,7 +96,7 @@ def _unit(name: str) -> str:
 
 
 def _evaluation_curve(name: str, records: RunRecords) -> Curve:
-    """Of a further set of problems, `accuracy/aime24` for example."""
+    """The curve of an evaluation metric on a further set of problems, `accuracy/aime24` for example."""
     score, _, held_out = name.partition("/")
     series = records.series(name, evaluation=True)
     line = Line(label="evaluation", series=series, color="var(--c0)", has_marks=True)

@@ -118,7 +118,7 @@ class RunFolder:
         """The folder of a run that stopped, as it was at its newest whole checkpoint; at its start where it made none.
 
         Args:
-            path: of an earlier run.
+            path: the folder of an earlier run.
             keep_checkpoints: number of newest checkpoints kept beside the best one, at least 1.
             trace_bytes: largest size of trace.json, about; 0 for none.
             config_yaml: replaces the recorded config, when the run goes on with another length.
@@ -211,7 +211,7 @@ class RunFolder:
         """One training step's metrics.
 
         Args:
-            step: of the step, from 0.
+            step: the step's number, from 0.
             values: NaN and infinities are written as null.
             time_s: training time so far, earlier sessions of the run included.
         """
@@ -346,7 +346,7 @@ def _check_empty(path: Path) -> None:
 
 
 def _checkpoint_step(path: Path) -> int | None:
-    """Of the newest checkpoint; None for a run that stopped before its first.
+    """The step of the newest checkpoint; None for a run that stopped before its first.
 
     Raises: UserError where there was one, and none is left.
     """
@@ -365,7 +365,7 @@ def _checkpoint_step(path: Path) -> int | None:
 
 
 def _read_plan_times(path: Path, step: int) -> list[Any]:
-    """Of the plans that began before a step."""
+    """The times of the plans that began before a step, as they were written."""
     try:
         plans = json.loads((path / PLAN_TIMES).read_text(encoding="utf-8"))["plans"]
         return [plan for plan in plans if plan["first_step"] < step]

@@ -25,8 +25,8 @@ LEFT_OUT = "left out"
 """Name of the instant event in place of steps that are not in the trace; its args name the first and the last."""
 LIMIT_BYTES = 16 << 20
 HEAD_SHARE, TAIL_SHARE = 0.25, 0.5
-"""Of the limit: what is kept of the beginning and of the end when it is passed. The rest is room to grow, so that a
-long run rewrites its trace now and then, not at each step."""
+"""Shares of the limit that the beginning and the end of the trace keep once the limit is passed. The rest is room to
+grow, so that a long run rewrites its trace now and then, not at each step."""
 _OPEN, _BETWEEN, _CLOSE = b"[\n", b",\n", b"\n]\n"
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlinf.config.common import WandbConfig
 
 RUN_FILE = "wandb.json"
-"""Of a run folder: the id of the W&B run, so that a resumed run goes on in it."""
+"""File in the run folder that holds the id of the W&B run, so that a resumed run goes on in the same one."""
 
 
 def check_wandb(settings: WandbConfig | None) -> None:
@@ -38,7 +38,7 @@ class WandbSink:
     def __init__(self, settings: WandbConfig, folder: Path, config: Mapping[str, Any]) -> None:
         """
         Args:
-            folder: of the run; W&B's files go there.
+            folder: the run's; W&B's files go there.
             config: the run's, shown beside it.
         Raises: UserError where W&B does not start: nobody is logged in, the project is not theirs.
         """

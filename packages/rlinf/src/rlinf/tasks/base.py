@@ -17,7 +17,7 @@ class Problem:
     place: str = ""
     """Where it was read, `file.jsonl:12`; empty for one that was made."""
     number: int = 0
-    """Of its row in the file, from 1."""
+    """Number of its row in the file, from 1."""
     row: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """All columns of its row; none of a problem that was made."""
 

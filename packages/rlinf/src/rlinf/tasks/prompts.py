@@ -35,7 +35,7 @@ class PromptEncoder:
     """Turns prompts into tokens.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's.
         chat: wrap each prompt as the user's message of a conversation, with the tokenizer's own template, up to where
             the assistant begins to answer.
         system_prompt: a first message of the system; only with `chat`.

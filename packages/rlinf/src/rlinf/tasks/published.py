@@ -38,9 +38,9 @@ class PublishedSet:
     reward: str
     """A name known to rlinf_algos.rewards."""
     template: str
-    """With {question}; braces doubled."""
+    """Text of the prompt; the question takes the place of {question}, and other braces are doubled."""
     num_problems: int
-    """Of the whole published set; a file may hold fewer."""
+    """Problems of the whole published set; a file may hold fewer."""
 
     @property
     def reward_options(self) -> dict[str, int]:

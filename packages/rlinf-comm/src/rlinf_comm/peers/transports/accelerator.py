@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 STAGED = "tensors in device memory go through host memory"
-"""For the reasons why a way of theirs is not taken."""
+"""Ends the messages that say why tensors in device memory do not go directly."""
 
 
 class Accelerator(Protocol):
@@ -31,7 +31,7 @@ class Accelerator(Protocol):
     driver: Driver
     device: int
     arenas: OpenedArenas
-    """Of other processes, opened in this one."""
+    """The arenas of other processes that are open in this one."""
 
     def facts(self) -> Facts: ...
 

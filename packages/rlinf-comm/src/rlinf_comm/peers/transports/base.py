@@ -77,7 +77,7 @@ class Meeting:
     line: Line | None
     """The authenticated socket between the two; the link that is made owns it. None where needs_line is False."""
     capacity_bytes: int
-    """Of values on their way before the sender has to wait."""
+    """Bytes of values that may be on their way before the sender has to wait."""
     deadline: Deadline
 
 

@@ -59,9 +59,9 @@ class _Question:
     facts: Facts
     leases: LeaseAddress
     echoes: dict[str, IpcRecord]
-    """By handle kind: bytes for the receiver to invert."""
+    """Handle kind -> where the bytes lie that the receiver inverts, to show that this kind works."""
     refusals: dict[str, str]
-    """Of the kinds that the sender could not make."""
+    """Handle kind -> why the sender could not make such a handle."""
 
 
 @record

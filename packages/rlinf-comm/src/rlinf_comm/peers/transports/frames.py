@@ -56,18 +56,18 @@ class Outbox:
     """What is still to be written of one value, as views in order."""
 
     def __init__(self, encoded: Encoded | None) -> None:
-        """None for the farewell."""
+        """`encoded` is None for the farewell."""
         buffers = () if encoded is None else encoded.buffers
         meta = b"" if encoded is None else _lengths(len(buffers)).pack(*map(len, buffers)) + encoded.header
         header_bytes = 0 if encoded is None else len(encoded.header)
         kind = _FAREWELL if encoded is None else _VALUE
         prefix = _PREFIX.pack(_MAGIC, kind, len(buffers), header_bytes, zlib.crc32(meta), 0)[:-4]
         self._pieces: deque[memoryview] = deque((memoryview(prefix + struct.pack("<I", zlib.crc32(prefix)) + meta),))
-        """Of one chunk, the first with what goes before it."""
+        """What is still to be written of the present chunk; with the first one, also the value's prefix and header."""
         self._chunks = chunks(buffers, _CHUNK_BYTES)
         self._next = None if encoded is None else next(self._chunks)
         self._mark: memoryview | None = None
-        """The last of the pieces, by identity."""
+        """The last of the pieces, recognized by identity: the byte that says whether more chunks follow."""
         self.has_begun = False
         self._load()
         if sum(map(len, self._pieces)) <= _JOIN_BYTES:
@@ -125,7 +125,7 @@ class StreamReader:
         """Nothing more will come."""
         self.said_farewell = False
         self.progress = "it has sent nothing"
-        """Of the value that is coming, for messages."""
+        """How much has come of the value that is on its way, as text for error messages."""
         self._staging = memoryview(bytearray(_STAGING_BYTES))
         self._staged = self._staging[:0]
         self._parser = self._parse()
@@ -148,11 +148,11 @@ class StreamReader:
 
     @property
     def num_bytes(self) -> int:
-        """Of the values that are ready and of the one that is coming."""
+        """Bytes read so far: those of the values that are ready, and of the one that is still coming."""
         return self._ready_bytes + self._coming_bytes
 
     def _step(self) -> bool:
-        """Whether it may go on."""
+        """Reads once; whether there may be more to read."""
         if self.has_ended:
             return False
         try:

@@ -12,10 +12,11 @@ import numpy as np
 
 _ALIGNMENT = 64
 _LARGE_BYTES = 4 << 20
-"""From here on a buffer gets pages of its own: huge ones where the system has them."""
+"""Buffers of at least so many bytes get pages of their own, huge ones where the system has them."""
 
 _MAX_KEPT_BYTES = 256 << 20
-"""Of pages whose tensors are gone, in this process; as many as a trainer's few largest tensors need."""
+"""The most bytes of pages that this process keeps for reuse after their tensors are gone; enough for the few largest
+tensors of a trainer."""
 
 
 def allocate(lengths: Sequence[int]) -> list[memoryview]:

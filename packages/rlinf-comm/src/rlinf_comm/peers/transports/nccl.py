@@ -41,10 +41,11 @@ if TYPE_CHECKING:
 
 _SENDER, _RECEIVER = 0, 1
 _FAILURES = (CommError, RuntimeError, OSError, ValueError)
-"""Of NCCL and its binding, and of CUDA."""
+"""The exceptions that NCCL, its binding and CUDA raise."""
 
 _FAREWELL_TIMEOUT_S = 60.0
-"""A sender that has closed hears nothing more of its receiver, and does not keep the memory for ever."""
+"""Seconds that a sender which has closed keeps the memory of values on their way: it hears nothing more of its
+receiver, and must not keep the memory for ever."""
 
 
 class Nccl(Protocol):
@@ -59,15 +60,15 @@ class Nccl(Protocol):
 @record
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """What the two have to agree in. Packable."""
+    """What the two sides have to agree on. Packable."""
 
     version: int
-    """Of NCCL."""
+    """Version number of NCCL."""
     uuid: bytes
-    """Of the device."""
+    """UUID of the device."""
 
     def objection(self, other: _Side) -> str | None:
-        """Of the receiver's side `other` to this, the sender's."""
+        """Why this side, the sender, and the receiver's side `other` cannot use NCCL; None: they can."""
         if self.version != other.version:
             return f"NCCL {self.version} at the sender, {other.version} at the receiver; install the same; {STAGED}"
         if self.uuid == other.uuid:
@@ -81,9 +82,9 @@ class _Parcel(Parcel):
     """The tensors come over NCCL."""
 
     forms: list[tuple[tuple[int, ...], str]]
-    """(shape, dtype's name) of each."""
+    """(shape, name of the dtype) of each tensor."""
     unique_id: bytes
-    """Of the communicator, the same for all values of the link."""
+    """Id of the communicator, the same for all values of the link."""
 
 
 class NcclTransport:
@@ -270,7 +271,7 @@ class _NcclIncoming(IncomingParcels[_Parcel]):
         self._communicator: Future[Communicator] | None = None
         self._stream: Any = None
         self._tensors: list[torch.Tensor] | None = None
-        """Of the parcel, once NCCL has been told to receive into them."""
+        """The tensors of the present parcel, once NCCL has been told to receive into them."""
 
     def _await_tensors(
         self, parcel: _Parcel, deadline: Deadline, is_cancelled: Callable[[], bool]

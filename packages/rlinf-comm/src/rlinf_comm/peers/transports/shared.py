@@ -41,7 +41,7 @@ _MAX_PART_BYTES = 4 << 20
 """A fraction of what caches hold, so that the receiver reads what the sender has just written."""
 
 _MAX_PIECES = 32
-"""Of tensors in one part; more, which are small then, are joined."""
+"""The most pieces of tensors that go into one part as they are; if there are more, they are small and are joined."""
 
 _PROBE_TIMEOUT_S = 5.0
 

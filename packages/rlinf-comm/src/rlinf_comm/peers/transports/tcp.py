@@ -214,7 +214,8 @@ class ReadAhead:
         self._thread: threading.Thread | None = None
 
     def add(self, link: object) -> None:
-        """Of other transports too, which need nothing but where this one is a part of theirs."""
+        """Takes links of any transport. One that sends part of its data over TCP is read through that part (its
+        `host`); other links need no reading ahead and are ignored."""
         link = getattr(link, "host", link)
         if not isinstance(link, _TcpIncoming):
             return

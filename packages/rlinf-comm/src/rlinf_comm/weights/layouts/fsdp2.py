@@ -30,8 +30,9 @@ def fsdp2(
         parameters: `dict(model.named_parameters())`; parameters that are no DTensors are replicated.
         whole: A layout of one rank that says which canonical tensors the unsharded parameters hold, such as
             `huggingface(shape, fused_experts=True)`; otherwise each parameter is one, by its own name.
-        canonical_dtype: Of floating-point canonical tensors, when it is not that of the parameters: "bfloat16" for
-            float32 master weights of an engine that serves bfloat16. Only without `whole`, which knows its dtypes.
+        canonical_dtype: The dtype of floating-point canonical tensors, when it is not that of the parameters:
+            "bfloat16" for float32 master weights of an engine that serves bfloat16. Only without `whole`, which knows
+            its dtypes.
 
     Raises:
         LayoutError: parameters of different meshes, placements that are no shards or replicas, a parameter that differs
@@ -69,7 +70,7 @@ def _is_dtensor(parameter: Any) -> bool:
 
 
 def _global_ranks(parameters: Mapping[str, Any]) -> list[int]:
-    """Of all processes of the mesh, in order."""
+    """The global ranks of all processes of the mesh, in ascending order."""
     found: dict[tuple[int, ...], str] = {}
     for name, parameter in parameters.items():
         if _is_dtensor(parameter):

@@ -16,10 +16,10 @@ def huggingface(
     `dict(model.named_parameters()) | dict(model.named_buffers())` and leave out `model.rotary_emb.*`.
 
     Args:
-        num_ranks: Replicas.
+        num_ranks: The number of replicas.
         fused_experts: As transformers 5 holds experts in memory: `experts.gate_up_proj` [E, 2 I, H] and
             `experts.down_proj` [E, H, I] for each layer. Otherwise each expert by itself, as on disk.
-        dtype: Of the storage of floating-point weights; the canonical one when it is not given.
+        dtype: The dtype in which floating-point weights are stored; the canonical one when it is not given.
     """
     specs = shape.specs()
     rank = RankAssembly(specs, dtype, shape.fp8_block)

@@ -64,7 +64,7 @@ def megatron(
         mtp_layer: What megatron-core calls the decoder layer within one for multi-token prediction: `transformer_layer`
             in 0.16, `mtp_model_layer` in 0.19.
         vocab_multiple: make_vocab_size_divisible_by; the vocabulary is padded to a multiple of this times tp.
-        dtype: Of the storage; the canonical one when it is not given.
+        dtype: The dtype of the storage; the canonical one when it is not given.
 
     Raises:
         LayoutError: sizes that do not divide, says which; or FP8 weights, which Megatron does not keep as tensors.

@@ -51,8 +51,8 @@ def merged(
         shared_tp: Tensor parallelism of the shared experts: tp when it is not given, 1 where they are replicated.
         vocab_tp: Parts of the embedding and the head: tp when it is not given, 1 where the engine replicates them.
         num_ranks: The ranks needed at least, max(tp, ep * expert_tp), when it is not given; more are replicas.
-        vocab_multiple: To which the vocabulary is padded, 64 in both engines.
-        dtype: Of the storage; the canonical one when it is not given.
+        vocab_multiple: The vocabulary is padded to a multiple of this, 64 in both engines.
+        dtype: The dtype of the storage; the canonical one when it is not given.
 
     Example: SGLang with tp_size=4, dp_size=2 (attention over 2), ep_size=4: merged(shape, tp=2, ep=4, vocab_tp=1).
 

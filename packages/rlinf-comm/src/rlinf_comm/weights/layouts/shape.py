@@ -24,9 +24,9 @@ class LatentAttention:
     kv_rank: int
     """Length of the latent vector of keys and values."""
     nope_dim: int
-    """Of each head's query and key, the part without position."""
+    """Length of the part of each head's query and key that carries no position."""
     rope_dim: int
-    """The part with position; all heads share one key of it."""
+    """Length of the part that carries the position; all heads share one such key."""
     value_dim: int
     q_rank: int = 0
     """Length of the latent vector of queries; 0 where they are made from the hidden states, as in V2-Lite."""
@@ -51,23 +51,24 @@ class TransformerShape:
     """
 
     num_layers: int
-    """Without those for multi-token prediction."""
+    """Layers of the model, without those for multi-token prediction."""
     hidden: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """Not looked at where attention is latent."""
+    """Length of a head's query, key and value; not looked at where attention is latent."""
     vocab: int
     """Rows of the embedding in the checkpoint; engines pad it."""
     intermediate: int = 0
-    """Of the dense MLPs; 0 where there are none."""
+    """Hidden width of the dense MLPs; 0 where there are none."""
     num_experts: int = 0
-    """Routed, in each layer that has any; 0 for a dense model."""
+    """Routed experts in each layer that has any; 0 for a dense model."""
     expert_intermediate: int = 0
     dense_layers: tuple[int, ...] = ()
     """Layers of a model with experts that have a dense MLP instead."""
     shared_intermediate: int = 0
-    """Of the MLP that all tokens pass beside their experts: n_shared_experts * moe_intermediate_size in DeepSeek."""
+    """Hidden width of the MLP that every token passes beside its experts: n_shared_experts * moe_intermediate_size in
+    DeepSeek."""
     shared_gate: bool = False
     """The shared expert has a gate, and both have Qwen2-MoE's names; otherwise DeepSeek's `shared_experts`."""
     router_bias: bool = False
@@ -83,7 +84,7 @@ class TransformerShape:
     tied_embeddings: bool = False
     """lm_head is the embedding; the checkpoint and this package then know only `model.embed_tokens.weight`."""
     dtype: str = "bfloat16"
-    """Of the canonical tensors that are neither FP8 nor always float32."""
+    """Dtype of the canonical tensors that are neither FP8 nor always float32."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -101,9 +102,9 @@ class TransformerShape:
         Llama, Qwen2, Qwen3, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and V3.
 
         Args:
-            dtype: Of the canonical tensors, which then are not quantized: what a trainer holds. The checkpoint's dtype
-                and quantization when it is not given.
-            mtp: With the layers for multi-token prediction, which the checkpoint has and transformers ignores.
+            dtype: The dtype of the canonical tensors, which then are not quantized: what a trainer holds. If it is not
+                given, the checkpoint's dtype and quantization.
+            mtp: Include the layers for multi-token prediction, which the checkpoint has and transformers ignores.
 
         Raises:
             LayoutError: another model type or quantization, or a variant with tensors that the layouts do not know.
@@ -133,12 +134,12 @@ class TransformerShape:
 
     @property
     def fp8_block(self) -> tuple[int, int]:
-        """Rows and columns that share a scale; every element for itself where no block is scaled."""
+        """(rows, columns) of a block that shares a scale; (1, 1) where scales do not belong to blocks."""
         return self.fp8_scales if isinstance(self.fp8_scales, tuple) else (1, 1)
 
     @property
     def shared_prefix(self) -> str:
-        """Of the shared expert's names in a layer."""
+        """What the names of the shared expert's tensors begin with, behind the layer's own prefix."""
         return "mlp.shared_expert." if self.shared_gate else "mlp.shared_experts."
 
     def specs(self) -> dict[str, TensorSpec]:

@@ -65,7 +65,7 @@ class ControlWords:
         return self.receiver(dst_rank) + 3
 
     def piece(self, slot: int, index: int) -> int:
-        """Of the version; the digest's two words follow."""
+        """Where the version of a slot's piece is; the two words of the piece's digest follow."""
         return self._pieces + 3 * (slot * self._num_pieces + index)
 
 

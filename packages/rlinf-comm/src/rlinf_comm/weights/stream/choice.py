@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _WEIGHT = 0.25
-"""Of the newest measurement: four or five publications until a change is believed."""
+"""Weight of the newest measurement in the moving average: a change is believed after four or five publications."""
 _MIN_LINK_BYTES = 1_000_000
-"""Below that, what a message costs by itself (0.1 ms, say) would pass for a slow link."""
+"""Fewer bytes do not measure the link: the cost of a message by itself (0.1 ms, say) would pass for a slow link."""
 RETRY_EVERY = 16
-"""Versions: a delta that pays after all is found within so many, and trying costs at most that part of the time."""
+"""Dense versions after which a delta is tried again: if deltas pay after all, that is found within so many versions,
+and at most one version in so many is spent on trying."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +59,7 @@ class DeltaChoice:
         """Bytes of a delta per byte of the buffer."""
 
     def choose(self, num_bytes: int) -> Choice:
-        """For the next version, of a buffer of `num_bytes`."""
+        """What to send for the next version of a buffer of `num_bytes`."""
         rates = (self.encode_s_per_byte, self.apply_s_per_byte, self.link_s_per_byte, self.share)
         encode, apply, link, share = (rate or 0.0 for rate in rates)
         if None in rates:

@@ -35,7 +35,7 @@ class DeltaEncoder:
     One thread at a time. Other Python threads run meanwhile.
 
     Args:
-        num_bytes: Of the buffer; a multiple of `element_bytes`.
+        num_bytes: The size of the buffer; a multiple of `element_bytes`.
         element_bytes: 1, 2, 4 or 8: in which units it is compared. Those of the dtype are best, any are right.
 
     Raises:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 _FAREWELL_S = 1.0
-"""For telling a sender that its version failed here."""
+"""Seconds for telling a sender that its version failed here."""
 
 
 @dataclass(slots=True)
@@ -43,11 +43,11 @@ class _Source:
 
 @dataclass(slots=True)
 class _Taken:
-    """From one sender, in one call."""
+    """What one call of receive() has taken from one sender."""
 
     offer: Offer
     digests: list[bytes] = field(default_factory=list)
-    """Of each bucket."""
+    """The digests that came with each bucket, as in `Content.digests`."""
     window_s: float = 0.0
     busy_s: float = 0.0
     apply_s: float = 0.0
@@ -58,7 +58,7 @@ class WeightStreamReceiver:
     """Fetches what one destination rank serves, from all source ranks that store any of it.
 
     Args:
-        src_names: Of every source rank of the plan, as the link calls them.
+        src_names: The name that the link has for every source rank of the plan, in their order.
 
     Raises:
         LayoutError: the plan has no such rank, or not so many source ranks.

@@ -48,16 +48,16 @@ if TYPE_CHECKING:
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamReport:
-    """Of one publication, to one receiver."""
+    """One publication, to one receiver."""
 
     policy_version: int
     dst_rank: int
     choice: Choice
     """Delta or dense, and why. A bucket whose delta would be as large as itself is dense in any case."""
     num_bytes: int
-    """Of the weights."""
+    """Bytes of the weights that this sender has for the receiver."""
     sent_bytes: int
-    """On the link."""
+    """Bytes that went over the link."""
     num_delta_buckets: int
     num_buckets: int
     seconds: float
@@ -83,7 +83,7 @@ class WeightStreamSender:
     """Publishes what one source rank stores, to all destination ranks that need any of it.
 
     Args:
-        dst_names: Of every destination rank of the plan, as the link calls them.
+        dst_names: The name that the link has for every destination rank of the plan, in their order.
         bucket_bytes: The most that is packed at a time, for each receiver.
         deltas: False: always dense, and no copy is kept on either side.
         new_choice: Makes what decides between delta and dense, one for each receiver.

@@ -54,7 +54,7 @@ class Held:
     """What a receiver holds of a sender."""
 
     session: str
-    """Of the sender: a new one may give the same version other contents."""
+    """The sender's session: a new one may give the same version other contents."""
     policy_version: int
 
 
@@ -68,7 +68,8 @@ class Offer:
     policy_version: int
     bucket_bytes: int
     tied_digests: bytes
-    """Of the boxes that the receiver stores in the memory of others, which are not sent twice."""
+    """Digests, 16 bytes each, of the boxes that the receiver stores in the memory of other boxes; those are not sent
+    twice."""
 
 
 @record
@@ -88,11 +89,11 @@ class Content:
     attempt: int
     bucket: int
     is_delta: bool
-    """To what the receiver said that it holds."""
+    """Whether `data` is a delta to what the receiver said that it holds."""
     is_kept: bool
     """Whether the receiver must keep the bucket, because deltas may follow."""
     digests: bytes
-    """Of each box, 16 bytes each: what the receiver's tensors must hold."""
+    """The digest of each box of the bucket, 16 bytes each: what the receiver's tensors must hold."""
     data: npt.NDArray[np.uint8]
 
 
@@ -102,16 +103,16 @@ class Ack:
     session: str
     attempt: int
     held: Held | None
-    """None: it failed, and the next version must be sent whole."""
+    """What the receiver holds now; None: it failed, and the next version must be sent whole."""
     tensors: tuple[str, ...]
-    """That differ from what was sent."""
+    """Names of the tensors that differ from what was sent."""
     fault: str | None
     window_s: float
-    """From the reply until the last bucket was unpacked."""
+    """Seconds from the reply until the last bucket was unpacked."""
     busy_s: float
-    """Of these, spent with unpacking."""
+    """Seconds of `window_s` that were spent on unpacking."""
     apply_s: float
-    """And with applying deltas."""
+    """Seconds of `busy_s` that were spent on applying deltas."""
 
 
 @record
@@ -121,7 +122,7 @@ class Bucket:
 
     parts: tuple[Part, ...]
     names: tuple[str, ...]
-    """Of their canonical tensors."""
+    """For each part, the name of its canonical tensor."""
     num_bytes: int
     element_bytes: int
 
