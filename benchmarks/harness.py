@@ -21,7 +21,7 @@ from rlinf_workers.spans import Span
 
 RESULTS_FOLDER = Path(__file__).parent / "results"
 PACKAGES = ("torch", "transformers", "numpy", "msgspec", "mani_skill", "ray", "rlinf", "rlinf-workers", "rlinf-comm")
-"""Whose versions stand in a result."""
+"""Packages whose versions are written into a result."""
 
 Step = Callable[[int], float]
 """Does round i of one side and returns the seconds that it took."""
@@ -38,7 +38,7 @@ class Comparison:
     denominator: str
     ratio_of_medians: float
     median_of_ratios: float
-    """Over the rounds."""
+    """Median over the rounds of the ratio in each round."""
 
 
 def interleave(sides: Mapping[str, Step], *, num_warmup: int, num_rounds: int) -> dict[str, list[float]]:
@@ -137,6 +137,6 @@ def report(
 
 
 def installed_versions() -> dict[str, str]:
-    """Of PACKAGES, as far as they are installed."""
+    """Package -> version, for those of PACKAGES that are installed."""
     packages = installed_packages()
     return {package: packages[package] for package in PACKAGES if package in packages}

@@ -41,7 +41,7 @@ micro-batches choose tokens and whose ranks agree on the weight of the KL."""
 
 
 def _with_seldom(plans):
-    """Those in hybrid mode lie between the others, and are for `tools/test.sh --all`."""
+    """The plans, of which those in hybrid mode are for `tools/test.sh --all`: they lie between the others."""
     return [pytest.param(plan, marks=pytest.mark.slow) if "hybrid" in plan else plan for plan in plans]
 
 
@@ -116,7 +116,11 @@ def test_another_seed_gives_other_numbers(tmp_path, sort_reference):
 
 @pytest.mark.slow
 def test_environments_on_the_host(tmp_path):
-    """Where a run has GPUs, its simulators have no device and ranks by cores; here beside CPU slots."""
+    """Environments on the host give the same numbers.
+
+    Where a run has GPUs, its simulators have no device and as many ranks as the cores allow; here they run beside CPU
+    slots.
+    """
     from rlinf import jobs
     from rlinf.config.load import load_config, to_yaml
     from rlinf.config.overrides import parse_overrides

@@ -22,7 +22,7 @@ FOREIGN_RLINF = Version("2000")
 """The public index has another project called `rlinf`, at 0.3.0. A calendar version stays above it for good."""
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 PYTHONS = ">=3.10,<3.14"
-"""As the project was tried; the same in every package."""
+"""Python versions with which the project was tried; the same in every package."""
 
 
 def check(folder: Path) -> list[str]:

@@ -38,7 +38,7 @@ class Case:
     source: str
     phrasing: str
     reference: str
-    """As its file gives it: for GSM8K and Minerva a whole solution."""
+    """The reference as its file gives it: for GSM8K and Minerva a whole solution."""
     answer: str
     """What the completion says."""
     completion: str

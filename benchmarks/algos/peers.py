@@ -192,7 +192,7 @@ AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-
 
 
 def aggregated(terms: Tensor, mask: Tensor, name: str) -> Tensor:
-    """By our function of verl's name."""
+    """The terms aggregated by our function that corresponds to verl's name."""
     if name == "token-mean":
         return ours.token_mean(terms, mask, int(mask.sum()))
     if name == "seq-mean-token-mean":

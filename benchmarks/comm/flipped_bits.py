@@ -214,7 +214,7 @@ def _deltas_always() -> DeltaChoice:
 
 @contextmanager
 def stream(deltas: bool) -> Iterator[Flip]:
-    """Between peers of one process, so that nothing but the stream's own digests can find the flip."""
+    """A stream between peers of one process, so that only the stream's own digests can find the flip."""
     reshard = plan(LAYOUT, LAYOUT)
     with Peer.listen("trainer") as trainer, Peer.listen("engine") as engine:
         trainer.connect(engine.address)

@@ -131,7 +131,7 @@ def _us(value: float | None) -> str:
 
 
 def _targets(measured: Measured) -> Iterator[str]:
-    """Asked for, and reached."""
+    """The targets, and what was reached."""
     small = measured.side("tensor", "4 KB", "channel")["median_us"]
     queue = measured.side("tensor", "4 KB", "torch queue")["median_us"]
     by_reference = [case["sides"]["pool, by reference"]["median_us"] for case in measured.cases["tensor"].values()]

@@ -29,12 +29,12 @@ class Case:
 
     shape: TransformerShape
     layer_bytes: int
-    """In bfloat16."""
+    """Bytes of one layer in bfloat16."""
     trainer_sizes: dict[str, Any]
-    """Keywords of megatron(), of merged() below."""
+    """Keyword arguments of `megatron`."""
     engine_sizes: dict[str, Any]
     trainer_dtype: str = "bfloat16"
-    """Of what the trainer stores; the engine stores bfloat16."""
+    """Type of what the trainer stores; the engine stores bfloat16."""
 
     @cached_property
     def trainer(self) -> Layout:
@@ -80,7 +80,7 @@ CASES = {
 
 
 def num_bytes_of(layout: Layout) -> int:
-    """That one copy of everything a layout stores takes; ranks that share a RankLayout are counted each."""
+    """Bytes of one copy of everything that a layout stores; ranks that share a RankLayout are counted each."""
     return sum(_rank_bytes(rank) for rank in layout.ranks)
 
 

@@ -23,7 +23,7 @@ from rlinf_comm import Channel
 
 NUM_SIDES = 2
 NUM_ITEMS = {"channel": 60_000, "multiprocessing": 10_000, "torch": 1_000}
-"""For each producer: about a second."""
+"""Side -> items that each producer sends, which takes about a second."""
 NUM_ROUNDS = 3
 NUM_ROUND_TRIPS = 2000
 

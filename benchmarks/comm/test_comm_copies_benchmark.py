@@ -114,7 +114,7 @@ def test_reshard(benchmark: Any, name: str, num_threads: int) -> None:
 
 @pytest.mark.parametrize("name", ["Qwen2.5-1.5B, TP4 to TP2", "Qwen2.5-1.5B, fp32 TP4 to bf16 TP2"])
 def test_digest(benchmark: Any, name: str, num_threads: int) -> None:
-    """Of what an engine rank stores: from its own memory, from the trainer's, and in the pass of the copy."""
+    """Times the digest of what an engine rank stores: of its own memory, of the trainer's, and during the copy."""
     case = CASES[name]
     memory = Memory(case)
     table = case.plan.copies(dst_rank=0)

@@ -58,13 +58,13 @@ PROMPT_TOKENS = 96
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A recipe, and what is changed of it."""
+    """A recipe, and what is changed in it."""
 
     about: str
     recipe: str = "sort-grpo"
     overrides: dict[str, object] = field(default_factory=dict)
     architecture: dict[str, int] = field(default_factory=dict)
-    """Of the model that is made."""
+    """Sizes of the model that is made for this case, where the recipe's are not used."""
 
 
 CASES = {

@@ -69,7 +69,7 @@ class Placed:
     executor: Executor
     plan: Plan
     profiler: Profiler
-    """Of this placement's own steps."""
+    """Observes the steps of this placement alone."""
     stages_s: list[Mapping[str, float]] = field(default_factory=list)
 
     def step(self, index: int) -> float:

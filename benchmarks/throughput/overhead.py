@@ -209,7 +209,7 @@ def _start(stack: ExitStack, job: Job, folder: Path) -> tuple[FlowSide, PlainLoo
 
 
 def _process_ids() -> list[int]:
-    """Of this process and the workers."""
+    """Process ids of this process and of the workers."""
     return [os.getpid(), *(child.pid for child in multiprocessing.active_children() if child.pid)]
 
 

@@ -40,7 +40,7 @@ PIPELINED, IN_TURN = "pipelined", "in turn"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Where env and policy are."""
+    """The devices on which env and policy are."""
 
     name: str
     devices: dict[str, tuple[int, ...]]

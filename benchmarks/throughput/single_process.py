@@ -76,7 +76,7 @@ class SingleProcess:
             target.weights_received(source.policy_version)
 
     def metrics(self) -> dict[str, float]:
-        """Of everything that ran since the last call."""
+        """The metrics of everything that ran since the last call."""
         return merge(host.metrics.drain() for host in self._hosts.values())
 
     def forget_rows(self) -> None:

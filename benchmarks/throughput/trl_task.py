@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 GROUP_SIZE = 8
 NUM_PROMPTS = 64
-"""Of a step; NUM_PROMPTS * GROUP_SIZE completions."""
+"""Prompts of a step, which has NUM_PROMPTS * GROUP_SIZE completions."""
 LEARNING_RATE = 1e-4
 NUM_SPECIAL_TOKENS = 3
 
@@ -46,7 +46,7 @@ ALPHABET = TASK.alphabet
 
 
 def prompts(step: int) -> list[str]:
-    """Those of one step, all of one length."""
+    """The prompts of one step, all equally long."""
     generator = random.Random(step)
     if NAME == "sort":
         return [f"{generator.randrange(10**8):08d}=" for _ in range(NUM_PROMPTS)]

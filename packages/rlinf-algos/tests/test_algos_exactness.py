@@ -146,7 +146,7 @@ def loss_of(model: Transformer, rows: Rows, policy_loss: str, aggregation: str, 
 
 
 def micro_batches(batch: list[Sequence], rank: int, layout: str, dtype: torch.dtype) -> list[Rows]:
-    """Of one rank: every second sequence, a quarter of them at a time."""
+    """The micro-batches of one rank: every second sequence, a quarter of them at a time."""
     mine = batch[rank::NUM_RANKS]
     return [lay_out(mine[i::NUM_MICRO_BATCHES], layout, dtype) for i in range(NUM_MICRO_BATCHES)]
 
@@ -191,7 +191,7 @@ def test_loss_and_gradient_do_not_depend_on_the_layout(policy_loss, aggregation,
 
 
 def test_the_mean_of_means_of_micro_batches_would_be_seen():
-    """That the tolerance above means something: averaging each micro-batch by its own count is off by percents."""
+    """The tolerance above means something: averaging each micro-batch by its own count is wrong by several per cent."""
     model, batch = make_batch(torch.float64)
     whole = [lay_out(batch, "padded", torch.float64)]
     expected = train_rank(model, whole, "ppo", "token_mean", counts(whole))

@@ -231,7 +231,7 @@ def test_gmpo_refuses():
 
 
 def test_one_far_token_moves_gmpo_less_than_gspo():
-    """Of 4 tokens one is 20 times likelier: the geometric mean is cut for it alone."""
+    """One of 4 tokens is 20 times likelier: the geometric mean is cut for that token alone."""
     policy = torch.tensor([[3.0, 0.0, 0.0, 0.0]], requires_grad=True)
     loss = gmpo_loss(policy, torch.zeros(1, 4), torch.ones(1), None)
     loss.loss_terms.mean().backward()
@@ -308,12 +308,13 @@ LOSSES = {
     "clip_cov": lambda *inputs: clip_cov_loss(*inputs, cov_low=1e6, cov_high=1e9),
     "kl_cov": kl_cov_loss,
 }
-"""Of tokens, but for GSPO, whose form is; Clip-Cov where it finds no candidate."""
+"""Losses with one term for each token: GSPO's, which is a loss of whole sequences, has that form too. Clip-Cov is given
+bounds that no token meets."""
 
 
 @pytest.mark.parametrize("name", ["ppo_clip", "decoupled", "policy_gradient", "sapo", "clip_cov", "kl_cov"])
 def test_gradients_by_finite_differences(name):
-    """Those whose terms are a function of the policy alone; GSPO's and CISPO's hold constants of it (tests above)."""
+    """Losses whose terms depend on the policy alone: GSPO's and CISPO's hold constants made of it (tests above)."""
     (policy, proximal), advantages, mask = draw((3, 5), 8)
     mask[0, 0] = True
     free = torch.tensor(policy, requires_grad=True)
@@ -323,7 +324,7 @@ def test_gradients_by_finite_differences(name):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_on_policy_all_have_the_policy_gradient(name):
-    """At ratio 1 every loss but the sequence-level one gives -A for each log-probability; so does that one."""
+    """At ratio 1 every loss gives the gradient -A for each log-probability; so does the sequence-level one."""
     policy = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]], requires_grad=True)
     advantages = torch.tensor([[1.5, -2.0], [0.0, 4.0]])
     loss = LOSSES[name](policy, policy.detach(), advantages, None)

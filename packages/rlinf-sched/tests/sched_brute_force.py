@@ -14,16 +14,16 @@ from sched_brute_force_turns import Option, options_of
 from rlinf_sched.problem import Problem
 
 DEVICES, FIRST, MIDDLE, LAST, HALF, TAIL, SYNC, OFFLOADS, RESIDENT, PEAK, RECEIVED = range(11)
-"""Rows of an array of candidates, which has a column for each; from `RECEIVED` on a row for each weight edge."""
+"""Rows of an array of candidates, which has a column for each; from `RECEIVED` on, a row for each weight edge."""
 NUM_PAIRS = 50_000
-"""Joined at a time."""
+"""Pairs of candidates that are joined at a time."""
 IN_SHORT = [DEVICES, LAST, OFFLOADS, RESIDENT, PEAK]
 """Enough to find a good plan by, if not the best."""
 Turns = frozenset[int]
 
 
 def least_step_s(problem: Problem, *, prune: bool = False) -> float | None:
-    """Of all plans that fit; None when none does."""
+    """Seconds of the shortest step among all plans that fit; None when none does."""
     if not prune:
         return BruteForce(problem).least_step_s()
     known_s = BruteForce(problem, compared=IN_SHORT).least_step_s()
@@ -32,7 +32,7 @@ def least_step_s(problem: Problem, *, prune: bool = False) -> float | None:
 
 
 def undominated(candidates: np.ndarray, compared: list[int]) -> np.ndarray:
-    """Those that no other is as good as in all of these rows; of equal ones, one."""
+    """The candidates to which no other is as good in all of these rows; one of several equal ones."""
     rest = candidates[compared]
     scale = np.maximum(rest.max(axis=1, initial=0.0), 1e-9)[:, None]
     order = np.argsort((rest / scale).sum(axis=0))  # nothing comes before what is better
@@ -77,7 +77,7 @@ class BruteForce:
         self.least_area = [min((one.devices * one.out[-1] for one in some), default=inf) for some in options]
         least_s = sum(self.least_area) / self.total
         self.load = [min((one.instances * one.out[-1] for one in some), default=inf) / least_s for some in options]
-        """Of each turn, the instances that compute at a time if the step took that long."""
+        """Instances of each turn that would compute at a time if the step took `least_s`."""
         memory_matters = sum(max((one.peak for one in some), default=0) for some in options) > self.memory
         self.known = {}
         for i, some in enumerate(options):
@@ -133,7 +133,7 @@ class BruteForce:
             yield np.repeat(some, right.shape[1], axis=1), np.tile(right, some.shape[1])
 
     def fitting(self, candidates: np.ndarray, turns: Turns) -> np.ndarray:
-        """Without those that no whole plan within the bound has: parts are rectangles of devices and seconds."""
+        """The candidates that may be part of a plan within the bound. Parts are rectangles of devices and seconds."""
         last = candidates[LAST]
         area = candidates[DEVICES] * last + sum(self.least_area[i] for i in range(len(self.turns)) if i not in turns)
         fits = (candidates[DEVICES] <= self.total) & (candidates[PEAK] <= self.memory)
@@ -149,7 +149,7 @@ class BruteForce:
     # -- joins -------------------------------------------------------------------------------------------------------
 
     def joins(self, a: np.ndarray, b: np.ndarray, before: Turns, after: Turns) -> Iterator[tuple[str, np.ndarray]]:
-        """Each with its kind; not all of them fit."""
+        """The joins of two parts, each with its kind; not all of them fit."""
         yield "in turn", self.in_turn(a, b, before, after)
         yield "side by side", self.side_by_side(a, b, before, after)
         if self.feeds(before, after) and before <= self.fed:
@@ -195,7 +195,7 @@ class BruteForce:
         return whole
 
     def sync(self, whole: np.ndarray, a: np.ndarray, b: np.ndarray, before: Turns, after: Turns, *, near: bool) -> None:
-        """Of the syncs on the way, and what is left to send of each edge."""
+        """Sets the seconds of the syncs so far, and the bytes that are still to be sent over each weight edge."""
         whole[SYNC] = a[SYNC] + b[SYNC]
         for row, ends in enumerate(self.edges, RECEIVED):
             whole[row] = np.maximum(a[row], b[row])

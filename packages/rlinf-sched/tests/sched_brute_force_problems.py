@@ -20,14 +20,16 @@ from rlinf_sched import (
 
 GIB = 1 << 30
 MOST_DEVICES = {2: 8, 3: 8, 4: 6, 5: 4, 6: 3}
-"""By stages, so that keeping every candidate takes a second."""
+"""Number of stages -> most devices with which keeping every candidate takes about a second."""
 
 
 @st.composite
 def problems(
     draw: st.DrawFn, most_devices: dict[int, int] = MOST_DEVICES, *, least_devices: int = 1, many_choices: bool = False
 ) -> Problem:
-    """As many stages as `most_devices` has keys for. Of larger flows stages have fewer choices, but for `many_choices`.
+    """Random problems with as many stages as `most_devices` has keys for.
+
+    The stages of larger flows have fewer choices, except with `many_choices`.
 
     Numbers are drawn from few different ones, so that candidates are often equal.
     """
@@ -130,6 +132,6 @@ def _at_two_numbers(instance: InstanceProfile) -> tuple[InstanceProfile, Instanc
 
 
 def _at_two_widths(instance: InstanceProfile) -> tuple[InstanceProfile, InstanceProfile]:
-    """And faster on twice the devices."""
+    """The instance, and a faster one on twice the devices."""
     faster = tuple(replace(point, seconds=0.6 * point.seconds) for point in instance.points)
     return instance, replace(instance, num_devices=2 * instance.num_devices, points=faster)

@@ -27,7 +27,7 @@ class Option:
     peak: int
     offloads: bool
     received: tuple[float, ...]
-    """Of each weight edge, the bytes that a device of its target receives."""
+    """Bytes that a device of the target receives, for each weight edge."""
     sync_s: float = 0.0
 
 
@@ -71,7 +71,7 @@ class _Place:
 
     @property
     def switch_s(self) -> tuple[float, float]:
-        """Onload and offload."""
+        """Seconds of an onload and of an offload."""
         if not self.offload:
             return 0.0, 0.0
         moved_s = self.state / self.problem.cluster.links.host_bytes_per_s
@@ -81,7 +81,7 @@ class _Place:
 
 
 def options_of(problem: Problem, names: Sequence[str]) -> list[Option]:
-    """Of the turn of these stages, whether their memory fits or not."""
+    """The options of the turn that consists of these stages, whether their memory fits or not."""
     if len(names) == 2:
         return list(_cycles(problem, *names))
     assert not any(names[0] in cycle for cycle in problem.flow.cycles()), "a cycle of one stage"
@@ -107,7 +107,7 @@ def _places(problem: Problem, name: str) -> Iterator[_Place]:
 
 
 def _measured_nearest(profile: StageProfile, like: InstanceProfile, count: int) -> InstanceProfile:
-    """Of those on the same devices, the one whose number of instances is nearest by ratio, the lower first."""
+    """The profile on the same devices whose number of instances is nearest by ratio; the lower of two equally near."""
     alike = sorted((i for i in profile.instances if i.num_devices == like.num_devices), key=lambda i: i.num_ranks)
     return min(alike, key=lambda i: Fraction(max(i.num_ranks, count), min(i.num_ranks, count)) if i.num_ranks else 1)
 

@@ -27,7 +27,7 @@ def profile(seconds: float, *, batching: Any = "sum", rounds: int = 1, fixed: fl
 
 
 def gpus(num_devices: int, gib: int = 80) -> Cluster:
-    """In nodes of eight."""
+    """A cluster of equal GPUs in nodes of eight."""
     per_node = min(num_devices, 8)
     return Cluster.cuda_nodes(num_devices // per_node, per_node, name="GPU", memory_bytes=gib * GIB)
 

@@ -16,10 +16,11 @@ C = Columns(num_pools=1, num_edges=0)
 def front(
     rows: Sequence[Sequence[float]], bound_s: float = INFINITE, *, devices: Sequence[int] = (), share: float = 0.0
 ) -> "_C.Front":
-    """Of rows [first, middle, last, tail] at an even pace on one device each, or so many; ten devices, no memory limit.
+    """A front of rows [first, middle, last, tail] at an even pace, in a cluster of ten devices without a memory limit.
 
     Args:
-        share: of the devices, within which their numbers count as equal.
+        devices: devices of each row; empty: one each.
+        share: share of the devices within which two numbers of devices count as equal.
     """
     limits = _C.Limits(
         devices=[10.0], memory=[1e18], rest_resident=[0.0], rest_peak=[0.0], bound_s=bound_s, rest_area=0.0,
@@ -35,7 +36,7 @@ def front(
 
 
 def join_of(kind: JoinKind, *, waits: float = 0.0, steps_under_way: int = 1) -> "_C.Join":
-    """Of a part that feeds another."""
+    """A join of two parts, the first of which feeds the second."""
     return _C.Join(
         kind=JOINS.index(kind), before_part=1, feeds=True, moved_s=0.0, waits=waits, syncs=[], sync_latency_s=0.0,
         sync_bytes_per_s=1.0, mixes=False, steps_under_way=steps_under_way,

@@ -323,7 +323,7 @@ def refusal(tree: dict) -> str | None:
 
 
 MAX_PLANNED_ITEMS = 20_000
-"""Of a stage in a step, its rounds included: more only take longer."""
+"""Most items of a stage in a step, its rounds included: more items would only take longer."""
 
 
 def test_a_sample_of_mutated_problems_is_explained_or_refused():

@@ -41,7 +41,7 @@ def cluster(num_devices: int, latency_s: float = 0.0) -> Cluster:
 def profile(
     seconds: float, batching: Batching = "sum", costs=None, rounds=1, weights_bytes=0, **fields
 ) -> StageProfile:
-    """`seconds` an item."""
+    """A profile of `seconds` for each item."""
     instance = InstanceProfile(points=(TimePoint(num_items=1, seconds=seconds),), **fields)
     costs = costs or ItemCosts()
     return StageProfile(
@@ -192,7 +192,7 @@ def test_a_cycle_that_starves_takes_what_there_is():
 
 
 def test_an_instance_waits_for_no_more_items_than_it_owns():
-    """Of three items two belong to rank 0, one to rank 1, which begins with that though hand-overs hold two."""
+    """Two of three items belong to rank 0 and one to rank 1, which begins with that one though hand-overs hold two."""
     problem = problem_of(embodied(), 3, 3, env=profile(1, rounds=2), policy=profile(1, rounds=2))
     plan = plan_of(env=((0, 1), 2, 2, False, 0), policy=((2,), 1, 1, False, 0))
     assert times(simulate(problem, plan), "env")[:2] == [(0, 2), (0, 1)]

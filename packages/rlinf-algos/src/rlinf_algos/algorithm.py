@@ -47,15 +47,15 @@ class Algorithm:
     """
 
     name: str = "own"
-    """For people."""
+    """What people call the algorithm."""
     advantage: str = "grpo"
     """Name in `rlinf_algos.parts.ADVANTAGES`, or "package.module:function"."""
     normalize_std: bool | None = None
-    """Of `grpo`: divide by the deviation of the group's rewards."""
+    """Whether `grpo` divides by the standard deviation of the group's rewards."""
     gamma: float | None = None
-    """Of `gae` and `returns`: discount of a reward one token later, in [0, 1]."""
+    """Discount of a reward one token later, in [0, 1]; for `gae` and `returns`."""
     gae_lambda: float | None = None
-    """Of `gae`: trace decay, in [0, 1]."""
+    """Decay of the trace, in [0, 1]; for `gae`."""
     whiten_advantages: bool = False
     """Bring the advantages to mean 0 and deviation 1 over all tokens of a step, across ranks."""
     policy_loss: str = "ppo_clip"
@@ -63,66 +63,67 @@ class Algorithm:
     clip_low: float | None = None
     """The ratio is clipped below at 1 - clip_low."""
     clip_high: float | None = None
-    """And above at 1 + clip_high."""
+    """The ratio is clipped above at 1 + clip_high."""
     dual_clip: float | None = None
-    """Of `ppo_clip` and `decoupled`: bounds the loss of a negative advantage; above 1."""
+    """Ratio, above 1, from which the loss of a negative advantage no longer grows; for `ppo_clip` and `decoupled`."""
     weight_cap: float | None = None
-    """Of `decoupled`: tokens whose correction weight is larger are dropped; at least 1."""
+    """Largest correction weight of a token, at least 1; tokens with a larger one are dropped. For `decoupled`."""
     correction: Literal["truncated", "masked", "rejected", "icepop"] | None = None
-    """Of the gap between the engine that sampled and the actor; `rlinf_algos.corrections`. `rejected` is `masked`
-    without weights."""
+    """How the gap between the engine that sampled and the actor is corrected (`rlinf_algos.corrections`). `rejected` is
+    `masked` without weights."""
     correction_level: Literal["token", "sequence", "geometric"] | None = None
-    """Whose ratio it is: a token's, a completion's, or the geometric mean over a completion; `icepop` is of tokens."""
+    """Whose ratio is corrected: a token's, a completion's, or the geometric mean over a completion. `icepop` always
+    takes a token's."""
     correction_low: float | None = None
-    """Where the ratio, actor over engine, is below it, tokens are left out; not of `truncated`."""
+    """Tokens whose ratio, actor over engine, is below this are left out; not for `truncated`."""
     correction_high: float | None = None
-    """Where the ratio is above it, tokens are left out; of `truncated`: the largest weight."""
+    """Tokens whose ratio is above this are left out; for `truncated` it is the largest weight."""
     off_policy_threshold: float | None = None
-    """Completions of a negative advantage that drifted by more nats a token from the policy that sampled them are left
-    out (DeepSeek-V3.2); None: none is."""
+    """Nats per token. Completions with a negative advantage that have drifted further than this from the policy that
+    sampled them are left out (DeepSeek-V3.2); None: none is left out."""
     top_entropy_fraction: float = 1.0
-    """Share of a micro-batch's tokens, those of the highest entropy, that the policy loss is of (arXiv:2506.01939)."""
+    """Share of a micro-batch's tokens, those of the highest entropy, that have a policy loss (arXiv:2506.01939)."""
     aggregation: Literal[
         "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean"
     ] = "token_mean"
-    """From token losses to one number."""
+    """How the losses of tokens become one number."""
     kl: str = "k3"
     """Estimate of the KL to the reference; `rlinf_algos.kl`."""
     kl_coef: float = 0.0
-    """Its weight; 0: no reference model is asked."""
+    """Weight of the KL; 0: no reference model is asked."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where it is added: a term of the loss, or a penalty on the rewards."""
+    """Where the KL is added: as a term of the loss, or as a penalty on the rewards."""
     kl_clamp: float | None = None
-    """Of `k3` and `k3+`: largest value of a token's KL; None: no bound. verl: 10."""
+    """Largest KL of a token, in nats, for `k3` and `k3+`; None: no bound. verl has 10."""
     kl_target: float | None = None
-    """Of a KL in the reward: its weight is adapted after each step so that the KL of a completion, in nats, comes to
-    this; None: the weight stays."""
+    """KL of a completion, in nats, to which the weight of a KL in the reward is adapted after each step; None: the
+    weight stays."""
     kl_horizon: int | None = None
-    """Of `kl_target`: completions in which the weight may change by a fifth."""
+    """Number of completions in which the weight may change by a fifth, with `kl_target`."""
     reward_coef: float = 1.0
-    """Weight of the reward beside a KL in it; 0: the KL alone teaches, as in distillation."""
+    """Weight of the reward itself where a KL is part of it; 0: only the KL teaches, as in distillation."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     value_loss: Literal["clipped", "huber"] | None = None
-    """The critic's, where the advantage reads values."""
+    """Loss of the critic, where the advantage reads values."""
     value_clip: float | None = None
-    """Of `clipped`: how far a value may move in an update; None: as far as it likes."""
+    """How far a value may move in an update, with `clipped`; None: without bound."""
     huber_delta: float | None = None
-    """Of `huber`: where the loss turns from square to linear."""
+    """Error at which the `huber` loss turns from square to linear."""
     dynamic_sampling: bool = False
     """Leave groups whose rewards are all equal out of the update and of its totals (DAPO)."""
     oversampling: float = 1.0
-    """With dynamic sampling: sample so many times as many prompts, and train on the first that have a signal."""
+    """Factor by which dynamic sampling samples more prompts; it trains on the first groups that have a signal."""
     overlong_buffer_tokens: int = 0
     """The last tokens before the limit in which the reward falls to -overlong_penalty (DAPO); 0: no penalty."""
     overlong_penalty: float | None = None
-    """How much the reward falls."""
+    """Most that the reward falls, at the limit."""
     overlong_filter: bool = False
     """Leave completions that were cut at the limit out of the update and of its totals (DAPO)."""
     group_size: int = 8
     """Completions of each prompt."""
     num_minibatches: int = 1
-    """Optimizer steps of a pass over a step's prompts."""
+    """Optimizer steps in one pass over a step's prompts."""
     num_epochs: int = 1
     """Passes over a step's prompts."""
     options: Mapping[str, Option] = field(default_factory=dict)

@@ -83,7 +83,7 @@ def truncated_importance_sampling(
         rollout_logprobs: [B, T], nats, by the engine that sampled.
         loss_mask: [B, T], bool or 0/1; None: every token.
         level: whose ratio: "token", "sequence" or "geometric".
-        cap: at least 1. verl's documentation: 2; TRL: `vllm_importance_sampling_cap`, 3.
+        cap: largest weight, at least 1. verl's documentation has 2; TRL's `vllm_importance_sampling_cap` is 3.
         sequence_ids: [B, T] for packed rows (`rlinf_algos.packing`); None: one sequence a row.
 
     Raises:
@@ -111,8 +111,8 @@ def masked_importance_sampling(
 
     Args:
         proximal_logprobs, rollout_logprobs, loss_mask, level, sequence_ids: as for `truncated_importance_sampling`.
-        low: in [0, 1]; 0 rejects nothing below.
-        high: at least 1.
+        low: least ratio that is kept, in [0, 1]; 0 rejects nothing below.
+        high: largest ratio that is kept, at least 1.
         weigh: False gives 1 in place of r to what stays: rejection alone (verl: `rollout_rs` without `rollout_is`).
 
     Raises: as `truncated_importance_sampling`.

@@ -21,17 +21,17 @@ class GroupChoice:
     keep: Tensor
     """The shape of the rewards, bool: samples of the groups chosen."""
     num_groups: int
-    """Groups looked at."""
+    """Groups that were looked at."""
     num_with_signal: int
-    """Of these, groups whose rewards differ."""
+    """Groups, among those looked at, whose rewards differ."""
     num_chosen: int
     """Groups in `keep`: at most as many as wanted."""
     num_missing: int
-    """Groups that are still wanted."""
+    """Groups that are wanted beyond those chosen."""
     num_more_prompts: int
-    """Prompts to sample next so that, at the share of groups with signal seen here, the missing ones come: 0 where none
-    is missing. The share is taken as (with signal + 1) / (groups + 2), so that a poor start asks for many, not for
-    infinitely many."""
+    """Prompts to sample next so that, at the share of groups with signal seen here, they give the missing groups; 0 if
+    none is missing. The share is taken as (with signal + 1) / (groups + 2), so that a poor start asks for many prompts,
+    not for infinitely many."""
 
 
 @torch.no_grad()
@@ -94,8 +94,8 @@ def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int, pe
     Args:
         lengths: any shape, tokens of each completion, at least 0.
         max_tokens: the length at which the penalty is whole; the limit of generation, or below it.
-        buffer_tokens: between 1 and max_tokens. The paper: 4,096 of 20,480.
-        penalty: at least 0; the paper: 1. verl: `overlong_buffer.penalty_factor`.
+        buffer_tokens: tokens over which the reward falls, from 1 to max_tokens. The paper has 4,096 of 20,480.
+        penalty: most that the reward falls, at least 0; the paper has 1. verl: `overlong_buffer.penalty_factor`.
 
     Returns:
         the shape of lengths, at least float32, in [-penalty, 0].

@@ -36,7 +36,7 @@ def high_entropy_mask(entropies: Tensor, mask: Tensor | None, *, top_fraction: f
     Args:
         entropies: any shape, nats; those of the whole batch, since the threshold is its quantile.
         mask: the same shape, bool or 0/1; None: every element.
-        top_fraction: of the elements inside the mask, in [0, 1]; those that tie with the last one are in too.
+        top_fraction: share of the elements inside the mask, in [0, 1]; elements that tie with the last one are in too.
 
     Returns:
         bool, the same shape: at least `ceil(top_fraction * num_inside)` elements.

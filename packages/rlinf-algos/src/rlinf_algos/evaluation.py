@@ -44,7 +44,7 @@ class Estimate:
 
     value: float
     standard_error: float
-    """Of the mean over problems; NaN for a single problem, from which nothing about others can be said."""
+    """Standard error of the mean over problems; NaN for a single problem, which says nothing about others."""
     low: float
     high: float
     """Ends of the confidence interval, within [0, 1]."""
@@ -144,7 +144,7 @@ def mean_over_problems(scores: Tensor, *, confidence: float = 0.95) -> Estimate:
 
     Args:
         scores: [P] in [0, 1], avg@k, pass@k or maj@k of each problem.
-        confidence: in (0, 1).
+        confidence: probability that the interval is to cover, in (0, 1).
     Raises:
         ShapeError (no problem), NonFiniteError, AlgosError (outside [0, 1]).
     """
@@ -177,7 +177,7 @@ def bootstrap_interval(
 
     Args:
         scores: [P], finite.
-        seed: of the draws; the same seed gives the same interval.
+        seed: seed of the draws; the same seed gives the same interval.
     Raises:
         ShapeError (no problem), NonFiniteError, AlgosError.
     """

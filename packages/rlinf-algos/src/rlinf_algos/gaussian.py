@@ -55,7 +55,7 @@ def gaussian_sample(mean: Tensor, log_std: Tensor, generator: torch.Generator | 
 
     Args:
         mean: [..., A]. log_std: the same shape, or [A].
-        generator: of mean's device; None: torch's own.
+        generator: a generator on the device of `mean`; None: torch's own.
 
     Returns:
         [..., A], at least float32, without gradient.

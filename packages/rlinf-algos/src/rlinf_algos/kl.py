@@ -115,7 +115,7 @@ def kl_shaped_rewards(rewards: Tensor, kl: Tensor, kl_coef: float, loss_mask: Te
         rewards: [B, T], usually `rewards_at_last_token`.
         kl: [B, T], usually `kl_k1` of proximal or rollout log-probabilities: in a reward only k1's expectation is right
             without more, and a constant needs no gradient.
-        kl_coef: at least 0.
+        kl_coef: weight of the KL, at least 0.
         loss_mask: [B, T], bool or 0/1; None: all.
 
     Returns:

@@ -66,7 +66,7 @@ class Moments:
 
     count: Tensor
     mean: Tensor
-    """0 for no numbers."""
+    """Mean of the numbers; 0 if there are none."""
     squared_deviations: Tensor
     """Sum of (x - mean)^2; exactly 0 where all numbers are equal."""
 
@@ -107,7 +107,7 @@ class Moments:
         so that nothing depends on the rank that has a part.
 
         Args:
-            parts: of this rank, any shape; a part may have nothing.
+            parts: the parts that this rank has, of any shape; a part may be empty.
             sum_over_parts: takes one float64 row a part of this rank, [len(parts), k], returns the sum over all parts
                 of all ranks, [k], on each of them; called three times.
             name: what errors call the values.

@@ -87,7 +87,7 @@ def sequence_ids_of(cumulative_lengths: Tensor, num_positions: int) -> Tensor:
     Args:
         cumulative_lengths: [S + 1] integers, from 0, not decreasing: sequence s has the positions from its element s
             up to, not including, element s + 1.
-        num_positions: of the row, at least the last element; what is beyond it is padding, with the id -1.
+        num_positions: length of the row, at least the last element; positions beyond that are padding, with the id -1.
 
     Returns:
         [1, num_positions] int64.

@@ -137,7 +137,7 @@ def policy_loss_takes(name: str) -> Takes:
 
 
 def takes_of_advantage(function: Callable[..., Any]) -> Takes:
-    """From the signature. Arguments called as one of `INPUTS` are inputs, all others options."""
+    """What a function takes, by its signature: arguments named in `INPUTS` are inputs, all others are options."""
     arguments = inspect.signature(function).parameters
     inputs = tuple(name for name in arguments if name in INPUTS)
     if "rewards" not in inputs and "parts" not in inputs:
@@ -155,7 +155,7 @@ def takes_of_advantage(function: Callable[..., Any]) -> Takes:
 
 
 def takes_of_policy_loss(function: Callable[..., Any]) -> Takes:
-    """From the signature, which begins with `LOSS_INPUTS`."""
+    """What a policy loss takes, by its signature, which begins with `LOSS_INPUTS`."""
     arguments = list(inspect.signature(function).parameters)
     if tuple(arguments[: len(LOSS_INPUTS)]) != LOSS_INPUTS:
         raise AlgosError(

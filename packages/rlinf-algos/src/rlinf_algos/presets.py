@@ -51,7 +51,7 @@ CORRECTION_OPTIONS: dict[str, dict[str, float | str]] = {
 }
 """Correction -> its options, with their defaults."""
 NULLABLE = {"dual_clip", "weight_cap", "value_clip", "kl_clamp"}
-"""Of these, the ones where None means something to an algorithm that uses them."""
+"""Fields of `DEFAULTS` for which None is a setting of its own, even in an algorithm that uses them."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "ppo": {"advantage": "gae", "whiten_advantages": True, "kl": "k1", "kl_in": "reward", "num_minibatches": 2},

@@ -18,14 +18,14 @@ class Device:
     """
 
     index: int
-    """Counts over the whole cluster from 0; what a plan's `devices` name."""
+    """Index of the device, counted over the whole cluster from 0; a plan's `devices` are such indices."""
     kind: DeviceKind
     node: int = 0
     """Machine the device is in, counted from 0."""
     name: str
-    """For people: the GPU's product name, or "cpu:0" for a slot."""
+    """Name for people: the GPU's product name, or "cpu:0" for a slot."""
     memory_bytes: int
-    """Capacity a worker may count on; for a CPU slot its share of the host's memory."""
+    """Bytes that a worker may count on; for a CPU slot its share of the host's memory."""
 
     @property
     def product(self) -> str:
@@ -41,13 +41,13 @@ class Links:
     """
 
     node_bytes_per_s: float = 450e9
-    """Between two devices of one node (NVLink 4: 900 GB/s both ways)."""
+    """Rate between two devices of one node (NVLink 4: 900 GB/s in both directions together)."""
     network_bytes_per_s: float = 50e9
-    """Between devices of different nodes."""
+    """Rate between two devices of different nodes."""
     host_bytes_per_s: float = 50e9
-    """Between a device and its host's memory: onload and offload."""
+    """Rate between a device and its host's memory, at which state is onloaded and offloaded."""
     latency_s: float = 20e-6
-    """Of one hand-over."""
+    """Seconds that one hand-over takes however small it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +89,7 @@ class Cluster:
 
         Args:
             num_slots: at least 1.
-            memory_bytes: of each slot; None shares this machine's physical memory out evenly.
+            memory_bytes: memory of each slot; None shares this machine's physical memory out evenly.
         """
         if num_slots < 1:
             raise ClusterError(f"cpu_slots={num_slots}: a cluster needs at least 1 slot")

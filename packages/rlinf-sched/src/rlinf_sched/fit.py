@@ -13,13 +13,13 @@ class StageSample:
     """What the busiest instance of a stage did in one step."""
 
     num_items: int
-    """In each hand-over."""
+    """Items in each hand-over."""
     seconds: float
-    """Of one hand-over: the mean of those of the instance."""
+    """Seconds of one hand-over, the mean over the instance's hand-overs."""
     fixed_s: float = 0.0
-    """Of `seconds`: what does not depend on the items (the way from one process to the next)."""
+    """The part of `seconds` that does not depend on the number of items (the way from one process to the next)."""
     step_s: float = 0.0
-    """After the last one."""
+    """Seconds once, after the last hand-over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,7 @@ class Stage:
     """
 
     name: str
-    """Unique in the flow."""
+    """Name of the stage, unique in the flow."""
     worker: str
     """The worker group whose method this is. Stages of one group run in the same processes, on the same devices."""
     role: str
@@ -54,8 +54,8 @@ class Stage:
     """The items per hand-over to choose from, 0 = the whole batch. Empty: item_multiple times any power of two, and the
     whole batch."""
     num_parts: int = 0
-    """The work comes in so many equal parts (shards of a batch, groups of environments), which the number of ranks has
-    to divide. 0: any number does."""
+    """Number of equal parts in which the work comes (shards of a batch, groups of environments). The number of ranks
+    has to divide it. 0: any number of ranks will do."""
 
     def __post_init__(self) -> None:
         for key, channels in (("reads", self.reads), ("writes", self.writes)):
@@ -89,7 +89,7 @@ class FlowGraph:
 
     name: str
     stages: tuple[Stage, ...]
-    """In the order of declaration, which decides wherever the channels leave the order open."""
+    """The stages in the order of declaration, which decides wherever the channels leave the order open."""
     weight_edges: tuple[WeightEdge, ...] = ()
     feeds: tuple[str, ...] = ()
     """Channels the driver writes. A stage may write to them too (work that comes back)."""

@@ -63,18 +63,18 @@ class StagePlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagePrediction:
-    """What the planner expects of one stage in a step; where steps overlap, in the mean of the steady state."""
+    """What the planner expects of one stage in a step; where steps overlap, means over the steady state."""
 
     start_s: float
-    """Of its first hand-over, from the moment at which the step may begin."""
+    """When its first hand-over begins, counted from the moment at which the step may begin."""
     end_s: float
-    """Of its last; beyond `Prediction.step_s` where generation runs ahead."""
+    """When its last hand-over ends; later than `Prediction.step_s` where generation runs ahead."""
     busy_s: float
-    """Computing, on the busiest of its instances."""
+    """Seconds that the busiest of its instances computes."""
     switch_s: float
-    """Onload and offload."""
+    """Seconds of onload and offload."""
     peak_bytes: int
-    """On the first of its devices at its fullest, whoever computes there then."""
+    """Bytes on the first of its devices at its fullest, whichever stage computes there then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,11 +92,11 @@ class Prediction:
     """What the planner expects of a plan."""
 
     step_s: float
-    """By the simulator."""
+    """Seconds of a step as the simulator finds them."""
     estimate_s: float
-    """By the search's algebra, which knows no events."""
+    """Seconds of a step as the search estimates them, without simulating events."""
     sync_s: float
-    """Weight syncs of a step."""
+    """Seconds of a step's weight syncs."""
     stages: Mapping[str, StagePrediction]
     runners_up: tuple[RunnerUp, ...] = ()
 
@@ -114,7 +114,7 @@ class Plan:
     reason: str
     """Why this plan, for people."""
     prediction: Prediction | None = None
-    """None: nobody has predicted anything."""
+    """What the planner expects; None for a plan that has not been predicted."""
 
     def stage(self, name: str) -> StagePlan:
         """The plan of the stage of that name.

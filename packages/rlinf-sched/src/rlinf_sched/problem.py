@@ -13,7 +13,7 @@ from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
 
 FORMAT_VERSION = 1
 MAX_ITEMS = 10_000_000
-"""Of one stage in one step, its rounds included: what a simulation can hold."""
+"""Most items that one stage may have in one step, its rounds included: what a simulation can hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +43,11 @@ class Problem:
         return max(self.profile(name).weights_bytes for name in names)
 
     def state_bytes(self, stage: str, instance: InstanceProfile, num_devices: int) -> int:
-        """On each of `num_devices` devices for the whole worker group of the stage, which keeps one state for all its
-        stages: the most that one of them names for instances of this size, as many as there are."""
+        """Bytes of state on each of `num_devices` devices for the whole worker group of the stage.
+
+        A group keeps one state for all its stages, so this is the most that one of them names for that many instances
+        of this size.
+        """
         names = self.flow.workers[self.flow.stage(stage).worker]
         num_ranks = num_devices // instance.num_devices if instance.num_devices else instance.num_ranks or 1
         alike = [
@@ -115,7 +118,7 @@ class Problem:
         raise_problems(ProblemError, f"problem of flow {self.flow.name!r}", _problems(self))
 
     def to_json(self) -> str:
-        """As JSON text: keys sorted, versioned, equal problems give equal text."""
+        """The problem as versioned JSON text with sorted keys; equal problems give equal text."""
         return strict_json.dump(self, format_version=FORMAT_VERSION)
 
     @classmethod
@@ -129,7 +132,7 @@ class Problem:
 
     @classmethod
     def from_tree(cls, tree: Any) -> "Problem":
-        """As `from_json`, from what a YAML parser made of the document."""
+        """Does what `from_json` does, from what a YAML parser made of the document."""
         return strict_json.load_tree(tree, cls, root="problem", format_version=FORMAT_VERSION, error=ProblemError)
 
 

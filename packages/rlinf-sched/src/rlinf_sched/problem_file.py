@@ -16,9 +16,10 @@ from rlinf_sched.problem_shorthand import expand
 
 SUFFIXES = (".json", ".yaml", ".yml")
 MAX_DEPTH = 20
-"""Deeper than any problem; only a YAML file that refers to itself gets there."""
+"""Most levels of a file: more than any problem has, so that only a YAML file that refers to itself gets there."""
 MAX_VALUES = 1_000_000
-"""More than any problem; a few lines of YAML that refer to one another can unfold to billions."""
+"""Most values of a file: more than any problem has. A few lines of YAML that refer to one another can unfold to
+billions."""
 
 _FLOAT = re.compile(
     r"[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|Inf|INF))$|\.(?:nan|NaN|NAN)$"

@@ -23,11 +23,11 @@ UNITS = {
     **{f"{letter}B": 1000**i for i, letter in enumerate("kMGTP", start=1)},
     **{f"{letter}iB": 1024**i for i, letter in enumerate("KMGTP", start=1)},
 }
-"""Decimal and binary, as SI and IEC write them."""
+"""Unit -> bytes; decimal and binary units as SI and IEC write them."""
 SIZE_PATTERN = rf"^\d+(\.\d+)? ?({'|'.join(UNITS)})(/s)?$"
 MAX_DEVICES = 1_000_000
 MAX_MEMORY_GIB = 2**30
-"""An exbibyte."""
+"""Most memory of a device, in GiB: an exbibyte."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +37,9 @@ class EqualNodes:
     nodes: int = 1
     devices_per_node: int
     name: str
-    """Product, for people and for profiles that name theirs: "NVIDIA H100"."""
+    """Name of the product, for people and for profiles that name theirs: "NVIDIA H100"."""
     memory_gib: float
-    """Of each device, in GiB."""
+    """Memory of each device, in GiB."""
     links: Links = field(default_factory=Links)
 
 
@@ -49,7 +49,7 @@ class CpuSlots:
 
     cpu_slots: int
     memory_gib: float | None = None
-    """Of each slot, in GiB. None: this machine's memory in equal parts."""
+    """Memory of each slot, in GiB. None: an equal part of this machine's memory."""
     links: Links = field(default_factory=Links)
 
 

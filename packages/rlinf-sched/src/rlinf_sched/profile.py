@@ -41,9 +41,9 @@ class ItemCosts:
 
     spread: Spread = "equal"
     sigma: float = 0.0
-    """lognormal: standard deviation of the logarithm; the mean stays 1."""
+    """Standard deviation of the logarithm of the costs, for a lognormal spread; the mean stays 1."""
     samples: tuple[float, ...] = ()
-    """samples: measured costs in any unit; scaled to mean 1."""
+    """Measured costs in any unit, for a spread of samples; they are scaled to mean 1."""
     longest: float | None = None
     """No item costs more than this multiple of the mean before clipping (a limit on generated tokens)."""
 
@@ -84,36 +84,37 @@ class InstanceProfile:
     num_devices: int = 1
     """Devices that one instance spans. 0: the instance runs on the host and holds no device."""
     num_ranks: int = 0
-    """Instances that ran side by side when it was measured. A choice that was measured at several numbers is there
-    once for each, and a plan takes the nearest (`StageProfile.serves`). 0: any number takes as long."""
+    """Instances that ran side by side when it was measured. A choice that was measured at several numbers is listed
+    once for each, and a plan takes the nearest (`StageProfile.serves`). 0: the times hold for any number."""
     device_name: str = ""
     """Product it was measured on or derived for (`Device.name`). Empty: any device the cluster places stages on."""
     points: tuple[TimePoint, ...]
-    """Ascending in items. Between points: linear. Below the first: from zero items at the line through the first two
-    (one point: proportional). Above the last: the slope of the last two goes on, and the planner warns."""
+    """Measured or derived times. Ascending in items. Between two points the time is linear; below the first it follows
+    the line through the first two, but is at least proportional to the items (with one point: just that); above the
+    last the slope of the last two goes on, and the planner warns."""
     max_items: int = 0
-    """Most items in one hand-over (continuous batching: at once in the engine). 0: no limit but memory."""
+    """Most items in one hand-over (continuous batching: in the engine at once). 0: memory is the only limit."""
     step_s: float = 0.0
-    """Once a step and instance, after its last item (gradient reduction, optimizer)."""
+    """Seconds that each instance takes once a step, after its last item (gradient reduction, optimizer)."""
     state_bytes: int = 0
-    """On each device while the stage is on it: weights, gradients, environment instances."""
+    """Bytes on each device while the stage is on it: weights, gradients, environment instances."""
     sharded_state_bytes: int = 0
-    """Divided evenly over all devices of the stage: what FSDP or a distributed optimizer shards over the data ranks."""
+    """Bytes divided evenly over all devices of the stage: what FSDP or a distributed optimizer shards over ranks."""
     work_bytes: int = 0
-    """More on each device while it computes, whatever the number of items."""
+    """Further bytes on each device while it computes, whatever the number of items."""
     item_work_bytes: int = 0
-    """More on each device for each item in the hand-over: activations, KV cache."""
+    """Further bytes on each device for each item in the hand-over: activations, KV cache."""
     onload_s: float | None = None
-    """Bringing the state of a device from host memory. None: its bytes over the host link."""
+    """Seconds to bring the state of a device from host memory. None: its bytes over the host link's rate."""
     offload_s: float | None = None
-    """Taking it back. None: its bytes over the host link."""
+    """Seconds to take the state back to host memory. None: its bytes over the host link's rate."""
 
     def fits_like(self, other: "InstanceProfile") -> bool:
-        """Whether both are of the same devices."""
+        """Whether both span as many devices of the same product."""
         return (self.num_devices, self.device_name) == (other.num_devices, other.device_name)
 
     def seconds(self, num_items: float) -> float:
-        """Of a hand-over of `num_items` items of mean cost; 0 for none."""
+        """Seconds of a hand-over of `num_items` items of mean cost; 0 for no items."""
         if num_items <= 0:
             return 0.0
         items, times = [point.num_items for point in self.points], [point.seconds for point in self.points]
@@ -127,20 +128,20 @@ class InstanceProfile:
         return max(line, times[0] * num_items / items[0]) if num_items < items[0] else line
 
     def resident_bytes(self, num_devices: int) -> int:
-        """On each of the stage's `num_devices` devices between its turns, when it does not offload."""
+        """Bytes on each of the stage's `num_devices` devices between its turns, when it does not offload."""
         return self.state_bytes + -(-self.sharded_state_bytes // max(num_devices, 1))
 
     def extra_bytes(self, num_items: int) -> int:
-        """On each of its devices beside the state, while it computes on so many items at once."""
+        """Bytes beside the state on each of its devices while it computes on so many items at once."""
         return self.work_bytes + self.item_work_bytes * num_items
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageProfile:
-    """What is known of one stage."""
+    """What is known about one stage."""
 
     instances: tuple[InstanceProfile, ...]
-    """Its legal parallel choices, each with another `num_devices`."""
+    """The stage's legal parallel choices, each with another `num_devices`."""
     batching: Batching = "sum"
     """How unequal items add up in a hand-over of n items with costs c and the table T.
     sum: T(n) times the mean of c (training: tokens add up).
@@ -148,18 +149,18 @@ class StageProfile:
     continuous: each item in the engine advances at 1 / T(items in it) and leaves once it has done its c."""
     costs: ItemCosts = field(default_factory=ItemCosts)
     rounds: int = 1
-    """How often each item comes through in a step: 1 but in a cycle (environment steps of an episode, turns), whose
-    stages all have the same."""
+    """How often each item passes through the stage in a step: 1 outside cycles. The stages of a cycle (environment
+    steps of an episode, turns of a conversation) all have the same number."""
     max_instances: int = 0
-    """No more instances than this (environment processes). 0: no limit."""
+    """Most instances that the stage may have (environment processes). 0: no limit."""
     weights_bytes: int = 0
-    """What a weight sync moves, for the groups on either end of a weight edge; all ranks together."""
+    """Bytes that a weight sync moves, all ranks together; for the groups at either end of a weight edge."""
     source: str = ""
     """Where the numbers came from: "measured on ...", "derived from ...", with date and versions."""
 
     def serves(self, instance: InstanceProfile, num_ranks: Any) -> Any:
-        """Whether so many instances take the times of this choice: none that was measured for the same devices is
-        nearer by ratio. For an int or an array of them."""
+        """Whether a stage with so many instances takes the times of this choice: no other that was measured on the same
+        devices has a number of instances nearer by ratio. `num_ranks` is an int or an array of them."""
         numbers = [other.num_ranks for other in self.instances if other.fits_like(instance)]
         fewer = max((number for number in numbers if number < instance.num_ranks), default=0)
         more = min((number for number in numbers if number > instance.num_ranks), default=None)
@@ -174,7 +175,7 @@ class Profiles:
     stages: Mapping[str, StageProfile]
 
     def to_json(self) -> str:
-        """As JSON text: keys sorted, versioned, equal profiles give equal text."""
+        """The profiles as versioned JSON text with sorted keys; equal profiles give equal text."""
         return strict_json.dump(self, format_version=FORMAT_VERSION)
 
     @classmethod
@@ -275,6 +276,6 @@ def _instance_problems(at: str, instance: InstanceProfile) -> Iterator[str]:
 
 
 def _normal_quantiles(shares: np.ndarray) -> np.ndarray:
-    """Of the standard normal distribution."""
+    """The quantiles of the standard normal distribution at these shares."""
     inverse = NormalDist().inv_cdf
     return np.array([inverse(share) for share in np.clip(shares, 1e-12, 1 - 1e-12)])

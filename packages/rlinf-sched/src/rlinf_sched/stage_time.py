@@ -14,9 +14,10 @@ import numpy as np
 from rlinf_sched.profile import Batching, InstanceProfile, seconds_table
 
 FRACTIONS = (0.0, 0.5, 1.0)
-"""Of a step's items, whose time of coming out describes a stage or a part of a flow; 0: the first hand-over."""
+"""Shares of a step's items at which a stage, or a part of a flow, is described: the time by which so many are out. 0 is
+the first hand-over."""
 _BATCHINGS: tuple[Batching, ...] = get_args(Batching)
-"""By the number that the native part has for them."""
+"""The kinds of batching; the native part knows each by its index here."""
 
 
 def hand_over_size(num_items: int, num_instances: int, granularity: int, max_items: int) -> int:
@@ -41,17 +42,17 @@ def stage_times(
     num_instances: Sequence[int] | np.ndarray,
     granularity: Sequence[int] | np.ndarray,
 ) -> np.ndarray:
-    """Of a step's items, for each number of instances and its granularity.
+    """When a step's items come out of a stage, for each number of instances and its granularity.
 
     Args:
-        costs: float64 [num_items], of each item, mean 1, in the order in which they come.
+        costs: float64 [num_items], the cost of each item, in the order in which they come; their mean is 1.
         num_instances, granularity: int [m]; fast where equal granularities (continuous: numbers of instances) are
             neighbours.
 
     Returns:
-        float64 [m, len(FRACTIONS) + 2], seconds: when so many of the items are out, the last with the instance's
-        `step_s`; then from the arrival of the second half of the items, and of the last hand-over, at an idle stage to
-        the end.
+        float64 [m, len(FRACTIONS) + 2], seconds. First one column for each of `FRACTIONS`: the time at which that share
+        of the items is out, for the last share with the instance's `step_s`. Then how long an idle stage takes from the
+        arrival of the second half of the items to the end, and from the arrival of the last hand-over to the end.
     """
     counts = np.asarray(num_instances, dtype=np.int32)
     sizes = np.minimum(granularity, -(-len(costs) // counts)).astype(np.int32)
@@ -68,8 +69,10 @@ def stage_times(
 def _times(
     instance: InstanceProfile, batching: Batching, costs: bytes, num_instances: bytes, sizes: bytes
 ) -> np.ndarray:
-    """Without step_s, of arrays as bytes, which are compared quickly: problems that differ little are planned one
-    after the other."""
+    """The times without `step_s`.
+
+    Arrays come as bytes, which the cache compares quickly: problems that differ little are planned one after the other.
+    """
     from rlinf_sched import _C  # the package imports without it
 
     counts, of_items = np.frombuffer(num_instances, dtype=np.int32), np.frombuffer(costs)

@@ -63,7 +63,7 @@ def parse(text: str, *, root: str, error: type[SchedError]) -> Any:
 
 
 def load_tree(tree: Any, record_type: type[T], *, root: str, format_version: int, error: type[SchedError]) -> T:
-    """As `load`, from what a JSON or YAML parser made of the document."""
+    """Does what `load` does, from what a JSON or YAML parser made of the document."""
     if not isinstance(tree, dict):
         raise error(f"{root} is {_kind(tree)}; expected an object with the keys of a {root}")
     tree = dict(tree)

@@ -161,7 +161,7 @@ class Groups:
     mask: Tensor
     """The shape of the rewards, bool, n of them True."""
     dtype: torch.dtype
-    """Of the result."""
+    """Type of the result."""
 
     @staticmethod
     @torch.no_grad()

@@ -71,10 +71,10 @@ def sample_flow_chain(
         predict: the network; called K times.
         noise: [B, ...], the first state, standard normal.
         times: [K + 1], from 1 to 0: `denoising_times`.
-        noise_level: of flow-SDE. None: no noise at all for velocities alone (evaluation: the ODE), the learned one
-            where predictions hold deviations.
+        noise_level: the noise level of flow-SDE. None: no noise where predictions are velocities alone (evaluation: the
+            ODE), and the learned noise where they hold deviations.
         indices: [B] integers, the noisy step of each sample; None: every step.
-        generator: of the noise's device.
+        generator: a generator on the noise's device.
 
     Raises:
         ShapeError, NonFiniteError: also in a prediction. AlgosError: times or indices out of range.

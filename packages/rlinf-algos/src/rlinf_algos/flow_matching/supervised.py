@@ -23,7 +23,7 @@ def draw_training_times(
 
     Args:
         concentration: above 0; 1 is uniform, more prefers noise. pi0: 1.5.
-        least: in [0, 1), the time nearest to the actions; pi0's code: 0.001.
+        least: the time nearest to the actions, in [0, 1); pi0's code has 0.001.
     """
     if not 0.0 < concentration < float("inf"):
         raise AlgosError(f"concentration={concentration} must be above 0")

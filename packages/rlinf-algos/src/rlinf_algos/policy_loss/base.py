@@ -38,12 +38,12 @@ class CheckedInputs:
     """The four inputs of a policy loss after its checks: at least float32, 0 outside the mask, one shape."""
 
     policy_logprobs: Tensor
-    """With gradient."""
+    """Log-probabilities by the policy, nats, with gradient."""
     log_ratio: Tensor
     """`policy_logprobs - proximal_logprobs`, nats, with gradient."""
     advantages: Tensor
     mask: Tensor
-    """bool"""
+    """bool, True inside."""
 
 
 def check_inputs(

@@ -38,7 +38,7 @@ class RewardResult:
     answer: str | None = None
     """The answer as found in the completion; None where there was none."""
     detail: str | None = None
-    """For people: what a check that did not end in right had to say."""
+    """What a check that did not end in "right" had to say, for people."""
     parts: tuple[RewardPart, ...] = ()
     """The terms, where the value is a weighted sum of them."""
 

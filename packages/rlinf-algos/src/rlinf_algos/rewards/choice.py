@@ -91,7 +91,7 @@ _NO_STATEMENT = re.compile(
 class _Statement:
     start: int
     letter: str | None
-    """None where it names several."""
+    """The letter that the statement names; None where it names several."""
     is_strong: bool
 
 
@@ -107,7 +107,7 @@ class MultipleChoice:
         self._num_choices = num_choices
 
     def __call__(self, completion: str, reference: str) -> RewardResult:
-        """As `multiple_choice`."""
+        """The result of `multiple_choice`, with this number of choices."""
         expected = stated_letter(reference.strip(), self._num_choices)
         if expected is None:
             last = chr(ord("A") + self._num_choices - 1)
@@ -151,7 +151,7 @@ def stated_letter(text: str, num_choices: int = MAX_CHOICES) -> str | None:
 
 
 def _plain(text: str) -> str:
-    r"""Without bold type and LaTeX. A box becomes a line `Answer: content`, which states what is in it.
+    r"""The text without bold type and LaTeX. A box becomes a line `Answer: content`, which states what is in it.
 
     Example: _plain(r"so **it** is \boxed{\text{B}}") == "so it is \nAnswer: B\n"
     """

@@ -9,7 +9,7 @@ from typing import Any
 from rlinf_algos.errors import RewardError
 
 RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-5, 1e-8
-"""Those of numpy's allclose, with which APPS judges numbers."""
+"""The tolerances of numpy's allclose, with which APPS judges numbers."""
 EXAMPLE = '{"inputs": ["1 2\\n"], "outputs": ["3\\n"]}, {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}'
 
 

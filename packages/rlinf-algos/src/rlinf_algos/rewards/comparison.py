@@ -29,7 +29,7 @@ _MAX_MATCHED = 12
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """From `low` to `high`, with "[" or "(", "]" or ")"."""
+    """An interval from `low` to `high`; `brackets` are "[" or "(", and "]" or ")"."""
 
     low: Answer
     high: Answer

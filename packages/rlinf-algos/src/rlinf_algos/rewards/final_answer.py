@@ -69,7 +69,7 @@ class _Statement:
     start: int
     text: str
     is_formal: bool
-    """In numbers or formulas, not in words."""
+    """Whether it is in numbers or formulas, not in words."""
 
 
 def final_answer(text: str) -> str | None:
@@ -212,7 +212,7 @@ def _sentence(line: str) -> str:
 
 
 def _cleaned(text: str) -> str:
-    """Without the white space, emphasis and full stop around it."""
+    """The text without the white space, emphasis and full stop around it."""
     text = text.strip()
     while text:
         shorter = re.sub(r"\*\*(?=\S)([^*]+)\*\*", r"\1", text) if "**" in text else text

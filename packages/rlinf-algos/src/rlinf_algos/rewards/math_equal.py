@@ -43,7 +43,7 @@ _ZERO = 1e-30
 _NEAR = 0.01
 _NO_VALUES = (sympy.zoo, sympy.nan)
 _MIN_PLACES = 6
-"""Of a decimal that may stand for another number, as in math-verify."""
+"""Fewest decimal places with which a decimal may stand for another number, as in math-verify."""
 _DECIMAL = re.compile(r"-?[0-9]*\.[0-9]+")
 
 
@@ -80,7 +80,7 @@ def _rounding(*texts: str) -> float:
 
 
 def _compared(question: str, expected: Any, found: Any, rounding: float) -> bool | None:
-    """By the values at a few points; None where these do not tell.
+    """Whether two formulas are equal, by their values at a few points; None where these do not tell.
 
     Formulas that are equal at four points, to 20 digits, are equal; to simplify their difference takes a hundred times
     as long. Equal at positive points alone may mean another branch of a root or logarithm: math-verify decides.
@@ -119,7 +119,7 @@ def _have_one_ratio(pairs: list, *, is_positive: bool) -> bool:
 
 
 def _plain(formula: Any) -> Any:
-    """With a symbol in the place of each unknown function and derivative."""
+    """The formula with a symbol in place of each unknown function and derivative."""
     unknown = formula.atoms(AppliedUndef, sympy.Derivative)
     return formula.subs({part: sympy.Symbol(f"value of {part}") for part in unknown}) if unknown else formula
 

@@ -23,7 +23,7 @@ from rlinf_algos.rewards.process_pool import ProcessPool
 from rlinf_algos.rewards.registry import register_reward
 
 MAX_CHARACTERS = 1000
-"""Of an answer. A longer one is "unparseable": no reference comes near."""
+"""Most characters of an answer. A longer one is "unparseable": no reference is nearly as long."""
 _VERDICTS: dict[str, bool] = {"right": True, "wrong": False, "unparseable": False}
 _CHECKER = Path(__file__).with_name("math_equal.py")
 
@@ -38,7 +38,7 @@ class MathReward:
         num_processes: checking processes.
         time_limit_s: CPU seconds for one comparison.
         wall_limit_s: seconds by the clock for it, however busy the machine is.
-        memory_limit_bytes: of one checking process.
+        memory_limit_bytes: most memory that one checking process may take.
 
     Raises:
         RewardError: math-verify is not installed.

@@ -232,7 +232,7 @@ def _with_latex_roots(text: str) -> str:
 
 
 def _compact(text: str) -> str:
-    """Without the white space and braces that LaTeX does not need: `x_{1}, y ^ 2` is `x_1,y^2`."""
+    """The text without the white space and braces that LaTeX does not need: `x_{1}, y ^ 2` is `x_1,y^2`."""
     text = re.sub(r"([_^])\s*\{\s*([0-9A-Za-z])\s*\}", r"\1\2", text)
     text = re.sub(r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}", text)
     text = re.sub(r"(\\[A-Za-z]+)\s+(?=[A-Za-z])", "\\1\0", text)  # a command ends at the space before a letter

@@ -22,12 +22,13 @@ _LOOK_S = 0.05
 
 
 class OwnReward:
-    """Calls a function of one's own, in a thread that is watched.
+    """Calls a function of your own, in a thread that is watched.
 
     Args:
         function: see the module's text.
         name: how messages call it.
-        time_limit_s: of each call. One that takes longer is an error that shows where it is; the thread is left behind.
+        time_limit_s: seconds that each call may take. A longer one is an error that shows where it is; its thread is
+            left behind.
 
     Raises:
         RewardError: the function cannot be called in this way.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 MAX_EXPONENT = 400
-"""Powers of ten beyond it are left to the checker with a limit of time."""
+"""Largest power of ten that is read here; larger ones are left to the checker, which has a time limit."""
 MIN_PLACES = 6
-"""Of a decimal that may stand for a fraction, as in math-verify."""
+"""Fewest decimal places with which a decimal may stand for a fraction, as in math-verify."""
 _INTEGER = r"[0-9]+"
 _DECIMAL = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
 _TEN_POWER = r"(?:(?:\\times|\\cdot|\*)10\^(?:\{(?P<braced>[-+]?[0-9]{1,4})\}|(?P<bare>[-+]?[0-9]{1,4})))"

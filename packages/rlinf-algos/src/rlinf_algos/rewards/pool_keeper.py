@@ -22,7 +22,7 @@ import sys
 import time
 
 POLL_S = 0.05
-"""Between two looks at the memory of a process that is busy."""
+"""Seconds between two looks at the memory of a busy process."""
 RECYCLE_AFTER = 2000
 """Checks of one process; then a fresh fork takes over, so that caches of the checker stay small."""
 

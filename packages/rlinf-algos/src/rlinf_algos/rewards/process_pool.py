@@ -32,7 +32,7 @@ _KEEPER = Path(__file__).with_name("pool_keeper.py")
 _CHUNK = 8
 """Items that a slot is given at a time: enough to hide the way there and back, few enough to share evenly."""
 _START_LIMIT_S = 120.0
-"""Until a slot must have loaded its checker."""
+"""Seconds within which a slot must have loaded its checker."""
 
 
 class _Slot:
@@ -159,7 +159,7 @@ class ProcessPool:
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Of the keepers that run at the moment."""
+        """Process ids of the keepers that run at the moment."""
         return tuple(slot.process.pid for slot in self._slots.values())
 
     def run(self, items: Sequence[tuple[str, ...]]) -> list[tuple[str, str | None]]:

@@ -48,9 +48,9 @@ class CodeReward:
     that limit); crashed (ended by a signal).
 
     Args:
-        limits: of each run; see `SandboxLimits`.
+        limits: what each run may use; see `SandboxLimits`.
         num_processes: programs that run at a time.
-        partial: a share of the tests gives a share of the reward.
+        partial: whether a share of the tests gives a share of the reward.
         allow_weak_isolation: take the weaker sandbox where the kernel has no namespaces to give. Each result then says
             so in its detail, and `weaknesses` says what is not protected.
 
@@ -104,7 +104,7 @@ class CodeReward:
             return tuple(threads.map(self, completions, references))
 
     def _by_inputs(self, program: str, tests: InputTests) -> Verdict:
-        """Without `partial` the first failure ends it."""
+        """The verdict of tests by input and output; without `partial` the first failure ends them."""
         first: tuple[Outcome, str] | None = None
         num_passed = 0
         for i, (given, expected) in enumerate(tests.pairs, start=1):

@@ -27,10 +27,11 @@ class RewardModel:
 
     Args:
         folder: a Hugging Face model folder with a tokenizer; one label.
-        device: for torch.
-        dtype: of the weights; by default what the folder says.
+        device: the device in torch's notation.
+        dtype: type of the weights; by default what the folder says.
         batch_size: rows of a forward pass.
-        max_tokens: of a longer row the end is kept, since the answer is there; by default what the model can read.
+        max_tokens: most tokens of a row; a longer one keeps its end, where the answer is. By default what the model can
+            read.
 
     Raises:
         RewardError: transformers is missing, the folder cannot be loaded, or the model has more than one output.

@@ -49,15 +49,15 @@ class SandboxLimits:
 
     wall_s: float = 10.0
     cpu_s: int = 5
-    """Whole seconds, of each process."""
+    """CPU time of each process, in whole seconds."""
     memory_bytes: int = 512 << 20
-    """Address space of each process, and resident memory of all together."""
+    """Limit of each process's address space, and of the resident memory of all processes together."""
     num_processes: int = 16
-    """Threads count as well."""
+    """Most processes at once; threads count as well."""
     folder_bytes: int = 16 << 20
-    """Of all files in the working folder."""
+    """Limit of all files in the working folder together."""
     output_bytes: int = 1 << 20
-    """Of standard output, and as much of standard error."""
+    """Limit of standard output, and of standard error separately."""
 
     def __post_init__(self) -> None:
         check_range("wall_s", self.wall_s, low=0.1, why="starting an interpreter takes a part of it")
@@ -99,8 +99,8 @@ def run_python(
 
     Args:
         files: name -> text of files in the working folder, which is the current folder of the program.
-        arguments: of the interpreter, for example a file's name. `-I` goes before them: no environment variable and
-            no folder of the user's changes what is imported.
+        arguments: the interpreter's arguments, for example a file's name. `-I` goes before them: no environment
+            variable and no folder of the user's changes what is imported.
         stdin: all of standard input.
         readable: folders that the program may read besides the system's and the interpreter's; when this process is
             root's, the program is another user, and they must be readable by all.

@@ -36,11 +36,11 @@ FOLDER_INSIDE = "/sandbox"
 FIRST_USER = 0x4000_0000
 """User numbers from here on belong to nobody."""
 WATCH_S = 0.02
-"""Between two looks at the memory of all processes together."""
+"""Seconds between two looks at the memory of all processes together."""
 MAX_INODES = 4096
 """Files in the working folder; each costs the kernel about 1 KiB."""
 CHANNEL = (3, 4)
-"""Where the command finds the channel that it was given: read, write."""
+"""File descriptors at which the command finds the channel that it was given: to read, to write."""
 FILTERED = {
     "x86_64": {
         "architecture": 0xC000003E, "socket": 41, "mmap": 9, "clone": 56, "clone3": 435,
@@ -279,7 +279,7 @@ def children_of(pid):
 
 
 def end_descendants():
-    """Without a namespace: kills what the command has left behind; orphans have become children of this process."""
+    """Kills what the command left behind where there is no namespace: orphans have become children of this process."""
     while children := children_of(os.getpid()):
         for child in children:
             with contextlib.suppress(OSError):
@@ -301,7 +301,7 @@ def inside(order, root, is_root, status_fd):
 
 
 def outside(order, folder, status_fd, why):
-    """Without namespaces."""
+    """Supervises the command where there are no namespaces."""
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: (end_descendants(), os._exit(1)))
     user = os.getuid() if os.getuid() else None

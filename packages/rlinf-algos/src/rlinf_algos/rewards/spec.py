@@ -32,9 +32,9 @@ class RewardSpec:
     options: dict[str, OptionValue] | None = None
     """Keyword arguments of the reward's class; a function takes none."""
     time_limit_s: float = TIME_LIMIT_S
-    """Of each call of a function of one's own."""
+    """Seconds that each call of a function of your own may take."""
     terms: "tuple[RewardTerm, ...]" = ()
-    """Of the rule "weighted"."""
+    """Terms of the rule "weighted"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class RewardTerm:
     """One term of a weighted sum."""
 
     name: str
-    """For logs."""
+    """Name of the term in logs."""
     weight: float
     reward: RewardSpec
 

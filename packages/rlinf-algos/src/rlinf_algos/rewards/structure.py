@@ -28,7 +28,7 @@ _NAME = re.compile(
 _NO_NAMES = frozenset(("e", "i", r"\pi", r"\infty", r"\emptyset"))
 _WORD = re.compile(r"\\text\{([^{}]*)\}")
 MAX_ITEMS = 60
-"""Of a list: no answer has more."""
+"""Most items of a list; no answer has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Answer:
 
     kind: Kind
     text: str
-    """Normalised."""
+    """Text of this part, normalised."""
     parts: tuple["Answer", ...] = ()
-    """Items, sides of a relation, cells of a matrix by rows, formulas between words; of a quantity its number."""
+    """Items, sides of a relation, cells of a matrix by rows, formulas between words; a quantity's number."""
     marks: tuple[str, ...] = ()
     """Brackets, operators, the sizes of a matrix' rows, or the words, with "" where a formula stands."""
     unit: Unit | None = None

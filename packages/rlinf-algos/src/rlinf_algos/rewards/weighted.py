@@ -22,7 +22,7 @@ class WeightedReward:
     """
 
     reads_prompts = True
-    """For the terms that do."""
+    """Always True, for the terms that read prompts."""
 
     def __init__(self, terms: Sequence[tuple[str, float, RewardFunction]]) -> None:
         names = [name for name, _, _ in terms]

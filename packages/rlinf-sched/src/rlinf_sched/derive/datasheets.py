@@ -13,7 +13,7 @@ from rlinf_sched.cluster import Cluster, Device, Links
 from rlinf_sched.errors import ClusterError, did_you_mean
 
 GPUS_PER_NODE = 8
-"""HGX and DGX boards."""
+"""GPUs of one HGX or DGX board."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,18 +22,18 @@ class Gpu:
 
     name: str
     flops_per_s: float
-    """bf16, dense, tensor cores with fp32 accumulation."""
+    """Peak rate of dense bf16 arithmetic in the tensor cores, with fp32 accumulation."""
     memory_bytes: int
     memory_bytes_per_s: float
     node_bytes_per_s: float
-    """To another GPU of the node: NVLink, or PCIe where there is none."""
+    """Rate to another GPU of the node: NVLink's, or PCIe's where there is none."""
     host_bytes_per_s: float
-    """To host memory: PCIe."""
+    """Rate to host memory over PCIe."""
     network_bytes_per_s: float
 
     @property
     def links(self) -> Links:
-        """Of a node of these GPUs."""
+        """The links of a node of these GPUs."""
         return Links(
             node_bytes_per_s=self.node_bytes_per_s,
             network_bytes_per_s=self.network_bytes_per_s,
@@ -72,7 +72,7 @@ GPUS = {
         network_bytes_per_s=12.5e9,  # 100 Gb/s shared by the node would be less; consumer boards have none of their own
     ),
 }
-"""By short name."""
+"""Short name -> datasheet."""
 
 
 def find_gpu(name: str) -> Gpu:

@@ -20,16 +20,17 @@ BANDWIDTH_UTILISATION = 0.72
 """Share of the memory's peak rate that decoding reaches with captured graphs: 104.9 tokens/s of Llama-2-7B in bf16 on
 one A100 (PyTorch blog, "Accelerating Generative AI with PyTorch II: GPT, Fast")."""
 EAGER_LAYER_S = 1.2e-3
-"""Of one layer in eager PyTorch, whatever the batch: 25.5 tokens/s of the same 32 layers before compilation (same
-blog)."""
+"""Seconds that one layer takes in eager PyTorch, whatever the batch: 25.5 tokens/s through the same 32 layers before
+compilation (same blog)."""
 GRAPH_LAYER_S = 20e-6
-"""Floor of one layer in a captured graph: about ten dependent kernels of 2 us. An assumption."""
+"""Least seconds of one layer in a captured graph: about ten dependent kernels of 2 us. An assumption."""
 ALL_REDUCE_S = 10e-6
-"""Latency of one small all-reduce over NVLink. An assumption: what one-shot kernels of public engines take."""
+"""Seconds of one small all-reduce over NVLink. An assumption: what one-shot kernels of public engines take."""
 ENGINE_MEMORY_SHARE = 0.9
-"""Of the device's memory that the engine fills (vLLM's default gpu_memory_utilization)."""
+"""Share of the device's memory that the engine fills (vLLM's default gpu_memory_utilization)."""
 MAX_RUNNING_SEQUENCES = 256
-"""In one engine at once (vLLM's default max_num_seqs on most devices, and the largest batch it captures by default)."""
+"""Most sequences in one engine at once (vLLM's default max_num_seqs on most devices, and the largest batch for which it
+captures a graph by default)."""
 
 
 def decode_step_s(
@@ -41,7 +42,8 @@ def decode_step_s(
     num_devices: int = 1,
     engine: Engine = "graphs",
 ) -> float:
-    """One more token for each of `num_sequences`, on a model split over `num_devices` by tensor parallelism."""
+    """Seconds to generate one more token for each of `num_sequences`, with a model split over `num_devices` by tensor
+    parallelism."""
     idle_share = (1 - model.num_active_experts / model.num_experts) ** num_sequences if model.num_experts else 0.0
     looked_up = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
     read = model.num_parameters - model.vision_parameters - looked_up - idle_share * model.num_expert_parameters
@@ -61,10 +63,10 @@ def generate_profile(
     max_items: int,
     max_running_sequences: int = MAX_RUNNING_SEQUENCES,
 ) -> StageProfile:
-    """Of an engine with continuous batching and paged KV cache; prompts of a group are prefilled once.
+    """The profile of an engine with continuous batching and a paged KV cache; a group's prompt is prefilled once.
 
     Args:
-        max_items: the step's number of groups; no engine runs more at once.
+        max_items: number of groups in a step; no engine runs more at once.
 
     Raises:
         ProfileError: one group alone fits no engine at any parallel size.
@@ -130,12 +132,12 @@ def act_profile(
     max_items: int,
     engine: Engine = "eager",
 ) -> StageProfile:
-    """Of a vision-language-action policy that answers one observation of each item.
+    """The profile of a vision-language-action policy that answers one observation of each item.
 
     Args:
-        text_tokens: of the instruction.
-        decode_tokens: generated one after the other; the first comes out of the prefill.
-        parallel_tokens: of actions that come out of the prefill all at once (OpenVLA-OFT).
+        text_tokens: tokens of the instruction.
+        decode_tokens: tokens generated one after the other; the first comes out of the prefill.
+        parallel_tokens: action tokens that come out of the prefill all at once (OpenVLA-OFT).
         num_rounds: observations of an item in a step.
         max_items: the most observations in one hand-over.
     """
@@ -167,12 +169,12 @@ def _engine_sizes(model: ModelShape) -> tuple[int, ...]:
 
 
 def _answer_so_far(lengths: Lengths) -> float:
-    """Tokens a running answer has, in the mean."""
+    """Mean number of tokens that a running answer has so far."""
     return lengths.mean_context_tokens - lengths.prompt_tokens
 
 
 def _all_reduce_s(model: ModelShape, gpu: Gpu, num_sequences: float, size: int) -> float:
-    """Two all-reduces of the hidden states in each layer."""
+    """Seconds of two all-reduces of the hidden states in each layer."""
     if size == 1:
         return 0.0
     moved = 2 * (size - 1) / size * BYTES_PER_PARAMETER * model.hidden_size * num_sequences

@@ -11,11 +11,11 @@ from rlinf_sched.errors import ProfileError
 from rlinf_sched.profile import ItemCosts
 
 LENGTH_SIGMA = 0.75
-"""Of the logarithm of an answer's length: the longest in a thousand is ten times the median (ln 10 / 3.09), the tail
-RLHFuse reports for public chat models (arXiv:2409.13221, section 2)."""
+"""Standard deviation of the logarithm of an answer's length: the longest in a thousand is ten times the median
+(ln 10 / 3.09), the tail that RLHFuse reports for public chat models (arXiv:2409.13221, section 2)."""
 MEAN_SHARE_OF_LIMIT = 0.25
-"""Mean answer over the limit where it is not measured. An assumption: DeepScaleR's distilled 1.5B model starts at 5,500
-tokens, and its answers to AIME have around 10,000, at limits of 24k to 32k."""
+"""Mean length of an answer as a share of the limit, where it is not measured. An assumption: DeepScaleR's distilled
+1.5B model starts at 5,500 tokens, and its answers to AIME have around 10,000, at limits of 24k to 32k."""
 _NUM_QUANTILES = 128
 
 
@@ -28,10 +28,10 @@ class Lengths:
     """
 
     mean_tokens: float
-    """Of an answer, the limit applied."""
+    """Mean tokens of an answer, after the limit is applied."""
     limit_tokens: int
     prompt_tokens: int = 256
-    """In the mean; a problem of mathematics has 100 to 400."""
+    """Mean tokens of a prompt; a problem of mathematics has 100 to 400."""
     group_size: int = 1
     sigma: float = LENGTH_SIGMA
 
@@ -47,8 +47,10 @@ class Lengths:
 
     @property
     def mean_context_tokens(self) -> float:
-        """That a token of an answer attends to: half of its own answer, longer ones counting for more, and the
-        prompt."""
+        """Mean number of tokens that a token of an answer attends to: the prompt and half of its own answer.
+
+        Longer answers count for more, as they have more tokens.
+        """
         lengths = self._quantiles(1)
         return self.prompt_tokens + float((lengths**2).mean() / lengths.mean()) / 2
 

@@ -26,9 +26,10 @@ from rlinf_sched.flow_graph import FlowGraph, Stage
 from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile, TimePoint
 
 RULE_REWARD_S = 2e-3
-"""Of checking one answer by rule on one core: parsing and comparing an expression takes milliseconds. An assumption."""
+"""Seconds to check one answer by rule on one core: parsing and comparing an expression takes milliseconds. An
+assumption."""
 HOST_PROCESSES = 64
-"""That a host stage may have: cores of a node are plenty."""
+"""Most processes that a host stage may have: a node has cores enough."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,12 +59,12 @@ class Embodied:
     num_rounds: int
     """Observations that the policy answers for each environment."""
     chunk_steps: int = 1
-    """Simulator steps of one answer."""
+    """Simulator steps that one answer of the policy covers."""
     parallel_decoding: bool = False
     """True: all tokens of an answer come out of one forward pass (OpenVLA-OFT)."""
     action_dim: int = 7
     text_tokens: int = 30
-    """Of an instruction with its template."""
+    """Tokens of an instruction with its template."""
     engine: Engine = "eager"
     backend: Backend = "fsdp"
     num_minibatches: int = 1
@@ -75,17 +76,17 @@ class Embodied:
 
     @property
     def action_tokens(self) -> int:
-        """Of one answer."""
+        """Tokens of one answer."""
         return self.action_dim * self.chunk_steps
 
 
 def derive_profiles(
     flow: FlowGraph, *, model: str | Path | ModelShape, gpu: str | Gpu, job: Reasoning | Embodied
 ) -> Profiles:
-    """Of every stage of `flow`, all roles with the same model.
+    """Profiles of every stage of `flow`; all roles have the same model.
 
-    A stage is taken by its role and its place: it trains; or has no device (a rule on the host); or is an env; or is a
-    rollout; or else makes one forward pass (reference, critic).
+    What a stage does follows from its role and its place, in this order: it trains; it has no device (a rule on the
+    host); it is an env; it is a rollout; otherwise it makes one forward pass (reference, critic).
 
     Args:
         model: a public model's name, the folder of one with its config.json, or a shape.
@@ -101,7 +102,7 @@ def derive_profiles(
 
 
 def host_profile(seconds: float, max_items: int, *, source: str) -> StageProfile:
-    """Of a stage without a device that takes `seconds` for each item."""
+    """The profile of a stage without a device that takes `seconds` for each item."""
     points = tuple(TimePoint(num_items=n, seconds=n * seconds) for n in powers_up_to(max_items))
     instance = InstanceProfile(num_devices=0, points=points)
     return StageProfile(instances=(instance,), max_instances=HOST_PROCESSES, source=source)

@@ -20,13 +20,14 @@ from rlinf_sched.flow_graph import FlowGraph, Stage
 from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile, TimePoint
 
 FLOAT32_RATE = 1 / 16
-"""Of the bf16 rate, for float32 outside the tensor cores: 19.5 of 312 TFLOP/s (A100 datasheet), 67 of 989 (H100)."""
+"""Share of the bf16 rate that float32 reaches outside the tensor cores: 19.5 of 312 TFLOP/s (A100 datasheet), 67 of 989
+(H100)."""
 NUM_MOMENTS = 2
-"""Running averages of AdamW, in the type of the weights."""
+"""Running averages that AdamW keeps for each weight, in the type of the weights."""
 FLOAT_BYTES = 4
 NUM_LOGIT_COPIES = 3
-"""float32 tensors of the size of the logits at the peak of a backward pass: the logits at the temperature, their
-logarithmic softmax, its gradient."""
+"""float32 tensors of the size of the logits that exist at the peak of a backward pass: the logits at the temperature,
+their logarithmic softmax and its gradient."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +37,7 @@ class ReplicatedJob:
     lengths: Lengths
     num_groups: int
     dtype_bytes: int = 4
-    """Of weights, gradients, moments and activations."""
+    """Bytes of each number in weights, gradients, moments and activations."""
     num_shards: int = 1
     """Gradient buffers, dealt out to the ranks of the trainer."""
     micro_batch_groups: int = 1
@@ -49,7 +50,7 @@ class ReplicatedJob:
     """Whole sequences of one forward and backward pass of a supervised warm start, whose moments stay; 0: there is
     none."""
     max_sequences: int = 512
-    """Generated at once on a rank."""
+    """Most sequences that a rank generates at once."""
 
     def __post_init__(self) -> None:
         for key in ("num_groups", "dtype_bytes", "num_shards", "micro_batch_groups", "num_updates", "max_sequences"):
@@ -65,21 +66,21 @@ class RankMemory:
     gradients: int = 0
     optimizer: int = 0
     work: int = 0
-    """More at the peak of its turn."""
+    """Further bytes at the peak of the rank's turn."""
     work_of_item: int = 0
-    """More for each item at once."""
+    """Further bytes for each item that is worked on at once."""
 
     @property
     def state(self) -> int:
-        """Between its turns."""
+        """Bytes that stay between the rank's turns."""
         return self.weights + self.gradients + self.optimizer
 
     def peak(self, num_items: int = 1) -> int:
-        """While it works on so many items at once."""
+        """Bytes while the rank works on so many items at once."""
         return self.state + self.work + num_items * self.work_of_item
 
     def describe(self, num_items: int = 1) -> str:
-        """For people: `weights 28.4, gradients 28.4, optimizer 56.7, work 3.1 GiB`."""
+        """The parts in words: `weights 28.4, gradients 28.4, optimizer 56.7, work 3.1 GiB`."""
         parts = {
             "weights": self.weights,
             "gradients": self.gradients,
@@ -90,7 +91,7 @@ class RankMemory:
 
 
 def trainer_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> RankMemory:
-    """Of one of `num_ranks` ranks that train."""
+    """The memory of one of `num_ranks` ranks that train."""
     copy = job.dtype_bytes * model.num_parameters
     num_buffers = -(-job.num_shards // num_ranks)
     num_models = 2 if job.has_critic else 1
@@ -103,7 +104,8 @@ def trainer_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> Ran
 
 
 def forward_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
-    """Of a rank that computes log-probabilities, a group at a time: the inside of one layer, then the logits."""
+    """The memory of a rank that computes log-probabilities, a group at a time: first the inside of one layer, then the
+    logits."""
     lengths, size = job.lengths, job.lengths.group_size
     layer = size * lengths.limit_tokens * 4 * _mlp_width(model) * job.dtype_bytes
     logits = size * lengths.limit_tokens * model.vocab_size * (2 * job.dtype_bytes + 2 * FLOAT_BYTES)
@@ -112,7 +114,7 @@ def forward_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
 
 
 def generator_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
-    """Of a rank that generates; an item is a group. Caches grow by copying, one layer at a time."""
+    """The memory of a rank that generates; an item is a group. Caches grow by copying, one layer at a time."""
     lengths = job.lengths
     context = lengths.prompt_tokens + lengths.limit_tokens
     cache = context * _kv_bytes(model, job) * (1 + 1 / model.num_layers)
@@ -125,10 +127,10 @@ def generator_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
 def replicated_profiles(
     flow: FlowGraph, model: ModelShape, gpu: Gpu, job: ReplicatedJob, reference: ModelShape | None = None
 ) -> Profiles:
-    """Of the stages of a reasoning flow.
+    """Profiles of the stages of a reasoning flow.
 
     Args:
-        reference: of the reference's own model; None: it is the policy's.
+        reference: shape of the reference's own model; None: the reference has the policy's.
     """
     models = {stage.name: reference if stage.role == "reference" and reference else model for stage in flow.stages}
     return Profiles(stages={stage.name: _stage_profile(stage, models[stage.name], gpu, job) for stage in flow.stages})
@@ -216,7 +218,8 @@ def _generate_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageP
 
 
 def _update_bytes(model: ModelShape, job: ReplicatedJob) -> int:
-    """Of a micro-batch of groups, at the start of its backward pass or when only the prompts are left of it.
+    """Bytes that autograd holds for a micro-batch of groups, at the start of its backward pass or when only the prompts
+    are left of it, whichever is more.
 
     A prompt is computed once for all its completions, in a forward pass of its own. So every weight is used twice, and
     autograd holds the gradient of one use, a whole copy of the weights, until it has that of the other.
@@ -233,17 +236,17 @@ def _update_bytes(model: ModelShape, job: ReplicatedJob) -> int:
 
 
 def _warm_start_bytes(model: ModelShape, job: ReplicatedJob) -> int:
-    """Of a batch of whole sequences."""
+    """Bytes that autograd holds for a batch of whole sequences."""
     num_tokens = job.warm_start_sequences * (job.lengths.prompt_tokens + job.lengths.limit_tokens)
     return _kept_bytes(model, job, num_tokens, num_tokens) + num_tokens * _logit_bytes(model, job)
 
 
 def _kept_bytes(model: ModelShape, job: ReplicatedJob, num_tokens: int, num_attended: int) -> int:
-    """What autograd keeps of all layers.
+    """Bytes that autograd keeps in all layers.
 
-    Counted in the blocks of transformers' Llama and Qwen2. Of each token: input, normalised and scaled values of two
+    Counted in the blocks of transformers' Llama and Qwen2. For each token: input, normalised and scaled values of two
     norms (6 h, the last of each being the input of projections; below float32 also a float32 copy of both inputs),
-    queries, the output of attention and its contiguous copy (3 q), and gate, up, activation and product (4 I). Of each
+    queries, the output of attention and its contiguous copy (3 q), and gate, up, activation and product (4 I). For each
     token that a row attends to: keys and values, once for each query head where a mask hides padding (2 q).
     """
     query_width = model.num_heads * model.head_dim
@@ -254,7 +257,7 @@ def _kept_bytes(model: ModelShape, job: ReplicatedJob, num_tokens: int, num_atte
 
 
 def _logit_bytes(model: ModelShape, job: ReplicatedJob) -> int:
-    """Of one token's logits, and what is made of them."""
+    """Bytes of one token's logits and of what is computed from them."""
     return model.vocab_size * (2 * job.dtype_bytes + NUM_LOGIT_COPIES * FLOAT_BYTES)
 
 
@@ -263,7 +266,7 @@ def _mlp_width(model: ModelShape) -> int:
 
 
 def _kv_bytes(model: ModelShape, job: ReplicatedJob) -> int:
-    """Of one token in all layers."""
+    """Bytes of one token's keys and values in all layers."""
     return model.kv_bytes_per_token * job.dtype_bytes // BYTES_PER_PARAMETER
 
 
@@ -272,7 +275,7 @@ def _flops_per_s(gpu: Gpu, job: ReplicatedJob) -> float:
 
 
 def _forward_s(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> float:
-    """Of one group; its prompt is computed once."""
+    """Seconds of a forward pass over one group, whose prompt is computed once."""
     lengths = job.lengths
     num_tokens = lengths.prompt_tokens + lengths.group_size * lengths.mean_tokens
     flops = num_tokens * model.forward_flops(lengths.mean_context_tokens)

@@ -14,7 +14,7 @@ from typing import Any
 from rlinf_sched.errors import ProfileError, did_you_mean
 
 BYTES_PER_PARAMETER = 2
-"""bf16, in which models are served and their weights synced."""
+"""Parameters are bf16, in which models are served and their weights synced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ class ModelShape:
     num_layers: int
     hidden_size: int
     intermediate_size: int
-    """Of the dense MLP; unused where there are experts."""
+    """Width of the dense MLP; unused where there are experts."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -38,66 +38,69 @@ class ModelShape:
     qkv_bias: bool = False
     qk_norm: bool = False
     num_experts: int = 0
-    """0: a dense MLP."""
+    """Experts of each layer; 0 for a dense MLP."""
     num_active_experts: int = 0
     expert_intermediate_size: int = 0
     vision_parameters: int = 0
-    """Of the towers and the projector in front of the decoder."""
+    """Parameters of the vision towers and the projector in front of the decoder."""
     num_patches: int = 0
     """Image patches per observation, each a token of the decoder."""
     source: str = ""
 
     @property
     def num_parameters(self) -> int:
-        """All of them."""
+        """Number of all parameters."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         layer = self._attention_parameters + self._mlp_parameters + self._expert_parameters * self.num_experts
         return self.num_layers * layer + embeddings + self.hidden_size + self.vision_parameters
 
     @property
     def num_active_parameters(self) -> int:
-        """Those that one token meets: of the experts only the chosen ones."""
+        """Number of parameters that one token meets: of the experts, only the chosen ones."""
         idle = self._expert_parameters * (self.num_experts - self.num_active_experts)
         return self.num_parameters - self.num_layers * idle
 
     @property
     def num_expert_parameters(self) -> int:
-        """Those of all experts."""
+        """Number of parameters of all experts."""
         return self.num_layers * self._expert_parameters * self.num_experts
 
     @property
     def num_matmul_parameters(self) -> int:
-        """Those that a text token is multiplied with: active, without the table it is looked up in and the towers."""
+        """Number of parameters that a text token is multiplied with: the active ones without the vision towers and the
+        table in which its embedding is looked up."""
         looked_up = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
         return self.num_active_parameters - looked_up - self.vision_parameters
 
     @property
     def weights_bytes(self) -> int:
-        """Of all parameters in bf16."""
+        """Bytes of all parameters in bf16."""
         return BYTES_PER_PARAMETER * self.num_parameters
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of all layers in bf16."""
+        """Bytes of one token's keys and values in all layers, in bf16."""
         return 2 * BYTES_PER_PARAMETER * self.num_layers * self.num_kv_heads * self.head_dim
 
     def forward_flops(self, context_tokens: float) -> float:
-        """Of one text token that attends to `context_tokens` on average (prefill, decode, log-probabilities)."""
+        """Operations of a forward pass for one text token that attends to `context_tokens` tokens on average (prefill,
+        decode, log-probabilities)."""
         attention = 4 * self.num_layers * self.num_heads * self.head_dim * context_tokens
         return 2.0 * self.num_matmul_parameters + attention
 
     def training_flops(self, context_tokens: float, *, recompute: bool = False) -> float:
-        """Of one token forward and backward (three times forward); `recompute` repeats the forward pass."""
+        """Operations of a forward and backward pass for one token: three times the forward pass, or four times with
+        `recompute`, which repeats it."""
         return self.forward_flops(context_tokens) * (4 if recompute else 3)
 
     @property
     def vision_flops(self) -> float:
-        """Of one observation, forward, in the towers and the projector."""
+        """Operations of a forward pass of one observation through the vision towers and the projector."""
         return 2.0 * self.vision_parameters * self.num_patches
 
     @property
     def _attention_parameters(self) -> int:
-        """Of one layer, with its two norms and the MLP's router."""
+        """Number of attention parameters in one layer, with its two norms and the MLP's router."""
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         bias = q + 2 * kv if self.qkv_bias else 0
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
@@ -109,7 +112,7 @@ class ModelShape:
 
     @property
     def _expert_parameters(self) -> int:
-        """Of one expert in one layer: gate, up and down."""
+        """Number of parameters of one expert in one layer: gate, up and down."""
         return 3 * self.hidden_size * self.expert_intermediate_size
 
     @classmethod
@@ -300,4 +303,4 @@ MODELS: Mapping[str, ModelShape] = {
         _openvla_7b("OpenVLA-OFT", "moojink/openvla-7b-oft-finetuned-libero-spatial"),
     )
 }
-"""By name."""
+"""Name -> shape."""

@@ -1,9 +1,8 @@
 """Profiles of simulators, from public throughput. An item is an environment slot, a round one hand-over of actions.
 
-A GPU-parallel simulator steps all environments of a device in one launch: nearly flat in their number, but for the
-cameras.
-A CPU-bound one runs a process for each environment: flat up to the number of cores, then proportional. The cores of a
-node are divided among its devices, so environments on few devices have few cores.
+A GPU-parallel simulator steps all environments of a device in one launch: but for the cameras, its time hardly depends
+on their number. A CPU-bound one runs a process for each environment: its time is constant up to the number of cores,
+then proportional. The cores of a node are divided among its devices, so environments on few devices have few cores.
 """
 
 from dataclasses import dataclass
@@ -18,13 +17,13 @@ class GpuSimulator:
 
     name: str
     substeps: int
-    """Of physics in one control step: sim_freq / control_freq."""
+    """Physics substeps in one control step: sim_freq / control_freq."""
     substep_s: float
-    """Of one substep, whatever the number of environments."""
+    """Seconds of one substep, whatever the number of environments."""
     env_substep_s: float
-    """More for each environment."""
+    """Further seconds of one substep for each environment."""
     env_render_s: float
-    """Of one environment's cameras, once a control step."""
+    """Seconds to render one environment's cameras, once a control step."""
     base_bytes: int
     env_bytes: int
 
@@ -35,11 +34,11 @@ class CpuSimulator:
 
     name: str
     step_s: float
-    """Of one environment on one core: physics, controller and its share of the cameras."""
+    """Seconds of one simulator step of one environment on one core: physics, controller and cameras."""
     cores_per_device: int
-    """Of the host, for each GPU of the node."""
+    """Cores of the host for each GPU of the node."""
     env_device_bytes: int
-    """Of the rendering context on the GPU."""
+    """Bytes that one environment's rendering context takes on the GPU."""
 
 
 _CARTPOLE_STATE_FPS, _PICK_CUBE_STATE_FPS, _PICK_CUBE_RGB_FPS = 2_537_724, 318_580, 18_549
@@ -61,8 +60,8 @@ MANISKILL_PUT_ON_PLATE = GpuSimulator(
     base_bytes=2 * 10**9,  # CUDA and Vulkan contexts, PhysX buffers
     env_bytes=70 * 10**6,  # 2.2 GB for 32 rendered environments (ManiSkill's notes on rendering memory)
 )
-"""Rates are those of the benchmark's RTX 4090, not scaled to other GPUs: launches do not scale, and data-centre GPUs
-have the fewer raster units."""
+"""The rates of the benchmark's RTX 4090, not scaled to other GPUs: launches do not scale, and data-centre GPUs have
+fewer raster units."""
 
 LIBERO = CpuSimulator(
     name="LIBERO",
@@ -73,7 +72,10 @@ LIBERO = CpuSimulator(
 
 
 def gpu_simulator_profile(simulator: GpuSimulator, *, num_envs: int, num_rounds: int) -> StageProfile:
-    """Of `num_envs` environments that stay on their devices over all rounds of a step, whole or in part."""
+    """The profile of `num_envs` environments that stay on their devices over all rounds of a step.
+
+    A hand-over may hold all of a device's environments or some of them.
+    """
     flat_s = simulator.substeps * simulator.substep_s
     env_s = simulator.substeps * simulator.env_substep_s + simulator.env_render_s
     points = tuple(TimePoint(num_items=n, seconds=flat_s + n * env_s) for n in powers_up_to(num_envs))
@@ -91,9 +93,9 @@ def gpu_simulator_profile(simulator: GpuSimulator, *, num_envs: int, num_rounds:
 def cpu_simulator_profile(
     simulator: CpuSimulator, *, steps_per_round: int, num_envs: int, num_rounds: int
 ) -> StageProfile:
-    """Of a simulator on the cores beside each device; the device itself only draws the cameras.
+    """The profile of a simulator on the cores beside each device; the device itself only draws the camera images.
 
-    Each environment is a process: up to one for each core they run at once, more share the cores evenly.
+    Each environment is a process. Up to one process for each core, all run at once; more share the cores evenly.
     """
     cores, round_s = simulator.cores_per_device, steps_per_round * simulator.step_s
     counts = sorted({*powers_up_to(num_envs), min(cores, num_envs)})

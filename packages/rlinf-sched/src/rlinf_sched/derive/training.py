@@ -21,23 +21,23 @@ MOE_UTILISATION = 0.214
 """The same for small experts: 212 TFLOP/s per H100 for Qwen3 MoE 30B (NeMo AutoModel, performance highlights), which
 includes the exchange of tokens between experts."""
 ADAM_BYTES_PER_PARAMETER = 12
-"""fp32 master weight and two moments (ZeRO, arXiv:1910.02054, section 3.1)."""
+"""Bytes of the fp32 master weight and two moments (ZeRO, arXiv:1910.02054, section 3.1)."""
 GRADIENT_BYTES_PER_PARAMETER = 4
-"""fp32, as Megatron's distributed optimizer and FSDP with fp32 reduction keep them."""
+"""Gradients are fp32, as Megatron's distributed optimizer and FSDP with fp32 reduction keep them."""
 LOGIT_BYTES = 8
-"""For each token and word: the fp32 logits and their gradient."""
+"""Bytes for each token and word of the vocabulary: the fp32 logit and its gradient."""
 LAYER_ACTIVATION_BYTES = 34
-"""For each token and unit of hidden size in the layer that is recomputed (arXiv:2205.05198, equation 2, without the
-attention scores, which flash attention does not keep)."""
+"""Bytes for each token and unit of hidden size in the layer that is recomputed (arXiv:2205.05198, equation 2, without
+the attention scores, which flash attention does not keep)."""
 NUM_MINIBATCHES = 4
-"""Optimizer steps in a batch of reasoning RL, in the public recipes of this kind of job."""
+"""Optimizer steps for each batch in public recipes of reasoning RL."""
 PARALLEL_SIZES = (1, 2, 4, 8, 16, 32)
 _ITEM_BYTES_PER_TOKEN = 24
-"""Token ids, mask, log-probabilities and advantages on the device."""
+"""Bytes of token ids, mask, log-probabilities and advantages on the device."""
 
 
 def utilisation(model: ModelShape) -> float:
-    """Share of the peak arithmetic."""
+    """Share of the peak arithmetic that training the model reaches."""
     return MOE_UTILISATION if model.num_experts else DENSE_UTILISATION
 
 
@@ -54,14 +54,14 @@ def train_profile(
     num_minibatches: int = NUM_MINIBATCHES,
     extra_item_flops: float = 0.0,
 ) -> StageProfile:
-    """Of full-parameter training with Adam in bf16, every layer recomputed.
+    """The profile of full-parameter training with Adam in bf16, with every layer recomputed.
 
     Args:
-        item_tokens: of an item, in the mean.
-        context_tokens: that a token attends to, in the mean.
-        micro_batch_tokens: in one forward and backward pass; at least the longest sequence.
-        max_items: the largest hand-over worth a point of the table.
-        extra_item_flops: of an item's forward pass beside the decoder's tokens (images).
+        item_tokens: mean number of tokens of an item.
+        context_tokens: mean number of tokens that a token attends to.
+        micro_batch_tokens: tokens in one forward and backward pass; at least those of the longest sequence.
+        max_items: the largest hand-over in the table.
+        extra_item_flops: operations of an item's forward pass beside the decoder's tokens (images).
     """
     forward = item_tokens * model.forward_flops(context_tokens) + extra_item_flops
     item_flops = 4 * forward  # forward, backward (twice), forward again
@@ -110,7 +110,7 @@ def forward_profile(
     max_items: int,
     costs: ItemCosts | None = None,
 ) -> StageProfile:
-    """Of one forward pass over whole sequences: log-probabilities of a reference, values of a critic."""
+    """The profile of one forward pass over whole sequences: log-probabilities of a reference, values of a critic."""
     instances = []
     for size in _sizes(model, "megatron"):
         rate = size * utilisation(model) * gpu.flops_per_s
@@ -137,7 +137,7 @@ def forward_profile(
 
 
 def sequence_arguments(lengths: Lengths, *, max_items: int) -> dict:
-    """What both builders need to know of groups of answers."""
+    """The arguments that describe groups of answers to `train_profile` and `forward_profile`."""
     return {
         "item_tokens": lengths.group_tokens,
         "context_tokens": lengths.mean_context_tokens,
@@ -165,7 +165,8 @@ def _points(item_s: float, other_item_s: float, max_items: int) -> tuple[TimePoi
 
 
 def _activation_bytes(model: ModelShape, tokens: int, *, training: bool) -> int:
-    """Of one micro-batch: every layer's input while training, one layer's inside, the logits."""
+    """Bytes of activations of one micro-batch: the inputs of all layers while training, the inside of one layer, and
+    the logits."""
     kept = BYTES_PER_PARAMETER * model.hidden_size * (model.num_layers if training else 2)
     inside = LAYER_ACTIVATION_BYTES * model.hidden_size
     logits = (LOGIT_BYTES if training else LOGIT_BYTES // 2) * model.vocab_size
@@ -173,8 +174,8 @@ def _activation_bytes(model: ModelShape, tokens: int, *, training: bool) -> int:
 
 
 def _tensor_parallel_s(model: ModelShape, gpu: Gpu, size: int, *, passes: int) -> float:
-    """Of one token: `passes` all-reduces of its hidden state in each layer. Experts exchange tokens instead, which
-    their utilisation includes."""
+    """Seconds of communication for one token: `passes` all-reduces of its hidden state in each layer. 0 for experts,
+    which exchange tokens instead; their utilisation includes that."""
     if size == 1 or model.num_experts:
         return 0.0
     moved = 2 * (size - 1) / size * BYTES_PER_PARAMETER * model.hidden_size

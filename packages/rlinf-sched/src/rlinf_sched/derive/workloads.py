@@ -18,9 +18,9 @@ from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
 from rlinf_sched.problem import Problem
 
 _TOKEN_BYTES = 12
-"""On a channel: an int32 id, an fp32 log-probability and a mask or advantage."""
+"""Bytes of one token on a channel: an int32 id, an fp32 log-probability and a mask or advantage."""
 _IMAGE_BYTES = 3 * 224 * 224
-"""What a policy reads: one 8-bit image."""
+"""Bytes of what a policy reads: one 8-bit image."""
 _PROMPT_LIMIT = 1024
 """Kept free of the sequence limit for the prompt (public recipes of these jobs)."""
 
@@ -43,11 +43,11 @@ def grpo(
     Args:
         model: a public model's name, the folder of one, or a shape.
         num_prompts: groups in a step.
-        sequence_tokens: prompt and answer at most.
-        mean_tokens: of an answer; None: `MEAN_SHARE_OF_LIMIT` of the longest.
+        sequence_tokens: most tokens of prompt and answer together.
+        mean_tokens: mean tokens of an answer; None: `MEAN_SHARE_OF_LIMIT` of the longest.
         max_staleness: steps that generation may run ahead; 0 is synchronous.
-        backend: of training.
-        max_running_sequences: in one engine at once.
+        backend: the backend that trains.
+        max_running_sequences: most sequences in one engine at once.
     """
     flow = FlowGraph(
         name="grpo",

@@ -28,13 +28,13 @@ class Proposal:
     plan: Plan
     transition: Transition
     gain_s: float
-    """Of each step."""
+    """Seconds by which each step becomes shorter."""
     cost_s: float
-    """Of the transition, once."""
+    """Seconds that the transition takes, once."""
     admitted: bool
-    """The gain over the horizon exceeds the cost."""
+    """Whether the gain over the horizon exceeds the cost."""
     reason: str
-    """For people."""
+    """Why, for people."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,12 +53,12 @@ class Controller:
     horizon_steps: int = 50
     """Steps within which a transition has to pay."""
     restart_s: float = 10.0
-    """Of the processes of a worker group that moves."""
+    """Seconds to restart the processes of a worker group that moves."""
     detector: DriftDetector = field(default_factory=DriftDetector)
-    """Its settings are those of every stage."""
+    """The detector whose settings are used for every stage."""
     _detectors: dict[str, DriftDetector] = field(default_factory=dict)
     step_s: float = field(default=0.0, init=False)
-    """Of a step under the current plan, predicted."""
+    """Predicted seconds of a step under the current plan."""
     _predicted_s: dict[str, float] = field(default_factory=dict)
     _num_transitions: int = 0
 
@@ -112,7 +112,7 @@ class Controller:
         self.set_profile(stage, replace(profile, instances=instances))
 
     def set_profile(self, stage: str, profile: StageProfile) -> None:
-        """From here on predictions are made with this profile."""
+        """Makes all further predictions with this profile."""
         self.problem.profile(stage)
         stages = {**self.problem.profiles.stages, stage: profile}
         self.problem = replace(self.problem, profiles=Profiles(stages=stages))
@@ -169,7 +169,7 @@ class Controller:
         self._predicted_s = predicted
 
     def _neighbours(self) -> Iterator[Plan]:
-        """Without repetition: those that relieve the slowest first."""
+        """The neighbours of the current plan, each once; those that relieve the slowest group come first."""
         flow = self.problem.flow
         groups = {group: self.plan.stage(names[0]) for group, names in flow.workers.items()}
         load = {group: sum(self._predicted_s[name] for name in names) for group, names in flow.workers.items()}
@@ -219,6 +219,6 @@ class Controller:
 
 
 def _fits(problem: Problem, plan: Plan, timeline: Timeline) -> bool:
-    """On the first device of every stage; the others of a stage carry the same."""
+    """Whether the plan fits into memory, by the first device of every stage: its other devices carry the same."""
     devices = {placed.devices[0] for placed in plan.stages if placed.devices}
     return all(timeline.memory(d).peak_bytes <= problem.cluster.devices[d].memory_bytes for d in devices)

@@ -35,20 +35,20 @@ def cusum_threshold(slack: float, false_alarms_per_step: float) -> float:
 
 @dataclass(kw_only=True, slots=True)
 class DriftDetector:
-    """Of one stage.
+    """Watches the times of one stage for lasting drift.
 
-    Noise is estimated from the differences of successive steps, which a lasting drift leaves alone, as the median
-    absolute one: no single step decides it.
+    The noise is estimated as the median absolute difference of successive steps: a lasting drift does not change it,
+    and no single step decides it.
     """
 
     least_drift: float = 0.1
-    """Relative change that matters; smaller ones are let go."""
+    """Least relative change that matters; smaller ones are ignored."""
     false_alarms_per_step: float = 1e-3
-    """At most, where nothing has drifted."""
+    """Most false alarms per step, where nothing has drifted."""
     least_noise: float = 0.02
-    """Of log(measured / predicted); no smaller estimate is believed."""
+    """Least standard deviation of log(measured / predicted); a smaller estimate is replaced by it."""
     first_noise: float = 0.05
-    """Assumed until a window of steps is there."""
+    """Standard deviation that is assumed until there are enough steps to estimate it."""
     _values: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     _up: float = 0.0
     _down: float = 0.0

@@ -41,10 +41,10 @@ class LongTailOutcome:
     """How a step went."""
 
     step_s: float
-    """Weight syncs included."""
+    """Seconds of the step, weight syncs included."""
     rollout_end_s: float
     first_hand_over_s: float
-    """When the first later stage began on a device that the rollout had."""
+    """Seconds until the first later stage began on a device that the rollout had."""
     num_moved: int
     """Items sent to another engine."""
     overhead: float
@@ -58,7 +58,7 @@ def simulate_long_tail(
 
     Args:
         problem: its flow is a chain whose first stage batches continuously.
-        plan: of that flow.
+        plan: a plan of that flow.
         seed: as for `simulate`.
 
     Raises:
@@ -82,7 +82,7 @@ def best_long_tail(
 
 
 def _sync_seconds(timeline: Timeline) -> float:
-    """Of the weight syncs after the last computation."""
+    """Seconds that weight syncs take after the last computation of the step."""
     sync = np.concatenate([timeline.of(name, "sync") for name in timeline.stages])
     rest = np.setdiff1d(np.concatenate([timeline.of(name, kind) for name in timeline.stages
                                         for kind in ("compute", "step")]), sync)  # fmt: skip

@@ -26,9 +26,9 @@ class MultiTurnOutcome:
     ends_s: np.ndarray
     """float64 [trajectories]: when each was complete, ascending."""
     most_open: int
-    """Trajectories that were begun and not complete, at most: what KV cache is kept for."""
+    """Most trajectories that were begun and not complete at a time: those for which a KV cache is kept."""
     mean_open: float
-    """Over the time of the rollout."""
+    """Mean number of open trajectories over the time of the rollout."""
 
     @property
     def end_s(self) -> float:
@@ -36,7 +36,7 @@ class MultiTurnOutcome:
 
     @property
     def half_s(self) -> float:
-        """When half of the trajectories were complete."""
+        """Seconds until half of the trajectories were complete."""
         return float(self.ends_s[(len(self.ends_s) - 1) // 2])
 
 

@@ -23,7 +23,7 @@ from rlinf_sched.problem import Problem
 
 ActionKind = Literal["leave", "offload", "release", "acquire", "onload", "join"]
 ACTION_KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
-"""In the order in which a transition has them."""
+"""The kinds of actions, in the order in which a transition has them."""
 Order = Literal["global", "component"]
 
 
@@ -37,9 +37,9 @@ class Action:
     kind: ActionKind
     worker: str
     devices: tuple[int, ...]
-    """Ascending."""
+    """Indices of the devices, ascending."""
     ranks: tuple[int, ...] = ()
-    """That leave or join; for the other kinds empty."""
+    """Ranks that leave or join; empty for the other kinds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,9 +57,9 @@ class Outcome:
 
     finished: bool
     num_actions: int
-    """Done; of the kinds release and acquire each device counts."""
+    """Actions done; a release or an acquire counts once for each device."""
     waiting: tuple[str, ...] = ()
-    """For people, where it did not finish: who waits for which device."""
+    """Who waits for which device, in words, where the trial did not finish."""
 
 
 def make_transition(graph: FlowGraph, before: Plan, after: Plan, *, number: int) -> Transition:
@@ -147,7 +147,7 @@ def transition_seconds(problem: Problem, before: Plan, after: Plan, *, restart_s
     join bring theirs on and receive the weights over the network link. A transition that changes nothing is free.
 
     Args:
-        restart_s: of processes that leave and join, in seconds (connections, graph capture, compilation).
+        restart_s: seconds to restart the processes that leave and join (connections, graph capture, compilation).
 
     Raises:
         PlanError: a group is placed in a way that was not profiled.
@@ -171,7 +171,8 @@ def execute(transitions: Sequence[Transition], *, order: Order = "global", seed:
     """Tries the overlapping transitions out: a random one of the groups that need not wait does its next action.
 
     Args:
-        transitions: by number. All are under way from the beginning, as far as a group's earlier actions let them.
+        transitions: in the order of their numbers. All are under way from the beginning, as far as a group's earlier
+            actions let them.
         order: "component": every group acquires before it releases, transition by transition.
     """
     programs = _programs(transitions, order)

@@ -26,7 +26,7 @@ class PathPart:
     """A stage, or what else the step waits for: `weight sync`, `moving state`."""
     seconds: float
     share: float
-    """Of the step, from 0 to 1."""
+    """Share of the step's time, from 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,13 +63,16 @@ class Explanation:
     groups: tuple[GroupUse, ...]
     memory: tuple[MemoryUse, ...]
     answers: tuple[Answer, ...]
-    """Empty where nobody asked."""
+    """Answers to what-if questions; empty if none were asked."""
     notes: tuple[str, ...]
     """What to be careful about."""
 
     @property
     def step_s(self) -> float:
-        """By the simulator, the pace where steps overlap; the planner's own prediction is in the plan."""
+        """Seconds of a step as the simulator finds them: from one end to the next, where steps overlap.
+
+        The planner's own prediction is in the plan.
+        """
         return self.spans.step_s
 
     @property
@@ -78,7 +81,7 @@ class Explanation:
         return sentences(self)
 
     def to_json(self) -> str:
-        """As JSON text: the plan, and all that the page shows but the timeline."""
+        """The explanation as JSON text: the plan, and all that the page shows except the timeline."""
         return json.dumps(_tree(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -91,7 +94,7 @@ def explain(
         plan: fits the problem.
         spans: its predicted timeline.
         path_s: label -> seconds of the critical path.
-        answers: of `what_if`, where it was asked.
+        answers: what `what_if` returned, where it was asked.
     """
     parts = [PathPart(label=label, seconds=s, share=s / spans.step_s) for label, s in path_s.items() if s > 0]
     return Explanation(

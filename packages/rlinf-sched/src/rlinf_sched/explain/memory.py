@@ -11,17 +11,17 @@ from rlinf_sched.profile import InstanceProfile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryUse:
-    """Of one device of a group (all of a group hold the same)."""
+    """What lies in the memory of one device of a group; all devices of a group hold the same."""
 
     group: DeviceGroup
     capacity_bytes: int
-    """Of the smallest device of the group."""
+    """Memory of the smallest device of the group."""
     fullest: str
     """The stage that computes when the device is fullest."""
     state_bytes: dict[str, int]
-    """Stage -> weights, optimizer, environments that lie there at that moment."""
+    """Stage -> bytes of its weights, optimizer and environments on the device at that moment."""
     work_bytes: int
-    """Of the computing stage: activations, KV cache."""
+    """Bytes that the computing stage works with: activations, KV cache."""
 
     @property
     def used_bytes(self) -> int:
@@ -29,12 +29,13 @@ class MemoryUse:
 
 
 def memory_uses(problem: Problem, plan: Plan) -> list[MemoryUse]:
-    """One for each group of devices, in the order of `device_groups`; the host is left out."""
+    """The memory of each group of devices, in the order of `device_groups`; the host is left out."""
     return [_use(problem, plan, group) for group in device_groups(plan) if group.devices]
 
 
 def peak_bytes(problem: Problem, plan: Plan, stage: str) -> int:
-    """On the fullest of a stage's devices while it computes, with what others keep there; 0 for one on the host."""
+    """Bytes on the fullest of a stage's devices while it computes, with what others keep there; 0 for a stage on the
+    host."""
     moments = [
         _moment(problem, plan, group, stage) for group in device_groups(plan) if group.devices and stage in group.stages
     ]

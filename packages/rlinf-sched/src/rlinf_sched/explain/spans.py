@@ -19,11 +19,11 @@ class Spans:
     """What every rank does when, in one step or several. One entry of each array is one span."""
 
     step_s: float
-    """From the end of one step to the end of the next; in the mean, where steps overlap."""
+    """Seconds from the end of one step to the end of the next; the mean of them where steps overlap."""
     num_steps: int = 1
-    """That end within the spans; more than one only where steps overlap."""
+    """Steps that end within the spans; more than one only where steps overlap."""
     length_s: float
-    """Of all that is shown: of one step, `step_s`; of overlapping ones about as many times that."""
+    """Seconds of all that is shown: `step_s` for one step, about `num_steps` times that where steps overlap."""
     stages: tuple[str, ...]
     """Names that `stage` counts in."""
     stage: np.ndarray
@@ -37,7 +37,7 @@ class Spans:
     end_s: np.ndarray
     """[n] float64."""
     num_items: np.ndarray
-    """[n] integers; 0 where a span is about no items."""
+    """[n] integers, items of the span's hand-over; 0 where it has none."""
 
     def __len__(self) -> int:
         return len(self.stage)
@@ -51,7 +51,7 @@ class Spans:
         return self.stage == self.stages.index(name)
 
     def busy_share(self, name: str) -> float:
-        """Of the time, from 0 to 1: in which the busiest instance of the stage computes."""
+        """Share of the time, from 0 to 1, in which the stage's busiest instance computes."""
         mine = self.of_stage(name) & self.is_kind("compute", "step")
         busy_s = np.bincount(self.rank[mine], weights=self.end_s[mine] - self.start_s[mine])
         return float(busy_s.max(initial=0.0)) / self.length_s
@@ -64,7 +64,7 @@ class DeviceGroup:
     devices: tuple[int, ...]
     """Ascending; empty for the host."""
     stages: tuple[str, ...]
-    """By turn."""
+    """Names of the stages, in the order of their turns."""
 
 
 def device_groups(plan: Plan) -> list[DeviceGroup]:

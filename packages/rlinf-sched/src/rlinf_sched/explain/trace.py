@@ -15,9 +15,9 @@ from rlinf_sched.flow_graph import FlowGraph
 from rlinf_sched.plan import Plan
 
 CATEGORIES = {"compute": "stage", "step": "stage", "onload": "lease", "offload": "lease", "sync": "sync"}
-"""As in the trace of a run; a transfer has category channel."""
+"""Kind of span -> its category, the same as in the trace of a run; transfers have the category "channel"."""
 NUM_SAMPLES = 500
-"""Of each counter."""
+"""Points at which each counter is sampled."""
 
 
 def trace_json(spans: Spans, plan: Plan, flow: FlowGraph) -> str:

@@ -18,7 +18,7 @@ class Change:
     """Another problem to ask about."""
 
     question: str
-    """For people: "twice the devices"."""
+    """The question in words: "twice the devices"."""
     meaning: str
     """What exactly was changed."""
     problem: Problem
@@ -31,11 +31,11 @@ class Answer:
     question: str
     meaning: str
     step_s: float | None
-    """None: no plan fits."""
+    """Seconds of a step; None where no plan fits."""
     mode: str | None
     num_devices: int
     text: str
-    """For people: the change in words, or why nothing fits."""
+    """The change in words, or why nothing fits."""
 
 
 def changes(problem: Problem, plan: Plan) -> Iterator[Change]:
@@ -86,7 +86,7 @@ def what_if(problem: Problem, plan: Plan, make_plan: Callable[[Problem], Plan]) 
     """Plans every changed problem and compares.
 
     Args:
-        plan: of the problem as it is, with a prediction.
+        plan: the plan of the unchanged problem, with a prediction.
         make_plan: the planner, with the choices that the plan itself was made with.
     """
     return [_answer(change, plan, make_plan) for change in changes(problem, plan)]
@@ -144,7 +144,7 @@ def _answer(change: Change, plan: Plan, make_plan: Callable[[Problem], Plan]) ->
 
 
 def _longer(problem: Problem, cycle: set[str]) -> Problem:
-    """More rounds for the stages of a cycle; more time, memory and bytes an item for all others."""
+    """The problem with more rounds for the stages of the cycle, and more time, memory and bytes per item for others."""
     stages = {
         name: replace(profile, rounds=round(profile.rounds * LONGER)) if name in cycle else _slower(profile)
         for name, profile in problem.profiles.stages.items()

@@ -1,4 +1,4 @@
-"""In which order a stage's items come to it, as far as it matters: what do those cost that come last."""
+"""The order in which items come to a stage, as far as it matters: what the items cost that come last."""
 
 import heapq
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from rlinf_sched.profile import StageProfile
 def arriving_costs(problem: Problem) -> Mapping[str, np.ndarray]:
     """Stage -> float64 [num_items]: the costs of its items in the order in which they come to it.
 
-    Stages hand items on in the order in which they came, but with continuous batching, where cheap items overtake dear
-    ones: a rollout's long answers come last to all later stages, which take long for them too. The order is that of a
-    rollout on all devices. Stages of a cycle, through which items come several times, count as keeping it.
+    Stages hand items on in the order in which they came, except with continuous batching, where cheap items overtake
+    dear ones: a rollout's long answers come last to all later stages, which take long for them too. The order is that
+    of a rollout on all devices. Stages of a cycle, through which items come several times, count as keeping it.
     """
     flow = problem.flow
     successors = flow.successors()
@@ -32,7 +32,7 @@ def arriving_costs(problem: Problem) -> Mapping[str, np.ndarray]:
 
 
 def _leaving(problem: Problem, profile: StageProfile, costs: np.ndarray) -> np.ndarray:
-    """When each item leaves, in times of an item of mean cost, if it takes a place in an engine as one falls free."""
+    """When each item leaves, in times of an item of mean cost, if it enters an engine as soon as a place is free."""
     instance = profile.instances[0]
     available = len(problem.cluster.compute_devices) // max(1, instance.num_devices)
     num_engines = max(1, min(available, profile.max_instances or available))

@@ -16,7 +16,7 @@ NUM_OUT = len(FRACTIONS)
 
 @dataclass(frozen=True)
 class Columns:
-    """Where what stands in a row."""
+    """Which columns of a row hold which numbers."""
 
     num_pools: int
     num_edges: int

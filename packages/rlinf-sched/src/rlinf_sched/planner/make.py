@@ -23,7 +23,8 @@ MOST_SIMULATED = 16
 _WORTH = 0.998
 """Candidates whose estimate is above this part of the best simulated step are not simulated: they may be as good."""
 _ITEMS_COMPARED = 20_000
-"""Items of all stages that are simulated of each mode, to have the best of several, whatever the other modes take."""
+"""Items, all stages together, that are simulated for each mode in any case, so that the best of several candidates is
+known however short the plans of other modes are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Judged:
     plan: Plan
     timeline: Timeline
     estimate_s: float
-    """Of a step, by the search."""
+    """Seconds of a step as the search estimates them."""
 
     @property
     def step_s(self) -> float:
@@ -45,14 +46,14 @@ class Planned:
     """The best plan and what it was compared with."""
 
     plan: Plan
-    """With its prediction."""
+    """The best plan, with its prediction."""
     timeline: Timeline
     others: tuple[Judged, ...]
-    """The best of each other mode, best first, as `plan.prediction.runners_up`."""
+    """The best plan of each other mode, best first, as in `plan.prediction.runners_up`."""
 
 
 def plan(problem: Problem, modes: Sequence[Mode] | None = None) -> Plan:
-    """Of the search's best of each mode the one that the simulator finds shortest.
+    """The plan with the shortest simulated step among the search's best plans of each mode.
 
     Args:
         modes: consider only these; None: all.

@@ -34,7 +34,7 @@ class _Chunk:
     """Whether no two of its stages with devices lie side by side."""
     instance_s: np.ndarray
     blocks: Blocks = ()
-    """Of a cycle."""
+    """Which stages of a cycle share their devices; empty for a stage alone."""
 
     def tree(self, row: int) -> Tree:
         leaves = tuple(stage.places.leaf(stage.index[row]) for stage in self.chosen)
@@ -159,8 +159,10 @@ class StageOptions:
     def _places(
         self, name: str, choice: int, pool: int, counts: np.ndarray, granularity: np.ndarray, offload: bool
     ) -> Places:
-        """With bytes on each device: a worker group's state counts with the first of its stages, and with the others
-        where they bring it back themselves."""
+        """The places of a stage in one pool, one for each count of instances, with the bytes on each device.
+
+        A worker group's state counts for the first of its stages, and for others where they bring it back themselves.
+        """
         problem, profile = self._problem, self._problem.profile(name)
         instance = profile.instances[choice]
         distinct, which = np.unique(counts, return_inverse=True)

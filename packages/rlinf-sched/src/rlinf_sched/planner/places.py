@@ -15,21 +15,21 @@ class Places:
 
     stage: str
     choice: int
-    """Which of the profile's instances."""
+    """Index of `instance` in the stage's profile."""
     instance: InstanceProfile
     pool: int
-    """-1: the host."""
+    """Index of the pool; -1: the host."""
     offload: bool
     num_instances: np.ndarray
-    """int64 [m]."""
+    """int64 [m], at least 1."""
     granularity: np.ndarray
-    """int64 [m]."""
+    """int64 [m], items per hand-over."""
     resident_bytes: np.ndarray
     """float64 [m], on each device between turns; 0 where another stage of the worker group counts them."""
     peak_bytes: np.ndarray
     """float64 [m], on each device at its fullest."""
     onload_s: np.ndarray
-    """float64 [m]; 0 without offload."""
+    """float64 [m], seconds of an onload; 0 without offload."""
     offload_s: np.ndarray
 
     @property
@@ -51,11 +51,11 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Of some places those that rows of options have, one for each row."""
+    """The place that each row of options has, as an index into a stage's places."""
 
     places: Places
     index: np.ndarray
-    """int64 [rows]."""
+    """int64 [rows], into `places`."""
 
     @property
     def num_devices(self) -> np.ndarray:

@@ -100,7 +100,7 @@ class Search:
         areas = [self._least_area_of(options.rows, np.inf) for options in self.turn_options if len(options.rows)]
         least_s = max(1e-9, sum(areas) / sum(self._num_devices))
         self._load = [float(options.instance_s.min(initial=np.inf)) / least_s for options in self.turn_options]
-        """Of each turn, how many of its instances on devices compute at a moment on average, if the step is short."""
+        """How many instances of each turn compute on devices at a moment, on average, if the step is short."""
         self._parts: dict[int, _Part] = {}
         self._least_area = [0.0] * len(self._turns)
         self._bound_s, self._tolerance_s, self._tolerance_share, self._may_mix = np.inf, 0.0, 0.0, True
@@ -252,15 +252,17 @@ class Search:
         return any(self._needs[i] & before for i in _bits(after))
 
     def _complete(self, mask: int) -> list[bool]:
-        """Of each group with several stages: whether all of them are in the part, so that nobody else must agree."""
+        """Whether all stages of a group are in the part, so that none outside must agree; for each group of several."""
         return [group & mask == group for group in self._group_masks]
 
     # -- numbers -----------------------------------------------------------------------------------------------------
 
     def _joins(self, before: int, after: int) -> Iterator[_C.Join]:
-        """Of two parts, every kind that can be. A stage whose items lie ready would not let go of its devices before it
-        is done, so it cannot be interleaved; side by side, which of two independent parts is tried once, may not tear a
-        worker group apart."""
+        """Every kind of join that two parts can have.
+
+        A stage whose items lie ready keeps its devices until it is done, so it cannot be interleaved. Two independent
+        parts are tried side by side once, and a join side by side may not tear a worker group apart.
+        """
         yield self._join(before, after, "in turn")
         if self._feeds(before, after) and all(self._needs[i] for i in _bits(before)):
             yield self._join(before, after, "interleaved")

@@ -10,17 +10,17 @@ from rlinf_sched.plan import Mode
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One stage, placed."""
+    """One stage and its place."""
 
     stage: str
     choice: int
-    """Which of the profile's instances."""
+    """Index of the parallel choice in the `instances` of the stage's profile."""
     pool: int
     """Which pool its devices come from; -1: it runs on the host."""
     num_instances: int
     num_devices: int
     granularity: int
-    """Items per hand-over of one instance, as a number; the whole batch is the step's number of items."""
+    """Items per hand-over of one instance; the whole batch is given as the step's number of items, not as 0."""
     offload: bool
 
 
@@ -35,7 +35,7 @@ class Cycle:
 
 JoinKind = Literal["in turn", "side by side", "interleaved"]
 JOINS: tuple[JoinKind, ...] = get_args(JoinKind)
-"""By the number that the native part has for them."""
+"""The kinds of join; the native part knows each by its index here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Candidate:
 
 
 def leaves(tree: Tree) -> Iterator[Leaf]:
-    """In the order of the flow."""
+    """The leaves of a tree, in the order of the flow."""
     if isinstance(tree, Join):
         yield from leaves(tree.before)
         yield from leaves(tree.after)

@@ -13,7 +13,7 @@ from rlinf_sched.profile import InstanceProfile, ItemCosts, seconds_table
 from rlinf_sched.stage_time import hand_over_size
 
 STAYS = -1.0
-"""In place of the seconds of an onload: the state never leaves."""
+"""Stands in place of the seconds of an onload where the state never leaves the device."""
 _BATCHINGS = ("sum", "longest", "continuous")
 
 
@@ -211,7 +211,7 @@ def _order_of_cycle(flow: FlowGraph, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def _rate(problem: Problem, devices: set[int]) -> float:
-    """Of the link between devices: the network where they lie in several nodes."""
+    """Bytes per second of the link between these devices: the network's if they lie in several nodes."""
     links, nodes = problem.cluster.links, {problem.cluster.devices[device].node for device in devices}
     return links.network_bytes_per_s if len(nodes) > 1 else links.node_bytes_per_s
 

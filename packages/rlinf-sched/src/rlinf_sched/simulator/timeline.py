@@ -10,7 +10,7 @@ from rlinf_sched.errors import SchedError, did_you_mean
 
 SpanKind = Literal["compute", "onload", "offload", "sync", "transfer", "step"]
 SPAN_KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
-"""By the number in `Timeline.kind`."""
+"""The kinds of spans; `Timeline.kind` holds indices into this."""
 COMPUTE, ONLOAD, OFFLOAD, SYNC, TRANSFER, STEP = range(6)
 
 
@@ -20,11 +20,11 @@ class DeviceUse:
 
     device: int
     busy: float
-    """Computing."""
+    """Share of the time in which it computes."""
     switching: float
-    """Onload and offload."""
+    """Share of the time in which it onloads or offloads."""
     bubble: float
-    """Neither."""
+    """Share of the time in which it does neither."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,17 +59,17 @@ class Timeline:
     """
 
     stages: tuple[str, ...]
-    """Names, by the number in `stage`."""
+    """Names of the stages; `stage` holds indices into this."""
     num_steps: int
     max_staleness: int
     num_devices: int
     num_instances: np.ndarray
-    """[stages]."""
+    """[stages]: instances of each stage."""
     stage: np.ndarray
     rank: np.ndarray
     """Instance of the stage; -1 for a weight sync, whose stage is the one that trained."""
     kind: np.ndarray
-    """Index into SPAN_KINDS."""
+    """Indices into `SPAN_KINDS`."""
     step: np.ndarray
     num_items: np.ndarray
     width: np.ndarray
@@ -79,7 +79,7 @@ class Timeline:
     start_s: np.ndarray
     end_s: np.ndarray
     step_end_s: np.ndarray
-    """[steps]: after the step's weight syncs."""
+    """[steps]: when each step ends, its weight syncs included."""
     step_cause: np.ndarray
     """[steps]: the span that the step's end waited for."""
     num_events: int
@@ -88,26 +88,26 @@ class Timeline:
     """[instances + 1]: where the devices of each instance (of all stages, by rank) begin in `device`."""
     device: np.ndarray
     resident_bytes: np.ndarray
-    """[stages]."""
+    """[stages]: bytes of the stage's state on each of its devices."""
     leaving: np.ndarray
-    """bool [stages]: not on its devices between its turns."""
+    """bool [stages]: whether the state leaves the devices between the stage's turns."""
     work_bytes: np.ndarray
     item_work_bytes: np.ndarray
 
     @property
     def first_settled(self) -> int:
-        """The step from which on they count: the first; with `max_staleness` that in the middle."""
+        """The first step that counts as settled: step 0, or with `max_staleness` the one in the middle."""
         return self.num_steps // 2 if self.max_staleness else 0
 
     @property
     def step_s(self) -> float:
-        """From the end of one step to the end of the next, the mean over those that have settled."""
+        """Seconds from the end of one step to the end of the next, the mean over the steps that have settled."""
         begins_s = float(self.step_end_s[self.first_settled - 1]) if self.first_settled else 0.0
         return (float(self.step_end_s[-1]) - begins_s) / (self.num_steps - self.first_settled)
 
     @property
     def total_s(self) -> float:
-        """Until everything has ended; with staleness an offload may outlast the last step."""
+        """Seconds until everything has ended; with staleness an offload may outlast the last step."""
         return float(max(self.step_end_s[-1], self.end_s.max()))
 
     def of(self, stage: str, kind: SpanKind = "compute") -> np.ndarray:
@@ -136,7 +136,7 @@ class Timeline:
 
     @cached_property
     def device_use(self) -> tuple[DeviceUse, ...]:
-        """Of every device of the cluster."""
+        """How each device of the cluster spends its time, in the order of their indices."""
         busy = self._seconds_by_device(COMPUTE, STEP) / self.total_s
         switching = self._seconds_by_device(ONLOAD, OFFLOAD) / self.total_s
         return tuple(
@@ -210,7 +210,11 @@ class Timeline:
         return np.flatnonzero(mine & (self.kind == ONLOAD)), np.flatnonzero(mine & (self.kind == OFFLOAD))
 
     def _seconds_by_device(self, *kinds: int) -> np.ndarray:
-        """Of spans that never overlap on a device, or begin together (the onloads of one turn): the longest counts."""
+        """Seconds that each device spends on spans of these kinds.
+
+        On one device such spans never overlap, unless they begin together (the onloads of one turn): of those, the
+        longest counts.
+        """
         spans = np.flatnonzero(np.isin(self.kind, kinds))
         num_each = np.diff(self.device_start)[self._instance[spans]]
         spans, first = np.repeat(spans, num_each), np.repeat(self.device_start[self._instance[spans]], num_each)

@@ -74,7 +74,7 @@ def names_for(tests, shown):
 
 
 def well_known(wanted):
-    """Those of these names that are built in or a usual part of the standard library."""
+    """Name -> object, for those of these names that are built in or belong to a usual part of the standard library."""
     found = {name: getattr(builtins, name) for name in wanted if hasattr(builtins, name)}
     for module in map(importlib.import_module, LIBRARY):
         found |= {name: getattr(module, name) for name in wanted - set(found) if name in vars(module)}

@@ -47,7 +47,7 @@ def calls():
 
 
 def plain(value):
-    """As JSON has it; numbers of numpy as numbers, and arrays as lists."""
+    """The value as JSON can hold it: numbers of numpy become plain numbers, and arrays become lists."""
     if hasattr(value, "tolist") and type(value).__module__ == "numpy":
         return value.tolist()
     if isinstance(value, list | tuple):

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 MAX_MESSAGE_BYTES = 16 << 20
 NUMBERS = "biufc"
-"""Kinds of numpy's types."""
+"""Kinds of numpy's types that are numbers."""
 LISTS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 if hasattr(sys, "set_int_max_str_digits"):
