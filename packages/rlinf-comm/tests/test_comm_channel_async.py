@@ -18,8 +18,8 @@ def run(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, HANG_S))
 
 
-def num_doorbells() -> int:
-    return sum(thread.name == "rlinf-comm doorbell" for thread in threading.enumerate())
+def doorbells() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "rlinf-comm doorbell"}
 
 
 def test_tasks_of_one_loop_feed_each_other():
@@ -55,21 +55,21 @@ def test_an_item_from_another_thread_wakes_the_task_that_waits_for_its_key():
 def test_many_waiting_tasks_share_one_thread_that_ends_when_they_do(monkeypatch):
     monkeypatch.setattr("rlinf_comm._doorbell._NUM_IDLE_SLICES", 1)
     channel = Channel.create("threads")
-    before = num_doorbells()
+    before = doorbells()  # those of earlier tests end when they like
 
     async def wait_in_many():
         tasks = [asyncio.create_task(channel.atake(timeout_s=HANG_S)) for _ in range(50)]
         await asyncio.sleep(0.05)
-        assert num_doorbells() == before + 1
+        assert len(doorbells() - before) == 1
         for index in range(50):
             channel.put(index)
         return sorted([(await task)[0].value for task in tasks])
 
     assert run(wait_in_many()) == list(range(50))
     deadline = time.monotonic() + HANG_S
-    while num_doorbells() > before and time.monotonic() < deadline:
+    while doorbells() - before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert num_doorbells() <= before
+    assert not doorbells() - before
 
 
 def test_cancelling_a_take_loses_no_item():
