@@ -55,8 +55,6 @@ def _checked(config: ClusterConfig, key: Literal["launcher", "weight_link"], **s
             raise TypeError(f"is given {twice[0]!r} by the run")
         inspect.signature(made_by).bind(**settings, **options)
     except TypeError as error:
-        raise UserError(
-            f"cluster.{key}_options: {name} {error}",
-            hint=f"they are keyword arguments of the {key.replace('_', ' ')}'s constructor",
-        ) from error
+        hint = f"they are keyword arguments of the constructor of {name}"
+        raise UserError(f"cluster.{key}_options: {name} {error}", hint=hint) from error
     return made_by
