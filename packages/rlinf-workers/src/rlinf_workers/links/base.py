@@ -77,8 +77,6 @@ class WeightLink(Protocol):
     says under `cluster.weight_link_options`. In the workers only the two functions are called, each once for a rank.
     """
 
-    def __init__(self, edge: str, reshard: ReshardPlan, **options: Any) -> None: ...
-
     @property
     def address(self) -> Any:
         """How a worker's process finds it: plain values, or records of rlinf_comm."""
