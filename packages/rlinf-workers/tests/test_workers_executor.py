@@ -114,10 +114,10 @@ class WholeScale(Scale):
 
 
 class WrongLayout(Learn):
-    """Forgets the other rank."""
+    """Speaks of a rank that is not there."""
 
     def layout(self) -> Layout:
-        return Layout.replicated(specs_of(self.weights()), 1)
+        return Layout.replicated(specs_of(self.weights()), 2)
 
 
 def flow_of(learn: type[Learn], scale: type[Scale]) -> Flow:
@@ -131,9 +131,8 @@ def flow_of(learn: type[Learn], scale: type[Scale]) -> Flow:
 
 def test_trainers_that_hold_half_of_the_weights_each_send_all_of_them(tmp_path):
     flow, halves = flow_of(HalfLearn, WholeScale), [1.0, 2.0]
-    plan = plan_for_mode(
-        flow.graph(), CLUSTER, "collocated", num_ranks={"learn": 4, "scale": 2}, num_ranks_per_replica={"learn": 2}
-    )
+    ranks = {"learn": 4, "scale": 1, "shift": 1}
+    plan = plan_for_mode(flow.graph(), CLUSTER, "collocated", num_ranks=ranks, num_ranks_per_replica={"learn": 2})
     with Executor(cluster=CLUSTER, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
         executor.start(flow, plan)
         executor.sync_weights()
@@ -146,10 +145,10 @@ def test_trainers_that_hold_half_of_the_weights_each_send_all_of_them(tmp_path):
 
 
 def test_a_layout_speaks_of_all_ranks(tmp_path):
-    flow = flow_of(WrongLayout, Scale)
-    with Executor(cluster=CLUSTER, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
-        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
-        with pytest.raises(FlowDefinitionError, match=r"'learn': layout\(\) speaks of 1 ranks, and there are 2"):
+    flow, cluster = flow_of(WrongLayout, Scale), Cluster.cpu_slots(1)
+    with Executor(cluster=cluster, log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), cluster, "collocated"))
+        with pytest.raises(FlowDefinitionError, match=r"'learn': layout\(\) speaks of 2 ranks, and there are 1"):
             executor.sync_weights()
 
 
