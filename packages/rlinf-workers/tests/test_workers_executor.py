@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rlinf_comm.weights import Layout, TensorSpec, specs_of
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_sched.plan import StagePlan
@@ -24,7 +25,16 @@ from rlinf_workers import (
     Writer,
 )
 from rlinf_workers.execution.executor import visible_devices
-from rlinf_workers.testing.toy_flow import FaultyStage, Number, Scale, Shift, reference_run, toy_flow
+from rlinf_workers.testing.toy_flow import (
+    LEARNING_RATE,
+    FaultyStage,
+    Learn,
+    Number,
+    Scale,
+    Shift,
+    reference_run,
+    toy_flow,
+)
 
 NUMBERS = [Number(index=i, value=float(i)) for i in range(10)]
 NUM_STEPS = 3
@@ -72,6 +82,74 @@ def test_every_plan_gives_the_reference_numbers(tmp_path, mode, choices):
     runs = execute(tmp_path, mode, **choices)
     expected = reference_run([number.value for number in NUMBERS], NUM_STEPS)
     assert [run.metrics["learn/weight"] for run in runs] == expected
+
+
+class HalfLearn(Learn):
+    """Each rank of a replica holds one of the two numbers of the weight, and trains it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._weight += self.rank_in_replica
+
+    def layout(self) -> Layout:
+        halves = Layout.sharded({"weight": TensorSpec((2,), "float32")}, self.num_ranks_per_replica)
+        return Layout(halves.specs, halves.ranks * self.num_replicas)
+
+
+class WholeScale(Scale):
+    """Serves both numbers, one to the even items and one to the odd ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._both = torch.zeros(2)
+
+    def scale(self, numbers: Reader[Number], scaled: Writer[Number]) -> None:
+        for chunk in numbers:
+            for item in chunk:
+                value = item.value * float(self._both[item.index % 2])
+                scaled.put(Number(index=item.index, value=value), key=item.index)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {"weight": self._both}
+
+
+class WrongLayout(Learn):
+    """Speaks of a rank that is not there."""
+
+    def layout(self) -> Layout:
+        return Layout.replicated(specs_of(self.weights()), 2)
+
+
+def flow_of(learn: type[Learn], scale: type[Scale]) -> Flow:
+    """The toy flow, with other workers."""
+    flow = Flow("toy").worker("scale", scale).worker("shift", Shift).worker("learn", learn)
+    flow.stage("scale", scale.scale, reads="numbers", writes="scaled")
+    flow.stage("shift", Shift.shift, reads="scaled", writes="shifted", needs_device=False)
+    flow.stage("learn", learn.learn, reads="shifted", dispatch="key", trains=True)
+    return flow.weights("learn", to="scale")
+
+
+def test_trainers_that_hold_half_of_the_weights_each_send_all_of_them(tmp_path):
+    flow, halves = flow_of(HalfLearn, WholeScale), [1.0, 2.0]
+    ranks = {"learn": 4, "scale": 1, "shift": 1}
+    plan = plan_for_mode(flow.graph(), CLUSTER, "collocated", num_ranks=ranks, num_ranks_per_replica={"learn": 2})
+    with Executor(cluster=CLUSTER, log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}) as executor:
+        executor.start(flow, plan)
+        executor.sync_weights()
+        for step in range(NUM_STEPS):
+            run = executor.run(flow, context=context(step), feeds={"numbers": NUMBERS}, timeout_s=60)
+            mean = sum(number.value * halves[number.index % 2] + 1 for number in NUMBERS) / len(NUMBERS)
+            halves = [half + LEARNING_RATE * mean for half in halves]
+            assert run.metrics["learn/weight"] == halves[0]
+    assert executor.weights_bytes(flow.graph().weight_edges[0]) == 8, "of the whole, not of a rank's part"
+
+
+def test_a_layout_speaks_of_all_ranks(tmp_path):
+    flow, cluster = flow_of(WrongLayout, Scale), Cluster.cpu_slots(1)
+    with Executor(cluster=cluster, log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), cluster, "collocated"))
+        with pytest.raises(FlowDefinitionError, match=r"'learn': layout\(\) speaks of 2 ranks, and there are 1"):
+            executor.sync_weights()
 
 
 class Share(Worker):

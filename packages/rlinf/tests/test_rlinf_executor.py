@@ -1,4 +1,4 @@
-"""The launcher that a config names: found, made with its options, or a message with the key."""
+"""What a config names, the launcher and the weight link: found, made with its options, or a message with the key."""
 
 from pathlib import Path
 
@@ -37,6 +37,12 @@ def test_a_launcher_of_ones_own_gets_the_settings_of_the_run_and_its_options(tmp
         ({"launcher": "nowhere:Launcher"}, "cluster.launcher: the launcher 'nowhere:Launcher' cannot be imported"),
         ({"launcher_options": {"colour": 1}}, "cluster.launcher_options: local got an unexpected keyword argument"),
         ({"launcher_options": {"forks": True}}, "cluster.launcher_options: local is given 'forks' by the run"),
+        ({"weight_link": "share"}, "cluster.weight_link: no weight link is called 'share'; did you mean 'shared'?"),
+        ({"weight_link_options": {"port": 1}}, "cluster.weight_link_options: auto takes none"),
+        (
+            {"weight_link": "shared", "weight_link_options": {"port": 1}},
+            "cluster.weight_link_options: shared got an unexpected keyword argument 'port'",
+        ),
     ],
 )
 def test_what_cannot_be_made_is_named_by_its_key(tmp_path: Path, config: dict, text: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlinf_comm.records import record
+from rlinf_comm.weights import Layout, specs_of
 
 if TYPE_CHECKING:
     from rlinf_workers.collectives import RankGroup
@@ -139,9 +140,14 @@ class Worker:
         """Takes the state off the devices for whoever shares them. Called just before the lease is given back."""
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The canonical tensors (Hugging Face names) that this worker trains or serves; a receiver's are filled in
-        place."""
+        """This rank's part of the tensors that the worker trains or serves, as `layout` says; a receiver's are filled
+        in place."""
         raise NotImplementedError(f"{type(self).__name__} takes part in a weight sync and has to define weights()")
+
+    def layout(self) -> Layout:
+        """Where the boxes of the canonical tensors lie in `weights()`, on each rank of this group; the same answer on
+        each of them. By default every rank has all of every tensor."""
+        return Layout.replicated(specs_of(self.weights()), self.num_ranks)
 
     def weights_received(self, policy_version: int) -> None:
         """Called when `weights()` hold that version, verified; a serving worker stamps what it makes with it."""

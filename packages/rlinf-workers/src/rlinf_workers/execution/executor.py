@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlinf_comm.channel import Channel
-from rlinf_comm.weights import WeightStore
+from rlinf_comm.weights import Layout
+from rlinf_comm.weights import plan as reshard_plan
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import WeightEdge
 from rlinf_sched.plan import Plan, StagePlan
@@ -35,8 +36,10 @@ from rlinf_workers.group import WorkerGroup
 from rlinf_workers.launcher.base import Identity, Launcher, WorkerSpec
 from rlinf_workers.launcher.futures import gather
 from rlinf_workers.launcher.local import LocalLauncher
-from rlinf_workers.links.shared import WeightPort, edge_plan
+from rlinf_workers.links.base import WeightLink, WeightPort
+from rlinf_workers.links.choose import choose
 from rlinf_workers.metrics import merge
+from rlinf_workers.registry import WEIGHT_LINKS
 from rlinf_workers.spans import Span
 from rlinf_workers.worker import StepContext
 
@@ -79,6 +82,8 @@ class Executor:
         launcher: where processes come from; local processes by default.
         log_folder: `<log_folder>/<role>/<rank>.log` for each worker; a temporary folder by default.
         environment: variables for every worker, for example the number of threads.
+        weight_link: what carries weights (registry.WEIGHT_LINKS, or an import path); auto: by where the ends are.
+        weight_link_options: further arguments of its constructor.
     """
 
     def __init__(
@@ -89,6 +94,8 @@ class Executor:
         log_folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
         channel_bytes: int = CHANNEL_BYTES,
+        weight_link: str = "auto",
+        weight_link_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._cluster = cluster
         self._scratch = tempfile.TemporaryDirectory(prefix="rlinf-")
@@ -96,10 +103,12 @@ class Executor:
         self._log_folder = log_folder or Path(self._scratch.name) / "logs"
         self._environment = dict(environment or {})
         self._channel_bytes = channel_bytes
+        self._weight_link = weight_link
+        self._weight_link_options = dict(weight_link_options or {})
         self._groups: dict[str, WorkerGroup] = {}
         self._placements: dict[str, StagePlan] = {}
         self._open: dict[str, _OpenFlow] = {}
-        self._stores: dict[str, WeightStore] = {}
+        self._links: dict[str, WeightLink] = {}
         self._weights: dict[str, WeightVersion] = {}
         self._weights_bytes: dict[str, int] = {}
         self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="rlinf-driver-port")
@@ -218,33 +227,37 @@ class Executor:
         checkpoint).
         """
         for name, last in self._weights.items():
-            if name not in self._stores:
+            if name not in self._links:
                 self._connect(name, last.edge)
             version = self._groups[last.edge.source].call("publish_weights", name)[0]
             self._weights[name] = replace(last, policy_version=version)
 
     def _connect(self, name: str, edge: WeightEdge) -> None:
         source, target = self._groups[edge.source], self._groups[edge.target]
-        specs = source.call("weight_specs", ranks=[0])[0]
-        served = target.call("weight_specs", ranks=[0])[0]
-        self._weights_bytes[name] = sum(spec.num_bytes for spec in specs.values())
-        reshard = edge_plan(specs, source.num_ranks, target.num_ranks, served)
-        store = self._stores[name] = WeightStore.create(reshard, name=name)
+        reshard = reshard_plan(self._layout(edge.source), self._layout(edge.target))
+        self._weights_bytes[name] = sum(spec.num_bytes for spec in reshard.specs.values())
+        link = choose(self._weight_link, name, self._nodes(edge.source) | self._nodes(edge.target))
+        opened = self._links[name] = WEIGHT_LINKS.get(link)(name, reshard, **self._weight_link_options)
         sides: list[tuple[WorkerGroup, Literal["send", "receive"]]] = [(source, "send"), (target, "receive")]
         for group, side in sides:
             ports = [
-                WeightPort(
-                    edge=name,
-                    side=side,
-                    rank=rank,
-                    address=store.address,
-                    specs=specs,
-                    num_source_ranks=source.num_ranks,
-                    num_target_ranks=target.num_ranks,
-                )
+                WeightPort(edge=name, side=side, rank=rank, reshard=reshard, link=link, address=opened.address)
                 for rank in range(group.num_ranks)
             ]
             group.scatter("open_weights", ports)
+
+    def _layout(self, name: str) -> Layout:
+        group = self._groups[name]
+        layout: Layout = group.call("layout", ranks=[0])[0]
+        if layout.num_ranks != group.num_ranks:
+            raise FlowDefinitionError(
+                f"worker {name!r}: layout() speaks of {layout.num_ranks} ranks, and there are {group.num_ranks}"
+            )
+        return layout
+
+    def _nodes(self, name: str) -> set[int]:
+        """The machines of a group; one without devices is with the driver, on the first."""
+        return {self._cluster.devices[index].node for index in self._placements[name].devices} or {0}
 
     # -- running ---------------------------------------------------------------------------------------------------
 
@@ -270,7 +283,7 @@ class Executor:
         """
         opened = self._open[flow.name]
         planned, feeds = opened.planned, feeds or {}
-        unsynced = [name for name in opened.edges if name not in self._stores]
+        unsynced = [name for name in opened.edges if name not in self._links]
         if unsynced:
             raise FlowDefinitionError(
                 f"flow {flow.name!r}: weights {unsynced[0]} were never synced; "

@@ -162,7 +162,7 @@ class StageRunner:
 
     def _receive(self) -> None:
         for edge, version in self._call.receives.items():
-            if self._host.weight_ports[edge].policy_version != version:
+            if self._host.served_versions.get(edge) != version:
                 with self._spans.span("receive weights", SYNC), self._waits(f"weights {edge} version {version}"):
                     self._host.receive_weights(edge, version)
                 self._worker.weights_received(version)

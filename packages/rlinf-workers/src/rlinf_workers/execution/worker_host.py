@@ -9,21 +9,19 @@ from typing import Any, TypeVar
 
 import torch
 
-from rlinf_comm.weights import TensorSpec, specs_of
 from rlinf_workers.collectives import RankGroups, connect
 from rlinf_workers.execution.stage_calls import StageCall, StageOutcome
 from rlinf_workers.execution.stage_runner import StageRunner
 from rlinf_workers.launcher.base import Identity, RequestSender, Wait
-from rlinf_workers.links.shared import ReceivePort, SendPort, WeightPort, open_port
+from rlinf_workers.links.base import WeightPort, WeightReceiver, WeightSender
 from rlinf_workers.metrics import MetricTable
+from rlinf_workers.registry import WEIGHT_LINKS
 from rlinf_workers.spans import WaitTable
 from rlinf_workers.worker import StepContext, Worker
 
 W = TypeVar("W", bound=Worker)
 
-CALLS = frozenset(
-    {"run_stage", "unload", "open_weights", "weight_specs", "publish_weights", "memory_bytes", "current_waits"}
-)
+CALLS = frozenset({"run_stage", "unload", "open_weights", "publish_weights", "memory_bytes", "current_waits"})
 """What the executor calls of the host; any other method is the worker's own."""
 
 
@@ -49,7 +47,10 @@ class WorkerHost:
         """Stages that hold their lease."""
         self.is_loaded = True
         """Whether the worker's state is on its devices."""
-        self.weight_ports: dict[str, Any] = {}
+        self.served_versions: dict[str, int] = {}
+        """Edge -> version that the worker's weights hold, whole and verified."""
+        self._senders: dict[str, WeightSender] = {}
+        self._receivers: dict[str, WeightReceiver] = {}
         self._of_thread = threading.local()
 
     def make(self, worker_class: type[W], *arguments: Any) -> W:
@@ -91,22 +92,22 @@ class WorkerHost:
 
     def open_weights(self, port: WeightPort) -> None:
         """Opens one end of a weight edge."""
-        self.weight_ports[port.edge] = open_port(port)
-
-    def weight_specs(self) -> dict[str, TensorSpec]:
-        """Shapes and dtypes of the worker's weights."""
-        return dict(specs_of(self.worker.weights()))
+        link = WEIGHT_LINKS.get(port.link)
+        if port.side == "send":
+            self._senders[port.edge] = link.open_sender(port)
+        else:
+            self._receivers[port.edge] = link.open_receiver(port)
 
     def publish_weights(self, edge: str) -> int:
         """Publishes the worker's weights on one edge; returns the version."""
-        port: SendPort = self.weight_ports[edge]
-        port.publish(self.worker.weights(), self.worker.policy_version)
+        self._senders[edge].publish(self.worker.weights(), self.worker.policy_version)
         return self.worker.policy_version
 
     def receive_weights(self, edge: str, policy_version: int) -> None:
         """Fills the worker's weights with what was published on one edge."""
-        port: ReceivePort = self.weight_ports[edge]
-        port.receive(self.worker.weights(), policy_version)
+        self.served_versions.pop(edge, None)  # until it is whole and verified, nothing is served
+        self._receivers[edge].receive(self.worker.weights(), policy_version)
+        self.served_versions[edge] = policy_version
 
     def memory_bytes(self) -> tuple[int, int]:
         """What this process holds of its device at the moment, and at most since it began; of the host's memory on a

@@ -88,7 +88,8 @@ class GenerationEngine(Protocol):
         ...
 
     def layout(self) -> Layout:
-        """Where the boxes of the canonical tensors (Hugging Face names) lie in `weights`."""
+        """Where the boxes of the canonical tensors (Hugging Face names) lie in `weights`, on each rank of a replica;
+        of one rank, where all hold the same."""
         ...
 
     def weights_received(self, policy_version: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from rlinf_comm.records import record
+from rlinf_comm.weights import Layout
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.generation.base import GenerationEngine
@@ -90,6 +91,11 @@ class Rollout(Worker):
 
     def weights(self) -> Mapping[str, Tensor]:
         return self._engine.weights()
+
+    def layout(self) -> Layout:
+        """The engine speaks of its replica, or of one rank where all hold the same."""
+        layout = self._engine.layout()
+        return Layout(layout.specs, layout.ranks * (self.num_ranks // layout.num_ranks))
 
     def weights_received(self, policy_version: int) -> None:
         self._engine.weights_received(policy_version)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rlinf_comm.weights import Layout
 from rlinf_workers.training.base import Step, TrainingBackend
 from rlinf_workers.training.checkpoint import read_json, write_json
 from rlinf_workers.worker import Worker
@@ -34,6 +35,9 @@ class TrainingWorker(Worker):
 
     def weights(self) -> Mapping[str, Tensor]:
         return self._backend.weights()
+
+    def layout(self) -> Layout:
+        return self._backend.layout()
 
     def onload(self) -> None:
         self._backend.onload()

@@ -1,0 +1,89 @@
+"""What every weight link offers: the weights of a policy version, from the ranks that train to those that serve.
+
+Both ends know one reshard plan: which box of which tensor goes from which rank to which. The driver makes a link for
+each edge, every rank opens its end of it, and ends speak of versions alone. Whether they share memory, a socket or a
+file is the link's business.
+
+    driver      link = MyLink("actor -> rollout", reshard); WeightPort(..., address=link.address) to each rank
+    a trainer   sender = MyLink.open_sender(port);     sender.publish(weights, 7)
+    a server    receiver = MyLink.open_receiver(port); receiver.receive(weights, 7)     in place, verified
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from rlinf_comm.records import record
+from rlinf_comm.weights import ReshardPlan
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightPort:
+    """What one rank opens its end of an edge with."""
+
+    edge: str
+    """`source -> target`"""
+    side: Literal["send", "receive"]
+    rank: int
+    """Among the ranks of its side, as the plan counts them."""
+    reshard: ReshardPlan
+    link: str
+    """A name of `registry.WEIGHT_LINKS`, or an import path."""
+    address: Any
+    """The link's own."""
+
+
+class WeightSender(Protocol):
+    """A trainer rank's end."""
+
+    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> object:
+        """Hands out this rank's share of a version, larger than any before. The tensors may change as soon as it
+        returns. It may wait for receivers that have not taken an older version, but never for the one that it
+        publishes: who trains may share its devices with who serves.
+
+        Args:
+            tensors: this rank's buffers, as its layout says; on any device.
+        """
+        ...
+
+
+class WeightReceiver(Protocol):
+    """A serving rank's end."""
+
+    def receive(self, tensors: Mapping[str, Tensor], policy_version: int, timeout_s: float = 60.0) -> object:
+        """Waits for exactly that version, fills `tensors` in place, and checks that they hold what was published.
+        It may be called again, also after it raised.
+
+        Args:
+            tensors: this rank's buffers, as its layout says; on any device.
+            timeout_s: seconds to wait for the senders.
+
+        Raises:
+            rlinf_comm.errors.WeightTimeout: the version has not come in time; the text names it.
+            rlinf_comm.errors.WeightMismatchError: what came is not what was published. Nothing may be served then.
+        """
+        ...
+
+
+class WeightLink(Protocol):
+    """The driver's part of one edge, which lives as long as the executor.
+
+    Constructed as `cls(edge, reshard, **options)`: `edge` is its name, for messages, and `options` are what the recipe
+    says under `cluster.weight_link_options`. In the workers only the two functions are called, each once for a rank.
+    """
+
+    @property
+    def address(self) -> Any:
+        """How a worker's process finds it: plain values, or records of rlinf_comm."""
+        ...
+
+    @staticmethod
+    def open_sender(port: WeightPort) -> WeightSender: ...
+
+    @staticmethod
+    def open_receiver(port: WeightPort) -> WeightReceiver: ...
