@@ -32,7 +32,8 @@ class SocketSender:
     def publish(self, tensors, policy_version):
         content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
         self._kept.append(f"{policy_version} of {self._rank}")
-        self._store.set(self._kept[-1], hashlib.sha256(content).digest() + content)
+        value = hashlib.sha256(content).digest() + content
+        self._store.set(self._kept[-1], value)  # pyright: ignore[reportArgumentType] - takes bytes, though typed str
         if len(self._kept) > 2:
             self._store.delete_key(self._kept.pop(0))
 
