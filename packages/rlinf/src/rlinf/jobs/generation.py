@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,10 @@ import torch
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.reasoning import EvaluationConfig, RolloutConfig
 from rlinf.config.tasks import FilesTask
+from rlinf.doors import named_class
 from rlinf.errors import UserError
 from rlinf.tasks import Problem
 from rlinf.tasks.prompts import PromptEncoder, is_chat
-from rlinf_algos.errors import AlgosError
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.registry import ENGINES
@@ -87,13 +86,5 @@ def check_engine(name: str, options: Mapping[str, Any], key: str = "engine") -> 
 
     Raises: UserError.
     """
-    try:
-        signature = inspect.signature(ENGINES.get(name))
-    except AlgosError as error:
-        raise UserError(f"{key}={name}: {error}") from error
-    try:
-        signature.bind(None, None, max_prompt_tokens=None, max_batch_sequences=1, **options)
-    except TypeError as error:
-        raise UserError(
-            f"{key}_options: {name} {error}", hint="they are keyword arguments of the engine's constructor"
-        ) from error
+    settings = {"max_prompt_tokens": None, "max_batch_sequences": 1}
+    named_class(ENGINES, name, options, None, None, at=f"{key}={name}", **settings)
