@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from torch import Tensor
 
 from rlinf_comm.records import record
 from rlinf_comm.weights import Layout
@@ -17,7 +15,7 @@ from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import Prompt, SampleGroup
 from rlinf_workers.registry import ENGINES
-from rlinf_workers.worker import Worker
+from rlinf_workers.serving import ServingWorker
 
 
 @record
@@ -38,7 +36,7 @@ class RolloutSettings:
     """Further arguments of the engine's constructor."""
 
 
-class Rollout(Worker):
+class Rollout(ServingWorker):
     """Generates a group of completions for each prompt."""
 
     def __init__(self, settings: RolloutSettings) -> None:
@@ -50,6 +48,7 @@ class Rollout(Worker):
             max_batch_sequences=settings.max_batch_sequences,
             **settings.engine_options,
         )
+        self._served = self._engine
 
     def generate(self, prompts: Reader[Prompt], samples: Writer[SampleGroup]) -> None:
         """Stage: prompts in, groups out, each as soon as it is whole."""
@@ -89,26 +88,14 @@ class Rollout(Worker):
         if group.truncated is not None:
             self.record("rollout/truncated_fraction", float(group.truncated.sum()) / size)
 
-    def weights(self) -> Mapping[str, Tensor]:
-        return self._engine.weights()
-
     def layout(self) -> Layout:
         """The engine speaks of its replica, or of one rank where all hold the same."""
         layout = self._engine.layout()
         return Layout(layout.specs, layout.ranks * (self.num_ranks // layout.num_ranks))
 
     def weights_received(self, policy_version: int) -> None:
+        super().weights_received(policy_version)
         self._engine.weights_received(policy_version)
-
-    @property
-    def policy_version(self) -> int:
-        return self._engine.policy_version
-
-    def onload(self) -> None:
-        self._engine.onload()
-
-    def offload(self) -> None:
-        self._engine.offload()
 
     def close(self) -> None:
         self._engine.close()
