@@ -25,6 +25,7 @@ from rlinf_workers.models.language_model import (
     stop_token_ids,
 )
 from rlinf_workers.models.placement import move_model
+from rlinf_workers.models.sequences import pad_left
 from rlinf_workers.records.language import Prompt
 
 MIN_ROWS = 8
@@ -160,14 +161,10 @@ class HuggingFaceEngine:
 
     def _pad(self, prompts: Sequence[Prompt], num_rows: int) -> tuple[Tensor, Tensor]:
         """Prompt ids [num_rows, L] padded on the left, and their mask; rows past the prompts repeat the last one."""
-        assert self._width is not None, "set by the first request"
-        token_ids = torch.full((num_rows, self._width), self._pad_id)
-        mask = torch.zeros(num_rows, self._width, dtype=torch.int64)
-        for row in range(num_rows):
-            prompt = prompts[min(row, len(prompts) - 1)]
-            start = self._width - len(prompt.token_ids)
-            token_ids[row, start:] = prompt.token_ids
-            mask[row, start:] = 1
+        assert self._width is not None, "set by the first prompts"
+        rows = [prompt.token_ids for prompt in prompts]
+        rows += rows[-1:] * (num_rows - len(rows))
+        token_ids, mask = pad_left(rows, self._width, self._pad_id)
         return token_ids.to(self._device), mask.to(self._device)
 
     def _check_length(self, prompt: Prompt) -> None:

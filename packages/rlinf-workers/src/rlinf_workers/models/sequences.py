@@ -60,18 +60,23 @@ def pack_groups(groups: Sequence[SampleGroup]) -> SequenceBatch:
         raise ValueError(f"groups of {sorted(sizes)} completions in one batch; all groups of a batch have one size")
     prompt_width = max(len(group.prompt_ids) for group in groups)
     completion_width = max(int(group.loss_mask.sum(-1).max()) for group in groups)
-    prompt_ids = torch.full((len(groups), prompt_width), PAD_ID)
-    prompt_mask = torch.zeros(len(groups), prompt_width, dtype=torch.int64)
-    for row, group in enumerate(groups):
-        start = prompt_width - len(group.prompt_ids)
-        prompt_ids[row, start:] = group.prompt_ids
-        prompt_mask[row, start:] = 1
+    prompt_ids, prompt_mask = pad_left([group.prompt_ids for group in groups], prompt_width, PAD_ID)
     return SequenceBatch(
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
         completion_ids=torch.cat([fit_width(group.completion_ids, completion_width, PAD_ID) for group in groups]),
         loss_mask=torch.cat([fit_width(group.loss_mask, completion_width, 0.0) for group in groups]),
     )
+
+
+def pad_left(rows: Sequence[Tensor], width: int, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Token ids [len(rows), width] with padding before each row, and their mask, int64, 0 on padding."""
+    token_ids = torch.full((len(rows), width), pad_id)
+    mask = torch.zeros(len(rows), width, dtype=torch.int64)
+    for i, row in enumerate(rows):
+        token_ids[i, width - len(row) :] = row
+        mask[i, width - len(row) :] = 1
+    return token_ids, mask
 
 
 def completion_logprobs(model: Any, batch: SequenceBatch, temperature: float) -> Tensor:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
+from rlinf_algos.logprobs import logprobs_and_entropy
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer
-from rlinf_workers.models.sequences import SequenceBatch, completion_logits
+from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_logprobs
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import Answers
 from rlinf_workers.training.checkpoint import load_model_weights, load_tensors, save_tensors
@@ -36,11 +36,11 @@ class TokenModel:
     def answers(self, model: Any, batch: SequenceBatch | ExampleBatch, *, entropies: bool) -> Answers:
         if isinstance(batch, ExampleBatch):
             return Answers(logprobs=_example_logprobs(model, batch))
+        if not entropies:
+            return Answers(logprobs=completion_logprobs(model, batch, self._temperature))
         logits = completion_logits(model, batch)
-        if entropies:
-            logprobs, found = logprobs_and_entropy(logits, batch.completion_ids, self._temperature)
-            return Answers(logprobs=logprobs, entropies=found)
-        return Answers(logprobs=token_logprobs(logits, batch.completion_ids, self._temperature))
+        logprobs, found = logprobs_and_entropy(logits, batch.completion_ids, self._temperature)
+        return Answers(logprobs=logprobs, entropies=found)
 
     def tensors(self, model: Any) -> dict[str, Tensor]:
         return dict(model.named_parameters())
