@@ -48,6 +48,10 @@ class TrialPlace:
     replica_ranks: RankGroup = field(default_factory=lambda: RankGroup(0, 1))
     replicas: RankGroup = field(default_factory=lambda: RankGroup(0, 1))
 
+    @property
+    def num_ranks(self) -> int:
+        return self.ranks.num_ranks
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:

@@ -120,6 +120,9 @@ class Place(Protocol):
     def rank(self) -> int: ...
 
     @property
+    def num_ranks(self) -> int: ...
+
+    @property
     def device(self) -> torch.device: ...
 
     @property

@@ -104,7 +104,7 @@ class ReplicatedBackend:
         return self._kind.tensors(self._model)
 
     def layout(self) -> Layout:
-        return Layout.replicated(specs_of(self.weights()), self._place.ranks.num_ranks)
+        return Layout.replicated(specs_of(self.weights()), self._place.num_ranks)
 
     @torch.no_grad()
     def start_from(self, other: ReplicatedBackend) -> None:
