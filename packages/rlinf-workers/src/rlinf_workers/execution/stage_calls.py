@@ -126,10 +126,11 @@ class PlannedFlow:
             addresses: channel -> its address, for every channel, those of `told_channels` too.
             weights: edge -> its last version, for all edges of the executor; those never synced are passed over.
         """
+        synced = {edge: last for edge, last in weights.items() if last.policy_version != NEVER_SYNCED}
         for stages in self.graph.workers.values():
             for lane, stage in enumerate(stages):
                 for rank in range(self.plan.stage(stage).num_ranks):
-                    yield rank, lane, self._stage_call(stage, rank, addresses, weights, context)
+                    yield rank, lane, self._stage_call(stage, rank, addresses, synced, context)
 
     def worker_of(self, call: StageCall) -> str:
         """The worker group that a call is for."""
@@ -193,11 +194,10 @@ class PlannedFlow:
         name: str,
         rank: int,
         addresses: Mapping[str, ChannelAddress],
-        weights: Mapping[str, WeightVersion],
+        synced: Mapping[str, WeightVersion],
         context: StepContext,
     ) -> StageCall:
         stage, placed = self.graph.stage(name), self.plan.stage(name)
-        synced = {edge: last for edge, last in weights.items() if last.policy_version != NEVER_SYNCED}
         replica = rank // placed.num_ranks_per_replica
         reads = tuple(self._read_port(name, channel, replica, addresses[channel]) for channel in stage.reads)
         return StageCall(
