@@ -158,7 +158,7 @@ def loads_of(config: ReasoningConfig, shape: ModelShape, plan: Plan) -> list[Loa
             continue
         num_items = _most_at_once(config, job, stage)
         for rank in range(stage.num_ranks):
-            on = (stage.devices[rank % len(stage.devices)],)
+            on = stage.devices_of(rank)[:1]  # where a rank has several, it computes on the first
             loads.append(Load(group=stage.stage, memory=memory, num_items=num_items, offload=stage.offload, devices=on))
     return loads
 
