@@ -105,7 +105,6 @@ class TrainingLoop:
 
     def _run_under(self, planned: Planned) -> Planned | None:
         """Processes where the plans have them, until the run ends (None) or goes on under other plans."""
-        self._begin_plan(planned)
         executor = make_executor(
             self._config.cluster,
             planned.cluster,
@@ -115,6 +114,7 @@ class TrainingLoop:
         )
         self._session = Session(self._job, self._flows, executor, self._folder, self.progress)
         with executor:
+            self._begin_plan(planned)
             try:
                 for flow in self._flows:
                     executor.start(flow, planned.plans[flow.name])
@@ -127,8 +127,7 @@ class TrainingLoop:
         plan = self._auto.plan
         self._folder.write_plan(plan.to_json())
         for note in (*self._job.notes, *planned.notes):
-            self._folder.note(note)
-            self.progress.message(f"note: {note}")
+            self._session.note(note)
         self.progress.message(f"{self._config.name}, {plan.mode} on {planned.cluster.describe()}; {plan.reason}")
         self._begin_times()
 
