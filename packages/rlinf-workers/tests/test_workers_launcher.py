@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from rlinf_workers import FlowDefinitionError, LocalLauncher, RemoteError, WorkerLost
-from rlinf_workers.launcher.cores import cores_of_slots
+from rlinf_workers.launcher.child import cores_of_slots
 from rlinf_workers.testing.launchers import CHECKS, assert_gone, check_a_killed_driver, launched, start
 from rlinf_workers.testing.toy_flow import Fault
 

@@ -32,9 +32,8 @@ from rlinf_workers.execution.ports import DriverPauses, Writer
 from rlinf_workers.execution.stage_calls import NEVER_SYNCED, PlannedFlow, StageCall, StageOutcome, WeightVersion
 from rlinf_workers.execution.waits import describe_waits
 from rlinf_workers.flow import Flow
-from rlinf_workers.group import WorkerGroup
+from rlinf_workers.group import WorkerGroup, gather
 from rlinf_workers.launcher.base import Identity, Launcher, WorkerSpec
-from rlinf_workers.launcher.futures import gather
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.links.base import WeightLink, WeightPort
 from rlinf_workers.links.choose import choose

@@ -26,15 +26,12 @@ class Pauses(Protocol):
 
     def waiting(self, target: str, *, keeps_lease: bool) -> AbstractContextManager[None]:
         """The port waits inside this block; the stage does not compute."""
-        ...
 
     def begin_chunk(self, num_items: int) -> None:
         """The stage computes from here on: takes the lease and brings its state onto the devices."""
-        ...
 
     def end_chunk(self) -> None:
         """The stage has asked for more, so it has stopped computing on the chunk before."""
-        ...
 
 
 class DriverPauses:
@@ -55,11 +52,9 @@ class ItemEnd(Protocol):
 
     def take(self, *, keys: Sequence[int] | None, timeout_s: float | None) -> Sequence[Item]:
         """One entry, or none when the channel is closed."""
-        ...
 
     def put(self, value: Any, *, key: int, weight: float, policy_version: int, timeout_s: float | None = None) -> None:
         """Appends one entry."""
-        ...
 
 
 class Reader(Generic[T]):

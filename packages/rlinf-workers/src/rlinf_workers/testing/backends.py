@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from rlinf_algos.registry import path_of
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launcher.base import Identity
@@ -105,7 +106,7 @@ def check_ranks(make: MakeBackend, folder: str, *, num_ranks: int, num_ranks_per
     with launched(LocalLauncher) as launcher:
         size = {"num_ranks": num_ranks, "num_ranks_per_replica": num_ranks_per_replica}
         ranks = start(launcher, Path(folder), Tested, **size)
-        ranks.call("check", f"{make.__module__}:{make.__qualname__}", folder)
+        ranks.call("check", path_of(make), folder)
 
 
 class Tested(Worker):

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rlinf_algos.registry import path_of
 from rlinf_workers.errors import RemoteError, WorkerLost
 from rlinf_workers.group import WorkerGroup
 from rlinf_workers.launcher.base import Identity, Launcher, WorkerSpec
@@ -80,7 +81,6 @@ def check_calls(make: Make, folder: Path) -> None:
     traceback and end nothing."""
     with launched(make) as launcher:
         (handle,) = start(launcher, folder).handles
-        assert handle.name == "fault/0", handle.name
         found = [future.result(START_S) for future in [handle.call("count") for _ in range(20)]]
         assert found == list(range(20)), f"calls of one lane ran in another order: {found}"
         error = handle.call("raise_error").exception(START_S)
@@ -152,7 +152,7 @@ def check_shutdown(make: Make, folder: Path) -> None:
 def check_a_killed_driver(make: Make, folder: Path, how: signal.Signals = signal.SIGKILL) -> None:
     """Workers end with their driver, even one that could not shut down."""
     driver = subprocess.Popen(
-        [sys.executable, "-m", __name__, f"{make.__module__}:{make.__qualname__}", str(folder)],
+        [sys.executable, "-m", __name__, path_of(make), str(folder)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

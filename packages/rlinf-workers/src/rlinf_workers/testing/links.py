@@ -24,6 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from rlinf_algos.registry import path_of
 from rlinf_comm import codec
 from rlinf_comm.errors import WeightMismatchError, WeightTimeout
 from rlinf_comm.weights import Layout, TensorSpec, execute, plan, specs_of
@@ -153,7 +154,7 @@ class _Edge:
 @contextmanager
 def _edge(make: MakeLink, source: Layout, target: Layout, options: Mapping[str, Any]) -> Iterator[_Edge]:
     reshard = plan(source, target)
-    link, path = make("edge", reshard, **options), f"{make.__module__}:{make.__qualname__}"
+    link, path = make("edge", reshard, **options), path_of(make)
 
     def ports(side: Literal["send", "receive"], num_ranks: int) -> list[WeightPort]:
         return [
