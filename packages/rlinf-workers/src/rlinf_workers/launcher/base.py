@@ -100,6 +100,7 @@ class WorkerHandle(Protocol):
 
         Raises (through the future): RemoteError when the method raised, WorkerLost when the process is gone.
         """
+        ...
 
 
 class Launcher(Protocol):
@@ -114,6 +115,7 @@ class Launcher(Protocol):
     def start(self, spec: WorkerSpec) -> WorkerHandle:
         """Starts a process and returns at once; a failed construction shows in the first call's future and in
         `lost`."""
+        ...
 
     def serve(self, service: str, handler: ServiceHandler) -> None:
         """Answers requests of that name, which workers send by their RequestSender. Replaces an earlier handler."""
@@ -121,9 +123,11 @@ class Launcher(Protocol):
     @property
     def lost(self) -> Future[None]:
         """Fails with WorkerLost as soon as any worker dies, goes silent or cannot start; never succeeds."""
+        ...
 
     def waits(self) -> list[Wait]:
         """What the workers last said they were waiting for."""
+        ...
 
     def shutdown(self) -> None:
         """Ends every process and its children; safe to call twice. After it returns nothing is left behind."""

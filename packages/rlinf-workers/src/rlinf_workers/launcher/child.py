@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import importlib
 import itertools
+import multiprocessing
 import operator
 import os
 import queue
@@ -46,9 +47,8 @@ class Birth:
     log_path: str
     pins_slots: bool
     """The worker keeps to the cores of its CPU slots."""
-    driver_pid: int
     is_forked: bool
-    """From a fork server, which dies with the driver, and not spawned by the driver itself."""
+    """From a fork server, and not spawned by the driver itself."""
     dies_with_thread: bool
     """Started by a main thread: the kernel's signal at a parent's death follows the thread that forked."""
 
@@ -165,12 +165,8 @@ def _die_with_driver(birth: Birth) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux" and birth.dies_with_thread:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if birth.is_forked:
-        try:
-            os.kill(birth.driver_pid, 0)
-        except ProcessLookupError:
-            os._exit(1)
-    elif os.getppid() != birth.driver_pid:  # it died before the line above
+    driver = multiprocessing.parent_process()
+    if driver is None or not driver.is_alive():  # it died before the line above
         os._exit(1)
 
 

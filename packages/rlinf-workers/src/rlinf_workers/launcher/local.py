@@ -148,7 +148,6 @@ class LocalLauncher:
             record_modules=modules_of(spec.arguments),
             log_path=str(spec.log_path),
             pins_slots=self._pins_slots,
-            driver_pid=os.getpid(),
             is_forked=self._forks,
             dies_with_thread=self._forks or threading.current_thread() is threading.main_thread(),
         )
