@@ -27,7 +27,7 @@ from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.registry import BACKENDS
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.links import parts_of
-from rlinf_workers.training.base import Answers, LossOf, OptimizerSettings, Place, Step, TrainingBackend
+from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings, TrainingBackend
 from rlinf_workers.worker import Worker
 
 NUM_ROWS, NUM_INPUTS, NUM_CHOICES, NUM_SHARDS = 24, 5, 3, 2
@@ -37,7 +37,7 @@ BATCH[:, -1] = torch.arange(NUM_ROWS) % NUM_CHOICES
 READABLE = OptimizerSettings(learning_rate=1.0, epsilon=1.0, max_grad_norm=1e9)
 """Steps follow the size of the gradient."""
 ORDINARY = OptimizerSettings(
-    learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.05, warmup_steps=3, decay_steps=10, min_lr_ratio=0.5
+    learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.05, warmup_steps=3, lr_decay_steps=10, min_lr_ratio=0.5
 )
 
 MakeBackend = Callable[..., TrainingBackend]
@@ -57,35 +57,32 @@ class Chooser:
         model.register_buffer("count", torch.zeros(1))
         return model.double().to(device)
 
-    def answers(self, model: Any, batch: Tensor, *, entropies: bool) -> Answers:
+    def answers(self, model: Any, batch: Tensor, *, entropies: bool) -> Evaluation:
         found = model(batch)
         logprobs = found[:, :NUM_CHOICES].log_softmax(-1)
-        return Answers(
+        return Evaluation(
             logprobs=logprobs.gather(1, batch[:, -1:].long())[:, 0],
-            entropies=-(logprobs.exp() * logprobs).sum(-1) if entropies else None,
+            entropies=-(logprobs.exp() * logprobs).sum(-1) if entropies else NOT_ASKED,
             values=found[:, NUM_CHOICES],
         )
 
-    def tensors(self, model: Any) -> dict[str, Tensor]:
-        return dict(model.state_dict(keep_vars=True))
-
     def save(self, model: Any, folder: str) -> None:
-        save_file(self.tensors(model), f"{folder}/chooser.safetensors")
+        save_file(model.state_dict(), f"{folder}/chooser.safetensors")
 
     def load(self, model: Any, folder: str) -> None:
         model.load_state_dict(load_file(f"{folder}/chooser.safetensors"))
 
 
-def check_backend(make: MakeBackend, folder: str, place: Place | None = None, *, bound: float = 1e-12) -> None:
-    """All promises of `TrainingBackend`. In a group of several ranks each of them calls, with its own place.
+def check_backend(make: MakeBackend, folder: str, worker: Worker | None = None, *, bound: float = 1e-12) -> None:
+    """All promises of `TrainingBackend`. In a group of several ranks each of them calls, with its own worker.
 
     Args:
         folder: an empty one for files, the same on all ranks.
         bound: how far, relatively to the largest, weights in float64 may be from autograd's and AdamW's.
     """
-    place = place or alone()
-    _check_answers(make, place, bound)
-    _check_layout(make, place)
+    worker = worker or trial_worker()
+    _check_answers(make, worker, bound)
+    _check_layout(make, worker)
     # clip_grad_norm_ adds 1e-6 to the norm, others need not
     for settings, num_shards, size, slack in (
         (READABLE, 2, 3, 1.0),
@@ -93,12 +90,12 @@ def check_backend(make: MakeBackend, folder: str, place: Place | None = None, *,
         (READABLE, 4, 2, 1.0),
         (ORDINARY, 2, 4, 1e6),
     ):
-        _check_updates(make, place, settings, num_shards, size, slack * bound)
+        _check_updates(make, worker, settings, num_shards, size, slack * bound)
     for check in (_check_not_finite, _check_offload, _check_restart):
-        one, other = (make(Chooser(), place, optimizer=ORDINARY, num_shards=NUM_SHARDS) for _ in range(2))
+        one, other = (make(Chooser(), worker, optimizer=ORDINARY, num_shards=NUM_SHARDS) for _ in range(2))
         check(one, other)
         _check_same(one, other)
-    _check_files(make, place, folder)
+    _check_files(make, worker, folder)
 
 
 def check_ranks(make: MakeBackend, folder: str, *, num_ranks: int, num_ranks_per_replica: int) -> None:
@@ -110,29 +107,29 @@ def check_ranks(make: MakeBackend, folder: str, *, num_ranks: int, num_ranks_per
 
 
 class Tested(Worker):
-    """A place for a backend in a process of its own."""
+    """A rank of several that a backend works for."""
 
     def check(self, backend: str, folder: str) -> None:
         check_backend(BACKENDS.get(backend), folder, self)
 
 
-def alone() -> Worker:
-    """A place in this process, the only one of its group."""
+def trial_worker() -> Worker:
+    """A worker in this process for backends to work for, alone in its group."""
     return WorkerHost(Identity(role="tested", rank=0, num_ranks=1), lambda *_, **__: Future()).make(Worker)
 
 
-def update(backend: TrainingBackend, **how: Any) -> Step:
-    """An update on the batch; `how` goes to `_accumulate`."""
-    _accumulate(backend, **how)
-    return backend.step(NUM_ROWS)
+def update(backend: TrainingBackend, **how: Any) -> None:
+    """An update on the batch; `how` goes to `accumulate`."""
+    accumulate(backend, **how)
+    backend.step(NUM_ROWS)
 
 
-def _check_answers(make: MakeBackend, place: Place, bound: float) -> None:
+def _check_answers(make: MakeBackend, worker: Worker, bound: float) -> None:
     """They are the model's, without gradient, trained or frozen."""
-    expected = Chooser().answers(Chooser().build(place.device), BATCH, entropies=True)
+    expected = Chooser().answers(Chooser().build(worker.device), BATCH, entropies=True)
     for optimizer in (READABLE, None):
-        backend = make(Chooser(), place, optimizer=optimizer, num_shards=NUM_SHARDS)
-        assert backend.forward(BATCH).entropies is None, "entropies that nobody asked for"
+        backend = make(Chooser(), worker, optimizer=optimizer, num_shards=NUM_SHARDS)
+        assert not backend.forward(BATCH).entropies.numel(), "entropies that nobody asked for"
         found = backend.forward(BATCH, entropies=True)
         for name in ("logprobs", "entropies", "values"):
             answer = getattr(found, name)
@@ -140,40 +137,39 @@ def _check_answers(make: MakeBackend, place: Place, bound: float) -> None:
             _check_close(answer, getattr(expected, name).detach(), bound, f"forward(): {name}")
 
 
-def _check_layout(make: MakeBackend, place: Place) -> None:
+def _check_layout(make: MakeBackend, worker: Worker) -> None:
     """`weights()` has the buffers that `layout()` says, filled with the model."""
-    backend = make(Chooser(), place, optimizer=READABLE, num_shards=NUM_SHARDS)
-    buffers = backend.layout().ranks[place.rank].buffers
+    backend = make(Chooser(), worker, optimizer=READABLE, num_shards=NUM_SHARDS)
+    buffers = backend.layout().ranks[worker.rank].buffers
     held = {name: (tuple(w.shape), str(w.dtype).removeprefix("torch.")) for name, w in backend.weights().items()}
     said = {name: (tuple(buffer.shape), buffer.dtype) for name, buffer in buffers.items()}
     assert held == said, f"weights() has {held}, layout() says {said}"
-    _check_weights(backend, place, Chooser().build(place.device), 0.0, "a new backend")
+    _check_weights(backend, worker, Chooser().build(worker.device), 0.0, "a new backend")
 
 
 def _check_updates(
-    make: MakeBackend, place: Place, settings: OptimizerSettings, num_shards: int, size: int, bound: float
+    make: MakeBackend, worker: Worker, settings: OptimizerSettings, num_shards: int, size: int, bound: float
 ) -> None:
     """However a batch is cut into micro-batches and shards, its statistics are those of the whole, and steps are
     AdamW's on the clipped mean of the whole gradient, at the rates of the schedule."""
-    backend = make(Chooser(), place, optimizer=settings, num_shards=num_shards)
-    model = Chooser().build(place.device)
+    backend = make(Chooser(), worker, optimizer=settings, num_shards=num_shards)
+    model = Chooser().build(worker.device)
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=settings.betas, eps=settings.epsilon, weight_decay=settings.weight_decay
     )
     sums = [float(NUM_ROWS), float(BATCH[:, 0].sum()) + num_shards]
     for number in range(4):
-        optimizer.param_groups[0]["lr"] = rate = settings.learning_rate_at(number)
+        optimizer.param_groups[0]["lr"] = settings.learning_rate_at(number)
         optimizer.zero_grad()
         (_loss(BATCH)(Chooser().answers(model, BATCH, entropies=True))[0] / NUM_ROWS).backward()
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm))
         optimizer.step()
-        totals = _accumulate(backend, size, num_shards)
+        totals = accumulate(backend, size, num_shards)
         assert torch.allclose(torch.tensor(totals), torch.tensor(sums)), f"statistics {totals}, not {sums}"
         assert backend.num_steps == number, f"{backend.num_steps} steps after {number}"
-        step = backend.step(NUM_ROWS)
-        assert step.learning_rate == rate, f"step {number} at the rate {step.learning_rate}, not {rate}"
-        assert abs(step.grad_norm / norm - 1) <= 10 * bound, f"norm {step.grad_norm}, not {norm}"
-        _check_weights(backend, place, model, bound, f"step {number} of {num_shards} shards, {size} rows at once")
+        found = backend.step(NUM_ROWS)
+        assert abs(found / norm - 1) <= 10 * bound, f"norm {found}, not {norm}"
+        _check_weights(backend, worker, model, bound, f"step {number} of {num_shards} shards, {size} rows at once")
 
 
 def _check_not_finite(tried: TrainingBackend, other: TrainingBackend) -> None:
@@ -199,7 +195,7 @@ def _check_offload(moved: TrainingBackend, stayed: TrainingBackend) -> None:
 
     for backend, pause in ((stayed, lambda: None), (moved, aside)):
         for _ in range(2):
-            _accumulate(backend, pause=pause)
+            accumulate(backend, pause=pause)
             pause()
             backend.step(NUM_ROWS)
             backend.on_model(lambda model: model.count.add_(1))
@@ -215,14 +211,14 @@ def _check_restart(used: TrainingBackend, new: TrainingBackend) -> None:
         update(backend)
 
 
-def _check_files(make: MakeBackend, place: Place, folder: str) -> None:
+def _check_files(make: MakeBackend, worker: Worker, folder: str) -> None:
     """Training goes on from files to the bit."""
-    one, other = (make(Chooser(seed), place, optimizer=ORDINARY, num_shards=NUM_SHARDS) for seed in (0, 1))
+    one, other = (make(Chooser(seed), worker, optimizer=ORDINARY, num_shards=NUM_SHARDS) for seed in (0, 1))
     for _ in range(2):
         update(one)
     one.save_model(f"{folder}/model")
     one.save_optimizer(folder)
-    place.ranks.barrier()
+    worker.ranks.barrier()
     other.load_model(f"{folder}/model")
     other.load_optimizer(folder)
     assert other.num_steps == 2, f"{other.num_steps} steps loaded, 2 saved"
@@ -234,15 +230,14 @@ def _check_files(make: MakeBackend, place: Place, folder: str) -> None:
 def _loss(batch: Tensor, scale: float = 1.0) -> LossOf:
     """A summed loss of all three answers; its statistics are the rows and the sum of their first input."""
 
-    def loss_of(answers: Answers) -> tuple[Tensor, Sequence[float]]:
-        assert answers.logprobs is not None and answers.entropies is not None and answers.values is not None
+    def loss_of(answers: Evaluation) -> tuple[Tensor, Sequence[float]]:
         terms = (answers.values - batch[:, 0]).square() - answers.logprobs - 0.1 * answers.entropies
         return scale * terms.sum(), [float(len(batch)), float(batch[:, 0].sum())]
 
     return loss_of
 
 
-def _accumulate(
+def accumulate(
     backend: TrainingBackend,
     size: int = 4,
     num_shards: int = NUM_SHARDS,
@@ -260,8 +255,8 @@ def _accumulate(
     return backend.reduce()
 
 
-def _check_weights(backend: TrainingBackend, place: Place, model: nn.Module, bound: float, what: str) -> None:
-    for name, expected in parts_of(model.state_dict(), backend.layout())[place.rank].items():
+def _check_weights(backend: TrainingBackend, worker: Worker, model: nn.Module, bound: float, what: str) -> None:
+    for name, expected in parts_of(model.state_dict(), backend.layout())[worker.rank].items():
         _check_close(backend.weights()[name].detach(), expected, bound, f"{what}: {name}")
 
 
