@@ -9,7 +9,7 @@ from rlinf_comm.channel import Channel
 from rlinf_workers import WorkersError
 from rlinf_workers.execution.ports import Pauses, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
-from rlinf_workers.execution.stage_calls import ReadPort, WritePort
+from rlinf_workers.execution.stage_calls import Port
 from rlinf_workers.launcher.base import Identity
 
 SECOND = Identity(role="actor", rank=3, num_ranks=4, num_ranks_per_replica=2)
@@ -37,8 +37,8 @@ class Rank:
             else OtherRank(name, channels["told"], identity)
             for name in ("in", "out")
         )
-        self.reader = Reader(read_port(channels["in"], granularity), source, self.pauses)
-        self.writer = Writer(write_port(channels["out"]), sink, self.pauses)
+        self.reader = Reader(port(channels["in"], granularity), source, self.pauses)
+        self.writer = Writer(port(channels["out"], 1), sink, self.pauses)
 
     def double(self) -> list[list[int]]:
         """The body of a stage."""
@@ -49,9 +49,9 @@ class Rank:
         return chunks
 
 
-def read_port(channel: Channel, granularity: int) -> ReadPort:
-    return ReadPort(
-        channel="in",
+def port(channel: Channel, granularity: int) -> Port:
+    return Port(
+        channel=channel.name,
         address=channel.address,
         granularity=granularity,
         partition=0,
@@ -59,10 +59,6 @@ def read_port(channel: Channel, granularity: int) -> ReadPort:
         ordered=False,
         of_own_turn=False,
     )
-
-
-def write_port(channel: Channel) -> WritePort:
-    return WritePort(channel="out", address=channel.address, num_partitions=1, max_items_per_entry=1, of_own_turn=False)
 
 
 def channels(*, out_items: int = 64) -> dict[str, Channel]:

@@ -325,7 +325,8 @@ class Executor:
         return started
 
     def _feed(self, opened: _OpenFlow, channel: str, items: Sequence[Any]) -> None:
-        port = opened.planned.write_port(channel, opened.channels[channel].address)
+        planned, address = opened.planned, opened.channels[channel].address
+        port = planned.port(channel, address, other_end=planned.graph.readers(channel))
         writer: Writer[Any] = Writer(port, opened.channels[channel], Pauses())
         numbered = list(enumerate(items))
         for start in range(0, len(numbered), FEED_PIECE):

@@ -17,7 +17,7 @@ from rlinf_comm.channel import Channel
 from rlinf_comm.errors import ChannelTimeout
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.replica import FirstRank, OtherRank
-from rlinf_workers.execution.stage_calls import WHOLE_BATCH, ReadPort, WritePort
+from rlinf_workers.execution.stage_calls import WHOLE_BATCH, Port
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ ItemEnd = Channel | FirstRank | OtherRank
 class Reader(Generic[T]):
     """The reading end of a channel in a stage. Iterating gives chunks (non-empty lists) until all writers are done."""
 
-    def __init__(self, port: ReadPort, channel: ItemEnd, stage: Pauses) -> None:
+    def __init__(self, port: Port, channel: ItemEnd, stage: Pauses) -> None:
         self._port = port
         self._channel = channel
         self._stage = stage
@@ -55,16 +55,17 @@ class Reader(Generic[T]):
         self._target = f"channel {port.channel}"
 
     def __iter__(self) -> Iterator[list[T]]:
-        while chunk := self._next_chunk():
-            self._stage.begin_chunk(len(chunk))
+        while chunk := self.next_chunk():
             yield chunk
-        self._stage.begin_chunk(0)  # what stands behind the loop computes too
 
-    def next_chunk(self, *, at_most: int) -> list[T]:
-        """The next chunk, of at most `at_most` items, empty at the end; for a stage that knows how many are still to
-        come before the channel closes."""
-        chunk = self._next_chunk(at_most)
-        self._stage.begin_chunk(len(chunk))
+    def next_chunk(self, *, at_most: int = WHOLE_BATCH) -> list[T]:
+        """The next chunk, empty at the end. A stage that knows how many items are still to come before the channel
+        closes says how many to wait for `at_most`."""
+        self._stage.end_chunk()
+        wanted = min(self._port.granularity, at_most) or self._port.granularity or at_most
+        self._wait_for(wanted)
+        chunk = self._pop(wanted)
+        self._stage.begin_chunk(len(chunk))  # also at the end: what stands behind a loop computes too
         return chunk
 
     def ready_chunk(self) -> list[T]:
@@ -72,19 +73,12 @@ class Reader(Generic[T]):
         if not self._gather(self._port.granularity, timeout_s=0.0) or not self._ready:
             return []
         self._stage.end_chunk()
-        chunk = self._pop(self._port.granularity or len(self._ready))
+        chunk = self._pop(self._port.granularity)
         self._stage.begin_chunk(len(chunk))
         return chunk
 
-    def _next_chunk(self, at_most: int | None = None) -> list[T]:
-        self._stage.end_chunk()
-        wanted = self._port.granularity
-        if at_most is not None:
-            wanted = min(wanted, at_most) if wanted != WHOLE_BATCH else at_most
-        self._wait_for(wanted)
-        return self._pop(len(self._ready) if wanted == WHOLE_BATCH else wanted)
-
     def _pop(self, num_items: int) -> list[T]:
+        num_items = len(self._ready) if num_items == WHOLE_BATCH else num_items
         chunk, self._ready = self._ready[:num_items], self._ready[num_items:]
         return chunk
 
@@ -129,7 +123,7 @@ class Reader(Generic[T]):
 class Writer(Generic[T]):
     """The writing end of a channel in a stage."""
 
-    def __init__(self, port: WritePort, channel: ItemEnd, stage: Pauses) -> None:
+    def __init__(self, port: Port, channel: ItemEnd, stage: Pauses) -> None:
         self._port = port
         self._channel = channel
         self._stage = stage
@@ -147,7 +141,7 @@ class Writer(Generic[T]):
         """Hands (key, item) pairs on, several in one piece where the readers' granularity allows it."""
         for partition in range(self._port.num_partitions):
             mine = [pair for pair in items if pair[0] % self._port.num_partitions == partition]
-            size = self._port.max_items_per_entry or max(1, len(mine))
+            size = self._port.granularity or max(1, len(mine))
             for start in range(0, len(mine), size):
                 self._put_entry(mine[start : start + size], partition, policy_version)
 

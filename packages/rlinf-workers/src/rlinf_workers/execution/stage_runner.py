@@ -12,7 +12,7 @@ from rlinf_comm.channel import Channel, ChannelAddress
 from rlinf_workers.execution.lease import LeaseRequest
 from rlinf_workers.execution.ports import ItemEnd, Pauses, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
-from rlinf_workers.execution.stage_calls import ReadPort, StageCall, StageOutcome, WritePort
+from rlinf_workers.execution.stage_calls import Port, StageCall, StageOutcome
 from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, SpanTable, now_ns
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class StageRunner(Pauses):
 
     # -- replicas --------------------------------------------------------------------------------------------------
 
-    def _link(self, port: ReadPort | WritePort) -> ItemEnd:
+    def _link(self, port: Port) -> ItemEnd:
         """A port's channel, as this rank of its replica uses it."""
         if self._call.told is None:
             return _open_channel(port.address)
