@@ -127,7 +127,7 @@ def test_a_rank_that_goes_another_way_is_named(way):
     made["told"].put((name, what), key=SECOND.rank)
     doing = {"reads where the first puts": "reads from", "uses another channel": "reads from"}.get(way, "puts into")
     with pytest.raises(WorkersError, match=f"actor/3 {doing} channel in, but the first rank of its replica"):
-        second.put(None) if doing == "puts into" else second.take(keys=None, timeout_s=None)
+        second.put(None, key=0) if doing == "puts into" else second.take(keys=None, timeout_s=None)
 
 
 def test_identity_counts_replicas():

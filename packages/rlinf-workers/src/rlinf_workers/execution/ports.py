@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from rlinf_comm.channel import Channel
 from rlinf_comm.errors import ChannelTimeout
@@ -64,22 +64,19 @@ class Reader(Generic[T]):
         self._stage.end_chunk()
         wanted = min(self._port.granularity, at_most) or self._port.granularity or at_most
         self._wait_for(wanted)
-        chunk = self._pop(wanted)
-        self._stage.begin_chunk(len(chunk))  # also at the end: what stands behind a loop computes too
-        return chunk
+        return self._begin(wanted)
 
     def ready_chunk(self) -> list[T]:
         """The next chunk where it is there already, for a stage that can take more while it computes; else empty."""
         if not self._gather(self._port.granularity, timeout_s=0.0) or not self._ready:
             return []
         self._stage.end_chunk()
-        chunk = self._pop(self._port.granularity)
-        self._stage.begin_chunk(len(chunk))
-        return chunk
+        return self._begin(self._port.granularity)
 
-    def _pop(self, num_items: int) -> list[T]:
-        num_items = len(self._ready) if num_items == WHOLE_BATCH else num_items
-        chunk, self._ready = self._ready[:num_items], self._ready[num_items:]
+    def _begin(self, num_items: int) -> list[T]:
+        size = num_items or len(self._ready)
+        chunk, self._ready = self._ready[:size], self._ready[size:]
+        self._stage.begin_chunk(len(chunk))  # also at the end: what stands behind a loop computes too
         return chunk
 
     def _wait_for(self, wanted: int) -> None:
@@ -128,27 +125,26 @@ class Writer(Generic[T]):
         self._channel = channel
         self._stage = stage
 
-    def put(self, item: T, *, key: int = 0, policy_version: int = -1) -> None:
+    def put(self, item: T, *, key: int = 0) -> None:
         """Hands one item on. Blocks while the channel is full.
 
         Args:
             key: number of the item in this run where a reader wants them in order, or the lane that it belongs to (an
                 environment group) where readers are bound to lanes.
         """
-        self.put_many([(key, item)], policy_version=policy_version)
+        self.put_many([(key, item)])
 
-    def put_many(self, items: Sequence[tuple[int, T]], *, policy_version: int = -1) -> None:
+    def put_many(self, items: Sequence[tuple[int, T]]) -> None:
         """Hands (key, item) pairs on, several in one piece where the readers' granularity allows it."""
         for partition in range(self._port.num_partitions):
             mine = [pair for pair in items if pair[0] % self._port.num_partitions == partition]
             size = self._port.granularity or max(1, len(mine))
             for start in range(0, len(mine), size):
-                self._put_entry(mine[start : start + size], partition, policy_version)
+                self._put_entry(mine[start : start + size], partition)
 
-    def _put_entry(self, entry: list[tuple[int, T]], partition: int, policy_version: int) -> None:
-        arguments: dict[str, Any] = {"key": partition, "weight": float(len(entry)), "policy_version": policy_version}
+    def _put_entry(self, entry: list[tuple[int, T]], partition: int) -> None:
         try:
-            self._channel.put(entry, timeout_s=0.0, **arguments)
+            self._channel.put(entry, key=partition, timeout_s=0.0)
         except ChannelTimeout:
             with self._stage.waiting(f"room in channel {self._port.channel}", keeps_lease=self._port.of_own_turn):
-                self._channel.put(entry, **arguments)
+                self._channel.put(entry, key=partition)

@@ -39,10 +39,10 @@ class StageRunner(Pauses):
 
     def __init__(self, host: WorkerHost, call: StageCall) -> None:
         self._host = host
-        self._worker = worker = host.worker
+        self._worker = host.worker
         self._call = call
-        self._spans = SpanTable(worker=worker.name, devices=worker.devices)
-        self._waiter = f"{worker.name} {call.stage}"
+        self._spans = SpanTable(worker=host.identity.name, devices=host.identity.devices)
+        self._waiter = f"{host.identity.name} {call.stage}"
         self._is_first = host.identity.rank_in_replica == 0
         self._inside = False
         self._holds_lock = False

@@ -77,12 +77,9 @@ class Rollout(ServingWorker):
         return waiting
 
     def _hand_on(self, groups: Sequence[SampleGroup], samples: Writer[SampleGroup]) -> None:
-        if not groups:
-            return
         for group in groups:
             self._record(group)
-        oldest = min(group.policy_version for group in groups)
-        samples.put_many([(group.index, group) for group in groups], policy_version=oldest)
+        samples.put_many([(group.index, group) for group in groups])
 
     def _record(self, group: SampleGroup) -> None:
         size, tokens = len(group.loss_mask), float(group.loss_mask.sum())
