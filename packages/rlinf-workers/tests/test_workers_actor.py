@@ -155,7 +155,7 @@ def test_reinforce_plus_plus_whitens_over_the_tokens_of_the_step(make_worker, re
 
 
 def logprobs_of(actor, groups):
-    return actor._ask(groups, lambda batch: actor._backend.forward(batch).logprobs)
+    return actor._updates._ask(groups, lambda batch: actor._backend.forward(batch).logprobs)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_the_weight_of_the_kl_is_adapted_to_its_target(make_worker, reader, mode
     assert metrics["actor/kl_coef"] == 0.3, "of this step"
     num_tokens = sum(float(group.samples.loss_mask.sum()) for group in groups)
     assert metrics["actor/ref_kl"] == pytest.approx(kl * NUM_SEQUENCES / num_tokens, rel=1e-5)
-    assert actor._advantages.kl_coef == pytest.approx(0.3 * (1 + 0.1 * NUM_SEQUENCES / 100), rel=1e-5)
+    assert actor._updates.advantages.kl_coef == pytest.approx(0.3 * (1 + 0.1 * NUM_SEQUENCES / 100), rel=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{"value_loss": "huber"}, {"value_loss": "clipped"}])

@@ -70,8 +70,8 @@ class Rollout(ServingWorker):
         context, size = self.step, sampling.group_size
         while (room := self._engine.room(size)) > 0 and (waiting := waiting or prompts.ready_chunk()):
             now, waiting = waiting[:room], waiting[room:]
-            groups.open(now)
             self._engine.submit(now, sampling, seed=context.seed, step=context.step)
+            groups.open(now)
         if not groups:
             raise WorkersError(f"{self._settings.engine} has nothing to do and no room for {size} completions")
         return waiting
