@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.resume and args.output is None:
         raise UserError("--resume needs --output FOLDER, the folder of the run to go on with")
-    keys = {name for model in JOBS.values() for name in model.model_fields}
+    keys = {name for model in JOBS for name in model.model_fields}
     refuse_misspelt_options(args.overrides, OPTIONS, keys, "rlinf train")
     overrides = parse_overrides(args.overrides)
     config = load_for_resume(args.output, overrides) if args.resume else load_config(args.recipe, overrides)
