@@ -15,7 +15,7 @@ from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
 from rlinf.jobs.env_interface import needs_of, probe
-from rlinf.jobs.training import backend_settings
+from rlinf.jobs.training import backend_settings, optimizer_settings
 from rlinf.machine import Machine
 from rlinf_envs import EnvSpec
 from rlinf_sched.plan import Plan
@@ -24,7 +24,6 @@ from rlinf_workers.embodied.actor import ADAM_EPSILON, EmbodiedActor, EmbodiedAc
 from rlinf_workers.embodied.environment import Environment, EnvironmentSettings
 from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.policies.base import PolicySettings
-from rlinf_workers.training.base import OptimizerSettings
 
 if TYPE_CHECKING:
     from rlinf.loop.session import Session
@@ -188,12 +187,7 @@ class EmbodiedJob:
         return EmbodiedActorSettings(
             policy=self._policy,
             backend=self._backend,
-            optimizer=OptimizerSettings(
-                learning_rate=actor.learning_rate,
-                betas=(0.9, 0.999),
-                epsilon=ADAM_EPSILON,
-                max_grad_norm=actor.max_grad_norm,
-            ),
+            optimizer=optimizer_settings(actor, betas=(0.9, 0.999), epsilon=ADAM_EPSILON),
             advantage=self._advantage_settings(),
             clip=algorithm.clip,
             num_epochs=algorithm.num_epochs,
