@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.cli.address_space import check_address_space
-from rlinf.cli.output_folder import check_empty, new_folder
+from rlinf.cli.output_folder import new_folder
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.schema import JOBS, Config
 from rlinf.errors import UserError
 from rlinf.loop.ending import how_to_go_on, resume_command
-from rlinf.run_folder.lock import check_free
+from rlinf.run_folder.lock import check_empty, check_free
 
 OPTIONS = ("--output", "--resume", "--traceback", "--help")
 

@@ -15,7 +15,7 @@ from rlinf.report.curves import MAX_POINTS, draw
 from rlinf.report.metric_names import SCORES, curves, score_name
 from rlinf.report.records import RunRecords, read_run
 from rlinf.report.timeline import describe_busy, draw_timeline, last_steps
-from rlinf.run_folder.folder import INTERRUPTED
+from rlinf.run_folder.manifest import INTERRUPTED
 from rlinf.run_folder.rows import write_file
 
 NUM_COLORS = 7
