@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from rlinf.config.evaluation import BenchmarkConfig, EvalConfig
 from rlinf.config.load import load_config
-from rlinf.config.schema import FilesTask, ReasoningConfig
+from rlinf.config.reasoning import ReasoningConfig
+from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.tasks.prompts import is_chat
 from rlinf.tasks.published import published_set

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf.config.base import neighbours
 from rlinf.config.devices import device_kind
-from rlinf.config.schema import EmbodiedConfig
+from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
 from rlinf.jobs.env_interface import needs_of, probe

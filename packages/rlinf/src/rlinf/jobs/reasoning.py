@@ -16,7 +16,8 @@ import torch
 
 from rlinf.config.devices import device_kind
 from rlinf.config.inputs import check_model_folder
-from rlinf.config.schema import FilesTask, ReasoningConfig, WarmStartConfig
+from rlinf.config.reasoning import ReasoningConfig, WarmStartConfig
+from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
 from rlinf.jobs.generation import PromptMaker, check_engine, make_encoder, sampling_settings

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from multiprocessing import forkserver
 from pathlib import Path
 
-from rlinf.config.schema import Config, ReasoningConfig
+from rlinf.config.reasoning import ReasoningConfig
+from rlinf.config.schema import Config
 from rlinf.machine import NVIDIA_DEVICE
 
 AMD_DEVICE = Path("/dev/kfd")
