@@ -23,9 +23,7 @@ from rlinf.loop.stopping import StopRequest
 from rlinf.planning.auto_mode import AutoMode, moves
 from rlinf.planning.plans import Planned, make_plans, placements_to_measure
 from rlinf.processes import fork_server
-from rlinf.processes.environment import worker_environment
-from rlinf.processes.executor import make_executor
-from rlinf.processes.failures import run_failed
+from rlinf.processes.executor import make_executor, run_failed
 from rlinf.run_folder import RunFolder
 from rlinf_sched.describe import diagram
 from rlinf_workers import FlowRun, WorkersError
@@ -71,7 +69,7 @@ class TrainingLoop:
         self._placements: list[Planned] = []
         """In a measurement, the placements that are still to be measured."""
         on_slots = device_kind(job.config.cluster, job.machine) == "cpu"
-        self._forks = on_slots and fork_server.start(job.config, worker_environment(job.config.cluster))
+        self._forks = on_slots and fork_server.start(job.config)
         self.progress = Progress(total=job.config.run.num_steps)
 
     def run(self) -> JobResult:
