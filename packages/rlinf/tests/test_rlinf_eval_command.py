@@ -191,7 +191,7 @@ def test_what_a_reader_must_know_is_noted(prepared, inputs: Path):
     )
     line = f"mine=own.jsonl --benchmarks.mine.reward exact_match --model model {SHORT} --on_bad_row skip"
     benchmarks = prepared(f"{line} --max_prompt_tokens 20 --long_prompts drop").benchmarks
-    bad, long, unknown = benchmarks.notes
+    bad, long, unknown = benchmarks.sets[0].notes
     assert bad.startswith(f"{inputs / 'own.jsonl'}: 1 bad rows were skipped, the first is {inputs / 'own.jsonl'}:4: ")
     assert long == "mine: 1 of 3 prompts are longer than 20 tokens (up to 61); these problems were dropped"
     assert unknown == "mine: the tokenizer has no token for some of the text of 1 of 2 prompts"

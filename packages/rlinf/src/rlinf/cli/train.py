@@ -83,5 +83,5 @@ def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> i
     except KeyboardInterrupt:
         print(f"go on with: {resume_command(path)}", file=sys.stderr)
         raise
-    print(f"\n{result.table}\nreport: {result.report_path}")
+    print(f"\n{result}")
     return 0

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlinf.config.schema import Config
     from rlinf.jobs.base import Job
-    from rlinf.loop.training_loop import JobResult
     from rlinf.machine import Machine
     from rlinf.run_folder import RunFolder
     from rlinf_workers.profiling import Measured
@@ -40,8 +39,8 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
     return job
 
 
-def run(job: Job, folder: RunFolder) -> JobResult:
-    """Runs a prepared job in its folder.
+def run(job: Job, folder: RunFolder) -> str:
+    """Runs a prepared job in its folder; returns what to tell of it.
 
     Raises: RunFailed when a worker dies or raises, or a step passes its deadline.
     """

@@ -16,7 +16,7 @@ from pathlib import Path
 from rlinf.config.devices import device_kind
 from rlinf.console.progress import Progress
 from rlinf.jobs.base import Job, Score
-from rlinf.loop.ending import reason_to_end
+from rlinf.loop.ending import reasons_to_end
 from rlinf.loop.plan_times import PlanTimes, busy_seconds
 from rlinf.loop.session import Session
 from rlinf.loop.stopping import StopRequest
@@ -29,16 +29,6 @@ from rlinf_sched.describe import diagram
 from rlinf_workers import FlowRun, WorkersError
 from rlinf_workers.profiling import Measured
 from rlinf_workers.spans import COMPUTE, SYNC
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobResult:
-    """What `rlinf train` prints at the end."""
-
-    table: str
-    report_path: str
-    before: float
-    after: float
 
 
 @dataclass
@@ -64,7 +54,7 @@ class TrainingLoop:
         self._clock = _Clock()
         self._started_s = 0.0
         self._times: list[PlanTimes] = []
-        self._result: JobResult | None = None
+        self._result = ""
         self._only_measures = False
         self._placements: list[Planned] = []
         """In a measurement, the placements that are still to be measured."""
@@ -72,10 +62,12 @@ class TrainingLoop:
         self._forks = on_slots and fork_server.start(job.config)
         self.progress = Progress(total=job.config.run.num_steps)
 
-    def run(self) -> JobResult:
-        """Raises: UserError (before any process starts), RunFailed (with role, rank, cause and log tail)."""
+    def run(self) -> str:
+        """Returns the table of scores and times, and where the report is.
+
+        Raises: UserError (before any process starts), RunFailed (with role, rank, cause and log tail).
+        """
         self._run()
-        assert self._result is not None, "a run ends with a result or an error"
         return self._result
 
     def measure(self) -> Measured:
@@ -217,7 +209,7 @@ class TrainingLoop:
             self._begin_times()  # the steps so far were measured under probe plans
         elif problem is not None and problem is not times.problem:
             self._folder.write_problem(problem.to_json())
-            times.expect(problem)
+            times.problem = problem
 
     def _next_placement(self) -> Planned | None:
         """Saves a checkpoint and goes on to the next placement of a measurement; None: all are measured."""
@@ -286,7 +278,7 @@ class TrainingLoop:
             if other.name in last
         ]
         table = final_table(scores, best and (best.name, best_score), self._session.stage_s, training_s)
-        self._result = JobResult(table=table, report_path=str(report_path), before=clock.before, after=score)
+        self._result = f"{table}\nreport: {report_path}"
 
     def evaluate(self, step: int) -> float:
         """Scores the present weights, writes it down and returns the score; `step` counts the training steps done."""
@@ -302,16 +294,14 @@ class TrainingLoop:
     # -- records ---------------------------------------------------------------------------------------------------
 
     def _record_step(self, step: int, run: FlowRun) -> None:
-        by_stage: dict[str, float] = defaultdict(float)
-        for span in run.spans:
+        stage_s: dict[str, float] = defaultdict(float)
+        for span in sorted(run.spans, key=lambda span: span.category == SYNC):
             if span.category in (COMPUTE, SYNC):
-                by_stage[span.name if span.category == COMPUTE else "sync"] += span.duration_s
-        metrics = dict(run.metrics)
-        metrics["time/step_s"] = run.duration_s
-        metrics |= {f"time/{stage}_s": seconds for stage, seconds in by_stage.items()}
-        self._folder.metrics(step, metrics, time_s=self._training_s())
+                stage_s[span.name if span.category == COMPUTE else "sync"] += span.duration_s
+        times = {"time/step_s": run.duration_s, **{f"time/{stage}_s": seconds for stage, seconds in stage_s.items()}}
+        self._folder.metrics(step, {**run.metrics, **times}, time_s=self._training_s())
         self._folder.samples(step, run.shown)
-        self.progress.step(step, metrics)
+        self.progress.step(step, run.metrics, run.duration_s, stage_s)
 
     def _save_checkpoint(self, step: int) -> None:
         """Saves a checkpoint of the present weights; does nothing where this step has one."""
@@ -342,9 +332,8 @@ class TrainingLoop:
         """All steps done, the score reached or the time up; a measurement ends by itself."""
         if self._only_measures:
             return False
-        clock = self._clock
-        ended = reason_to_end(self._config.run, step=clock.step, score=score, training_s=self._training_s())
-        return ended is not None
+        step, training_s = self._clock.step, self._training_s()
+        return bool(reasons_to_end(self._config.run, step=step, score=score, training_s=training_s))
 
 
 def final_table(
