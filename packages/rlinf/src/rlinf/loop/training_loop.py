@@ -10,7 +10,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from rlinf.config.devices import device_kind
@@ -162,7 +162,7 @@ class TrainingLoop:
                 latest = self._evaluate_unless(stop, latest)
                 is_last = self._is_over(latest)
             if stop.is_made or is_last or done % run.checkpoint_every == 0:
-                self._save_checkpoint(done)
+                self._save_checkpoint()
             if stop.is_made:
                 self.progress.message(f"stopped after step {done}; its checkpoint is saved")
                 raise KeyboardInterrupt
@@ -179,7 +179,7 @@ class TrainingLoop:
         is resumed."""
         try:
             with stop.raising():
-                return self.evaluate(self._clock.step)
+                return self.evaluate()
         except KeyboardInterrupt:
             if stop.is_urgent:
                 raise
@@ -196,7 +196,7 @@ class TrainingLoop:
             return None
         after = planned.plans[self._flows.train.name]
         if moves(before, after):
-            self._save_checkpoint(self._clock.step)
+            self._save_checkpoint()
             return planned
         self._session.executor.replan(self._flows.train, after)
         self._begin_plan(planned)
@@ -217,7 +217,7 @@ class TrainingLoop:
             return None
         planned = self._placements.pop(0)
         self._auto.begin_probes(planned)
-        self._save_checkpoint(self._clock.step)
+        self._save_checkpoint()
         return planned
 
     def _resume_or_prepare(self) -> float:
@@ -228,17 +228,15 @@ class TrainingLoop:
         self._job.prepare(self._session)
         if self._only_measures:
             return self._clock.before
-        self._clock.before = self.evaluate(0)
+        self._clock.before = self.evaluate()
         self._session.stage_s.clear()
-        self._save_checkpoint(0)
+        self._save_checkpoint()
         return self._clock.before
 
     def _resume(self, checkpoint: Path) -> float:
         """Returns the latest score."""
         state = self._folder.read_state(checkpoint)
-        clock = self._clock = _Clock(
-            step=state["step"], elapsed_s=state["elapsed_s"], before=state["before"], own_score=state["own_score"]
-        )
+        clock = self._clock = _Clock(**{field.name: state[field.name] for field in fields(_Clock)})
         self._session.stage_s.update(state["stage_s"])
         self._session.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
         self._session.sync_weights()
@@ -247,7 +245,7 @@ class TrainingLoop:
         latest: float = state["score"]
         is_due = clock.step % self._config.run.evaluate_every == 0 or self._is_over(latest)
         if is_due and clock.own_score is None and not self._only_measures:  # the run was stopped before it
-            return self.evaluate(clock.step)
+            return self.evaluate()
         return latest
 
     def _finish(self, score: float) -> None:
@@ -280,8 +278,9 @@ class TrainingLoop:
         table = final_table(scores, best and (best.name, best_score), self._session.stage_s, training_s)
         self._result = f"{table}\nreport: {report_path}"
 
-    def evaluate(self, step: int) -> float:
-        """Scores the present weights, writes it down and returns the score; `step` counts the training steps done."""
+    def evaluate(self) -> float:
+        """Scores the present weights, writes it down and returns the score."""
+        step = self._clock.step
         metrics = self._session.evaluate(step)
         self._folder.evaluation(step, metrics, time_s=self._training_s())
         score = self._clock.own_score = metrics[self._job.score.name]
@@ -303,17 +302,15 @@ class TrainingLoop:
         self._folder.samples(step, run.shown)
         self.progress.step(step, run.metrics, run.duration_s, stage_s)
 
-    def _save_checkpoint(self, step: int) -> None:
+    def _save_checkpoint(self) -> None:
         """Saves a checkpoint of the present weights; does nothing where this step has one."""
-        latest = self._folder.latest_checkpoint()
+        step, latest = self._clock.step, self._folder.latest_checkpoint()
         if latest is not None and self._folder.read_state(latest)["step"] == step:
             return
         state = {
-            "step": step,
+            **asdict(self._clock),
             "elapsed_s": self._training_s(),
-            "before": self._clock.before,
-            "score": self._last_score(),
-            "own_score": self._clock.own_score,
+            "score": self._folder.last_evaluation().get(self._job.score.name, self._clock.before),
             "stage_s": dict(self._session.stage_s),
             "seed": self._config.seed,
         }
@@ -321,12 +318,8 @@ class TrainingLoop:
             self._session.group(self._job.trainer).call("save_checkpoint", str(folder))
         self._folder.write_plan_times([times.to_json() for times in self._times])
 
-    def _last_score(self) -> float:
-        return self._folder.last_evaluation().get(self._job.score.name, self._clock.before)
-
     def _training_s(self) -> float:
-        running_s = time.monotonic() - self._started_s if self._started_s else 0.0
-        return self._clock.elapsed_s + running_s
+        return self._clock.elapsed_s + (time.monotonic() - self._started_s if self._started_s else 0.0)
 
     def _is_over(self, score: float) -> bool:
         """All steps done, the score reached or the time up; a measurement ends by itself."""
