@@ -151,14 +151,10 @@ def _group(prompt: Prompt, parts: Sequence[Completions], group_size: int) -> Sam
         return torch.cat([fit_width(row, width) if row.dim() > 1 else row for row in rows])[order]
 
     return SampleGroup(
-        index=prompt.index,
-        prompt_ids=prompt.token_ids,
+        prompt=prompt,
         completion_ids=join("token_ids"),
         loss_mask=join("loss_mask"),
         rollout_logprobs=join("logprobs"),
-        reference_answer=prompt.reference_answer,
-        prompt_text=prompt.text,
-        row_json=prompt.row_json,
         policy_version=min(part.policy_version for part in parts),
         truncated=join("truncated"),
     )

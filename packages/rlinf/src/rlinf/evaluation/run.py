@@ -140,7 +140,8 @@ class _Writer:
         assert samples.truncated is not None, "the engine says which completions did not end"
         lengths, truncated = samples.loss_mask.sum(-1).int().tolist(), samples.truncated.tolist()
         encoder = self._benchmarks.encoder
-        prompt, was_cut = encoder.text(problem.prompt), len(encoder.encode(problem.prompt)) > len(samples.prompt_ids)
+        prompt, num_tokens = encoder.text(problem.prompt), len(samples.prompt.token_ids)
+        was_cut = len(encoder.encode(problem.prompt)) > num_tokens
         return [
             {
                 "benchmark": benchmark.name,
@@ -153,7 +154,7 @@ class _Writer:
                 "answer": group.answers[i],
                 "outcome": group.outcomes[i],
                 "reward": float(group.rewards[i]),
-                "num_prompt_tokens": len(samples.prompt_ids),
+                "num_prompt_tokens": num_tokens,
                 "prompt_was_cut": was_cut,
                 "num_completion_tokens": lengths[i],
                 "truncated": truncated[i],
