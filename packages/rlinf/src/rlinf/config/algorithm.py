@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from rlinf.config.base import CROSS_CHECK, Problem, Section
+from rlinf.config.base import CROSS_CHECK, Conflict, Section
 from rlinf_algos.algorithm import Algorithm, filled, problems
 from rlinf_algos.errors import AlgosError
 from rlinf_algos.parts import advantage_takes
@@ -159,13 +159,15 @@ class AlgorithmConfig(Section):
         try:
             made = filled(name, values)
         except AlgosError as error:
-            problem = Problem(keys=("algorithm.name",), text=f"={name}: {error}")
-            raise PydanticCustomError(CROSS_CHECK, "{text}", {"text": str(problem), "problems": [problem]}) from error
+            conflict = Conflict(keys=("algorithm.name",), text=f"={name}: {error}")
+            raise PydanticCustomError(
+                CROSS_CHECK, "{text}", {"text": str(conflict), "conflicts": [conflict]}
+            ) from error
         return made | values
 
-    def problems(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Conflict]:
         for key, text in problems(self.model_dump()):
-            yield Problem(keys=(f"algorithm.{key}", "algorithm.name"), text=text)
+            yield Conflict(keys=(f"algorithm.{key}", "algorithm.name"), text=text)
 
     @property
     def reads_parts(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlinf.config.base import Problem, Section, neighbours
+from rlinf.config.base import Conflict, Section, neighbours
 from rlinf.config.common import BACKEND, BACKEND_OPTIONS, JobConfig
 
 EVAL_SEED_LIMIT = 2**31
@@ -85,10 +85,10 @@ class PolicyConfig(Section):
             return ACTOR_CRITIC | values
         return values
 
-    def problems(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Conflict]:
         is_shipped = self.name == "actor_critic"
         if is_shipped and self.options:
-            yield Problem(
+            yield Conflict(
                 keys=("policy.options", "policy.name"),
                 text=f"={self.options} is not used: policy.name=actor_critic has {', '.join(ACTOR_CRITIC)} as keys of "
                 "policy; leave it out",
@@ -96,9 +96,9 @@ class PolicyConfig(Section):
         for key in ACTOR_CRITIC:
             value = getattr(self, key)
             if is_shipped and value is None:
-                yield Problem(keys=(f"policy.{key}",), text=" is null; policy.name=actor_critic needs it")
+                yield Conflict(keys=(f"policy.{key}",), text=" is null; policy.name=actor_critic needs it")
             elif not is_shipped and value is not None:
-                yield Problem(
+                yield Conflict(
                     keys=(f"policy.{key}", "policy.name"),
                     text=f"={value} is not used: it belongs to policy.name=actor_critic; leave it out, or give it as "
                     f"policy.options.{key}",
@@ -164,28 +164,28 @@ class EmbodiedAlgorithmConfig(Section):
         found = OPTIONS[values.get("name", "ppo")] | values
         return found if found.get("compares") == "episodes" else {"gamma": GAMMA} | found
 
-    def problems(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Conflict]:
         mine = OPTIONS[self.name]
         sums_episodes = self.name == "grpo" and self.compares == "episodes"
         if sums_episodes and self.gamma is not None:
-            yield Problem(
+            yield Conflict(
                 keys=("algorithm.gamma", "algorithm.compares"),
                 text=f"={self.gamma} is not used: algorithm.compares=episodes adds the rewards up as they are; "
                 "leave it out",
             )
         elif self.gamma is None and not sums_episodes:
-            yield Problem(keys=("algorithm.gamma",), text=f" is null; algorithm.name={self.name} needs it")
+            yield Conflict(keys=("algorithm.gamma",), text=f" is null; algorithm.name={self.name} needs it")
         for other, options in OPTIONS.items():
             for option in options:
                 value = getattr(self, option)
                 if option not in mine and value is not None:
-                    yield Problem(
+                    yield Conflict(
                         keys=(f"algorithm.{option}", "algorithm.name"),
                         text=f"={value} is not used: it belongs to algorithm.name={other}, and this is {self.name}; "
                         "leave it out",
                     )
                 elif option in mine and value is None:
-                    yield Problem(keys=(f"algorithm.{option}",), text=f" is null; algorithm.name={self.name} needs it")
+                    yield Conflict(keys=(f"algorithm.{option}",), text=f" is null; algorithm.name={self.name} needs it")
 
 
 GAMMA = 0.8
@@ -220,35 +220,35 @@ class EmbodiedConfig(JobConfig):
     algorithm: EmbodiedAlgorithmConfig = Field(default=EmbodiedAlgorithmConfig(), description="The learning algorithm.")
     actor: PolicyActorConfig = Field(default=PolicyActorConfig(), description="The optimizer and how a batch is cut.")
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
+    def conflicts(self) -> Iterator[Conflict]:
+        yield from super().conflicts()
         yield from self._multiple("env.num_envs", self.env.num_envs, "env.num_groups", self.env.num_groups)
         shards = ("actor.num_shards", self.actor.num_shards)
         yield from self._multiple("env.num_groups", self.env.num_groups, *shards)
         yield from self._multiple("algorithm.minibatch_size", self.algorithm.minibatch_size, *shards)
         num_samples = self.env.num_envs * self.algorithm.num_steps
         if num_samples % self.algorithm.minibatch_size:
-            yield Problem(
+            yield Conflict(
                 keys=("algorithm.minibatch_size", "algorithm.num_steps", "env.num_envs"),
                 text=f"={self.algorithm.minibatch_size} does not divide the env.num_envs * algorithm.num_steps = "
                 f"{num_samples} samples of a step; use {self._nearest_divisors(num_samples)}",
             )
         if self.algorithm.name == "grpo":
-            yield from self._group_problems()
+            yield from self._group_conflicts()
         last = self.env.eval_seed + self.env.num_eval_episodes
         if last > EVAL_SEED_LIMIT:
-            yield Problem(
+            yield Conflict(
                 keys=("env.eval_seed", "env.num_eval_episodes"),
                 text=f"={self.env.eval_seed} + env.num_eval_episodes={self.env.num_eval_episodes} exceeds 2**31, where "
                 "the seeds of training begin; use a smaller seed",
             )
-        yield from self._shard_problems(self.actor.num_shards)
+        yield from self._shard_conflicts(self.actor.num_shards)
 
-    def _group_problems(self) -> Iterator[Problem]:
+    def _group_conflicts(self) -> Iterator[Conflict]:
         """A group is whole episodes from one start."""
         num_envs, num_groups = self.env.num_envs, self.env.num_groups
         if num_envs < 2 * num_groups:
-            yield Problem(
+            yield Conflict(
                 keys=("env.num_envs", "env.num_groups", "algorithm.name"),
                 text=f"={num_envs} leaves {num_envs // num_groups} environment in each of env.num_groups={num_groups}, "
                 f"and algorithm.name=grpo compares those of a group; use at least {2 * num_groups}, better "
@@ -256,16 +256,16 @@ class EmbodiedConfig(JobConfig):
             )
         num_steps, limit = self.algorithm.num_steps, self.env.max_episode_steps
         if num_steps != limit:
-            yield Problem(
+            yield Conflict(
                 keys=("algorithm.num_steps", "env.max_episode_steps", "algorithm.name"),
                 text=f"={num_steps} differs from env.max_episode_steps={limit}, and algorithm.name=grpo compares whole "
                 f"episodes; use {limit}",
             )
 
     @staticmethod
-    def _multiple(key: str, value: int, by: str, step: int) -> Iterator[Problem]:
+    def _multiple(key: str, value: int, by: str, step: int) -> Iterator[Conflict]:
         if value % step:
-            yield Problem(
+            yield Conflict(
                 keys=(key, by), text=f"={value} is not a multiple of {by}={step}; use {neighbours(value, step)}"
             )
 
