@@ -129,20 +129,24 @@ class ReasoningJob(Job):
             check_memory(self.config, shape, plan, cluster, self.machine.memory_bytes)
 
     def build(self, folder: Path) -> Flows:
-        config = self.config
-        model = self._model_settings(folder)
-        train = self._train_flow(model)
-        self._warm_start = self._warm_start_flow(train) if config.warm_start else None
-        others = [self._warm_start] if self._warm_start else []
-        return Flows(train=train, evaluate=self._evaluate_flow(train), others=others)
+        train = self._train_flow(self._model_settings(folder))
+        evaluate = Flow("evaluate").workers_of(train, "rollout", "reward")
+        evaluate.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
+        evaluate.stage("reward", Reward.score, reads="samples", writes="scored", needs_device=False)
+        if self.config.warm_start is None:
+            return Flows(train=train, evaluate=evaluate)
+        warm_start = self._warm_start = Flow("warm-start").workers_of(train, "actor")
+        warm_start.stage("actor", Actor.imitate, reads="examples", dispatch="key", ordered=True, trains=True)
+        return Flows(train=train, evaluate=evaluate, others=[warm_start])
 
     def _train_flow(self, model: ModelSettings) -> Flow:
         config = self.config
         flow = Flow(self._algorithm.name.rpartition(":")[2])
         flow.worker("rollout", Rollout, self._rollout_settings(model))
         if config.algorithm.kl_coef:
-            teacher = self._reference_model(model)
-            flow.worker("reference", Reference, teacher, config.rollout.temperature, self._backend)
+            teacher = config.reference.path
+            judge = model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
+            flow.worker("reference", Reference, judge, config.rollout.temperature, self._backend)
         flow.worker("reward", Reward, self._reward_settings(model))
         flow.worker("actor", Actor, self._actor_settings(model))
 
@@ -163,17 +167,6 @@ class ReasoningJob(Job):
             num_parts=config.actor.settled_shards,
         )
         flow.weights("actor", to="rollout")
-        return flow
-
-    def _evaluate_flow(self, train: Flow) -> Flow:
-        flow = Flow("evaluate").workers_of(train, "rollout", "reward")
-        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
-        flow.stage("reward", Reward.score, reads="samples", writes="scored", needs_device=False)
-        return flow
-
-    def _warm_start_flow(self, train: Flow) -> Flow:
-        flow = Flow("warm-start").workers_of(train, "actor")
-        flow.stage("actor", Actor.imitate, reads="examples", dispatch="key", ordered=True, trains=True)
         return flow
 
     # -- settings --------------------------------------------------------------------------------------------------
@@ -212,11 +205,6 @@ class ReasoningJob(Job):
             dtype=model.dtype,
             seed=self.config.seed,
         )
-
-    def _reference_model(self, model: ModelSettings) -> ModelSettings:
-        """The teacher, or the actor's own model."""
-        teacher = self.config.reference.path
-        return model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
 
     def _rollout_settings(self, model: ModelSettings) -> RolloutSettings:
         rollout, evaluation = self.config.rollout, self.config.evaluation
