@@ -97,11 +97,8 @@ class AdvantageMaker:
         self._kl = kl_estimate(algorithm) if algorithm.kl_in == "reward" else None
         self.kl_coef = algorithm.kl_coef
         """The weight of a KL in the reward; it changes where the algorithm has a `kl_target`."""
-
-    @property
-    def reads_parts(self) -> bool:
+        self.reads_parts = "parts" in self._takes.inputs
         """Whether advantages come from the terms of a weighted reward."""
-        return "parts" in self._takes.inputs
 
     def adapt_kl_coef(self, kl_sum: float, num_samples: int) -> None:
         """After a step, where the algorithm has a `kl_target`.
@@ -136,19 +133,25 @@ class AdvantageMaker:
         return made
 
     def _without_advantages(self, group: ScoredGroup, values: Tensor | None) -> LearningGroup:
-        kl = None
+        """The KL in the reward is between the policy that sampled and the reference, by the log-probabilities of the
+        engine that sampled: they are constants, known as soon as the group is."""
+        samples, kl = group.samples, None
         if self._kl is not None:
-            samples = group.samples
-            kl = self._kl(samples.rollout_logprobs, self._ref(samples), samples.loss_mask)
+            kl = self._kl(samples.rollout_logprobs, samples.ref_logprobs, samples.loss_mask)
         return LearningGroup(
-            samples=group.samples, rewards=group.rewards, advantages=torch.zeros(0), values=values, token_kl=kl
+            samples=samples, rewards=group.rewards, advantages=torch.zeros(0), values=values, token_kl=kl
         )
 
     def _penalised(self, group: LearningGroup) -> Tensor:
         """[G], the rewards with their weight, less the penalty on length."""
         penalised = group.rewards
         if self._algorithm.overlong_buffer_tokens:
-            penalised = penalised + self._overlong_penalty(group.samples.loss_mask.sum(-1))
+            penalised = penalised + dapo.overlong_penalty(
+                group.samples.loss_mask.sum(-1),
+                max_tokens=self._max_completion_tokens,
+                buffer_tokens=self._algorithm.overlong_buffer_tokens,
+                penalty=self._algorithm.overlong_penalty or 0.0,
+            )
         return self._algorithm.reward_coef * penalised
 
     def _set_on_tokens(self, group: LearningGroup) -> None:
@@ -194,22 +197,6 @@ class AdvantageMaker:
             raise ValueError("algorithm.overlong_filter: the engine does not say which completions were cut")
         kept = dapo.overlong_filter(samples.loss_mask, samples.truncated)
         return replace(samples, loss_mask=kept.to(samples.loss_mask.dtype))
-
-    @staticmethod
-    def _ref(samples: SampleGroup) -> Tensor:
-        """[G, T]. The KL in the reward is between the policy that sampled and the reference, by the log-probabilities
-        of the engine that sampled: they are constants, known as soon as the group is."""
-        assert samples.ref_logprobs is not None, "a KL makes the flow have a reference"
-        return samples.ref_logprobs
-
-    def _overlong_penalty(self, lengths: Tensor) -> Tensor:
-        """[G], what is added to the reward: at most 0."""
-        return dapo.overlong_penalty(
-            lengths,
-            max_tokens=self._max_completion_tokens,
-            buffer_tokens=self._algorithm.overlong_buffer_tokens,
-            penalty=self._algorithm.overlong_penalty or 0.0,
-        )
 
 
 def _parts_of(group: ScoredGroup) -> Tensor:
