@@ -59,9 +59,10 @@ class StageRunner(Pauses):
             self.begin_chunk(0)
         getattr(self._worker, call.method)(*readers, *writers)
         self.end_chunk()
-        if call.publishes:
+        for edge in call.publishes:
             self._enter()
-            self._publish()
+            with self._spans.span("publish weights", SYNC), self._waits(f"room for weights {edge}"):
+                self._host.publish_weights(edge)
         self._leave()
         if self._is_first:
             for port in call.writes:
@@ -166,11 +167,6 @@ class StageRunner(Pauses):
                 with self._spans.span("receive weights", SYNC), self._waits(f"weights {edge} version {version}"):
                     self._host.receive_weights(edge, version)
                 self._worker.weights_received(version)
-
-    def _publish(self) -> None:
-        for edge in self._call.publishes:
-            with self._spans.span("publish weights", SYNC), self._waits(f"room for weights {edge}"):
-                self._host.publish_weights(edge)
 
     def _waits(self, target: str) -> Any:
         return self._host.waits.waiting(self._waiter, target)
