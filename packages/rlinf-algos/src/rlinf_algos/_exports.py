@@ -14,6 +14,7 @@ from rlinf_algos.advantages import (
     reinforce_plus_plus_baseline_advantages,
     rewards_to_go,
     rloo_advantages,
+    step_group_advantages,
     token_gae,
 )
 from rlinf_algos.aggregation import (
@@ -111,6 +112,7 @@ __all__ = [
     "reinforce_plus_plus_baseline_advantages",
     "episode_group_advantages",
     "first_episode_mask",
+    "step_group_advantages",
     "masked_mean",
     "masked_whiten",
     "normalize_advantages",

@@ -24,6 +24,7 @@ from rlinf_algos.advantages.reinforce_plus_plus import (
 from rlinf_algos.advantages.steps import (
     episode_group_advantages,
     first_episode_mask,
+    step_group_advantages,
 )
 
 __all__ = [
@@ -41,4 +42,5 @@ __all__ = [
     "reinforce_plus_plus_baseline_advantages",
     "episode_group_advantages",
     "first_episode_mask",
+    "step_group_advantages",
 ]

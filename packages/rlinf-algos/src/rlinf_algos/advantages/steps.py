@@ -1,12 +1,13 @@
-"""Groups of episodes in an environment. Legend: T steps, N environments.
+"""Groups of episodes in an environment that began in one state. Legend: T steps, N environments.
 
-One advantage for a whole episode comes from the group of episodes that began in its state.
+An episode has one advantage, from the sum of its rewards, or one for each step, from the rewards still to come.
 """
 
 import torch
 from torch import Tensor
 
 from rlinf_algos.advantages.groups import grpo_advantages
+from rlinf_algos.advantages.reinforce_plus_plus import rewards_to_go
 from rlinf_algos.checks import as_mask, check_shape, masked
 from rlinf_algos.errors import ShapeError
 
@@ -56,3 +57,30 @@ def episode_group_advantages(
     returns = filled.double().sum(dim=0).to(filled.dtype)
     advantages = grpo_advantages(returns, group_ids, inside.any(dim=0), normalize_std=normalize_std, epsilon=epsilon)
     return advantages.expand(rewards.shape).masked_fill(~inside, 0.0)
+
+
+def step_group_advantages(
+    rewards: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    *,
+    normalize_std: bool = True,
+    epsilon: float = 1e-4,
+) -> Tensor:
+    """The discounted rewards still to come, against those of the other environments at the same step: one group of
+    environments, whose first episodes began in the same state.
+
+    Args:
+        rewards, terminated, truncated: [T, N].
+        gamma: discount, in [0, 1].
+        normalize_std, epsilon: as for `grpo_advantages`.
+
+    Returns:
+        [T, N], at least float32, 0 after an environment's first episode.
+
+    Raises: as `rewards_to_go` and `grpo_advantages`.
+    """
+    mask = first_episode_mask(terminated, truncated)
+    to_go = rewards_to_go(rewards, mask, gamma, dim=0)
+    return grpo_advantages(to_go, mask=mask, normalize_std=normalize_std, epsilon=epsilon)

@@ -36,8 +36,6 @@ from rlinf_workers.records.language import ExampleBatch, ScoredGroup
 from rlinf_workers.training.base import Answers, BackendSettings, OptimizerSettings
 from rlinf_workers.training.worker import TrainingWorker
 
-record(Algorithm)
-
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +158,7 @@ class Actor(TrainingWorker):
         return groups
 
     def _signals(self, scored: Sequence[ScoredGroup]) -> list[bool]:
-        found = signals(scored, by_parts=self._advantages.reads_parts)
+        found = signals(scored, by_parts=self._settings.algorithm.reads_parts)
         for has_signal in found:
             self.record("actor/groups_without_advantage", float(not has_signal))
         return found

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from rlinf_algos.aggregation import divisor, summed
 from rlinf_algos.algorithm import Algorithm
-from rlinf_algos.corrections import (
-    Correction,
-    icepop,
-    masked_importance_sampling,
-    off_policy_sequence_mask,
-    truncated_importance_sampling,
-)
-from rlinf_algos.entropy import high_entropy_mask
-from rlinf_algos.parts import BUILTIN_POLICY_LOSSES, POLICY_LOSSES, policy_loss_takes
-from rlinf_algos.policy_loss import PolicyLoss
+from rlinf_algos.parts import BUILTIN_POLICY_LOSSES
+from rlinf_workers.algorithm_parts import PolicyLossPart
 from rlinf_workers.language.learning_groups import LearningGroup, MicroBatch, kl_estimate
 from rlinf_workers.records.language import SampleGroup
 from rlinf_workers.training.base import Answers
@@ -49,9 +39,7 @@ class ActorLoss:
     def __init__(self, algorithm: Algorithm, *, max_completion_tokens: int) -> None:
         self._algorithm = algorithm
         self._max_completion_tokens = max_completion_tokens
-        self._takes = policy_loss_takes(algorithm.policy_loss)
-        self._options = algorithm.options_of(self._takes)
-        self._function = POLICY_LOSSES.get(algorithm.policy_loss)
+        self._policy_loss = PolicyLossPart(algorithm)
         self._kl = kl_estimate(algorithm) if algorithm.kl_in == "loss" else None
         self.knows_entropy = bool(algorithm.entropy_coef) or algorithm.top_entropy_fraction < 1.0
         """Whether it reads the entropies of the tokens."""
@@ -75,22 +63,9 @@ class ActorLoss:
         policy_logprobs, entropies, mask = answers.logprobs, answers.entropies, batch.sequences.loss_mask
         assert policy_logprobs is not None, "a policy says how likely tokens are"
         anchor = policy_logprobs.detach() if batch.proximal_logprobs is None else batch.proximal_logprobs
-        rollout_logprobs, advantages = batch.rollout_logprobs, batch.advantages
-        more = {"rollout_logprobs": rollout_logprobs} if "rollout_logprobs" in self._takes.inputs else {}
-        loss = self._function(policy_logprobs, anchor, advantages, mask, **more, **self._options)
-        terms, kl_sum, entropy_sum, corrected, off_policy = self._terms(loss, mask), 0.0, 0.0, 0.0, 0.0
-        if self._algorithm.correction is not None:
-            correction = self._correction(anchor, rollout_logprobs, mask)
-            terms = terms * correction.weights
-            share = correction.truncated_fraction + correction.rejected_fraction
-            corrected = float(share) * float(mask.sum())
-        threshold = self._algorithm.off_policy_threshold
-        if threshold is not None:
-            kept = off_policy_sequence_mask(policy_logprobs, rollout_logprobs, advantages, mask, threshold=threshold)
-            terms = terms * kept
-            off_policy = float(mask.sum() - kept.sum())
-        if entropies is not None and self._algorithm.top_entropy_fraction < 1.0:
-            terms = terms * high_entropy_mask(entropies, mask, top_fraction=self._algorithm.top_entropy_fraction)
+        rollout_logprobs = batch.rollout_logprobs
+        found = self._policy_loss(policy_logprobs, anchor, rollout_logprobs, batch.advantages, mask, entropies)
+        terms, kl_sum, entropy_sum = found.terms, 0.0, 0.0
         if self._kl is not None:
             kl = self._kl(policy_logprobs, batch.ref_logprobs) * mask
             terms = terms + self._algorithm.kl_coef * kl
@@ -103,28 +78,6 @@ class ActorLoss:
         num_tokens = float(mask.sum())
         drift = ((policy_logprobs.detach() - rollout_logprobs) * mask).double()
         gap, rollout_kl = float(drift.abs().sum()), float((torch.expm1(drift) - drift).sum())
-        clipped = float(loss.clip_fraction) * num_tokens
-        statistics = [num_tokens, clipped, gap, rollout_kl, kl_sum, entropy_sum, corrected, off_policy]
+        statistics = [num_tokens, found.clipped, gap, rollout_kl, kl_sum, entropy_sum]
+        statistics += [found.corrected, found.off_policy]
         return summed(self._algorithm.aggregation, terms, mask), statistics
-
-    def _terms(self, loss: PolicyLoss, mask: Tensor) -> Tensor:
-        """[B, T], 0 outside the mask, whatever a loss of one's own has there."""
-        if loss.loss_terms.shape != mask.shape:
-            raise ValueError(
-                f"policy loss {self._algorithm.policy_loss!r} gave loss_terms of the shape "
-                f"{list(loss.loss_terms.shape)} for tokens {list(mask.shape)}; return one term a token, not their mean"
-            )
-        return loss.loss_terms.masked_fill(mask == 0, 0.0)
-
-    def _correction(self, anchor: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Correction:
-        """What is rejected has the weight 0 and still counts in the divisor, as IcePop has it, so that totals are known
-        before the losses are."""
-        low, high = self._algorithm.correction_low or 0.0, self._algorithm.correction_high or math.inf
-        if self._algorithm.correction == "icepop":
-            return icepop(anchor, rollout_logprobs, mask, low=low, high=high)
-        level = self._algorithm.correction_level
-        assert level is not None, "an algorithm with this correction has its level"
-        if self._algorithm.correction == "truncated":
-            return truncated_importance_sampling(anchor, rollout_logprobs, mask, level=level, cap=high)
-        weigh = self._algorithm.correction == "masked"
-        return masked_importance_sampling(anchor, rollout_logprobs, mask, level=level, low=low, high=high, weigh=weigh)

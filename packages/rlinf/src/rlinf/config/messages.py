@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import types
 import typing
@@ -27,6 +28,7 @@ _ALLOWED = {
     "list_type": "a list, [a, b]",
     "dict_type": "a section with keys",
     "model_type": "a section with keys",
+    "dataclass_type": "a section with keys",
     "model_attributes_type": "a section with keys",
     "greater_than": "more than {gt}",
     "greater_than_equal": "{ge} or more",
@@ -94,7 +96,7 @@ def _single(key: Key, details: list[Any], tree: Tree, model: type[BaseModel]) ->
     if "missing" in kinds and isinstance(key[-1], int):
         value = describe(first["input"])
         return f"{_located(key[:-1], tree)}={value}; allowed: a list with at least {key[-1] + 1} entries"
-    if "extra_forbidden" in kinds:
+    if kinds & {"extra_forbidden", "unexpected_keyword_argument"}:
         return _unknown_key(key, tree, model)
     if kinds & {"missing", "union_tag_not_found"}:
         return missing(key if "missing" in kinds else (*key, "kind"), tree)
@@ -103,7 +105,7 @@ def _single(key: Key, details: list[Any], tree: Tree, model: type[BaseModel]) ->
     allowed = list(dict.fromkeys(_allowed(detail) for detail in details))
     value = describe(first["input"] if "union_tag_invalid" not in kinds else first["ctx"]["tag"])
     where = key if "union_tag_invalid" not in kinds else (*key, "kind")
-    if kinds & {"dict_type", "model_type", "model_attributes_type"} and (
+    if kinds & {"dict_type", "model_type", "model_attributes_type", "dataclass_type"} and (
         names := list(_fields(model, key, tree.values))
     ):
         allowed = [f"a section with the keys {', '.join(names)}"]
@@ -122,11 +124,10 @@ def _allowed(detail: Mapping[str, Any]) -> str:
 def _unknown_key(key: Key, tree: Tree, model: type[BaseModel]) -> str:
     *parents, name = key
     siblings = {dotted((*parents, field)): field for field in _fields(model, tuple(parents), tree.values)}
-    close = difflib.get_close_matches(str(name), list(siblings.values()), n=1, cutoff=0.6)
-    if close:
-        guesses = [dotted((*parents, close[0]))]
-    else:  # the right name in the wrong section
-        guesses = [dotted(known) for known in _all_keys(model, (), tree.values) if known[-1] == name]
+    guesses = [dotted(known) for known in _all_keys(model, (), tree.values) if known[-1] == name]
+    if not guesses:  # or else the right name in the wrong section
+        close = difflib.get_close_matches(str(name), list(siblings.values()), n=1, cutoff=0.6)
+        guesses = [dotted((*parents, found)) for found in close]
     place = _place(key, tree) or ""
     flag = "--" if place.startswith("--") else ""
     if guesses:
@@ -170,39 +171,40 @@ def _located(key: Key, tree: Tree) -> str:
     return f"--{dotted(key)}" if place.startswith("--") else f"{place}: {dotted(key)}"
 
 
-def _fields(model: type[BaseModel], key: Key, values: Any) -> dict[str, Any]:
+def _fields(model: type, key: Key, values: Any) -> dict[str, Any]:
     """Field -> annotation of the section at `key`; empty where there is none, or where its keys are free."""
     annotation: Any = model
     for part in key:
-        section = _section(annotation, values)
-        field = section.model_fields.get(str(part)) if section else None
-        if field is None and typing.get_origin(annotation) is not dict:
+        fields = _annotations(_section(annotation, values))
+        if str(part) not in fields and typing.get_origin(annotation) is not dict:
             return {}
-        annotation = field.annotation if field else typing.get_args(annotation)[1]
+        annotation = fields[str(part)] if str(part) in fields else typing.get_args(annotation)[1]
         values = values.get(part) if isinstance(values, dict) else None
-    section = _section(annotation, values)
-    return {name: field.annotation for name, field in section.model_fields.items()} if section else {}
+    return _annotations(_section(annotation, values))
 
 
-def _section(annotation: Any, values: Any) -> type[BaseModel] | None:
+def _annotations(section: type | None) -> dict[str, Any]:
+    if section is None:
+        return {}
+    if issubclass(section, BaseModel):
+        return {name: field.annotation for name, field in section.model_fields.items()}
+    return {field.name: field.type for field in dataclasses.fields(section)}
+
+
+def _section(annotation: Any, values: Any) -> type | None:
     """The model behind an annotation; of several kinds the one that the values name."""
     models = list(_models(annotation))
     kind = values.get("kind") if isinstance(values, dict) else None
     for model in models:
-        if len(models) == 1 or (
-            "kind" in model.model_fields and kind in typing.get_args(model.model_fields["kind"].annotation)
-        ):
+        if len(models) == 1 or kind in typing.get_args(_annotations(model).get("kind")):
             return model
     return None
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if (
-        isinstance(annotation, type)
-        and not isinstance(annotation, types.GenericAlias)
-        and issubclass(annotation, BaseModel)
-    ):
-        yield annotation
+def _models(annotation: Any) -> Iterator[type]:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        if issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation):
+            yield annotation
     elif typing.get_origin(annotation) in (Union, types.UnionType, typing.Annotated):
         for argument in typing.get_args(annotation):
             yield from _models(argument)

@@ -7,9 +7,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from rlinf.config.algorithm import AlgorithmConfig
 from rlinf.config.common import ClusterConfig, JobConfig, Mode, PlanConfig, RunConfig
-from rlinf.config.embodied import EmbodiedAlgorithmConfig, EmbodiedConfig, EnvConfig, PolicyActorConfig, PolicyConfig
+from rlinf.config.embodied import EmbodiedConfig, EnvConfig, PolicyActorConfig, PolicyConfig
 from rlinf.config.reasoning import (
     ActorConfig,
     ArchitectureConfig,
@@ -39,14 +38,12 @@ __all__ = [
     "ModelConfig",
     "ArchitectureConfig",
     "WarmStartConfig",
-    "AlgorithmConfig",
     "CriticConfig",
     "RolloutConfig",
     "RewardConfig",
     "ActorConfig",
     "EnvConfig",
     "PolicyConfig",
-    "EmbodiedAlgorithmConfig",
     "PolicyActorConfig",
     "json_schema",
 ]

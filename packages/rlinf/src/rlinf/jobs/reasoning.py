@@ -75,7 +75,7 @@ class ReasoningJob:
                 "model.architecture makes a tokenizer of single characters, but this task is natural language",
                 hint="give a Hugging Face folder with model.path",
             )
-        self._algorithm = config.algorithm.to_algorithm()
+        self._algorithm = config.algorithm
         self._backend = backend_settings(config.actor, config.actor.settled_shards)
         self._tokenizer = self._make_tokenizer()
         if config.reference.path is not None:
