@@ -33,7 +33,7 @@ from benchmarks.comm.transports import SPAWN, TIMEOUT_S
 
 from rlinf_comm import Channel, ChannelAddress, SharedPool
 from rlinf_comm.copies import addresses_of
-from rlinf_comm.weights import Executor, WeightReceiver, WeightSender, WeightStore
+from rlinf_comm.weights import ReshardExecutor, WeightReceiver, WeightSender, WeightStore
 
 NUM_ROUNDS = int(os.environ.get("RLINF_BENCHMARK_ROUNDS", "7"))
 NAMES = [name for name in CASES if "PP2" not in name]
@@ -47,7 +47,7 @@ class Engine:
         self.case: Case = CASES[name]
         self.memory = torch.zeros(num_bytes_of(self.case.engine), dtype=torch.uint8)
         self.parameters = views_of(self.case.engine, self.memory)
-        self.executors = [Executor(self.case.plan, rank) for rank in range(self.case.engine.num_ranks)]
+        self.executors = [ReshardExecutor(self.case.plan, rank) for rank in range(self.case.engine.num_ranks)]
         opened = WeightStore.open(store)
         self.receivers = [WeightReceiver(opened, self.case.plan, rank) for rank in range(self.case.engine.num_ranks)]
         self.received = torch.zeros(num_bytes_of(self.case.trainer), dtype=torch.uint8)

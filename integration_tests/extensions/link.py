@@ -7,7 +7,7 @@ from safetensors.torch import load, save
 from torch.distributed import DistStoreError, TCPStore
 
 from rlinf_comm.errors import WeightMismatchError, WeightTimeout
-from rlinf_comm.weights import Executor
+from rlinf_comm.weights import ReshardExecutor
 
 
 class SocketLink:
@@ -41,7 +41,7 @@ class SocketSender:
 class SocketReceiver:
     def __init__(self, port):
         self._edge = port.edge
-        self._copies = Executor(port.reshard, port.rank)
+        self._copies = ReshardExecutor(port.reshard, port.rank)
         self._store = TCPStore(*port.address, is_master=False)
 
     def receive(self, tensors, policy_version, timeout_s=60.0):

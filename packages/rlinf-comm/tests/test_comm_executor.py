@@ -9,7 +9,7 @@ from comm_references import megatron_rank, merged_rank
 
 from rlinf_comm import LayoutError
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_comm.weights import Executor, Layout, TensorSpec, execute, plan
+from rlinf_comm.weights import Layout, ReshardExecutor, TensorSpec, execute, plan
 from rlinf_comm.weights.layouts import TransformerShape, megatron, merged
 
 SHAPE = TransformerShape(
@@ -59,7 +59,7 @@ def test_tensors_of_any_strides():
     full = weights()
     reshard = plan(megatron(SHAPE, **MEGATRON), merged(SHAPE, tp=2, ep=2))
     expected = engine_tensors(full)
-    executor = Executor(reshard, 1)
+    executor = ReshardExecutor(reshard, 1)
 
     def transposed(tensor):
         return tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
@@ -73,7 +73,7 @@ def test_tensors_of_any_strides():
 def test_what_is_not_needed_may_be_missing():
     full = weights()
     reshard = plan(megatron(SHAPE, **MEGATRON), merged(SHAPE, tp=2, ep=2))
-    executor = Executor(reshard, 0)
+    executor = ReshardExecutor(reshard, 0)
     everything = trainer_tensors(full)
     needed = {rank: everything[rank] for rank in executor.src_ranks}
     assert set(needed) < set(range(8))
@@ -86,7 +86,7 @@ def test_padding_keeps_its_value():
     full = weights()
     reshard = plan(megatron(SHAPE, **MEGATRON), merged(SHAPE, tp=1))
     own = {name: torch.full(spec.shape, 7.0) for name, spec in reshard.dst_buffers[0].items()}
-    Executor(reshard).run(trainer_tensors(full), own)
+    ReshardExecutor(reshard).run(trainer_tensors(full), own)
     embedding = own["model.embed_tokens.weight"]
     assert embedding.shape == (64, 6)
     assert torch.equal(embedding[:13], full["model.embed_tokens.weight"])
@@ -96,7 +96,7 @@ def test_padding_keeps_its_value():
 def test_one_executor_from_several_threads():
     """Two engines' parameters of different strides, at once: the kept program is one or the other's, never mixed."""
     specs = {"w": TensorSpec((64, 64), "float32")}
-    executor = Executor(plan(Layout.sharded(specs, 2), Layout.replicated(specs, 1)))
+    executor = ReshardExecutor(plan(Layout.sharded(specs, 2), Layout.replicated(specs, 1)))
     whole = torch.arange(64 * 64, dtype=torch.float32).view(64, 64)
     sources = [{"w": half.contiguous()} for half in whole.chunk(2)]
     num_right = []
@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(LayoutError, match=r"tensors of 2 destination ranks for a plan with 1"):
         execute(reshard, sources, destinations * 2)
     with pytest.raises(LayoutError, match=r"destination rank 1"):
-        Executor(reshard, 1)
+        ReshardExecutor(reshard, 1)
 
 
 # --- tensors beside the layout ----------------------------------------------------------------------------------------
@@ -153,7 +153,9 @@ def test_a_tensor_beside_the_layout_is_refused_with_all_that_helps():
     )
     assert not destinations[0]["w"].any(), "nothing was written"
     with pytest.raises(LayoutError, match=r"destination rank 0 has 1 tensor that its layout does not know.*inv_freq"):
-        Executor(reshard).run(sources=small_case()[1], destination={**destinations[0], "inv_freq": torch.ones(2)})
+        ReshardExecutor(reshard).run(
+            sources=small_case()[1], destination={**destinations[0], "inv_freq": torch.ones(2)}
+        )
 
 
 def test_what_is_named_is_left_out():

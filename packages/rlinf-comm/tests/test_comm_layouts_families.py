@@ -120,7 +120,7 @@ def test_multi_token_prediction_goes_from_megatron_to_the_draft_model_and_back(t
     ],
 )
 def test_a_megatron_model_with_more_than_its_layout_is_refused(without, extra):
-    """What Executor, manifests and verify would otherwise pass over in silence."""
+    """What ReshardExecutor, manifests and verify would otherwise pass over in silence."""
     less = dataclasses.replace(DEEP, **{"mtp_layers": 0, "dense_layers": (), **without})
     sizes: dict[str, Any] = {"tp": 2, "pp": 2, "dp": 2, "ep": 2}
     options = dict(sizes, etp=1, te=True, experts="te_grouped", pad=0.0, vocab_multiple=1)

@@ -154,6 +154,10 @@ def test_reinforce_plus_plus_whitens_over_the_tokens_of_the_step(make_worker, re
     torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
 
 
+def logprobs_of(actor, groups):
+    return actor._ask(groups, lambda batch: actor._backend.forward(batch).logprobs)
+
+
 @pytest.mark.parametrize(
     ("correction", "weight_of"),
     [
@@ -167,8 +171,7 @@ def test_corrections_weigh_tokens_by_actor_over_engine(make_worker, reader, mode
     for factor in (1.5, 3.0, 6.0):
         groups = scored_groups()
         probe = make_worker(Actor, actor_settings(model))
-        with torch.no_grad():
-            logprobs = probe._ask(groups, probe._logprobs)
+        logprobs = logprobs_of(probe, groups)
         groups = [
             dataclasses.replace(
                 group,
@@ -187,8 +190,7 @@ def test_corrections_weigh_tokens_by_actor_over_engine(make_worker, reader, mode
 def drifted(make_worker, model, groups, nats):
     """The groups with an engine that finds every token likelier than the actor does, by so many nats."""
     probe = make_worker(Actor, actor_settings(model))
-    with torch.no_grad():
-        logprobs = probe._ask(groups, probe._logprobs)
+    logprobs = logprobs_of(probe, groups)
     return [
         dataclasses.replace(
             group,

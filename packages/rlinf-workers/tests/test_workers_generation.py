@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.generation.base import Completions
-from rlinf_workers.generation.groups import OpenGroups
 from rlinf_workers.generation.huggingface import HuggingFaceEngine
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_tokens
-from rlinf_workers.language.rollout import Rollout, RolloutSettings
+from rlinf_workers.language.rollout import OpenGroups, Rollout, RolloutSettings
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.testing.engines import ENGINE_CHECKS, SAMPLING, prompts_of, sample
 

@@ -9,7 +9,7 @@ from rlinf_algos import preset
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.language.learning_groups import AdvantageMaker, LearningGroup, choose_groups, signals, whiten
 from rlinf_workers.records.language import SampleGroup, ScoredGroup
-from rlinf_workers.testing.backends import ORDINARY, Chooser, TrialPlace
+from rlinf_workers.testing.backends import ORDINARY, Chooser, trial_worker
 from rlinf_workers.training.replicated.backend import ReplicatedBackend
 
 NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5
@@ -38,7 +38,7 @@ def scored_groups():
 
 
 def backend(num_shards=2):
-    return ReplicatedBackend(Chooser(), TrialPlace(), optimizer=ORDINARY, num_shards=num_shards)
+    return ReplicatedBackend(Chooser(), trial_worker(), optimizer=ORDINARY, num_shards=num_shards)
 
 
 def made(group, name="grpo", values=None, **changes):

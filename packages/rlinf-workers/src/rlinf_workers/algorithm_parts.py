@@ -60,14 +60,10 @@ class PolicyTerms:
 
     terms: Tensor
     """[B, T], unreduced, with gradient, 0 outside the mask."""
-    clipped: float
-    """Tokens where the clip decided."""
     kl: float
     """Nats, k3 of KL(proximal || policy), summed over tokens."""
-    corrected: float
-    """Tokens whose weight the correction cut, or that it left out."""
-    off_policy: float
-    """Tokens that `off_policy_threshold` left out."""
+    statistics: dict[str, float]
+    """Sums over tokens, in the order of `PolicyLossPart.statistics`."""
 
 
 class PolicyLossPart:
@@ -78,6 +74,13 @@ class PolicyLossPart:
         self._takes = policy_loss_takes(algorithm.policy_loss)
         self._options = algorithm.options_of(self._takes)
         self._function = POLICY_LOSSES.get(algorithm.policy_loss)
+        has = {
+            "clip_fraction": True,
+            "corrected_fraction": algorithm.correction is not None,
+            "off_policy_fraction": algorithm.off_policy_threshold is not None,
+        }
+        self.statistics = tuple(name for name, is_there in has.items() if is_there)
+        """What is known of it, means over the tokens that were trained on."""
 
     @property
     def corrects(self) -> bool:
@@ -91,31 +94,27 @@ class PolicyLossPart:
         rollout_logprobs: Tensor,
         advantages: Tensor,
         mask: Tensor,
-        entropies: Tensor | None,
+        entropies: Tensor,
     ) -> PolicyTerms:
         """All [B, T], but for advantages, which may be [B]. Entropies are read with a `top_entropy_fraction`."""
         more = {"rollout_logprobs": rollout_logprobs} if "rollout_logprobs" in self._takes.inputs else {}
         loss = self._function(policy_logprobs, proximal_logprobs, advantages, mask, **more, **self._options)
-        terms, num_tokens, corrected, off_policy = self._terms(loss, mask), float(mask.sum()), 0.0, 0.0
+        terms, num_tokens = self._terms(loss, mask), float(mask.sum())
+        statistics = dict.fromkeys(self.statistics, 0.0)
+        statistics["clip_fraction"] = float(loss.clip_fraction) * num_tokens
         if self._algorithm.correction is not None:
             correction = self._correction(proximal_logprobs, rollout_logprobs, mask)
             terms = terms * correction.weights
             share = correction.truncated_fraction + correction.rejected_fraction
-            corrected = float(share) * num_tokens
+            statistics["corrected_fraction"] = float(share) * num_tokens
         threshold = self._algorithm.off_policy_threshold
         if threshold is not None:
             kept = off_policy_sequence_mask(policy_logprobs, rollout_logprobs, advantages, mask, threshold=threshold)
             terms = terms * kept
-            off_policy = float(mask.sum() - kept.sum())
-        if entropies is not None and self._algorithm.top_entropy_fraction < 1.0:
+            statistics["off_policy_fraction"] = float(mask.sum() - kept.sum())
+        if self._algorithm.top_entropy_fraction < 1.0:
             terms = terms * high_entropy_mask(entropies, mask, top_fraction=self._algorithm.top_entropy_fraction)
-        return PolicyTerms(
-            terms=terms,
-            clipped=float(loss.clip_fraction) * num_tokens,
-            kl=float(loss.approx_kl) * num_tokens,
-            corrected=corrected,
-            off_policy=off_policy,
-        )
+        return PolicyTerms(terms=terms, kl=float(loss.approx_kl) * num_tokens, statistics=statistics)
 
     def _terms(self, loss: PolicyLoss, mask: Tensor) -> Tensor:
         """[B, T], 0 outside the mask, whatever a loss of one's own has there."""

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from rlinf_workers.models.placement import move_model
+from rlinf_workers.models.placement import move_model, tensors_of
 from rlinf_workers.worker import Worker
 
 
@@ -31,7 +31,7 @@ class ServedModule:
         self._module, self._device = module, device
 
     def weights(self) -> Mapping[str, Tensor]:
-        return dict(self._module.state_dict(keep_vars=True))
+        return tensors_of(self._module)
 
     def onload(self) -> None:
         move_model(self._module, self._device)

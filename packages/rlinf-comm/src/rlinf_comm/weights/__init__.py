@@ -20,7 +20,7 @@ A sync in six lines, the two halves in different processes:
 from __future__ import annotations
 
 from rlinf_comm.weights.digest import DIGEST_MODULUS, tensor_digest
-from rlinf_comm.weights.executor import Executor, execute
+from rlinf_comm.weights.executor import ReshardExecutor, execute
 from rlinf_comm.weights.layout import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec, specs_of
 from rlinf_comm.weights.manifest import BoxDigest, WeightManifest, manifest_of, merge_manifests, verify
 from rlinf_comm.weights.plan import Move, MoveTable, Piece, ReshardPlan, plan
@@ -46,7 +46,7 @@ __all__ = [
     "Piece",
     "ReshardPlan",
     "plan",
-    "Executor",
+    "ReshardExecutor",
     "execute",
     "tensor_digest",
     "WeightManifest",

@@ -27,10 +27,10 @@ _NUM_KEPT = 64
 """Executors that `execute` keeps: one for each destination rank of a few plans."""
 
 
-class Executor:
+class ReshardExecutor:
     """The copies that fill one destination rank's tensors, lowered at the first run and for other strides.
 
-        executor = Executor(plan, dst_rank=1)
+        executor = ReshardExecutor(plan, dst_rank=1)
         executor.run([rank0_tensors, rank1_tensors], own_tensors, num_threads=2)
 
     Args:
@@ -168,10 +168,10 @@ def execute(
     num_threads: int = 1,
     leave_out: Collection[str] = (),
 ) -> None:
-    """Fills the tensors of all destination ranks; what it prepares is kept for the next time. See Executor.
+    """Fills the tensors of all destination ranks; what it prepares is kept for the next time. See ReshardExecutor.
 
     Raises:
-        LayoutError: not one destination for each rank of the plan, or as Executor and its run.
+        LayoutError: not one destination for each rank of the plan, or as ReshardExecutor and its run.
     """
     if len(destinations) != plan.num_dst_ranks:
         raise LayoutError(f"tensors of {len(destinations)} destination ranks for a plan with {plan.num_dst_ranks}")
@@ -183,7 +183,7 @@ def execute(
         executor._run(sources, destination, num_threads)
 
 
-_kept_executor = lru_cache(maxsize=_NUM_KEPT)(Executor)
+_kept_executor = lru_cache(maxsize=_NUM_KEPT)(ReshardExecutor)
 
 
 def _checked(where: str, ranks: object, rank: int, name: str, spec: BufferSpec) -> torch.Tensor:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from safetensors.torch import load_model, save_model
 from torch import Tensor
 
 from rlinf_algos.advantages import first_episode_mask
@@ -25,15 +26,14 @@ from rlinf_workers.algorithm_parts import AdvantagePart, PolicyLossPart, value_l
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
 from rlinf_workers.records.embodied import Trajectory
-from rlinf_workers.training.base import Answers, BackendSettings, OptimizerSettings
-from rlinf_workers.training.checkpoint import load_tensors, save_tensors
+from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings
 from rlinf_workers.training.worker import TrainingWorker
 
 ADAM_EPSILON = 1e-5
 """As in the reference implementations of PPO (arXiv:2005.12729, appendix); torch's default is 1e-8."""
 WEIGHTS_FILE = "policy.safetensors"
-STATISTICS = ("samples", "policy_loss", "value_loss", "kl", "clipped", "entropy", "corrected", "off_policy")
-"""Sums over a minibatch, in this order."""
+TOTALS = ("samples", "policy_loss", "value_loss", "kl", "entropy")
+"""Sums over a minibatch that every algorithm has, in this order; those of the policy loss follow."""
 
 
 @record
@@ -82,18 +82,14 @@ class PolicyModel:
     def build(self, device: torch.device) -> Policy:
         return make_policy(self._settings, device)
 
-    def answers(self, model: Any, batch: _Batch, *, entropies: bool) -> Answers:
-        found = model.evaluate(batch.fields, batch.actions)
-        return Answers(logprobs=found.logprobs, entropies=found.entropies, values=found.values)
-
-    def tensors(self, model: Any) -> dict[str, Tensor]:
-        return dict(model.state_dict(keep_vars=True))
+    def answers(self, model: Any, batch: _Batch, *, entropies: bool) -> Evaluation:
+        return model.evaluate(batch.fields, batch.actions)
 
     def save(self, model: Any, folder: str) -> None:
-        save_tensors(self.tensors(model), f"{folder}/{WEIGHTS_FILE}")
+        save_model(model, f"{folder}/{WEIGHTS_FILE}")
 
     def load(self, model: Any, folder: str) -> None:
-        load_tensors(self.tensors(model), f"{folder}/{WEIGHTS_FILE}")
+        load_model(model, f"{folder}/{WEIGHTS_FILE}")
 
 
 class EmbodiedActor(TrainingWorker):
@@ -102,7 +98,7 @@ class EmbodiedActor(TrainingWorker):
     def __init__(self, settings: EmbodiedActorSettings) -> None:
         self._algorithm = settings.algorithm
         self._num_shards = settings.backend.num_shards
-        self._backend = settings.backend.make(PolicyModel(settings.policy), self, settings.optimizer)
+        self._backends = {"": settings.backend.make(PolicyModel(settings.policy), self, settings.optimizer)}
         self._advantage = AdvantagePart(settings.algorithm)
         self._policy_loss = PolicyLossPart(settings.algorithm)
 
@@ -164,9 +160,7 @@ class EmbodiedActor(TrainingWorker):
         """[N], by the policy before its first step."""
         found: list[Tensor] = []
         for rows in torch.arange(len(batch), device=self.device).split(len(batch) // self._algorithm.num_minibatches):
-            logprobs = self._backend.forward(batch[rows]).logprobs
-            assert logprobs is not None, "a policy says how likely actions are"
-            found.append(logprobs)
+            found.append(self._backend.forward(batch[rows]).logprobs)
         return torch.cat(found)
 
     def _optimize(self, batches: Mapping[int, _Batch]) -> None:
@@ -192,15 +186,15 @@ class EmbodiedActor(TrainingWorker):
         return torch.randperm(num_samples, generator=generator).to(self.device)
 
     def _accumulate(self, batches: Mapping[int, _Batch], minibatch: Mapping[int, Tensor]) -> dict[str, float]:
-        """Summed gradient of a minibatch over all shards; the sums of `STATISTICS`."""
-        self._backend.begin(len(STATISTICS))
+        """Summed gradient of a minibatch over all shards; the sums of `TOTALS` and of the policy loss."""
+        names = (*TOTALS, *self._policy_loss.statistics)
+        self._backend.begin(len(names))
         for shard, rows in minibatch.items():
             chosen = batches[shard][rows]
             self._backend.backward(shard, chosen, partial(self._loss, chosen), entropies=True)
-        return dict(zip(STATISTICS, self._backend.reduce(), strict=True))
+        return dict(zip(names, self._backend.reduce(), strict=True))
 
-    def _loss(self, batch: _Batch, answers: Answers) -> tuple[Tensor, list[float]]:
-        assert answers.logprobs is not None and answers.values is not None and answers.entropies is not None, "a policy"
+    def _loss(self, batch: _Batch, answers: Evaluation) -> tuple[Tensor, list[float]]:
         logprobs, entropies = answers.logprobs[:, None], answers.entropies[:, None]
         proximal, rollout = batch.proximal_logprobs[:, None], batch.rollout_logprobs[:, None]
         found = self._policy_loss(logprobs, proximal, rollout, batch.advantages, torch.ones_like(logprobs), entropies)
@@ -211,25 +205,21 @@ class EmbodiedActor(TrainingWorker):
             terms = value_loss(self._algorithm, answers.values, batch.values, batch.returns, everywhere).loss_terms
             value_sum = terms.sum()
             loss = loss + self._algorithm.value_coef * value_sum
-        sums = [float(part.detach()) for part in (policy_sum, value_sum)]
-        rest = [found.kl, found.clipped, float(entropy_sum.detach()), found.corrected, found.off_policy]
-        return loss, [float(len(batch)), *sums, *rest]
+        totals = [len(batch), policy_sum.detach(), value_sum.detach(), found.kl, entropy_sum.detach()]
+        return loss, [float(total) for total in (*totals, *found.statistics.values())]
 
     def _apply(self, sums: Mapping[str, float]) -> None:
         count = sums["samples"]
-        grad_norm = self._step(count).grad_norm
+        grad_norm = self._step(count)
         if self.rank:
             return
+        self.record("actor/grad_norm", grad_norm)
         self.record("actor/policy_loss", sums["policy_loss"] / count)
         if self._algorithm.value_coef:
             self.record("actor/value_loss", sums["value_loss"] / count)
-        self.record("actor/clip_fraction", sums["clipped"] / count)
         self.record("actor/entropy", sums["entropy"] / count)
-        self.record("actor/grad_norm", grad_norm)
-        if self._algorithm.correction:
-            self.record("actor/corrected_fraction", sums["corrected"] / count)
-        if self._algorithm.off_policy_threshold is not None:
-            self.record("actor/off_policy_fraction", sums["off_policy"] / count)
+        for name in self._policy_loss.statistics:
+            self.record(f"actor/{name}", sums[name] / count)
 
     def _report(self, first_version: int, kl: float) -> None:
         if self.rank == 0:

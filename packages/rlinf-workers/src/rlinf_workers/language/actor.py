@@ -19,7 +19,7 @@ from torch import Tensor
 from rlinf_algos.algorithm import Algorithm
 from rlinf_comm.records import record
 from rlinf_workers.execution.ports import Reader
-from rlinf_workers.language.actor_loss import STATISTICS, ActorLoss
+from rlinf_workers.language.actor_loss import ActorLoss
 from rlinf_workers.language.critic import Critic
 from rlinf_workers.language.learning_groups import (
     AdvantageMaker,
@@ -33,8 +33,12 @@ from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.sequences import SequenceBatch, fit_width, pack_groups
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.records.language import ExampleBatch, ScoredGroup
-from rlinf_workers.training.base import Answers, BackendSettings, OptimizerSettings
+from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings
 from rlinf_workers.training.worker import TrainingWorker
+
+NUM_TOTALS = 4
+"""Sums of an update that every algorithm has: divisor, loss, tokens, tokens that were trained on. The divisor makes the
+summed loss the mean that the algorithm names."""
 
 
 @record
@@ -67,12 +71,13 @@ class Actor(TrainingWorker):
         self._settings = settings
         algorithm, limit = settings.algorithm, settings.max_completion_tokens
         self._optimizer = settings.optimizer
-        self._backend = settings.backend.make(TokenModel(settings.model, settings.temperature), self, self._optimizer)
+        policy = TokenModel(settings.model, settings.temperature)
+        self._backends = {"": settings.backend.make(policy, self, self._optimizer)}
         self._critic = None
         if algorithm.has_critic:
             assert settings.critic, "the algorithm has a critic, so have the settings"
-            backend = settings.backend.make(ValueModel(settings.model), self, settings.critic)
-            self._critic = Critic(algorithm, backend, self.device)
+            self._backends["critic"] = settings.backend.make(ValueModel(settings.model), self, settings.critic)
+            self._critic = Critic(algorithm, self._backends["critic"], self.device)
         self._advantages = AdvantageMaker(algorithm, max_completion_tokens=limit)
         self._loss = ActorLoss(algorithm, max_completion_tokens=limit)
         self._kl_sums = torch.zeros(0)
@@ -149,7 +154,7 @@ class Actor(TrainingWorker):
             values = self._ask(scored, self._critic.values)
         proximal: dict[int, Tensor] = {}
         if self._settings.algorithm.num_updates > 1:
-            proximal = self._ask(scored, self._logprobs)
+            proximal = self._ask(scored, lambda batch: self._backend.forward(batch).logprobs)
         groups = self._with_advantages(scored, values)
         for group in groups:
             group.proximal_logprobs = proximal.get(group.index)
@@ -199,16 +204,13 @@ class Actor(TrainingWorker):
                     found[sample.index] = fit_width(row, sample.completion_ids.shape[1]) * sample.loss_mask
         return found
 
-    def _logprobs(self, batch: SequenceBatch) -> Tensor:
-        return _logprobs(self._backend.forward(batch))
-
     def _shard_of(self, index: int) -> int:
         return index % self._settings.backend.num_shards
 
     # -- one optimizer step ----------------------------------------------------------------------------------------
 
     def _begin_update(self) -> None:
-        self._backend.begin(len(STATISTICS))
+        self._backend.begin(NUM_TOTALS + len(self._loss.statistics))
         if self._critic is not None:
             self._critic.begin()
         self._waiting = {shard: [] for shard in self._backend.shards}
@@ -239,39 +241,29 @@ class Actor(TrainingWorker):
         if useful:
             batch = micro_batch(useful, self.device)
 
-            def loss_of(answers: Answers) -> tuple[Tensor, list[float]]:
+            def loss_of(answers: Evaluation) -> tuple[Tensor, list[float]]:
                 loss, statistics = self._loss.of(answers, batch)
                 return loss, [divisor, float(loss.detach()), num_tokens, *statistics]
 
             self._backend.backward(shard, batch.sequences, loss_of, entropies=self._loss.knows_entropy)
         else:
-            self._backend.count(shard, [divisor, 0.0, num_tokens, *[0.0] * (len(STATISTICS) - 3)])
+            self._backend.count(shard, [divisor, 0.0, num_tokens, 0.0, *[0.0] * len(self._loss.statistics)])
         groups = [group for group in groups if group.samples.loss_mask.any()]
         if self._critic is not None and groups:
             self._critic.backward(shard, groups)
 
     def _policy_step(self) -> None:
-        sums = dict(zip(STATISTICS, self._backend.reduce(), strict=True))
-        divisor = sums["divisor"] or 1.0
-        step = self._step(divisor)
+        divisor, loss, tokens, trained, *sums = self._backend.reduce()
+        learning_rate = self._optimizer.learning_rate_at(self._backend.num_steps)
+        grad_norm = self._step(divisor or 1.0)
         if self.rank:  # every rank has the same sums; one reports them
             return
-        tokens, trained = max(sums["tokens"], 1.0), max(sums["trained"], 1.0)
-        self.record("actor/loss", sums["loss"] / divisor)
-        self.record("actor/grad_norm", step.grad_norm)
-        self.record("actor/learning_rate", step.learning_rate)
-        self.record("actor/trained_token_fraction", sums["trained"] / tokens)
-        self.record("actor/clip_fraction", sums["clipped"] / trained)
-        self.record("actor/logprob_gap", sums["gap"] / trained)
-        self.record("actor/rollout_kl", sums["rollout_kl"] / trained)
-        if self._settings.algorithm.kl_coef and self._settings.algorithm.kl_in == "loss":
-            self.record("actor/ref_kl", sums["kl"] / trained)
-        if self._loss.knows_entropy:
-            self.record("actor/entropy", sums["entropy"] / trained)
-        if self._settings.algorithm.correction:
-            self.record("actor/corrected_fraction", sums["corrected"] / trained)
-        if self._settings.algorithm.off_policy_threshold is not None:
-            self.record("actor/off_policy_fraction", sums["off_policy"] / trained)
+        self.record("actor/loss", loss / (divisor or 1.0))
+        self.record("actor/grad_norm", grad_norm)
+        self.record("actor/learning_rate", learning_rate)
+        self.record("actor/trained_token_fraction", trained / max(tokens, 1.0))
+        for name, total in zip(self._loss.statistics, sums, strict=True):
+            self.record(f"actor/{name}", total / max(trained, 1.0))
 
     def _optimize_with(self, optimizer: OptimizerSettings) -> None:
         """A warm start has an optimizer of its own; each begins when the other ends."""
@@ -282,36 +274,22 @@ class Actor(TrainingWorker):
     def _add_examples(self, batch: ExampleBatch) -> None:
         batch = replace(batch, token_ids=batch.token_ids.to(self.device), loss_mask=batch.loss_mask.to(self.device))
 
-        def loss_of(answers: Answers) -> tuple[Tensor, list[float]]:
+        def loss_of(answers: Evaluation) -> tuple[Tensor, list[float]]:
             mask = batch.loss_mask[:, 1:]
-            loss = (-_logprobs(answers) * mask).sum()
+            loss = (-answers.logprobs * mask).sum()
             return loss, [float(mask.sum()), float(loss.detach())]
 
         self._backend.backward(batch.shard, batch, loss_of)
 
-    # -- state on devices, checkpoints -----------------------------------------------------------------------------
-
-    def onload(self) -> None:
-        super().onload()
-        if self._critic is not None:
-            self._critic.backend.onload()
-
-    def offload(self) -> None:
-        super().offload()
-        if self._critic is not None:
-            self._critic.backend.offload()
+    # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, folder: str) -> None:
         self._optimize_with(self._settings.optimizer)
         super().save_checkpoint(folder)
-        if self._critic is not None:
-            self._critic.save(f"{folder}/critic")
 
     def load_checkpoint(self, folder: str) -> None:
         self._optimize_with(self._settings.optimizer)
         super().load_checkpoint(folder)
-        if self._critic is not None:
-            self._critic.load(f"{folder}/critic")
 
     def _state(self) -> dict[str, Any]:
         adapts = self._settings.algorithm.kl_target is not None
@@ -319,8 +297,3 @@ class Actor(TrainingWorker):
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._advantages.kl_coef = float(state.get("kl_coef", self._advantages.kl_coef))
-
-
-def _logprobs(answers: Answers) -> Tensor:
-    assert answers.logprobs is not None, "a language model says how likely tokens are"
-    return answers.logprobs

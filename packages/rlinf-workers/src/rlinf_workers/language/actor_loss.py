@@ -11,26 +11,11 @@ from rlinf_algos.parts import BUILTIN_POLICY_LOSSES
 from rlinf_workers.algorithm_parts import PolicyLossPart
 from rlinf_workers.language.learning_groups import LearningGroup, MicroBatch, kl_estimate
 from rlinf_workers.records.language import SampleGroup
-from rlinf_workers.training.base import Answers
-
-STATISTICS = (
-    "divisor",
-    "loss",
-    "tokens",
-    "trained",
-    "clipped",
-    "gap",
-    "rollout_kl",
-    "kl",
-    "entropy",
-    "corrected",
-    "off_policy",
-)
-"""Sums over an update, in this order. The divisor makes the summed loss the mean that the algorithm names."""
+from rlinf_workers.training.base import Evaluation
 
 
 class ActorLoss:
-    """Answers and advantages -> a scalar whose gradient adds up over micro-batches, shards and ranks.
+    """Evaluation and advantages -> a scalar whose gradient adds up over micro-batches, shards and ranks.
 
     Args:
         max_completion_tokens: the run's limit, for `constant_length_mean`.
@@ -43,6 +28,9 @@ class ActorLoss:
         self._kl = kl_estimate(algorithm) if algorithm.kl_in == "loss" else None
         self.knows_entropy = bool(algorithm.entropy_coef) or algorithm.top_entropy_fraction < 1.0
         """Whether it reads the entropies of the tokens."""
+        has = {"logprob_gap": True, "rollout_kl": True, "ref_kl": self._kl is not None, "entropy": self.knows_entropy}
+        self.statistics = (*self._policy_loss.statistics, *(name for name, is_there in has.items() if is_there))
+        """What is known beside the loss, means over the tokens that were trained on."""
 
     def is_useful(self, group: LearningGroup) -> bool:
         """Whether the group has a gradient."""
@@ -58,26 +46,22 @@ class ActorLoss:
             self._algorithm.aggregation, samples.loss_mask, max_completion_tokens=self._max_completion_tokens
         )
 
-    def of(self, answers: Answers, batch: MicroBatch) -> tuple[Tensor, list[float]]:
-        """Summed loss of the micro-batch, and the sums of `STATISTICS` from "trained" on."""
+    def of(self, answers: Evaluation, batch: MicroBatch) -> tuple[Tensor, list[float]]:
+        """Summed loss of the micro-batch, its tokens, and the sums of `statistics` over them."""
         policy_logprobs, entropies, mask = answers.logprobs, answers.entropies, batch.sequences.loss_mask
-        assert policy_logprobs is not None, "a policy says how likely tokens are"
         anchor = policy_logprobs.detach() if batch.proximal_logprobs is None else batch.proximal_logprobs
-        rollout_logprobs = batch.rollout_logprobs
+        rollout_logprobs, num_tokens = batch.rollout_logprobs, float(mask.sum())
         found = self._policy_loss(policy_logprobs, anchor, rollout_logprobs, batch.advantages, mask, entropies)
-        terms, kl_sum, entropy_sum = found.terms, 0.0, 0.0
+        terms, sums = found.terms, dict.fromkeys(self.statistics, 0.0) | found.statistics
         if self._kl is not None:
             kl = self._kl(policy_logprobs, batch.ref_logprobs) * mask
             terms = terms + self._algorithm.kl_coef * kl
-            kl_sum = float(kl.detach().sum())
-        if entropies is not None:
+            sums["ref_kl"] = float(kl.detach().sum())
+        if self.knows_entropy:
             entropy = entropies.masked_fill(mask == 0, 0.0)
             if self._algorithm.entropy_coef:
                 terms = terms - self._algorithm.entropy_coef * entropy
-            entropy_sum = float(entropy.detach().sum())
-        num_tokens = float(mask.sum())
+            sums["entropy"] = float(entropy.detach().sum())
         drift = ((policy_logprobs.detach() - rollout_logprobs) * mask).double()
-        gap, rollout_kl = float(drift.abs().sum()), float((torch.expm1(drift) - drift).sum())
-        statistics = [num_tokens, found.clipped, gap, rollout_kl, kl_sum, entropy_sum]
-        statistics += [found.corrected, found.off_policy]
-        return summed(self._algorithm.aggregation, terms, mask), statistics
+        sums["logprob_gap"], sums["rollout_kl"] = float(drift.abs().sum()), float((torch.expm1(drift) - drift).sum())
+        return summed(self._algorithm.aggregation, terms, mask), [num_tokens, *sums.values()]

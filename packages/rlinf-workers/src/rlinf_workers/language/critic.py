@@ -15,7 +15,7 @@ from rlinf_algos.algorithm import Algorithm
 from rlinf_workers.algorithm_parts import value_loss
 from rlinf_workers.language.learning_groups import LearningGroup, MicroBatch, micro_batch
 from rlinf_workers.models.sequences import SequenceBatch
-from rlinf_workers.training.base import Answers, TrainingBackend
+from rlinf_workers.training.base import Evaluation, TrainingBackend
 
 NUM_STATISTICS = 5
 
@@ -39,7 +39,7 @@ class Critic:
 
     def values(self, batch: SequenceBatch) -> Tensor:
         """[B, T] float32, before each token is chosen."""
-        return _values(self.backend.forward(batch))
+        return self.backend.forward(batch).values
 
     def begin(self) -> None:
         """Starts an update."""
@@ -50,8 +50,8 @@ class Critic:
         batch = micro_batch(groups, self._device)
         self.backend.backward(shard, batch.sequences, lambda answers: self._loss(answers, batch))
 
-    def _loss(self, answers: Answers, batch: MicroBatch) -> tuple[Tensor, list[float]]:
-        values, old, returns, mask = _values(answers), batch.values, batch.returns, batch.sequences.loss_mask
+    def _loss(self, answers: Evaluation, batch: MicroBatch) -> tuple[Tensor, list[float]]:
+        values, old, returns, mask = answers.values, batch.values, batch.returns, batch.sequences.loss_mask
         assert old is not None and returns is not None, "where there is a critic, the groups have values and returns"
         loss = value_loss(self._algorithm, values, old, returns, mask)
         total, num_tokens = loss.loss_terms.sum(), float(mask.sum())
@@ -64,24 +64,9 @@ class Critic:
         """One optimizer step on the mean over tokens; what to record of it."""
         tokens, loss, squared_errors, returns, squared_returns = self.backend.reduce()
         count = max(tokens, 1.0)
-        grad_norm = self.backend.step(count).grad_norm
+        grad_norm = self.backend.step(count)
         spread = squared_returns - returns * returns / count
         recorded = {"critic/loss": loss / count, "critic/grad_norm": grad_norm, "critic/return": returns / count}
         if spread > 1e-9 * squared_returns:  # returns that are all equal leave rounding
             recorded["critic/explained"] = 1.0 - squared_errors / spread
         return recorded
-
-    # -- checkpoints -----------------------------------------------------------------------------------------------
-
-    def save(self, folder: str) -> None:
-        self.backend.save_model(folder)
-        self.backend.save_optimizer(folder)
-
-    def load(self, folder: str) -> None:
-        self.backend.load_model(folder)
-        self.backend.load_optimizer(folder)
-
-
-def _values(answers: Answers) -> Tensor:
-    assert answers.values is not None, "a value model says what tokens are worth"
-    return answers.values

@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,35 +23,24 @@ from torch import Tensor, nn
 
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.weights import Layout
-from rlinf_workers.collectives import RankGroup, connect
+from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launcher.base import Identity
-from rlinf_workers.training.base import Answers, LossOf, OptimizerSettings, Place, TrainingBackend
+from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings, TrainingBackend
+from rlinf_workers.worker import Worker
 
 NUM_ROWS, NUM_INPUTS, NUM_CHOICES, NUM_SHARDS = 24, 5, 3, 2
 READABLE = OptimizerSettings(learning_rate=1.0, epsilon=1.0, max_grad_norm=1e9)
 """The first step tells the gradient."""
 ORDINARY = OptimizerSettings(
-    learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.05, warmup_steps=3, decay_steps=10, min_lr_ratio=0.5
+    learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.05, warmup_steps=3, lr_decay_steps=10, min_lr_ratio=0.5
 )
 
 MakeBackend = Callable[..., TrainingBackend]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialPlace:
-    """The place of a backend: alone in its group, unless said otherwise."""
-
-    name: str = "tested/0"
-    rank: int = 0
-    replica: int = 0
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    ranks: RankGroup = field(default_factory=lambda: RankGroup(0, 1))
-    replica_ranks: RankGroup = field(default_factory=lambda: RankGroup(0, 1))
-    replicas: RankGroup = field(default_factory=lambda: RankGroup(0, 1))
-
-    @property
-    def num_ranks(self) -> int:
-        return self.ranks.num_ranks
+def trial_worker(identity: Identity | None = None) -> Worker:
+    """A worker in this process for backends to work for: alone in its group, unless said otherwise."""
+    return WorkerHost(identity or Identity(role="tested", rank=0, num_ranks=1), lambda *_, **__: Future()).make(Worker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,39 +69,36 @@ class Chooser:
         model.register_buffer("count", torch.zeros(1))
         return model.double().to(device)
 
-    def answers(self, model: Any, batch: Rows, *, entropies: bool) -> Answers:
+    def answers(self, model: Any, batch: Rows, *, entropies: bool) -> Evaluation:
         found = model(batch.inputs)
         logprobs = found[:, :NUM_CHOICES].log_softmax(-1)
-        return Answers(
+        return Evaluation(
             logprobs=logprobs.gather(1, batch.choices[:, None])[:, 0],
-            entropies=-(logprobs.exp() * logprobs).sum(-1) if entropies else None,
+            entropies=-(logprobs.exp() * logprobs).sum(-1) if entropies else NOT_ASKED,
             values=found[:, NUM_CHOICES],
         )
 
-    def tensors(self, model: Any) -> dict[str, Tensor]:
-        return dict(model.state_dict(keep_vars=True))
-
     def save(self, model: Any, folder: str) -> None:
-        save_file(self.tensors(model), f"{folder}/chooser.safetensors")
+        save_file(model.state_dict(), f"{folder}/chooser.safetensors")
 
     def load(self, model: Any, folder: str) -> None:
         model.load_state_dict(load_file(f"{folder}/chooser.safetensors"))
 
 
-def check_backend(make: MakeBackend, folder: str, place: Place | None = None, *, bound: float = 1e-12) -> None:
-    """All promises of `TrainingBackend`. In a group of several ranks each of them calls, with its own place.
+def check_backend(make: MakeBackend, folder: str, worker: Worker | None = None, *, bound: float = 1e-12) -> None:
+    """All promises of `TrainingBackend`. In a group of several ranks each of them calls, with its own worker.
 
     Args:
         make: the class, or a function with the arguments of its constructor.
         folder: an empty one for files, the same on all ranks.
         bound: how far, relatively to the largest, a gradient in float64 may be from autograd's.
     """
-    place = place or TrialPlace()
+    worker = worker or trial_worker()
     for check in (check_forward, check_layout, check_gradient, check_step):
-        check(make, place, bound)
+        check(make, worker, bound)
     for check in (check_not_finite, check_offload, check_restart):
-        check(make, place)
-    check_files(make, place, folder)
+        check(make, worker)
+    check_files(make, worker, folder)
 
 
 def check_ranks(make: MakeBackend, folder: str, *, num_ranks: int, num_ranks_per_replica: int) -> None:
@@ -138,24 +125,15 @@ def check_ranks(make: MakeBackend, folder: str, *, num_ranks: int, num_ranks_per
 
 def _check_rank(make: MakeBackend, folder: str, identity: Identity) -> None:
     torch.set_num_threads(1)
-    groups = connect(identity)
-    place = TrialPlace(
-        name=identity.name,
-        rank=identity.rank,
-        replica=identity.replica,
-        ranks=groups.all,
-        replica_ranks=groups.replica,
-        replicas=groups.replicas,
-    )
-    check_backend(make, folder, place)
+    check_backend(make, folder, trial_worker(identity))
 
 
-def check_forward(make: MakeBackend, place: Place, bound: float) -> None:
+def check_forward(make: MakeBackend, worker: Worker, bound: float) -> None:
     """Answers are the model's, without gradient, trained or frozen."""
-    batch, expected = _batch(), Chooser().answers(Chooser().build(place.device), _batch(), entropies=True)
+    batch, expected = _batch(), Chooser().answers(Chooser().build(worker.device), _batch(), entropies=True)
     for optimizer in (READABLE, None):
-        backend = make(Chooser(), place, optimizer=optimizer, num_shards=NUM_SHARDS)
-        assert backend.forward(batch).entropies is None, "entropies that nobody asked for"
+        backend = make(Chooser(), worker, optimizer=optimizer, num_shards=NUM_SHARDS)
+        assert not backend.forward(batch).entropies.numel(), "entropies that nobody asked for"
         found = backend.forward(batch, entropies=True)
         for name in ("logprobs", "entropies", "values"):
             answer = getattr(found, name)
@@ -163,36 +141,36 @@ def check_forward(make: MakeBackend, place: Place, bound: float) -> None:
             _close(answer, getattr(expected, name).detach(), bound, f"forward(): {name}")
 
 
-def check_layout(make: MakeBackend, place: Place, bound: float) -> None:
+def check_layout(make: MakeBackend, worker: Worker, bound: float) -> None:
     """`weights()` has the buffers that `layout()` says, filled with the model."""
-    backend = make(Chooser(), place, optimizer=READABLE, num_shards=NUM_SHARDS)
-    buffers = backend.layout().ranks[place.ranks.rank].buffers
+    backend = make(Chooser(), worker, optimizer=READABLE, num_shards=NUM_SHARDS)
+    buffers = backend.layout().ranks[worker.ranks.rank].buffers
     held = {name: (tuple(w.shape), str(w.dtype).removeprefix("torch.")) for name, w in backend.weights().items()}
     said = {name: (tuple(buffer.shape), buffer.dtype) for name, buffer in buffers.items()}
     assert held == said, f"weights() has {held}, layout() says {said}"
-    _check_weights(backend, place, _state(Chooser().build(place.device)), 0.0, "a new backend")
+    _check_weights(backend, worker, _state(Chooser().build(worker.device)), 0.0, "a new backend")
 
 
-def check_gradient(make: MakeBackend, place: Place, bound: float) -> None:
+def check_gradient(make: MakeBackend, worker: Worker, bound: float) -> None:
     """However a batch is cut into micro-batches and shards, its gradient and its statistics are those of the whole."""
-    model = Chooser().build(place.device)
+    model = Chooser().build(worker.device)
     _loss(_batch())(Chooser().answers(model, _batch(), entropies=True))[0].backward()
     expected = {name: _moved(parameter) for name, parameter in model.named_parameters()} | {"count": torch.zeros(1)}
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)) / NUM_ROWS
     for num_shards, size in ((2, 3), (2, 12), (4, 2)):
-        backend = make(Chooser(), place, optimizer=READABLE, num_shards=num_shards)
+        backend = make(Chooser(), worker, optimizer=READABLE, num_shards=num_shards)
         totals = _accumulate(backend, size, num_shards)
         sums = [float(NUM_ROWS), float(_batch().inputs[:, 0].sum()) + num_shards]
         assert torch.allclose(torch.tensor(totals), torch.tensor(sums)), f"statistics {totals}, not {sums}"
-        step = backend.step(NUM_ROWS)
-        assert abs(step.grad_norm / norm - 1) <= 10 * bound, f"norm {step.grad_norm}, not {norm}"
-        _check_weights(backend, place, expected, bound, f"a step of {num_shards} shards, {size} rows a micro-batch")
+        found = backend.step(NUM_ROWS)
+        assert abs(found / norm - 1) <= 10 * bound, f"norm {found}, not {norm}"
+        _check_weights(backend, worker, expected, bound, f"a step of {num_shards} shards, {size} rows a micro-batch")
 
 
-def check_step(make: MakeBackend, place: Place, bound: float) -> None:
+def check_step(make: MakeBackend, worker: Worker, bound: float) -> None:
     """Steps are AdamW's on the clipped mean, at the rates of the schedule."""
-    backend = make(Chooser(), place, optimizer=ORDINARY, num_shards=NUM_SHARDS)
-    model = Chooser().build(place.device)
+    backend = make(Chooser(), worker, optimizer=ORDINARY, num_shards=NUM_SHARDS)
+    model = Chooser().build(worker.device)
     optimizer = torch.optim.AdamW(model.parameters(), betas=ORDINARY.betas, weight_decay=ORDINARY.weight_decay)
     for number in range(4):
         optimizer.param_groups[0]["lr"] = ORDINARY.learning_rate_at(number)
@@ -201,14 +179,13 @@ def check_step(make: MakeBackend, place: Place, bound: float) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), ORDINARY.max_grad_norm)
         optimizer.step()
         assert backend.num_steps == number, f"{backend.num_steps} steps after {number}"
-        rate = _update(backend).learning_rate
-        assert rate == ORDINARY.learning_rate_at(number), f"step {number} at the rate {rate}"
-    _check_weights(backend, place, _state(model), 1e6 * bound, "four steps")  # clip_grad_norm_ adds 1e-6 to the norm
+        _update(backend)
+    _check_weights(backend, worker, _state(model), 1e6 * bound, "four steps")  # clip_grad_norm_ adds 1e-6 to the norm
 
 
-def check_not_finite(make: MakeBackend, place: Place) -> None:
+def check_not_finite(make: MakeBackend, worker: Worker) -> None:
     """A norm that is not finite is an error, and afterwards all is as if the update had not been tried."""
-    tried, other = (make(Chooser(), place, optimizer=ORDINARY, num_shards=NUM_SHARDS) for _ in range(2))
+    tried, other = (make(Chooser(), worker, optimizer=ORDINARY, num_shards=NUM_SHARDS) for _ in range(2))
     for backend in (tried, other):
         _update(backend)
     before = {name: weight.detach().clone() for name, weight in tried.weights().items()}
@@ -226,19 +203,19 @@ def check_not_finite(make: MakeBackend, place: Place) -> None:
     _check_same(tried, other)
 
 
-def check_files(make: MakeBackend, place: Place, folder: str) -> None:
+def check_files(make: MakeBackend, worker: Worker, folder: str) -> None:
     """Training goes on from files to the bit; a model starts from another's weights."""
-    one = make(Chooser(), place, optimizer=ORDINARY, num_shards=NUM_SHARDS)
+    one = make(Chooser(), worker, optimizer=ORDINARY, num_shards=NUM_SHARDS)
     for _ in range(2):
         _update(one)
     one.save_model(f"{folder}/model")
     one.save_optimizer(folder)
-    place.ranks.barrier()
-    other = make(Chooser(seed=1), place, optimizer=ORDINARY, num_shards=NUM_SHARDS)
+    worker.ranks.barrier()
+    other = make(Chooser(seed=1), worker, optimizer=ORDINARY, num_shards=NUM_SHARDS)
     other.load_model(f"{folder}/model")
     other.load_optimizer(folder)
     assert other.num_steps == 2, f"{other.num_steps} steps loaded, 2 saved"
-    third = make(Chooser(seed=2), place, optimizer=ORDINARY, num_shards=NUM_SHARDS)
+    third = make(Chooser(seed=2), worker, optimizer=ORDINARY, num_shards=NUM_SHARDS)
     third.start_from(one)
     _check_same(third, one)
     for backend in (one, other):
@@ -246,9 +223,9 @@ def check_files(make: MakeBackend, place: Place, folder: str) -> None:
     _check_same(other, one)
 
 
-def check_offload(make: MakeBackend, place: Place) -> None:
+def check_offload(make: MakeBackend, worker: Worker) -> None:
     """An update that is put aside at any point goes on to the bit, and so do buffers that `on_model` changes."""
-    moved, stayed = (make(Chooser(), place, optimizer=ORDINARY, num_shards=NUM_SHARDS) for _ in range(2))
+    moved, stayed = (make(Chooser(), worker, optimizer=ORDINARY, num_shards=NUM_SHARDS) for _ in range(2))
 
     def aside() -> None:
         moved.offload()
@@ -263,9 +240,9 @@ def check_offload(make: MakeBackend, place: Place) -> None:
     _check_same(moved, stayed)
 
 
-def check_restart(make: MakeBackend, place: Place) -> None:
+def check_restart(make: MakeBackend, worker: Worker) -> None:
     """A new optimizer begins at 0 from the weights that are there."""
-    used, new = (make(Chooser(), place, optimizer=READABLE, num_shards=NUM_SHARDS) for _ in range(2))
+    used, new = (make(Chooser(), worker, optimizer=READABLE, num_shards=NUM_SHARDS) for _ in range(2))
     _update(used)
     new.start_from(used)
     for backend in (used, new):
@@ -284,8 +261,7 @@ def _batch() -> Rows:
 def _loss(batch: Rows, scale: float = 1.0) -> LossOf:
     """A summed loss of all three answers; its statistics are the rows and the sum of their first input."""
 
-    def loss_of(answers: Answers) -> tuple[Tensor, Sequence[float]]:
-        assert answers.logprobs is not None and answers.entropies is not None and answers.values is not None
+    def loss_of(answers: Evaluation) -> tuple[Tensor, Sequence[float]]:
         terms = (answers.values - batch.inputs[:, 0]).square() - answers.logprobs - 0.1 * answers.entropies
         return scale * terms.sum(), [float(len(batch.choices)), float(batch.inputs[:, 0].sum())]
 
@@ -311,9 +287,9 @@ def _accumulate(
     return backend.reduce()
 
 
-def _update(backend: TrainingBackend) -> Any:
+def _update(backend: TrainingBackend) -> None:
     _accumulate(backend)
-    return backend.step(NUM_ROWS)
+    backend.step(NUM_ROWS)
 
 
 def _moved(parameter: Tensor) -> Tensor:
@@ -328,9 +304,9 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _check_weights(
-    backend: TrainingBackend, place: Place, whole: Mapping[str, Tensor], bound: float, what: str
+    backend: TrainingBackend, worker: Worker, whole: Mapping[str, Tensor], bound: float, what: str
 ) -> None:
-    for name, expected in _parts(backend.layout(), place.ranks.rank, whole).items():
+    for name, expected in _parts(backend.layout(), worker.ranks.rank, whole).items():
         _close(backend.weights()[name].detach(), expected, bound, f"{what}: {name}")
 
 

@@ -204,7 +204,6 @@ def check_weights(make: MakeEngine, model: ModelSettings) -> None:
     prompts = prompts_of([3, 8, 5])
     sample(engine, prompts, GREEDY)  # so that caches of the first weights are there, if it has any
     _fill(engine, _other_weights(reference), policy_version=5)
-    assert engine.policy_version == 5
     assert {part.policy_version for part in _assert_greedy(engine, reference, prompts)} == {5}
     engine.close()
 

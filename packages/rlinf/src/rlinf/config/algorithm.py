@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, WrapSerializer, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from rlinf.config.base import CROSS_CHECK, Problem
+from rlinf.config.base import CROSS_CHECK, Conflict
 from rlinf_algos.algorithm import Algorithm, AlgorithmError, filled
 from rlinf_algos.errors import AlgosError
 from rlinf_algos.presets import ONLY
@@ -38,8 +38,8 @@ def _validator(samples: str, default: str) -> WrapValidator:
 
 
 def _refused(found: Sequence[tuple[str, str]]) -> PydanticCustomError:
-    problems = [Problem(keys=(f"algorithm.{key}", "algorithm.name"), text=text) for key, text in found]
-    return PydanticCustomError(CROSS_CHECK, "{text}", {"text": "\n".join(map(str, problems)), "problems": problems})
+    conflicts = [Conflict(keys=(f"algorithm.{key}", "algorithm.name"), text=text) for key, text in found]
+    return PydanticCustomError(CROSS_CHECK, "{text}", {"text": "\n".join(map(str, conflicts)), "conflicts": conflicts})
 
 
 def _shown(algorithm: Algorithm, handler: Any) -> dict[str, Any]:

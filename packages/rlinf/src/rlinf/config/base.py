@@ -13,14 +13,14 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
 CROSS_CHECK = "cross_check"
-"""Type of the pydantic error that carries `Problem`s."""
+"""Type of the pydantic error that carries `Conflict`s."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
+class Conflict:
     """Values that do not go together.
 
-    Example: Problem(keys=("env.num_envs", "env.num_groups"), text="=8 is not a multiple of env.num_groups=3; use 6 or
+    Example: Conflict(keys=("env.num_envs", "env.num_groups"), text="=8 is not a multiple of env.num_groups=3; use 6 or
         9")
     """
 
@@ -38,16 +38,16 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
 
-    def problems(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Conflict]:
         """Values of this section that cannot go together; all of them. Asked once every single value is right."""
         yield from ()
 
     @model_validator(mode="after")
     def _cross_check(self) -> Self:
-        found = list(self.problems())
+        found = list(self.conflicts())
         if found:
             text = "\n".join(map(str, found))
-            raise PydanticCustomError(CROSS_CHECK, "{text}", {"text": text, "problems": found})
+            raise PydanticCustomError(CROSS_CHECK, "{text}", {"text": text, "conflicts": found})
         return self
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlinf.config.base import InputPath, Problem, Section, Seed
+from rlinf.config.base import Conflict, InputPath, Section, Seed
 
 BACKEND = "What holds and trains the model: replicated, or package.module:Class of one's own (docs/doors/backend.md)."
 BACKEND_OPTIONS = "Further arguments of a backend of one's own."
@@ -151,16 +151,16 @@ class JobConfig(Section):
     plan: PlanConfig = Field(default=PlanConfig(), description="Placement choices by hand.")
     run: RunConfig = Field(description="Length of the run, and what it writes down when.")
 
-    def problems(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Conflict]:
         if self.mode == "auto":
             for choice in ("granularity", "devices", "num_ranks", "num_ranks_per_replica"):
                 if chosen := getattr(self.plan, choice):
-                    yield Problem(
+                    yield Conflict(
                         keys=(f"plan.{choice}", "mode"),
                         text=f"={ {name: list(v) if isinstance(v, tuple) else v for name, v in chosen.items()} }: "
                         "mode=auto chooses it; choose by hand under another mode, for example mode=hybrid",
                     )
-        yield from self._replica_problems()
+        yield from self._replica_conflicts()
         num_devices = self.cluster.num_devices
         if num_devices == "auto":
             return
@@ -168,36 +168,36 @@ class JobConfig(Section):
             key = f"plan.devices.{group}"
             wrong = [device for device in devices if device >= num_devices]
             if wrong:
-                yield Problem(
+                yield Conflict(
                     keys=(key, "cluster.num_devices"),
                     text=f"={list(devices)}: device {wrong[0]} does not exist with cluster.num_devices={num_devices}; "
                     f"use 0 to {num_devices - 1}",
                 )
         if self.mode in ("disaggregated", "hybrid") and num_devices < 2:
-            yield Problem(
+            yield Conflict(
                 keys=("mode", "cluster.num_devices"),
                 text=f"={self.mode} needs at least 2 devices, but cluster.num_devices={num_devices}; "
                 "use mode auto or more devices",
             )
 
-    def _replica_problems(self) -> Iterator[Problem]:
+    def _replica_conflicts(self) -> Iterator[Conflict]:
         for group, size in self.plan.num_ranks_per_replica.items():
             num_ranks = self.plan.num_ranks.get(group, size)
             if num_ranks % size:
-                yield Problem(
+                yield Conflict(
                     keys=(f"plan.num_ranks_per_replica.{group}", f"plan.num_ranks.{group}"),
                     text=f"={size} does not divide plan.num_ranks.{group}={num_ranks}; every replica has as many ranks",
                 )
             if size > 1 and self.plan.profile:
-                yield Problem(
+                yield Conflict(
                     keys=(f"plan.num_ranks_per_replica.{group}", "plan.profile"),
                     text=f"={size}: nothing is predicted for replicas of several ranks; leave plan.profile away",
                 )
 
-    def _shard_problems(self, num_shards: int) -> Iterator[Problem]:
+    def _shard_conflicts(self, num_shards: int) -> Iterator[Conflict]:
         num_ranks = self.plan.num_ranks.get("actor", 0) // self.plan.num_ranks_per_replica.get("actor", 1)
         if num_ranks and num_shards % num_ranks:
-            yield Problem(
+            yield Conflict(
                 keys=("plan.num_ranks.actor", "actor.num_shards"),
                 text=f"={num_ranks} does not divide actor.num_shards={num_shards}; use a divisor of {num_shards}, "
                 f"or {num_ranks} or a multiple of it as actor.num_shards",

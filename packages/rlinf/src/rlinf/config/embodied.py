@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rlinf.config.algorithm import EpisodesAlgorithm
-from rlinf.config.base import Problem, Section, neighbours
+from rlinf.config.base import Conflict, Section, neighbours
 from rlinf.config.common import BACKEND, BACKEND_OPTIONS, JobConfig
 from rlinf_algos.algorithm import preset
 
@@ -88,10 +88,10 @@ class PolicyConfig(Section):
             return ACTOR_CRITIC | values
         return values
 
-    def problems(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Conflict]:
         is_shipped = self.name == "actor_critic"
         if is_shipped and self.options:
-            yield Problem(
+            yield Conflict(
                 keys=("policy.options", "policy.name"),
                 text=f"={self.options} is not used: policy.name=actor_critic has {', '.join(ACTOR_CRITIC)} as keys of "
                 "policy; leave it out",
@@ -99,9 +99,9 @@ class PolicyConfig(Section):
         for key in ACTOR_CRITIC:
             value = getattr(self, key)
             if is_shipped and value is None:
-                yield Problem(keys=(f"policy.{key}",), text=" is null; policy.name=actor_critic needs it")
+                yield Conflict(keys=(f"policy.{key}",), text=" is null; policy.name=actor_critic needs it")
             elif not is_shipped and value is not None:
-                yield Problem(
+                yield Conflict(
                     keys=(f"policy.{key}", "policy.name"),
                     text=f"={value} is not used: it belongs to policy.name=actor_critic; leave it out, or give it as "
                     f"policy.options.{key}",
@@ -138,26 +138,26 @@ class EmbodiedConfig(JobConfig):
     )
     actor: PolicyActorConfig = Field(default=PolicyActorConfig(), description="The optimizer and how a batch is cut.")
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
+    def conflicts(self) -> Iterator[Conflict]:
+        yield from super().conflicts()
         yield from self._multiple("env.num_envs", self.env.num_envs, "env.num_groups", self.env.num_groups)
         shards = ("actor.num_shards", self.actor.num_shards)
         yield from self._multiple("env.num_groups", self.env.num_groups, *shards)
-        if text := self.minibatch_problem():
+        if text := self.minibatch_conflict():
             keys = ("algorithm.num_minibatches", "env.num_steps", "env.num_envs", "actor.num_shards")
-            yield Problem(keys=keys, text=text)
+            yield Conflict(keys=keys, text=text)
         if not self.algorithm.has_critic:
-            yield from self._group_problems()
+            yield from self._group_conflicts()
         last = self.env.eval_seed + self.env.num_eval_episodes
         if last > EVAL_SEED_LIMIT:
-            yield Problem(
+            yield Conflict(
                 keys=("env.eval_seed", "env.num_eval_episodes"),
                 text=f"={self.env.eval_seed} + env.num_eval_episodes={self.env.num_eval_episodes} exceeds 2**31, where "
                 "the seeds of training begin; use a smaller seed",
             )
-        yield from self._shard_problems(self.actor.num_shards)
+        yield from self._shard_conflicts(self.actor.num_shards)
 
-    def minibatch_problem(self, chunk_size: int = 1) -> str | None:
+    def minibatch_conflict(self, chunk_size: int = 1) -> str | None:
         """What is wrong with `algorithm.num_minibatches` where a policy answers so many actions at once: a sample is an
         answer, and every shard's samples are cut into minibatches."""
         num_samples, shards = self.env.num_envs * self.env.num_steps // chunk_size, self.actor.num_shards
@@ -171,11 +171,11 @@ class EmbodiedConfig(JobConfig):
             f"shards, into equal minibatches; use {' or '.join(map(str, sorted(nearest)))}"
         )
 
-    def _group_problems(self) -> Iterator[Problem]:
+    def _group_conflicts(self) -> Iterator[Conflict]:
         """Without values, the environments of a group are compared: whole episodes from one start."""
         num_envs, num_groups = self.env.num_envs, self.env.num_groups
         if num_envs < 2 * num_groups:
-            yield Problem(
+            yield Conflict(
                 keys=("env.num_envs", "env.num_groups", "algorithm.advantage", "algorithm.name"),
                 text=f"={num_envs} leaves {num_envs // num_groups} environment in each of env.num_groups={num_groups}, "
                 f"and algorithm.advantage={self.algorithm.advantage} compares those of a group; use at least "
@@ -183,15 +183,15 @@ class EmbodiedConfig(JobConfig):
             )
         num_steps, limit = self.env.num_steps, self.env.max_episode_steps
         if num_steps != limit:
-            yield Problem(
+            yield Conflict(
                 keys=("env.num_steps", "env.max_episode_steps", "algorithm.advantage", "algorithm.name"),
                 text=f"={num_steps} differs from env.max_episode_steps={limit}, and algorithm.advantage="
                 f"{self.algorithm.advantage} compares whole episodes; use {limit}",
             )
 
     @staticmethod
-    def _multiple(key: str, value: int, by: str, step: int) -> Iterator[Problem]:
+    def _multiple(key: str, value: int, by: str, step: int) -> Iterator[Conflict]:
         if value % step:
-            yield Problem(
+            yield Conflict(
                 keys=(key, by), text=f"={value} is not a multiple of {by}={step}; use {neighbours(value, step)}"
             )

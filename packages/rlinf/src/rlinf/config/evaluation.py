@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from rlinf.config.base import InputPath, Problem, Section, Seed
+from rlinf.config.base import Conflict, InputPath, Section, Seed
 from rlinf.config.common import ENGINE, ENGINE_OPTIONS, ClusterConfig
-from rlinf.config.tasks import template_problems
+from rlinf.config.tasks import template_conflicts
 
 RESUMABLE = ("cluster", "max_batch_sequences", "worker_timeout_s", "timeout_s")
 """Keys that may change when an evaluation is resumed: they move no number."""
@@ -111,25 +111,25 @@ class EvalConfig(Section):
         """Completions of each problem."""
         return self.num_samples or max(self.k)
 
-    def problems(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Conflict]:
         if self.num_samples is not None and max(self.k) > self.num_samples:
-            yield Problem(
+            yield Conflict(
                 keys=("k", "num_samples"),
                 text=f"={max(self.k)} is more than num_samples={self.num_samples}; draw at least {max(self.k)} samples "
                 "of each problem, or ask for a smaller k",
             )
         if self.samples_per_problem > 1 and self.temperature == 0:
-            yield Problem(
+            yield Conflict(
                 keys=("temperature", "num_samples", "k"),
                 text=f"=0 makes the {self.samples_per_problem} samples of a problem all the same; use a temperature "
                 "above 0, for example 0.6, or one sample",
             )
         if self.prompt_format == "plain" and (self.system_prompt is not None or self.chat_options):
             key = "chat_options" if self.system_prompt is None else "system_prompt"
-            yield Problem(
+            yield Conflict(
                 keys=(key, "prompt_format"), text=" is set, but prompt_format=plain is no chat; use prompt_format chat"
             )
         for name, benchmark in self.benchmarks.items():
             if benchmark.template is not None:
                 key = f"benchmarks.{name}.template"
-                yield from template_problems(benchmark.template, "question", key, "template")
+                yield from template_conflicts(benchmark.template, "question", key, "template")

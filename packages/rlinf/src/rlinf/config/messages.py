@@ -11,7 +11,7 @@ from typing import Any, Union
 
 from pydantic import BaseModel, ValidationError
 
-from rlinf.config.base import CROSS_CHECK, Problem
+from rlinf.config.base import CROSS_CHECK, Conflict
 from rlinf.config.yaml_source import Key, Tree, describe
 
 _ALLOWED = {
@@ -56,7 +56,7 @@ def explain(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[
     messages: list[str] = []
     for detail in error.errors(include_url=False):
         if detail["type"] == CROSS_CHECK:
-            messages += [_problem(problem, tree) for problem in detail.get("ctx", {})["problems"]]
+            messages += [_conflict(conflict, tree) for conflict in detail.get("ctx", {})["conflicts"]]
         else:
             by_key.setdefault(key_of(detail["loc"], tree.values, detail["type"]), []).append(detail)
     return [_single(key, details, tree, model) for key, details in by_key.items()] + messages
@@ -81,14 +81,14 @@ def dotted(key: Key) -> str:
     return ".".join(map(str, key))
 
 
-def _problem(problem: Problem, tree: Tree) -> str:
+def _conflict(conflict: Conflict, tree: Tree) -> str:
     """Points at an override if one is involved (it is the newest), else at the first key that is written somewhere."""
-    places = [place for key in problem.keys if (place := _place(tuple(key.split(".")), tree)) is not None]
+    places = [place for key in conflict.keys if (place := _place(tuple(key.split(".")), tree)) is not None]
     overrides = [place for place in places if place.startswith("--")]
     place = next(iter(overrides or places), None)
-    if place == f"--{problem.keys[0]}":
-        return f"--{problem}"
-    return f"{place}: {problem}" if place else str(problem)
+    if place == f"--{conflict.keys[0]}":
+        return f"--{conflict}"
+    return f"{place}: {conflict}" if place else str(conflict)
 
 
 def _single(key: Key, details: list[Any], tree: Tree, model: type[BaseModel]) -> str:

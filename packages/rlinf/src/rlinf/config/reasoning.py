@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlinf.config.algorithm import CompletionsAlgorithm
-from rlinf.config.base import InputPath, Problem, Section, neighbours
+from rlinf.config.base import Conflict, InputPath, Section, neighbours
 from rlinf.config.common import BACKEND, BACKEND_OPTIONS, ENGINE, ENGINE_OPTIONS, JobConfig
 from rlinf.config.rewards import RewardConfig
 from rlinf.config.tasks import FilesTask, SortTask, TaskConfig
@@ -40,15 +40,15 @@ class ModelConfig(Section):
     )
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Type of weights and computation.")
 
-    def problems(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Conflict]:
         if self.path is None and self.architecture is None:
-            yield Problem(
+            yield Conflict(
                 keys=("model.path", "model.architecture"),
                 text=" is not set; give --model.path FOLDER with a Hugging Face model, or the shape of a new one "
                 "under model.architecture",
             )
         if self.path is not None and self.architecture is not None:
-            yield Problem(
+            yield Conflict(
                 keys=("model.path", "model.architecture"),
                 text=f"={self.path} and model.architecture are both set; set one of them to null "
                 "(--model.architecture null)",
@@ -99,9 +99,9 @@ class EvaluationConfig(Section):
         default=1.0, gt=0, le=1, description="Sample from the likeliest tokens that hold this much probability."
     )
 
-    def problems(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Conflict]:
         if self.num_samples > 1 and self.temperature == 0:
-            yield Problem(
+            yield Conflict(
                 keys=("evaluation.num_samples", "evaluation.temperature"),
                 text=f"={self.num_samples} completions of evaluation.temperature=0 are all the same; "
                 "use a temperature above 0, for example 0.6, or 1 completion",
@@ -184,45 +184,45 @@ class ReasoningConfig(JobConfig):
     )
     critic: CriticConfig = Field(default=CriticConfig(), description="The optimizer of the critic, where there is one.")
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
-        yield from self._model_problems()
-        yield from self._task_problems()
-        yield from self._batch_problems()
-        yield from self._critic_problems()
-        yield from self._algorithm_problems()
+    def conflicts(self) -> Iterator[Conflict]:
+        yield from super().conflicts()
+        yield from self._model_conflicts()
+        yield from self._task_conflicts()
+        yield from self._batch_conflicts()
+        yield from self._critic_conflicts()
+        yield from self._algorithm_conflicts()
         if self.actor.num_shards != "auto":
-            yield from self._shard_problems(self.actor.num_shards)
+            yield from self._shard_conflicts(self.actor.num_shards)
 
-    def _algorithm_problems(self) -> Iterator[Problem]:
+    def _algorithm_conflicts(self) -> Iterator[Conflict]:
         """What the algorithm needs of other sections."""
         algorithm, teacher = self.algorithm, self.reference.path
         if teacher is not None and not algorithm.kl_coef:
-            yield Problem(
+            yield Conflict(
                 keys=("reference.path", "algorithm.kl_coef"),
                 text=f"={teacher} is not used: algorithm.kl_coef is 0, so no reference is asked",
             )
         if teacher is None and algorithm.reward_coef == 0:
-            yield Problem(
+            yield Conflict(
                 keys=("reference.path", "algorithm.reward_coef"),
                 text=" is not set, and algorithm.reward_coef=0 learns from the KL to the reference alone; give a "
                 "teacher with --reference.path FOLDER",
             )
         if algorithm.reads_parts and self.reward.kind != "weighted":
-            yield Problem(
+            yield Conflict(
                 keys=("algorithm.advantage", "reward.kind"),
                 text=f"={algorithm.advantage} reads the parts of a reward, and reward.kind={self.reward.kind} has "
                 "none; use reward.kind=weighted with its terms",
             )
         num_samples = self.rollout.num_prompts * algorithm.group_size
         if algorithm.kl_horizon is not None and algorithm.kl_horizon < num_samples:
-            yield Problem(
+            yield Conflict(
                 keys=("algorithm.kl_horizon", "rollout.num_prompts", "algorithm.group_size"),
                 text=f"={algorithm.kl_horizon} is less than the {num_samples} completions of a step; use at least "
                 f"{num_samples}",
             )
 
-    def _model_problems(self) -> Iterator[Problem]:
+    def _model_conflicts(self) -> Iterator[Conflict]:
         architecture = self.model.architecture
         if architecture is None:
             return
@@ -230,22 +230,22 @@ class ReasoningConfig(JobConfig):
             value, step = getattr(architecture, key), getattr(architecture, by)
             if value % step:
                 keys = (f"model.architecture.{key}", f"model.architecture.{by}")
-                yield Problem(
+                yield Conflict(
                     keys=keys, text=f"={value} is not a multiple of {keys[1]}={step}; use {neighbours(value, step)}"
                 )
         num_tokens = self.rollout.max_prompt_tokens + self.rollout.max_new_tokens
         if architecture.max_positions < num_tokens:
-            yield Problem(
+            yield Conflict(
                 keys=("model.architecture.max_positions", "rollout.max_new_tokens", "rollout.max_prompt_tokens"),
                 text=f"={architecture.max_positions} is less than rollout.max_prompt_tokens + rollout.max_new_tokens = "
                 f"{num_tokens}; use at least {num_tokens}",
             )
 
-    def _task_problems(self) -> Iterator[Problem]:
+    def _task_conflicts(self) -> Iterator[Conflict]:
         task = self.task
         if isinstance(task, FilesTask):
             if task.answer_format == "gsm8k" and self.reward.kind == "exact":
-                yield Problem(
+                yield Conflict(
                     keys=("reward.kind", "task.answer_format"),
                     text="=exact can never match answers of task.answer_format=gsm8k, which hold the solution too; "
                     "use numeric",
@@ -256,13 +256,13 @@ class ReasoningConfig(JobConfig):
         for key, needed, what in (("max_prompt_tokens", prompt, "a prompt"), ("max_new_tokens", answer, "an answer")):
             value = getattr(self.rollout, key)
             if value < needed:
-                yield Problem(
+                yield Conflict(
                     keys=(f"rollout.{key}", "task.num_digits"),
                     text=f"={value} is too short: {what} of task.num_digits={width} has {needed} tokens; "
                     f"use at least {needed}",
                 )
 
-    def _critic_problems(self) -> Iterator[Problem]:
+    def _critic_conflicts(self) -> Iterator[Conflict]:
         """Settings of a critic that is not there; those that are as by default may stand in a resolved config."""
         if self.algorithm.has_critic:
             return
@@ -270,37 +270,37 @@ class ReasoningConfig(JobConfig):
         for key in CriticConfig.model_fields:
             value = getattr(self.critic, key)
             if value != getattr(unused, key):
-                yield Problem(
+                yield Conflict(
                     keys=(f"critic.{key}", "algorithm.advantage"),
                     text=f"={value} is not used: algorithm.advantage={self.algorithm.advantage} has no critic; "
                     "leave it out",
                 )
 
-    def _batch_problems(self) -> Iterator[Problem]:
+    def _batch_conflicts(self) -> Iterator[Conflict]:
         num_prompts, num_minibatches = self.rollout.num_prompts, self.algorithm.num_minibatches
         num_prompts_per_update = num_prompts // num_minibatches
         if num_prompts % num_minibatches:
-            yield Problem(
+            yield Conflict(
                 keys=("rollout.num_prompts", "algorithm.num_minibatches"),
                 text=f"={num_prompts} is not a multiple of algorithm.num_minibatches={num_minibatches}; "
                 f"use {neighbours(num_prompts, num_minibatches)}",
             )
         elif self.actor.num_shards != "auto" and num_prompts_per_update < self.actor.num_shards:
-            yield Problem(
+            yield Conflict(
                 keys=("actor.num_shards", "rollout.num_prompts"),
                 text=f"={self.actor.num_shards} is more than the {num_prompts_per_update} prompts of an optimizer "
                 f"step; use at most {num_prompts_per_update}",
             )
         buffer, limit = self.algorithm.overlong_buffer_tokens, self.rollout.max_new_tokens
         if buffer > limit:
-            yield Problem(
+            yield Conflict(
                 keys=("algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"),
                 text=f"={buffer} is more than rollout.max_new_tokens={limit}; use at most {limit}",
             )
         shards = 1 if self.actor.num_shards == "auto" else self.actor.num_shards
         if self.warm_start and self.warm_start.batch_size % shards:
             size = self.warm_start.batch_size
-            yield Problem(
+            yield Conflict(
                 keys=("warm_start.batch_size", "actor.num_shards"),
                 text=f"={size} is not a multiple of actor.num_shards={shards}; use {neighbours(size, shards)}",
             )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlinf.config.base import InputPath, Problem, Section
+from rlinf.config.base import Conflict, InputPath, Section
 
 
 class RuleReward(Section):
@@ -84,9 +84,9 @@ class LengthReward(Section):
     limit: int = Field(ge=1, description="Length at which the reward is -1; more than free.")
     unit: Literal["characters", "words"] = Field(default="characters", description="What is counted.")
 
-    def problems(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Conflict]:
         if self.limit <= self.free:
-            yield Problem(
+            yield Conflict(
                 keys=("reward.limit", "reward.free"),
                 text=f"={self.limit} is not more than reward.free={self.free}; use at least {self.free + 1}",
             )
@@ -129,12 +129,12 @@ class WeightedReward(Section):
         min_length=1, description="Name (for the metrics) -> weight and reward."
     )
 
-    def problems(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Conflict]:
         for name, term in self.terms.items():
             if term.weight == 0:
-                yield Problem(keys=(f"reward.terms.{name}.weight",), text="=0 has no effect; leave the term out")
+                yield Conflict(keys=(f"reward.terms.{name}.weight",), text="=0 has no effect; leave the term out")
             if term.reward.kind == "random":
-                yield Problem(
+                yield Conflict(
                     keys=(f"reward.terms.{name}.reward.kind",),
                     text="=random is a control for a whole run; use it as reward.kind",
                 )

@@ -46,7 +46,7 @@ def _gaps(error: BaseException | None, values: dict[str, Any]) -> Iterator[tuple
         return
     for detail in error.errors(include_url=False):
         if detail["type"] == CROSS_CHECK:
-            keys: list[Key] = [tuple(problem.keys[0].split(".")) for problem in detail.get("ctx", {})["problems"]]
+            keys: list[Key] = [tuple(conflict.keys[0].split(".")) for conflict in detail.get("ctx", {})["conflicts"]]
         else:
             keys = [key_of(detail["loc"], values, detail["type"])]
         for key in keys:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlinf.config.base import InputPath, Problem, Section
+from rlinf.config.base import Conflict, InputPath, Section
 
 
 class _Task(Section):
@@ -70,22 +70,22 @@ class FilesTask(_Task):
         "its number). stop: an error with file and line. skip: left out, and counted in the run's notes.",
     )
 
-    def problems(self) -> Iterator[Problem]:
-        yield from template_problems(self.prompt_template, self.prompt_field, "task.prompt_template", "prompt_field")
+    def conflicts(self) -> Iterator[Conflict]:
+        yield from template_conflicts(self.prompt_template, self.prompt_field, "task.prompt_template", "prompt_field")
         if (self.system_prompt is not None or self.chat_options) and self.prompt_format == "plain":
             key = "task.chat_options" if self.system_prompt is None else "task.system_prompt"
-            yield Problem(
+            yield Conflict(
                 keys=(key, "task.prompt_format"),
                 text=" is set, but task.prompt_format=plain is no chat; use prompt_format chat",
             )
 
 
-def template_problems(template: str, field: str, key: str, field_key: str) -> Iterator[Problem]:
+def template_conflicts(template: str, field: str, key: str, field_key: str) -> Iterator[Conflict]:
     """Whether a template has a place for the problem and no other brace."""
     wanted = "{" + field + "}"
     rest = template.replace(wanted, "")
     if rest == template or "{" in rest.replace("{{", "") or "}" in rest.replace("}}", ""):
-        yield Problem(
+        yield Conflict(
             keys=(key, f"{key.rpartition('.')[0]}.{field_key}".lstrip(".")),
             text=f"={template!r} must hold {wanted} and no other brace; write {{{{ and }}}} for braces",
         )

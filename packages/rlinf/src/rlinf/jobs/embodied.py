@@ -15,7 +15,7 @@ from rlinf.config.schema import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
 from rlinf.jobs.env_interface import needs_of, probe
-from rlinf.jobs.training import backend_settings
+from rlinf.jobs.training import backend_settings, optimizer_settings
 from rlinf.machine import Machine
 from rlinf_envs import EnvSpec
 from rlinf_sched.plan import Plan
@@ -24,7 +24,6 @@ from rlinf_workers.embodied.actor import ADAM_EPSILON, EmbodiedActor, EmbodiedAc
 from rlinf_workers.embodied.environment import Environment, EnvironmentSettings
 from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.policies.base import PolicySettings
-from rlinf_workers.training.base import OptimizerSettings
 
 if TYPE_CHECKING:
     from rlinf.loop.session import Session
@@ -175,7 +174,7 @@ class EmbodiedJob:
                 f"env.num_steps={config.env.num_steps} is not a multiple of {size}: {at_once}",
                 hint=f"use {neighbours(config.env.num_steps, size)}",
             )
-        if text := config.minibatch_problem(size):
+        if text := config.minibatch_conflict(size):
             raise UserError(f"algorithm.num_minibatches{text}", hint=f"{at_once}, and each answer is a sample")
 
     def _actor_settings(self) -> EmbodiedActorSettings:
@@ -184,12 +183,7 @@ class EmbodiedJob:
             policy=self._policy,
             algorithm=self.config.algorithm,
             backend=self._backend,
-            optimizer=OptimizerSettings(
-                learning_rate=actor.learning_rate,
-                betas=(0.9, 0.999),
-                epsilon=ADAM_EPSILON,
-                max_grad_norm=actor.max_grad_norm,
-            ),
+            optimizer=optimizer_settings(actor, betas=(0.9, 0.999), epsilon=ADAM_EPSILON),
         )
 
     # -- what is fed, what is scored ---------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Score
 from rlinf.jobs.generation import PromptMaker, check_engine, make_encoder, sampling_settings
 from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
-from rlinf.jobs.training import backend_settings
+from rlinf.jobs.training import backend_settings, optimizer_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
 from rlinf.planning.cluster import make_cluster
@@ -35,7 +35,7 @@ from rlinf.tasks.prompts import PromptEncoder
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.language.actor import Actor, ActorSettings
-from rlinf_workers.language.reference import Reference, ReferenceSettings
+from rlinf_workers.language.reference import Reference
 from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.models.language_model import ModelSettings
@@ -153,12 +153,8 @@ class ReasoningJob:
         flow = Flow(self._algorithm.name.rpartition(":")[2])
         flow.worker("rollout", Rollout, self._rollout_settings(model))
         if config.algorithm.kl_coef:
-            settings = ReferenceSettings(
-                model=self._reference_model(model),
-                temperature=config.rollout.temperature,
-                backend=self._backend,
-            )
-            flow.worker("reference", Reference, settings)
+            teacher = self._reference_model(model)
+            flow.worker("reference", Reference, teacher, config.rollout.temperature, self._backend)
         flow.worker("reward", Reward, self._reward_settings(model))
         flow.worker("actor", Actor, self._actor_settings(model))
 
@@ -269,31 +265,15 @@ class ReasoningJob:
         return ActorSettings(
             model=model,
             algorithm=algorithm,
-            optimizer=OptimizerSettings(
-                learning_rate=actor.learning_rate,
-                betas=(actor.betas[0], actor.betas[1]),
-                weight_decay=actor.weight_decay,
-                max_grad_norm=actor.max_grad_norm,
-                decay_steps=actor.lr_decay_steps,
-                min_lr_ratio=actor.min_lr_ratio,
-            ),
+            optimizer=optimizer_settings(actor),
             warm_start=warm_start
             and OptimizerSettings(learning_rate=warm_start.learning_rate, warmup_steps=WARMUP_STEPS),
-            critic=self._critic_settings() if algorithm.has_critic else None,
+            critic=optimizer_settings(self.config.critic) if algorithm.has_critic else None,
             backend=self._backend,
             micro_batch_groups=actor.micro_batch_groups,
             num_prompts=self.config.rollout.num_prompts,
             max_completion_tokens=self.config.rollout.max_new_tokens,
             temperature=self.config.rollout.temperature,
-        )
-
-    def _critic_settings(self) -> OptimizerSettings:
-        critic = self.config.critic
-        return OptimizerSettings(
-            learning_rate=critic.learning_rate,
-            betas=(critic.betas[0], critic.betas[1]),
-            weight_decay=critic.weight_decay,
-            max_grad_norm=critic.max_grad_norm,
         )
 
     # -- what is fed -----------------------------------------------------------------------------------------------
@@ -388,7 +368,7 @@ class ReasoningJob:
         worker starts from."""
         folder = session.folder / REFERENCE_FOLDER
         if folder.is_dir():
-            session.group("reference").call("load_weights", str(folder))
+            session.group("reference").call("load_model", str(folder))
 
     def _examples(self, settings: WarmStartConfig, step: int) -> list[ExampleBatch]:
         """One batch as one item a shard, from a stretch of the problem stream that the training steps do not reach."""
