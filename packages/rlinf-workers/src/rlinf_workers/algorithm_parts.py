@@ -75,9 +75,9 @@ class PolicyLossPart:
         self._options = algorithm.options_of(self._takes)
         self._function = POLICY_LOSSES.get(algorithm.policy_loss)
         has = {
-            "clip_fraction": True,
-            "corrected_fraction": algorithm.correction is not None,
-            "off_policy_fraction": algorithm.off_policy_threshold is not None,
+            "actor/clip_fraction": True,
+            "actor/corrected_fraction": algorithm.correction is not None,
+            "actor/off_policy_fraction": algorithm.off_policy_threshold is not None,
         }
         self.statistics = tuple(name for name, is_there in has.items() if is_there)
         """What is known of it, means over the tokens that were trained on."""
@@ -101,17 +101,17 @@ class PolicyLossPart:
         loss = self._function(policy_logprobs, proximal_logprobs, advantages, mask, **more, **self._options)
         terms, num_tokens = self._terms(loss, mask), float(mask.sum())
         statistics = dict.fromkeys(self.statistics, 0.0)
-        statistics["clip_fraction"] = float(loss.clip_fraction) * num_tokens
+        statistics["actor/clip_fraction"] = float(loss.clip_fraction) * num_tokens
         if self._algorithm.correction is not None:
             correction = self._correction(proximal_logprobs, rollout_logprobs, mask)
             terms = terms * correction.weights
             share = correction.truncated_fraction + correction.rejected_fraction
-            statistics["corrected_fraction"] = float(share) * num_tokens
+            statistics["actor/corrected_fraction"] = float(share) * num_tokens
         threshold = self._algorithm.off_policy_threshold
         if threshold is not None:
             kept = off_policy_sequence_mask(policy_logprobs, rollout_logprobs, advantages, mask, threshold=threshold)
             terms = terms * kept
-            statistics["off_policy_fraction"] = float(mask.sum() - kept.sum())
+            statistics["actor/off_policy_fraction"] = float(mask.sum() - kept.sum())
         if self._algorithm.top_entropy_fraction < 1.0:
             terms = terms * high_entropy_mask(entropies, mask, top_fraction=self._algorithm.top_entropy_fraction)
         return PolicyTerms(terms=terms, kl=float(loss.approx_kl) * num_tokens, statistics=statistics)

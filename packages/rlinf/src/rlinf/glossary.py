@@ -72,7 +72,6 @@ TRAINING = (
             "entropy that costs nothing. A fall towards 0 means that the policy has stopped exploring.",
         ),
         ("actor/loss", "-", "Loss of an optimizer step; on-policy its value says little, its gradient all."),
-        ("actor/grad_norm", "-", "Norm of the gradient before clipping, at actor.max_grad_norm."),
         ("actor/learning_rate", "-", "Learning rate of the optimizer step."),
         ("actor/trained_token_fraction", SHARE, "Tokens in groups with an advantage; the others only count."),
         (
@@ -80,7 +79,6 @@ TRAINING = (
             SHARE,
             "Groups whose rewards are all equal. Near 1 the prompts are too easy or too hard.",
         ),
-        ("actor/clip_fraction", SHARE, "Trained tokens where the policy loss's clip decided."),
         (
             "actor/logprob_gap",
             "nats a token",
@@ -95,16 +93,6 @@ TRAINING = (
         ),
         ("actor/ref_kl", "nats a token", "KL to the reference, by the estimate algorithm.kl; where there is one."),
         ("actor/kl_coef", "-", "Weight of the KL in the reward; with algorithm.kl_target, which adapts it."),
-        (
-            "actor/corrected_fraction",
-            SHARE,
-            "Trained tokens whose weight algorithm.correction cut, or that it left out.",
-        ),
-        (
-            "actor/off_policy_fraction",
-            SHARE,
-            "Trained tokens that algorithm.off_policy_threshold left out.",
-        ),
         ("critic/loss", "-", "Loss of the critic, mean over tokens."),
         ("critic/grad_norm", "-", "Norm of the critic's gradient before clipping."),
         ("critic/return", "reward", "Mean of what the critic is to predict."),
@@ -122,10 +110,8 @@ TRAINING = (
         ("env/success_at_end", SHARE, "Episodes in which it counted as solved after the last one."),
         ("env/episode_length", "steps", "Mean number of actions of an episode."),
         ("env/truncated_fraction", SHARE, "Episodes that the time limit ended."),
-        ("actor/policy_loss", "-", "Clipped policy loss, mean over the minibatches."),
-        ("actor/value_loss", "-", "Half the squared error of the values, mean over the minibatches."),
-        ("actor/grad_norm", "-", "Norm of the gradient before clipping, at actor.max_grad_norm."),
-        ("actor/clip_fraction", SHARE, "Samples whose probability ratio was clipped."),
+        ("actor/policy_loss", "-", "Policy loss, mean over the minibatches."),
+        ("actor/value_loss", "-", "Loss of the values (half the squared error by default), mean over the minibatches."),
         (
             "actor/kl",
             "nats",
@@ -136,6 +122,18 @@ TRAINING = (
     ),
     *_of(
         "both",
+        ("actor/grad_norm", "-", "Norm of the gradient before clipping, at actor.max_grad_norm."),
+        ("actor/clip_fraction", SHARE, "Trained tokens, or actions, where the policy loss's clip decided."),
+        (
+            "actor/corrected_fraction",
+            SHARE,
+            "Trained tokens, or actions, whose weight algorithm.correction cut, or that it left out.",
+        ),
+        (
+            "actor/off_policy_fraction",
+            SHARE,
+            "Trained tokens, or actions, that algorithm.off_policy_threshold left out.",
+        ),
         (
             "actor/entropy",
             "nats",

@@ -219,7 +219,7 @@ class EmbodiedActor(TrainingWorker):
             self.record("actor/value_loss", sums["value_loss"] / count)
         self.record("actor/entropy", sums["entropy"] / count)
         for name in self._policy_loss.statistics:
-            self.record(f"actor/{name}", sums[name] / count)
+            self.record(name, sums[name] / count)
 
     def _report(self, first_version: int, kl: float) -> None:
         if self.rank == 0:

@@ -263,7 +263,7 @@ class Actor(TrainingWorker):
         self.record("actor/learning_rate", learning_rate)
         self.record("actor/trained_token_fraction", trained / max(tokens, 1.0))
         for name, total in zip(self._loss.statistics, sums, strict=True):
-            self.record(f"actor/{name}", total / max(trained, 1.0))
+            self.record(name, total / max(trained, 1.0))
 
     def _optimize_with(self, optimizer: OptimizerSettings) -> None:
         """A warm start has an optimizer of its own; each begins when the other ends."""

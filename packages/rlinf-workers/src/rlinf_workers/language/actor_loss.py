@@ -28,7 +28,12 @@ class ActorLoss:
         self._kl = kl_estimate(algorithm) if algorithm.kl_in == "loss" else None
         self.knows_entropy = bool(algorithm.entropy_coef) or algorithm.top_entropy_fraction < 1.0
         """Whether it reads the entropies of the tokens."""
-        has = {"logprob_gap": True, "rollout_kl": True, "ref_kl": self._kl is not None, "entropy": self.knows_entropy}
+        has = {
+            "actor/logprob_gap": True,
+            "actor/rollout_kl": True,
+            "actor/ref_kl": self._kl is not None,
+            "actor/entropy": self.knows_entropy,
+        }
         self.statistics = (*self._policy_loss.statistics, *(name for name, is_there in has.items() if is_there))
         """What is known beside the loss, means over the tokens that were trained on."""
 
@@ -56,12 +61,13 @@ class ActorLoss:
         if self._kl is not None:
             kl = self._kl(policy_logprobs, batch.ref_logprobs) * mask
             terms = terms + self._algorithm.kl_coef * kl
-            sums["ref_kl"] = float(kl.detach().sum())
+            sums["actor/ref_kl"] = float(kl.detach().sum())
         if self.knows_entropy:
             entropy = entropies.masked_fill(mask == 0, 0.0)
             if self._algorithm.entropy_coef:
                 terms = terms - self._algorithm.entropy_coef * entropy
-            sums["entropy"] = float(entropy.detach().sum())
+            sums["actor/entropy"] = float(entropy.detach().sum())
         drift = ((policy_logprobs.detach() - rollout_logprobs) * mask).double()
-        sums["logprob_gap"], sums["rollout_kl"] = float(drift.abs().sum()), float((torch.expm1(drift) - drift).sum())
+        sums["actor/logprob_gap"] = float(drift.abs().sum())
+        sums["actor/rollout_kl"] = float((torch.expm1(drift) - drift).sum())
         return summed(self._algorithm.aggregation, terms, mask), [num_tokens, *sums.values()]
