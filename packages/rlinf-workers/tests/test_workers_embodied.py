@@ -1,6 +1,7 @@
 """Rollout and actor of embodied flows over the shipped policy: statistics as numpy's, gradients as the formula's."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,7 +211,7 @@ def test_a_checkpoint_of_another_model_is_refused(make_worker, tmp_path):
 def test_grpo_compares_the_environments_of_a_group(make_worker, reader, advantage, normalize_std):
     """Environment 0 ends at step 3, environment 1 at step 4; what follows belongs to other episodes."""
     (trajectory, *_) = trajectories(make_worker, reader)
-    changes = {"gamma": 0.9} if advantage == "grpo_steps" else {}
+    changes: dict[str, Any] = {"gamma": 0.9} if advantage == "grpo_steps" else {}
     settings = actor_settings("grpo", advantage=advantage, normalize_std=normalize_std, **changes)
     found, _, counts = make_worker(EmbodiedActor, settings)._advantages(trajectory)
     lengths, rewards = (3, 4), trajectory.rewards.double().numpy()
@@ -298,7 +299,7 @@ def test_any_policy_loss_trains_a_robot(make_worker, reader, changes, formula):
 
 
 def test_an_advantage_of_ones_own_on_steps(make_worker, reader):
-    not_used = {"gamma": None, "gae_lambda": None, "bootstrap_at_termination": None}
+    not_used: dict[str, Any] = {"gamma": None, "gae_lambda": None, "bootstrap_at_termination": None}
     (t, *_) = trajectories(make_worker, reader)
     actor = make_worker(EmbodiedActor, actor_settings(advantage=f"{__name__}:my_advantage", **not_used))
     advantages, returns, counts = actor._advantages(t)

@@ -2,7 +2,6 @@
 
 from rlinf_algos.advantages import (
     dr_grpo_advantages,
-    episode_group_advantages,
     first_episode_mask,
     gae,
     gdpo_advantages,
@@ -110,7 +109,6 @@ __all__ = [
     "rewards_to_go",
     "reinforce_plus_plus_advantages",
     "reinforce_plus_plus_baseline_advantages",
-    "episode_group_advantages",
     "first_episode_mask",
     "step_group_advantages",
     "masked_mean",

@@ -1,6 +1,6 @@
-"""Groups of episodes in an environment that began in one state. Legend: T steps, N environments.
+"""Groups of episodes that began in one state, compared step by step. Legend: T steps, N environments.
 
-An episode has one advantage, from the sum of its rewards, or one for each step, from the rewards still to come.
+An advantage for a whole episode is one of `groups`, from the sums of rewards under `first_episode_mask`.
 """
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlinf_algos.advantages.groups import grpo_advantages
 from rlinf_algos.advantages.reinforce_plus_plus import rewards_to_go
-from rlinf_algos.checks import as_mask, check_shape, masked
+from rlinf_algos.checks import as_mask
 from rlinf_algos.errors import ShapeError
 
 
@@ -25,38 +25,6 @@ def first_episode_mask(terminated: Tensor, truncated: Tensor) -> Tensor:
     ended = as_mask("terminated", terminated, "terminated", terminated)
     ended = ended | as_mask("truncated", truncated, "terminated", terminated)
     return (ended.long().cumsum(dim=0) - ended.long()) == 0
-
-
-@torch.no_grad()
-def episode_group_advantages(
-    rewards: Tensor,
-    mask: Tensor | None,
-    group_ids: Tensor,
-    *,
-    normalize_std: bool = True,
-    epsilon: float = 1e-4,
-) -> Tensor:
-    """One advantage for all steps of an episode, from the sum of its rewards: GRPO for control (RLinf's embodied GRPO).
-
-    Args:
-        rewards: [T, N].
-        mask: [T, N], bool or 0/1, steps of the episode (`first_episode_mask`); None: all.
-        group_ids: [N] integers; equal ones began in the same state of the same task.
-        normalize_std, epsilon: as for `grpo_advantages`.
-
-    Returns:
-        [T, N], at least float32, 0 outside the mask.
-
-    Raises: as `grpo_advantages`.
-    """
-    if rewards.ndim != 2:
-        raise ShapeError(f"rewards has shape {list(rewards.shape)}; expected [T, N], time first")
-    check_shape("group_ids", group_ids, rewards.shape[1:], "rewards[0]")
-    inside = as_mask("mask", mask, "rewards", rewards)
-    filled = masked("rewards", rewards, inside)
-    returns = filled.double().sum(dim=0).to(filled.dtype)
-    advantages = grpo_advantages(returns, group_ids, inside.any(dim=0), normalize_std=normalize_std, epsilon=epsilon)
-    return advantages.expand(rewards.shape).masked_fill(~inside, 0.0)
 
 
 def step_group_advantages(

@@ -9,7 +9,7 @@ of the policy in training are asked before the first step and anchor the ratio.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -118,7 +118,7 @@ class EmbodiedActor(TrainingWorker):
         self._absorb_observations(batches)
 
     def _prepare(self, trajectories: list[Trajectory]) -> _Batch:
-        def flat(tensors: list[Tensor]) -> Tensor:
+        def flat(tensors: Sequence[Tensor]) -> Tensor:
             return torch.cat([tensor.flatten(0, 1) for tensor in tensors]).to(self.device)
 
         advantages, returns, counts = zip(*map(self._advantages, trajectories), strict=True)
