@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.cli.address_space import check_address_space
-from rlinf.cli.output_folder import check_empty, new_folder
+from rlinf.cli.output_folder import new_folder
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.load import load_eval, load_eval_for_resume
 from rlinf.config.overrides import Override, parse_overrides, refuse_misspelt_options
 from rlinf.errors import UserError
+from rlinf.run_folder.lock import check_empty
 
 OPTIONS = ("--output", "--resume", "--traceback", "--help")
 SETTINGS = (".yaml", ".yml")
@@ -86,7 +87,7 @@ def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str
     check_cluster(config.cluster, this_machine())
     prepared = evaluation.prepare(config)
     try:
-        scores = prepared.run(path, resume=resume, command=command, report=EvalProgress())
+        scores = prepared.run(path, resume=resume, command=command, progress=EvalProgress())
     except KeyboardInterrupt:
         print(f"go on with: rlinf eval --resume --output {path}", file=sys.stderr)
         raise
