@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_model, save_model
 from torch import Tensor
 
 from rlinf_algos.advantages import (
@@ -28,12 +27,11 @@ from rlinf_comm.records import record
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
 from rlinf_workers.records.embodied import Trajectory
-from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings
+from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
 from rlinf_workers.training.worker import TrainingWorker
 
 ADAM_EPSILON = 1e-5
 """As in the reference implementations of PPO (arXiv:2005.12729, appendix); torch's default is 1e-8."""
-WEIGHTS_FILE = "policy.safetensors"
 NUM_STATISTICS = 6
 
 
@@ -100,7 +98,7 @@ class _Batch:
         return len(self.advantages)
 
 
-class PolicyModel:
+class PolicyModel(Trainable):
     """A policy as a training backend holds it; answers a `_Batch` with what it thinks of the batch's actions."""
 
     def __init__(self, settings: PolicySettings) -> None:
@@ -111,12 +109,6 @@ class PolicyModel:
 
     def answers(self, model: Any, batch: _Batch, *, entropies: bool) -> Evaluation:
         return model.evaluate(batch.fields, batch.actions)
-
-    def save(self, model: Any, folder: str) -> None:
-        save_model(model, f"{folder}/{WEIGHTS_FILE}")
-
-    def load(self, model: Any, folder: str) -> None:
-        load_model(model, f"{folder}/{WEIGHTS_FILE}")
 
 
 def _advantages_and_returns(t: Trajectory, settings: GaeSettings | GroupSettings) -> tuple[Tensor, Tensor]:
