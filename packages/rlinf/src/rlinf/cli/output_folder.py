@@ -26,3 +26,8 @@ def check_empty(folder: Path) -> None:
             f"the output folder {folder} exists and is not empty",
             hint="go on with the run in it with --resume, or choose another folder with --output",
         )
+
+
+def cannot_write(folder: Path, error: OSError) -> UserError:
+    """What to tell of a folder that could not be made or written."""
+    return UserError(f"--output={folder}: cannot write there: {error.strerror or error}", hint="choose another folder")
