@@ -171,7 +171,7 @@ def test_an_interrupt_leaves_a_folder_to_go_on_with(inputs, tmp_path):
 
 @pytest.mark.slow
 def test_a_runs_own_model_scores_on_its_held_out_task_what_the_run_said(tmp_path):
-    from rlinf.config.schema import SortTask
+    from rlinf.config.tasks import SortTask
     from rlinf.tasks import make_task
 
     settings = SHORT_SORT | {"warm_start.max_steps": 200, "run.num_steps": 2, "warm_start.target_accuracy": 0.5}

@@ -160,8 +160,15 @@ def _shares(measured: Measured, test: str, title: str) -> Iterator[str]:
 
 def _short(case: str) -> str:
     """A benchmark's name may hold two parameters: [1 thread-Qwen...], [tensor-64]."""
-    inside = case.split("[")[-1].rstrip("]").removeprefix("tensor-")
-    return inside.replace("thread-", "thread: ").replace("threads-", "threads: ")
+    inside = case.split("[")[-1].rstrip("]")
+    for first, text in (
+        ("thread", "thread: "),
+        ("threads", "threads: "),
+        ("tensor", "tensors, "),
+        ("bytes", "bytes, "),
+    ):
+        inside = inside.replace(f"{first}-", text)
+    return inside
 
 
 def _channel(measured: Measured) -> Iterator[str]:

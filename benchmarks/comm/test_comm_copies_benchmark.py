@@ -32,6 +32,8 @@ from rlinf_comm.copies import (
 )
 
 NUM_ROUNDS = int(os.environ.get("RLINF_BENCHMARK_ROUNDS", "7"))
+NUM_TRIALS = 8
+"""Runs in which a copy tries both ways to store before it keeps to one (store_choice.h)."""
 
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
@@ -89,6 +91,9 @@ def test_reshard(benchmark: Any, name: str, num_threads: int) -> None:
     flat_source = memory.source.view(getattr(torch, case.trainer_dtype))[: flat_target.numel()]
     flat = flat_program(len(flat_source), case.trainer_dtype, "bfloat16")
     flat_pointers = addresses_of([flat_source]), addresses_of([flat_target])
+    for _ in range(NUM_TRIALS):
+        flat.run(*flat_pointers, num_threads)
+        memory.reshard(num_threads)
     sides = {
         "flat copy past the caches": lambda: flat._native.run(*flat_pointers, num_threads, False, None, "streaming"),
         "flat copy, stores by measurement": lambda: flat.run(*flat_pointers, num_threads),

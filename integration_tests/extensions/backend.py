@@ -10,28 +10,28 @@ from rlinf_workers.training.replicated.backend import ReplicatedBackend
 
 
 class SplitOptimizer(ReplicatedBackend):
-    def __init__(self, model, place, *, optimizer, num_shards, backwards=False):
-        super().__init__(model, place, optimizer=optimizer, num_shards=num_shards)
+    def __init__(self, model, worker, *, optimizer, num_shards, backwards=False):
+        super().__init__(model, worker, optimizer=optimizer, num_shards=num_shards)
         self._backwards = backwards
 
     def _take_step(self):
         for owner, parameter in self._owned():
-            if owner != self._place.replica_ranks.rank:
+            if owner != self._worker.replica_ranks.rank:
                 parameter.grad = None  # AdamW leaves it alone and keeps no state of it
         super()._take_step()
         with torch.no_grad():
             for owner, parameter in self._owned():
-                self._place.replica_ranks.broadcast_(parameter, owner)
+                self._worker.replica_ranks.broadcast_(parameter, owner)
 
     def _owned(self):
         """Owner in the replica, parameter."""
-        num_ranks = self._place.replica_ranks.num_ranks
+        num_ranks = self._worker.replica_ranks.num_ranks
         for number, parameter in enumerate(self._model.parameters()):
             yield (number + self._backwards) % num_ranks, parameter
 
     def save_optimizer(self, folder):
         super().save_optimizer(folder)
-        if self._place.replica == 0:
+        if self._worker.replica == 0:
             save_optimizer(self._optimizer, self._model, self._part(folder))
 
     def load_optimizer(self, folder):
@@ -39,4 +39,4 @@ class SplitOptimizer(ReplicatedBackend):
         load_optimizer(self._optimizer, self._model, self._part(folder))
 
     def _part(self, folder):
-        return f"{folder}/optimizer-{self._place.replica_ranks.rank}.safetensors"
+        return f"{folder}/optimizer-{self._worker.replica_ranks.rank}.safetensors"

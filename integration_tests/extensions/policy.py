@@ -3,8 +3,9 @@
 import torch
 from torch import nn
 
-from rlinf_workers.policies.base import Answer, Evaluation, Needs, Policy, PolicyError
+from rlinf_workers.policies.base import Answer, Needs, Policy, PolicyError
 from rlinf_workers.policies.heads.choose import head_for
+from rlinf_workers.training.base import Evaluation
 
 CHUNK_SIZE = 2
 

@@ -85,10 +85,10 @@ def _torn(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ("empty", "is no safetensors file"),
-        ("header", "is no safetensors file"),
-        ("text", "is no safetensors file"),
-        ("end", "bytes; its header says"),
+        ("empty", "is no whole safetensors file"),
+        ("header", "is no whole safetensors file"),
+        ("text", "is no whole safetensors file"),
+        ("end", "file not fully covered"),
         ("lost file", "names part-2.safetensors, which is not there"),
         ("lost tensor", "part-1.safetensors lacks bias"),
     ],

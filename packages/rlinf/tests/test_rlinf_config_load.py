@@ -64,7 +64,7 @@ def message(name: str, *arguments: str) -> str:
         ),
         ("mode: hybird", "mine.yaml:2: mode='hybird'; allowed: 'auto', 'collocated', 'disaggregated' or 'hybrid'"),
         ("task:\n  kind: srot", "mine.yaml:3: task.kind='srot'; allowed: 'sort', 'add', 'files'"),
-        ("job: reasonning", "mine.yaml:2: job='reasonning'; allowed: reasoning, embodied (did you mean reasoning?)"),
+        ("job: reasonning", "mine.yaml:2: job='reasonning'; allowed: 'reasoning', 'embodied'"),
         ("rollout: 3", "mine.yaml:2: rollout=3; allowed: a section with the keys num_prompts, max_new_tokens"),
         ("name: a b", "mine.yaml:2: name='a b'; allowed: letters, digits"),
         ("seed: 8388608", "mine.yaml:2: seed=8388608; allowed: 8388607 or less"),
@@ -265,7 +265,7 @@ def test_resume_refuses_other_overrides(run_folder: Path, argument: str, change:
     with pytest.raises(UserError, match="a resumed run goes on with the config it was started with") as caught:
         load_for_resume(run_folder, parse_overrides([argument, "--run.num_steps=900"]))
     assert f"  - {change}" in str(caught.value)
-    assert "only the mode and keys of run, plan and cluster may change" in str(caught.value)
+    assert "only run, mode, plan, cluster and keys below them may change" in str(caught.value)
     assert "--run." not in str(caught.value)
 
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf.config import yaml_source
+from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.load import load_config
 from rlinf.config.overrides import Override, apply_overrides, parse_overrides, split_overrides
-from rlinf.config.schema import EmbodiedConfig
 from rlinf.config.yaml_source import Tree
 from rlinf.errors import UserError
 

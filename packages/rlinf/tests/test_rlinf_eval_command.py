@@ -10,7 +10,7 @@ from rlinf.cli.main import main
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.load import load_config, load_eval, load_eval_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides
-from rlinf.config.schema import FilesTask
+from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.evaluation.run import Evaluation
 from rlinf.run_folder.seal import write_seal

@@ -13,7 +13,7 @@ from rlinf.evaluation.folder import EvalFolder
 from rlinf.evaluation.model import fingerprint, model_folder
 from rlinf.evaluation.run import benchmark_seed
 from rlinf.evaluation.scores import score_benchmark, score_table, show
-from rlinf.run_folder.checkpoints import point_to_best, writing_checkpoint
+from rlinf.run_folder.checkpoints import checkpoint_name, point_to_best, writing_sealed
 from rlinf.tasks import Problem
 from rlinf_algos import Estimate
 from rlinf_algos.rewards import RewardSpec
@@ -22,7 +22,7 @@ from rlinf_algos.rewards import RewardSpec
 
 
 def write_checkpoint(run: Path, step: int, score: float) -> Path:
-    with writing_checkpoint(run / "checkpoints", step, {"own_score": score}) as folder:
+    with writing_sealed(run / "checkpoints" / checkpoint_name(step), {"own_score": score}) as folder:
         (folder / "model").mkdir()
         (folder / "model" / "config.json").write_text("{}")
         (folder / "optimizer").write_bytes(b"moments")

@@ -137,5 +137,5 @@ def test_the_schema_is_json_and_describes_every_key():
 
 
 def test_no_default_of_the_config_is_shared_and_mutable():
-    sections = [field.default for model in JOBS.values() for field in model.model_fields.values()]
+    sections = [field.default for model in JOBS for field in model.model_fields.values()]
     assert all(section.model_config.get("frozen") for section in sections if isinstance(section, BaseModel))

@@ -61,7 +61,7 @@ def test_create_takes_a_missing_or_an_empty_folder_and_no_other(tmp_path: Path) 
     with pytest.raises(UserError, match=r"(?s)empty exists and is not empty.*--resume.*--output"):
         create(tmp_path / "empty")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"(?s)file is a file.*--output"):
+    with pytest.raises(UserError, match=r"(?s)file is a file; a folder is written.*--output"):
         create(tmp_path / "file")
 
 
@@ -185,7 +185,9 @@ def test_300_random_damages_are_all_found(tmp_path: Path) -> None:
             path.write_bytes(whole)
 
 
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = create(tmp_path / "run")
     save(folder, 3, elapsed_s=1.25, own_score=0.5)
     save(folder, 6, elapsed_s=2.5, own_score=0.75)
@@ -196,8 +198,8 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path: 
         path = tmp_path / f"copy-{number}"
         shutil.copytree(folder.path, path, symlinks=True)
         harm = damaged(path / "checkpoints" / "step-000006", draw)
-        told: list[str] = []
-        resumed = RunFolder.resume(path, keep_checkpoints=2, tell=told.append)
+        resumed = RunFolder.resume(path, keep_checkpoints=2)
+        told = capsys.readouterr().out.splitlines()
         assert names(resumed) == ["best", "step-000003", "step-000006.bad"], harm
         assert len(told) == 1 and "step-000006 is damaged" in told[0] and "step-000006.bad" in told[0], harm
         assert resumed.latest_checkpoint() == path / "checkpoints" / "step-000003"

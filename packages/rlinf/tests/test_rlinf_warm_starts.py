@@ -6,7 +6,7 @@ import pytest
 
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
-from rlinf.config.schema import ReasoningConfig
+from rlinf.config.reasoning import ReasoningConfig
 from rlinf.jobs import warm_starts
 from rlinf.jobs.warm_starts import WarmStarts
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import load_model, save_model
 from torch import Tensor
 
 from rlinf_algos.advantages import (
@@ -27,8 +28,7 @@ from rlinf_comm.records import record
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
 from rlinf_workers.records.embodied import Trajectory
-from rlinf_workers.training.base import Answers, BackendSettings, OptimizerSettings
-from rlinf_workers.training.checkpoint import load_tensors, save_tensors
+from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings
 from rlinf_workers.training.worker import TrainingWorker
 
 ADAM_EPSILON = 1e-5
@@ -109,18 +109,14 @@ class PolicyModel:
     def build(self, device: torch.device) -> Policy:
         return make_policy(self._settings, device)
 
-    def answers(self, model: Any, batch: _Batch, *, entropies: bool) -> Answers:
-        found = model.evaluate(batch.fields, batch.actions)
-        return Answers(logprobs=found.logprobs, entropies=found.entropies, values=found.values)
-
-    def tensors(self, model: Any) -> dict[str, Tensor]:
-        return dict(model.state_dict(keep_vars=True))
+    def answers(self, model: Any, batch: _Batch, *, entropies: bool) -> Evaluation:
+        return model.evaluate(batch.fields, batch.actions)
 
     def save(self, model: Any, folder: str) -> None:
-        save_tensors(self.tensors(model), f"{folder}/{WEIGHTS_FILE}")
+        save_model(model, f"{folder}/{WEIGHTS_FILE}")
 
     def load(self, model: Any, folder: str) -> None:
-        load_tensors(self.tensors(model), f"{folder}/{WEIGHTS_FILE}")
+        load_model(model, f"{folder}/{WEIGHTS_FILE}")
 
 
 def _advantages_and_returns(t: Trajectory, settings: GaeSettings | GroupSettings) -> tuple[Tensor, Tensor]:
@@ -152,7 +148,7 @@ class EmbodiedActor(TrainingWorker):
     def __init__(self, settings: EmbodiedActorSettings) -> None:
         self._settings = settings
         self._num_shards = settings.backend.num_shards
-        self._backend = settings.backend.make(PolicyModel(settings.policy), self, settings.optimizer)
+        self._backends = {"": settings.backend.make(PolicyModel(settings.policy), self, settings.optimizer)}
 
     def train(self, trajectories: Reader[Trajectory]) -> None:
         """Stage: all segments of a step, in the order of their groups; then the epochs."""
@@ -219,9 +215,8 @@ class EmbodiedActor(TrainingWorker):
             self._backend.backward(shard, chosen, partial(self._loss, chosen), entropies=True)
         return self._backend.reduce()
 
-    def _loss(self, batch: _Batch, answers: Answers) -> tuple[Tensor, list[float]]:
+    def _loss(self, batch: _Batch, answers: Evaluation) -> tuple[Tensor, list[float]]:
         settings = self._settings
-        assert answers.logprobs is not None and answers.values is not None and answers.entropies is not None, "a policy"
         policy = ppo_clip_loss(
             answers.logprobs,
             batch.logprobs,
@@ -240,7 +235,7 @@ class EmbodiedActor(TrainingWorker):
 
     def _apply(self, statistics: list[float]) -> None:
         count, policy_loss, value_loss, _, clipped, entropy = statistics
-        grad_norm = self._step(count).grad_norm
+        grad_norm = self._step(count)
         if self.rank == 0:
             self.record("actor/policy_loss", policy_loss / count)
             if self._settings.value_coef:

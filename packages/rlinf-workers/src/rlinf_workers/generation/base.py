@@ -45,8 +45,8 @@ class Completions:
     truncated: Tensor
     """[N] bool; the completion has max_new_tokens tokens and did not end."""
     policy_version: int
-    """Version of the weights that sampled the first tokens. It belongs to completions and not to groups: where weights
-    arrive while completions are under way, those of one group begin under different versions."""
+    """Version of the weights that sampled the first tokens, -1 before any came. It belongs to completions and not to
+    groups: where weights arrive while completions are under way, those of one group begin under different versions."""
 
 
 class GenerationEngine(Protocol):
@@ -94,11 +94,6 @@ class GenerationEngine(Protocol):
 
     def weights_received(self, policy_version: int) -> None:
         """`weights` hold that version from now on. Drops what was computed from earlier ones, a prefix cache say."""
-        ...
-
-    @property
-    def policy_version(self) -> int:
-        """The version served; -1 before the first came."""
         ...
 
     def onload(self) -> None:

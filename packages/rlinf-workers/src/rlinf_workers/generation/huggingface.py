@@ -8,7 +8,7 @@ CPU matrix product takes another path with another rounding (measured: rows are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,14 +24,14 @@ from rlinf_workers.models.language_model import (
     pad_token_id,
     stop_token_ids,
 )
-from rlinf_workers.models.placement import move_model
 from rlinf_workers.models.sequences import pad_left
 from rlinf_workers.records.language import Prompt
+from rlinf_workers.serving import ServedModule
 
 MIN_ROWS = 8
 
 
-class HuggingFaceEngine:
+class HuggingFaceEngine(ServedModule):
     """A GenerationEngine on a `transformers` model, one batch at a time.
 
     The same prompt, seed and step give the same tokens and log-probabilities in any batch.
@@ -53,34 +53,21 @@ class HuggingFaceEngine:
         max_batch_sequences: int = 512,
     ) -> None:
         self._model = build_model(model, device)
+        super().__init__(self._model, device)
         tokenizer = load_tokenizer(model.folder)
         self._stop_ids = torch.tensor(stop_token_ids(self._model, tokenizer), device=device)
         self._pad_id = pad_token_id(self._model, tokenizer)
-        self._device = device
         self._pads = max_prompt_tokens is not None
         self._width = max_prompt_tokens
         self._max_batch_sequences = max_batch_sequences
         self._batch: tuple[Sequence[Prompt], SamplingSettings, int, int] | None = None
         self._version = -1
 
-    def weights(self) -> Mapping[str, Tensor]:
-        return dict(self._model.named_parameters())
-
     def layout(self) -> Layout:
         return Layout.replicated(specs_of(self.weights()), 1)
 
     def weights_received(self, policy_version: int) -> None:
         self._version = policy_version
-
-    @property
-    def policy_version(self) -> int:
-        return self._version
-
-    def onload(self) -> None:
-        move_model(self._model, self._device)
-
-    def offload(self) -> None:
-        move_model(self._model, torch.device("cpu"))
 
     def close(self) -> None:
         pass

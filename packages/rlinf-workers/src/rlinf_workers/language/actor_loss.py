@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlinf_algos.aggregation import divisor, summed
+from rlinf_algos.aggregation import summed
 from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.corrections import (
     Correction,
@@ -17,95 +17,80 @@ from rlinf_algos.corrections import (
     truncated_importance_sampling,
 )
 from rlinf_algos.entropy import high_entropy_mask
-from rlinf_algos.parts import BUILTIN_POLICY_LOSSES, POLICY_LOSSES, policy_loss_takes
+from rlinf_algos.parts import POLICY_LOSSES, policy_loss_takes
 from rlinf_algos.policy_loss import PolicyLoss
-from rlinf_workers.language.learning_groups import LearningGroup, MicroBatch, kl_estimate
-from rlinf_workers.records.language import SampleGroup
-from rlinf_workers.training.base import Answers
+from rlinf_workers.language.learning_groups import MicroBatch, kl_estimate
+from rlinf_workers.training.base import Evaluation
 
-STATISTICS = (
-    "divisor",
-    "loss",
-    "tokens",
-    "trained",
-    "clipped",
-    "gap",
-    "rollout_kl",
-    "kl",
-    "entropy",
-    "corrected",
-    "off_policy",
-)
-"""Sums over an update, in this order. The divisor makes the summed loss the mean that the algorithm names."""
+TOTALS = ("divisor", "loss", "tokens", "trained tokens")
+"""Sums over an update that every algorithm has."""
 
 
 class ActorLoss:
-    """Answers and advantages -> a scalar whose gradient adds up over micro-batches, shards and ranks.
+    """Evaluation and advantages -> a scalar whose gradient adds up over micro-batches, shards and ranks."""
 
-    Args:
-        max_completion_tokens: the run's limit, for `constant_length_mean`.
-    """
-
-    def __init__(self, algorithm: Algorithm, *, max_completion_tokens: int) -> None:
+    def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
-        self._max_completion_tokens = max_completion_tokens
         self._takes = policy_loss_takes(algorithm.policy_loss)
         self._options = algorithm.options_of(self._takes)
         self._function = POLICY_LOSSES.get(algorithm.policy_loss)
         self._kl = kl_estimate(algorithm) if algorithm.kl_in == "loss" else None
         self.knows_entropy = bool(algorithm.entropy_coef) or algorithm.top_entropy_fraction < 1.0
         """Whether it reads the entropies of the tokens."""
+        has = {
+            "clip_fraction": True,
+            "logprob_gap": True,
+            "rollout_kl": True,
+            "ref_kl": self._kl is not None,
+            "entropy": self.knows_entropy,
+            "corrected_fraction": algorithm.correction is not None,
+            "off_policy_fraction": algorithm.off_policy_threshold is not None,
+        }
+        self.statistics = tuple(name for name, is_there in has.items() if is_there)
+        """What is known beside the loss, means over the tokens that were trained on."""
 
-    def is_useful(self, group: LearningGroup) -> bool:
-        """Whether the group has a gradient."""
-        if not group.samples.loss_mask.any():
-            return False
-        has_penalty = self._kl is not None or self._algorithm.entropy_coef
-        is_own = self._algorithm.policy_loss not in BUILTIN_POLICY_LOSSES  # may learn from more than advantages
-        return bool(has_penalty or is_own) or bool((group.advantages != 0).any())
-
-    def divisor(self, samples: SampleGroup) -> float:
-        """What the group adds to the number that the summed loss is divided by."""
-        return divisor(
-            self._algorithm.aggregation, samples.loss_mask, max_completion_tokens=self._max_completion_tokens
-        )
-
-    def of(self, answers: Answers, batch: MicroBatch) -> tuple[Tensor, list[float]]:
-        """Summed loss of the micro-batch, and the sums of `STATISTICS` from "trained" on."""
+    def of(self, micro_batch: MicroBatch, answers: Evaluation) -> tuple[Tensor, list[float]]:
+        """Summed loss of what the micro-batch has for the policy, and the totals of an update: of `TOTALS`, then of
+        `statistics`."""
+        batch = micro_batch.for_policy
+        assert batch is not None, "without a gradient there is no loss; see `without_gradient`"
         policy_logprobs, entropies, mask = answers.logprobs, answers.entropies, batch.sequences.loss_mask
-        assert policy_logprobs is not None, "a policy says how likely tokens are"
         anchor = policy_logprobs.detach() if batch.proximal_logprobs is None else batch.proximal_logprobs
         rollout_logprobs, advantages = batch.rollout_logprobs, batch.advantages
         more = {"rollout_logprobs": rollout_logprobs} if "rollout_logprobs" in self._takes.inputs else {}
         loss = self._function(policy_logprobs, anchor, advantages, mask, **more, **self._options)
-        terms, kl_sum, entropy_sum, corrected, off_policy = self._terms(loss, mask), 0.0, 0.0, 0.0, 0.0
+        terms, sums, num_tokens = self._terms(loss, mask), dict.fromkeys(self.statistics, 0.0), float(mask.sum())
         if self._algorithm.correction is not None:
             correction = self._correction(anchor, rollout_logprobs, mask)
             terms = terms * correction.weights
             share = correction.truncated_fraction + correction.rejected_fraction
-            corrected = float(share) * float(mask.sum())
+            sums["corrected_fraction"] = float(share) * num_tokens
         threshold = self._algorithm.off_policy_threshold
         if threshold is not None:
             kept = off_policy_sequence_mask(policy_logprobs, rollout_logprobs, advantages, mask, threshold=threshold)
             terms = terms * kept
-            off_policy = float(mask.sum() - kept.sum())
-        if entropies is not None and self._algorithm.top_entropy_fraction < 1.0:
+            sums["off_policy_fraction"] = float(mask.sum() - kept.sum())
+        if self._algorithm.top_entropy_fraction < 1.0:
             terms = terms * high_entropy_mask(entropies, mask, top_fraction=self._algorithm.top_entropy_fraction)
         if self._kl is not None:
             kl = self._kl(policy_logprobs, batch.ref_logprobs) * mask
             terms = terms + self._algorithm.kl_coef * kl
-            kl_sum = float(kl.detach().sum())
-        if entropies is not None:
+            sums["ref_kl"] = float(kl.detach().sum())
+        if self.knows_entropy:
             entropy = entropies.masked_fill(mask == 0, 0.0)
             if self._algorithm.entropy_coef:
                 terms = terms - self._algorithm.entropy_coef * entropy
-            entropy_sum = float(entropy.detach().sum())
-        num_tokens = float(mask.sum())
+            sums["entropy"] = float(entropy.detach().sum())
         drift = ((policy_logprobs.detach() - rollout_logprobs) * mask).double()
-        gap, rollout_kl = float(drift.abs().sum()), float((torch.expm1(drift) - drift).sum())
-        clipped = float(loss.clip_fraction) * num_tokens
-        statistics = [num_tokens, clipped, gap, rollout_kl, kl_sum, entropy_sum, corrected, off_policy]
-        return summed(self._algorithm.aggregation, terms, mask), statistics
+        sums["logprob_gap"], sums["rollout_kl"] = float(drift.abs().sum()), float((torch.expm1(drift) - drift).sum())
+        sums["clip_fraction"] = float(loss.clip_fraction) * num_tokens
+        total = summed(self._algorithm.aggregation, terms, mask)
+        counted = [micro_batch.divisor, float(total.detach()), micro_batch.num_tokens, num_tokens]
+        return total, [*counted, *sums.values()]
+
+    def without_gradient(self, micro_batch: MicroBatch) -> list[float]:
+        """The totals of a micro-batch that only counts."""
+        return [micro_batch.divisor, 0.0, micro_batch.num_tokens, 0.0, *[0.0] * len(self.statistics)]
 
     def _terms(self, loss: PolicyLoss, mask: Tensor) -> Tensor:
         """[B, T], 0 outside the mask, whatever a loss of one's own has there."""

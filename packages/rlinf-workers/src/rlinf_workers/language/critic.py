@@ -6,16 +6,13 @@ of the groups, and its numbers depend on the plan as little as the actor's do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.value_loss import clipped_value_loss, huber_value_loss
-from rlinf_workers.language.learning_groups import LearningGroup, MicroBatch, micro_batch
+from rlinf_workers.language.learning_groups import Tokens
 from rlinf_workers.models.sequences import SequenceBatch
-from rlinf_workers.training.base import Answers, TrainingBackend
+from rlinf_workers.training.base import Evaluation, TrainingBackend
 
 NUM_STATISTICS = 5
 
@@ -27,9 +24,8 @@ class Critic:
         backend: holds a model that answers with values.
     """
 
-    def __init__(self, algorithm: Algorithm, backend: TrainingBackend, device: torch.device) -> None:
+    def __init__(self, algorithm: Algorithm, backend: TrainingBackend) -> None:
         self._algorithm = algorithm
-        self._device = device
         self.backend = backend
 
     def start_from(self, policy: TrainingBackend) -> None:
@@ -39,19 +35,18 @@ class Critic:
 
     def values(self, batch: SequenceBatch) -> Tensor:
         """[B, T] float32, before each token is chosen."""
-        return _values(self.backend.forward(batch))
+        return self.backend.forward(batch).values
 
     def begin(self) -> None:
         """Starts an update."""
         self.backend.begin(NUM_STATISTICS)
 
-    def backward(self, shard: int, groups: Sequence[LearningGroup]) -> None:
+    def backward(self, shard: int, batch: Tokens) -> None:
         """Adds the gradient of a micro-batch."""
-        batch = micro_batch(groups, self._device)
         self.backend.backward(shard, batch.sequences, lambda answers: self._loss(answers, batch))
 
-    def _loss(self, answers: Answers, batch: MicroBatch) -> tuple[Tensor, list[float]]:
-        values, old, returns, mask = _values(answers), batch.values, batch.returns, batch.sequences.loss_mask
+    def _loss(self, answers: Evaluation, batch: Tokens) -> tuple[Tensor, list[float]]:
+        values, old, returns, mask = answers.values, batch.values, batch.returns, batch.sequences.loss_mask
         assert old is not None and returns is not None, "where there is a critic, the groups have values and returns"
         if self._algorithm.value_loss == "huber":
             assert self._algorithm.huber_delta is not None, "an algorithm with this loss has its delta"
@@ -68,24 +63,9 @@ class Critic:
         """One optimizer step on the mean over tokens; what to record of it."""
         tokens, loss, squared_errors, returns, squared_returns = self.backend.reduce()
         count = max(tokens, 1.0)
-        grad_norm = self.backend.step(count).grad_norm
+        grad_norm = self.backend.step(count)
         spread = squared_returns - returns * returns / count
         recorded = {"critic/loss": loss / count, "critic/grad_norm": grad_norm, "critic/return": returns / count}
         if spread > 1e-9 * squared_returns:  # returns that are all equal leave rounding
             recorded["critic/explained"] = 1.0 - squared_errors / spread
         return recorded
-
-    # -- checkpoints -----------------------------------------------------------------------------------------------
-
-    def save(self, folder: str) -> None:
-        self.backend.save_model(folder)
-        self.backend.save_optimizer(folder)
-
-    def load(self, folder: str) -> None:
-        self.backend.load_model(folder)
-        self.backend.load_optimizer(folder)
-
-
-def _values(answers: Answers) -> Tensor:
-    assert answers.values is not None, "a value model says what tokens are worth"
-    return answers.values

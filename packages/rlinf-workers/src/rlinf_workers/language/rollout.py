@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
 
 from rlinf_comm.records import record
 from rlinf_comm.weights import Layout
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.generation.base import GenerationEngine
-from rlinf_workers.generation.groups import OpenGroups
+from rlinf_workers.generation.base import Completions, GenerationEngine
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.sequences import fit_width
 from rlinf_workers.records.language import Prompt, SampleGroup
 from rlinf_workers.registry import ENGINES
 from rlinf_workers.serving import ServingWorker
@@ -57,7 +60,12 @@ class Rollout(ServingWorker):
         for waiting in prompts:
             while waiting or groups:
                 waiting = self._submit(waiting, prompts, groups, sampling)
-                self._hand_on(groups.add(self._engine.finished()), samples)
+                whole = groups.add(self._engine.finished())
+                for group in whole:
+                    self._record(group)
+                if whole:
+                    oldest = min(group.policy_version for group in whole)
+                    samples.put_many([(group.index, group) for group in whole], policy_version=oldest)
 
     def _submit(
         self, waiting: list[Prompt], prompts: Reader[Prompt], groups: OpenGroups, sampling: SamplingSettings
@@ -67,19 +75,11 @@ class Rollout(ServingWorker):
         context, size = self.step, sampling.group_size
         while (room := self._engine.room(size)) > 0 and (waiting := waiting or prompts.ready_chunk()):
             now, waiting = waiting[:room], waiting[room:]
-            groups.open(now)
             self._engine.submit(now, sampling, seed=context.seed, step=context.step)
+            groups.open(now)
         if not groups:
             raise WorkersError(f"{self._settings.engine} has nothing to do and no room for {size} completions")
         return waiting
-
-    def _hand_on(self, groups: Sequence[SampleGroup], samples: Writer[SampleGroup]) -> None:
-        if not groups:
-            return
-        for group in groups:
-            self._record(group)
-        oldest = min(group.policy_version for group in groups)
-        samples.put_many([(group.index, group) for group in groups], policy_version=oldest)
 
     def _record(self, group: SampleGroup) -> None:
         size, tokens = len(group.loss_mask), float(group.loss_mask.sum())
@@ -99,3 +99,55 @@ class Rollout(ServingWorker):
 
     def close(self) -> None:
         self._engine.close()
+
+
+class OpenGroups:
+    """Groups whose completions have not all come back; its length is their number."""
+
+    def __init__(self, group_size: int) -> None:
+        self._group_size = group_size
+        self._open: dict[int, tuple[Prompt, list[Completions]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, prompts: Iterable[Prompt]) -> None:
+        """Their completions are on their way."""
+        self._open |= {prompt.index: (prompt, []) for prompt in prompts}
+
+    def add(self, finished: Iterable[Completions]) -> list[SampleGroup]:
+        """The groups that are whole now.
+
+        Raises: WorkersError for completions that nobody waits for.
+        """
+        whole = []
+        for part in finished:
+            if part.index not in self._open:
+                raise WorkersError(f"the engine finished completions of prompt {part.index}, which is not under way")
+            prompt, parts = self._open[part.index]
+            parts.append(part)
+            if sum(len(one.members) for one in parts) >= self._group_size:
+                del self._open[part.index]
+                whole.append(_group(prompt, parts, self._group_size))
+        return whole
+
+
+def _group(prompt: Prompt, parts: Sequence[Completions], group_size: int) -> SampleGroup:
+    members = [member for part in parts for member in part.members]
+    if sorted(members) != list(range(group_size)):
+        raise WorkersError(f"prompt {prompt.index}: of {group_size} completions the engine finished {sorted(members)}")
+    order = torch.tensor(members).argsort()
+    width = max(part.token_ids.shape[1] for part in parts)
+
+    def join(name: str) -> Tensor:
+        rows: list[Tensor] = [getattr(part, name) for part in parts]
+        return torch.cat([fit_width(row, width) if row.dim() > 1 else row for row in rows])[order]
+
+    return SampleGroup(
+        prompt=prompt,
+        completion_ids=join("token_ids"),
+        loss_mask=join("loss_mask"),
+        rollout_logprobs=join("logprobs"),
+        policy_version=min(part.policy_version for part in parts),
+        truncated=join("truncated"),
+    )

@@ -6,14 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
-from rlinf_algos.logprobs import logprobs_and_entropy
+from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer
-from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_logprobs
+from rlinf_workers.models.sequences import SequenceBatch, completion_logits
 from rlinf_workers.records.language import ExampleBatch
-from rlinf_workers.training.base import Answers
-from rlinf_workers.training.checkpoint import load_model_weights, load_tensors, save_tensors
+from rlinf_workers.training.base import Evaluation
+from rlinf_workers.training.checkpoint import load_model_weights
 
 VALUES_FILE = "values.safetensors"
 
@@ -33,17 +34,14 @@ class TokenModel:
     def build(self, device: torch.device) -> nn.Module:
         return build_model(self._settings, device)
 
-    def answers(self, model: Any, batch: SequenceBatch | ExampleBatch, *, entropies: bool) -> Answers:
+    def answers(self, model: Any, batch: SequenceBatch | ExampleBatch, *, entropies: bool) -> Evaluation:
         if isinstance(batch, ExampleBatch):
-            return Answers(logprobs=_example_logprobs(model, batch))
+            return Evaluation(logprobs=_example_logprobs(model, batch))
+        logits, ids = completion_logits(model, batch), batch.completion_ids
         if not entropies:
-            return Answers(logprobs=completion_logprobs(model, batch, self._temperature))
-        logits = completion_logits(model, batch)
-        logprobs, found = logprobs_and_entropy(logits, batch.completion_ids, self._temperature)
-        return Answers(logprobs=logprobs, entropies=found)
-
-    def tensors(self, model: Any) -> dict[str, Tensor]:
-        return dict(model.named_parameters())
+            return Evaluation(logprobs=token_logprobs(logits, ids, temperature=self._temperature))
+        logprobs, found = logprobs_and_entropy(logits, ids, self._temperature)
+        return Evaluation(logprobs=logprobs, entropies=found)
 
     def save(self, model: Any, folder: str) -> None:
         model.save_pretrained(folder, safe_serialization=True)
@@ -69,17 +67,14 @@ class ValueModel:
         model.set_output_embeddings(head)
         return model.to(device)
 
-    def answers(self, model: Any, batch: SequenceBatch, *, entropies: bool) -> Answers:
-        return Answers(values=completion_logits(model, batch)[..., 0].float())
-
-    def tensors(self, model: Any) -> dict[str, Tensor]:
-        return dict(model.named_parameters())
+    def answers(self, model: Any, batch: SequenceBatch, *, entropies: bool) -> Evaluation:
+        return Evaluation(values=completion_logits(model, batch)[..., 0].float())
 
     def save(self, model: Any, folder: str) -> None:
-        save_tensors(self.tensors(model), f"{folder}/{VALUES_FILE}")
+        save_model(model, f"{folder}/{VALUES_FILE}")
 
     def load(self, model: Any, folder: str) -> None:
-        load_tensors(self.tensors(model), f"{folder}/{VALUES_FILE}")
+        load_model(model, f"{folder}/{VALUES_FILE}")
 
 
 def _example_logprobs(model: Any, batch: ExampleBatch) -> Tensor:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_envs.protocol import ActionSpec, FieldSpec
-from rlinf_workers.policies.base import Answer, Evaluation, Fields, Needs, Policy, PolicyError
+from rlinf_workers.policies.base import Answer, Fields, Needs, Policy, PolicyError
 from rlinf_workers.policies.heads.choose import head_for
+from rlinf_workers.training.base import Evaluation
 
 OBSERVATION_CLIP = 10.0
 

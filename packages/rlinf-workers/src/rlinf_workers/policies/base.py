@@ -21,6 +21,7 @@ from rlinf_comm.records import record
 from rlinf_envs.protocol import ActionSpec, FieldSpec
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.registry import POLICIES
+from rlinf_workers.training.base import Evaluation
 
 record(FieldSpec)
 record(ActionSpec)
@@ -56,18 +57,6 @@ class Answer:
     """[n], expected discounted rewards from here on; zeros for a policy without a critic."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
-    """What a policy thinks of actions; differentiable in its parameters."""
-
-    logprobs: Tensor
-    """[n] nats, of the whole chunk"""
-    entropies: Tensor
-    """[n] nats, of the whole chunk"""
-    values: Tensor
-    """[n]"""
-
-
 class Policy(nn.Module, ABC):
     """Base of all policies; `rlinf_workers.testing.policies` checks an implementation.
 
@@ -100,7 +89,8 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def evaluate(self, fields: Fields, actions: Tensor) -> Evaluation:
-        """Values actions [n, K, A]; those that `act` answered get the log-probabilities and values that it gave."""
+        """What it thinks of actions [n, K, A], differentiable; those that `act` answered get the log-probabilities and
+        values that it gave."""
 
     def observation_sums(self, fields: Fields) -> Tensor:
         """[S] float64 on the CPU, sums over n rows that `absorb` learns from; empty for a policy without statistics.

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from rlinf_comm.records import record
 from rlinf_comm.weights import Layout
-from rlinf_workers.collectives import RankGroup
 from rlinf_workers.registry import BACKENDS
+from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
 
@@ -44,33 +44,36 @@ class OptimizerSettings:
     max_grad_norm: float = 1.0
     warmup_steps: int = 0
     """Linear, from 1/warmup_steps."""
-    decay_steps: int | None = None
+    lr_decay_steps: int | None = None
     """Linear decay to `min_lr_ratio` over that many optimizer steps; None: constant."""
     min_lr_ratio: float = 0.1
 
     def learning_rate_at(self, step: int) -> float:
         """For optimizer step `step`, counted from 0."""
         factor = 1.0
-        if self.decay_steps:
-            factor = max(self.min_lr_ratio, 1 - step / self.decay_steps)
+        if self.lr_decay_steps:
+            factor = max(self.min_lr_ratio, 1 - step / self.lr_decay_steps)
         if self.warmup_steps:
             factor *= min(1.0, (step + 1) / self.warmup_steps)
         return self.learning_rate * factor
 
 
+NOT_ASKED = torch.zeros(0)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answers:
+class Evaluation:
     """What a model says of a batch; [B, T] for the completion tokens of language models, [n] for the rows of a policy.
 
     Whole on every rank that is asked, at least float32, on the backend's device.
     """
 
-    logprobs: Tensor | None = None
-    """Nats, of the tokens or actions of the batch; None: the model has only values."""
-    entropies: Tensor | None = None
-    """Nats; None: not asked for, or the model has only values."""
-    values: Tensor | None = None
-    """Rewards still to come; None: the model has no critic."""
+    logprobs: Tensor = NOT_ASKED
+    """Nats, of the tokens or actions (whole chunks) of the batch; empty for a model that has only values."""
+    entropies: Tensor = NOT_ASKED
+    """Nats; empty where nobody asked, or the model has only values."""
+    values: Tensor = NOT_ASKED
+    """Rewards still to come; empty for a model without a critic."""
 
 
 class Trainable(Protocol):
@@ -80,77 +83,27 @@ class Trainable(Protocol):
         """The model with its first weights, the same in every process."""
         ...
 
-    def answers(self, model: Any, batch: Any, *, entropies: bool) -> Answers:
+    def answers(self, model: Any, batch: Any, *, entropies: bool) -> Evaluation:
         """One forward, differentiable; the batch is on the model's device."""
-        ...
-
-    def tensors(self, model: Any) -> dict[str, Tensor]:
-        """All that is sent, saved and loaded, by canonical (Hugging Face) name; parameters are not detached."""
         ...
 
     def save(self, model: Any, folder: str) -> None:
         """Writes the model into an existing folder."""
 
     def load(self, model: Any, folder: str) -> None:
-        """Fills the model in place. Raises: ValueError naming tensors that are missing or of another shape."""
+        """Fills the model in place. Raises: RuntimeError naming tensors that are missing or of another shape."""
 
 
-LossOf = Callable[[Answers], tuple[Tensor, Sequence[float]]]
-"""Answers to a micro-batch -> its summed loss, and its statistics, which are sums too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One optimizer step."""
-
-    grad_norm: float
-    """Before clipping, of the gradient / divisor."""
-    learning_rate: float
-
-
-class Place(Protocol):
-    """The process that a backend works in; every Worker is one."""
-
-    @property
-    def name(self) -> str:
-        """`role/rank`, for messages."""
-        ...
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def num_ranks(self) -> int: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def ranks(self) -> RankGroup:
-        """Collectives among all ranks of the group; connects at first use, by all ranks together."""
-        ...
-
-    @property
-    def replica(self) -> int:
-        """Number of the replica that this rank belongs to."""
-        ...
-
-    @property
-    def replica_ranks(self) -> RankGroup:
-        """Collectives among the ranks of this replica."""
-        ...
-
-    @property
-    def replicas(self) -> RankGroup:
-        """Collectives among the ranks at this place in all replicas."""
-        ...
+LossOf = Callable[[Evaluation], tuple[Tensor, Sequence[float]]]
+"""What the model says of a micro-batch -> its summed loss, and its statistics, which are sums too."""
 
 
 class TrainingBackend(Protocol):
     """A model on the ranks of a worker group.
 
-    Constructed as `cls(model, place, optimizer=..., num_shards=..., **options)`: the options are the recipe's; without
-    an optimizer the model is frozen, and everything between `begin` and `step` is forbidden.
+    Constructed as `cls(model, worker, optimizer=..., num_shards=..., **options)`: the worker it works for has its
+    device and its collectives, the options are the recipe's; without an optimizer the model is frozen, and everything
+    between `begin` and `step` is forbidden.
     """
 
     @property
@@ -163,7 +116,7 @@ class TrainingBackend(Protocol):
         """Steps of the optimizer in use; the next one takes the learning rate of this number."""
         ...
 
-    def forward(self, batch: Any, *, entropies: bool = False) -> Answers:
+    def forward(self, batch: Any, *, entropies: bool = False) -> Evaluation:
         """Answers without gradient. A batch's numbers depend on nothing but the weights and the batch."""
         ...
 
@@ -181,9 +134,10 @@ class TrainingBackend(Protocol):
         statistics, which are float64."""
         ...
 
-    def step(self, divisor: float) -> Step:
+    def step(self, divisor: float) -> float:
         """Divides the reduced gradient, clips it to `max_grad_norm` and takes an optimizer step.
 
+        Returns: the norm of the gradient / divisor before it was clipped.
         Raises: FloatingPointError when the norm is not finite, on every rank; no weight has changed.
         """
         ...
@@ -243,7 +197,7 @@ class BackendSettings:
     """Further arguments of its constructor."""
     num_shards: int = 1
 
-    def make(self, model: Trainable, place: Place, optimizer: OptimizerSettings | None = None) -> TrainingBackend:
-        """The backend, on the place's device."""
+    def make(self, model: Trainable, worker: Worker, optimizer: OptimizerSettings | None = None) -> TrainingBackend:
+        """The backend, on the worker's device."""
         made = BACKENDS.get(self.name)
-        return made(model, place, optimizer=optimizer, num_shards=self.num_shards, **self.options)
+        return made(model, worker, optimizer=optimizer, num_shards=self.num_shards, **self.options)

@@ -24,28 +24,6 @@ def read_json(path: str) -> dict[str, Any]:
     return json.loads(Path(path).read_text())
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: str) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-
-
-def load_tensors(into: Mapping[str, Tensor], path: str) -> None:
-    """Fills tensors in place.
-
-    Raises: ValueError naming tensors that are missing, too many or of another shape.
-    """
-    found = load_file(path)
-    missing, unknown = sorted(set(into) - set(found)), sorted(set(found) - set(into))
-    if missing or unknown:
-        raise ValueError(
-            f"{path}: tensors missing: {missing or 'none'}; tensors the model does not have: {unknown or 'none'}"
-        )
-    for name, tensor in into.items():
-        if found[name].shape != tensor.shape:
-            raise ValueError(f"{path}: {name} has shape {list(found[name].shape)}, the model's is {list(tensor.shape)}")
-        with torch.no_grad():
-            tensor.copy_(found[name])
-
-
 def load_model_weights(model: nn.Module, folder: str) -> None:
     """Weights of a Hugging Face folder into a model of the same architecture, through transformers' own loader.
 
@@ -60,8 +38,13 @@ def load_model_weights(model: nn.Module, folder: str) -> None:
 def save_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, path: str) -> None:
     """The state of every parameter as `<parameter>:<state>`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    save_tensors(
-        {f"{names[p]}:{key}": value for p, state in optimizer.state.items() for key, value in state.items()}, path
+    save_file(
+        {
+            f"{names[p]}:{key}": value.cpu().contiguous()
+            for p, state in optimizer.state.items()
+            for key, value in state.items()
+        },
+        path,
     )
 
 

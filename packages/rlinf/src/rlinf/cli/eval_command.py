@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.cli.address_space import check_address_space
-from rlinf.cli.output_folder import cannot_write, check_empty, new_folder
+from rlinf.cli.output_folder import cannot_write, new_folder
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.load import load_eval, load_eval_for_resume
 from rlinf.config.overrides import Override, parse_overrides, refuse_misspelt_options
 from rlinf.errors import UserError
+from rlinf.run_folder.lock import check_empty
 
 OPTIONS = ("--output", "--resume", "--traceback", "--help")
 SETTINGS = (".yaml", ".yml")

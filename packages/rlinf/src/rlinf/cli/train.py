@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.cli.address_space import check_address_space
-from rlinf.cli.output_folder import cannot_write, check_empty, new_folder
+from rlinf.cli.output_folder import cannot_write, new_folder
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.schema import JOBS, Config
 from rlinf.errors import UserError
 from rlinf.loop.ending import how_to_go_on, resume_command
-from rlinf.run_folder.lock import check_free
+from rlinf.run_folder.lock import check_empty, check_free
 
 OPTIONS = ("--output", "--resume", "--traceback", "--help")
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.resume and args.output is None:
         raise UserError("--resume needs --output FOLDER, the folder of the run to go on with")
-    keys = {name for model in JOBS.values() for name in model.model_fields}
+    keys = {name for model in JOBS for name in model.model_fields}
     refuse_misspelt_options(args.overrides, OPTIONS, keys, "rlinf train")
     overrides = parse_overrides(args.overrides)
     config = load_for_resume(args.output, overrides) if args.resume else load_config(args.recipe, overrides)

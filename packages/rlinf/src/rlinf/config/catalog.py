@@ -6,7 +6,7 @@ import difflib
 import importlib.resources
 from pathlib import Path
 
-from rlinf.config.yaml_source import Tree, merge, parse_file
+from rlinf.config.yaml_source import Tree, merge, parse_file, read_file
 from rlinf.errors import UserError
 
 SUFFIXES = (".yaml", ".yml")
@@ -35,10 +35,20 @@ def read_recipe(name: str) -> Tree:
 
 
 def _read(name: str, folder: Path, named_by: str, above: tuple[str, ...]) -> Tree:
-    text, shown, identity, own_folder = _find(name, folder, named_by)
+    """`folder` is what a path is relative to, `above` what extends this recipe."""
+    shipped = shipped_recipes()
+    if name in shipped:
+        identity, own_folder = name, Path()
+        text = importlib.resources.files("rlinf.recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+        tree = parse_file(text, f"{name}.yaml")
+    else:
+        path = folder / name
+        if path.suffix not in SUFFIXES:
+            raise _unknown(name, path, named_by, list(shipped))
+        identity, own_folder = str(path.resolve()), path.parent
+        tree = read_file(path, named_by=named_by, hint=f"shipped recipes: {', '.join(shipped)}")
     if identity in above:
         raise UserError(f"{named_by}recipes extend one another in a circle: {' -> '.join([*above, identity])}")
-    tree = parse_file(text, shown)
     if "extends" not in tree.values:
         return tree
     base = tree.values.pop("extends")
@@ -46,25 +56,6 @@ def _read(name: str, folder: Path, named_by: str, above: tuple[str, ...]) -> Tre
     if not isinstance(base, str):
         raise UserError(f"{place}: extends={base!r} must be the name or the path of one recipe")
     return merge(_read(base, own_folder, f"{place}: ", (*above, identity)), tree)
-
-
-def _find(name: str, folder: Path, named_by: str) -> tuple[str, str, str, Path]:
-    """Text, name in messages, identity, and the folder that its `extends` is relative to."""
-    shipped = shipped_recipes()
-    if name in shipped:
-        text = importlib.resources.files("rlinf.recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-        return text, f"{name}.yaml", name, Path()
-    path = folder / name
-    if path.suffix not in SUFFIXES:
-        raise _unknown(name, path, named_by, list(shipped))
-    try:
-        return path.read_text(encoding="utf-8"), str(path), str(path.resolve()), path.parent
-    except UnicodeDecodeError as error:
-        raise UserError(f"{named_by}{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
-    except OSError as error:
-        raise UserError(
-            f"{named_by}{path}: {error.strerror or error}", hint=f"shipped recipes: {', '.join(shipped)}"
-        ) from error
 
 
 def _unknown(name: str, path: Path, named_by: str, shipped: list[str]) -> UserError:

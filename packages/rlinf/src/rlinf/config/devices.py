@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from rlinf.config.common import ClusterConfig
-from rlinf.config.schema import Config, ReasoningConfig
+from rlinf.config.reasoning import ReasoningConfig
+from rlinf.config.schema import Config
 from rlinf.errors import UserError
 from rlinf.machine import Machine
 

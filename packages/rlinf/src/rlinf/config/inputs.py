@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rlinf.config.weight_files import check_weight_files
+from safetensors import SafetensorError, safe_open
+
 from rlinf.errors import UserError
 
-WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+INDEX = "model.safetensors.index.json"
+HINT = "the download or the copy was cut short; fetch the file again"
+
+WEIGHT_FILES = ("model.safetensors", INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
 """A model folder of transformers holds one of these."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """And one of these; without any, transformers may make up an empty tokenizer instead of complaining."""
@@ -22,7 +21,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 def check_model_folder(path: Path, *, key: str = "model.path") -> None:
     """Whether `path`, which the config calls `key`, can be a Hugging Face model folder.
 
-    Raises: UserError when it does not exist, is not a folder, or lacks a readable config.json, weights or a tokenizer.
+    Raises: UserError when it does not exist, is not a folder, or lacks a readable config.json, whole
+        weights or a tokenizer.
     """
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "does not exist"
@@ -40,7 +40,7 @@ def check_model_folder(path: Path, *, key: str = "model.path") -> None:
                 hint=f"give the folder itself, not the one above it{looked_for}",
             )
     _check_model_config(path / "config.json")
-    check_weight_files(path, key)
+    _check_weights(path, key)
 
 
 def _check_model_config(file: Path) -> None:
@@ -54,3 +54,35 @@ def _check_model_config(file: Path) -> None:
         raise UserError(
             f"{file}: has no model_type, which says the architecture", hint="is it a model of transformers?"
         )
+
+
+def _check_weights(folder: Path, key: str) -> None:
+    """Whether the safetensors files that transformers would read are whole, by their headers: milliseconds for any
+    size. Weights of another format transformers reads or refuses."""
+    single, index = folder / "model.safetensors", folder / INDEX
+    if single.is_file():
+        _tensors(single, key)
+        return
+    if not index.is_file():
+        return
+    files: dict[str, set[str]] = {}
+    try:
+        for tensor, name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items():
+            files.setdefault(str(name), set()).add(tensor)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{key}: {index} is not an index of weights: {error!r}", hint=HINT) from error
+    for name, tensors in files.items():
+        if not (folder / name).is_file():
+            raise UserError(f"{key}={folder}: {INDEX} names {name}, which is not there", hint=HINT)
+        lost = sorted(tensors - _tensors(folder / name, key))
+        if lost:
+            raise UserError(f"{key}={folder}: {name} lacks {lost[0]} and {len(lost) - 1} more tensors", hint=HINT)
+
+
+def _tensors(file: Path, key: str) -> set[str]:
+    """Names of the tensors in a file that is as long as its header says."""
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            return set(opened.keys())
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{key}: {file} is no whole safetensors file: {error}", hint=HINT) from error

@@ -42,13 +42,13 @@ _ALLOWED = {
 """Type of a pydantic error -> what would have been right."""
 
 
-def explain(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[str]:
+def explain(error: ValidationError, tree: Tree, model: Any) -> list[str]:
     """One message for each key that is wrong.
 
     Args:
         error: what pydantic found.
         tree: what was validated.
-        model: the config it was validated against.
+        model: the section it was validated against, or a union of sections.
     """
     by_key: dict[Key, list[Any]] = {}
     messages: list[str] = []
@@ -60,18 +60,9 @@ def explain(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[
     return [_single(key, details, tree, model) for key, details in by_key.items()] + messages
 
 
-def missing(key: Key, tree: Tree) -> str:
+def _missing(key: Key, tree: Tree) -> str:
     """The message for a key that has no value."""
     return f"{_located(key, tree)} is not set; give --{dotted(key)} VALUE, or write it in a recipe"
-
-
-def unknown_value(name: str, tree: Tree, allowed: list[str]) -> str:
-    """The message for a value at the root that is not one of a few words."""
-    value = tree.values[name]
-    close = difflib.get_close_matches(str(value), allowed, n=1)
-    return f"{_located((name,), tree)}={describe(value)}; allowed: {', '.join(allowed)}" + (
-        f" (did you mean {close[0]}?)" if close else ""
-    )
 
 
 def dotted(key: Key) -> str:
@@ -89,25 +80,26 @@ def _conflict(conflict: Conflict, tree: Tree) -> str:
     return f"{place}: {conflict}" if place else str(conflict)
 
 
-def _single(key: Key, details: list[Any], tree: Tree, model: type[BaseModel]) -> str:
+def _single(key: Key, details: list[Any], tree: Tree, model: Any) -> str:
     kinds, first = {detail["type"] for detail in details}, details[0]
     if "missing" in kinds and isinstance(key[-1], int):
         value = describe(first["input"])
         return f"{_located(key[:-1], tree)}={value}; allowed: a list with at least {key[-1] + 1} entries"
     if "extra_forbidden" in kinds:
         return _unknown_key(key, tree, model)
-    if kinds & {"missing", "union_tag_not_found"}:
-        return missing(key if "missing" in kinds else (*key, "kind"), tree)
-    if first["input"] is None:
-        return missing(key, tree)
+    if "union_tag_not_found" in kinds:
+        return _missing((*key, first["ctx"]["discriminator"].strip("'")), tree)
+    if "missing" in kinds or first["input"] is None:
+        return _missing(key, tree)
     allowed = list(dict.fromkeys(_allowed(detail) for detail in details))
-    value = describe(first["input"] if "union_tag_invalid" not in kinds else first["ctx"]["tag"])
-    where = key if "union_tag_invalid" not in kinds else (*key, "kind")
+    if "union_tag_invalid" in kinds:
+        where = (*key, first["ctx"]["discriminator"].strip("'"))
+        return f"{_located(where, tree)}={describe(first['ctx']['tag'])}; allowed: {allowed[0]}"
     if kinds & {"dict_type", "model_type", "model_attributes_type"} and (
         names := list(_fields(model, key, tree.values))
     ):
         allowed = [f"a section with the keys {', '.join(names)}"]
-    return f"{_located(where, tree)}={value}; allowed: {' or '.join(allowed)}"
+    return f"{_located(key, tree)}={describe(first['input'])}; allowed: {' or '.join(allowed)}"
 
 
 def _allowed(detail: Mapping[str, Any]) -> str:
@@ -119,7 +111,7 @@ def _allowed(detail: Mapping[str, Any]) -> str:
     )
 
 
-def _unknown_key(key: Key, tree: Tree, model: type[BaseModel]) -> str:
+def _unknown_key(key: Key, tree: Tree, model: Any) -> str:
     *parents, name = key
     siblings = {dotted((*parents, field)): field for field in _fields(model, tuple(parents), tree.values)}
     close = difflib.get_close_matches(str(name), list(siblings.values()), n=1, cutoff=0.6)
@@ -170,9 +162,9 @@ def _located(key: Key, tree: Tree) -> str:
     return f"--{dotted(key)}" if place.startswith("--") else f"{place}: {dotted(key)}"
 
 
-def _fields(model: type[BaseModel], key: Key, values: Any) -> dict[str, Any]:
+def _fields(model: Any, key: Key, values: Any) -> dict[str, Any]:
     """Field -> annotation of the section at `key`; empty where there is none, or where its keys are free."""
-    annotation: Any = model
+    annotation = model
     for part in key:
         section = _section(annotation, values)
         field = section.model_fields.get(str(part)) if section else None
@@ -185,14 +177,15 @@ def _fields(model: type[BaseModel], key: Key, values: Any) -> dict[str, Any]:
 
 
 def _section(annotation: Any, values: Any) -> type[BaseModel] | None:
-    """The model behind an annotation; of several kinds the one that the values name."""
+    """The model behind an annotation; of several the one that the values name."""
     models = list(_models(annotation))
-    kind = values.get("kind") if isinstance(values, dict) else None
+    if len(models) == 1:
+        return models[0]
+    named = {key: values.get(key) for key in ("kind", "job")} if isinstance(values, dict) else {}
     for model in models:
-        if len(models) == 1 or (
-            "kind" in model.model_fields and kind in typing.get_args(model.model_fields["kind"].annotation)
-        ):
-            return model
+        for key, field in model.model_fields.items():
+            if key in named and named[key] in typing.get_args(field.annotation):
+                return model
     return None
 
 
@@ -208,7 +201,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from _models(argument)
 
 
-def _all_keys(model: type[BaseModel], key: Key, values: Any) -> Iterator[Key]:
+def _all_keys(model: Any, key: Key, values: Any) -> Iterator[Key]:
     for name in _fields(model, key, values):
         yield (*key, name)
         if len(key) < 3:

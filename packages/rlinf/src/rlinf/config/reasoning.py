@@ -117,8 +117,8 @@ class ReferenceConfig(Section):
     )
 
 
-class ActorConfig(Section):
-    """The optimizer (AdamW) and how a batch is cut."""
+class OptimizerConfig(Section):
+    """AdamW."""
 
     learning_rate: float = Field(default=3e-4, gt=0, description="Learning rate at the first step.")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
@@ -126,6 +126,11 @@ class ActorConfig(Section):
     )
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients with a larger norm are scaled down to it.")
+
+
+class ActorConfig(OptimizerConfig):
+    """The optimizer (AdamW) and how a batch is cut."""
+
     micro_batch_groups: int = Field(
         default=8, ge=1, description="Groups of one forward and backward pass; decides the memory peak."
     )
@@ -151,15 +156,10 @@ class ActorConfig(Section):
         return self.num_shards
 
 
-class CriticConfig(Section):
+class CriticConfig(OptimizerConfig):
     """The critic of algorithms that have one: a model like the actor's with one value a token."""
 
     learning_rate: float = Field(default=1e-3, gt=0, description="Learning rate at the first step.")
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        default=(0.9, 0.999), description="Decay of AdamW's two running averages."
-    )
-    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients with a larger norm are scaled down to it.")
 
 
 class ReasoningConfig(JobConfig):

@@ -140,16 +140,5 @@ class WeightedReward(Section):
                 )
 
 
-RewardConfig = Annotated[
-    RuleReward
-    | ChoiceReward
-    | MathReward
-    | CodeReward
-    | ModelReward
-    | FunctionReward
-    | LengthReward
-    | LengthTargetReward
-    | WeightedReward,
-    Field(discriminator="kind"),
-]
+RewardConfig = Annotated[TermReward | WeightedReward, Field(discriminator="kind")]
 """Any reward's config."""

@@ -1,64 +1,17 @@
-"""The config of a run: one model for each job, told apart by `job`. Everything a recipe may say, with its meaning and
-its unit."""
+"""The config of a run: one model for each job, told apart by `job`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
-from rlinf.config.algorithm import AlgorithmConfig
-from rlinf.config.common import ClusterConfig, JobConfig, Mode, PlanConfig, RunConfig
-from rlinf.config.embodied import EmbodiedAlgorithmConfig, EmbodiedConfig, EnvConfig, PolicyActorConfig, PolicyConfig
-from rlinf.config.reasoning import (
-    ActorConfig,
-    ArchitectureConfig,
-    CriticConfig,
-    ModelConfig,
-    ReasoningConfig,
-    RolloutConfig,
-    WarmStartConfig,
-)
-from rlinf.config.rewards import RewardConfig
-from rlinf.config.tasks import AddTask, FilesTask, SortTask, TaskConfig
+from rlinf.config.embodied import EmbodiedConfig
+from rlinf.config.reasoning import ReasoningConfig
 
-__all__ = [
-    "Config",
-    "JobConfig",
-    "ReasoningConfig",
-    "EmbodiedConfig",
-    "JOBS",
-    "Mode",
-    "ClusterConfig",
-    "PlanConfig",
-    "RunConfig",
-    "TaskConfig",
-    "SortTask",
-    "AddTask",
-    "FilesTask",
-    "ModelConfig",
-    "ArchitectureConfig",
-    "WarmStartConfig",
-    "AlgorithmConfig",
-    "CriticConfig",
-    "RolloutConfig",
-    "RewardConfig",
-    "ActorConfig",
-    "EnvConfig",
-    "PolicyConfig",
-    "EmbodiedAlgorithmConfig",
-    "PolicyActorConfig",
-    "json_schema",
-]
-
-Config = ReasoningConfig | EmbodiedConfig
+JOBS = (ReasoningConfig, EmbodiedConfig)
+Config = Annotated[ReasoningConfig | EmbodiedConfig, Field(discriminator="job")]
 """Any job's config."""
-
-JOBS: dict[str, type[ReasoningConfig] | type[EmbodiedConfig]] = {
-    "reasoning": ReasoningConfig,
-    "embodied": EmbodiedConfig,
-}
-"""Value of the key `job` -> its config."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -67,10 +20,9 @@ def json_schema() -> dict[str, Any]:
     A recipe may leave to the one it `extends` what it likes, so no key is required here; loading checks that nothing
     is missing.
     """
-    schema = TypeAdapter(Config).json_schema()
-    schema = _without_requirements(schema)
-    for name in (model.__name__ for model in JOBS.values()):
-        properties = schema["$defs"][name]["properties"]
+    schema = _without_requirements(TypeAdapter(Config).json_schema())
+    for model in JOBS:
+        properties = schema["$defs"][model.__name__]["properties"]
         properties["extends"] = {
             "type": "string",
             "description": "Recipe to start from: a shipped name, or a path relative to this file.",

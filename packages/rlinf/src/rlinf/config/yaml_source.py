@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -95,6 +96,20 @@ def parse_file(text: str, shown: str) -> Tree:
     if not isinstance(values, dict):
         raise UserError(f"{shown}:1: a recipe is a mapping of keys to values, this is {describe(values)}")
     return Tree(values=values, places=places)
+
+
+def read_file(file: Path, *, named_by: str = "", hint: str | None = None) -> Tree:
+    """The tree of a file on the disk; `named_by` begins the message of a file that cannot be read, `hint` goes with it.
+
+    Raises: UserError.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{named_by}{file}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise UserError(f"{named_by}{file}: {error.strerror or error}", hint=hint) from error
+    return parse_file(text, str(file))
 
 
 def parse_value(text: str) -> Any:

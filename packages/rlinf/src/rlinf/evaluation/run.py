@@ -215,7 +215,7 @@ def _rows(benchmark: str, problem: Problem, group: ScoredGroup, encoder: PromptE
     samples = group.samples
     assert samples.truncated is not None, "the engine says which completions did not end"
     lengths, truncated = samples.loss_mask.sum(-1).int().tolist(), samples.truncated.tolist()
-    prompt, was_cut = encoder.text(problem.prompt), len(encoder.encode(problem.prompt)) > len(samples.prompt_ids)
+    prompt, was_cut = encoder.text(problem.prompt), len(encoder.encode(problem.prompt)) > len(samples.prompt.token_ids)
     return [
         {
             "benchmark": benchmark,
@@ -228,7 +228,7 @@ def _rows(benchmark: str, problem: Problem, group: ScoredGroup, encoder: PromptE
             "answer": group.answers[i],
             "outcome": group.outcomes[i],
             "reward": float(group.rewards[i]),
-            "num_prompt_tokens": len(samples.prompt_ids),
+            "num_prompt_tokens": len(samples.prompt.token_ids),
             "prompt_was_cut": was_cut,
             "num_completion_tokens": lengths[i],
             "truncated": truncated[i],

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from rlinf.config.evaluation import BenchmarkConfig, EvalConfig
 from rlinf.config.load import load_config
-from rlinf.config.schema import FilesTask, ReasoningConfig
+from rlinf.config.reasoning import ReasoningConfig
+from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.evaluation.model import EvaluatedModel, run_folder
 from rlinf.tasks.prompts import is_chat

@@ -1,12 +1,15 @@
-"""What both jobs tell the roles that hold a model: the backend."""
+"""What both jobs tell the roles that hold a model: the backend and the optimizer."""
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 from rlinf.config.embodied import PolicyActorConfig
-from rlinf.config.reasoning import ActorConfig
+from rlinf.config.reasoning import ActorConfig, CriticConfig
 from rlinf.doors import named_class
 from rlinf_workers.registry import BACKENDS
-from rlinf_workers.training.base import BackendSettings
+from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
 
 def backend_settings(actor: ActorConfig | PolicyActorConfig, num_shards: int) -> BackendSettings:
@@ -15,3 +18,9 @@ def backend_settings(actor: ActorConfig | PolicyActorConfig, num_shards: int) ->
     settings = {"optimizer": None, "num_shards": num_shards}
     named_class(BACKENDS, name, options, None, None, at=f"actor.backend={name}", **settings)
     return BackendSettings(name=name, options=options, num_shards=num_shards)
+
+
+def optimizer_settings(section: ActorConfig | CriticConfig | PolicyActorConfig, **others: Any) -> OptimizerSettings:
+    """What a section of the config says of the optimizer, and what it leaves open."""
+    said = {field.name for field in fields(OptimizerSettings)} & type(section).model_fields.keys()
+    return OptimizerSettings(**{name: getattr(section, name) for name in said}, **others)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlinf.config.schema import ReasoningConfig
+from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf.run_folder.checkpoints import writing_sealed
 from rlinf.run_folder.lock import FolderLock

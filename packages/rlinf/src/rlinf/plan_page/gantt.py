@@ -13,7 +13,7 @@ from html import escape
 
 import numpy as np
 
-from rlinf.report.axes import number, percent, seconds, ticks
+from rlinf.report.axes import number, percent, seconds, time_axis
 from rlinf_sched.describe import ranges
 from rlinf_sched.explain import DeviceGroup, Explanation, device_groups, usage
 
@@ -35,13 +35,19 @@ SAME = 0.004
 """Shares that differ by less are drawn as one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Row:
     label: str
     note: str
     group: DeviceGroup
-    height: int
-    has_scale: bool
+
+    @property
+    def has_scale(self) -> bool:
+        return len(self.group.devices) > 1
+
+    @property
+    def height(self) -> int:
+        return GROUP_HEIGHT if self.has_scale else DEVICE_HEIGHT
 
 
 def draw_gantt(explanation: Explanation, colors: Mapping[str, str]) -> str:
@@ -59,7 +65,8 @@ def draw_gantt(explanation: Explanation, colors: Mapping[str, str]) -> str:
         y += row.height + GAP
     height = y + BOTTOM
     since = "the end of an earlier step" if explanation.problem.flow.max_staleness else "the start of the step"
-    drawn = "".join([*_axis(length_s, since, y), *parts])
+    axis = time_axis(length_s, left=LABEL_WIDTH, width=NUM_BINS, top=TOP, bottom=y, since=since)
+    drawn = "".join([*axis, *parts])
     return (
         f'<div class="wide"><svg class="timeline" data-timeline viewBox="0 0 {WIDTH} {height}" role="img"'
         f' aria-label="Predicted timeline of stages on devices">{drawn}</svg></div>'
@@ -74,29 +81,19 @@ def _rows(explanation: Explanation) -> list[_Row]:
     num_devices = sum(len(group.devices) for group in groups)
     rows = []
     for group in groups:
-        if not group.devices:
-            rows.append(_Row(label="host", note="", group=group, height=DEVICE_HEIGHT, has_scale=False))
-        elif num_devices <= MAX_SINGLE_ROWS:
-            rows += [_device_row(explanation, group, device) for device in group.devices]
-        else:
-            rows.append(_group_row(group))
-            rows += [_device_row(explanation, group, device) for device in _examples(group)]
+        devices: Sequence[int] = group.devices
+        if not devices:
+            rows.append(_Row("host", "", group))
+        elif num_devices > MAX_SINGLE_ROWS and len(devices) > 1:
+            count = f"{len(devices):,} devices"
+            label = f"devices {ranges(devices)}"
+            rows.append(_Row(label, count, group) if len(label) < 26 else _Row(count, "", group))
+            devices = _examples(group)
+        for device in devices:
+            name = explanation.problem.cluster.devices[device].name
+            single = DeviceGroup(devices=(device,), stages=group.stages)
+            rows.append(_Row(name if name.startswith("cpu:") else f"device {device}", "", single))
     return rows
-
-
-def _group_row(group: DeviceGroup) -> _Row:
-    count = len(group.devices)
-    label = f"devices {ranges(group.devices)}"
-    label = label if len(label) < 26 else f"{count:,} devices"
-    note = f"{count:,} devices" if label.startswith("devices") else ""
-    return _Row(label=label, note=note, group=group, height=GROUP_HEIGHT, has_scale=True)
-
-
-def _device_row(explanation: Explanation, group: DeviceGroup, device: int) -> _Row:
-    name = explanation.problem.cluster.devices[device].name
-    single = DeviceGroup(devices=(device,), stages=group.stages)
-    label = name if name.startswith("cpu:") else f"device {device}"
-    return _Row(label=label, note="", group=single, height=DEVICE_HEIGHT, has_scale=False)
 
 
 def _examples(group: DeviceGroup) -> Sequence[int]:
@@ -107,19 +104,6 @@ def _examples(group: DeviceGroup) -> Sequence[int]:
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
-
-
-def _axis(length_s: float, since: str, bottom: int) -> list[str]:
-    unit, factor = ("ms", 1e3) if length_s < 2 else ("s", 1.0) if length_s < 600 else ("min", 1 / 60)
-    parts = []
-    for value in ticks(0.0, length_s * factor, max_ticks=10):
-        x = LABEL_WIDTH + value / factor / length_s * NUM_BINS
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
-        parts.append(f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{bottom + 14}">{number(value)}</text>')
-    middle = LABEL_WIDTH + NUM_BINS / 2
-    text = f"{unit} since {since}"
-    parts.append(f'<text class="tick" text-anchor="middle" x="{middle}" y="{bottom + 31}">{text}</text>')
-    return parts
 
 
 def _draw_row(explanation: Explanation, row: _Row, y: int, edges_s: np.ndarray, colors: Mapping[str, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from html import escape
 
@@ -9,7 +10,6 @@ from rlinf.plan_page.gantt import draw_gantt
 from rlinf.plan_page.memory import draw_memory
 from rlinf.report import html
 from rlinf.report.axes import percent, seconds
-from rlinf_sched.describe import ranges
 from rlinf_sched.explain import Explanation
 from rlinf_sched.explain.quantities import counted
 
@@ -18,34 +18,26 @@ NUM_COLORS = 7
 
 def render(explanation: Explanation) -> str:
     """The page; it loads nothing from anywhere."""
-    stages = [stage.stage for stage in explanation.plan.stages]
+    plan, name = explanation.plan, explanation.problem.flow.name
+    plan_json = plan.to_json()
+    stages = [stage.stage for stage in plan.stages]
     colors = {stage: f"var(--c{i % NUM_COLORS})" for i, stage in enumerate(stages)}
     colors |= {"switch": "var(--wait)", "sync": "var(--sync)"}
-    name = explanation.problem.flow.name
     body = [
-        _header(explanation),
+        html.header(name, f"Execution plan for {explanation.problem.cluster.describe()}", badge=plan.mode, look="good"),
         _headline(explanation),
-        _notes(explanation),
-        _words(explanation),
+        html.notes("Be careful", explanation.notes),
+        html.section("In plain words", *(f"<p>{escape(sentence)}</p>" for sentence in explanation.sentences)),
         _timeline(explanation, colors),
         _critical_path(explanation, colors),
         _modes(explanation),
         _what_if(explanation),
-        _plan(explanation),
+        html.section("Plan", html.plan_table(json.loads(plan_json), json.loads(explanation.problem.flow.to_json()))),
         draw_memory(explanation, colors),
-        html.section("Plan as data", html.folded("JSON", f"<pre>{escape(explanation.plan.to_json())}</pre>")),
+        html.section("Plan as data", html.folded("JSON", f"<pre>{escape(plan_json)}</pre>")),
     ]
     footer = "Written by rlinf plan. Times are predictions; trace.json beside this page opens in ui.perfetto.dev."
     return html.document(f"{name} - plan", body, footer=footer)
-
-
-def _header(explanation: Explanation) -> str:
-    cluster = escape(explanation.problem.cluster.describe())
-    return (
-        f"<header><h1>{escape(explanation.problem.flow.name)}"
-        f'<span class="badge good">{escape(explanation.plan.mode)}</span></h1>'
-        f'<div class="sub">Execution plan for {cluster}</div></header>'
-    )
 
 
 def _headline(explanation: Explanation) -> str:
@@ -58,28 +50,12 @@ def _headline(explanation: Explanation) -> str:
         for label, share in use.busy_share.items()
         if label in compute
     )
-    overlap = problem.flow.max_staleness > 0
-    cells = [
-        ("fact main", "predicted time from step to step" if overlap else "predicted time of a step", seconds(step_s)),
-        ("fact", "items a second", f"{problem.num_items / step_s:,.3g} <small>of {problem.num_items:,} a step</small>"),
-        ("fact", "devices", f"{num_devices:,}"),
-    ]
+    main = "predicted time from step to step" if problem.flow.max_staleness else "predicted time of a step"
+    items = html.Raw(f"{problem.num_items / step_s:,.3g} <small>of {problem.num_items:,} a step</small>")
+    cells = [(main, seconds(step_s)), ("items a second", items), ("devices", f"{num_devices:,}")]
     if num_devices:
-        cells.append(("fact", "of them computing, on average", percent(busy / num_devices)))
-    parts = [
-        f'<div class="{kind}"><div class="label">{escape(label)}</div><div class="value">{value}</div></div>'
-        for kind, label, value in cells
-    ]
-    return f'<div class="facts">{"".join(parts)}</div>'
-
-
-def _notes(explanation: Explanation) -> str:
-    items = "".join(f"<li>{escape(note)}</li>" for note in explanation.notes)
-    return f'<section class="notes"><h2>Be careful</h2><ul>{items}</ul></section>' if items else ""
-
-
-def _words(explanation: Explanation) -> str:
-    return html.section("In plain words", *(f"<p>{escape(sentence)}</p>" for sentence in explanation.sentences))
+        cells.append(("of them computing, on average", percent(busy / num_devices)))
+    return html.boxes(cells, main=main)
 
 
 def _timeline(explanation: Explanation, colors: Mapping[str, str]) -> str:
@@ -99,15 +75,13 @@ def _timeline(explanation: Explanation, colors: Mapping[str, str]) -> str:
 
 def _critical_path(explanation: Explanation, colors: Mapping[str, str]) -> str:
     rows = [
-        f'<tr><td>{escape(part.label)}</td><td class="n">{seconds(part.seconds)}</td>'
-        f'<td class="n">{percent(part.share)}</td><td class="share">'
-        f'<div style="width:{part.share:.2%};background:{colors.get(part.label, "var(--wait)")}"></div></td></tr>'
+        (part.label, seconds(part.seconds), percent(part.share), html.share_bar(part.share, color))
         for part in explanation.path
+        for color in (colors.get(part.label, "var(--wait)"),)
     ]
-    head = '<tr><th>waiting for</th><th class="n">time</th><th class="n">share</th><th></th></tr>'
     return html.section(
         "Critical path",
-        f'<div class="wide"><table><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>' if rows else "",
+        html.table(("waiting for", "time", "share", ""), rows, numeric=(1, 2)),
         note="The chain of work that decides how long the step takes. Only what is on it is worth making faster.",
     )
 
@@ -116,18 +90,18 @@ def _modes(explanation: Explanation) -> str:
     fastest = explanation.modes[0].step_s
     slowest = max(row.step_s for row in explanation.modes)
     rows = [
-        f"<tr><td>{'<b>' if row.is_chosen else ''}{escape(row.mode)}{'</b>' if row.is_chosen else ''}</td>"
-        f'<td class="n">{seconds(row.step_s)}</td>'
-        f'<td class="n">{"chosen" if row.is_chosen else f"{row.step_s / fastest - 1:+.1%}"}</td>'
-        f'<td class="mode"><div style="width:{row.step_s / slowest:.1%};'
-        f'background:var({"--c0" if row.is_chosen else "--wait"})"></div></td>'
-        f"<td>{escape(row.reason)}</td></tr>"
+        (
+            html.Raw(f"<b>{escape(row.mode)}</b>") if row.is_chosen else row.mode,
+            seconds(row.step_s),
+            "chosen" if row.is_chosen else f"{row.step_s / fastest - 1:+.1%}",
+            html.share_bar(row.step_s / slowest, "var(--c0)" if row.is_chosen else "var(--wait)"),
+            row.reason,
+        )
         for row in explanation.modes
     ]
-    head = '<tr><th>mode</th><th class="n">step</th><th class="n">against the plan</th><th></th><th>why</th></tr>'
     return html.section(
         "Modes",
-        f'<div class="wide"><table><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>',
+        html.table(("mode", "step", "against the plan", "", "why"), rows, numeric=(1, 2)),
         note="The best plan of each mode, by the planner's own prediction.",
     )
 
@@ -145,27 +119,4 @@ def _what_if(explanation: Explanation) -> str:
     ]
     columns = ("what if", "step", "devices", "answer", "what was changed")
     note = "Each line is a plan of its own, made for the changed problem."
-    return html.section("What if", html.table(columns, rows, numeric=(1, 2)) if rows else "", note=note)
-
-
-def _plan(explanation: Explanation) -> str:
-    flow = explanation.problem.flow
-    rows = []
-    for stage in explanation.plan.stages:
-        edges = flow.stage(stage.stage)
-        rows.append(
-            (
-                stage.stage,
-                ", ".join(edges.reads),
-                ", ".join(edges.writes),
-                ranges(stage.devices) or "host",
-                f"{stage.num_ranks:,}",
-                f"{stage.granularity:,}" if stage.granularity else "whole batch",
-                "yes" if stage.offload else "no",
-                str(stage.turn + 1),
-            )
-        )
-    columns = ("stage", "reads", "writes", "devices", "ranks", "items at a time", "offloads", "turn")
-    edges = [f"{edge.source} \N{RIGHTWARDS ARROW} {edge.target}" for edge in flow.weight_edges]
-    weights = f'<p class="sub after">Weights: {escape(", ".join(edges))}.</p>' if edges else ""
-    return html.section("Plan", html.table(columns, rows, numeric=(4,)), weights)
+    return html.section("What if", html.table(columns, rows, numeric=(1, 2)), note=note)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rlinf.config.common import ClusterConfig
 from rlinf.config.devices import check_cluster, device_kind
-from rlinf.config.schema import ClusterConfig
 from rlinf.machine import Machine
 from rlinf_sched.cluster import Cluster, Device
 

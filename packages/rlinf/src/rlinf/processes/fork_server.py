@@ -13,7 +13,8 @@ import os
 from multiprocessing import forkserver
 from pathlib import Path
 
-from rlinf.config.schema import Config, ReasoningConfig
+from rlinf.config.reasoning import ReasoningConfig
+from rlinf.config.schema import Config
 from rlinf.machine import NVIDIA_DEVICE
 from rlinf.processes.environment import worker_environment
 

@@ -1,4 +1,4 @@
-"""Axes of the report's drawings: where ticks go, and numbers for people."""
+"""Axes of drawings, and numbers for people."""
 
 from __future__ import annotations
 
@@ -23,6 +23,19 @@ def ticks(low: float, high: float, *, max_ticks: int = 5, whole: bool = False) -
         if last - first <= max_ticks:
             return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
     return [math.ceil(low)] if whole else [low]
+
+
+def time_axis(length_s: float, *, left: float, width: float, top: int, bottom: int, since: str) -> list[str]:
+    """A grid of times as SVG: `length_s` seconds from `left` on, with the numbers below `bottom`."""
+    unit, factor = ("ms", 1e3) if length_s < 2 else ("s", 1.0) if length_s < 600 else ("min", 1 / 60)
+    parts = []
+    for value in ticks(0.0, length_s * factor, max_ticks=10):
+        x = left + value / factor / length_s * width
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>')
+        parts.append(f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{bottom + 15}">{number(value)}</text>')
+    middle = left + width / 2
+    text = f"{unit} since {since}"
+    return [*parts, f'<text class="tick" text-anchor="middle" x="{middle:.1f}" y="{bottom + 32}">{text}</text>']
 
 
 def number(value: float) -> str:

@@ -39,6 +39,9 @@ class Curve:
     is_share: bool = False
     """A share from 0 to 1, written as percent."""
 
+    def text(self, value: float) -> str:
+        return percent(value) if self.is_share else number(value)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Point:
@@ -127,8 +130,7 @@ def _draw_line(line: Line, points: Sequence[_Point], box: _Box) -> list[str]:
 def _axes(box: _Box, *, is_share: bool) -> list[str]:
     bottom = HEIGHT - BOTTOM
     parts = []
-    values = ticks(box.low, box.high, max_ticks=5)
-    for value in values:
+    for value in ticks(box.low, box.high, max_ticks=5):
         y = box.y(value)
         text = f"{value * 100:.0f} %" if is_share else number(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
@@ -146,36 +148,20 @@ def _axes(box: _Box, *, is_share: bool) -> list[str]:
 def _last_values(curve: Curve, lines: Sequence[Line]) -> str:
     entries = []
     for line in lines:
-        value = line.series.values[-1]
-        text = percent(value) if curve.is_share else number(value)
         label = f"{escape(line.label)} " if len(lines) > 1 else ""
+        text = curve.text(line.series.values[-1])
         entries.append(f'<span class="last"><i style="background:{line.color}"></i>{label}<b>{text}</b></span>')
     return f'<span class="lasts">{"".join(entries)}</span>'
 
 
 def _for_hover(curve: Curve, lines: Sequence[Line], points: Sequence[Sequence[_Point]], box: _Box) -> str:
     """What page.js needs to show the values under the pointer."""
-    return json.dumps(
-        {
-            "top": TOP,
-            "bottom": HEIGHT - BOTTOM,
-            "lines": [
-                {
-                    "label": line.label,
-                    "color": line.color,
-                    "points": [
-                        [
-                            box.x(p.step),
-                            box.y(p.mean),
-                            number(p.step),
-                            percent(p.mean) if curve.is_share else number(p.mean),
-                        ]
-                        for p in row
-                    ],
-                }
-                for line, row in zip(lines, points, strict=True)
-            ],
-        },
-        ensure_ascii=False,
-        separators=(",", ":"),
-    )
+    shown = [
+        [[box.x(point.step), box.y(point.mean), number(point.step), curve.text(point.mean)] for point in row]
+        for row in points
+    ]
+    described = [
+        {"label": line.label, "color": line.color, "points": row} for line, row in zip(lines, shown, strict=True)
+    ]
+    content = {"top": TOP, "bottom": HEIGHT - BOTTOM, "lines": described}
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))

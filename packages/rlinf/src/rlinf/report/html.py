@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
+from typing import Any
+
+from rlinf_sched.describe import ranges
 
 
 def document(title: str, body: Iterable[str], *, footer: str) -> str:
@@ -26,6 +29,37 @@ def document(title: str, body: Iterable[str], *, footer: str) -> str:
     )
 
 
+class Raw(str):
+    """HTML where text may stand too: it is not escaped."""
+
+
+def header(title: str, line: str, *, badge: str, look: str = "", below: str = "") -> str:
+    """The page's title with a badge, and a line under it.
+
+    Args:
+        look: `good`, `bad` or nothing.
+        below: HTML.
+    """
+    mark = f'<span class="badge {look}">{escape(badge)}</span>'
+    return f'<header><h1>{escape(title)}{mark}</h1><div class="sub">{escape(line)}</div>{below}</header>'
+
+
+def boxes(cells: Iterable[tuple[str, str]], *, main: str = "") -> str:
+    """Numbers in large type, each under its label; the one whose label is `main` is the largest."""
+    parts = [
+        f'<div class="fact{" main" if label == main else ""}"><div class="label">{escape(label)}</div>'
+        f'<div class="value">{_escaped(value)}</div></div>'
+        for label, value in cells
+    ]
+    return f'<div class="facts">{"".join(parts)}</div>'
+
+
+def notes(title: str, texts: Iterable[object]) -> str:
+    """A box for what must not be missed; nothing without a text."""
+    items = "".join(f"<li>{escape(str(text))}</li>" for text in texts)
+    return f'<section class="notes"><h2>{escape(title)}</h2><ul>{items}</ul></section>' if items else ""
+
+
 def section(title: str, *body: str, note: str = "") -> str:
     """A titled box; nothing if its body is empty."""
     if not any(body):
@@ -34,18 +68,47 @@ def section(title: str, *body: str, note: str = "") -> str:
     return f"<section><h2>{escape(title)}</h2>{text}{''.join(body)}</section>"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: Sequence[int] = ()) -> str:
-    """A table of texts.
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[int] = ()) -> str:
+    """A table; nothing without a row.
 
     Args:
         numeric: indices of the columns that are aligned to the right.
     """
+    if not rows:
+        return ""
     kind = [' class="n"' if i in numeric else "" for i in range(len(columns))]
     head = "".join(f"<th{kind[i]}>{escape(name)}</th>" for i, name in enumerate(columns))
     body = "".join(
-        "<tr>" + "".join(f"<td{kind[i]}>{escape(cell)}</td>" for i, cell in enumerate(row)) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td{kind[i]}>{_escaped(cell)}</td>" for i, cell in enumerate(row)) + "</tr>" for row in rows
     )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def share_bar(share: float, color: str) -> Raw:
+    """A cell with a bar as long as a share of the column."""
+    return Raw(f'<div class="share"><div style="width:{share:.2%};background:{color}"></div></div>')
+
+
+def plan_table(plan: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
+    """Where and how each stage runs, and who sends weights to whom; plan and flow as in plan.json and flow.json."""
+    in_flow = {stage["name"]: stage for stage in flow.get("stages", [])}
+    rows = [
+        (
+            stage["stage"],
+            ", ".join(in_flow.get(stage["stage"], {}).get("reads", [])),
+            ", ".join(in_flow.get(stage["stage"], {}).get("writes", [])),
+            ranges(stage["devices"]) or "host",
+            f"{stage['num_ranks']:,}",
+            f"{stage['granularity']:,}" if stage["granularity"] else "whole batch",
+            "yes" if stage["offload"] else "no",
+            str(stage["turn"] + 1),
+        )
+        for stage in plan.get("stages", [])
+    ]
+    columns = ("stage", "reads", "writes", "devices", "ranks", "items a hand-over", "offloads", "turn")
+    edges = [f"{edge['source']} \N{RIGHTWARDS ARROW} {edge['target']}" for edge in flow.get("weight_edges", [])]
+    weights = f'<p class="sub after">Weights: {escape(", ".join(edges))}.</p>' if rows and edges else ""
+    return table(columns, rows) + weights
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> str:
@@ -64,3 +127,7 @@ def color_key(entries: Iterable[tuple[str, str]], *, has_waits: bool) -> str:
     if has_waits:
         items.append('<span><i class="thin"></i>waiting, onload, offload</span>')
     return f'<div class="key">{"".join(items)}</div>'
+
+
+def _escaped(text: str) -> str:
+    return text if isinstance(text, Raw) else escape(text)

@@ -15,7 +15,7 @@ from rlinf.report.curves import MAX_POINTS, draw
 from rlinf.report.metric_names import SCORES, curves, score_name
 from rlinf.report.records import RunRecords, read_run
 from rlinf.report.timeline import describe_busy, draw_timeline, last_steps
-from rlinf.run_folder.folder import INTERRUPTED
+from rlinf.run_folder.manifest import INTERRUPTED
 from rlinf.run_folder.rows import write_file
 
 NUM_COLORS = 7
@@ -55,7 +55,7 @@ def render(records: RunRecords) -> str:
     body = [
         _header(records),
         _headline(records),
-        _notes(records.manifest),
+        html.notes("Notes and fall-backs", records.manifest.get("notes", [])),
         html.section("Curves", _figures(main), html.folded("Other metrics", _figures(rest)), note=_band_note(records))
         or html.section("Curves", '<p class="sub">No step was finished.</p>'),
         _timeline(records, colors),
@@ -84,59 +84,47 @@ def _header(records: RunRecords) -> str:
     line = " \N{MIDDLE DOT} ".join(str(word) for word in words if word)
     failure = next((s["failure"] for s in manifest.get("sessions", [])[-1:] if "failure" in s), None)
     if failure == INTERRUPTED:
-        badge, reason = '<span class="badge">stopped; --resume goes on with it</span>', ""
-    elif failure is not None:
-        badge, reason = '<span class="badge bad">failed</span>', f"<p><code>{escape(failure)}</code></p>"
-    elif records.result:
-        badge, reason = '<span class="badge good">finished</span>', ""
-    else:
-        badge, reason = '<span class="badge">running, or stopped before its end</span>', ""
-    return f'<header><h1>{escape(records.name)}{badge}</h1><div class="sub">{escape(line)}</div>{reason}</header>'
+        return html.header(records.name, line, badge="stopped; --resume goes on with it")
+    if failure is not None:
+        why = f"<p><code>{escape(failure)}</code></p>"
+        return html.header(records.name, line, badge="failed", look="bad", below=why)
+    if records.result:
+        return html.header(records.name, line, badge="finished", look="good")
+    return html.header(records.name, line, badge="running, or stopped before its end")
 
 
 def _headline(records: RunRecords) -> str:
     """Before and after, and how long it took."""
     result, name = records.result, score_name(records)
     step_s = records.series("time/step_s")
-    cells = []
+    cells: list[tuple[str, str]] = []
+    main = "" if name is None else SCORE_TEXTS.get(name, name)
     if name is not None:
         evaluations = records.series(name, evaluation=True).values
         before = result.get("before", evaluations[0] if evaluations else None)
         after = result.get("after", evaluations[-1] if evaluations else None)
         text = percent if name in SCORES else number
         if before is not None and after is not None:
-            cells.append(("fact main", SCORE_TEXTS.get(name, name), _from_to(before, after, text)))
+            cells.append((main, _from_to(before, after, text)))
         for other in (score for score in SCORES if score != name):
             values = records.series(other, evaluation=True).values
             if values:
-                cells.append(("fact", SCORE_TEXTS[other], _from_to(values[0], values[-1], percent)))
+                cells.append((SCORE_TEXTS[other], _from_to(values[0], values[-1], percent)))
         if best := result.get("best"):
-            cells.append(("fact", f"best checkpoint, {best['checkpoint']}", text(best["score"])))
+            cells.append((f"best checkpoint, {best['checkpoint']}", text(best["score"])))
     planned = (records.config.get("run") or {}).get("num_steps")
     of = f" <small>of {planned:,}</small>" if isinstance(planned, int) and planned != records.num_steps_done else ""
-    cells.append(("fact", "training steps", f"{records.num_steps_done:,}{of}"))
+    cells.append(("training steps", html.Raw(f"{records.num_steps_done:,}{of}")))
     training_s = result.get("training_s") or max((row.get("time_s") or 0 for row in records.metrics), default=None)
     if training_s is not None:
-        cells.append(("fact", "training time", seconds(training_s)))
+        cells.append(("training time", seconds(training_s)))
     if len(step_s):
-        cells.append(("fact", "time of a step, median", seconds(sorted(step_s.values)[len(step_s) // 2])))
-    parts = [
-        f'<div class="{kind}"><div class="label">{escape(label)}</div><div class="value">{value}</div></div>'
-        for kind, label, value in cells
-    ]
-    return f'<div class="facts">{"".join(parts)}</div>'
+        cells.append(("time of a step, median", seconds(sorted(step_s.values)[len(step_s) // 2])))
+    return html.boxes(cells, main=main)
 
 
-def _from_to(before: float, after: float, text: Callable[[float], str]) -> str:
-    return f"<small>{text(before)} {ARROW}</small> {text(after)}"
-
-
-def _notes(manifest: Mapping[str, Any]) -> str:
-    notes = manifest.get("notes", [])
-    if not notes:
-        return ""
-    items = "".join(f"<li>{escape(str(note))}</li>" for note in notes)
-    return f'<section class="notes"><h2>Notes and fall-backs</h2><ul>{items}</ul></section>'
+def _from_to(before: float, after: float, text: Callable[[float], str]) -> html.Raw:
+    return html.Raw(f"<small>{text(before)} {ARROW}</small> {text(after)}")
 
 
 def _figures(drawings: list[Any]) -> str:
@@ -182,16 +170,18 @@ def _time_by_stage(records: RunRecords, colors: Mapping[str, str]) -> str:
         return ""
     num_steps = len(records.metrics)
     cells = [
-        f"<tr><td>{escape('weight sync' if stage == 'sync' else stage)}</td>"
-        f'<td class="n">{seconds(spent_s / num_steps)}</td><td class="n">{seconds(spent_s)}</td>'
-        f'<td class="n">{percent(spent_s / total_s)}</td>'
-        f'<td class="share"><div style="width:{spent_s / total_s:.2%};background:{color}"></div></td></tr>'
+        (
+            "weight sync" if stage == "sync" else stage,
+            seconds(spent_s / num_steps),
+            seconds(spent_s),
+            percent(spent_s / total_s),
+            html.share_bar(spent_s / total_s, color),
+        )
         for stage, color, spent_s in sorted(rows, key=lambda row: -row[2])
     ]
-    head = '<tr><th>stage</th><th class="n">a step</th><th class="n">in all</th><th class="n">share</th><th></th></tr>'
     return html.section(
         "Time by stage",
-        f'<div class="wide"><table><thead>{head}</thead><tbody>{"".join(cells)}</tbody></table></div>',
+        html.table(("stage", "a step", "in all", "share", ""), cells, numeric=(1, 2, 3)),
         note="Seconds of all ranks together, over the training steps; waiting is not in them.",
     )
 
@@ -206,8 +196,6 @@ def _weight_syncs(records: RunRecords) -> str:
         (name, worker, f"{len(times):,}", seconds(sum(times) / len(times)), seconds(max(times)), seconds(sum(times)))
         for (name, worker), times in sorted(spans.items())
     ]
-    if not rows:
-        return ""
     columns = ("", "worker", "times", "mean", "longest", "in all")
     return html.section(
         "Weight syncs",
@@ -217,33 +205,10 @@ def _weight_syncs(records: RunRecords) -> str:
 
 
 def _plan(records: RunRecords) -> str:
-    plan = records.plan
-    if not plan.get("stages"):
-        return ""
-    in_flow = {stage["name"]: stage for stage in records.flow.get("stages", [])}
-    rows = []
-    for stage in plan["stages"]:
-        edges = in_flow.get(stage["stage"], {})
-        rows.append(
-            (
-                stage["stage"],
-                ", ".join(edges.get("reads", [])),
-                ", ".join(edges.get("writes", [])),
-                ", ".join(map(str, stage["devices"])) or "host",
-                str(stage["num_ranks"]),
-                str(stage["granularity"] or "whole batch"),
-                "yes" if stage["offload"] else "no",
-                str(stage["turn"] + 1),
-            )
-        )
-    columns = ("stage", "reads", "writes", "devices", "ranks", "items a hand-over", "offloads", "turn")
-    edges = [f"{edge['source']} {ARROW} {edge['target']}" for edge in records.flow.get("weight_edges", [])]
-    weights = f'<p class="sub after">Weights: {escape(", ".join(edges))}.</p>' if edges else ""
-    reason = str(plan.get("reason", "")).strip().rstrip(".")
+    reason = str(records.plan.get("reason", "")).strip().rstrip(".")
     return html.section(
-        f"Plan: {plan.get('mode', 'by hand')}",
-        html.table(columns, rows),
-        weights,
+        f"Plan: {records.plan.get('mode', 'by hand')}",
+        html.plan_table(records.plan, records.flow),
         note=f"{reason[:1].upper()}{reason[1:]}." if reason else "",
     )
 
@@ -256,8 +221,6 @@ def _plan_times(records: RunRecords) -> str:
             steps = f"{plan['mode']}, steps {first + 1} to {first + count}"
             rows.append((steps, "step", *_predicted_and_measured(plan["step"])))
             rows += [("", stage, *_predicted_and_measured(times)) for stage, times in plan["stages"].items()]
-    if not rows:
-        return ""
     return html.section(
         "Predicted and measured",
         html.table(("plan", "", "predicted", "measured", "error"), rows, numeric=(2, 3, 4)),
@@ -279,19 +242,19 @@ def _samples(records: RunRecords) -> str:
     for step in dict.fromkeys([steps[-1], steps[0]] if steps else []):
         rows = [row for row in records.samples if row.get("step") == step][:NUM_SAMPLES]
         columns = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
-        head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in columns)
-        body = "".join("<tr>" + "".join(_sample_cell(row.get(name)) for name in columns) + "</tr>" for row in rows)
-        parts.append(
-            f'<p class="sub">Step {step + 1}</p><div class="wide"><table><thead><tr>{head}</tr></thead>'
-            f"<tbody>{body}</tbody></table></div><br>"
-        )
+        cells = [[_sample_cell(row.get(name)) for name in columns] for row in rows]
+        parts += [
+            f'<p class="sub">Step {step + 1}</p>',
+            html.table([name.replace("_", " ") for name in columns], cells),
+            "<br>",
+        ]
     return html.section("Samples", *parts)
 
 
 def _sample_cell(value: Any) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return f"<td>{number(float(value))}</td>"
-    return f'<td class="text"><div class="long">{escape("" if value is None else str(value))}</div></td>'
+        return number(float(value))
+    return html.Raw(f'<div class="long">{escape("" if value is None else str(value))}</div>')
 
 
 def _what_ran(records: RunRecords) -> str:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rlinf.errors import UserError
 from rlinf.run_folder import read_events, read_rows
+
+OBJECTS = ("manifest", "plan", "plan_times", "flow", "result")
+"""Files with one object, each a field of `RunRecords`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,12 +123,8 @@ def read_run(path: Path) -> RunRecords:
     return RunRecords(
         path=path,
         config_yaml=config_yaml,
-        config=_yaml(config_yaml),
-        manifest=_object(path / "manifest.json"),
-        plan=_object(path / "plan.json"),
-        plan_times=_object(path / "plan_times.json"),
-        flow=_object(path / "flow.json"),
-        result=_object(path / "result.json"),
+        config=_mapping(config_yaml, yaml.safe_load),
+        **{name: _mapping(_text(path / f"{name}.json"), json.loads) for name in OBJECTS},
         metrics=_step_rows(path / "metrics.jsonl"),
         evaluations=_step_rows(path / "evaluations.jsonl"),
         samples=tuple(read_rows(path / "samples.jsonl")),
@@ -155,19 +156,9 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _mapping(text: str, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
-        value = json.loads(_text(path) or "{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _yaml(text: str) -> dict[str, Any]:
-    import yaml
-
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = parse(text)
+    except (ValueError, yaml.YAMLError):
         return {}
     return value if isinstance(value, dict) else {}

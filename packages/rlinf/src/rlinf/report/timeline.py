@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from rlinf.report.axes import number, percent, seconds, ticks
+from rlinf.report.axes import percent, seconds, time_axis
 from rlinf.report.records import RunRecords, SpanRecord
 
 NUM_STEPS = 3
@@ -50,28 +50,8 @@ class Window:
         return self.end_s - self.start_s
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Row:
-    """One line of bars."""
-
-    label: str
-    note: str
-    spans: tuple[SpanRecord, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Bar:
-    """Spans of one name that are drawn as one rectangle."""
-
-    spans: tuple[SpanRecord, ...]
-
-    @property
-    def start_s(self) -> float:
-        return self.spans[0].start_s
-
-    @property
-    def end_s(self) -> float:
-        return max(span.end_s for span in self.spans)
+_Row = tuple[str, str, Sequence[SpanRecord]]
+"""Label, note, and the spans of one line of bars."""
 
 
 def last_steps(records: RunRecords) -> Window | None:
@@ -152,17 +132,17 @@ def _by_lane(window: Window) -> dict[str, list[SpanRecord]]:
 def _rows(window: Window) -> list[_Row]:
     """One row a lane; one a worker of the lane where workers compute on it at once."""
     busy = busy_shares(window)
-    rows = []
+    rows: list[_Row] = []
     for lane, spans in _by_lane(window).items():
         note = f"{busy[lane]:.0%} busy" if lane in busy else ""
         computing = [span for span in spans if span.category == "stage"]
         workers = list(dict.fromkeys(span.worker for span in (*computing, *spans)))  # as they begin to compute
         if len(workers) == 1 or not _overlap(computing):
-            rows.append(_Row(label=lane, note=note, spans=tuple(spans)))
+            rows.append((lane, note, spans))
             continue
         for i, worker in enumerate(workers):
-            own = tuple(span for span in spans if span.worker == worker)
-            rows.append(_Row(label=f"{lane}  {worker}", note=note if i == 0 else "", spans=own))
+            own = [span for span in spans if span.worker == worker]
+            rows.append((f"{lane}  {worker}", note if i == 0 else "", own))
     return rows
 
 
@@ -197,49 +177,41 @@ def _frame(window: Window, scale: float, height: int) -> list[str]:
         shade = "step even" if i % 2 else "step"
         parts.append(f'<rect class="{shade}" x="{x:.1f}" y="4" width="{width:.1f}" height="{bottom - 4}"/>')
         parts.append(f'<text class="tick" x="{x + 5:.1f}" y="16">step {step + 1}, {seconds(end_s - start_s)}</text>')
-    unit, factor = ("ms", 1e3) if window.duration_s < 2 else ("s", 1.0)
-    for value in ticks(0.0, window.duration_s * factor, max_ticks=10):
-        x = LABEL_WIDTH + value / factor * scale
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
-        parts.append(f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{bottom + 15}">{number(value)}</text>')
-    middle = (LABEL_WIDTH + WIDTH) / 2
-    parts.append(
-        f'<text class="tick" text-anchor="middle" x="{middle}" y="{height - 6}">'
-        f"{unit} since the start of step {window.steps[0][0] + 1}</text>"
-    )
-    return parts
+    since = f"the start of step {window.steps[0][0] + 1}"
+    width = window.duration_s * scale
+    return [*parts, *time_axis(window.duration_s, left=LABEL_WIDTH, width=width, top=TOP, bottom=bottom, since=since)]
 
 
 def _draw_row(row: _Row, y: int, window: Window, scale: float, colors: Mapping[str, str]) -> list[str]:
-    middle = y + ROW_HEIGHT / 2
+    label, note, spans = row
     parts = [
         f'<line class="rule" x1="0" x2="{WIDTH}" y1="{y + ROW_HEIGHT}" y2="{y + ROW_HEIGHT}"/>',
-        f'<text class="lane" x="0" y="{middle + 4}">{escape(row.label)}'
-        f'<tspan class="tick" dx="7">{escape(row.note)}</tspan></text>',
+        f'<text class="lane" x="0" y="{y + ROW_HEIGHT / 2 + 4}">{escape(label)}'
+        f'<tspan class="tick" dx="7">{escape(note)}</tspan></text>',
     ]
-    thin = [span for span in row.spans if span.category not in ("stage", "sync")]
-    thick = [span for span in row.spans if span.category in ("stage", "sync")]
-    for spans, offset in ((thin, BAR_HEIGHT), (thick, 0)):
-        for bar in _bars(spans, MERGE_PIXELS / scale):
+    thin = [span for span in spans if span.category not in ("stage", "sync")]
+    thick = [span for span in spans if span.category in ("stage", "sync")]
+    for drawn, offset in ((thin, BAR_HEIGHT), (thick, 0)):
+        for bar in _bars(drawn, MERGE_PIXELS / scale):
             parts.append(_draw_bar(bar, y + 3 + offset, window, scale, colors))
     return parts
 
 
-def _bars(spans: Sequence[SpanRecord], gap_s: float) -> list[_Bar]:
-    groups: list[list[SpanRecord]] = []
+def _bars(spans: Sequence[SpanRecord], gap_s: float) -> list[list[SpanRecord]]:
+    """Spans that are drawn as one rectangle each: neighbours of one name and worker."""
+    bars: list[list[SpanRecord]] = []
     for span in spans:
-        last = groups[-1][-1] if groups else None
-        joins = last is not None and span.name == last.name and span.worker == last.worker
-        if joins and last is not None and span.start_s - last.end_s < gap_s:
-            groups[-1].append(span)
+        last = bars[-1][-1] if bars else span
+        if bars and (span.name, span.worker) == (last.name, last.worker) and span.start_s - last.end_s < gap_s:
+            bars[-1].append(span)
         else:
-            groups.append([span])
-    return [_Bar(spans=tuple(group)) for group in groups]
+            bars.append([span])
+    return bars
 
 
-def _draw_bar(bar: _Bar, y: float, window: Window, scale: float, colors: Mapping[str, str]) -> str:
-    first = bar.spans[0]
-    start_s, end_s = max(bar.start_s, window.start_s), min(bar.end_s, window.end_s)
+def _draw_bar(bar: Sequence[SpanRecord], y: float, window: Window, scale: float, colors: Mapping[str, str]) -> str:
+    first = bar[0]
+    start_s, end_s = max(first.start_s, window.start_s), min(max(span.end_s for span in bar), window.end_s)
     x, width = LABEL_WIDTH + (start_s - window.start_s) * scale, max(0.7, (end_s - start_s) * scale)
     if first.category == "stage":
         look, height = f'fill="{colors.get(first.name, "var(--c7)")}"', BAR_HEIGHT - 2
@@ -247,25 +219,15 @@ def _draw_bar(bar: _Bar, y: float, window: Window, scale: float, colors: Mapping
         look, height = 'class="sync"', BAR_HEIGHT - 2
     else:
         look, height = 'class="wait"', THIN_HEIGHT
-    return (
-        f'<rect {look} x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" rx="1.5"'
-        f' data-tip="{escape(_hover(bar, window))}"/>'
-    )
-
-
-def _hover(bar: _Bar, window: Window) -> str:
-    first = bar.spans[0]
-    count = len(bar.spans)
-    total_s = sum(span.duration_s for span in bar.spans)
-    items = sum(span.num_items for span in bar.spans)
+    num_items = sum(span.num_items for span in bar)
     lines = [
-        f"{first.name}{f', {count} times' if count > 1 else ''}",
-        f"{seconds(total_s)}, from {seconds(max(0.0, bar.start_s - window.start_s))}",
+        f"{first.name}, {len(bar)} times" if len(bar) > 1 else first.name,
+        f"{seconds(sum(span.duration_s for span in bar))}, from {seconds(start_s - window.start_s)}",
         f"{first.worker}, step {(first.step or 0) + 1}",
+        *([f"{num_items} items"] if num_items else []),
     ]
-    if items:
-        lines.append(f"{items} items")
-    return "\n".join(lines)
+    tip = escape("\n".join(lines))
+    return f'<rect {look} x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" rx="1.5" data-tip="{tip}"/>'
 
 
 def describe_busy(window: Window) -> str:

@@ -14,7 +14,6 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +29,6 @@ PARTIAL_SUFFIX = ".partial"
 _NAME = re.compile(r"step-(\d{6,})")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SetAside:
-    """A checkpoint that is not used."""
-
-    name: str
-    """What it was called: `step-000123`."""
-    now: str
-    """What it is called now."""
-    damage: str
-
-    def __str__(self) -> str:
-        return f"checkpoint {self.name} is damaged ({self.damage}); it is set aside as {self.now}"
-
-
 def checkpoint_steps(folder: Path) -> list[tuple[int, Path]]:
     """The checkpoints in a folder, oldest first, whole or not."""
     if not folder.is_dir():
@@ -57,11 +42,8 @@ def is_checkpoint(path: Path) -> bool:
     return (path / SUMS).is_file() or _NAME.fullmatch(path.name) is not None
 
 
-@contextmanager
-def writing_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Iterator[Path]:
-    """Yields a folder to write into; it becomes the checkpoint when the block ends, and goes when the block raises."""
-    with writing_sealed(folder / f"step-{step:06d}", state) as partial:
-        yield partial
+def checkpoint_name(step: int) -> str:
+    return f"step-{step:06d}"
 
 
 @contextmanager
@@ -86,7 +68,7 @@ def writing_sealed(final: Path, state: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What `writing_checkpoint` was given."""
+    """What `writing_sealed` was given."""
     return json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
 
 
@@ -162,9 +144,9 @@ def refuse_damaged_model(folder: Path, *, key: str) -> None:
         )
 
 
-def set_aside_damaged(folder: Path) -> list[SetAside]:
-    """Sets damaged checkpoints aside, from the newest to the first that is whole. Returns what it did, newest first."""
-    found = []
+def set_aside_damaged(folder: Path) -> list[str]:
+    """Sets damaged checkpoints aside, from the newest to the first that is whole. Returns what it did, for people."""
+    told = []
     for _, path in reversed(checkpoint_steps(folder)):
         problem = damage(path)
         if problem is None:
@@ -172,8 +154,8 @@ def set_aside_damaged(folder: Path) -> list[SetAside]:
         now = _bad_name(path)
         path.rename(now)
         sync_folder(folder)
-        found.append(SetAside(name=path.name, now=now.name, damage=problem))
-    return found
+        told.append(f"checkpoint {path.name} is damaged ({problem}); it is set aside as {now.name}")
+    return told
 
 
 def bad_checkpoints(folder: Path) -> list[str]:

@@ -18,23 +18,21 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from rlinf.errors import UserError
 from rlinf.run_folder import checkpoints
-from rlinf.run_folder.lock import LOCK, FolderLock
-from rlinf.run_folder.manifest import new_manifest, timestamp
+from rlinf.run_folder.lock import FolderLock, check_empty
+from rlinf.run_folder.manifest import Manifest, failure_of, new_manifest
 from rlinf.run_folder.rows import RowWriter, keep_rows, read_rows, to_json, write_file
 from rlinf.run_folder.trace import LIMIT_BYTES, TraceEvent, TraceWriter
 
 PROBLEM = "problem.json"
 PLAN_TIMES = "plan_times.json"
 RESULT = "result.json"
-INTERRUPTED = "interrupted"
-"""The failure of a session that somebody ended."""
 ROW_FILES = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
 
 
@@ -52,7 +50,7 @@ class RunFolder:
     path: Path
 
     def __init__(
-        self, path: Path, lock: FolderLock, manifest: dict[str, Any], *, keep_checkpoints: int, trace_bytes: int
+        self, path: Path, lock: FolderLock, manifest: Manifest, *, keep_checkpoints: int, trace_bytes: int
     ) -> None:
         assert keep_checkpoints >= 1, f"keep_checkpoints={keep_checkpoints}"
         self.path = path
@@ -60,7 +58,7 @@ class RunFolder:
         self._manifest = manifest
         self._keep_checkpoints = keep_checkpoints
         self._metrics, self._evaluations, self._samples = (RowWriter(path / name) for name in ROW_FILES)
-        origin_ns = round(manifest["started_s"] * 1e9)
+        origin_ns = round(manifest.values["started_s"] * 1e9)
         self._trace = None
         if trace_bytes:
             self._trace = TraceWriter(path / "trace.json", origin_ns=origin_ns, limit_bytes=trace_bytes)
@@ -93,15 +91,17 @@ class RunFolder:
             UserError: the path holds something, or another process writes it.
         """
         path = Path(path)
-        _check_empty(path)
+        check_empty(path)
         path.mkdir(parents=True, exist_ok=True)
-        lock = FolderLock(path, command)
-        with _released_on_error(lock):
-            _check_empty(path)  # another run may have begun and ended there since
+        with ExitStack() as on_error:
+            lock = FolderLock(path, command)
+            on_error.callback(lock.release)
+            check_empty(path)  # another run may have begun and ended there since
             write_file(path / "config.yaml", config_yaml)
-            manifest = new_manifest(config_yaml, command)
+            manifest = Manifest(path, new_manifest(config_yaml, command))
             folder = cls(path, lock, manifest, keep_checkpoints=keep_checkpoints, trace_bytes=trace_bytes)
-            folder._start_session(command, resumed_from_step=None)
+            folder._start_session(command)
+            on_error.pop_all()
         return folder
 
     @classmethod
@@ -113,7 +113,6 @@ class RunFolder:
         trace_bytes: int = LIMIT_BYTES,
         config_yaml: str | None = None,
         command: Sequence[str] | None = None,
-        tell: Callable[[str], None] = print,
     ) -> RunFolder:
         """The folder of a run that stopped, as it was at its newest whole checkpoint; at its start where it made none.
 
@@ -123,19 +122,19 @@ class RunFolder:
             trace_bytes: largest size of trace.json, about; 0 for none.
             config_yaml: replaces the recorded config, when the run goes on with another length.
             command: the command line; this process's by default.
-            tell: takes lines for people: the checkpoints that were set aside.
         Raises:
             UserError: there is no run in that folder, another process writes it, or no checkpoint is whole.
         """
         path = Path(path)
         command = sys.argv if command is None else command
-        manifest = _read_manifest(path)
-        lock = FolderLock(path, command)
-        with _released_on_error(lock):
+        manifest = Manifest.read(path, what="run")
+        with ExitStack() as on_error:
+            lock = FolderLock(path, command)
+            on_error.callback(lock.release)
             checkpoints.remove_partial(path / "checkpoints")
-            aside = checkpoints.set_aside_damaged(path / "checkpoints")
-            for one in aside:
-                tell(f"warning: {one}")
+            set_aside = checkpoints.set_aside_damaged(path / "checkpoints")
+            for text in set_aside:
+                print(f"warning: {text}")
             checkpoint_step = _checkpoint_step(path)
             step = checkpoint_step or 0
             checkpoints.point_to_best(path / "checkpoints")
@@ -147,8 +146,8 @@ class RunFolder:
             folder._purge_step = step
             folder._earlier_plan_times = _read_plan_times(path, step)
             folder._start_session(command, resumed_from_step=step)
-        for one in aside:
-            folder.note(str(one))
+            manifest.note(*set_aside)
+            on_error.pop_all()
         return folder
 
     def close(self, failure: str | None = None) -> None:
@@ -157,8 +156,8 @@ class RunFolder:
         Args:
             failure: why the run stopped, when it did not end well.
         """
-        if self._manifest["ended"] is None or failure is not None:
-            self._end_session(failure)
+        if self._manifest.values["ended"] is None or failure is not None:
+            self._manifest.end_session(failure)
         for writer in (self._metrics, self._evaluations, self._samples):
             writer.close()
         if self._trace is not None:
@@ -175,15 +174,13 @@ class RunFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        self.close(_failure(kind, error))
+        self.close(failure_of(kind, error))
 
     # -- what the run is -------------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
         """Records a fall-back or anything else that a reader of the run must know; the same text only once."""
-        if text not in self._manifest["notes"]:
-            self._manifest["notes"].append(text)
-            self._write_manifest()
+        self._manifest.note(text)
 
     def write_plan(self, plan_json: str) -> None:
         write_file(self.path / "plan.json", plan_json)
@@ -246,7 +243,7 @@ class RunFolder:
     def result(self, values: Mapping[str, Any]) -> None:
         """What came out of the run; marks it as ended."""
         write_file(self.path / RESULT, to_json(values, indent=1) + "\n")
-        self._end_session(None)
+        self._manifest.end_session()
         if self._tensorboard is not None:
             self._tensorboard.flush()
 
@@ -261,7 +258,8 @@ class RunFolder:
             state: what the driver needs to go on; JSON values. "step" is set to `step`; "own_score" is what the best
                 checkpoint is chosen by, null for one that was not evaluated.
         """
-        with checkpoints.writing_checkpoint(self.path / "checkpoints", step, {**state, "step": step}) as partial:
+        final = self.path / "checkpoints" / checkpoints.checkpoint_name(step)
+        with checkpoints.writing_sealed(final, {**state, "step": step}) as partial:
             yield partial
             for writer in (self._metrics, self._evaluations, self._samples):
                 writer.sync()
@@ -284,26 +282,11 @@ class RunFolder:
 
     # -- inner -----------------------------------------------------------------------------------------------------
 
-    def _start_session(self, command: Sequence[str], resumed_from_step: int | None) -> None:
-        session = {"started": timestamp(), "ended": None, "command": list(command)}
-        if resumed_from_step is not None:
-            session["resumed_from_step"] = resumed_from_step
-        self._manifest["sessions"].append(session)
-        self._manifest["ended"] = None
-        self._write_manifest()
-        for note in self._lock.notes:
-            self.note(note)
+    def _start_session(self, command: Sequence[str], **more: int) -> None:
+        self._manifest.begin_session(command, **more)
+        self._manifest.note(*self._lock.notes)
         if self._trace is not None:
-            self._trace.session(time.time_ns(), resumed_from_step=resumed_from_step)
-
-    def _end_session(self, failure: str | None) -> None:
-        self._manifest["ended"] = self._manifest["sessions"][-1]["ended"] = timestamp()
-        if failure is not None:
-            self._manifest["sessions"][-1]["failure"] = failure
-        self._write_manifest()
-
-    def _write_manifest(self) -> None:
-        write_file(self.path / "manifest.json", to_json(self._manifest, indent=1) + "\n")
+            self._trace.session(time.time_ns(), **more)
 
     def _to_tensorboard(self, prefix: str, step: int, values: Mapping[str, float]) -> None:
         if self._tensorboard is None:
@@ -324,25 +307,6 @@ class RunFolder:
                 for name, value in row["metrics"].items() if row["step"] == purge_step else ():
                     writer.add_scalar(f"evaluation/{name}", math.nan if value is None else value, purge_step)
         return writer
-
-
-@contextmanager
-def _released_on_error(lock: FolderLock) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        lock.release()
-        raise
-
-
-def _check_empty(path: Path) -> None:
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file, not a folder for a run", hint="choose another folder with --output")
-    if path.is_dir() and any(entry.name != LOCK for entry in path.iterdir()):
-        raise UserError(
-            f"the output folder {path} exists and is not empty",
-            hint="go on with the run in it with --resume, or choose another folder with --output",
-        )
 
 
 def _checkpoint_step(path: Path) -> int | None:
@@ -366,22 +330,9 @@ def _checkpoint_step(path: Path) -> int | None:
 
 def _read_plan_times(path: Path, step: int) -> list[Any]:
     """The times of the plans that began before a step, as they were written."""
-    try:
-        plans = json.loads((path / PLAN_TIMES).read_text(encoding="utf-8"))["plans"]
-        return [plan for plan in plans if plan["first_step"] < step]
-    except FileNotFoundError:
-        return []
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path / PLAN_TIMES} is not what a run writes: {type(error).__name__}: {error}",
-            hint="move it away: it is for the report alone",
-        ) from error
-
-
-def _failure(kind: type[BaseException] | None, error: BaseException | None) -> str | None:
-    if kind is None or issubclass(kind, KeyboardInterrupt):
-        return None if kind is None else INTERRUPTED
-    return f"{kind.__name__}: {error}".rstrip(": ")
+    file = path / PLAN_TIMES
+    plans = json.loads(file.read_text(encoding="utf-8"))["plans"] if file.exists() else []
+    return [plan for plan in plans if plan["first_step"] < step]
 
 
 def _evaluation(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -390,20 +341,6 @@ def _evaluation(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _row(step: int, values: Mapping[str, float], time_s: float) -> dict[str, Any]:
     return {"step": step, "time_s": round(time_s, 4), "metrics": {name: float(v) for name, v in values.items()}}
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(
-            f"there is no run to resume in {path}: it has no manifest.json",
-            hint="--output must name the folder of an earlier run; leave --resume out to start a new one",
-        ) from error
-    except ValueError as error:
-        raise UserError(f"{path / 'manifest.json'} is not JSON: {error}") from error
-    manifest["sessions"] = manifest.get("sessions", [])
-    return manifest
 
 
 def _drop_rows(path: Path, checkpoint_step: int | None) -> None:

@@ -40,29 +40,20 @@ class FolderLock:
         self._descriptor: int | None = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         self.notes: tuple[str, ...] = ()
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                holder = _read_holder(self._descriptor)
-                self.release()
-                raise _in_use(folder, holder) from None
-            if error.errno not in _NO_LOCKS:
-                self.release()
-                raise
-            self.notes = (f"the file system of {folder} has no locks: nothing keeps a second process from writing it",)
-        self._sign(command)
+            if not _lock(self._descriptor, fcntl.LOCK_EX, folder):
+                self.notes = (f"the file system of {folder} has no locks: a second process could write it too",)
+        except BaseException:
+            self.release()
+            raise
+        holder = {"pid": os.getpid(), "host": platform.node(), "since": timestamp(), "command": list(command)}
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, (json.dumps(holder) + "\n").encode(), 0)
 
     def release(self) -> None:
         """Lets others in; does nothing the second time."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-    def _sign(self, command: Sequence[str]) -> None:
-        assert self._descriptor is not None, "called by the constructor"
-        holder = {"pid": os.getpid(), "host": platform.node(), "since": timestamp(), "command": list(command)}
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, (json.dumps(holder) + "\n").encode(), 0)
 
 
 def check_free(folder: Path) -> None:
@@ -72,12 +63,33 @@ def check_free(folder: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise _in_use(folder, _read_holder(descriptor)) from None
+        _lock(descriptor, fcntl.LOCK_SH, folder)
     finally:
         os.close(descriptor)
+
+
+def check_empty(folder: Path) -> None:
+    """Raises: UserError for a folder with something in it beside a lock, or a file."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output={folder} is a file; a folder is written", hint="choose another name with --output")
+    if folder.exists() and any(entry.name != LOCK for entry in folder.iterdir()):
+        raise UserError(
+            f"the output folder {folder} exists and is not empty",
+            hint="go on with the run in it with --resume, or choose another folder with --output",
+        )
+
+
+def _lock(descriptor: int, kind: int, folder: Path) -> bool:
+    """Whether the file system has locks. Raises: UserError that names the holder."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise _in_use(folder, _read_holder(descriptor)) from None
+        raise
+    return True
 
 
 def _read_holder(descriptor: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -12,11 +13,72 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from rlinf.errors import UserError
+from rlinf.run_folder.rows import to_json, write_file
+
+INTERRUPTED = "interrupted"
+"""The failure of a session that somebody ended."""
+
+
+class Manifest:
+    """A folder's manifest.json; a change is written at once."""
+
+    def __init__(self, folder: Path, values: dict[str, Any]) -> None:
+        self._file = folder / "manifest.json"
+        self.values = values
+        """What it holds."""
+
+    @classmethod
+    def read(cls, folder: Path, *, what: str) -> Manifest:
+        """That of an earlier `what`, a run or an evaluation. Raises: UserError where there is none."""
+        try:
+            return cls(folder, json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
+        except FileNotFoundError as error:
+            raise UserError(
+                f"there is no {what} to resume in {folder}: it has no manifest.json",
+                hint=f"--output must name the folder of an earlier {what}; leave --resume out to start a new one",
+            ) from error
+        except ValueError as error:
+            raise UserError(f"{folder / 'manifest.json'} is not JSON: {error}") from error
+
+    def note(self, *texts: str) -> None:
+        """Adds what a reader must know; the same text only once."""
+        new = [text for text in dict.fromkeys(texts) if text not in self.values["notes"]]
+        if new:
+            self.values["notes"] += new
+            self._write()
+
+    def begin_session(self, command: Sequence[str], **more: Any) -> None:
+        session = {"started": timestamp(), "ended": None, "command": list(command), **more}
+        self.values["sessions"].append(session)
+        self.values["ended"] = None
+        self._write()
+
+    def end_session(self, failure: str | None = None) -> None:
+        """
+        Args:
+            failure: why it did not end well.
+        """
+        self.values["ended"] = self.values["sessions"][-1]["ended"] = timestamp()
+        if failure is not None:
+            self.values["sessions"][-1]["failure"] = failure
+        self._write()
+
+    def _write(self) -> None:
+        write_file(self._file, to_json(self.values, indent=1) + "\n")
+
+
+def failure_of(kind: type[BaseException] | None, error: BaseException | None) -> str | None:
+    """What `Manifest.end_session` is told where a block ends with an error."""
+    if kind is None or issubclass(kind, KeyboardInterrupt):
+        return None if kind is None else INTERRUPTED
+    return f"{kind.__name__}: {error}".rstrip(": ")
+
 
 def new_manifest(config_yaml: str, command: Sequence[str]) -> dict[str, Any]:
-    """What is known of a run before it starts."""
-    import yaml
-
+    """What a manifest says before a run starts."""
     config = yaml.safe_load(config_yaml)
     config = config if isinstance(config, dict) else {}
     packages = installed_packages()

@@ -65,19 +65,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [row for _, row in _whole_rows(path)]
 
 
-def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
-    """Rewrites the file with the rows that `keep` wants, byte for byte, and without a torn line. Atomic.
-
-    Returns: number of whole rows dropped.
-    """
-    if not path.exists():
-        return 0
-    rows = list(_whole_rows(path))
-    kept = [line for line, row in rows if keep(row)]
-    text = b"".join(kept)
-    if len(text) != path.stat().st_size:
+def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+    """Rewrites the file with the rows that `keep` wants, byte for byte, and without a torn line. Atomic."""
+    text = b"".join(line for line, row in _whole_rows(path) if keep(row))
+    if path.exists() and len(text) != path.stat().st_size:
         write_file(path, text)
-    return len(rows) - len(kept)
 
 
 def write_file(path: Path, content: str | bytes) -> None:

@@ -11,6 +11,8 @@ first and its last steps.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -122,9 +124,7 @@ class TraceWriter:
 
     def _shorten(self) -> None:
         lines = self._path.read_bytes()[len(_OPEN) : -len(_CLOSE)].split(_BETWEEN)
-        first = _step_border(lines, _num_within(lines, HEAD_SHARE * self._limit_bytes), back=True)
-        last = len(lines) - _num_within(lines[::-1], TAIL_SHARE * self._limit_bytes)
-        last = max(first, _step_border(lines, last, back=False))
+        first, last = _middle(lines, self._limit_bytes)
         self._file.close()
         self._begin([*lines[:first], *_without_spans(lines[first:last]), *lines[last:]])
         self.leaves_out = True
@@ -178,28 +178,15 @@ def _instant(name: str, ts: int, args: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, "cat": "driver", "ph": "i", "s": "g", "ts": ts, "pid": 0, "tid": 0, "args": dict(args)}
 
 
-def _num_within(lines: Sequence[bytes], num_bytes: float) -> int:
-    """How many of the first lines fit."""
-    used = 0
-    for number, line in enumerate(lines):
-        used += len(line) + len(_BETWEEN)
-        if used > num_bytes:
-            return number
-    return len(lines)
-
-
-def _step_border(lines: Sequence[bytes], index: int, *, back: bool) -> int:
-    """The next place, back or ahead, between two steps; `index` itself where there is none."""
-    moved = index
-    while 0 < moved < len(lines):
-        if _step(lines[moved - 1]) != _step(lines[moved]):
-            return moved
-        moved += -1 if back else 1
-    return index
-
-
-def _step(line: bytes) -> int | None:
-    return json.loads(line).get("args", {}).get("step")
+def _middle(lines: Sequence[bytes], limit_bytes: int) -> tuple[int, int]:
+    """Begin and end of what is left out: between two steps, if there are several before or behind."""
+    ends = list(itertools.accumulate(len(line) + len(_BETWEEN) for line in lines))
+    steps = [json.loads(line).get("args", {}).get("step") for line in lines]
+    borders = [i for i in range(1, len(lines)) if steps[i - 1] != steps[i]]
+    head = bisect.bisect_right(ends, HEAD_SHARE * limit_bytes)
+    first = max((border for border in borders if border <= head), default=head)
+    tail = max(first, bisect.bisect_left(ends, ends[-1] - TAIL_SHARE * limit_bytes) + 1)
+    return first, min((border for border in borders if border >= tail), default=tail)
 
 
 def _without_spans(lines: Sequence[bytes]) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf.config.schema import AddTask, FilesTask, SortTask
+from rlinf.config.tasks import AddTask, FilesTask, SortTask
 from rlinf.tasks.arithmetic import AddDigits, SortDigits
 from rlinf.tasks.base import Task
 from rlinf.tasks.files import FileProblems

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlinf.config.schema import FilesTask
+from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.tasks.base import Problem
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of

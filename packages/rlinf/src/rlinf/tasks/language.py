@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlinf.config.schema import ArchitectureConfig
+from rlinf.config.reasoning import ArchitectureConfig
 from rlinf.errors import UserError
 
 PAD, END, UNKNOWN = "<pad>", "<end>", "<unk>"

@@ -1,7 +1,10 @@
 """ReplicatedBackend: every rank holds the whole model and works on its shards of a batch.
 
-It promises more than the protocol asks: on CPUs the numbers do not depend on the number of ranks, where the shards do
-not (gradients.py says how far).
+It promises more than the protocol asks: on CPUs two ranks have the numbers of one. A recipe fixes the shards, a plan
+the ranks, and shard s belongs to rank s % num_ranks. Each shard adds up its micro-batches in a buffer of its own, and
+the buffers are summed in the order of the shards: locally where a rank has several, then over ranks. With one rank the
+sum is (s0 + s1), with two it is the all-reduce of s0 and s1: the same float additions, so the same bits. Of four shards
+two ranks make (s0 + s2) + (s1 + s3), which agrees with one rank's sum up to rounding.
 """
 
 from __future__ import annotations
@@ -15,77 +18,100 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout, specs_of
-from rlinf_workers.training.base import Answers, LossOf, OptimizerSettings, Place, Step, Trainable
+from rlinf_workers.models.placement import tensors_of
+from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, Trainable
 from rlinf_workers.training.checkpoint import load_optimizer, move_optimizer, read_json, save_optimizer, write_json
-from rlinf_workers.training.replicated.gradients import ShardedGradients
+from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
 STATE_FILE, COUNT_FILE = "optimizer.safetensors", "optimizer.json"
 
 
 class ReplicatedBackend:
-    """The model, its sharded gradients and its optimizer; see training/base.py for what the methods promise."""
+    """The model, a gradient buffer for each shard and the optimizer; see training/base.py for what the methods
+    promise."""
 
-    _gradients: ShardedGradients
     _optimizer: torch.optim.AdamW
     num_steps = 0
 
-    def __init__(self, model: Trainable, place: Place, *, optimizer: OptimizerSettings | None, num_shards: int) -> None:
-        self._kind = model
-        self._place = place
-        self._model = model.build(place.device)
-        self._is_frozen = optimizer is None
+    def __init__(
+        self, model: Trainable, worker: Worker, *, optimizer: OptimizerSettings | None, num_shards: int
+    ) -> None:
+        self._kind, self._worker = model, worker
+        self._model = model.build(worker.device)
+        self.shards: Sequence[int] = []
+        """None: the model is frozen."""
+        self._buffers: dict[int, Tensor] = {}
+        self._statistics: dict[int, Tensor] = {}
+        self._attached: int | None = None
+        """The shard whose buffer the parameters' gradients are in."""
         if optimizer is None:
             self._model.requires_grad_(False)
-        else:
-            self._gradients = ShardedGradients(self._model.parameters(), num_shards, place.replicas)
-            self.restart(optimizer)
+            return
+        ranks = worker.replicas
+        if num_shards % ranks.num_ranks:
+            raise ValueError(
+                f"actor.num_shards={num_shards} is not a multiple of its {ranks.num_ranks} ranks; "
+                f"use {ranks.num_ranks} or a multiple of it"
+            )
+        self.shards = range(ranks.rank, num_shards, ranks.num_ranks)
+        self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        size, first = sum(parameter.numel() for parameter in self._parameters), self._parameters[0]
+        self._buffers = {shard: torch.zeros(size, dtype=first.dtype, device=first.device) for shard in self.shards}
+        self.restart(optimizer)
 
     # -- an update -------------------------------------------------------------------------------------------------
 
-    @property
-    def shards(self) -> Sequence[int]:
-        return self._gradients.shards
-
     @torch.no_grad()
-    def forward(self, batch: Any, *, entropies: bool = False) -> Answers:
+    def forward(self, batch: Any, *, entropies: bool = False) -> Evaluation:
         return self._kind.answers(self._model, batch, entropies=entropies)
 
     def begin(self, num_statistics: int) -> None:
-        self._gradients.zero(num_statistics)
+        for shard in self.shards:
+            self._buffers[shard].zero_()
+            self._statistics[shard] = torch.zeros(num_statistics, dtype=torch.float64)
 
     def backward(self, shard: int, batch: Any, loss_of: LossOf, *, entropies: bool = False) -> None:
         loss, statistics = loss_of(self._kind.answers(self._model, batch, entropies=entropies))
-        self._gradients.backward(shard, loss)
-        self._gradients.count(shard, statistics)
+        self._attach(shard)
+        loss.backward()
+        self.count(shard, statistics)
 
     def count(self, shard: int, statistics: Sequence[float]) -> None:
-        self._gradients.count(shard, statistics)
+        self._statistics[shard] += torch.tensor(statistics, dtype=torch.float64)
 
     def reduce(self) -> list[float]:
-        return self._gradients.reduce().tolist()
+        first, *others = self.shards
+        for shard in others:
+            self._buffers[first] += self._buffers[shard]
+            self._statistics[first] += self._statistics[shard]
+        self._worker.replicas.sum_(self._buffers[first])
+        self._attach(first)
+        return self._worker.replicas.sum_(self._statistics[first]).tolist()
 
-    def step(self, divisor: float) -> Step:
-        self._gradients.scale_(1.0 / divisor)
+    def step(self, divisor: float) -> float:
+        self._buffers[self.shards[0]] *= 1.0 / divisor
         grad_norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.max_grad_norm))
         if not math.isfinite(grad_norm):
             raise FloatingPointError(
-                f"{self._place.name}: optimizer step {self.num_steps}: the gradient norm is {grad_norm}; "
+                f"{self._worker.name}: optimizer step {self.num_steps}: the gradient norm is {grad_norm}; "
                 "nothing was changed"
             )
-        rate = self._settings.learning_rate_at(self.num_steps)
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = self._settings.learning_rate_at(self.num_steps)
         self._take_step()
         self.num_steps += 1
-        return Step(grad_norm, rate)
+        return grad_norm
 
     def _take_step(self) -> None:
         """Every parameter's `.grad` is the clipped mean."""
         self._optimizer.step()
 
     def sum_over_shards(self, rows: Tensor) -> Tensor:
-        return self._gradients.sum_over_shards(rows)
+        total = rows[0].clone()
+        for row in rows[1:]:
+            total += row
+        return self._worker.replicas.sum_(total)
 
     def restart(self, optimizer: OptimizerSettings) -> None:
         self._settings = optimizer
@@ -98,13 +124,20 @@ class ReplicatedBackend:
         )
         self.num_steps = 0
 
+    def _attach(self, shard: int) -> None:
+        """Lets the parameters' gradients be those of a shard."""
+        self._attached = shard
+        pieces = self._buffers[shard].split([parameter.numel() for parameter in self._parameters])
+        for parameter, piece in zip(self._parameters, pieces, strict=True):
+            parameter.grad = piece.view_as(parameter)
+
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor]:
-        return self._kind.tensors(self._model)
+        return tensors_of(self._model)
 
     def layout(self) -> Layout:
-        return Layout.replicated(specs_of(self.weights()), self._place.num_ranks)
+        return Layout.replicated(specs_of(self.weights()), self._worker.num_ranks)
 
     @torch.no_grad()
     def start_from(self, other: ReplicatedBackend) -> None:
@@ -118,24 +151,28 @@ class ReplicatedBackend:
         return do(self._model)
 
     def onload(self) -> None:
-        self._move(self._place.device)
+        self._move(self._worker.device)
 
     def offload(self) -> None:
         self._move(torch.device("cpu"))
 
     def _move(self, device: torch.device) -> None:
+        """The gradients are off the parameters meanwhile: moved by them, they would part from the buffers."""
         if next(self._model.parameters()).device == device:  # `Module.to` walks over all modules, moved or not
             return
-        if self._is_frozen:
-            self._model.to(device)
-            return
-        self._gradients.move(device, lambda: self._model.to(device))
-        move_optimizer(self._optimizer, device)
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        self._model.to(device)
+        if self.shards:
+            self._buffers = {shard: buffer.to(device) for shard, buffer in self._buffers.items()}
+            move_optimizer(self._optimizer, device)
+        if self._attached is not None:
+            self._attach(self._attached)
 
     # -- files -----------------------------------------------------------------------------------------------------
 
     def save_model(self, folder: str) -> None:
-        if self._place.rank == 0:
+        if self._worker.rank == 0:
             os.makedirs(folder, exist_ok=True)
             self._kind.save(self._model, folder)
 
@@ -143,7 +180,7 @@ class ReplicatedBackend:
         self._kind.load(self._model, folder)
 
     def save_optimizer(self, folder: str) -> None:
-        if self._place.rank == 0:
+        if self._worker.rank == 0:
             save_optimizer(self._optimizer, self._model, f"{folder}/{STATE_FILE}")
             write_json(f"{folder}/{COUNT_FILE}", {"num_steps": self.num_steps})
 
