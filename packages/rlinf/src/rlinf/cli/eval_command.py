@@ -79,12 +79,9 @@ def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str
     check_address_space()
     from rlinf import evaluation  # only now: everything above answers without torch
     from rlinf.cli.table import aligned
-    from rlinf.config.devices import check_cluster
     from rlinf.console.eval_progress import EvalProgress
     from rlinf.evaluation.scores import score_table
-    from rlinf.machine import this_machine
 
-    check_cluster(config.cluster, this_machine())
     prepared = evaluation.prepare(config)
     try:
         scores = prepared.run(path, resume=resume, command=command, progress=EvalProgress())

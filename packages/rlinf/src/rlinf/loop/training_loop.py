@@ -269,12 +269,8 @@ class TrainingLoop:
         self._folder.write_plan_times([times.to_json() for times in self._times])
         report_path = write_report(self._folder.path)
         first, last = self._folder.first_evaluation(), self._folder.last_evaluation()
-        scores = [(self._job.score, clock.before, score)]
-        scores += [
-            (other, first.get(other.name, math.nan), last[other.name])
-            for other in self._job.other_scores
-            if other.name in last
-        ]
+        shown = (self._job.score, *self._job.other_scores)
+        scores = [(one, first.get(one.name, math.nan), last.get(one.name, math.nan)) for one in shown]
         table = final_table(scores, best and (best.name, best_score), self._session.stage_s, training_s)
         self._result = f"{table}\nreport: {report_path}"
 
