@@ -27,8 +27,8 @@ LEARNING = {
     "learning-sort-grpo": "Sorting eight digits, GRPO: greedy accuracy on 500 held-out problems. "
     "Target: from at most 60 % to at least 90 % within 3 minutes",
     "learning-sort-grpo-random-rewards": "The same with coin flips for rewards. Target: it does not rise",
-    "learning-pushcube-ppo": "PushCube-v1, PPO: success at the end of 100 episodes from held-out reset seeds, deterministic actions. "
-    "Target: 80 % within 6 minutes",
+    "learning-pushcube-ppo": "PushCube-v1, PPO: success at the end of 100 episodes from held-out reset seeds, "
+    "deterministic actions. Target: 80 % within 6 minutes",
 }
 COMPARISONS = {
     "overhead-sort": "Overhead of processes, channels, leases and weight syncs: a step of sort-grpo as a flow on one "

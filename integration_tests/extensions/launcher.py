@@ -12,16 +12,13 @@ from rlinf_workers.launcher.local import LocalLauncher
 
 
 class CountingHandle:
-    def __init__(self, handle: WorkerHandle, calls: Counter[str]) -> None:
+    def __init__(self, name: str, handle: WorkerHandle, calls: Counter[str]) -> None:
+        self._name = name
         self._handle = handle
         self._calls = calls
 
-    @property
-    def name(self) -> str:
-        return self._handle.name
-
     def call(self, method: str, /, *args: Any, lane: int = 0) -> Future[Any]:
-        self._calls[f"{self.name} {method}"] += 1
+        self._calls[f"{self._name} {method}"] += 1
         return self._handle.call(method, *args, lane=lane)
 
 
@@ -32,7 +29,7 @@ class CountingLauncher:
         self._local = LocalLauncher(**settings)
 
     def start(self, spec: WorkerSpec) -> WorkerHandle:
-        return CountingHandle(self._local.start(spec), self._calls)
+        return CountingHandle(spec.identity.name, self._local.start(spec), self._calls)
 
     def serve(self, service: str, handler: ServiceHandler) -> None:
         self._local.serve(service, handler)

@@ -12,7 +12,7 @@ from rlinf_algos.parts import POLICY_LOSSES
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.language.actor import Actor, ActorSettings
 from rlinf_workers.metrics import merge
-from rlinf_workers.records.language import ExampleBatch, SampleGroup, ScoredGroup
+from rlinf_workers.records.language import ExampleBatch, Prompt, SampleGroup, ScoredGroup
 from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
 NUM_GROUPS, GROUP_SIZE, NUM_TOKENS = 8, 4, 5
@@ -44,13 +44,13 @@ def scored_groups(prompt_lengths=(4,) * NUM_GROUPS):
         mask = (torch.arange(NUM_TOKENS)[None] < lengths[:, None]).float()
         ids = torch.randint(2, 13, (GROUP_SIZE, NUM_TOKENS), generator=generator) * mask.long()
         samples = SampleGroup(
-            index=index,
-            prompt_ids=torch.randint(2, 13, (length,), generator=generator),
+            prompt=Prompt(
+                index=index, token_ids=torch.randint(2, 13, (length,), generator=generator), reference_answer=""
+            ),
             completion_ids=ids,
             loss_mask=mask,
             rollout_logprobs=torch.zeros(GROUP_SIZE, NUM_TOKENS),
             ref_logprobs=-torch.rand(GROUP_SIZE, NUM_TOKENS, generator=generator) * mask,
-            reference_answer="",
             policy_version=0,
         )
         rewards = torch.zeros(GROUP_SIZE)
@@ -87,7 +87,7 @@ def expected_gradient(make_worker, settings, groups, advantages_of=grpo_referenc
     for group in groups:
         advantages = advantages_of(group.rewards.double())
         for g in range(GROUP_SIZE):
-            length, prompt = int(group.samples.loss_mask[g].sum()), group.samples.prompt_ids
+            length, prompt = int(group.samples.loss_mask[g].sum()), group.samples.prompt.token_ids
             completion = group.samples.completion_ids[g, :length]
             logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
             distribution = logits.log_softmax(-1)
@@ -155,7 +155,7 @@ def test_reinforce_plus_plus_whitens_over_the_tokens_of_the_step(make_worker, re
 
 
 def logprobs_of(actor, groups):
-    return actor._ask(groups, lambda batch: actor._backend.forward(batch).logprobs)
+    return actor._updates._ask(groups, lambda batch: actor._backend.forward(batch).logprobs)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_the_policy_loss_of_the_most_uncertain_tokens(make_worker, reader, model
     terms, entropies = [], []
     for group in (group for group in groups if group.samples.index != 5):
         for g, advantage in enumerate(grpo_reference(group.rewards.double())):
-            length, prompt = int(group.samples.loss_mask[g].sum()), group.samples.prompt_ids
+            length, prompt = int(group.samples.loss_mask[g].sum()), group.samples.prompt.token_ids
             completion = group.samples.completion_ids[g, :length]
             logits = network(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
             distribution = logits.log_softmax(-1)
@@ -317,7 +317,7 @@ def test_the_weight_of_the_kl_is_adapted_to_its_target(make_worker, reader, mode
     assert metrics["actor/kl_coef"] == 0.3, "of this step"
     num_tokens = sum(float(group.samples.loss_mask.sum()) for group in groups)
     assert metrics["actor/ref_kl"] == pytest.approx(kl * NUM_SEQUENCES / num_tokens, rel=1e-5)
-    assert actor._advantages.kl_coef == pytest.approx(0.3 * (1 + 0.1 * NUM_SEQUENCES / 100), rel=1e-5)
+    assert actor._updates.advantages.kl_coef == pytest.approx(0.3 * (1 + 0.1 * NUM_SEQUENCES / 100), rel=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{"value_loss": "huber"}, {"value_loss": "clipped"}])

@@ -1,19 +1,22 @@
 """The replicated backend: it conforms, on one rank and on two, and its gradients move with what they hold."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.collectives import RankGroup, RankGroups
 from rlinf_workers.testing.backends import (
     NUM_SHARDS,
     ORDINARY,
     Chooser,
-    _accumulate,
-    _update,
+    accumulate,
     check_backend,
     check_ranks,
     trial_worker,
+    update,
 )
 from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 from rlinf_workers.training.replicated.backend import ReplicatedBackend
@@ -23,10 +26,104 @@ def test_it_conforms(tmp_path):
     check_backend(ReplicatedBackend, str(tmp_path))
 
 
+class AnswersWithGradient(ReplicatedBackend):
+    def forward(self, batch, *, entropies=False):
+        return self._kind.answers(self._model, batch, entropies=entropies)
+
+
+class NamesOtherWeights(ReplicatedBackend):
+    def weights(self):
+        return {name: weight for name, weight in super().weights().items() if name != "count"}
+
+    def layout(self):
+        return Layout.replicated(specs_of(super().weights()), 1)
+
+
+class MeansOverMicroBatches(ReplicatedBackend):
+    def backward(self, shard, batch, loss_of, *, entropies=False):
+        def mean(answers):
+            loss, statistics = loss_of(answers)
+            return loss / len(batch), statistics
+
+        super().backward(shard, batch, mean, entropies=entropies)
+
+
+class ForgetsCounts(ReplicatedBackend):
+    def count(self, shard, statistics):
+        pass
+
+
+class DoesNotClip(ReplicatedBackend):
+    def restart(self, optimizer):
+        super().restart(replace(optimizer, max_grad_norm=1e9))
+
+
+class StepsAnyway(ReplicatedBackend):
+    def step(self, divisor):
+        try:
+            return super().step(divisor)
+        except FloatingPointError:
+            return 1.0
+
+
+class CountsARefusedStep(ReplicatedBackend):
+    def step(self, divisor):
+        try:
+            return super().step(divisor)
+        except FloatingPointError:
+            self.num_steps += 1
+            raise
+
+
+class LosesGradientsWhenMoved(ReplicatedBackend):
+    def offload(self):
+        super().offload()
+        self.begin(2)
+
+
+class KeepsTheOptimizersState(ReplicatedBackend):
+    def restart(self, optimizer):
+        if hasattr(self, "_optimizer"):
+            self.num_steps = 0
+        else:
+            super().restart(optimizer)
+
+
+class TakesNoWeightsOver(ReplicatedBackend):
+    def start_from(self, other):
+        pass
+
+
+class SavesNoMoments(ReplicatedBackend):
+    def load_optimizer(self, folder):
+        self.num_steps = 2
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (AnswersWithGradient, r"forward\(\) answers logprobs with a gradient"),
+        (NamesOtherWeights, r"weights\(\) has .*, layout\(\) says"),
+        (MeansOverMicroBatches, r"norm .*, not"),
+        (ForgetsCounts, "statistics"),
+        (DoesNotClip, "step 0 of 2 shards"),
+        (StepsAnyway, "took an infinite gradient"),
+        (CountsARefusedStep, "differ"),
+        (LosesGradientsWhenMoved, "statistics|differ"),
+        (KeepsTheOptimizersState, "differ"),
+        (TakesNoWeightsOver, "differ"),
+        (SavesNoMoments, "differ"),
+    ],
+)
+def test_the_suite_finds(broken, says, tmp_path):
+    with pytest.raises(AssertionError, match=says):
+        check_backend(broken, str(tmp_path))
+
+
 def trained(worker):
     backend = ReplicatedBackend(Chooser(), worker, optimizer=ORDINARY, num_shards=NUM_SHARDS)
     for _ in range(3):
-        _update(backend)
+        update(backend)
     return {name: weight.detach().clone() for name, weight in backend.weights().items()}
 
 
@@ -65,9 +162,9 @@ def test_gradients_move_with_what_they_hold(monkeypatch):
         ReplicatedBackend(Chooser(), trial_worker(), optimizer=ORDINARY, num_shards=NUM_SHARDS) for _ in range(2)
     )
     elsewhere = torch.device("cpu", 0)  # not equal to torch.device("cpu"), so the backend believes in the move
-    _accumulate(moved, pause=lambda: moved._move(elsewhere))
+    accumulate(moved, pause=lambda: moved._move(elsewhere))
     moved._move(elsewhere)
-    _accumulate(stayed)
+    accumulate(stayed)
     for one, other in zip(moved._model.parameters(), stayed._model.parameters(), strict=True):
         assert one.grad is not None and other.grad is not None
         assert torch.equal(one.grad, other.grad)

@@ -27,7 +27,6 @@ from rlinf_workers import (
 from rlinf_workers.execution.executor import visible_devices
 from rlinf_workers.testing.toy_flow import (
     LEARNING_RATE,
-    FaultyStage,
     Learn,
     Number,
     Scale,
@@ -254,6 +253,18 @@ def test_items_can_be_taken_as_they_come(tmp_path):
             executor.run(flow, **arguments, on_items=fail)
 
 
+class FaultyStage(Worker):
+    """Stages that fail in the middle of a run, or wait for what never comes."""
+
+    def fail(self, numbers: Reader[Number], out: Writer[Number]) -> None:
+        for _ in numbers:
+            raise ValueError("bad item")
+
+    def starve(self, numbers: Reader[Number], loop_back: Reader[Number], loop: Writer[Number]) -> None:
+        numbers.next_chunk(at_most=1)
+        loop_back.next_chunk(at_most=1)
+
+
 def test_an_error_in_a_stage_reaches_the_driver_with_its_traceback(tmp_path):
     flow = Flow("faulty").worker("fault", FaultyStage)
     flow.stage("fault", FaultyStage.fail, reads="numbers", writes="out", needs_device=False)
@@ -261,7 +272,7 @@ def test_an_error_in_a_stage_reaches_the_driver_with_its_traceback(tmp_path):
         executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
         with pytest.raises(RemoteError, match="fault/0: ValueError: bad item") as caught:
             executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=30)
-        assert "toy_flow.py" in caught.value.remote_traceback
+        assert "test_workers_executor.py" in caught.value.remote_traceback
 
 
 def test_a_deadline_names_who_waits_for_what(tmp_path):

@@ -148,7 +148,7 @@ def test_the_stage_hands_on_whole_groups_of_an_engine_that_finishes_out_of_order
     for group in found:
         other = expected[group.index]
         width = group.completion_ids.shape[1]
-        assert group.reference_answer == other.reference_answer and group.policy_version == 7
+        assert group.prompt.reference_answer == other.prompt.reference_answer and group.policy_version == 7
         assert_bitwise_equal(group.loss_mask, other.loss_mask[:, :width])
         assert_bitwise_equal(
             group.completion_ids * group.loss_mask, (other.completion_ids * other.loss_mask)[:, :width]

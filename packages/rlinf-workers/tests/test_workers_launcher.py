@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from rlinf_workers import FlowDefinitionError, LocalLauncher, RemoteError, WorkerGroup, WorkerLost
-from rlinf_workers.launcher.cores import cores_of_slots
-from rlinf_workers.testing.launchers import CHECKS, assert_gone, check_a_killed_driver, launched, worker_spec
+from rlinf_workers import FlowDefinitionError, LocalLauncher, RemoteError, WorkerLost
+from rlinf_workers.launcher.child import cores_of_slots
+from rlinf_workers.testing.launchers import CHECKS, assert_gone, check_a_killed_driver, launched, start
 from rlinf_workers.testing.toy_flow import Fault
 
 
@@ -22,7 +22,7 @@ def test_workers_end_with_a_driver_that_is_interrupted(tmp_path):
 
 def test_a_group_calls_all_ranks_some_ranks_and_scatters(tmp_path):
     with launched(LocalLauncher) as launcher:
-        group = WorkerGroup("fault", [launcher.start(worker_spec(tmp_path, rank, 2)) for rank in range(2)], launcher)
+        group = start(launcher, tmp_path, num_ranks=2)
         assert group.scatter("sleep", [0.0, 0.001]) == [0.0, 0.001]
         assert len(group.call("process_id", ranks=[1])) == 1
         with pytest.raises(FlowDefinitionError, match="1 parts for 2 ranks"):
@@ -34,7 +34,7 @@ def test_a_group_calls_all_ranks_some_ranks_and_scatters(tmp_path):
 
 def test_a_frozen_worker_counts_as_lost(tmp_path):
     with launched(lambda: LocalLauncher(heartbeat_timeout_s=3.0)) as launcher:
-        pid = launcher.start(worker_spec(tmp_path)).call("process_id").result(timeout=60)
+        (pid,) = start(launcher, tmp_path).call("process_id", timeout_s=60)
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(WorkerLost, match=r"silent after \d+ s \(limit 3 s\); killed"):
             launcher.lost.result(timeout=60)
@@ -49,7 +49,7 @@ def test_a_class_inside_a_function_is_refused(tmp_path):
         launched(LocalLauncher) as launcher,
         pytest.raises(FlowDefinitionError, match="defined inside a function"),
     ):
-        launcher.start(worker_spec(tmp_path, worker_class=Hidden))
+        start(launcher, tmp_path, Hidden)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from rlinf_algos import preset
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.language.learning_groups import AdvantageMaker, LearningGroup, choose_groups, signals, whiten
-from rlinf_workers.records.language import SampleGroup, ScoredGroup
+from rlinf_workers.records.language import Prompt, SampleGroup, ScoredGroup
 from rlinf_workers.testing.backends import ORDINARY, Chooser, trial_worker
 from rlinf_workers.training.replicated.backend import ReplicatedBackend
 
@@ -23,13 +23,11 @@ def scored_groups():
         lengths = torch.randint(1, NUM_TOKENS + 1, (GROUP_SIZE, 1), generator=generator)
         mask = (torch.arange(NUM_TOKENS)[None] < lengths).float()
         samples = SampleGroup(
-            index=index,
-            prompt_ids=torch.arange(3),
+            prompt=Prompt(index=index, token_ids=torch.arange(3), reference_answer=""),
             completion_ids=torch.zeros(GROUP_SIZE, NUM_TOKENS, dtype=torch.int64),
             loss_mask=mask,
             rollout_logprobs=-torch.rand(GROUP_SIZE, NUM_TOKENS, generator=generator) * mask,
             ref_logprobs=-torch.rand(GROUP_SIZE, NUM_TOKENS, generator=generator) * mask,
-            reference_answer="",
             policy_version=0,
         )
         rewards = (torch.arange(GROUP_SIZE) <= index % 3).float() if index != 5 else torch.ones(GROUP_SIZE)
@@ -207,12 +205,10 @@ def test_the_number_of_groups_in_a_call_does_not_change_a_bit(name, group_size):
         mask = (torch.arange(3)[None] < torch.randint(1, 4, (group_size, 1), generator=generator)).float()
         zeros = torch.zeros(group_size, 3)
         samples = SampleGroup(
-            index=index,
-            prompt_ids=torch.arange(3),
+            prompt=Prompt(index=index, token_ids=torch.arange(3), reference_answer=""),
             completion_ids=zeros.long(),
             loss_mask=mask,
             rollout_logprobs=zeros,
-            reference_answer="",
             policy_version=0,
         )
         groups.append(

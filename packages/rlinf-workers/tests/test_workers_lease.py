@@ -1,14 +1,37 @@
-"""LeaseTable: exclusion, gang semantics, order, and that every schedule of requests comes to an end."""
+"""Leases: exclusion, gang semantics, order, and that every schedule of requests comes to an end."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_workers.execution.lease import LeaseRequest, LeaseService, LeaseTable
+from rlinf_workers.execution.lease import LeaseRequest, Leases
 
 
-def table(*devices: set[int]) -> LeaseTable:
-    return LeaseTable({turn: frozenset(on) for turn, on in enumerate(devices)})
+class Table:
+    """Asks for leases as workers do."""
+
+    def __init__(self, leases: Leases) -> None:
+        self.leases = leases
+        self._granted: list[tuple[int, str]] = []
+
+    def _ask(self, action, turn: int, holder: str) -> list[tuple[int, str]]:
+        worker, _, stage = holder.partition(" ")
+        request = LeaseRequest(action=action, turn=turn, stage=stage)
+        self.leases(worker, request, lambda _: self._granted.append((turn, holder)))
+        granted, self._granted = self._granted, []
+        return granted
+
+    def acquire(self, turn: int, holder: str) -> bool:
+        """Whether it is granted at once."""
+        return self._ask("acquire", turn, holder) == [(turn, holder)]
+
+    def release(self, turn: int, holder: str) -> list[tuple[int, str]]:
+        """Who gets in."""
+        return self._ask("release", turn, holder)
+
+
+def table(*devices: set[int]) -> Table:
+    return Table(Leases({turn: frozenset(on) for turn, on in enumerate(devices)}))
 
 
 def test_turns_on_one_device_exclude_each_other():
@@ -71,7 +94,7 @@ def test_holders_name_who_is_in_the_way():
     leases = table({0}, {0})
     leases.acquire(0, "rollout/0 rollout")
     leases.acquire(1, "actor/0 actor")
-    assert leases.holders(1) == ["rollout/0 rollout"]
+    assert leases.leases.holders(1) == ["rollout/0 rollout"]
 
 
 @given(
@@ -103,18 +126,4 @@ def test_every_schedule_ends_and_never_shares_a_device(devices, num_ranks, num_c
                 inside.add(granted)
         turns = {turn for turn, _ in inside}
         assert all(not (devices[a] & devices[b]) for a in turns for b in turns if a != b)
-    assert leases.is_idle
-
-
-def test_the_service_replies_when_the_lease_is_granted():
-    service = LeaseService({0: frozenset({0}), 1: frozenset({0})})
-    replies = []
-
-    def ask(action, turn, who):
-        service(who, LeaseRequest(action=action, turn=turn, stage="s"), lambda _: replies.append((who, action)))
-
-    ask("acquire", 0, "a")
-    ask("acquire", 1, "b")
-    assert replies == [("a", "acquire")]
-    ask("release", 0, "a")
-    assert replies == [("a", "acquire"), ("a", "release"), ("b", "acquire")]
+    assert not any(leases.leases.holders(turn) for turn in range(len(devices)))

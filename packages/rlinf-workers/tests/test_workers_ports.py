@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlinf_comm.channel import Channel
 from rlinf_workers import WorkersError
-from rlinf_workers.execution.ports import DriverPauses, Reader, Writer
+from rlinf_workers.execution.ports import Pauses, Reader, Writer
 from rlinf_workers.execution.stage_calls import ReadPort, WritePort
 
 
@@ -37,7 +37,7 @@ def write_port(channel, **changes):
     return WritePort(**(port | changes))
 
 
-class Journal(DriverPauses):
+class Journal(Pauses):
     """Records what a port tells its stage."""
 
     def __init__(self):
@@ -59,13 +59,13 @@ class Journal(DriverPauses):
 @given(cuts=st.lists(st.integers(1, 5), max_size=6), granularity=st.integers(0, 7))
 def test_chunks_have_the_granularity_whatever_was_put(cuts, granularity):
     channel = Channel.create("c")
-    writer = Writer(write_port(channel), channel, DriverPauses())
+    writer = Writer(write_port(channel), channel, Pauses())
     total = 0
     for cut in cuts:
         writer.put_many([(i, i) for i in range(total, total + cut)])
         total += cut
     channel.close()
-    chunks = list(Reader(read_port(channel, granularity=granularity), channel, DriverPauses()))
+    chunks = list(Reader(read_port(channel, granularity=granularity), channel, Pauses()))
     assert [item for chunk in chunks for item in chunk] == list(range(total))
     size = granularity or max(total, 1)
     assert [len(chunk) for chunk in chunks] == [size] * (total // size) + [total % size] * (total % size > 0)
@@ -74,7 +74,7 @@ def test_chunks_have_the_granularity_whatever_was_put(cuts, granularity):
 def test_a_stage_that_computes_takes_what_is_ready_and_does_not_wait_for_more():
     channel, journal = Channel.create("c"), Journal()
     reader = Reader(read_port(channel, granularity=2), channel, journal)
-    writer = Writer(write_port(channel), channel, DriverPauses())
+    writer = Writer(write_port(channel), channel, Pauses())
     writer.put(1)
     assert reader.ready_chunk() == [], "half a chunk is none"
     writer.put_many([(0, 2), (0, 3)])
@@ -90,34 +90,34 @@ def test_a_stage_that_computes_takes_what_is_ready_and_does_not_wait_for_more():
 @given(order=st.permutations(range(8)), num_partitions=st.integers(1, 3))
 def test_ordered_readers_get_their_keys_in_order(order, num_partitions):
     channel = Channel.create("c")
-    writer = Writer(write_port(channel, num_partitions=num_partitions), channel, DriverPauses())
+    writer = Writer(write_port(channel, num_partitions=num_partitions), channel, Pauses())
     for key in order:
         writer.put(f"item {key}", key=key)
     channel.close()
     for partition in range(num_partitions):
         port = read_port(channel, partition=partition, num_partitions=num_partitions, ordered=True, granularity=2)
-        items = [item for chunk in Reader(port, channel, DriverPauses()) for item in chunk]
+        items = [item for chunk in Reader(port, channel, Pauses()) for item in chunk]
         assert items == [f"item {key}" for key in range(partition, 8, num_partitions)]
 
 
 def test_a_gap_in_the_keys_is_an_error_that_names_it():
     channel = Channel.create("c")
-    writer = Writer(write_port(channel), channel, DriverPauses())
+    writer = Writer(write_port(channel), channel, Pauses())
     writer.put_many([(0, "a"), (2, "c")])
     channel.close()
     with pytest.raises(WorkersError, match=r"item 1 never came; later ones did: \[2\]"):
-        list(Reader(read_port(channel, ordered=True, granularity=0), channel, DriverPauses()))
+        list(Reader(read_port(channel, ordered=True, granularity=0), channel, Pauses()))
 
 
 def test_entries_are_cut_to_the_readers_granularity():
     channel = Channel.create("c")
-    Writer(write_port(channel, max_items_per_entry=2), channel, DriverPauses()).put_many([(i, i) for i in range(5)])
+    Writer(write_port(channel, max_items_per_entry=2), channel, Pauses()).put_many([(i, i) for i in range(5)])
     assert [item.weight for item in channel.take(max_items=8, min_items=3)] == [2.0, 2.0, 1.0]
 
 
 def test_a_stage_hears_of_every_chunk_and_wait():
     channel = Channel.create("c")
-    Writer(write_port(channel), channel, DriverPauses()).put_many([(0, "a"), (1, "b")])
+    Writer(write_port(channel), channel, Pauses()).put_many([(0, "a"), (1, "b")])
     journal = Journal()
     reader = iter(Reader(read_port(channel, granularity=2), channel, journal))
     assert next(reader) == ["a", "b"]
@@ -128,8 +128,8 @@ def test_a_stage_hears_of_every_chunk_and_wait():
 
 def test_next_chunk_does_not_wait_for_more_than_will_come():
     channel = Channel.create("c")
-    Writer(write_port(channel), channel, DriverPauses()).put_many([(0, "a")])
-    assert Reader(read_port(channel, granularity=4), channel, DriverPauses()).next_chunk(at_most=1) == ["a"]
+    Writer(write_port(channel), channel, Pauses()).put_many([(0, "a")])
+    assert Reader(read_port(channel, granularity=4), channel, Pauses()).next_chunk(at_most=1) == ["a"]
 
 
 def test_a_full_channel_pauses_the_stage_until_there_is_room():

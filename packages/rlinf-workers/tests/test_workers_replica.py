@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_comm.channel import Channel
 from rlinf_workers import WorkersError
-from rlinf_workers.execution.ports import DriverPauses, Reader, Writer
+from rlinf_workers.execution.ports import Pauses, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
 from rlinf_workers.execution.stage_calls import ReadPort, WritePort
 from rlinf_workers.launcher.base import Identity
@@ -16,7 +16,7 @@ SECOND = Identity(role="actor", rank=3, num_ranks=4, num_ranks_per_replica=2)
 FIRST = Identity(role="actor", rank=2, num_ranks=4, num_ranks_per_replica=2)
 
 
-class Pauses(DriverPauses):
+class Journal(Pauses):
     def __init__(self):
         self.waited_for = []
 
@@ -30,7 +30,7 @@ class Rank:
     """One rank of a replica with a reader of one channel and a writer of another."""
 
     def __init__(self, identity: Identity, channels: dict[str, Channel], granularity: int) -> None:
-        self.pauses = Pauses()
+        self.pauses = Journal()
         source, sink = (
             FirstRank(name, channels[name], channels["told"], identity)
             if identity.rank_in_replica == 0

@@ -1,6 +1,6 @@
 """The reward role: a hand-over is scored at once, groups keep their own results, outcomes are counted."""
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from rlinf_workers.language import reward as module
 from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.metrics import merge
 from rlinf_workers.models.language_model import load_tokenizer
-from rlinf_workers.records.language import SampleGroup
+from rlinf_workers.records.language import Prompt, SampleGroup
 
 
 def group(tokenizer, index: int, answer: str, completions: list[str]) -> SampleGroup:
@@ -21,12 +21,10 @@ def group(tokenizer, index: int, answer: str, completions: list[str]) -> SampleG
     for i, row in enumerate(rows):
         ids[i, : len(row)], mask[i, : len(row)] = torch.tensor(row), 1
     return SampleGroup(
-        index=index,
-        prompt_ids=torch.tensor(tokenizer("1=")["input_ids"]),
+        prompt=Prompt(index=index, token_ids=torch.tensor(tokenizer("1=")["input_ids"]), reference_answer=answer),
         completion_ids=ids,
         loss_mask=mask,
         rollout_logprobs=torch.zeros_like(mask),
-        reference_answer=answer,
         policy_version=0,
     )
 
@@ -126,7 +124,8 @@ class OfPrompts(Batched):
 def test_a_reward_that_reads_prompts_gets_what_was_asked(model, groups, make_worker, reader, writer, monkeypatch):
     monkeypatch.setattr(module, "make_reward", lambda rule: OfPrompts())
     worker = make_worker(Reward, settings(model, "x"))
-    worker.score(reader([[groups[0], dataclasses.replace(groups[1], prompt_text="one is")]]), writer)
+    in_words = replace(groups[1].prompt, text="one is")
+    worker.score(reader([[groups[0], replace(groups[1], prompt=in_words)]]), writer)
     assert [scored.rewards.tolist() for scored in writer.items] == [[1.0, 1.0, 1.0], [2.0, 2.0]]
 
 

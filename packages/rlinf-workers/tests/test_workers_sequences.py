@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from rlinf_algos.logprobs import token_logprobs
 from rlinf_workers.models.language_model import ModelSettings, build_model
-from rlinf_workers.models.sequences import completion_logprobs, pack_groups
-from rlinf_workers.records.language import SampleGroup
+from rlinf_workers.models.sequences import completion_logits, pack_groups
+from rlinf_workers.records.language import Prompt, SampleGroup
 
 GROUP_SIZE, NUM_TOKENS, TEMPERATURE = 3, 5, 0.7
 
@@ -14,14 +15,18 @@ def sample_group(index, prompt_length, lengths):
     generator = torch.Generator().manual_seed(index)
     mask = (torch.arange(NUM_TOKENS) < torch.tensor(lengths)[:, None]).float()
     return SampleGroup(
-        index=index,
-        prompt_ids=torch.randint(2, 13, (prompt_length,), generator=generator),
+        prompt=Prompt(
+            index=index, token_ids=torch.randint(2, 13, (prompt_length,), generator=generator), reference_answer=""
+        ),
         completion_ids=torch.randint(2, 13, (len(lengths), NUM_TOKENS), generator=generator) * mask.long(),
         loss_mask=mask,
         rollout_logprobs=torch.zeros(len(lengths), NUM_TOKENS),
-        reference_answer="",
         policy_version=0,
     )
+
+
+def logprobs_of(model, batch):
+    return token_logprobs(completion_logits(model, batch), batch.completion_ids, temperature=TEMPERATURE)
 
 
 def logprobs_of_whole_sequences(model, groups):
@@ -30,8 +35,8 @@ def logprobs_of_whole_sequences(model, groups):
     for group in groups:
         for ids, mask in zip(group.completion_ids, group.loss_mask, strict=True):
             completion = ids[: int(mask.sum())]
-            logits = model(input_ids=torch.cat([group.prompt_ids, completion])[None], use_cache=False).logits[0]
-            steps = (logits[len(group.prompt_ids) - 1 : -1] / TEMPERATURE).log_softmax(-1)
+            logits = model(input_ids=torch.cat([group.prompt.token_ids, completion])[None], use_cache=False).logits[0]
+            steps = (logits[len(group.prompt.token_ids) - 1 : -1] / TEMPERATURE).log_softmax(-1)
             found = steps.gather(1, completion[:, None])[:, 0]
             rows.append(torch.nn.functional.pad(found, (0, NUM_TOKENS - len(found))))
     return torch.stack(rows)
@@ -44,7 +49,7 @@ def test_shared_prompts_equal_whole_sequences(model, prompt_lengths):
     batch = pack_groups(groups)
     weight = torch.rand(batch.loss_mask.shape, dtype=torch.float64) * batch.loss_mask
 
-    found = completion_logprobs(built, batch, TEMPERATURE)
+    found = logprobs_of(built, batch)
     (found * weight).sum().backward()
     gradients = [parameter.grad.clone() for parameter in built.parameters()]
     built.zero_grad()
@@ -62,7 +67,7 @@ def test_a_completion_of_one_token_needs_its_prompt_alone(model):
     batch = pack_groups(groups)
     assert batch.completion_ids.shape == (GROUP_SIZE, 1)
     with torch.no_grad():
-        found = completion_logprobs(built, batch, TEMPERATURE)
+        found = logprobs_of(built, batch)
         expected = logprobs_of_whole_sequences(built, groups)[:, :1]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -87,7 +92,7 @@ def test_a_model_without_sdpa_has_its_own_attention(tmp_path):
     groups = [sample_group(i, length, [5, 1, 3]) for i, length in enumerate((6, 2))]
     batch = pack_groups(groups)
     with torch.no_grad():
-        found = completion_logprobs(built, batch, TEMPERATURE) * batch.loss_mask
+        found = logprobs_of(built, batch) * batch.loss_mask
         expected = logprobs_of_whole_sequences(built, groups)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 

@@ -8,7 +8,7 @@ from rlinf_sched.flow_graph import WeightEdge
 from rlinf_sched.modes import plan_for_mode
 from rlinf_sched.plan import Mode
 from rlinf_workers import Flow, Reader, StepContext, Worker, Writer
-from rlinf_workers.execution.stage_calls import NEVER_SYNCED, PlannedFlow, WeightVersion
+from rlinf_workers.execution.stage_calls import PlannedFlow
 from rlinf_workers.testing.toy_flow import toy_flow
 
 CLUSTER = Cluster.cpu_slots(4)
@@ -20,14 +20,17 @@ def planned(flow: Flow, mode: Mode = "collocated", **choices) -> PlannedFlow:
     return PlannedFlow(flow=flow, graph=graph, plan=plan_for_mode(graph, CLUSTER, mode, **choices))
 
 
-def calls(made: PlannedFlow, version: int = 5):
+EDGES = (WeightEdge(source="learn", target="scale"), WeightEdge(source="learn", target="other"))
+
+
+def calls(made: PlannedFlow, synced: tuple[WeightEdge, ...] = EDGES):
     addresses = {
         name: ChannelAddress(name=name, creator_pid=1, creator_start_ticks=1, fd=i, nonce=0)
         for i, name in enumerate((*made.graph.channels, *made.told_channels))
     }
-    edges = (WeightEdge(source="learn", target="scale"), WeightEdge(source="learn", target="other"))
-    weights = {f"to {edge.target}": WeightVersion(edge=edge, policy_version=version) for edge in edges}
-    return {(call.stage, rank): call for rank, _, call in made.stage_calls(addresses, weights, CONTEXT)}
+    return {
+        (call.stage, rank): call for rank, _, call in made.stage_calls(addresses, dict.fromkeys(synced, 5), CONTEXT)
+    }
 
 
 def test_every_rank_of_every_stage_is_called_with_its_own_ports():
@@ -63,9 +66,9 @@ def test_entries_are_as_small_as_the_reader_with_the_smallest_granularity():
 
 def test_a_stage_serves_synced_edges_to_it_and_publishes_on_those_from_it():
     found = calls(planned(toy_flow()))
-    assert (found["scale", 0].receives, found["scale", 0].publishes) == ({"to scale": 5}, ())
-    assert (found["learn", 0].receives, found["learn", 0].publishes) == ({}, ("to scale", "to other"))
-    found = calls(planned(toy_flow()), version=NEVER_SYNCED)
+    assert (found["scale", 0].receives, found["scale", 0].publishes) == ({"learn -> scale": 5}, ())
+    assert (found["learn", 0].receives, found["learn", 0].publishes) == ({}, ("learn -> scale", "learn -> other"))
+    found = calls(planned(toy_flow()), synced=())
     assert (found["scale", 0].receives, found["learn", 0].publishes) == ({}, ())
 
 

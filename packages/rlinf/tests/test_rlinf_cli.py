@@ -4,7 +4,6 @@ import argparse
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -185,7 +184,7 @@ def test_resume_refuses_overrides_outside_run(refused, tmp_path: Path):
 
 
 def result(*_):
-    return SimpleNamespace(table="the table", report_path="the/report.html")
+    return "the table\nreport: the/report.html"
 
 
 def test_train_makes_the_folder_and_hands_it_to_the_job(rlinf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

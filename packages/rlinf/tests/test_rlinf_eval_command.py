@@ -166,22 +166,22 @@ def test_the_command_line_and_a_yaml_file_say_the_same(prepared, inputs: Path):
         "model: model\nbenchmarks:\n  gsm8k: gsm8k.jsonl\nk: [1, 4]\nmax_new_tokens: 16\nseed: 3\n"
     )
     by_file = prepared("mine.yaml")
-    assert by_line._config == by_file._config
-    assert by_line._config.samples_per_problem == 4
-    assert prepared("mine.yaml --seed 4")._config.seed == 4
+    assert by_line.config == by_file.config
+    assert by_line.config.samples_per_problem == 4
+    assert prepared("mine.yaml --seed 4").config.seed == 4
 
 
 def test_a_chat_template_is_used_where_there_is_one(prepared, inputs: Path):
-    assert not prepared(f"gsm8k=gsm8k.jsonl --model model {SHORT}")._benchmarks.encoder.is_chat
+    assert not prepared(f"gsm8k=gsm8k.jsonl --model model {SHORT}").benchmarks.encoder.is_chat
     (inputs / "model" / "chat_template.jinja").write_text(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
     )
     chat = prepared(f"gsm8k=gsm8k.jsonl --model model {SHORT} --system_prompt hi")
-    assert chat._benchmarks.encoder.is_chat
-    text = chat._benchmarks.encoder.text(chat._benchmarks.sets[0].problems[0].prompt)
+    assert chat.benchmarks.encoder.is_chat
+    text = chat.benchmarks.encoder.text(chat.benchmarks.sets[0].problems[0].prompt)
     assert text.startswith("<system>hi<user>0 + 1?\n\nThink it through")
     assert text.endswith("<a>")
-    assert not prepared(f"gsm8k=gsm8k.jsonl --model model {SHORT} --prompt_format plain")._benchmarks.encoder.is_chat
+    assert not prepared(f"gsm8k=gsm8k.jsonl --model model {SHORT} --prompt_format plain").benchmarks.encoder.is_chat
 
 
 def test_what_a_reader_must_know_is_noted(prepared, inputs: Path):
@@ -190,14 +190,14 @@ def test_what_a_reader_must_know_is_noted(prepared, inputs: Path):
         % ("b" * 60)
     )
     line = f"mine=own.jsonl --benchmarks.mine.reward exact_match --model model {SHORT} --on_bad_row skip"
-    benchmarks = prepared(f"{line} --max_prompt_tokens 20 --long_prompts drop")._benchmarks
-    bad, long, unknown = benchmarks.notes
+    benchmarks = prepared(f"{line} --max_prompt_tokens 20 --long_prompts drop").benchmarks
+    bad, long, unknown = benchmarks.sets[0].notes
     assert bad.startswith(f"{inputs / 'own.jsonl'}: 1 bad rows were skipped, the first is {inputs / 'own.jsonl'}:4: ")
     assert long == "mine: 1 of 3 prompts are longer than 20 tokens (up to 61); these problems were dropped"
     assert unknown == "mine: the tokenizer has no token for some of the text of 1 of 2 prompts"
     assert [problem.number for problem in benchmarks.sets[0].problems] == [1, 3]
     assert benchmarks.max_prompt_tokens == 2
-    assert prepared(f"{line} --benchmarks.mine.num_problems 1")._benchmarks.sets[0].problems[0].prompt == "a\n"
+    assert prepared(f"{line} --benchmarks.mine.num_problems 1").benchmarks.sets[0].problems[0].prompt == "a\n"
 
 
 # -- settings ------------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def run_of(inputs: Path):
 
 def asked(evaluation: Evaluation) -> str:
     """The first prompt as the model reads it."""
-    benchmarks = evaluation._benchmarks
+    benchmarks = evaluation.benchmarks
     return benchmarks.encoder.text(benchmarks.sets[0].problems[0].prompt)
 
 
@@ -266,9 +266,7 @@ def test_the_quick_starts_model_is_asked_with_the_bare_digits(prepared, run_of, 
     (inputs / "own.jsonl").write_text('{"question": "3120=", "answer": "0123"}\n')
     evaluation = prepared(f"own=own.jsonl --benchmarks.own.reward exact_match --model {path} {SHORT}")
     assert asked(evaluation) == "3120=", "a newline, or an instruction, was never trained"
-    assert evaluation._notes() == [
-        f"asked as in the run {inputs / 'run'}: prompt_format=plain, template '{{question}}'"
-    ]
+    assert evaluation.notes == [f"asked as in the run {inputs / 'run'}: prompt_format=plain, template '{{question}}'"]
 
 
 def test_template_chat_and_system_prompt_come_from_the_run(prepared, run_of, inputs: Path):
@@ -276,7 +274,7 @@ def test_template_chat_and_system_prompt_come_from_the_run(prepared, run_of, inp
     run_of("gsm8k-grpo", *FILES, *given, chat_template=TEMPLATE)
     evaluation = prepared(f"gsm8k=gsm8k.jsonl --model run {SHORT}")
     assert asked(evaluation) == "<system>hi<user>Q: 0 + 1?!<a>"
-    assert len(evaluation._notes()) == 1
+    assert len(evaluation.notes) == 1
     stored = load_eval_for_resume_of(evaluation, inputs)
     assert (stored.prompt_format, stored.system_prompt) == ("chat", "hi")
     assert stored.benchmarks["gsm8k"].template == "Q: {question}!"
@@ -285,7 +283,7 @@ def test_template_chat_and_system_prompt_come_from_the_run(prepared, run_of, inp
 def load_eval_for_resume_of(evaluation: Evaluation, inputs: Path) -> EvalConfig:
     """The settings as a resumed evaluation would find them."""
     (inputs / "eval").mkdir()
-    (inputs / "eval" / "config.yaml").write_text(to_yaml(evaluation._config))
+    (inputs / "eval" / "config.yaml").write_text(to_yaml(evaluation.config))
     return load_eval_for_resume(inputs / "eval", [])
 
 
@@ -293,12 +291,12 @@ def test_what_asks_otherwise_than_the_run_is_told(prepared, run_of):
     run_of("gsm8k-grpo", *FILES, chat_template=TEMPLATE)
     line = f"gsm8k=gsm8k.jsonl --model run {SHORT}"
     plain = prepared(f"{line} --prompt_format plain")
-    assert plain._notes()[1:] == [
+    assert plain.notes[1:] == [
         "prompt_format='plain', but the run trained with 'chat': the score is that of another prompt"
     ]
     other = prepared(f"{line} --system_prompt hi --benchmarks.gsm8k.template '{{question}}'")
     assert asked(other) == "<system>hi<user>0 + 1?<a>"
-    assert [note.partition("=")[0] for note in other._notes()[1:3]] == ["system_prompt", "benchmarks.gsm8k.template"]
+    assert [note.partition("=")[0] for note in other.notes[1:3]] == ["system_prompt", "benchmarks.gsm8k.template"]
 
 
 def test_letters_are_asked_for_as_published(prepared, run_of, inputs: Path):
@@ -307,7 +305,7 @@ def test_letters_are_asked_for_as_published(prepared, run_of, inputs: Path):
     (inputs / "mmlu.jsonl").write_text(json.dumps(row) + "\n")
     evaluation = prepared(f"mmlu_stem=mmlu.jsonl --model run {SHORT}")
     assert "the letter of one choice" in asked(evaluation)
-    assert evaluation._notes()[1].startswith("benchmarks.mmlu_stem.template=")
+    assert evaluation.notes[1].startswith("benchmarks.mmlu_stem.template=")
 
 
 def test_a_recipe_asks_as_the_benchmark_of_its_data_does():

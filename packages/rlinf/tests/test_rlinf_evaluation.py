@@ -11,7 +11,7 @@ from rlinf.errors import UserError
 from rlinf.evaluation.benchmarks import Benchmark
 from rlinf.evaluation.folder import EvalFolder
 from rlinf.evaluation.model import fingerprint, model_folder
-from rlinf.evaluation.runner import benchmark_seed
+from rlinf.evaluation.run import benchmark_seed
 from rlinf.evaluation.scores import score_benchmark, score_table, show
 from rlinf.run_folder.checkpoints import checkpoint_name, point_to_best, writing_sealed
 from rlinf.tasks import Problem
@@ -85,7 +85,8 @@ def row(problem: int, sample: int, **more: Any) -> dict[str, Any]:
 
 
 def make_folder(path: Path) -> EvalFolder:
-    return EvalFolder.create(path, config_yaml="seed: 1\n", command=["rlinf"], inputs={"the model": "a"}, notes=["n"])
+    settings: dict[str, Any] = {"config_yaml": "seed: 1\n", "command": ["rlinf"], "inputs": {"the model": "a"}}
+    return EvalFolder(path, resume=False, notes=["n"], **settings)
 
 
 def test_a_torn_problem_is_asked_again(tmp_path: Path):
@@ -94,9 +95,8 @@ def test_a_torn_problem_is_asked_again(tmp_path: Path):
         folder.write_samples([row(2, 0)])
     with (tmp_path / "eval" / "samples.jsonl").open("a") as file:
         file.write(json.dumps(row(3, 0)) + "\n" + json.dumps(row(3, 1))[:-3])
-    with EvalFolder.resume(
-        tmp_path / "eval", config_yaml="seed: 1\n", command=["again"], inputs={"the model": "a"}
-    ) as folder:
+    settings: dict[str, Any] = {"config_yaml": "seed: 1\n", "command": ["again"], "inputs": {"the model": "a"}}
+    with EvalFolder(tmp_path / "eval", resume=True, **settings) as folder:
         assert folder.keep_whole_problems(2) == {("own", 1)}
         folder.write_samples([row(2, 0), row(2, 1)])
         assert folder.read_samples() == [row(1, 0), row(1, 1), row(2, 0), row(2, 1)]
@@ -108,14 +108,14 @@ def test_a_torn_problem_is_asked_again(tmp_path: Path):
 def test_a_folder_of_other_inputs_or_of_a_run_is_refused(tmp_path: Path):
     with make_folder(tmp_path / "eval"):
         pass
-    arguments: dict[str, Any] = {"config_yaml": "", "command": [], "inputs": {"the model": "b"}}
+    arguments: dict[str, Any] = {"resume": True, "config_yaml": "", "command": [], "inputs": {"the model": "b"}}
     with pytest.raises(UserError, match=r"the model has changed since the evaluation in .* began"):
-        EvalFolder.resume(tmp_path / "eval", **arguments)
+        EvalFolder(tmp_path / "eval", **arguments)
     with pytest.raises(UserError, match="there is no evaluation to resume in"):
-        EvalFolder.resume(tmp_path, **arguments)
+        EvalFolder(tmp_path, **arguments)
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match="is the folder of a training run"):
-        EvalFolder.resume(tmp_path, **arguments)
+        EvalFolder(tmp_path, **arguments)
 
 
 # -- scores --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from rlinf.config.common import ClusterConfig
 from rlinf.errors import UserError
-from rlinf.processes.executor import make_executor
+from rlinf.processes.executor import check_doors, make_executor
 from rlinf_sched.cluster import Cluster
 
 MADE: list[dict[str, object]] = []
@@ -45,7 +45,7 @@ def test_a_launcher_of_ones_own_gets_the_settings_of_the_run_and_its_options(tmp
         ),
     ],
 )
-def test_what_cannot_be_made_is_named_by_its_key(tmp_path: Path, config: dict, text: str) -> None:
+def test_what_cannot_be_made_is_named_by_its_key(config: dict, text: str) -> None:
     with pytest.raises(UserError) as caught:
-        make(tmp_path, **config)
+        check_doors(ClusterConfig(**config))
     assert str(caught.value).startswith(text)

@@ -17,9 +17,9 @@ def test_nothing_is_forked_where_there_may_be_a_gpu(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fork_server.forkserver, "ensure_running", lambda: started.append("server"))
     monkeypatch.setattr(fork_server.multiprocessing, "set_forkserver_preload", lambda modules: None)
     monkeypatch.setattr(fork_server, "NVIDIA_DEVICE", Path("/dev/null"))
-    assert not fork_server.start(load_config("sort-grpo"), {})
+    assert not fork_server.start(load_config("sort-grpo"))
     assert started == []
-    assert fork_server.start(load_config("sort-grpo", parse_overrides(["--cluster.device=cpu"])), {})
+    assert fork_server.start(load_config("sort-grpo", parse_overrides(["--cluster.device=cpu"])))
     assert started == ["server"]
 
 

@@ -14,12 +14,13 @@ from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf.machine import Machine
 from rlinf.planning.memory import check_memory, loads_of, rank_memory, reference_shape, replicated_job, shape_of
+from rlinf_algos.logprobs import token_logprobs
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Lengths
 from rlinf_sched.derive.replicated import ReplicatedJob, trainer_memory
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.plan import Plan, StagePlan
-from rlinf_workers.models.sequences import SequenceBatch, completion_logprobs
+from rlinf_workers.models.sequences import SequenceBatch, completion_logits
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -63,7 +64,7 @@ def test_what_a_backward_pass_keeps_is_what_autograd_records() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = completion_logprobs(model, batch, 1.0).sum()
+        loss = token_logprobs(completion_logits(model, batch), batch.completion_ids).sum()
     shape = ModelShape(name="small", num_layers=6, head_dim=16, qkv_bias=True, **SMALL)
     assert shape.num_parameters == sum(parameter.numel() for parameter in model.parameters())
     lengths = Lengths(mean_tokens=limit, limit_tokens=limit, prompt_tokens=prompt, group_size=group_size)
@@ -90,7 +91,7 @@ def test_a_backward_pass_holds_back_a_gradient_of_every_layer() -> None:
         completion_ids=torch.zeros(2, 2, dtype=torch.int64),
         loss_mask=torch.ones(2, 2),
     )
-    completion_logprobs(model, batch, 1.0).sum().backward()
+    token_logprobs(completion_logits(model, batch), batch.completion_ids).sum().backward()
     assert events[0] == "through"
     shape = ModelShape(name="small", num_layers=3, head_dim=16, qkv_bias=True, **SMALL)
     lengths = Lengths(mean_tokens=2, limit_tokens=2, prompt_tokens=2, group_size=2)

@@ -6,14 +6,8 @@ import re
 
 from rlinf.console.progress import Progress
 
-METRICS = {
-    "reward/mean": 0.714,
-    "actor/loss": 3.0,
-    "time/step_s": 1.94,
-    "time/rollout_s": 0.6,
-    "time/actor_s": 1.1,
-    "time/sync_s": 0.012,
-}
+STEP = ({"reward/mean": 0.714, "actor/loss": 3.0}, 1.94, {"rollout": 0.6, "actor": 1.1, "sync": 0.012})
+"""Metrics, seconds of the step, seconds of the stages."""
 
 
 class Terminal(io.StringIO):
@@ -41,8 +35,8 @@ def test_one_line_a_step() -> None:
     clock = itertools.chain([0.0, 2.0]).__next__
     progress = Progress(total=100, stream=stream, clock=clock)
     progress.evaluation(10, {"accuracy": 0.84, "success_once": 0.9})
-    progress.step(10, METRICS)
-    progress.step(11, METRICS)
+    progress.step(10, *STEP)
+    progress.step(11, *STEP)
     assert stream.getvalue().splitlines() == [
         "evaluation after step 10: accuracy 0.84, success once 0.90",
         "step 11/100  reward 0.71  accuracy 0.84 (step 10)  1.9 s  rollout 0.60 actor 1.1 sync 0.01  eta 2:53",
@@ -55,25 +49,25 @@ def test_the_eta_follows_recent_steps_and_counts_what_lies_between_them() -> Non
     wall_s = itertools.accumulate([0.0, *[100.0] * 5, *[3.0] * 20])
     progress = Progress(total=1026, stream=stream, clock=wall_s.__next__)
     for step in range(26):
-        progress.step(step, {"time/step_s": 1.0})
+        progress.step(step, {}, 1.0, {})
     assert stream.getvalue().splitlines()[-1].endswith("eta 50:00")  # 1000 steps at 3 s, not at 1 s
 
 
 def test_a_step_without_metrics_and_the_last_step() -> None:
     stream = io.StringIO()
     progress = Progress(total=2, stream=stream, clock=lambda: 0.0)
-    progress.step(0, {})
-    progress.step(1, {"reward/mean": float("nan")})
-    assert stream.getvalue() == "step 1/2  eta ?\nstep 2/2  reward nan\n"
+    progress.step(0, {}, 1.0, {})
+    progress.step(1, {"reward/mean": float("nan")}, 1.0, {})
+    assert stream.getvalue() == "step 1/2  1.0 s  eta 0:01\nstep 2/2  reward nan  1.0 s\n"
 
 
 def test_on_a_terminal_the_live_line_stays_below_the_messages() -> None:
     stream = Terminal()
     progress = Progress(total=4, stream=stream, clock=lambda: 0.0)
     progress.message("start")
-    progress.step(0, METRICS)
+    progress.step(0, *STEP)
     progress.evaluation(1, {"accuracy": 0.5})
-    progress.step(1, METRICS)
+    progress.step(1, *STEP)
     progress.message("checkpoint")
     shown = screen(stream.getvalue())
     assert shown[:3] == ["start", "evaluation after step 1: accuracy 0.50", "checkpoint"]
@@ -86,7 +80,7 @@ def test_the_live_line_fits_the_terminal(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     stream = Terminal()
     progress = Progress(total=4, stream=stream, clock=lambda: 0.0)
-    progress.step(0, METRICS)
-    progress.step(1, METRICS)
+    progress.step(0, *STEP)
+    progress.step(1, *STEP)
     assert len(screen(stream.getvalue())[0]) == 39
     assert len(screen(stream.getvalue())) == 2

@@ -1,4 +1,4 @@
-"""From unreduced terms [B, T] to one number to minimise.
+"""Aggregation of unreduced terms [B, T] to one number to minimise.
 
 Every function divides by a total that the *caller* counts over the whole update (all micro-batches, all ranks), so the
 results of the micro-batches add up to that of the batch exactly: how a batch is split, padded or packed does not change

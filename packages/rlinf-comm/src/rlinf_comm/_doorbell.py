@@ -16,7 +16,7 @@ from rlinf_comm import _C
 FOR_ITEM, FOR_ROOM = 0, 1
 
 _NUM_IDLE_SLICES = 10
-"""After so many slices of 0.1 s without a task the thread ends."""
+"""The thread ends after so many slices of 0.1 s without a task."""
 
 
 class Doorbell:
@@ -35,7 +35,7 @@ class Doorbell:
         return self._native.event_sequence(self._waiting)
 
     async def wait(self, seen: int, timeout_s: float | None) -> None:
-        """Until something has happened since `seen`; also returns from time to time without a cause."""
+        """Waits until something has happened since `seen`; also returns from time to time without a cause."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
         with self._lock:

@@ -17,7 +17,7 @@ _Start = Callable[[], Coroutine[Any, Any, Any]]
 
 _lock = threading.Lock()
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
-"""By process: a forked child starts its own."""
+"""The event loop of each process, by its id: a forked child starts its own."""
 
 
 def _loop() -> asyncio.AbstractEventLoop:
@@ -29,11 +29,11 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 class Futures:
-    """Those of one Channel object."""
+    """The futures of one Channel object."""
 
     def __init__(self) -> None:
         self._last_puts: dict[tuple[int, int | str], Future[None]] = {}
-        """By process and key."""
+        """The last put of each key, by process id and key."""
 
     def take(self, take: _Start) -> Future[Any]:
         return _submit(take())

@@ -27,7 +27,7 @@ def outcome_error(
     *,
     keys: Sequence[int | str] | None = None,
 ) -> ChannelError | PeerLost:
-    """For a call on the channel `name` that ended with `outcome`.
+    """Returns the error for a call on the channel `name` that ended with `outcome`.
 
     Args:
         what: What was asked for.

@@ -324,7 +324,7 @@ class CopyProgram:
         self._native.run(_pointers(src_pointers), _pointers(dst_pointers), num_threads, False, None)
 
     def run_with_digests(self, src_pointers: Int64s, dst_pointers: Int64s, num_threads: int = 1) -> list[int]:
-        """Like `run`; returns the 128-bit digests of what was read and written, as the destination's dtype.
+        """Runs as `run` does and returns the 128-bit digests of what was read and written, as the destination's dtype.
 
         They attest what was sent. What arrived is attested by a DigestProgram over the destination.
         """

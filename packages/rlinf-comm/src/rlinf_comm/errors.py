@@ -108,7 +108,7 @@ class BroadcastError(CommError):
     def __init__(self, message: str, failures: dict[str, Exception]) -> None:
         super().__init__(message)
         self.failures = failures
-        """By the names of the peers that were not reached."""
+        """The error of each peer that was not reached, by its name."""
 
 
 class NcclError(CommError):

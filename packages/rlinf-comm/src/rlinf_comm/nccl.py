@@ -207,9 +207,9 @@ class Communicator:
         what: str = "the work on the stream",
         check: Callable[[], object] | None = None,
     ) -> None:
-        """Until a torch event or stream (`query()`), a cupy one (`done`) or a function says so.
+        """Waits until a torch event or stream (`query()`), a cupy one (`done`) or a function says that it is done.
 
-        Unlike a stream synchronization it notices a broken communicator, and it ends. `check` as of exchange().
+        Unlike a stream synchronization it notices a broken communicator, and it ends. `check` is as in exchange().
         """
         self._poll(what, timeout_s, _probe_of(done), check)
 
@@ -236,7 +236,7 @@ class Communicator:
         return child._made(f"shrink without ranks {excluded}", timeout_s)
 
     def grow_id(self) -> bytes:
-        """Made by one rank (the root of the grow) and handed to the new ranks, which `join` with it."""
+        """Makes the id with which new ranks `join`; one rank (the root of the grow) makes it and hands it to them."""
         _check_capability(self.library, "grow")
         return self._native.grow_id()
 
@@ -321,7 +321,7 @@ class Communicator:
     def _poll(
         self, what: str, timeout_s: float, is_done: Callable[[], bool], check: Callable[[], object] | None = None
     ) -> None:
-        """Until NCCL is done with its own part and `is_done`."""
+        """Waits until NCCL is done with its own part and `is_done` says so."""
         deadline = time.monotonic() + timeout_s
         nap_s = 0.0
         while True:

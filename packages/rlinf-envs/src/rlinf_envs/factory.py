@@ -1,4 +1,4 @@
-"""From a plain description to a running environment."""
+"""Makes a running environment from a plain description."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class GymnasiumEnv:
 
 
 _Leaf = tuple[tuple[str, ...], spaces.Space, str]
-"""Where it is in the observation, its space, the field it belongs to."""
+"""A leaf's path in the observation, its space, and the field it belongs to."""
 
 
 def _leaves(space: spaces.Space, path: tuple[str, ...]) -> Iterator[_Leaf]:

@@ -213,9 +213,9 @@ class Replayable(BatchedEnv, Protocol):
     """
 
     def snapshot(self) -> tuple[RowSnapshot, ...]:
-        """Where each row is. Small: the actions of the current episodes."""
+        """Say where each row is. This is small: the actions of the current episodes."""
         ...
 
     def restore(self, rows: Sequence[RowSnapshot]) -> Observation:
-        """Go there. Returns the current observation; what follows is the same as if nothing had happened in between."""
+        """Go back there and return the current observation; what follows is as if nothing had happened in between."""
         ...

@@ -110,7 +110,7 @@ def _row(observation: Observation, index: int) -> Observation:
 
 
 def _difference(got: Observation, expected: Observation) -> str | None:
-    """Where two observations differ first, None if they are the same bits."""
+    """Says where two observations differ first; None if they are the same bits."""
     if set(got) != set(expected):
         return f"fields {sorted(got)} instead of {sorted(expected)}"
     for name, value in got.items():

@@ -223,7 +223,7 @@ class InProcessVector(Described):
         return float(step.reward), terminated, (step.truncated or at_limit) and not terminated
 
     def _advance(self, index: int, row: _Row, actions: np.ndarray) -> _Outcome:
-        """Up to C actions of one row [C, *shape], and the next episode's begin where this one ends."""
+        """Execute up to C actions [C, *shape] of one row; begin the next episode where this one ends."""
         rewards = np.zeros(len(actions), dtype=np.float32)
         num_steps, terminated, truncated = 0, False, False
         while num_steps < len(actions) and not (terminated or truncated):

@@ -1,4 +1,4 @@
-"""From measured hand-overs to the table of a profile, and how far the table is from what was measured."""
+"""Fits the table of a profile to measured hand-overs and tells how far it is from what was measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Fit:
     fewer than three sizes."""
 
     def describe(self) -> str:
-        """For people: `3 sizes (8 to 32 items), 9 steps, spread 2.1 %, a size left out is predicted within 4.0 %`."""
+        """One line: `3 sizes, 8 to 32 items; 9 steps, spread 2.1%; a size left out is predicted within 4.0%`."""
         sizes = [point.num_items for point in self.points]
         span = f"{sizes[0]} items" if len(sizes) == 1 else f"{len(sizes)} sizes, {sizes[0]} to {sizes[-1]} items"
         text = f"{span}; {self.num_samples} steps, spread {self.spread:.1%}"

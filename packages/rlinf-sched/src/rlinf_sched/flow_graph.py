@@ -70,6 +70,10 @@ class WeightEdge:
     source: str
     target: str
 
+    @property
+    def name(self) -> str:
+        return f"{self.source} -> {self.target}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlowGraph:

@@ -152,7 +152,7 @@ def _own_or_all(groups: Sequence[str], devices: tuple[int, ...]) -> dict[str, tu
 
 
 def _split(groups: Sequence[str], devices: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Consecutive, even parts; the remainder goes to the first groups, one device each."""
+    """Gives each group a consecutive, even part; the remainder goes to the first groups, one device each."""
     parts, start = {}, 0
     for i, group in enumerate(groups):
         end = start + len(devices) // len(groups) + (i < len(devices) % len(groups))

@@ -42,7 +42,7 @@ def stage_times(
     num_instances: Sequence[int] | np.ndarray,
     granularity: Sequence[int] | np.ndarray,
 ) -> np.ndarray:
-    """When a step's items come out of a stage, for each number of instances and its granularity.
+    """Times at which a step's items come out of a stage, for each number of instances and its granularity.
 
     Args:
         costs: float64 [num_items], the cost of each item, in the order in which they come; their mean is 1.

@@ -91,21 +91,13 @@ class Flow:
         """Declares a stage: one method of one worker group.
 
         Args:
-            method: called as `method(worker, *readers, *writers)` once a run on every rank, with ports in the order
-                of `reads`, then
-                `writes`.
+            method: called as `method(worker, *readers, *writers)` once a run on every rank, with ports in the order of
+                `reads`, then `writes`.
             worker: the group; by default the one with the stage's name.
-            dispatch: "any": the next free replica takes the next items. "key": an item goes to replica
-                `key % num_replicas`.
             ordered: chunks come in the order of the items' keys 0, 1, 2, ..., in whatever order they were put. With
                 `dispatch="key"` a replica gets every num_replicas-th.
-            trains: the stage changes the weights of its group.
-            needs_device: False for work on the host that shares no device.
-            whole_batch: the stage makes no sense on less than all items of a run.
-            item_multiple: chunks hold a multiple of that many items (but for the last).
-            granularities: the items of a chunk that a plan may choose from, 0 being all of a run; by default
-                `item_multiple` times the powers of two, and 0.
-            num_parts: the work comes in that many equal parts, and the number of ranks divides it; 0: any number does.
+            dispatch, trains, needs_device, whole_batch, item_multiple, granularities, num_parts: as they are in
+                rlinf_sched.flow_graph.Stage.
         """
         group = worker or name
         reads, writes = _names(reads), _names(writes)

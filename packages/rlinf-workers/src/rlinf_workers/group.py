@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from rlinf_workers.errors import FlowDefinitionError
 from rlinf_workers.launcher.base import Launcher, WorkerHandle
-from rlinf_workers.launcher.futures import gather
+
+T = TypeVar("T")
+
+LOST_GRACE_S = 0.5
+"""When a call fails because its peer died (a broken collective, say), the death is the cause worth reporting; wait
+that long for it."""
 
 
 class WorkerGroup:
@@ -52,3 +59,26 @@ class WorkerGroup:
             )
         futures = [handle.call(method, part) for handle, part in zip(self.handles, parts, strict=True)]
         return gather(futures, self._launcher.lost, timeout_s)
+
+
+def gather(futures: Sequence[Future[T]], lost: Future[None], timeout_s: float | None = None) -> list[T]:
+    """The results of all, in order.
+
+    Raises: the first failure; WorkerLost rather than a failure that it caused; TimeoutError.
+    """
+    pending: set[Future[Any]] = set(futures)
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while pending:
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        done, _ = concurrent.futures.wait({*pending, lost}, left_s, return_when=concurrent.futures.FIRST_COMPLETED)
+        if not done:
+            raise TimeoutError(f"{len(pending)} of {len(futures)} calls had not returned after {timeout_s} s")
+        failed = lost in done or any(future.exception() is not None for future in done)
+        if failed:
+            concurrent.futures.wait({lost}, LOST_GRACE_S)
+            if lost.done():
+                lost.result()
+            for future in done:
+                future.result()
+        pending -= done
+    return [future.result() for future in futures]

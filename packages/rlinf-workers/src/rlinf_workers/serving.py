@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from rlinf_workers.generation.base import GenerationEngine
 from rlinf_workers.models.placement import move_model, tensors_of
 from rlinf_workers.worker import Worker
 
 
-class Served(Protocol):
-    """What a serving worker holds: a generation engine, or a module on its device (`ServedModule`)."""
-
-    def weights(self) -> Mapping[str, Tensor]:
-        """The canonical tensors, filled in place by a weight sync."""
-        ...
-
-    def onload(self) -> None: ...
-
-    def offload(self) -> None: ...
-
-
 class ServedModule:
-    """A torch module that is served from one device and waits on the host."""
+    """A torch module that is served from one device and waits on the host; the canonical tensors are its own."""
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._module, self._device = module, device
@@ -44,7 +32,7 @@ class ServingWorker(Worker):
     """Stamps what it makes with the version of the weights that it was last sent. A subclass sets `_served` in its
     constructor."""
 
-    _served: Served
+    _served: GenerationEngine | ServedModule
     _version = -1
     """No weights have come yet."""
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rlinf_comm.records import record
+from rlinf_workers.launcher.base import Wait
 
 _UNIX_NS = time.time_ns() - time.perf_counter_ns()
 
@@ -18,8 +19,7 @@ SYNC = "sync"
 CHANNEL = "channel"
 
 
-@record
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """One stretch of time in one stage of one worker."""
 
@@ -28,12 +28,12 @@ class Span:
     category: str
     """`stage` (computing), `lease` (waiting for, onload, offload), `sync` (weights), `channel` (waiting for items or
     room)."""
-    worker: str
-    devices: tuple[str, ...]
     start_ns: int
     """Unix time."""
     duration_ns: int
-    num_items: int = 0
+    num_items: int
+    worker: str
+    devices: tuple[str, ...]
 
     @property
     def start_s(self) -> float:
@@ -52,55 +52,35 @@ def now_ns() -> int:
 @record
 @dataclass(kw_only=True, slots=True)
 class SpanTable:
-    """The spans of one stage call, column by column: a pipelined stage makes hundreds, and lists of plain values cross
-    to the driver in microseconds."""
+    """The spans of one stage call, as plain rows: a pipelined stage makes hundreds, and those cross to the driver in
+    microseconds."""
 
     worker: str
     devices: tuple[str, ...]
-    names: list[str] = field(default_factory=list)
-    categories: list[str] = field(default_factory=list)
-    starts_ns: list[int] = field(default_factory=list)
-    durations_ns: list[int] = field(default_factory=list)
-    nums_items: list[int] = field(default_factory=list)
+    rows: list[tuple[str, str, int, int, int]] = field(default_factory=list)
+    """Name, category, start_ns, duration_ns, num_items of a Span."""
 
     @contextmanager
-    def span(self, name: str, category: str, num_items: int = 0) -> Iterator[None]:
+    def span(self, name: str, category: str) -> Iterator[None]:
         start_ns = now_ns()
         try:
             yield
         finally:
-            self.add(name, category, start_ns, now_ns() - start_ns, num_items)
+            self.add(name, category, start_ns, now_ns() - start_ns)
 
     def add(self, name: str, category: str, start_ns: int, duration_ns: int, num_items: int = 0) -> None:
-        self.names.append(name)
-        self.categories.append(category)
-        self.starts_ns.append(start_ns)
-        self.durations_ns.append(duration_ns)
-        self.nums_items.append(num_items)
+        self.rows.append((name, category, start_ns, duration_ns, num_items))
 
     def spans(self) -> list[Span]:
-        """Row by row."""
-        columns = (self.names, self.categories, self.starts_ns, self.durations_ns, self.nums_items)
-        return [
-            Span(
-                name=name,
-                category=category,
-                worker=self.worker,
-                devices=self.devices,
-                start_ns=start_ns,
-                duration_ns=duration_ns,
-                num_items=num_items,
-            )
-            for name, category, start_ns, duration_ns, num_items in zip(*columns, strict=True)
-        ]
+        return [Span(*row, worker=self.worker, devices=self.devices) for row in self.rows]
 
 
-class _Wait:
+class _Waiting:
     """A context manager by hand: a generator's would cost more than the short waits in it."""
 
     __slots__ = ("_lane", "_wait", "_waits")
 
-    def __init__(self, waits: dict[int, tuple[str, str, float]], wait: tuple[str, str, float]) -> None:
+    def __init__(self, waits: dict[int, Wait], wait: Wait) -> None:
         self._waits, self._wait = waits, wait
         self._lane = threading.get_ident()
 
@@ -116,11 +96,11 @@ class WaitTable:
     its own entry, and `dict.copy` is one step of the interpreter."""
 
     def __init__(self) -> None:
-        self._waits: dict[int, tuple[str, str, float]] = {}
+        self._waits: dict[int, Wait] = {}
 
-    def waiting(self, waiter: str, target: str) -> _Wait:
+    def waiting(self, waiter: str, target: str) -> _Waiting:
         """The calling thread waits inside this block."""
-        return _Wait(self._waits, (waiter, target, time.time()))
+        return _Waiting(self._waits, Wait(waiter=waiter, target=target, since_s=time.time()))
 
-    def current(self) -> list[tuple[str, str, float]]:
+    def current(self) -> list[Wait]:
         return list(self._waits.copy().values())

@@ -48,10 +48,6 @@ class Worker:
     # -- who and where ---------------------------------------------------------------------------------------------
 
     @property
-    def role(self) -> str:
-        return self._host.identity.role
-
-    @property
     def rank(self) -> int:
         return self._host.identity.rank
 

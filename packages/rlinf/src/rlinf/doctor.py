@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rlinf.machine import CGROUP_MEMORY_FILES, cgroup_limit_bytes, this_machine
 from rlinf.run_folder.manifest import processor_name
@@ -36,7 +36,7 @@ print(channel.take(timeout_s=20)[0].value)
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that was looked at."""
 
@@ -54,8 +54,8 @@ def examine(folder: Path) -> Iterator[Finding]:
     Args:
         folder: where runs would be written.
     """
-    yield Finding(subject="python", verdict="ok", text=f"{platform.python_version()} ({sys.executable})")
-    yield Finding(subject="system", verdict="ok", text=platform.platform())
+    yield Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")
+    yield Finding("system", "ok", platform.platform())
     yield from _packages()
     yield _cores()
     yield _memory()
@@ -75,13 +75,9 @@ def _cores() -> Finding:
     limited = f"; {present} in the machine, this process may use {usable}" if usable < present else ""
     text = f"{usable} x {processor_name()}{limited}"
     if usable < 2:
-        return Finding(
-            subject="cores",
-            verdict="note",
-            text=text,
-            hint="without a GPU only mode collocated fits; others share the core with --cluster.oversubscribe true",
-        )
-    return Finding(subject="cores", verdict="ok", text=text)
+        hint = "without a GPU only mode collocated fits; others share the core with --cluster.oversubscribe true"
+        return Finding("cores", "note", text, hint)
+    return Finding("cores", "ok", text)
 
 
 def _memory() -> Finding:
@@ -89,13 +85,9 @@ def _memory() -> Finding:
     limit_bytes = cgroup_limit_bytes(CGROUP_MEMORY_FILES)
     text = f"{present_bytes / 2**30:.1f} GiB"
     if limit_bytes is not None and limit_bytes < present_bytes:
-        return Finding(
-            subject="memory",
-            verdict="note",
-            text=f"{text} in the machine; this container may use {limit_bytes / 2**30:.1f} GiB",
-            hint="what lies in channels counts as well",
-        )
-    return Finding(subject="memory", verdict="ok", text=text)
+        text = f"{text} in the machine; this container may use {limit_bytes / 2**30:.1f} GiB"
+        return Finding("memory", "note", text, "what lies in channels counts as well")
+    return Finding("memory", "ok", text)
 
 
 def _open_files() -> Finding:
@@ -103,13 +95,9 @@ def _open_files() -> Finding:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < MIN_OPEN_FILES:
-        return Finding(
-            subject="open files",
-            verdict="problem",
-            text=f"at most {soft} in a process; large runs need {MIN_OPEN_FILES}",
-            hint=f"ulimit -n {MIN_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, 65536)}",
-        )
-    return Finding(subject="open files", verdict="ok", text=f"at most {soft:,} in a process")
+        hint = f"ulimit -n {MIN_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, 65536)}"
+        return Finding("open files", "problem", f"at most {soft} in a process; large runs need {MIN_OPEN_FILES}", hint)
+    return Finding("open files", "ok", f"at most {soft:,} in a process")
 
 
 def _disk(folder: Path) -> Finding:
@@ -119,11 +107,10 @@ def _disk(folder: Path) -> Finding:
     free_bytes = shutil.disk_usage(place).free
     text = f"{free_bytes / 2**30:.1f} GiB free in {place}"
     if not os.access(place, os.W_OK):
-        hint = "choose a folder you can write to with --output"
-        return Finding(subject="disk", verdict="problem", text=f"{place} cannot be written to", hint=hint)
+        return Finding("disk", "problem", f"{place} cannot be written to", "choose another folder with --output")
     if free_bytes < MIN_FREE_DISK_BYTES:
-        return Finding(subject="disk", verdict="note", text=text, hint="checkpoints of large models need more")
-    return Finding(subject="disk", verdict="ok", text=text)
+        return Finding("disk", "note", text, "checkpoints of large models need more")
+    return Finding("disk", "ok", text)
 
 
 # -- packages ----------------------------------------------------------------------------------------------------------
@@ -141,24 +128,16 @@ def _packages() -> Iterator[Finding]:
     versions = {name: version_of(name) for name in OWN_PACKAGES}
     missing = [name for name, version in versions.items() if version is None]
     present = ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
-    yield Finding(subject="packages", verdict="ok", text=present or "none")
+    yield Finding("packages", "ok", present or "none")
     if missing:
-        yield Finding(
-            subject="packages",
-            verdict="problem",
-            text=f"not installed: {', '.join(missing)}",
-            hint=f"pip install {' '.join(missing)}",
-        )
+        yield Finding("packages", "problem", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
 
 
 def _video() -> Finding:
     versions = {name: version_of(name) for name in ("imageio", "imageio-ffmpeg")}
     if None in versions.values():
-        hint = "pip install 'rlinf-envs[video]'"
-        return Finding(subject="videos", verdict="note", text="episodes cannot be recorded as mp4", hint=hint)
-    return Finding(
-        subject="videos", verdict="ok", text=", ".join(f"{name} {version}" for name, version in versions.items())
-    )
+        return Finding("videos", "note", "episodes cannot be recorded as mp4", "pip install 'rlinf-envs[video]'")
+    return Finding("videos", "ok", ", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
 # -- what is tried -----------------------------------------------------------------------------------------------------
@@ -169,28 +148,23 @@ def _attempt(subject: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Fi
     try:
         yield from look()
     except Exception as error:  # noqa: BLE001 - a broken installation may raise anything; it is shown, not swallowed
-        yield Finding(subject=subject, verdict="problem", text=f"{type(error).__name__}: {error}")
+        yield Finding(subject, "problem", f"{type(error).__name__}: {error}")
 
 
 def _torch() -> Iterator[Finding]:
     import torch
 
     cuda = torch.version.cuda
-    yield Finding(subject="torch", verdict="ok", text=f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'CPU only'}")
+    yield Finding("torch", "ok", f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'CPU only'}")
     machine = this_machine()
     if machine.gpus:
         yield from map(_gpu, range(len(machine.gpus)))
         yield _cuda_kernels()
     elif machine.unusable_gpus:
-        yield Finding(
-            subject="GPU",
-            verdict="problem",
-            text=f"torch cannot use it: {machine.unusable_gpus}",
-            hint=f"check the driver: nvidia-smi, CUDA {cuda}" if cuda else "install a torch built for CUDA",
-        )
+        hint = f"check the driver: nvidia-smi, CUDA {cuda}" if cuda else "install a torch built for CUDA"
+        yield Finding("GPU", "problem", f"torch cannot use it: {machine.unusable_gpus}", hint)
     else:
-        text = f"none; devices are CPU slots, up to {machine.num_cpus} of them"
-        yield Finding(subject="GPU", verdict="note", text=text)
+        yield Finding("GPU", "note", f"none; devices are CPU slots, up to {machine.num_cpus} of them")
 
 
 def _gpu(index: int) -> Finding:
@@ -200,22 +174,17 @@ def _gpu(index: int) -> Finding:
     free_bytes, total_bytes = torch.cuda.mem_get_info(index)
     text = f"{properties.name}, {total_bytes / 2**30:.1f} GiB, {free_bytes / 2**30:.1f} GiB free"
     if free_bytes < total_bytes // 2:
-        hint = "another process uses it: nvidia-smi"
-        return Finding(subject=f"GPU {index}", verdict="note", text=text, hint=hint)
-    return Finding(subject=f"GPU {index}", verdict="ok", text=text)
+        return Finding(f"GPU {index}", "note", text, "another process uses it: nvidia-smi")
+    return Finding(f"GPU {index}", "ok", text)
 
 
 def _cuda_kernels() -> Finding:
     import rlinf_comm
 
     if rlinf_comm.has_cuda_kernels():
-        return Finding(subject="CUDA kernels", verdict="ok", text="rlinf-comm was built with them")
-    return Finding(
-        subject="CUDA kernels",
-        verdict="note",
-        text="rlinf-comm was built without them",
-        hint="rebuild it where nvcc is: pip install --no-binary rlinf-comm rlinf-comm -C cmake.define.RLINF_CUDA=ON",
-    )
+        return Finding("CUDA kernels", "ok", "rlinf-comm was built with them")
+    hint = "rebuild it where nvcc is: pip install --no-binary rlinf-comm rlinf-comm -C cmake.define.RLINF_CUDA=ON"
+    return Finding("CUDA kernels", "note", "rlinf-comm was built without them", hint)
 
 
 def _hand_over() -> Iterator[Finding]:
@@ -233,22 +202,17 @@ def _hand_over() -> Iterator[Finding]:
         check=False,
     )
     if done.returncode == 0 and done.stdout.strip() == b"received":
-        yield Finding(subject=subject, verdict="ok", text="shared memory works")
+        yield Finding(subject, "ok", "shared memory works")
         return
     last_line = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-    yield Finding(
-        subject=subject,
-        verdict="problem",
-        text=f"another process could not take an item: {last_line}",
-        hint="processes of one user must be able to open each other's /proc/<pid>/fd; containers can forbid it",
-    )
+    hint = "processes of one user must be able to open each other's /proc/<pid>/fd; containers can forbid it"
+    yield Finding(subject, "problem", f"another process could not take an item: {last_line}", hint)
 
 
 def _maniskill() -> Iterator[Finding]:
     version = version_of("mani-skill") or version_of("mani_skill")
     if version is None:
-        hint = "for pushcube-ppo: pip install 'rlinf[maniskill]'"
-        yield Finding(subject="ManiSkill", verdict="note", text="not installed", hint=hint)
+        yield Finding("ManiSkill", "note", "not installed", "for pushcube-ppo: pip install 'rlinf[maniskill]'")
         return
     import warnings
 
@@ -258,16 +222,7 @@ def _maniskill() -> Iterator[Finding]:
         warnings.simplefilter("ignore")  # SAPIEN's, about the Vulkan libraries that are looked for here
         can_draw = maniskill_novulkan.has_vulkan_device()
     if can_draw:
-        yield Finding(subject="ManiSkill", verdict="ok", text=f"{version}, with a Vulkan device: images and videos")
+        yield Finding("ManiSkill", "ok", f"{version}, with a Vulkan device: images and videos")
     else:
-        yield Finding(
-            subject="ManiSkill",
-            verdict="note",
-            text=f"{version}, without a Vulkan device: states only, no images",
-            hint=maniskill_novulkan.DRIVER_HINT,
-        )
-
-
-def as_record(finding: Finding) -> dict[str, Any]:
-    """The finding as JSON can hold it."""
-    return {name: getattr(finding, name) for name in ("subject", "verdict", "text", "hint")}
+        text = f"{version}, without a Vulkan device: states only, no images"
+        yield Finding("ManiSkill", "note", text, maniskill_novulkan.DRIVER_HINT)

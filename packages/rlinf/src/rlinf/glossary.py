@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from textwrap import dedent
 from typing import Literal
 
 Kind = Literal["reasoning", "embodied", "both"]
@@ -33,118 +34,83 @@ class Metric:
         return re.fullmatch(pattern, name) is not None
 
 
-def _of(job: Kind, *rows: tuple[str, str, str]) -> tuple[Metric, ...]:
+def _of(job: Kind, table: str) -> tuple[Metric, ...]:
+    """The metrics in the lines `name | unit | meaning`; a line that is further in goes on with the one above."""
+    rows = [row.split(" | ") for row in dedent(table).strip().replace("\n    ", " ").splitlines()]
     return tuple(Metric(name=name, unit=unit, meaning=meaning, job=job) for name, unit, meaning in rows)
 
 
 TRAINING = (
     *_of(
         "reasoning",
-        ("reward/mean", "reward", "Mean reward of the step's completions."),
-        (
-            "reward/std_within_group",
-            "reward",
-            "Standard deviation of the rewards of one prompt's completions, mean over prompts. At 0 every group agrees "
-            "with itself, and algorithms that compare within groups learn nothing.",
-        ),
-        (
-            "reward/std_between_groups",
-            "reward",
-            "Standard deviation of the groups' mean rewards: how much the prompts differ in difficulty.",
-        ),
-        ("reward/right", SHARE, "Completions whose answer was checked and is right."),
-        ("reward/wrong", SHARE, "Completions whose answer was checked and is wrong."),
-        ("reward/unparseable", SHARE, "Completions in which no answer was found."),
-        ("reward/timeout", SHARE, "Completions whose check ran out of time."),
-        ("reward/memory", SHARE, "Completions whose check ran out of memory."),
-        ("reward/crashed", SHARE, "Completions whose check died twice."),
-        ("reward/part/<term>", "reward", "Mean of one term of a weighted reward, without its weight."),
-        ("rollout/completion_tokens", "tokens", "Mean length of a completion, its end token included."),
-        (
-            "rollout/truncated_fraction",
-            SHARE,
-            "Completions that were cut at rollout.max_new_tokens. Near 1 the limit decides what is learned.",
-        ),
-        (
-            "rollout/entropy",
-            "nats a token",
-            "Mean of minus the log-probability of the sampled tokens, by the engine: an estimate of the policy's "
-            "entropy that costs nothing. A fall towards 0 means that the policy has stopped exploring.",
-        ),
-        ("actor/loss", "-", "Loss of an optimizer step; on-policy its value says little, its gradient all."),
-        ("actor/grad_norm", "-", "Norm of the gradient before clipping, at actor.max_grad_norm."),
-        ("actor/learning_rate", "-", "Learning rate of the optimizer step."),
-        ("actor/trained_token_fraction", SHARE, "Tokens in groups with an advantage; the others only count."),
-        (
-            "actor/groups_without_advantage",
-            SHARE,
-            "Groups whose rewards are all equal. Near 1 the prompts are too easy or too hard.",
-        ),
-        ("actor/clip_fraction", SHARE, "Trained tokens where the policy loss's clip decided."),
-        (
-            "actor/logprob_gap",
-            "nats a token",
-            "Mean distance between the log-probabilities of the actor and of the engine that sampled. Above 0.1 or so "
-            "they are not the same model.",
-        ),
-        (
-            "actor/rollout_kl",
-            "nats a token",
-            "KL of the engine that sampled to the actor, estimate k3. On the first optimizer step of a batch it is the "
-            "mismatch of the two; on later ones the update's own step adds to it.",
-        ),
-        ("actor/ref_kl", "nats a token", "KL to the reference, by the estimate algorithm.kl; where there is one."),
-        ("actor/kl_coef", "-", "Weight of the KL in the reward; with algorithm.kl_target, which adapts it."),
-        (
-            "actor/corrected_fraction",
-            SHARE,
-            "Trained tokens whose weight algorithm.correction cut, or that it left out.",
-        ),
-        (
-            "actor/off_policy_fraction",
-            SHARE,
-            "Trained tokens that algorithm.off_policy_threshold left out.",
-        ),
-        ("critic/loss", "-", "Loss of the critic, mean over tokens."),
-        ("critic/grad_norm", "-", "Norm of the critic's gradient before clipping."),
-        ("critic/return", "reward", "Mean of what the critic is to predict."),
-        (
-            "critic/explained",
-            SHARE,
-            "Variance of the returns that the critic explains: 1 is perfect, 0 no better than a constant.",
-        ),
+        """
+        reward/mean | reward | Mean reward of the step's completions.
+        reward/std_within_group | reward | Standard deviation of the rewards of one prompt's completions, mean over
+            prompts. At 0 every group agrees with itself, and algorithms that compare within groups learn nothing.
+        reward/std_between_groups | reward | Standard deviation of the groups' mean rewards: how much the prompts differ
+            in difficulty.
+        reward/right | share | Completions whose answer was checked and is right.
+        reward/wrong | share | Completions whose answer was checked and is wrong.
+        reward/unparseable | share | Completions in which no answer was found.
+        reward/timeout | share | Completions whose check ran out of time.
+        reward/memory | share | Completions whose check ran out of memory.
+        reward/crashed | share | Completions whose check died twice.
+        reward/part/<term> | reward | Mean of one term of a weighted reward, without its weight.
+        rollout/completion_tokens | tokens | Mean length of a completion, its end token included.
+        rollout/truncated_fraction | share | Completions that were cut at rollout.max_new_tokens. Near 1 the limit
+            decides what is learned.
+        rollout/entropy | nats a token | Mean of minus the log-probability of the sampled tokens, by the engine: an
+            estimate of the policy's entropy that costs nothing. A fall towards 0 means that the policy has stopped
+            exploring.
+        actor/loss | - | Loss of an optimizer step; on-policy its value says little, its gradient all.
+        actor/grad_norm | - | Norm of the gradient before clipping, at actor.max_grad_norm.
+        actor/learning_rate | - | Learning rate of the optimizer step.
+        actor/trained_token_fraction | share | Tokens in groups with an advantage; the others only count.
+        actor/groups_without_advantage | share | Groups whose rewards are all equal. Near 1 the prompts are too easy or
+            too hard.
+        actor/clip_fraction | share | Trained tokens where the policy loss's clip decided.
+        actor/logprob_gap | nats a token | Mean distance between the log-probabilities of the actor and of the engine
+            that sampled. Above 0.1 or so they are not the same model.
+        actor/rollout_kl | nats a token | KL of the engine that sampled to the actor, estimate k3. On the first
+            optimizer step of a batch it is the mismatch of the two; on later ones the update's own step adds to it.
+        actor/ref_kl | nats a token | KL to the reference, by the estimate algorithm.kl; where there is one.
+        actor/kl_coef | - | Weight of the KL in the reward; with algorithm.kl_target, which adapts it.
+        actor/corrected_fraction | share | Trained tokens whose weight algorithm.correction cut, or that it left out.
+        actor/off_policy_fraction | share | Trained tokens that algorithm.off_policy_threshold left out.
+        critic/loss | - | Loss of the critic, mean over tokens.
+        critic/grad_norm | - | Norm of the critic's gradient before clipping.
+        critic/return | reward | Mean of what the critic is to predict.
+        critic/explained | share | Variance of the returns that the critic explains: 1 is perfect, 0 no better than a
+            constant.
+        """,
     ),
     *_of(
         "embodied",
-        ("env/return", "reward", "Mean sum of rewards of the episodes that ended in the step."),
-        ("env/return_std", "reward", "Standard deviation of that sum over the episodes."),
-        ("env/success_once", SHARE, "Episodes in which the task counted as solved after any step."),
-        ("env/success_at_end", SHARE, "Episodes in which it counted as solved after the last one."),
-        ("env/episode_length", "steps", "Mean number of actions of an episode."),
-        ("env/truncated_fraction", SHARE, "Episodes that the time limit ended."),
-        ("actor/policy_loss", "-", "Clipped policy loss, mean over the minibatches."),
-        ("actor/value_loss", "-", "Half the squared error of the values, mean over the minibatches."),
-        ("actor/grad_norm", "-", "Norm of the gradient before clipping, at actor.max_grad_norm."),
-        ("actor/clip_fraction", SHARE, "Samples whose probability ratio was clipped."),
-        (
-            "actor/kl",
-            "nats",
-            "KL of the policy that sampled to the updated one, estimate k3, on the last minibatch. The epochs end "
-            "when it exceeds algorithm.target_kl.",
-        ),
-        ("actor/optimizer_steps", "steps", "Optimizer steps of the training step, fewer where the KL ended them."),
+        """
+        env/return | reward | Mean sum of rewards of the episodes that ended in the step.
+        env/return_std | reward | Standard deviation of that sum over the episodes.
+        env/success_once | share | Episodes in which the task counted as solved after any step.
+        env/success_at_end | share | Episodes in which it counted as solved after the last one.
+        env/episode_length | steps | Mean number of actions of an episode.
+        env/truncated_fraction | share | Episodes that the time limit ended.
+        actor/policy_loss | - | Clipped policy loss, mean over the minibatches.
+        actor/value_loss | - | Half the squared error of the values, mean over the minibatches.
+        actor/grad_norm | - | Norm of the gradient before clipping, at actor.max_grad_norm.
+        actor/clip_fraction | share | Samples whose probability ratio was clipped.
+        actor/kl | nats | KL of the policy that sampled to the updated one, estimate k3, on the last minibatch. The
+            epochs end when it exceeds algorithm.target_kl.
+        actor/optimizer_steps | steps | Optimizer steps of the training step, fewer where the KL ended them.
+        """,
     ),
     *_of(
         "both",
-        (
-            "actor/entropy",
-            "nats",
-            "Entropy of the policy, exact: of a token's distribution, where the algorithm asks for it (entropy_coef, "
-            "top_entropy_fraction), or of an action's.",
-        ),
-        ("time/step_s", "s", "Wall time of the step."),
-        ("time/<stage>_s", "s", "Computing time of a stage, all its ranks together."),
-        ("time/sync_s", "s", "Time that ranks spent in handing the new weights over, all together."),
+        """
+        actor/entropy | nats | Entropy of the policy, exact: of a token's distribution, where the algorithm asks for it
+            (entropy_coef, top_entropy_fraction), or of an action's.
+        time/step_s | s | Wall time of the step.
+        time/<stage>_s | s | Computing time of a stage, all its ranks together.
+        time/sync_s | s | Time that ranks spent in handing the new weights over, all together.
+        """,
     ),
 )
 """The metrics in metrics.jsonl."""
@@ -152,19 +118,23 @@ TRAINING = (
 EVALUATION = (
     *_of(
         "reasoning",
-        ("accuracy", SHARE, "Held-out problems answered right, mean over evaluation.num_samples completions each."),
-        ("accuracy/<set>", SHARE, "The same of a further set of problems."),
-        ("accuracy_error", SHARE, "Standard error of the accuracy over the problems."),
-        ("accuracy_error/<set>", SHARE, "The same of a further set of problems."),
-        ("num_problems", "problems", "Problems that were asked."),
-        ("num_problems/<set>", "problems", "The same of a further set of problems."),
+        """
+        accuracy | share | Held-out problems answered right, mean over evaluation.num_samples completions each.
+        accuracy/<set> | share | The same of a further set of problems.
+        accuracy_error | share | Standard error of the accuracy over the problems.
+        accuracy_error/<set> | share | The same of a further set of problems.
+        num_problems | problems | Problems that were asked.
+        num_problems/<set> | problems | The same of a further set of problems.
+        """,
     ),
     *_of(
         "embodied",
-        ("return", "reward", "Mean sum of rewards of an episode of the deterministic policy."),
-        ("success_once", SHARE, "Episodes in which the task counted as solved after any step."),
-        ("success_at_end", SHARE, "Episodes in which it counted as solved after the last one."),
-        ("episode_length", "steps", "Mean number of actions of an episode."),
+        """
+        return | reward | Mean sum of rewards of an episode of the deterministic policy.
+        success_once | share | Episodes in which the task counted as solved after any step.
+        success_at_end | share | Episodes in which it counted as solved after the last one.
+        episode_length | steps | Mean number of actions of an episode.
+        """,
     ),
 )
 """The metrics in evaluations.jsonl; TensorBoard and W&B show them under `evaluation/`."""

@@ -23,7 +23,7 @@ def draw_denoising_indices(
     generator: torch.Generator | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """For each sample the one step that is noisy and has a log-probability; the others follow the ODE.
+    """Draws for each sample the one step that is noisy and has a log-probability; the others follow the ODE.
 
     One evaluation of the network then serves a sample's update, instead of K (pi_RL, arXiv:2510.25889, and
     Flow-GRPO-Fast). Drawn for each sample, where RLinf draws one for the whole batch: every batch has all steps.

@@ -1,4 +1,4 @@
-r"""Where the answer stands in a worked solution: one small grammar of statements, of which the last one wins.
+r"""Finds the answer in a worked solution: one small grammar of statements, of which the last one wins.
 
 What comes after the last `</think>` counts; a `<think>` that never ends holds no answer. A statement is one of
 - `<answer> ... </answer>`: the last one is looked into, and is the answer itself where it holds no other statement;
@@ -139,7 +139,7 @@ def _boxes(text: str, *, with_others: bool = True) -> Iterator[_Statement]:
 def _box_spans(text: str) -> list[tuple[int, int, int]]:
     """(where it begins, where its content begins, where that ends) of each box that is in no other one."""
     opened: list[tuple[int, int] | None] = []
-    """For each open brace, where the box that it opens begins; None for other braces."""
+    """Where the box that each open brace opens begins; None for other braces."""
     spans: list[tuple[int, int, int]] = []
     for token in _BOX_OR_BRACE.finditer(text):
         if token[0][0] == "\\":

@@ -118,7 +118,7 @@ class MathReward:
 def _outcome(
     pair: tuple[str, str], questions: Sequence[Question], reply: tuple[str, str | None]
 ) -> tuple[str, str | None]:
-    """Right or wrong by the answers to the questions; where there are none, why."""
+    """Decides right or wrong by the answers to the questions; where there are none, says why."""
     answers = reply[0].split(",")
     if any(answer not in _VERDICTS for answer in answers):
         return reply

@@ -79,7 +79,7 @@ class CodeReward:
             )
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """Does nothing, since nothing is held between calls."""
 
     def __call__(self, completion: str, reference: str) -> RewardResult:
         program = last_program(completion)

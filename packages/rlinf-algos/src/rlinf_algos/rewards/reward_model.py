@@ -91,7 +91,7 @@ class RewardModel:
         return int(self._tokenizer.eos_token_id)
 
     def close(self) -> None:
-        """Nothing is held but memory, which goes with the object."""
+        """Does nothing: only memory is held, and it goes with the object."""
 
     def __call__(self, completion: str, reference: str) -> RewardResult:
         return self.score_batch([completion], [reference])[0]

@@ -157,7 +157,7 @@ def filter_program(machine):
 
 
 def filter_calls():
-    """Refused calls fail with "permission denied". Raises KeyError on another kind of machine."""
+    """Makes refused calls fail with "permission denied". Raises KeyError on another kind of machine."""
     program = filter_program(platform.machine())
     code = b"".join(struct.pack("HBBI", *line) for line in program)
     buffer = ctypes.create_string_buffer(code, len(code))
@@ -256,7 +256,7 @@ def resident_bytes(pids):
 
 
 def pids_in_namespace():
-    """All but this one."""
+    """All processes of the namespace but this one."""
     return [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
 
 

@@ -39,7 +39,7 @@ class ArenaHandle:
     uuid: bytes
     process: tuple[int, int]
     pointer: int
-    """In the process that made it."""
+    """The arena's address in the process that made it."""
     num_bytes: int
     nonce: bytes
     """Tells arenas apart whose handles and addresses are equal, one after the other."""
@@ -80,7 +80,7 @@ class Ranges:
         return None
 
     def give(self, offset: int, num_bytes: int) -> None:
-        """Back, what take() gave."""
+        """Gives back what take() gave."""
         length = max(-(-num_bytes // ALIGNMENT), 1) * ALIGNMENT
         with self._lock:
             index = bisect.bisect(self._free, (offset, 0))
@@ -93,7 +93,7 @@ class Ranges:
             self._free.insert(index, (offset, length))
 
     def num_free(self) -> int:
-        """Bytes."""
+        """Returns the number of free bytes."""
         with self._lock:
             return sum(length for _, length in self._free)
 
@@ -237,7 +237,7 @@ class IpcArena:
         )
 
     def num_free_bytes(self) -> int:
-        """Free, maybe in several ranges."""
+        """Returns the number of free bytes, which may lie in several ranges."""
         return self._ranges.num_free()
 
     def close(self) -> None:

@@ -65,6 +65,6 @@ def device_named(driver: Driver, uuid: bytes) -> int | None:
 
 
 def uuid_text(uuid: bytes) -> str:
-    """As nvidia-smi writes it."""
+    """Returns the UUID as nvidia-smi writes it."""
     digits = uuid.hex()
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -1,4 +1,4 @@
-"""Whose turn it is to use a bucket of shared device memory.
+"""Leases: whose turn it is to use a bucket of shared device memory.
 
     writer: acquire(b) -> kernels write -> publish(b)        reader: receive(b) -> kernels read -> acknowledge(b)
 
@@ -59,14 +59,14 @@ class _Side:
         return self._words.load(self._word(bucket, which))
 
     def _advance(self, bucket: int, which: int, event: int, stream: Any) -> None:
-        """Record, then flag."""
+        """Records the event, then advances the flag."""
         index = self._word(bucket, which)
         self._driver.record_event(self._device, event, stream_handle(stream))
         self._words.store(index, self._words.load(index) + 1)
         self._words.notify_all()
 
     def _wait(self, is_done: Callable[[], bool], is_lost: Callable[[], bool], timeout_s: float, what: str) -> bool:
-        """False when the other side died first.
+        """Waits until `is_done()`; returns False when the other side died first.
 
         Raises:
             ChannelTimeout: neither within `timeout_s`.
@@ -113,7 +113,7 @@ class BucketWriter(_Side):
         return reader[0] != 0 and not _C.is_process_alive(*reader)
 
     def acquire(self, bucket: int, *, stream: Any, timeout_s: float) -> bool:
-        """Until the bucket may be written: work enqueued on `stream` from now on runs after the reader's.
+        """Waits until the bucket may be written: work enqueued on `stream` from now on runs after the reader's.
 
         Returns:
             Whether the reader is alive. False: it died, and the bucket was reclaimed from it.
@@ -192,7 +192,7 @@ class BucketReader(_Side):
         self._words.notify_all()
 
     def receive(self, bucket: int, *, stream: Any, timeout_s: float) -> None:
-        """Until the bucket is published: work enqueued on `stream` from now on runs after the writer's.
+        """Waits until the bucket is published: work enqueued on `stream` from now on runs after the writer's.
 
         Raises:
             PeerLost: the writer died before.

@@ -37,7 +37,7 @@ def is_own(handle: ArenaHandle) -> bool:
 
 
 class OpenedArenas:
-    """By handle, UUID, process and local device. `open` and `close` come in pairs. Thread-safe."""
+    """Others' arenas that are open here, by handle and local device. `open` and `close` come in pairs. Thread-safe."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

@@ -64,7 +64,7 @@ class PeerAddress:
 
     @property
     def place(self) -> str:
-        """For messages."""
+        """The peer's process and host, for messages."""
         same_host = self.host.boot_id == this_host().boot_id
         return f"process {self.pid} on " + ("this host" if same_host else f"the host of {self.endpoint[0]}")
 
@@ -77,7 +77,7 @@ class PeerAddress:
 
 
 def check_arguments(name: str, host: str, capacity_bytes: int) -> None:
-    """ValueError for what a peer cannot be made of."""
+    """Raises ValueError for what a peer cannot be made of."""
     if not name:
         raise ValueError("name=''; a peer needs a name, say 'trainer/0'")
     if name.startswith(RELAY_PREFIX):

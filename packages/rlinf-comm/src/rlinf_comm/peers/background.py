@@ -50,13 +50,13 @@ class Background:
         return failures
 
     def start(self, call: Callable[[], None]) -> None:
-        """In a thread; for calls that raise nothing."""
+        """Runs a call, which must raise nothing, in a thread."""
         self._waiting.submit(call)
 
     async def call(
         self, function: Callable[[Callable[[], bool]], Any], give_back: Callable[[Any], None] | None = None
     ) -> Any:
-        """function(is_cancelled) in a thread. When the task is cancelled, `give_back` gets what came too late."""
+        """Runs function(is_cancelled) in a thread. When the task is cancelled, `give_back` gets what came too late."""
         lock = threading.Lock()
         cancelled = threading.Event()
         results: list[Any] = []

@@ -34,7 +34,7 @@ class Broadcaster:
         self._find = find
 
     def send(self, value: Any, names: Sequence[str], deadline: Deadline) -> None:
-        """Peer.broadcast, to names that differ."""
+        """Does what Peer.broadcast promises, for names that differ."""
         encoded = Once(lambda: codec.encode(value))
         plain = Once(lambda: codec.decode(encoded.get().header, encoded.get().buffers))
         branches = self._branches(names)
@@ -64,7 +64,7 @@ class Broadcaster:
         return spanning_branches(self._mine.host, [address for address in addresses if address is not None])
 
     def _dispatched(self, encoded: Once, branches: Sequence[Branch], deadline: Deadline) -> Dispatch | None:
-        """None where it is not worth while, or cannot be: then each send says why."""
+        """Sends parcels, or returns None where that does not pay or cannot be done: then each send says why."""
         try:
             if encoded.get().num_bytes < MIN_RELAYED_BYTES:
                 return None

@@ -11,7 +11,7 @@ _PERIOD_S = 60.0
 
 
 class Complaints:
-    """One thread at a time."""
+    """A log that writes a limited number of lines in a period. One thread uses it at a time."""
 
     def __init__(self, log: logging.Logger, now: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -20,7 +20,7 @@ class Complaints:
         self._num_lines = self._num_left_out = 0
 
     def say(self, text: str) -> None:
-        """One line, or none when there have been too many lately."""
+        """Logs one line, or none when there have been too many lately."""
         self.sum_up()
         if self._num_lines < _MAX_LINES:
             self._num_lines += 1
@@ -29,7 +29,7 @@ class Complaints:
             self._num_left_out += 1
 
     def sum_up(self) -> None:
-        """When a period is over: how many lines were left out in it."""
+        """Logs how many lines were left out in a period when it is over."""
         if self._now() - self._start_s < _PERIOD_S:
             return
         if self._num_left_out:

@@ -1,4 +1,4 @@
-"""When a wait ends."""
+"""Deadlines: when a wait ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 import time
 
 DEFAULT_TIMEOUT_S = 60.0
-"""Longer than a loaded machine needs for anything here, short enough for a person to wait for the message."""
+"""A loaded machine needs less for anything here, and a person can wait that long for the message."""
 
 SLICE_S = 0.1
 """A wait looks this often whether the peer is still there."""

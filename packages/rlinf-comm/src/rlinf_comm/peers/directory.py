@@ -105,13 +105,13 @@ class Directory:
         names.close()
 
     def describe(self) -> str:
-        """Where it is and who is in it, for messages."""
+        """Says where the directory is and who is in it, for messages."""
         names = sorted({name for name in self._try(lambda names: names.listed()) if self.find(name) is not None})
         listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
         return f"the directory {self._place} (in it: {listed or 'nobody'})"
 
     def _try(self, call: Callable[[Names], _Result]) -> _Result:
-        """Once more with a new connection when the directory fails."""
+        """Calls, and calls once more with a new connection when the directory fails."""
         if self._names is None:
             raise CommError(f"the directory {self._place} was left by this process")
         try:

@@ -20,7 +20,7 @@ class NoLink(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrival:
-    """One link."""
+    """One link that has come in."""
 
     theirs: PeerAddress
     incoming: Incoming
@@ -84,7 +84,7 @@ class Inbox:
             raise
 
     def give_back(self, value: Any) -> None:
-        """For a receive that was cancelled when it already had a value."""
+        """Takes back the value of a receive that was cancelled when it already had one."""
         with self._lock:
             self._returned.appendleft(value)
 

@@ -16,7 +16,7 @@ _BY_REFERENCE = (MemoryTransport.name, SharedTransport.name, CudaIpcTransport.na
 
 
 class Links:
-    """Safe for several threads, which meet different peers at the same time, and each peer once."""
+    """A peer's links. Safe for several threads, which meet different peers at the same time, and each peer once."""
 
     def __init__(self, mine: str, make: Callable[[str, Deadline], Link]) -> None:
         """`make` meets a peer; `mine` is for messages."""
@@ -51,7 +51,7 @@ class Links:
         return link
 
     def send(self, to: str, value: Any, deadline: Deadline, plain: Callable[[], Any] | None = None) -> None:
-        """Over the link to that peer; a link that turns out to be lost is dropped.
+        """Sends over the link to that peer; a link that turns out to be lost is dropped.
 
         `plain` gives an equal value that is cheaper to encode, for links that encode all of it.
         """

@@ -33,7 +33,7 @@ class _Reply(msgspec.Struct):
 
 
 class NameServer:
-    """Names, for this process and for those that call."""
+    """Keeps names for this process and for those that call."""
 
     def __init__(self, endpoint: tuple[str, int]) -> None:
         """Binds exactly this endpoint. OSError when that is taken."""
@@ -66,7 +66,7 @@ class NameServer:
             line.close()
 
     def _serve(self, line: Line) -> None:
-        """One caller, until it goes."""
+        """Answers one caller until it goes."""
         with self._lock:
             self._lines.add(line)
         try:
@@ -98,7 +98,7 @@ class ServedNames:
 
     @classmethod
     def at(cls, endpoint: tuple[str, int], deadline: Deadline) -> ServedNames:
-        """Those that are served at `endpoint`.
+        """The names that are served at `endpoint`.
 
         Raises:
             PeerLost: nobody does.

@@ -1,5 +1,5 @@
-"""Where a directory keeps its claims: names to bytes, changed by one atomic step. Two kinds: the job's own server
-(name_server.py), and any torch.distributed.Store.
+"""The places where a directory keeps its claims: names to bytes, changed by one atomic step. There are two kinds: the
+job's own server (name_server.py), and any torch.distributed.Store.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Names(Protocol):
 
 
 class StoreNames:
-    """In a store that is there already. Whoever can read the store reads the addresses, which hold no secret; a claim
-    counts if its seal is this job's.
+    """Keeps names in a store that is there already. Whoever can read the store reads the addresses, which hold no
+    secret; a claim counts if its seal is this job's.
     """
 
     def __init__(self, store: torch.distributed.Store) -> None:

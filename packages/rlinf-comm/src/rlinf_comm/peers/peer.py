@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 DEFAULT_CAPACITY_BYTES = 64 << 20
 
 _MEETING_TIMEOUT_S = 30.0
-"""For the called side; the caller has the deadline of its call."""
+"""Time that the called side has to meet; the caller has the deadline of its call."""
 _LOOK_TIMEOUT_S = 2.0
-"""To find out whether a peer is alive; one that is slower than that is."""
+"""Time to find out whether a peer is alive; one that is slower counts as alive."""
 
 
 class Peer:
@@ -325,7 +325,7 @@ class Peer:
     # --- being called ---
 
     def _meet(self, line: Line) -> None:
-        """In a thread of the reception."""
+        """Meets a caller, in a thread of the reception."""
         deadline = Deadline(_MEETING_TIMEOUT_S)
         met = meeting.answer(line, self._address, self._transports, self._capacity_bytes, self._objection, deadline)
         if met is None:

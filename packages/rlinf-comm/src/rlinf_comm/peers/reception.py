@@ -1,4 +1,4 @@
-"""Where others call: a listening socket, and one thread that lets in those who prove that they know the key.
+"""The place where others call: a listening socket, and one thread that lets in those who prove that they know the key.
 
 All callers that have proven nothing yet are heard by turns, a few bytes at a time, so that none of them holds up
 another: idle ones, slow ones, and those who talk of something else. Each has PROOF_TIMEOUT_S and 56 bytes of memory;
@@ -38,10 +38,10 @@ _MAX_UNPROVEN = 64
 """A peer proves itself within one round trip, so that these are strangers, or a whole cluster that starts at once."""
 
 _IDLE_S = 60.0
-"""So often it looks whether lines were left out of the log, when nobody calls."""
+"""When nobody calls, it looks this often whether lines were left out of the log."""
 
 _PAUSE_S = 0.05
-"""When the system has no descriptors left, say."""
+"""Pause after a call that could not be accepted, say because the system has no descriptors left."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +51,7 @@ class _Caller:
     socket: socket.socket
     host: str
     end_s: float
-    """When its time is up."""
+    """The time at which it must have proven itself."""
     heard: bytearray = field(default_factory=bytearray)
     greetings: bytes = b""
     """Its own and ours, once it has greeted."""
@@ -72,7 +72,7 @@ class Reception:
         self._socket = watched(socket.create_server((host, port), family=family, backlog=128))
         self._socket.setblocking(False)
         self._callers: list[_Caller] = []
-        """The oldest first."""
+        """Callers that have proven nothing yet, the oldest first."""
         self._selector = selectors.PollSelector()  # epoll's would be shared with forked children
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._complaints = Complaints(_LOG)

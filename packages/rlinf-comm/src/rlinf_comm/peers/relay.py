@@ -34,7 +34,7 @@ from rlinf_comm.peers.transports.base import Incoming, TornStream
 from rlinf_comm.records import record
 
 MIN_RELAYED_BYTES = 1 << 20
-"""Below, receipts take longer than the bytes."""
+"""Below this size, receipts take longer than the bytes."""
 
 MakeLink = Callable[[PeerAddress, PeerAddress, Deadline], Link]
 """(mine, theirs, deadline) -> link"""
@@ -62,7 +62,7 @@ class Parcel:
 @record
 @dataclasses.dataclass(frozen=True, slots=True)
 class Receipt:
-    """To the origin: who has the bytes, and who will not get them this way."""
+    """Tells the origin who has the bytes, and who will not get them this way."""
 
     number: int
     reached: tuple[str, ...]
@@ -140,7 +140,7 @@ class Relay:
         self._incoming: list[Incoming] = []
         self._closed = threading.Event()
         self.turn = threading.Lock()
-        """Held for each broadcast: they go one after the other."""
+        """Each broadcast holds it, so that they go one after the other."""
         self._num_dispatched = 0
         self._dispatch: Dispatch | None = None
 
@@ -228,7 +228,7 @@ class Relay:
             return True
 
     def _pass_on(self, parcel: Parcel) -> tuple[str, ...]:
-        """To all branches at once; the names of those that it cannot reach."""
+        """Sends to all branches at once and returns the names of those that it cannot reach."""
         deadline = Deadline(parcel.timeout_s)
         branches = {branch.address.name: branch for branch in parcel.then}
 

@@ -57,7 +57,7 @@ def key_for(purpose: str, of: bytes = b"") -> bytes:
 
 
 def require_secret_beyond(host: str, what: str) -> None:
-    """NotTrusted when `what` would be open to other machines and the job has no secret that they could have."""
+    """Raises NotTrusted when `what` would be open to other machines and the job has no secret that they could have."""
     if not is_loopback(host) and _set_secret() in (None, *_made_here):
         raise NotTrusted(
             f"{what} can be reached from other machines at {host}, and this job has no secret: {HOW_TO_SET}"
@@ -65,7 +65,7 @@ def require_secret_beyond(host: str, what: str) -> None:
 
 
 def where_it_comes_from() -> str:
-    """For messages."""
+    """Says where the job secret comes from, for messages."""
     if os.environ.get(SECRET_VARIABLE) in _made_here:
         return "this process made its job secret itself, and only children that it starts afterwards have the same"
     return (

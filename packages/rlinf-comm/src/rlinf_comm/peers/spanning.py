@@ -9,8 +9,8 @@ from rlinf_comm.peers.address import HostIdentity, PeerAddress
 from rlinf_comm.records import record
 
 _MAX_HOSTS_FROM_ONE = 3
-"""With more, a host sends to two others at most: the depth is log2 of their number, and no uplink carries more than two
-copies."""
+"""Most hosts that a sender serves itself. With more, a host sends to two others at most: the depth is log2 of their
+number, and no uplink carries more than two copies."""
 
 
 @record
@@ -25,7 +25,7 @@ class Branch:
     then: tuple[Branch, ...]
 
     def ways(self) -> Iterator[tuple[PeerAddress, ...]]:
-        """For each peer of the branch, those that a value passes until it is there; itself last."""
+        """Yields the way to each peer of the branch: the peers that a value passes, that peer last."""
         yield (self.address,)
         for branch in self.then:
             for way in branch.ways():

@@ -1,4 +1,4 @@
-"""For your own tests: bitwise comparison, and checks that any channel, layout, or transport between peers must pass.
+"""Helpers for tests: bitwise comparison, and checks that any channel, layout, or transport between peers must pass.
 
 assert_bitwise_equal(served, trained)
 

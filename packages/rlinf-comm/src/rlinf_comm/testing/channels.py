@@ -44,7 +44,7 @@ class ChannelLike(Protocol):
 
 
 MakeChannel = Callable[..., ChannelLike]
-"""Called as make("name"), with any of capacity_items, capacity_bytes and num_producers as keywords."""
+"""Makes a channel: make("name"), with any of capacity_items, capacity_bytes and num_producers as keywords."""
 
 
 class _Call:

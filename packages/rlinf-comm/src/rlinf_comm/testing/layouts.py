@@ -100,7 +100,7 @@ def check_round_trip(layout: Layout) -> None:
 
 
 def _numbers(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> torch.Tensor:
-    """Non-negative, and exact in every dtype that they may be cast to."""
+    """Random numbers, non-negative and exact in every dtype that they may be cast to."""
     import torch
 
     highest = 2 if dtype == "bool" else 120

@@ -21,7 +21,7 @@ def check_blocks(table: BlockTable) -> None:
 
 
 def box_text(start: Int64s, length: Int64s, num_dims: int) -> str:
-    """As str(Box): "[0:4, 2:3]"."""
+    """Returns a box as str(Box) writes it: "[0:4, 2:3]"."""
     firsts = start[len(start) - num_dims :]
     stops = firsts + length[len(length) - num_dims :]
     return "[" + ", ".join(f"{first}:{stop}" for first, stop in zip(firsts, stops, strict=True)) + "]"

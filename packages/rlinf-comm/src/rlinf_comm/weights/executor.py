@@ -71,7 +71,7 @@ class ReshardExecutor:
         *,
         num_threads: int = 1,
     ) -> None:
-        """Copies; other Python threads run meanwhile.
+        """Copies the weights; other Python threads run meanwhile.
 
         Args:
             sources: By source rank, that rank's buffers by name. Ranks and buffers that this destination does not need
@@ -90,7 +90,7 @@ class ReshardExecutor:
         sources: Sequence[Mapping[str, torch.Tensor]] | Mapping[int, Mapping[str, torch.Tensor]],
         destination: Mapping[str, torch.Tensor],
     ) -> list[dict[str, tuple[str, ...]]]:
-        """For each rank that is given, the tensors that each pattern leaves out.
+        """Returns, for each rank that is given, the tensors that each pattern leaves out.
 
         Raises:
             LayoutError: a source rank that the plan has not, or a tensor in no layout and not left out.

@@ -1,4 +1,4 @@
-"""Where the parts of each tensor lie: canonical tensors, boxes of them, and the buffers in which each rank stores them.
+"""Layouts: canonical tensors, boxes of them, and the buffers in which each rank stores them.
 
 Every way to store a model is a list of blocks: FSDP shards, Megatron's fused and interleaved parameters, the merged
 ones of the inference engines (layouts/ has builders for these), or your own.
@@ -29,7 +29,7 @@ class TensorSpec:
 
     shape: tuple[int, ...]
     dtype: str
-    """As in torch, "float32" or "bfloat16"."""
+    """The name in torch, "float32" or "bfloat16"."""
 
     @property
     def element_bytes(self) -> int:
@@ -120,7 +120,7 @@ class BufferSpec:
 
     shape: tuple[int, ...]
     dtype: str
-    """As in torch. It may differ from the canonical dtype among float32, bfloat16 and float16 only."""
+    """The name in torch. It may differ from the canonical dtype among float32, bfloat16 and float16 only."""
 
     @property
     def num_elements(self) -> int:
@@ -128,7 +128,7 @@ class BufferSpec:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Row-major, in elements."""
+        """Row-major strides, in elements."""
         return _row_major(self.shape)
 
 
@@ -163,7 +163,7 @@ class RankLayout:
     """
 
     buffers: Mapping[str, BufferSpec]
-    """By name; kept and counted in the order of the names."""
+    """The buffers by name; kept and counted in the order of the names."""
     blocks: tuple[Block, ...]
 
     def __post_init__(self) -> None:

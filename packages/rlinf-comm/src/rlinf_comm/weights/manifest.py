@@ -247,7 +247,7 @@ def _place(box: BoxDigest) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _check_disjoint(name: str, boxes: tuple[BoxDigest, ...]) -> None:
-    """Sorted by start, so that only boxes which begin before another's end along dimension 0 can meet it."""
+    """Refuses boxes that overlap. They are sorted by start: only one that begins before another's end can meet it."""
     for index, box in enumerate(boxes):
         if not box.shape or not box.num_elements:
             continue

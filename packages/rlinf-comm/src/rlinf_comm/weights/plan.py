@@ -94,7 +94,7 @@ class ReshardPlan:
     specs: dict[str, TensorSpec]
     """The canonical tensors, sorted by name."""
     src_buffers: tuple[dict[str, BufferSpec], ...]
-    """For each source rank, in the order of the names: what the buffer numbers count."""
+    """The buffers of each source rank by name, in the order in which buffer numbers count them."""
     dst_buffers: tuple[dict[str, BufferSpec], ...]
     table: MoveTable
     min_num_bytes: int
@@ -212,7 +212,7 @@ def _box(start: list[int], length: list[int], num_padded: int) -> Box:
 
 
 def _first_numbers(ranks: Sequence[dict[str, BufferSpec]]) -> Int64s:
-    """Where the buffers of each rank begin, when they are counted over all ranks."""
+    """The number of each rank's first buffer, when the buffers are counted over all ranks."""
     return np.cumsum([0, *map(len, ranks)], dtype=np.int64)
 
 

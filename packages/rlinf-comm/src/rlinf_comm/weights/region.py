@@ -115,7 +115,7 @@ def _in_memory(tensor: torch.Tensor, place: Place) -> tuple[int, tuple[int, ...]
 
 
 def _unravel(offset: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major, as numpy.unravel_index."""
+    """Turns a row-major offset into an index, as numpy.unravel_index does."""
     index = []
     for length in reversed(shape):
         offset, at = divmod(offset, max(length, 1))
@@ -129,7 +129,7 @@ def dense_strides(shape: tuple[int, ...], element_bytes: int) -> tuple[int, ...]
 
 
 def extent_bytes(tensor: torch.Tensor) -> int:
-    """From the first element to behind the last one."""
+    """Bytes from the first element to the end of the last one."""
     if not tensor.numel():
         return 0
     steps = ((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))

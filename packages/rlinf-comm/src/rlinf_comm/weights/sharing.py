@@ -65,7 +65,7 @@ def share_out(table: BlockTable, element_bytes: Int64s) -> Shares:
 
 
 def _firsts(table: BlockTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where, in rows sorted by tensor and box, another tensor or box begins."""
+    """The places in rows sorted by tensor and box where another tensor or box begins."""
     if not len(rows):
         return rows
     changes = table.tensor[rows[1:]] != table.tensor[rows[:-1]]

@@ -67,7 +67,7 @@ class Transfer:
 
     @cached_property
     def publish(self) -> CopyProgram:
-        """Own buffers -> store, with the digest of what a destination will serve."""
+        """Program that copies own buffers to the store, with the digest of what a destination will serve."""
         copies, boxes = [], []
         for digest, part in enumerate(self._parts):
             copies.append(
@@ -89,7 +89,7 @@ class Transfer:
 
     @cached_property
     def receive(self) -> CopyProgram:
-        """Store -> own buffers."""
+        """Program that copies the store to own buffers."""
         return CopyProgram(
             CopyTable.of(
                 [

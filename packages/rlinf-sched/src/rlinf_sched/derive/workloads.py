@@ -22,7 +22,7 @@ _TOKEN_BYTES = 12
 _IMAGE_BYTES = 3 * 224 * 224
 """Bytes of what a policy reads: one 8-bit image."""
 _PROMPT_LIMIT = 1024
-"""Kept free of the sequence limit for the prompt (public recipes of these jobs)."""
+"""Tokens of the sequence limit that are kept free for the prompt (public recipes of these jobs)."""
 
 
 def grpo(

@@ -1,4 +1,4 @@
-"""Between steps: what has drifted, whether another plan pays, and how to get there.
+"""Decisions between steps: what has drifted, whether another plan pays, and how to get there.
 
 The full search takes about a second at 1,024 devices, too long between two steps. The controller looks at neighbours of
 the current plan only: some devices of one worker group go to another, or one group changes its parallel size.

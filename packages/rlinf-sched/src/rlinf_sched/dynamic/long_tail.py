@@ -1,4 +1,4 @@
-"""Within a step: as a rollout's tail drains, its devices go to the stages after it, one legal group at a time.
+"""Policy within a step: as a rollout's tail drains, its devices go to the stages after it, one legal group at a time.
 
 The policy knows which items are done and how many each engine holds, not how long those will last. An engine that runs
 dry gives its devices up. Once the unfinished items fit into one engine fewer, the emptiest engine sends its items on
@@ -282,7 +282,7 @@ class _Step:
             stage.longest_first()
 
     def _may_start(self, place: int) -> bool:
-        """False: by the static rule an earlier stage keeps the devices."""
+        """Whether the stage may start; by the static rule an earlier stage may keep the devices."""
         if self.policy.hand_over:
             return True
         stage = self.later[place]
@@ -292,7 +292,7 @@ class _Step:
         return (mine & self.held) <= own and all(other.num_done == self.num_items for other in earlier)
 
     def _start(self) -> None:
-        """Hand-overs of all stages on the devices that are free, those of earlier stages first."""
+        """Starts hand-overs of all stages on the devices that are free, those of earlier stages first."""
         for place, stage in enumerate(self.later):
             if not stage.ready or not self._may_start(place):
                 continue

@@ -1,4 +1,4 @@
-"""From one plan to another while earlier changes may still be under way: one global order, releases before acquires.
+"""Transitions between plans while earlier ones may still be under way: one global order, releases before acquires.
 
 A transition is a list of actions of worker groups: ranks leave, their state is offloaded, their devices are released;
 then devices are acquired, state is onloaded, ranks join. Every group works off its own actions in that order, group by

@@ -1,4 +1,4 @@
-"""From a problem to its explained plan: planner and what-if answers in one call."""
+"""Makes the explained plan of a problem: planner and what-if answers in one call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rlinf_sched.explain.explanation import Explanation
 
 BUSY_ENOUGH = 0.9
-"""Below this share of computing devices the least busy group is named."""
+"""The least busy group is named below this share of computing devices."""
 NEARLY_FULL = 0.95
 AGREEMENT = 0.05
 """The planner and the simulator may differ by this much without a word."""
@@ -36,7 +36,7 @@ def sentences(explanation: Explanation) -> list[str]:
 
 
 def measured_range_notes(problem: Problem, plan: Plan) -> Iterator[str]:
-    """Where the plan relies on a profile outside the range it was given for."""
+    """Notes where the plan relies on a profile outside the range it was given for."""
     for stage in plan.stages:
         profile = problem.instance(stage)
         largest, num_items = profile.points[-1].num_items, items_at_once(problem, stage, profile)
@@ -49,7 +49,7 @@ def measured_range_notes(problem: Problem, plan: Plan) -> Iterator[str]:
 
 
 def agreement_notes(plan: Plan, simulated_s: float) -> Iterator[str]:
-    """Where the planner and the simulator, which check each other, differ."""
+    """Notes where the planner and the simulator, which check each other, differ."""
     if plan.prediction and abs(plan.prediction.step_s / simulated_s - 1) > AGREEMENT:
         yield (
             f"the planner expects {seconds(plan.prediction.step_s)} a step and the simulator {seconds(simulated_s)}; "

@@ -46,7 +46,7 @@ def _plan_rows(explanation: Explanation) -> list[tuple[str, ...]]:
 
 
 def _times(explanation: Explanation, stage: str) -> tuple[str, str]:
-    """When the stage computes; where steps overlap, how long in each of them."""
+    """Says when the stage computes; where steps overlap, how long in each of them."""
     spans = explanation.spans
     if explanation.problem.flow.max_staleness:
         share = spans.busy_share(stage)

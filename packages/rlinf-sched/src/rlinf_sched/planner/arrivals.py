@@ -32,7 +32,7 @@ def arriving_costs(problem: Problem) -> Mapping[str, np.ndarray]:
 
 
 def _leaving(problem: Problem, profile: StageProfile, costs: np.ndarray) -> np.ndarray:
-    """When each item leaves, in times of an item of mean cost, if it enters an engine as soon as a place is free."""
+    """Times at which items leave if each enters an engine as soon as a place is free; one of mean cost takes 1."""
     instance = profile.instances[0]
     available = len(problem.cluster.compute_devices) // max(1, instance.num_devices)
     num_engines = max(1, min(available, profile.max_instances or available))

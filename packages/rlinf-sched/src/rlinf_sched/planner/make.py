@@ -1,4 +1,4 @@
-"""From a problem to a plan: the search proposes, the simulator decides, and the plan says what is expected of it."""
+"""Makes a plan for a problem: the search proposes, the simulator decides, and the plan says what is expected of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -69,7 +69,7 @@ def plan(problem: Problem, modes: Sequence[Mode] | None = None) -> Plan:
 
 
 def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None, *, each_alone: bool = False) -> Planned:
-    """As `plan`, with the timelines of the plan and of the best of the other modes.
+    """Plans as `plan` does, and keeps the timelines of the plan and of the best of the other modes.
 
     Args:
         each_alone: search each mode on its own too. A search for the best of all drops plans of a mode once another

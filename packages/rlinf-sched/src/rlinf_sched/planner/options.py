@@ -265,7 +265,7 @@ class StageOptions:
                     yield self._chunk(chosen, blocks, cycle_times(problem, chosen, blocks, granularity))
 
     def _cycle_places(self, name: str, granularity: int, offload: bool) -> Iterator[Places]:
-        """Only where no instance would wait for items that are a round behind."""
+        """Yields the places where no instance would wait for items that are a round behind."""
         problem = self._problem
         if offload and problem.flow.stage(name).needs_device and not problem.allow_offload:
             return

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from rlinf_sched.cluster import Cluster
 
 ALL_COUNTS_UP_TO = 64
-"""Up to so many instances every number is tried. Beyond: those at which the rounds of hand-overs drop, powers of two,
-and the largest."""
+"""Every number of instances up to this one is tried; beyond it, those at which the rounds of hand-overs drop, powers of
+two, and the largest."""
 
 
 @dataclass(frozen=True, slots=True)

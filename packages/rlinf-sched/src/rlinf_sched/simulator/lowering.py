@@ -1,4 +1,4 @@
-"""From names and records to the flat arrays that the event core reads (csrc/sched/simulator/model.h)."""
+"""Turns names and records into the flat arrays that the event core reads (csrc/sched/simulator/model.h)."""
 
 import functools
 from dataclasses import dataclass
@@ -198,8 +198,8 @@ def _edges(problem: Problem, placed: list[_Placed]) -> dict[str, np.ndarray]:
 
 
 def _order_of_cycle(flow: FlowGraph, names: tuple[str, ...]) -> dict[str, int]:
-    """Where a round begins and how it goes on: the first stage that items enter from outside, then in order of
-    declaration, round and round. A cycle that nothing enters begins with its first stage."""
+    """Order of the stages in a round: the first one that items enter from outside, then in order of declaration, round
+    and round. A cycle that nothing enters begins with its first stage."""
 
     def enters(name: str) -> bool:
         reads = flow.stage(name).reads

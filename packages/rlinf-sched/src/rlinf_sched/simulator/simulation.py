@@ -1,4 +1,4 @@
-"""From a problem and a plan to the timeline that the plan would have."""
+"""Turns a problem and a plan into the timeline that the plan would have."""
 
 from rlinf_sched.errors import SchedError
 from rlinf_sched.plan import Plan
@@ -33,7 +33,7 @@ def simulate(problem: Problem, plan: Plan, *, seed: int | None = None, num_steps
 
 
 def execute(problem: Problem, plan: Plan, *, seed: int | None = None, num_steps: int = 1) -> Timeline:
-    """As `simulate`, of a problem and a plan that are known to be valid."""
+    """Does what `simulate` does, for a problem and a plan that are known to be valid."""
     from rlinf_sched import _C  # the package imports without it
 
     lowered = lower(problem, plan, seed=seed, num_steps=num_steps)

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,14 +27,13 @@ from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import WeightEdge
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.errors import FlowDefinitionError, StepTimeout
-from rlinf_workers.execution.lease import LeaseService
-from rlinf_workers.execution.ports import DriverPauses, Writer
-from rlinf_workers.execution.stage_calls import NEVER_SYNCED, PlannedFlow, StageCall, StageOutcome, WeightVersion
+from rlinf_workers.execution.lease import Leases
+from rlinf_workers.execution.ports import Pauses, Writer
+from rlinf_workers.execution.stage_calls import PlannedFlow, StageCall, StageOutcome
 from rlinf_workers.execution.waits import describe_waits
 from rlinf_workers.flow import Flow
-from rlinf_workers.group import WorkerGroup
+from rlinf_workers.group import WorkerGroup, gather
 from rlinf_workers.launcher.base import Identity, Launcher, WorkerSpec
-from rlinf_workers.launcher.futures import gather
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.links.base import WeightLink, WeightPort
 from rlinf_workers.links.choose import choose
@@ -45,6 +44,7 @@ from rlinf_workers.worker import StepContext
 
 CHANNEL_ITEMS = 4096
 CHANNEL_BYTES = 128 << 20
+OnItems = Callable[[str, Sequence[Any]], None]
 FEED_PIECE = 64
 """Items that the driver hands over at once, when the reader takes whole batches."""
 
@@ -71,7 +71,6 @@ class _OpenFlow:
 
     planned: PlannedFlow
     channels: dict[str, Channel]
-    edges: tuple[str, ...]
 
 
 class Executor:
@@ -93,7 +92,6 @@ class Executor:
         launcher: Launcher | None = None,
         log_folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
-        channel_bytes: int = CHANNEL_BYTES,
         weight_link: str = "auto",
         weight_link_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -102,15 +100,14 @@ class Executor:
         self._launcher: Launcher = launcher or LocalLauncher()
         self._log_folder = log_folder or Path(self._scratch.name) / "logs"
         self._environment = dict(environment or {})
-        self._channel_bytes = channel_bytes
         self._weight_link = weight_link
         self._weight_link_options = dict(weight_link_options or {})
         self._groups: dict[str, WorkerGroup] = {}
         self._placements: dict[str, StagePlan] = {}
         self._open: dict[str, _OpenFlow] = {}
-        self._links: dict[str, WeightLink] = {}
-        self._weights: dict[str, WeightVersion] = {}
-        self._weights_bytes: dict[str, int] = {}
+        self._links: dict[WeightEdge, WeightLink] = {}
+        self._versions: dict[WeightEdge, int] = {}
+        self._weights_bytes: dict[WeightEdge, int] = {}
         self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="rlinf-driver-port")
 
     def __enter__(self) -> Executor:
@@ -124,26 +121,25 @@ class Executor:
     def start(self, flow: Flow, plan: Plan) -> None:
         """Opens a flow: starts the workers that do not run yet. A later flow may use the groups of an earlier one, on
         their devices."""
-        graph = flow.graph()
-        plan.validate(graph, self._cluster)
         if flow.name in self._open:
             raise FlowDefinitionError(f"flow {flow.name!r} is open already; give flows of one executor different names")
-        for channel in graph.channels:
-            if len(graph.readers(channel)) > 1:
-                raise FlowDefinitionError(
-                    f"flow {flow.name!r}: channel {channel!r} has several readers, "
-                    f"{list(graph.readers(channel))}, which would take each other's items; write to a channel for each"
-                )
-        for name, stages in graph.workers.items():
-            self._place_group(name, flow, plan.stage(stages[0]))
-        planned = PlannedFlow(flow=flow, graph=graph, plan=plan)
-        channels = {channel: self._channel(f"{flow.name}.{channel}") for channel in graph.channels}
-        for channel, stage in planned.told_channels.items():
-            channels[channel] = self._channel(f"{flow.name}.{channel}", num_keys=plan.stage(stage).num_ranks)
-        edges = {f"{edge.source} -> {edge.target}": edge for edge in graph.weight_edges}
-        for name, edge in edges.items():
-            self._weights.setdefault(name, WeightVersion(edge=edge, policy_version=NEVER_SYNCED))
-        self._open[flow.name] = _OpenFlow(planned=planned, channels=channels, edges=tuple(edges))
+        planned = self._planned(flow, plan)
+        for name, stages in planned.graph.workers.items():
+            if name not in self._groups:
+                self._start_group(flow, name, plan.stage(stages[0]))
+        num_keys = dict.fromkeys(planned.graph.channels, 1)
+        num_keys |= {channel: plan.stage(stage).num_ranks for channel, stage in planned.told_channels.items()}
+        channels = {
+            channel: Channel.create(
+                f"{flow.name}.{channel}",
+                capacity_items=CHANNEL_ITEMS * number,
+                capacity_bytes=CHANNEL_BYTES * number,
+                num_keys=number,
+                lost_peers="tolerate",  # the launcher reports deaths, and starts workers again
+            )
+            for channel, number in num_keys.items()
+        }
+        self._open[flow.name] = _OpenFlow(planned, channels)
 
     def replan(self, flow: Flow, plan: Plan) -> None:
         """Another plan for an open flow, from its next run on; every worker group stays where it is.
@@ -151,21 +147,7 @@ class Executor:
         Raises:
             FlowDefinitionError: the plan moves a group, which takes a new executor.
         """
-        opened = self._open[flow.name]
-        graph = opened.planned.graph
-        plan.validate(graph, self._cluster)
-        for name, stages in graph.workers.items():
-            self._check_place(name, flow, plan.stage(stages[0]))
-        opened.planned = replace(opened.planned, plan=plan)
-
-    def _channel(self, name: str, num_keys: int = 1) -> Channel:
-        return Channel.create(
-            name,
-            capacity_items=CHANNEL_ITEMS * num_keys,
-            capacity_bytes=self._channel_bytes * num_keys,
-            num_keys=num_keys,
-            lost_peers="tolerate",  # the launcher reports deaths, and starts workers again
-        )
+        self._open[flow.name].planned = self._planned(flow, plan)
 
     def group(self, name: str) -> WorkerGroup:
         """The running worker group of that name."""
@@ -173,50 +155,51 @@ class Executor:
 
     def weights_bytes(self, edge: WeightEdge) -> int:
         """What a sync over the edge moves; 0 before the first."""
-        return self._weights_bytes.get(f"{edge.source} -> {edge.target}", 0)
+        return self._weights_bytes.get(edge, 0)
 
-    def _place_group(self, name: str, flow: Flow, placed: StagePlan) -> None:
-        """Starts a group, or checks that the running one is where the plan has it."""
-        if name in self._groups:
-            self._check_place(name, flow, placed)
-            return
+    def _planned(self, flow: Flow, plan: Plan) -> PlannedFlow:
+        """The flow under a plan that fits it, the cluster, and the groups that run already."""
+        graph = flow.graph()
+        plan.validate(graph, self._cluster)
+        for channel in graph.channels:
+            if len(graph.readers(channel)) > 1:
+                raise FlowDefinitionError(
+                    f"flow {flow.name!r}: channel {channel!r} has several readers, "
+                    f"{list(graph.readers(channel))}, which would take each other's items; write to a channel for each"
+                )
+        for name, stages in graph.workers.items():
+            wanted = plan.stage(stages[0])
+            place, runs = (_describe_place(stage) for stage in (wanted, self._placements.get(name, wanted)))
+            if runs != place:
+                raise FlowDefinitionError(f"flow {flow.name!r}: worker {name!r} runs on {runs}; the plan wants {place}")
+        return PlannedFlow(flow=flow, graph=graph, plan=plan)
+
+    def _start_group(self, flow: Flow, name: str, placed: StagePlan) -> None:
+        definition = flow.workers[name]
+        handles = []
+        for rank in range(placed.num_ranks):
+            devices = placed.devices_of(rank)
+            identity = Identity(
+                role=name,
+                rank=rank,
+                num_ranks=placed.num_ranks,
+                num_ranks_per_replica=placed.num_ranks_per_replica,
+                devices=tuple(f"{self._cluster.devices[index].kind}:{index}" for index in devices),
+                rendezvous=f"{self._scratch.name}/{name}.rendezvous",
+            )
+            gpus = {"CUDA_VISIBLE_DEVICES": visible_devices(self._cluster, devices)}
+            spec = WorkerSpec(
+                identity=identity,
+                worker_class=definition.worker_class,
+                arguments=definition.arguments,
+                log_path=self._log_folder / name / f"{rank}.log",
+                environment=self._environment | gpus,
+            )
+            handles.append(self._launcher.start(spec))
         self._placements[name] = placed
-        self._groups[name] = self._start_group(name, flow, placed)
+        self._groups[name] = WorkerGroup(name, handles, self._launcher)
         if placed.offload:
             self._groups[name].start_call("unload")  # comes before any other call; nothing has to wait for it
-
-    def _check_place(self, name: str, flow: Flow, placed: StagePlan) -> None:
-        runs, wanted = (_describe_place(stage) for stage in (self._placements[name], placed))
-        if runs != wanted:
-            raise FlowDefinitionError(f"flow {flow.name!r}: worker {name!r} runs on {runs}; the plan wants {wanted}")
-
-    def _start_group(self, name: str, flow: Flow, placed: StagePlan) -> WorkerGroup:
-        definition = flow.workers[name]
-        handles = [
-            self._launcher.start(
-                WorkerSpec(
-                    identity=Identity(
-                        role=name,
-                        rank=rank,
-                        num_ranks=placed.num_ranks,
-                        num_ranks_per_replica=placed.num_ranks_per_replica,
-                        devices=self._device_names(placed, rank),
-                        rendezvous=f"{self._scratch.name}/{name}.rendezvous",
-                    ),
-                    worker_class=definition.worker_class,
-                    arguments=definition.arguments,
-                    log_path=self._log_folder / name / f"{rank}.log",
-                    environment=self._environment
-                    | {"CUDA_VISIBLE_DEVICES": visible_devices(self._cluster, placed.devices_of(rank))},
-                )
-            )
-            for rank in range(placed.num_ranks)
-        ]
-        return WorkerGroup(name, handles, self._launcher)
-
-    def _device_names(self, placed: StagePlan, rank: int) -> tuple[str, ...]:
-        chosen = [self._cluster.devices[index] for index in placed.devices_of(rank)]
-        return tuple(f"{device.kind}:{device.index}" for device in chosen)
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
@@ -226,22 +209,21 @@ class Executor:
         Needed once before the first run and after anything that changes weights outside a run (a warm start, a loaded
         checkpoint).
         """
-        for name, last in self._weights.items():
-            if name not in self._links:
-                self._connect(name, last.edge)
-            version = self._groups[last.edge.source].call("publish_weights", name)[0]
-            self._weights[name] = replace(last, policy_version=version)
+        for edge in dict.fromkeys(edge for opened in self._open.values() for edge in opened.planned.graph.weight_edges):
+            if edge not in self._links:
+                self._connect(edge)
+            self._versions[edge] = self._groups[edge.source].call("publish_weights", edge.name)[0]
 
-    def _connect(self, name: str, edge: WeightEdge) -> None:
-        source, target = self._groups[edge.source], self._groups[edge.target]
+    def _connect(self, edge: WeightEdge) -> None:
         reshard = reshard_plan(self._layout(edge.source), self._layout(edge.target))
-        self._weights_bytes[name] = sum(spec.num_bytes for spec in reshard.specs.values())
-        link = choose(self._weight_link, name, self._nodes(edge.source) | self._nodes(edge.target))
-        opened = self._links[name] = WEIGHT_LINKS.get(link)(name, reshard, **self._weight_link_options)
-        sides: list[tuple[WorkerGroup, Literal["send", "receive"]]] = [(source, "send"), (target, "receive")]
-        for group, side in sides:
+        self._weights_bytes[edge] = sum(spec.num_bytes for spec in reshard.specs.values())
+        link = choose(self._weight_link, edge.name, self._nodes(edge.source) | self._nodes(edge.target))
+        opened = self._links[edge] = WEIGHT_LINKS.get(link)(edge.name, reshard, **self._weight_link_options)
+        sides: dict[Literal["send", "receive"], str] = {"send": edge.source, "receive": edge.target}
+        for side, name in sides.items():
+            group = self._groups[name]
             ports = [
-                WeightPort(edge=name, side=side, rank=rank, reshard=reshard, link=link, address=opened.address)
+                WeightPort(edge=edge.name, side=side, rank=rank, reshard=reshard, link=link, address=opened.address)
                 for rank in range(group.num_ranks)
             ]
             group.scatter("open_weights", ports)
@@ -268,7 +250,7 @@ class Executor:
         context: StepContext,
         feeds: Mapping[str, Sequence[Any]] | None = None,
         timeout_s: float = 600.0,
-        on_items: Callable[[str, Sequence[Any]], None] | None = None,
+        on_items: OnItems | None = None,
     ) -> FlowRun:
         """Runs an open flow once.
 
@@ -282,33 +264,33 @@ class Executor:
         Raises: RemoteError (a stage raised), WorkerLost, StepTimeout. The flow cannot be run again after any of them.
         """
         opened = self._open[flow.name]
-        planned, feeds = opened.planned, feeds or {}
-        unsynced = [name for name in opened.edges if name not in self._links]
-        if unsynced:
-            raise FlowDefinitionError(
-                f"flow {flow.name!r}: weights {unsynced[0]} were never synced; "
-                "call sync_weights() once before the first run"
-            )
+        planned, channels, feeds = opened.planned, opened.channels, feeds or {}
+        for edge in planned.graph.weight_edges:
+            if edge not in self._versions:
+                raise FlowDefinitionError(
+                    f"flow {flow.name!r}: weights {edge.name} were never synced; "
+                    "call sync_weights() once before the first run"
+                )
         if set(feeds) != set(planned.graph.feeds):
             raise FlowDefinitionError(
                 f"flow {flow.name!r} is fed through {list(planned.graph.feeds)}, but got {sorted(feeds)}"
             )
-        leases = LeaseService(planned.shared_devices)
+        leases = Leases(planned.shared_devices)
         self._launcher.serve("lease", leases)
-        for channel, opened_channel in opened.channels.items():
-            opened_channel.reopen(planned.num_writers(channel))
+        for name, channel in channels.items():
+            channel.reopen(planned.num_writers(name))
         start_s, clock = time.time(), time.perf_counter()
         calls = self._start_stages(opened, context)
-        driver_ports: list[Future[Any]] = [
-            *(self._threads.submit(self._feed, opened, channel, items) for channel, items in feeds.items()),
-            *(self._threads.submit(self._collect, opened, channel, on_items) for channel in planned.graph.collects),
-        ]
+        feeding = [self._threads.submit(self._feed, opened, channel, items) for channel, items in feeds.items()]
+        collecting = {
+            channel: self._threads.submit(self._collect, channel, channels[channel], on_items)
+            for channel in planned.graph.collects
+        }
+        futures: list[Future[Any]] = [*(future for _, future in calls), *feeding, *collecting.values()]
         try:
-            results: list[Any] = gather(
-                [*(future for _, future in calls), *driver_ports], self._launcher.lost, timeout_s
-            )
+            gather(futures, self._launcher.lost, timeout_s)
         except TimeoutError as error:
-            text = describe_waits(self._launcher.waits(), leases, opened.channels)
+            text = describe_waits(self._launcher.waits(), leases, channels)
             self._abort(opened, "the run passed its deadline")
             raise StepTimeout(
                 f"flow {flow.name!r}, step {context.step}: not done after {timeout_s:.0f} s; who waits for what:\n"
@@ -318,12 +300,16 @@ class Executor:
             self._abort(opened, "the run was given up")
             raise
         duration_s = time.perf_counter() - clock
-        outcomes: list[StageOutcome] = results[: len(calls)]
-        collected: list[list[Any]] = results[len(calls) + len(feeds) :]
-        self._note_versions([stage_call for stage_call, _ in calls], outcomes)
+        outcomes = [future.result() for _, future in calls]
+        published = {
+            edge: outcome.policy_version
+            for (call, _), outcome in zip(calls, outcomes, strict=True)
+            for edge in call.publishes
+        }
+        self._versions |= {edge: published[edge.name] for edge in self._versions if edge.name in published}
         return FlowRun(
             metrics=merge(outcome.metrics for outcome in outcomes),
-            collected=dict(zip(planned.graph.collects, collected, strict=True)),
+            collected={channel: future.result() for channel, future in collecting.items()},
             shown=[row for outcome in outcomes for row in outcome.shown],
             spans=[span for outcome in outcomes for span in outcome.spans.spans()],
             start_s=start_s,
@@ -333,34 +319,28 @@ class Executor:
     def _start_stages(self, opened: _OpenFlow, context: StepContext) -> list[tuple[StageCall, Future[StageOutcome]]]:
         planned, started = opened.planned, []
         addresses = {name: channel.address for name, channel in opened.channels.items()}
-        for rank, lane, call in planned.stage_calls(addresses, self._weights, context):
-            handle = self._groups[planned.worker_of(call)].handles[rank]
+        for rank, lane, call in planned.stage_calls(addresses, self._versions, context):
+            handle = self._groups[planned.graph.stage(call.stage).worker].handles[rank]
             started.append((call, handle.call("run_stage", call, lane=lane)))
         return started
 
     def _feed(self, opened: _OpenFlow, channel: str, items: Sequence[Any]) -> None:
         port = opened.planned.write_port(channel, opened.channels[channel].address)
-        writer: Writer[Any] = Writer(port, opened.channels[channel], DriverPauses())
+        writer: Writer[Any] = Writer(port, opened.channels[channel], Pauses())
         numbered = list(enumerate(items))
         for start in range(0, len(numbered), FEED_PIECE):
             writer.put_many(numbered[start : start + FEED_PIECE])
         opened.channels[channel].close()
 
-    def _collect(
-        self, opened: _OpenFlow, channel: str, on_items: Callable[[str, Sequence[Any]], None] | None
-    ) -> list[Any]:
+    @staticmethod
+    def _collect(name: str, channel: Channel, on_items: OnItems | None) -> list[Any]:
         collected: list[tuple[int, Any]] = []
-        for entry in opened.channels[channel]:
+        for entry in channel:
             if on_items is None:
                 collected.extend(entry)
             else:
-                on_items(channel, [item for _, item in entry])
+                on_items(name, [item for _, item in entry])
         return [item for _, item in sorted(collected, key=lambda pair: pair[0])]
-
-    def _note_versions(self, calls: Sequence[StageCall], outcomes: Sequence[StageOutcome]) -> None:
-        for call, outcome in zip(calls, outcomes, strict=True):
-            for name in call.publishes:
-                self._weights[name] = replace(self._weights[name], policy_version=outcome.policy_version)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

@@ -4,8 +4,7 @@ A lease belongs to a *turn* (one stage, or the stages of one cycle, which cannot
 all devices of the turn at once. Taking them together means that two worker groups whose ranks meet in collectives
 cannot hold half of the devices each: there is no partial hold, so there is no deadlock. Ranks of the turn that holds
 the devices join it freely; while another turn waits, once each, or again while a rank of their group is inside. The
-turn ends when none of them is inside. Among waiting turns the one earlier in the
-flow goes first.
+turn ends when none of them is inside. Among waiting turns the one earlier in the flow goes first.
 """
 
 from __future__ import annotations
@@ -28,14 +27,18 @@ class LeaseRequest:
     stage: str
 
 
+Grant = Callable[[None], None]
+"""The reply to a request to acquire."""
+
+
 @dataclass
 class _Turn:
     inside: set[str] = field(default_factory=set)
     joined: set[str] = field(default_factory=set)
 
 
-class LeaseTable:
-    """Who holds which devices. Pure bookkeeping: no threads, no clocks.
+class Leases:
+    """Who holds which devices; answers the workers' requests, as a handler for `Launcher.serve`.
 
     Args:
         devices_of_turn: the devices that each turn shares with another turn. Turns are numbered in the order of the
@@ -45,43 +48,48 @@ class LeaseTable:
     def __init__(self, devices_of_turn: Mapping[int, frozenset[int]]) -> None:
         self._devices = dict(devices_of_turn)
         self._active: dict[int, _Turn] = {}
-        self._waiting: list[tuple[int, str]] = []
+        self._waiting: list[tuple[int, str, Grant]] = []
+        self._lock = threading.Lock()
 
-    def acquire(self, turn: int, holder: str) -> bool:
-        """True: granted now. False: queued; a later `release` returns it."""
-        if self._may_enter(turn, holder) and not self._someone_before(turn):
-            self._enter(turn, holder)
-            return True
-        self._waiting.append((turn, holder))
-        return False
+    def __call__(self, worker: str, request: LeaseRequest, reply: Grant) -> None:
+        """Replies to who acquires when the lease is granted."""
+        turn, holder = request.turn, f"{worker} {request.stage}"
+        with self._lock:
+            if request.action == "release":
+                granted = self._release(turn, holder)
+            elif self._may_enter(turn, holder) and not self._someone_before(turn):
+                self._enter(turn, holder)
+                granted = [reply]
+            else:
+                self._waiting.append((turn, holder, reply))
+                granted = []
+        for grant in granted:
+            grant(None)
 
-    def release(self, turn: int, holder: str) -> list[tuple[int, str]]:
-        """Gives the lease back; returns the (turn, holder) pairs that this lets in, in order."""
+    def holders(self, turn: int) -> list[str]:
+        """Who is inside the turns that keep `turn` from starting, or inside `turn` itself."""
+        with self._lock:
+            active = {
+                other: state for other, state in self._active.items() if self._devices[other] & self._devices[turn]
+            }
+            return [name for state in active.values() for name in sorted(state.inside)]
+
+    def _release(self, turn: int, holder: str) -> list[Grant]:
+        """Gives the lease back; returns the grants of those that this lets in, in order."""
         state = self._active.get(turn)
         if state is None or holder not in state.inside:
             raise ValueError(f"{holder} gives back the lease of turn {turn}, which it does not hold")
         state.inside.remove(holder)
         if not state.inside:
             del self._active[turn]
-        granted: list[tuple[int, str]] = []
+        granted = []
         for waiting in sorted(self._waiting, key=lambda entry: entry[0]):  # stable: first come, first served in a turn
-            if self._may_enter(*waiting):
+            turn, holder, grant = waiting
+            if self._may_enter(turn, holder):
                 self._waiting.remove(waiting)
-                self._enter(*waiting)
-                granted.append(waiting)
+                self._enter(turn, holder)
+                granted.append(grant)
         return granted
-
-    def holders(self, turn: int) -> list[str]:
-        """Who is inside the turns that keep `turn` from starting, or inside `turn` itself."""
-        names: list[str] = []
-        for other, state in self._active.items():
-            if other == turn or self._devices[other] & self._devices[turn]:
-                names.extend(sorted(state.inside))
-        return names
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._active and not self._waiting
 
     def _may_enter(self, turn: int, holder: str) -> bool:
         if turn in self._active:
@@ -97,7 +105,7 @@ class LeaseTable:
         return turn not in self._active and any(waiting < turn for waiting in self._conflicting_waiters(turn))
 
     def _conflicting_waiters(self, turn: int) -> list[int]:
-        return [other for other, _ in self._waiting if other != turn and self._devices[other] & self._devices[turn]]
+        return [other for other, _, _ in self._waiting if other != turn and self._devices[other] & self._devices[turn]]
 
     def _enter(self, turn: int, holder: str) -> None:
         state = self._active.setdefault(turn, _Turn())
@@ -108,30 +116,3 @@ class LeaseTable:
 def _group(holder: str) -> str:
     """`actor/1 actor` -> `actor`"""
     return holder.partition("/")[0]
-
-
-class LeaseService:
-    """Answers the workers' lease requests from one table; a handler for `Launcher.serve`."""
-
-    def __init__(self, devices_of_turn: Mapping[int, frozenset[int]]) -> None:
-        self._table = LeaseTable(devices_of_turn)
-        self._lock = threading.Lock()
-        self._replies: dict[tuple[int, str], Callable[[object], None]] = {}
-
-    def __call__(self, worker: str, request: LeaseRequest, reply: Callable[[object], None]) -> None:
-        holder = f"{worker} {request.stage}"
-        with self._lock:
-            if request.action == "release":
-                granted = [(key, self._replies.pop(key)) for key in self._table.release(request.turn, holder)]
-            elif self._table.acquire(request.turn, holder):
-                granted = []
-            else:
-                self._replies[(request.turn, holder)] = reply
-                return
-        reply(None)
-        for _, waiting_reply in granted:
-            waiting_reply(None)
-
-    def holders(self, turn: int) -> list[str]:
-        with self._lock:
-            return self._table.holders(turn)

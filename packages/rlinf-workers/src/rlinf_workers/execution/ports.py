@@ -11,55 +11,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-from rlinf_comm.channel import Item
+from rlinf_comm.channel import Channel
 from rlinf_comm.errors import ChannelTimeout
 from rlinf_workers.errors import WorkersError
+from rlinf_workers.execution.replica import FirstRank, OtherRank
 from rlinf_workers.execution.stage_calls import WHOLE_BATCH, ReadPort, WritePort
 
 T = TypeVar("T")
 
 
-class Pauses(Protocol):
-    """What a port tells its stage."""
+class Pauses:
+    """What a port tells its stage. The driver's ports tell it to this class: it shares no devices and just waits."""
 
     def waiting(self, target: str, *, keeps_lease: bool) -> AbstractContextManager[None]:
         """The port waits inside this block; the stage does not compute."""
-        ...
-
-    def begin_chunk(self, num_items: int) -> None:
-        """The stage computes from here on: takes the lease and brings its state onto the devices."""
-        ...
-
-    def end_chunk(self) -> None:
-        """The stage has asked for more, so it has stopped computing on the chunk before."""
-        ...
-
-
-class DriverPauses:
-    """The driver shares no devices: it just waits."""
-
-    def waiting(self, target: str, *, keeps_lease: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
     def begin_chunk(self, num_items: int) -> None:
-        return
+        """The stage computes from here on: takes the lease and brings its state onto the devices."""
 
     def end_chunk(self) -> None:
-        return
+        """The stage has asked for more, so it has stopped computing on the chunk before."""
 
 
-class ItemEnd(Protocol):
-    """What ports need of a channel; see rlinf_comm.channel."""
-
-    def take(self, *, keys: Sequence[int] | None, timeout_s: float | None) -> Sequence[Item]:
-        """One entry, or none when the channel is closed."""
-        ...
-
-    def put(self, value: Any, *, key: int, weight: float, policy_version: int, timeout_s: float | None = None) -> None:
-        """Appends one entry."""
-        ...
+ItemEnd = Channel | FirstRank | OtherRank
+"""A channel, or how the ranks of a replica see it."""
 
 
 class Reader(Generic[T]):
@@ -83,11 +61,8 @@ class Reader(Generic[T]):
         self._stage.begin_chunk(0)  # what stands behind the loop computes too
 
     def next_chunk(self, *, at_most: int) -> list[T]:
-        """The next chunk, of at most `at_most` items; for a stage that knows how many are still to come before the
-        channel closes.
-
-        Empty at the end.
-        """
+        """The next chunk, of at most `at_most` items, empty at the end; for a stage that knows how many are still to
+        come before the channel closes."""
         chunk = self._next_chunk(at_most)
         self._stage.begin_chunk(len(chunk))
         return chunk
@@ -164,8 +139,7 @@ class Writer(Generic[T]):
 
         Args:
             key: number of the item in this run where a reader wants them in order, or the lane that it belongs to (an
-                environment
-                group) where readers are bound to lanes.
+                environment group) where readers are bound to lanes.
         """
         self.put_many([(key, item)], policy_version=policy_version)
 

@@ -6,6 +6,7 @@ on shared devices, versions of the weights to serve.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,6 @@ from rlinf_workers.metrics import Metric
 from rlinf_workers.spans import SpanTable
 from rlinf_workers.worker import StepContext
 
-NEVER_SYNCED = -1
 WHOLE_BATCH = 0
 """Granularity of a stage that takes everything of a run in one chunk."""
 
@@ -95,15 +95,6 @@ class StageOutcome:
     policy_version: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightVersion:
-    """What a weight edge has carried."""
-
-    edge: WeightEdge
-    policy_version: int
-    """Optimizer steps behind the last weights that were published on it; NEVER_SYNCED before the first."""
-
-
 def told_in(stage: str) -> str:
     """Name of the channel of a stage in `PlannedFlow.told_channels`."""
     return f"{stage}, told in its replicas"
@@ -118,23 +109,19 @@ class PlannedFlow:
     plan: Plan
 
     def stage_calls(
-        self, addresses: Mapping[str, ChannelAddress], weights: Mapping[str, WeightVersion], context: StepContext
+        self, addresses: Mapping[str, ChannelAddress], versions: Mapping[WeightEdge, int], context: StepContext
     ) -> Iterator[tuple[int, int, StageCall]]:
         """(rank, lane, call) for each rank of each stage: the stages of one worker group run on lanes of their own.
 
         Args:
             addresses: channel -> its address, for every channel, those of `told_channels` too.
-            weights: edge -> its last version, for all edges of the executor; those never synced are passed over.
+            versions: optimizer steps behind the weights that were last published on each edge that was synced, also of
+                other flows.
         """
-        synced = {edge: last for edge, last in weights.items() if last.policy_version != NEVER_SYNCED}
         for stages in self.graph.workers.values():
             for lane, stage in enumerate(stages):
                 for rank in range(self.plan.stage(stage).num_ranks):
-                    yield rank, lane, self._stage_call(stage, rank, addresses, synced, context)
-
-    def worker_of(self, call: StageCall) -> str:
-        """The worker group that a call is for."""
-        return self.graph.stage(call.stage).worker
+                    yield rank, lane, self._stage_call(stage, rank, addresses, versions, context)
 
     def num_writers(self, channel: str) -> int:
         """Who has to close the channel: each replica that writes it, or the driver."""
@@ -176,14 +163,13 @@ class PlannedFlow:
     def shared_devices(self) -> dict[int, frozenset[int]]:
         """Turn -> the devices that it shares with another turn; turns that share none are left out and need no
         lease."""
-        devices: dict[int, set[int]] = {}
-        for placed in self.plan.stages:
-            devices.setdefault(placed.turn, set()).update(placed.devices)
-        shared = {
-            turn: frozenset(mine & set().union(*(theirs for other, theirs in devices.items() if other != turn)))
-            for turn, mine in devices.items()
-        }
-        return {turn: overlap for turn, overlap in shared.items() if overlap}
+        pairs = {(placed.turn, device) for placed in self.plan.stages for device in placed.devices}
+        num_turns = Counter(device for _, device in pairs)
+        shared: dict[int, set[int]] = defaultdict(set)
+        for turn, device in pairs:
+            if num_turns[device] > 1:
+                shared[turn].add(device)
+        return {turn: frozenset(devices) for turn, devices in shared.items()}
 
     @cached_property
     def _turns(self) -> dict[str, tuple[str, ...]]:
@@ -194,7 +180,7 @@ class PlannedFlow:
         name: str,
         rank: int,
         addresses: Mapping[str, ChannelAddress],
-        synced: Mapping[str, WeightVersion],
+        versions: Mapping[WeightEdge, int],
         context: StepContext,
     ) -> StageCall:
         stage, placed = self.graph.stage(name), self.plan.stage(name)
@@ -209,8 +195,8 @@ class PlannedFlow:
             lease_turn=placed.turn if placed.turn in self.shared_devices else None,
             offloads=placed.offload,
             starts_leased=not reads or all(port.of_own_turn for port in reads),
-            receives={edge: last.policy_version for edge, last in synced.items() if last.edge.target == stage.worker},
-            publishes=tuple(edge for edge, last in synced.items() if last.edge.source == stage.worker and stage.trains),
+            receives={edge.name: version for edge, version in versions.items() if edge.target == stage.worker},
+            publishes=tuple(edge.name for edge in versions if edge.source == stage.worker and stage.trains),
             told=addresses[told_in(name)] if placed.num_ranks_per_replica > 1 else None,
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf_comm.channel import Channel, ChannelAddress
 from rlinf_workers.execution.lease import LeaseRequest
-from rlinf_workers.execution.ports import ItemEnd, Reader, Writer
+from rlinf_workers.execution.ports import ItemEnd, Pauses, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
 from rlinf_workers.execution.stage_calls import ReadPort, StageCall, StageOutcome, WritePort
 from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, SpanTable, now_ns
@@ -28,8 +28,8 @@ def _open_channel(address: ChannelAddress) -> Channel:
     return Channel.open(address)
 
 
-class StageRunner:
-    """One stage call in progress. It is the `Pauses` of its ports.
+class StageRunner(Pauses):
+    """One stage call in progress.
 
     The states and who changes them:
         outside    no lease, state maybe offloaded    at the start; after `_leave`

@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 from rlinf_comm.channel import Channel
-from rlinf_workers.execution.lease import LeaseService
+from rlinf_workers.execution.lease import Leases
 from rlinf_workers.launcher.base import Wait
 
 
-def describe_waits(waits: Sequence[Wait], leases: LeaseService, channels: Mapping[str, Channel]) -> str:
+def describe_waits(waits: Sequence[Wait], leases: Leases, channels: Mapping[str, Channel]) -> str:
     """One line a wait, the longest first."""
     if not waits:
         return "  no worker said that it was waiting: they compute, or hang in native code (see their logs)"

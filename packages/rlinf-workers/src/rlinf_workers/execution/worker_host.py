@@ -119,4 +119,4 @@ class WorkerHost:
         return resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def current_waits(self) -> list[Wait]:
-        return [Wait(waiter=waiter, target=target, since_s=since) for waiter, target, since in self.waits.current()]
+        return self.waits.current()

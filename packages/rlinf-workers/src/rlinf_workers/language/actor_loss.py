@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlinf_algos.aggregation import divisor, summed
+from rlinf_algos.aggregation import summed
 from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.corrections import (
     Correction,
@@ -17,23 +17,20 @@ from rlinf_algos.corrections import (
     truncated_importance_sampling,
 )
 from rlinf_algos.entropy import high_entropy_mask
-from rlinf_algos.parts import BUILTIN_POLICY_LOSSES, POLICY_LOSSES, policy_loss_takes
+from rlinf_algos.parts import POLICY_LOSSES, policy_loss_takes
 from rlinf_algos.policy_loss import PolicyLoss
-from rlinf_workers.language.learning_groups import LearningGroup, MicroBatch, kl_estimate
-from rlinf_workers.records.language import SampleGroup
+from rlinf_workers.language.learning_groups import MicroBatch, kl_estimate
 from rlinf_workers.training.base import Evaluation
+
+TOTALS = ("divisor", "loss", "tokens", "trained tokens")
+"""Sums over an update that every algorithm has."""
 
 
 class ActorLoss:
-    """Evaluation and advantages -> a scalar whose gradient adds up over micro-batches, shards and ranks.
+    """Evaluation and advantages -> a scalar whose gradient adds up over micro-batches, shards and ranks."""
 
-    Args:
-        max_completion_tokens: the run's limit, for `constant_length_mean`.
-    """
-
-    def __init__(self, algorithm: Algorithm, *, max_completion_tokens: int) -> None:
+    def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
-        self._max_completion_tokens = max_completion_tokens
         self._takes = policy_loss_takes(algorithm.policy_loss)
         self._options = algorithm.options_of(self._takes)
         self._function = POLICY_LOSSES.get(algorithm.policy_loss)
@@ -52,22 +49,11 @@ class ActorLoss:
         self.statistics = tuple(name for name, is_there in has.items() if is_there)
         """What is known beside the loss, means over the tokens that were trained on."""
 
-    def is_useful(self, group: LearningGroup) -> bool:
-        """Whether the group has a gradient."""
-        if not group.samples.loss_mask.any():
-            return False
-        has_penalty = self._kl is not None or self._algorithm.entropy_coef
-        is_own = self._algorithm.policy_loss not in BUILTIN_POLICY_LOSSES  # may learn from more than advantages
-        return bool(has_penalty or is_own) or bool((group.advantages != 0).any())
-
-    def divisor(self, samples: SampleGroup) -> float:
-        """What the group adds to the number that the summed loss is divided by."""
-        return divisor(
-            self._algorithm.aggregation, samples.loss_mask, max_completion_tokens=self._max_completion_tokens
-        )
-
-    def of(self, answers: Evaluation, batch: MicroBatch) -> tuple[Tensor, list[float]]:
-        """Summed loss of the micro-batch, its tokens, and the sums of `statistics` over them."""
+    def of(self, micro_batch: MicroBatch, answers: Evaluation) -> tuple[Tensor, list[float]]:
+        """Summed loss of what the micro-batch has for the policy, and the totals of an update: of `TOTALS`, then of
+        `statistics`."""
+        batch = micro_batch.for_policy
+        assert batch is not None, "without a gradient there is no loss; see `without_gradient`"
         policy_logprobs, entropies, mask = answers.logprobs, answers.entropies, batch.sequences.loss_mask
         anchor = policy_logprobs.detach() if batch.proximal_logprobs is None else batch.proximal_logprobs
         rollout_logprobs, advantages = batch.rollout_logprobs, batch.advantages
@@ -98,7 +84,13 @@ class ActorLoss:
         drift = ((policy_logprobs.detach() - rollout_logprobs) * mask).double()
         sums["logprob_gap"], sums["rollout_kl"] = float(drift.abs().sum()), float((torch.expm1(drift) - drift).sum())
         sums["clip_fraction"] = float(loss.clip_fraction) * num_tokens
-        return summed(self._algorithm.aggregation, terms, mask), [num_tokens, *sums.values()]
+        total = summed(self._algorithm.aggregation, terms, mask)
+        counted = [micro_batch.divisor, float(total.detach()), micro_batch.num_tokens, num_tokens]
+        return total, [*counted, *sums.values()]
+
+    def without_gradient(self, micro_batch: MicroBatch) -> list[float]:
+        """The totals of a micro-batch that only counts."""
+        return [micro_batch.divisor, 0.0, micro_batch.num_tokens, 0.0, *[0.0] * len(self.statistics)]
 
     def _terms(self, loss: PolicyLoss, mask: Tensor) -> Tensor:
         """[B, T], 0 outside the mask, whatever a loss of one's own has there."""

@@ -6,14 +6,11 @@ of the groups, and its numbers depend on the plan as little as the actor's do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.value_loss import clipped_value_loss, huber_value_loss
-from rlinf_workers.language.learning_groups import LearningGroup, MicroBatch, micro_batch
+from rlinf_workers.language.learning_groups import Tokens
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.training.base import Evaluation, TrainingBackend
 
@@ -27,9 +24,8 @@ class Critic:
         backend: holds a model that answers with values.
     """
 
-    def __init__(self, algorithm: Algorithm, backend: TrainingBackend, device: torch.device) -> None:
+    def __init__(self, algorithm: Algorithm, backend: TrainingBackend) -> None:
         self._algorithm = algorithm
-        self._device = device
         self.backend = backend
 
     def start_from(self, policy: TrainingBackend) -> None:
@@ -45,12 +41,11 @@ class Critic:
         """Starts an update."""
         self.backend.begin(NUM_STATISTICS)
 
-    def backward(self, shard: int, groups: Sequence[LearningGroup]) -> None:
+    def backward(self, shard: int, batch: Tokens) -> None:
         """Adds the gradient of a micro-batch."""
-        batch = micro_batch(groups, self._device)
         self.backend.backward(shard, batch.sequences, lambda answers: self._loss(answers, batch))
 
-    def _loss(self, answers: Evaluation, batch: MicroBatch) -> tuple[Tensor, list[float]]:
+    def _loss(self, answers: Evaluation, batch: Tokens) -> tuple[Tensor, list[float]]:
         values, old, returns, mask = answers.values, batch.values, batch.returns, batch.sequences.loss_mask
         assert old is not None and returns is not None, "where there is a critic, the groups have values and returns"
         if self._algorithm.value_loss == "huber":

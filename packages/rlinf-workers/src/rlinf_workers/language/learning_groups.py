@@ -1,12 +1,12 @@
-"""From scored groups to what the update learns from: which groups count, and the advantage of each token.
+"""From scored groups to what each update learns from: which groups count, the advantage of each token, micro-batches.
 
 scored groups -> groups with a signal -> overlong penalty, KL penalty -> advantages -> overlong filter -> whitened over
-the step -> micro-batches
+the step -> updates -> micro-batches
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from rlinf_algos import adapted_kl_coef, dapo, rewards_at_last_token
+from rlinf_algos.aggregation import divisor
 from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.normalization import Moments
-from rlinf_algos.parts import ADVANTAGES, BUILTIN_ADVANTAGES, advantage_takes
+from rlinf_algos.parts import ADVANTAGES, BUILTIN_ADVANTAGES, BUILTIN_POLICY_LOSSES, advantage_takes
 from rlinf_algos.presets import KLS
-from rlinf_workers.models.sequences import SequenceBatch, pack_groups
+from rlinf_workers.models.sequences import SequenceBatch, fit_width, pack_groups
 from rlinf_workers.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.training.base import TrainingBackend
+from rlinf_workers.worker import Worker
 
 
 @dataclass(kw_only=True, slots=True)
@@ -95,11 +97,8 @@ class AdvantageMaker:
         self._kl = kl_estimate(algorithm) if algorithm.kl_in == "reward" else None
         self.kl_coef = algorithm.kl_coef
         """The weight of a KL in the reward; it changes where the algorithm has a `kl_target`."""
-
-    @property
-    def reads_parts(self) -> bool:
+        self.reads_parts = "parts" in self._takes.inputs
         """Whether advantages come from the terms of a weighted reward."""
-        return "parts" in self._takes.inputs
 
     def adapt_kl_coef(self, kl_sum: float, num_samples: int) -> None:
         """After a step, where the algorithm has a `kl_target`.
@@ -134,19 +133,25 @@ class AdvantageMaker:
         return made
 
     def _without_advantages(self, group: ScoredGroup, values: Tensor | None) -> LearningGroup:
-        kl = None
+        """The KL in the reward is between the policy that sampled and the reference, by the log-probabilities of the
+        engine that sampled: they are constants, known as soon as the group is."""
+        samples, kl = group.samples, None
         if self._kl is not None:
-            samples = group.samples
-            kl = self._kl(samples.rollout_logprobs, self._ref(samples), samples.loss_mask)
+            kl = self._kl(samples.rollout_logprobs, samples.ref_logprobs, samples.loss_mask)
         return LearningGroup(
-            samples=group.samples, rewards=group.rewards, advantages=torch.zeros(0), values=values, token_kl=kl
+            samples=samples, rewards=group.rewards, advantages=torch.zeros(0), values=values, token_kl=kl
         )
 
     def _penalised(self, group: LearningGroup) -> Tensor:
         """[G], the rewards with their weight, less the penalty on length."""
         penalised = group.rewards
         if self._algorithm.overlong_buffer_tokens:
-            penalised = penalised + self._overlong_penalty(group.samples.loss_mask.sum(-1))
+            penalised = penalised + dapo.overlong_penalty(
+                group.samples.loss_mask.sum(-1),
+                max_tokens=self._max_completion_tokens,
+                buffer_tokens=self._algorithm.overlong_buffer_tokens,
+                penalty=self._algorithm.overlong_penalty or 0.0,
+            )
         return self._algorithm.reward_coef * penalised
 
     def _set_on_tokens(self, group: LearningGroup) -> None:
@@ -193,22 +198,6 @@ class AdvantageMaker:
         kept = dapo.overlong_filter(samples.loss_mask, samples.truncated)
         return replace(samples, loss_mask=kept.to(samples.loss_mask.dtype))
 
-    @staticmethod
-    def _ref(samples: SampleGroup) -> Tensor:
-        """[G, T]. The KL in the reward is between the policy that sampled and the reference, by the log-probabilities
-        of the engine that sampled: they are constants, known as soon as the group is."""
-        assert samples.ref_logprobs is not None, "a KL makes the flow have a reference"
-        return samples.ref_logprobs
-
-    def _overlong_penalty(self, lengths: Tensor) -> Tensor:
-        """[G], what is added to the reward: at most 0."""
-        return dapo.overlong_penalty(
-            lengths,
-            max_tokens=self._max_completion_tokens,
-            buffer_tokens=self._algorithm.overlong_buffer_tokens,
-            penalty=self._algorithm.overlong_penalty or 0.0,
-        )
-
 
 def _parts_of(group: ScoredGroup) -> Tensor:
     """[G, K]"""
@@ -230,8 +219,8 @@ def whiten(groups: Sequence[LearningGroup], num_shards: int, backend: TrainingBa
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MicroBatch:
-    """Groups of one forward and backward, on the device. B completions of at most T tokens."""
+class Tokens:
+    """Groups side by side, on the device. B completions of at most T tokens."""
 
     sequences: SequenceBatch
     advantages: Tensor
@@ -245,8 +234,10 @@ class MicroBatch:
     """[B, T]; None: the groups have none."""
 
 
-def micro_batch(groups: Sequence[LearningGroup], device: torch.device) -> MicroBatch:
-    """The groups as one batch, cut at the longest completion."""
+def tokens_of(groups: Sequence[LearningGroup], device: torch.device) -> Tokens | None:
+    """The groups side by side, cut at the longest completion; None: there are none."""
+    if not groups:
+        return None
     samples = [group.samples for group in groups]
     sequences = pack_groups(samples).to(device)
     width = sequences.loss_mask.shape[1]
@@ -257,7 +248,7 @@ def micro_batch(groups: Sequence[LearningGroup], device: torch.device) -> MicroB
 
     advantages, rollout_logprobs = joined(g.advantages for g in groups), joined(s.rollout_logprobs for s in samples)
     assert advantages is not None and rollout_logprobs is not None, "every group has them"
-    return MicroBatch(
+    return Tokens(
         sequences=sequences,
         advantages=advantages,
         rollout_logprobs=rollout_logprobs,
@@ -266,3 +257,168 @@ def micro_batch(groups: Sequence[LearningGroup], device: torch.device) -> MicroB
         values=joined(group.values for group in groups),
         returns=joined(group.returns for group in groups),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """Groups of one forward and backward, all of one shard."""
+
+    shard: int
+    divisor: float
+    """What the groups add to the number that makes the summed loss of an update the mean that the algorithm names."""
+    num_tokens: float
+    for_policy: Tokens | None
+    """Those with a gradient; the others only count. None: no group has one."""
+    for_critic: Tokens | None
+    """Those with any token left; None: there is no critic, or no such group."""
+
+
+class Updates:
+    """The optimizer steps of a training step, each as its micro-batches.
+
+    Where one update is made of advantages that need their own group alone, micro-batches come while groups still
+    arrive; else the groups of the step are gathered first.
+
+    Args:
+        worker: records what is learned of the groups; it has the step.
+        values: what the critic says of tokens, [B, T]; None: the algorithm has no critic.
+        micro_batch_groups: groups of a micro-batch.
+        num_prompts: groups that a step trains on; with oversampling more arrive.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        worker: Worker,
+        backend: TrainingBackend,
+        values: Callable[[SequenceBatch], Tensor] | None,
+        *,
+        num_shards: int,
+        micro_batch_groups: int,
+        num_prompts: int,
+        max_completion_tokens: int,
+    ) -> None:
+        self._algorithm, self._worker, self._backend, self._values = algorithm, worker, backend, values
+        self._num_shards, self._size, self._num_prompts = num_shards, micro_batch_groups, num_prompts
+        self._max_completion_tokens = max_completion_tokens
+        self.advantages = AdvantageMaker(algorithm, max_completion_tokens=max_completion_tokens)
+        self._kl_sums = torch.zeros(0)
+        """[shards of this rank, 2] float64, of a KL in the reward: nats, completions."""
+        has_penalty = (algorithm.kl_coef and algorithm.kl_in == "loss") or algorithm.entropy_coef
+        is_own = algorithm.policy_loss not in BUILTIN_POLICY_LOSSES  # may learn from more than advantages
+        self._learns_from_all = bool(has_penalty) or is_own
+
+    def of_step(self, scored: Iterable[Sequence[ScoredGroup]]) -> Iterator[Iterator[MicroBatch]]:
+        """An update is used up before the next is asked for. `scored` has the groups in the order of their index."""
+        self._kl_sums = torch.zeros(len(self._backend.shards), 2, dtype=torch.float64)
+        if self._algorithm.gathers_whole_step:
+            yield from self._gathered([group for chunk in scored for group in chunk])
+        else:
+            yield self._micro_batches(group for chunk in scored for group in self._learning(chunk))
+        if self._algorithm.kl_target is not None:
+            self._adapt_kl()
+
+    def _learning(self, chunk: Sequence[ScoredGroup]) -> list[LearningGroup]:
+        """On-policy: the proximal policy is the policy itself."""
+        have_signal = self._signals(chunk)
+        if self._algorithm.dynamic_sampling:
+            chunk = [group for group, has_signal in zip(chunk, have_signal, strict=True) if has_signal]
+        return self._with_advantages(chunk)
+
+    def _gathered(self, scored: Sequence[ScoredGroup]) -> Iterator[Iterator[MicroBatch]]:
+        """Several updates, or advantages that the whole step decides about."""
+        algorithm, num_groups = self._algorithm, self._worker.step.num_items
+        have_signal = self._signals(scored)
+        positions = {group.samples.index: group.samples.index for group in scored}
+        if algorithm.dynamic_sampling:
+            positions = choose_groups(scored, have_signal, self._backend, num_groups, self._num_prompts)
+            num_groups = len(positions)
+        groups = self._prepared([group for group in scored if group.samples.index in positions])
+        for _ in range(algorithm.num_epochs):
+            for minibatch in range(algorithm.num_minibatches):
+                yield self._micro_batches(
+                    group
+                    for group in groups
+                    if positions[group.index] * algorithm.num_minibatches // num_groups == minibatch
+                )
+
+    def _prepared(self, scored: Sequence[ScoredGroup]) -> list[LearningGroup]:
+        """What has to be known before the first update: values, advantages, and the log-probabilities that anchor the
+        ratio."""
+        values = {} if self._values is None else self._ask(scored, self._values)
+        proximal: dict[int, Tensor] = {}
+        if self._algorithm.num_updates > 1:
+            proximal = self._ask(scored, lambda batch: self._backend.forward(batch).logprobs)
+        groups = self._with_advantages(scored, values)
+        for group in groups:
+            group.proximal_logprobs = proximal.get(group.index)
+        if self._algorithm.whiten_advantages:
+            whiten(groups, self._num_shards, self._backend)
+        return groups
+
+    def _signals(self, scored: Sequence[ScoredGroup]) -> list[bool]:
+        found = signals(scored, by_parts=self.advantages.reads_parts)
+        for has_signal in found:
+            self._worker.record("actor/groups_without_advantage", float(not has_signal))
+        return found
+
+    def _with_advantages(
+        self, scored: Sequence[ScoredGroup], values: Mapping[int, Tensor] | None = None
+    ) -> list[LearningGroup]:
+        """The groups with their advantages; a KL in the reward is recorded."""
+        made = self.advantages.make(scored, values)
+        for group, before in zip(made, scored, strict=True):
+            if group.token_kl is not None:
+                kl, tokens = group.token_kl.sum(-1), float(before.samples.loss_mask.sum())
+                self._worker.record("actor/ref_kl", float(kl.sum()) / max(tokens, 1.0), weight=tokens)
+                row = self._backend.shards.index(group.index % self._num_shards)
+                self._kl_sums[row] += torch.tensor([float(kl.double().sum()), len(kl)], dtype=torch.float64)
+        return made
+
+    def _ask(self, scored: Sequence[ScoredGroup], answer: Callable[[SequenceBatch], Tensor]) -> dict[int, Tensor]:
+        """Index of a group -> what a forward says of its tokens, [G, T]. In micro-batches of a shard, so that numbers
+        do not depend on the number of ranks."""
+        found: dict[int, Tensor] = {}
+        for shard in self._backend.shards:
+            mine = [group.samples for group in scored if group.samples.index % self._num_shards == shard]
+            for start in range(0, len(mine), self._size):
+                samples = mine[start : start + self._size]
+                batch = pack_groups(samples).to(self._worker.device)
+                rows = answer(batch).cpu().split(batch.group_size)
+                for sample, row in zip(samples, rows, strict=True):
+                    found[sample.index] = fit_width(row, sample.completion_ids.shape[1]) * sample.loss_mask
+        return found
+
+    def _micro_batches(self, groups: Iterable[LearningGroup]) -> Iterator[MicroBatch]:
+        waiting: dict[int, list[LearningGroup]] = {shard: [] for shard in self._backend.shards}
+        for group in groups:
+            shard = group.index % self._num_shards
+            waiting[shard].append(group)
+            if len(waiting[shard]) == self._size:
+                yield self._micro_batch(shard, waiting[shard])
+                waiting[shard] = []
+        for shard, rest in waiting.items():
+            if rest:
+                yield self._micro_batch(shard, rest)
+
+    def _micro_batch(self, shard: int, groups: Sequence[LearningGroup]) -> MicroBatch:
+        """Groups without any advantage teach the policy nothing, but for a penalty in the loss."""
+        name, limit = self._algorithm.aggregation, self._max_completion_tokens
+        masks = [group.samples.loss_mask for group in groups]
+        kept = [group for group, mask in zip(groups, masks, strict=True) if mask.any()]
+        useful = [group for group in kept if self._learns_from_all or bool((group.advantages != 0).any())]
+        return MicroBatch(
+            shard=shard,
+            divisor=sum(divisor(name, mask, max_completion_tokens=limit) for mask in masks),
+            num_tokens=sum(float(mask.sum()) for mask in masks),
+            for_policy=tokens_of(useful, self._worker.device),
+            for_critic=None if self._values is None else tokens_of(kept, self._worker.device),
+        )
+
+    def _adapt_kl(self) -> None:
+        """The weight of the KL for the next step, the same on all ranks."""
+        if self._worker.rank == 0:
+            self._worker.record("actor/kl_coef", self.advantages.kl_coef)
+        kl, num_samples = self._backend.sum_over_shards(self._kl_sums).tolist()
+        if num_samples:
+            self.advantages.adapt_kl_coef(kl, int(num_samples))

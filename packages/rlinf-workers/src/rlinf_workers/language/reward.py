@@ -91,9 +91,10 @@ class Reward(Worker):
 
     def _prompt(self, group: SampleGroup) -> str:
         """What was asked; for rewards that judge by it."""
-        if group.prompt_text is not None:
-            return group.prompt_text
-        return self._tokenizer.decode(group.prompt_ids, skip_special_tokens=True)
+        prompt = group.prompt
+        if prompt.text is not None:
+            return prompt.text
+        return self._tokenizer.decode(prompt.token_ids, skip_special_tokens=True)
 
     def _completions(self, group: SampleGroup) -> tuple[str, ...]:
         lengths = group.loss_mask.sum(-1).long().tolist()
@@ -112,11 +113,11 @@ class Reward(Worker):
 
     def _call(self, pairs: Sequence[tuple[SampleGroup, tuple[str, ...]]]) -> tuple[RewardResult, ...]:
         completions = [text for _, own in pairs for text in own]
-        references = [group.reference_answer for group, own in pairs for _ in own]
+        references = [group.prompt.reference_answer for group, own in pairs for _ in own]
         prompts = [prompt for group, own in pairs for prompt in [self._prompt(group)] * len(own)]
         rows = None
         if getattr(self._reward, "reads_rows", False):
-            rows = [row for group, own in pairs for row in [json.loads(group.row_json or "{}")] * len(own)]
+            rows = [row for group, own in pairs for row in [json.loads(group.prompt.row_json or "{}")] * len(own)]
         return score_all(self._reward, completions, references, prompts, rows)
 
     def _record(self, results: Sequence[RewardResult]) -> None:
@@ -136,9 +137,9 @@ class Reward(Worker):
     def _show(self, group: ScoredGroup) -> None:
         self.show(
             {
-                "prompt": self._tokenizer.decode(group.samples.prompt_ids, skip_special_tokens=True),
+                "prompt": self._tokenizer.decode(group.samples.prompt.token_ids, skip_special_tokens=True),
                 "completion": group.completions[0],
-                "reference_answer": group.samples.reference_answer,
+                "reference_answer": group.samples.prompt.reference_answer,
                 "reward": float(group.rewards[0]),
             }
         )

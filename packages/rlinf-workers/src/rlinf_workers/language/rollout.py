@@ -60,7 +60,12 @@ class Rollout(ServingWorker):
         for waiting in prompts:
             while waiting or groups:
                 waiting = self._submit(waiting, prompts, groups, sampling)
-                self._hand_on(groups.add(self._engine.finished()), samples)
+                whole = groups.add(self._engine.finished())
+                for group in whole:
+                    self._record(group)
+                if whole:
+                    oldest = min(group.policy_version for group in whole)
+                    samples.put_many([(group.index, group) for group in whole], policy_version=oldest)
 
     def _submit(
         self, waiting: list[Prompt], prompts: Reader[Prompt], groups: OpenGroups, sampling: SamplingSettings
@@ -70,19 +75,11 @@ class Rollout(ServingWorker):
         context, size = self.step, sampling.group_size
         while (room := self._engine.room(size)) > 0 and (waiting := waiting or prompts.ready_chunk()):
             now, waiting = waiting[:room], waiting[room:]
-            groups.open(now)
             self._engine.submit(now, sampling, seed=context.seed, step=context.step)
+            groups.open(now)
         if not groups:
             raise WorkersError(f"{self._settings.engine} has nothing to do and no room for {size} completions")
         return waiting
-
-    def _hand_on(self, groups: Sequence[SampleGroup], samples: Writer[SampleGroup]) -> None:
-        if not groups:
-            return
-        for group in groups:
-            self._record(group)
-        oldest = min(group.policy_version for group in groups)
-        samples.put_many([(group.index, group) for group in groups], policy_version=oldest)
 
     def _record(self, group: SampleGroup) -> None:
         size, tokens = len(group.loss_mask), float(group.loss_mask.sum())
@@ -109,17 +106,14 @@ class OpenGroups:
 
     def __init__(self, group_size: int) -> None:
         self._group_size = group_size
-        self._prompts: dict[int, Prompt] = {}
-        self._parts: dict[int, list[Completions]] = {}
+        self._open: dict[int, tuple[Prompt, list[Completions]]] = {}
 
     def __len__(self) -> int:
-        return len(self._prompts)
+        return len(self._open)
 
     def open(self, prompts: Iterable[Prompt]) -> None:
         """Their completions are on their way."""
-        for prompt in prompts:
-            self._prompts[prompt.index] = prompt
-            self._parts[prompt.index] = []
+        self._open |= {prompt.index: (prompt, []) for prompt in prompts}
 
     def add(self, finished: Iterable[Completions]) -> list[SampleGroup]:
         """The groups that are whole now.
@@ -128,12 +122,13 @@ class OpenGroups:
         """
         whole = []
         for part in finished:
-            if part.index not in self._parts:
+            if part.index not in self._open:
                 raise WorkersError(f"the engine finished completions of prompt {part.index}, which is not under way")
-            parts = self._parts[part.index]
+            prompt, parts = self._open[part.index]
             parts.append(part)
             if sum(len(one.members) for one in parts) >= self._group_size:
-                whole.append(_group(self._prompts.pop(part.index), self._parts.pop(part.index), self._group_size))
+                del self._open[part.index]
+                whole.append(_group(prompt, parts, self._group_size))
         return whole
 
 
@@ -141,24 +136,18 @@ def _group(prompt: Prompt, parts: Sequence[Completions], group_size: int) -> Sam
     members = [member for part in parts for member in part.members]
     if sorted(members) != list(range(group_size)):
         raise WorkersError(f"prompt {prompt.index}: of {group_size} completions the engine finished {sorted(members)}")
-    order = None if len(parts) == 1 and members == sorted(members) else torch.tensor(members).argsort()
+    order = torch.tensor(members).argsort()
     width = max(part.token_ids.shape[1] for part in parts)
 
     def join(name: str) -> Tensor:
         rows: list[Tensor] = [getattr(part, name) for part in parts]
-        if order is None:
-            return rows[0]
         return torch.cat([fit_width(row, width) if row.dim() > 1 else row for row in rows])[order]
 
     return SampleGroup(
-        index=prompt.index,
-        prompt_ids=prompt.token_ids,
+        prompt=prompt,
         completion_ids=join("token_ids"),
         loss_mask=join("loss_mask"),
         rollout_logprobs=join("logprobs"),
-        reference_answer=prompt.reference_answer,
-        prompt_text=prompt.text,
-        row_json=prompt.row_json,
         policy_version=min(part.policy_version for part in parts),
         truncated=join("truncated"),
     )

@@ -1,7 +1,6 @@
 """What any launcher offers: start a worker, call it, serve its requests, notice its death.
 
-Everything above this file speaks only these protocols, so that processes on this machine (`local.py`) and actors of a
-cluster framework are interchangeable.
+Whoever runs a flow speaks these protocols alone, so processes on this machine and actors of a cluster are alike to it.
 """
 
 from __future__ import annotations
@@ -63,10 +62,6 @@ class WorkerSpec:
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables on top of the driver's."""
 
-    @property
-    def name(self) -> str:
-        return self.identity.name
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
@@ -97,9 +92,6 @@ thread)."""
 class WorkerHandle(Protocol):
     """The driver's end of one worker."""
 
-    @property
-    def name(self) -> str: ...
-
     def call(self, method: str, /, *args: Any, lane: int = 0) -> Future[Any]:
         """Calls `method` of the worker object.
 
@@ -127,7 +119,6 @@ class Launcher(Protocol):
 
     def serve(self, service: str, handler: ServiceHandler) -> None:
         """Answers requests of that name, which workers send by their RequestSender. Replaces an earlier handler."""
-        ...
 
     @property
     def lost(self) -> Future[None]:
@@ -140,4 +131,3 @@ class Launcher(Protocol):
 
     def shutdown(self) -> None:
         """Ends every process and its children; safe to call twice. After it returns nothing is left behind."""
-        ...

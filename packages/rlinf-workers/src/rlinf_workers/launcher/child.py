@@ -7,12 +7,16 @@ import faulthandler
 import gc
 import importlib
 import itertools
+import multiprocessing
+import operator
 import os
 import queue
 import signal
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -24,7 +28,6 @@ from rlinf_comm import codec
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launcher import messages
 from rlinf_workers.launcher.base import Identity
-from rlinf_workers.launcher.cores import cores_of_slots
 
 BEAT_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -44,9 +47,8 @@ class Birth:
     log_path: str
     pins_slots: bool
     """The worker keeps to the cores of its CPU slots."""
-    driver_pid: int
     is_forked: bool
-    """From a fork server, which dies with the driver, and not spawned by the driver itself."""
+    """From a fork server, and not spawned by the driver itself."""
     dies_with_thread: bool
     """Started by a main thread: the kernel's signal at a parent's death follows the thread that forked."""
 
@@ -61,8 +63,7 @@ def main(connection: Connection, birth: Birth) -> None:
 
 
 class Process:
-    """The worker process: one receiving thread, one heartbeat thread, one thread for each lane; lane 0 is the main
-    thread."""
+    """The worker process: a thread that receives, one that beats, and one for each lane; lane 0 is the main thread."""
 
     def __init__(self, connection: Connection, birth: Birth) -> None:
         self._connection = connection
@@ -70,13 +71,18 @@ class Process:
         self._send_lock = threading.Lock()
         self._lanes: dict[int, queue.SimpleQueue[messages.Call | None]] = {0: queue.SimpleQueue()}
         self._requests: dict[int, Future[Any]] = {}
-        self._request_ids = itertools.count()
+        self._call_ids = itertools.count()
 
     def run(self) -> None:
         birth, identity = self._birth, self._birth.identity
         print(f"worker {identity.name}, process {os.getpid()}, devices {', '.join(identity.devices) or 'none'}")
         try:
-            self._make_worker()
+            module_name, _, qualified_name = birth.worker_class.partition(":")
+            worker_class = operator.attrgetter(qualified_name)(importlib.import_module(module_name))
+            for name in birth.record_modules:
+                importlib.import_module(name)
+            self._host = WorkerHost(identity, self.request)
+            self._host.make(worker_class, *codec.unpack(birth.arguments))
         except BaseException as error:
             self._send(_raised(-1, error))
             raise SystemExit(1) from error
@@ -86,47 +92,30 @@ class Process:
         # records that pass through.
         gc.collect()
         gc.freeze()
-        self._send(messages.Ready())
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         self._serve_lane(0)
         self._host.worker.close()
 
-    # -- the worker's side of requests -----------------------------------------------------------------------------
-
     def request(self, service: str, value: Any, *, wants_reply: bool = True) -> Future[Any]:
         """Asks a service of the driver; see RequestSender in base.py."""
         future: Future[Any] = Future()
-        request_id = -1
+        call_id = next(self._call_ids) if wants_reply else -1
         if wants_reply:
-            request_id = next(self._request_ids)
-            self._requests[request_id] = future
-        self._send(messages.Request(request_id, service, codec.pack(value)))
+            self._requests[call_id] = future
+        self._send(messages.Request(call_id, service, codec.pack(value)))
         return future
-
-    # -- threads ---------------------------------------------------------------------------------------------------
-
-    def _make_worker(self) -> None:
-        birth = self._birth
-        module_name, _, qualified_name = birth.worker_class.partition(":")
-        found: Any = sys.modules.get(module_name) or importlib.import_module(module_name)
-        for part in qualified_name.split("."):
-            found = getattr(found, part)
-        for name in birth.record_modules:
-            importlib.import_module(name)
-        self._host = WorkerHost(birth.identity, self.request)
-        self._host.make(found, *codec.unpack(birth.arguments))
 
     def _receive(self) -> None:
         while True:
             try:
-                message = messages.decode_to_worker(self._connection.recv_bytes())
+                message = messages.decode(self._connection.recv_bytes())
             except (EOFError, OSError):
                 os._exit(1)  # the driver is gone; nothing here is worth saving
             if isinstance(message, messages.Call):
                 self._lane(message.lane).put(message)
-            elif isinstance(message, messages.Reply):
-                self._requests.pop(message.request_id).set_result(codec.unpack(message.payload))
+            elif isinstance(message, messages.Returned):
+                self._requests.pop(message.call_id).set_result(codec.unpack(message.payload))
             else:
                 self._lanes[0].put(None)
 
@@ -149,11 +138,11 @@ class Process:
             return _raised(call.call_id, error)
 
     def _beat(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(BEAT_S):
+        while True:
             self._send(messages.Beat(self._host.current_waits()))
+            time.sleep(BEAT_S)
 
-    def _send(self, message: messages.ToDriver) -> None:
+    def _send(self, message: messages.Message) -> None:
         with self._send_lock:
             try:
                 self._connection.send_bytes(messages.encode(message))
@@ -176,20 +165,26 @@ def _die_with_driver(birth: Birth) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux" and birth.dies_with_thread:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if birth.is_forked:
-        try:
-            os.kill(birth.driver_pid, 0)
-        except ProcessLookupError:
-            os._exit(1)
-    elif os.getppid() != birth.driver_pid:  # it died before the line above
+    driver = multiprocessing.parent_process()
+    if driver is None or not driver.is_alive():  # it died before the line above
         os._exit(1)
 
 
-def _keep_to_slots(devices: tuple[str, ...]) -> None:
+def _keep_to_slots(devices: Sequence[str]) -> None:
     """Once everything is imported: until then any free core helps. Threads of the worker's main thread follow it."""
     num_threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
     if cores := cores_of_slots(devices, sorted(os.sched_getaffinity(0)), num_threads):
         os.sched_setaffinity(0, cores)
+
+
+def cores_of_slots(devices: Sequence[str], cores: Sequence[int], num_threads: int) -> set[int]:
+    """The cores that the CPU slots among a worker's devices stand for, `num_threads` each.
+
+    Args:
+        cores: those that the driver may use, ascending. Slots beyond the last core begin with the first again.
+    """
+    slots = [int(index) for kind, _, index in (name.partition(":") for name in devices) if kind == "cpu"]
+    return {cores[(slot * num_threads + i) % len(cores)] for slot in slots for i in range(num_threads)}
 
 
 def _redirect_output(log_path: str) -> None:

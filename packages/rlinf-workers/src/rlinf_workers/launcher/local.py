@@ -14,12 +14,14 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
-from pathlib import Path
 from typing import Any
 
+from rlinf_algos.registry import path_of
 from rlinf_comm import codec
 from rlinf_comm.records import modules_of
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, WorkerLost, WorkersError
@@ -28,7 +30,8 @@ from rlinf_workers.launcher.base import ServiceHandler, Wait, WorkerSpec
 
 LOG_TAIL_LINES = 20
 STOP_GRACE_S = 3.0
-POLL_S = 0.5
+POLL_S = 0.1
+"""How often the watcher looks for new workers and silent ones; whatever a worker sends wakes it."""
 START_TIMEOUT_S = 600.0
 """For the imports and the constructor (which may load a model); beats begin after them."""
 
@@ -37,7 +40,8 @@ class LocalWorkerHandle:
     """The driver's end of one spawned process."""
 
     def __init__(self, spec: WorkerSpec, process: Any, connection: Connection) -> None:
-        self.spec = spec
+        self.name = spec.identity.name
+        self.log_path = spec.log_path
         self.process = process
         self.connection = connection
         self.last_beat_s = time.monotonic()
@@ -48,10 +52,6 @@ class LocalWorkerHandle:
         self._pending: dict[int, Future[Any]] = {}
         self._pending_lock = threading.Lock()
         self._call_ids = itertools.count()
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
 
     def call(self, method: str, /, *args: Any, lane: int = 0) -> Future[Any]:
         future: Future[Any] = Future()
@@ -64,7 +64,7 @@ class LocalWorkerHandle:
         self.send(messages.Call(call_id, lane, method, codec.pack(args)))
         return future
 
-    def send(self, message: messages.ToWorker) -> None:
+    def send(self, message: messages.Message) -> None:
         """Sends; a broken pipe is left to the watcher, which sees the process end and fails what is pending."""
         with self._send_lock:
             try:
@@ -92,7 +92,7 @@ class LocalWorkerHandle:
 
     def log_tail(self) -> str:
         try:
-            lines = Path(self.spec.log_path).read_text(errors="replace").splitlines()
+            lines = self.log_path.read_text(errors="replace").splitlines()
         except FileNotFoundError:
             return ""
         return "\n".join(lines[-LOG_TAIL_LINES:])
@@ -103,9 +103,8 @@ class LocalLauncher:
 
     Args:
         heartbeat_timeout_s: a worker that sends nothing for that long after its start counts as lost. Workers beat
-            once a second from a thread of
-            their own, so only a frozen process (stopped, swapped out, stuck in native code that keeps the
-            interpreter) goes silent.
+            once a second from a thread of their own, so only a frozen process (stopped, swapped out, stuck in native
+            code that keeps the interpreter) goes silent.
         pins_slots: a worker on CPU slots keeps to their cores (slot i to core i), as one on GPUs keeps to its GPUs.
             Off, the slots only count: the system moves the processes of one slot to a core that another leaves idle.
         forks: workers are forked from multiprocessing's fork server, which has their imports behind it and must not
@@ -119,19 +118,12 @@ class LocalLauncher:
         self._context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
         self._handles: list[LocalWorkerHandle] = []
         self._services: dict[str, ServiceHandler] = {}
-        self._lost: Future[None] = Future()
+        self.lost: Future[None] = Future()
         self._closing = False
-        self._wake_read, self._wake_write = multiprocessing.Pipe(duplex=False)
         self._watcher = threading.Thread(target=self._watch, name="rlinf-watcher", daemon=True)
         self._watcher.start()
         # A driver that ends without shutdown() (an exception, Ctrl-C) would wait for its children forever.
         atexit.register(self.shutdown)
-
-    # -- what the executor uses ------------------------------------------------------------------------------------
-
-    @property
-    def lost(self) -> Future[None]:
-        return self._lost
 
     def serve(self, service: str, handler: ServiceHandler) -> None:
         self._services[service] = handler
@@ -151,25 +143,20 @@ class LocalLauncher:
         ours, theirs = self._context.Pipe(duplex=True)
         birth = child.Birth(
             identity=spec.identity,
-            worker_class=f"{spec.worker_class.__module__}:{spec.worker_class.__qualname__}",
+            worker_class=path_of(spec.worker_class),
             arguments=codec.pack(spec.arguments),
             record_modules=modules_of(spec.arguments),
             log_path=str(spec.log_path),
             pins_slots=self._pins_slots,
-            driver_pid=os.getpid(),
             is_forked=self._forks,
             dies_with_thread=self._forks or threading.current_thread() is threading.main_thread(),
         )
-        process = self._context.Process(
-            target=child.main, args=(theirs, birth), name=f"rlinf {spec.name}", daemon=False
-        )
+        process = self._context.Process(target=child.main, args=(theirs, birth), daemon=False)
         with _environment(spec.environment):
             process.start()
         theirs.close()
-        handle = LocalWorkerHandle(spec, process, ours)
-        self._handles.append(handle)
-        self._wake()
-        return handle
+        self._handles.append(LocalWorkerHandle(spec, process, ours))
+        return self._handles[-1]
 
     def shutdown(self) -> None:
         atexit.unregister(self.shutdown)
@@ -184,23 +171,18 @@ class LocalLauncher:
             _kill(handle)  # also the children of a worker that is already gone
             handle.process.join()
             handle.fail(WorkersError(f"worker {handle.name} was shut down"))
-        self._wake()
         if threading.current_thread() is not self._watcher:
             self._watcher.join(timeout=5.0)
 
     # -- the watcher thread ----------------------------------------------------------------------------------------
 
-    def _wake(self) -> None:
-        self._wake_write.send_bytes(b"x")
-
     def _watch(self) -> None:
         try:
             self._watch_until_closed()
         except Exception as error:
-            if not self._lost.done():
-                self._lost.set_exception(
-                    WorkersError(f"the launcher's watcher failed: {type(error).__name__}: {error}")
-                )
+            if not self.lost.done():
+                text = f"the launcher's watcher failed: {type(error).__name__}: {error}"
+                self.lost.set_exception(WorkersError(text))
             raise
 
     def _watch_until_closed(self) -> None:
@@ -208,61 +190,43 @@ class LocalLauncher:
             alive = [handle for handle in self._handles if handle.end is None]
             if self._closing and not alive:
                 return
-            sources: dict[Any, LocalWorkerHandle] = {handle.connection: handle for handle in alive}
-            sources |= {handle.process.sentinel: handle for handle in alive}
-            ready = wait_for_any([self._wake_read, *sources], timeout=POLL_S)
-            if self._wake_read in ready:
-                self._wake_read.recv_bytes()
-            # Messages first: a process that failed says why before it ends.
-            for source in sorted((s for s in ready if s is not self._wake_read), key=lambda s: isinstance(s, int)):
-                handle = sources[source]
-                if handle.end is not None:
-                    continue
-                if isinstance(source, int):
-                    self._drain(handle)
+            ready = wait_for_any([at for one in alive for at in (one.connection, one.process.sentinel)], POLL_S)
+            for handle in alive:
+                has_ended = handle.process.sentinel in ready
+                if has_ended or handle.connection in ready:
+                    self._read(handle)  # a process that failed says why before it ends
+                if has_ended:
                     self._process_ended(handle)
-                else:
-                    self._receive(handle)
-            self._check_heartbeats(alive)
+                self._check_heartbeat(handle)
 
-    def _receive(self, handle: LocalWorkerHandle) -> None:
+    def _read(self, handle: LocalWorkerHandle) -> None:
+        """Takes what has come."""
         try:
-            self._dispatch(handle, messages.decode_to_driver(handle.connection.recv_bytes()))
+            while handle.end is None and handle.connection.poll():
+                self._dispatch(handle, messages.decode(handle.connection.recv_bytes()))
         except (EOFError, OSError):
             self._process_ended(handle)
 
-    def _drain(self, handle: LocalWorkerHandle) -> None:
-        """Reads what a dead process had still sent."""
-        try:
-            while handle.end is None and handle.connection.poll():
-                self._dispatch(handle, messages.decode_to_driver(handle.connection.recv_bytes()))
-        except (EOFError, OSError):
-            return
-
-    def _dispatch(self, handle: LocalWorkerHandle, message: messages.ToDriver) -> None:
+    def _dispatch(self, handle: LocalWorkerHandle, message: messages.Message) -> None:
         handle.last_beat_s = time.monotonic()
         if isinstance(message, messages.Beat):
-            handle.waits = message.waits
-        elif isinstance(message, messages.Ready):
-            handle.is_ready = True
+            handle.waits, handle.is_ready = message.waits, True
         elif isinstance(message, messages.Request):
             self._serve_request(handle, message)
-        elif message.call_id < 0 and isinstance(message, messages.Raised):
+        elif isinstance(message, messages.Raised) and message.call_id < 0:
             self._declare_lost(handle, f"could not start: {message.error_type}: {message.message}")
-        else:
+        elif isinstance(message, (messages.Returned, messages.Raised)):
             handle.finish_call(message)
 
     def _serve_request(self, handle: LocalWorkerHandle, request: messages.Request) -> None:
         handler = self._services.get(request.service)
         if handler is None:
-            self._declare_lost(
-                handle, f"asked for an unknown service {request.service!r}; there are {sorted(self._services)}"
-            )
-            return
+            known = sorted(self._services)
+            return self._declare_lost(handle, f"asked for an unknown service {request.service!r}; there are {known}")
 
         def reply(value: Any) -> None:
-            if request.request_id >= 0:
-                handle.send(messages.Reply(request.request_id, codec.pack(value)))
+            if request.call_id >= 0:
+                handle.send(messages.Returned(request.call_id, codec.pack(value)))
 
         handler(handle.name, codec.unpack(request.payload), reply)
 
@@ -270,43 +234,37 @@ class LocalLauncher:
         handle.process.join(timeout=1.0)
         self._declare_lost(handle, _describe_exit(handle.process.exitcode))
 
-    def _check_heartbeats(self, alive: list[LocalWorkerHandle]) -> None:
-        now = time.monotonic()
-        for handle in alive:
-            silent_s = now - handle.last_beat_s
-            limit_s = self._heartbeat_timeout_s if handle.is_ready else max(START_TIMEOUT_S, self._heartbeat_timeout_s)
-            if handle.end is None and silent_s > limit_s:
-                _kill(handle)
-                doing = "silent" if handle.is_ready else "still starting"
-                self._declare_lost(handle, f"{doing} after {silent_s:.0f} s (limit {limit_s:.0f} s); killed")
+    def _check_heartbeat(self, handle: LocalWorkerHandle) -> None:
+        silent_s = time.monotonic() - handle.last_beat_s
+        limit_s = self._heartbeat_timeout_s if handle.is_ready else max(START_TIMEOUT_S, self._heartbeat_timeout_s)
+        if silent_s > limit_s:
+            _kill(handle)
+            doing = "silent" if handle.is_ready else "still starting"
+            self._declare_lost(handle, f"{doing} after {silent_s:.0f} s (limit {limit_s:.0f} s); killed")
 
     def _declare_lost(self, handle: LocalWorkerHandle, cause: str) -> None:
+        if handle.end is not None:
+            return
         if self._closing:
             handle.fail(WorkersError(f"worker {handle.name} was shut down"))
             return
-        error = WorkerLost(handle.name, socket.gethostname(), cause, str(handle.spec.log_path), handle.log_tail())
+        error = WorkerLost(handle.name, socket.gethostname(), cause, str(handle.log_path), handle.log_tail())
         handle.fail(error)
-        if not self._lost.done():
-            self._lost.set_exception(error)
+        if not self.lost.done():
+            self.lost.set_exception(error)
 
 
-class _environment:  # noqa: N801 - reads as a statement: `with _environment({...}):`
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Sets variables for the processes started inside the block."""
-
-    def __init__(self, values: dict[str, str]) -> None:
-        self._values = values
-        self._before: dict[str, str | None] = {}
-
-    def __enter__(self) -> None:
-        self._before = {name: os.environ.get(name) for name in self._values}
-        os.environ.update(self._values)
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    before = {name: os.environ[name] for name in values.keys() & os.environ.keys()}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _describe_exit(exit_code: int | None) -> str:

@@ -11,7 +11,7 @@ from rlinf_workers.launcher.base import Wait
 
 
 class Call(msgspec.Struct, tag=True):
-    """Driver to worker: run a method."""
+    """The driver calls a method of a worker."""
 
     call_id: int
     lane: int
@@ -19,30 +19,23 @@ class Call(msgspec.Struct, tag=True):
     payload: bytes
 
 
-class Reply(msgspec.Struct, tag=True):
-    """Driver to worker: the answer to a Request."""
+class Request(msgspec.Struct, tag=True):
+    """A worker asks a service of the driver for something. `call_id` -1: no reply is wanted."""
 
-    request_id: int
+    call_id: int
+    service: str
     payload: bytes
 
 
-class Stop(msgspec.Struct, tag=True):
-    """Driver to worker: finish; the process closes its worker and exits with code 0."""
-
-
-class Ready(msgspec.Struct, tag=True):
-    """Worker to driver: the worker object exists."""
-
-
 class Returned(msgspec.Struct, tag=True):
-    """Worker to driver: a call's result."""
+    """The result of a Call, or the reply to a Request."""
 
     call_id: int
     payload: bytes
 
 
 class Raised(msgspec.Struct, tag=True):
-    """Worker to driver: a call's exception. `call_id` -1: the constructor's."""
+    """The exception of a Call. `call_id` -1: the constructor's."""
 
     call_id: int
     error_type: str
@@ -50,35 +43,17 @@ class Raised(msgspec.Struct, tag=True):
     traceback: str
 
 
-class Request(msgspec.Struct, tag=True):
-    """Worker to driver: something the worker asks a service of the driver for. `request_id` -1: no reply is wanted."""
-
-    request_id: int
-    service: str
-    payload: bytes
-
-
 class Beat(msgspec.Struct, tag=True):
-    """Worker to driver, about once a second: I am alive, and this is what I wait for."""
+    """A worker says about once a second that it is alive, and what it waits for; first when its object exists."""
 
     waits: list[Wait]
 
 
-ToWorker = Call | Reply | Stop
-ToDriver = Ready | Returned | Raised | Request | Beat
-
-_encoder = msgspec.msgpack.Encoder()
-_to_worker = msgspec.msgpack.Decoder(ToWorker)
-_to_driver = msgspec.msgpack.Decoder(ToDriver)
+class Stop(msgspec.Struct, tag=True):
+    """The driver tells a worker to finish; the process closes its worker and exits with code 0."""
 
 
-def encode(message: ToWorker | ToDriver) -> bytes:
-    return _encoder.encode(message)
+Message = Call | Request | Returned | Raised | Beat | Stop
 
-
-def decode_to_worker(blob: bytes) -> ToWorker:
-    return _to_worker.decode(blob)
-
-
-def decode_to_driver(blob: bytes) -> ToDriver:
-    return _to_driver.decode(blob)
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Message).decode

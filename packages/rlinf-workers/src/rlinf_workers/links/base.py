@@ -49,7 +49,6 @@ class WeightSender(Protocol):
         Args:
             tensors: this rank's buffers, as its layout says; on any device.
         """
-        ...
 
 
 class WeightReceiver(Protocol):
@@ -67,7 +66,6 @@ class WeightReceiver(Protocol):
             rlinf_comm.errors.WeightTimeout: the version has not come in time; the text names it.
             rlinf_comm.errors.WeightMismatchError: what came is not what was published. Nothing may be served then.
         """
-        ...
 
 
 class WeightLink(Protocol):
@@ -80,7 +78,6 @@ class WeightLink(Protocol):
     @property
     def address(self) -> Any:
         """How a worker's process finds it: plain values, or records of rlinf_comm."""
-        ...
 
     @staticmethod
     def open_sender(port: WeightPort) -> WeightSender: ...

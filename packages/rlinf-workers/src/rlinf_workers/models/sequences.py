@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from rlinf_algos.logprobs import token_logprobs
 from rlinf_workers.records.language import SampleGroup
 
 
@@ -58,9 +58,9 @@ def pack_groups(groups: Sequence[SampleGroup]) -> SequenceBatch:
     sizes = {len(group.completion_ids) for group in groups}
     if len(sizes) > 1:
         raise ValueError(f"groups of {sorted(sizes)} completions in one batch; all groups of a batch have one size")
-    prompt_width = max(len(group.prompt_ids) for group in groups)
+    prompt_width = max(len(group.prompt.token_ids) for group in groups)
     completion_width = max(int(group.loss_mask.sum(-1).max()) for group in groups)
-    prompt_ids, prompt_mask = pad_left([group.prompt_ids for group in groups], prompt_width, PAD_ID)
+    prompt_ids, prompt_mask = pad_left([group.prompt.token_ids for group in groups], prompt_width, PAD_ID)
     return SequenceBatch(
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
@@ -71,18 +71,9 @@ def pack_groups(groups: Sequence[SampleGroup]) -> SequenceBatch:
 
 def pad_left(rows: Sequence[Tensor], width: int, pad_id: int) -> tuple[Tensor, Tensor]:
     """Token ids [len(rows), width] with padding before each row, and their mask, int64, 0 on padding."""
-    token_ids = torch.full((len(rows), width), pad_id)
-    mask = torch.zeros(len(rows), width, dtype=torch.int64)
-    for i, row in enumerate(rows):
-        token_ids[i, width - len(row) :] = row
-        mask[i, width - len(row) :] = 1
-    return token_ids, mask
-
-
-def completion_logprobs(model: Any, batch: SequenceBatch, temperature: float) -> Tensor:
-    """Log-probability of each completion token given what stands before it, [B, T] float32, nats, at the sampling
-    temperature."""
-    return token_logprobs(completion_logits(model, batch), batch.completion_ids, temperature=temperature or 1.0)
+    token_ids = [pad(row, (width - len(row), 0), value=pad_id) for row in rows]
+    mask = [pad(torch.ones_like(row), (width - len(row), 0)) for row in rows]
+    return torch.stack(token_ids), torch.stack(mask)
 
 
 def completion_logits(model: Any, batch: SequenceBatch) -> Tensor:
@@ -120,4 +111,4 @@ def _positions(mask: Tensor | None, num_queries: int) -> dict[str, Tensor]:
 
 def fit_width(rows: Tensor, width: int, value: float = 0.0) -> Tensor:
     """Cuts or pads the last dimension to `width`."""
-    return torch.nn.functional.pad(rows[:, :width], (0, max(0, width - rows.shape[1])), value=value)
+    return pad(rows[:, :width], (0, max(0, width - rows.shape[1])), value=value)

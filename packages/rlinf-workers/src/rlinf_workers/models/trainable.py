@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
-from rlinf_algos.logprobs import logprobs_and_entropy
+from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer
-from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_logprobs
+from rlinf_workers.models.sequences import SequenceBatch, completion_logits
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import Evaluation
 from rlinf_workers.training.checkpoint import load_model_weights
@@ -37,10 +37,10 @@ class TokenModel:
     def answers(self, model: Any, batch: SequenceBatch | ExampleBatch, *, entropies: bool) -> Evaluation:
         if isinstance(batch, ExampleBatch):
             return Evaluation(logprobs=_example_logprobs(model, batch))
+        logits, ids = completion_logits(model, batch), batch.completion_ids
         if not entropies:
-            return Evaluation(logprobs=completion_logprobs(model, batch, self._temperature))
-        logits = completion_logits(model, batch)
-        logprobs, found = logprobs_and_entropy(logits, batch.completion_ids, self._temperature)
+            return Evaluation(logprobs=token_logprobs(logits, ids, temperature=self._temperature))
+        logprobs, found = logprobs_and_entropy(logits, ids, self._temperature)
         return Evaluation(logprobs=logprobs, entropies=found)
 
     def save(self, model: Any, folder: str) -> None:

@@ -36,9 +36,7 @@ class SampleGroup:
         completion_ids = [[5, 9, 2], [5, 2, 0]], loss_mask = [[1, 1, 1], [1, 1, 0]]
     """
 
-    index: int
-    prompt_ids: Tensor
-    """[L] int64"""
+    prompt: Prompt
     completion_ids: Tensor
     """[G, T] int64; what stands where loss_mask is 0 says nothing."""
     loss_mask: Tensor
@@ -47,16 +45,15 @@ class SampleGroup:
     """[G, T] float32, nats, by the engine that sampled, at its temperature; 0 where loss_mask is 0."""
     ref_logprobs: Tensor | None = None
     """[G, T] float32, by the frozen reference; set by the reference stage where the flow has one."""
-    reference_answer: str
-    prompt_text: str | None = None
-    """`Prompt.text`"""
-    row_json: str | None = None
-    """`Prompt.row_json`"""
     policy_version: int
     """Version of the weights that sampled the first tokens, the oldest among the completions; counts optimizer steps
     from 0."""
     truncated: Tensor | None = None
     """[G] bool; the completion has all the tokens it may have and did not end. None: not known."""
+
+    @property
+    def index(self) -> int:
+        return self.prompt.index
 
 
 @record

@@ -19,9 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rlinf_algos.registry import path_of
 from rlinf_workers.errors import RemoteError, WorkerLost
 from rlinf_workers.group import WorkerGroup
 from rlinf_workers.launcher.base import Identity, Launcher, WorkerSpec
+from rlinf_workers.registry import LAUNCHERS
 from rlinf_workers.testing.toy_flow import Fault, Scale
 
 Make = Callable[[], Launcher]
@@ -30,18 +32,6 @@ START_S = 60.0
 """For a process to start and answer."""
 NOTICE_S = 30.0
 """For a death to be noticed; far more than the few seconds it takes on a machine that is not busy."""
-
-
-def worker_spec(folder: Path, rank: int = 0, num_ranks: int = 1, **changes: Any) -> WorkerSpec:
-    """A worker that breaks on demand."""
-    identity = Identity(role="fault", rank=rank, num_ranks=num_ranks, rendezvous=str(folder / "rendezvous"))
-    fields: dict[str, Any] = {
-        "identity": identity,
-        "worker_class": Fault,
-        "log_path": folder / "fault" / f"{rank}.log",
-        "environment": {"OMP_NUM_THREADS": "1"},
-    }
-    return WorkerSpec(**(fields | changes))
 
 
 @contextmanager
@@ -54,17 +44,46 @@ def launched(make: Make) -> Iterator[Launcher]:
         launcher.shutdown()
 
 
+def start(
+    launcher: Launcher,
+    folder: Path,
+    worker_class: type = Fault,
+    *arguments: Any,
+    num_ranks: int = 1,
+    num_ranks_per_replica: int = 1,
+) -> WorkerGroup:
+    """The ranks of a worker, each in its process; by default one that breaks on demand."""
+    identities = [
+        Identity(
+            role=worker_class.__name__.lower(),
+            rank=rank,
+            num_ranks=num_ranks,
+            num_ranks_per_replica=num_ranks_per_replica,
+            rendezvous=str(folder / "rendezvous"),
+        )
+        for rank in range(num_ranks)
+    ]
+    specs = [
+        WorkerSpec(
+            identity=identity,
+            worker_class=worker_class,
+            arguments=arguments,
+            log_path=folder / f"{identity.name}.log",
+            environment={"OMP_NUM_THREADS": "1"},
+        )
+        for identity in identities
+    ]
+    return WorkerGroup(identities[0].role, [launcher.start(spec) for spec in specs], launcher)
+
+
 def check_calls(make: Make, folder: Path) -> None:
     """Calls return results, those of one lane in order, those of two lanes at once; exceptions come with their
     traceback and end nothing."""
     with launched(make) as launcher:
-        handle = launcher.start(worker_spec(folder))
-        assert handle.name == "fault/0", handle.name
-        assert handle.call("sleep", 0.0).result(START_S) == 0.0
-        futures = [handle.call("count") for _ in range(20)]
-        found = [future.result(START_S) for future in futures]
+        (handle,) = start(launcher, folder).handles
+        found = [future.result(START_S) for future in [handle.call("count") for _ in range(20)]]
         assert found == list(range(20)), f"calls of one lane ran in another order: {found}"
-        error = _raised(handle.call("raise_error"), START_S)
+        error = handle.call("raise_error").exception(START_S)
         assert isinstance(error, RemoteError), f"an exception of a method came as {error!r}"
         assert "ValueError: broken on purpose" in str(error), str(error)
         assert "in raise_error" in error.remote_traceback, error.remote_traceback
@@ -76,82 +95,65 @@ def check_calls(make: Make, folder: Path) -> None:
 def check_ranks_meet(make: Make, folder: Path) -> None:
     """The ranks of a group find each other for collectives."""
     with launched(make) as launcher:
-        group = WorkerGroup("fault", [launcher.start(worker_spec(folder, rank, 2)) for rank in range(2)], launcher)
-        found = group.call("sum_of_ranks", timeout_s=2 * START_S)
+        found = start(launcher, folder, num_ranks=2).call("sum_of_ranks", timeout_s=2 * START_S)
         assert found == [3.0, 3.0], found
 
 
 def check_services(make: Make, folder: Path) -> None:
     """Requests reach their handler with the worker's name, and replies the worker, also late ones; waits are told."""
     with launched(make) as launcher:
-        asked: list[tuple[str, Any]] = []
-        replies: list[Callable[[Any], None]] = []
-
-        def handler(worker: str, request: Any, reply: Callable[[Any], None]) -> None:
-            asked.append((worker, request))
-            replies.append(reply)
-
-        launcher.serve("echo", handler)
-        handle = launcher.start(worker_spec(folder))
-        waiting = handle.call("ask", "echo", 7)
+        asked: list[tuple[str, Any, Callable[[Any], None]]] = []
+        launcher.serve("echo", lambda *request: asked.append(request))
+        waiting = start(launcher, folder).handles[0].call("ask", "echo", 7)
         _until(lambda: any(wait.target == "echo" for wait in launcher.waits()), START_S, "no wait was told")
-        assert asked == [("fault/0", 7)], asked
+        ((worker, value, reply),) = asked
+        assert (worker, value) == ("fault/0", 7), asked
         assert not waiting.done()
-        replies[0]("seven")
+        reply("seven")
         assert waiting.result(START_S) == "seven"
 
 
 def check_deaths(make: Make, folder: Path) -> None:
     """A death is reported with role, rank, cause and the end of the log, and fails every present and later call."""
     with launched(make) as launcher:
-        handle = launcher.start(worker_spec(folder))
+        (handle,) = start(launcher, folder).handles
         pending = handle.call("sleep", 600.0, lane=1)
         handle.call("die")
-        error = _raised(launcher.lost, START_S + NOTICE_S)
-        assert isinstance(error, WorkerLost), f"a death came as {error!r}"
-        assert "fault/0" in str(error) and "7" in str(error), str(error)
+        error = _loss(launcher, "fault/0", "7")
         assert "about to die" in error.log_tail, error.log_tail
         for call in (pending, handle.call("sleep", 0.0)):
-            assert isinstance(_raised(call, NOTICE_S), WorkerLost)
+            assert isinstance(call.exception(NOTICE_S), WorkerLost)
 
 
 def check_a_killed_worker(make: Make, folder: Path) -> None:
     """A worker that the system kills is reported too."""
     with launched(make) as launcher:
-        handle = launcher.start(worker_spec(folder))
-        os.kill(handle.call("process_id").result(START_S), signal.SIGKILL)
-        error = _raised(launcher.lost, NOTICE_S)
-        assert isinstance(error, WorkerLost) and "SIGKILL" in str(error), repr(error)
+        os.kill(start(launcher, folder).call("process_id", timeout_s=START_S)[0], signal.SIGKILL)
+        _loss(launcher, "SIGKILL")
 
 
 def check_a_failed_constructor(make: Make, folder: Path) -> None:
     """A worker that cannot be made says why."""
     with launched(make) as launcher:
-        launcher.start(worker_spec(folder, worker_class=Scale, arguments=("one too many",)))
-        error = _raised(launcher.lost, START_S)
-        assert isinstance(error, WorkerLost) and "TypeError" in str(error), repr(error)
+        start(launcher, folder, Scale, "one too many")
+        _loss(launcher, "TypeError")
 
 
 def check_shutdown(make: Make, folder: Path) -> None:
     """Nothing is left behind, however busy; twice does no harm."""
-    launcher = make()
-    try:
-        handles = [launcher.start(worker_spec(folder, rank, 2)) for rank in range(2)]
-        pids = [handle.call("process_id").result(START_S) for handle in handles]
-        handles[0].call("sleep", 600.0)
-    finally:
+    with launched(make) as launcher:
+        group = start(launcher, folder, num_ranks=2)
+        pids = group.call("process_id", timeout_s=START_S)
+        group.start_call("sleep", 600.0)
         launcher.shutdown()
-    assert_gone(pids)
-    launcher.shutdown()
+        assert_gone(pids)
 
 
 def check_a_killed_driver(make: Make, folder: Path, how: signal.Signals = signal.SIGKILL) -> None:
     """Workers end with their driver, even one that could not shut down."""
-    path = f"{make.__module__}:{make.__qualname__}"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
     driver = subprocess.Popen(
-        [sys.executable, "-m", __name__, path, str(folder)],
-        env=environment,
+        [sys.executable, "-m", __name__, path_of(make), str(folder)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -194,18 +196,14 @@ def _until(condition: Callable[[], bool], timeout_s: float, message: str) -> Non
         time.sleep(0.02)
 
 
-def _raised(future: Any, timeout_s: float) -> BaseException | None:
-    return future.exception(timeout=timeout_s)
+def _loss(launcher: Launcher, *words: str) -> WorkerLost:
+    """What the launcher says of a worker that is gone."""
+    error = launcher.lost.exception(START_S + NOTICE_S)
+    assert isinstance(error, WorkerLost) and all(word in str(error) for word in words), f"{error!r} lacks {words}"
+    return error
 
 
-def _drive(path: str, folder: Path) -> None:
-    """The driver of `check_a_killed_driver`: never shuts its launcher down."""
-    from rlinf_workers.registry import LAUNCHERS
-
-    handle = LAUNCHERS.get(path)().start(worker_spec(folder))
-    print(handle.call("process_id").result(), flush=True)
-    handle.call("sleep", 600.0).result()
-
-
-if __name__ == "__main__":
-    _drive(sys.argv[1], Path(sys.argv[2]))
+if __name__ == "__main__":  # the driver of `check_a_killed_driver`, which never shuts its launcher down
+    ranks = start(LAUNCHERS.get(sys.argv[1])(), Path(sys.argv[2]))
+    print(*ranks.call("process_id"), flush=True)
+    ranks.call("sleep", 600.0)

@@ -7,26 +7,34 @@
     def test_it_refuses_a_flipped_byte():
         check_a_flipped_byte(MyLink, flip)
 
-The class stands at the top of a module: senders are in this process, receivers in another one, which gets its ports
-through the codec, as workers do.
+The class stands at the top of a module: senders are in this process, receivers in a worker's, and both get their ports
+through the codec.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from rlinf_algos.registry import path_of
 from rlinf_comm import codec
 from rlinf_comm.errors import WeightMismatchError, WeightTimeout
-from rlinf_comm.weights import Layout, ReshardPlan, TensorSpec, plan
-from rlinf_workers.links.base import WeightLink, WeightPort
+from rlinf_comm.weights import Layout, TensorSpec, execute, plan, specs_of
+from rlinf_workers.errors import RemoteError
+from rlinf_workers.group import WorkerGroup
+from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.links.base import WeightLink, WeightPort, WeightSender
 from rlinf_workers.registry import WEIGHT_LINKS
+from rlinf_workers.testing.launchers import launched, start
+from rlinf_workers.worker import Worker
 
 MakeLink = Callable[..., WeightLink]
 
@@ -42,38 +50,35 @@ SHORT_S = 0.3
 def check_versions(make: MakeLink, **options: Any) -> None:
     """Each version arrives as it was when it was published, in the server's own tensors. A publication waits for
     nobody who has taken the versions before."""
-    with _Edge(make, WHOLE, EACH, options) as edge:
+    with _edge(make, WHOLE, EACH, options) as edge:
         for version in (0, 1, 5):
             tensors = _whole(version)
             edge.senders[0].publish(tensors, version)
             for tensor in tensors.values():
                 tensor.zero_()
-            for found in edge.receive(version):
-                _equal(found, _whole(version), f"version {version}")
+            edge.check_arrives(version)
 
 
 def check_a_missing_version(make: MakeLink, **options: Any) -> None:
     """A receiver waits as long as it was told to, says what it waited for, and can be asked again."""
-    with _Edge(make, ROWS, WHOLE, options) as edge:
-        edge.publish(ROWS, 1)
-        edge.receive(1)
-        edge.senders[0].publish(_parts(ROWS, 7)[0], 7)
+    with _edge(make, ROWS, WHOLE, options) as edge:
+        edge.publish(1)
+        edge.check_arrives(1)
+        edge.publish(7, ranks=[0])
         start_s = time.monotonic()
-        name, text = edge.refused(7, SHORT_S)
-        assert name == WeightTimeout.__name__, f"half of a version came, and receive() raised {name}: {text}"
+        text = edge.refusal(7, WeightTimeout, SHORT_S)
         assert time.monotonic() - start_s >= SHORT_S, "receive() did not wait"
         assert "edge" in text and "version 7" in text, f"the message does not name edge and version: {text}"
-        edge.senders[1].publish(_parts(ROWS, 7)[1], 7)
-        _equal(edge.receive(7)[0], _whole(7), "the version that came late")
+        edge.publish(7, ranks=[1])
+        edge.check_arrives(7)
 
 
 def check_layouts(make: MakeLink, **options: Any) -> None:
     """Shards become whole tensors, whole tensors shards, and shards others; the server's dtype is its own."""
     for source, target in ((ROWS, EACH), (EACH, COLUMNS), (COLUMNS, ROWS), (ROWS, HALVED)):
-        with _Edge(make, source, target, options) as edge:
-            edge.publish(source, 3)
-            for found, expected in zip(edge.receive(3), _parts(target, 3), strict=True):
-                _equal(found, expected, "after resharding")
+        with _edge(make, source, target, options) as edge:
+            edge.publish(3)
+            edge.check_arrives(3)
 
 
 CHECKS: tuple[Callable[..., None], ...] = (check_versions, check_a_missing_version, check_layouts)
@@ -85,103 +90,86 @@ def check_a_flipped_byte(make: MakeLink, flip: Callable[[Any], None], **options:
     Args:
         flip: given the driver's link when version 1 of a whole tensor is out, changes a byte of it on the way.
     """
-    with _Edge(make, WHOLE, WHOLE, options) as edge:
-        edge.publish(WHOLE, 1)
+    with _edge(make, WHOLE, WHOLE, options) as edge:
+        edge.publish(1)
         flip(edge.link)
-        name, text = edge.refused(1, START_S)
-        assert name == WeightMismatchError.__name__, f"a flipped byte was answered with {name}: {text}"
-        edge.publish(WHOLE, 2)
-        _equal(edge.receive(2)[0], _whole(2), "the version after a flipped byte")
+        edge.refusal(1, WeightMismatchError, START_S)
+        edge.publish(2)
+        edge.check_arrives(2)
 
 
+def parts_of(whole: Mapping[str, Tensor], layout: Layout) -> list[dict[str, Tensor]]:
+    """The buffers of each rank of a layout, filled with their parts of whole tensors."""
+    parts = [
+        {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in rank.buffers.items()}
+        for rank in layout.ranks
+    ]
+    execute(plan(Layout.replicated(specs_of(whole), 1), layout), [whole], parts)
+    return parts
+
+
+class Server(Worker):
+    """All serving ranks of an edge."""
+
+    def open(self, ports: list[WeightPort], layout: Layout) -> None:
+        self._receivers = [WEIGHT_LINKS.get(port.link).open_receiver(port) for port in ports]
+        self._held = parts_of(_whole(0), layout)
+
+    def receive(self, version: int, timeout_s: float) -> list[dict[str, Tensor]]:
+        """What each rank holds then."""
+        for receiver, tensors in zip(self._receivers, self._held, strict=True):
+            receiver.receive(tensors, version, timeout_s)
+        return self._held
+
+
+@dataclass
 class _Edge:
-    """A link with its senders here and its receivers in a process of their own."""
+    """A link, its senders here, and its receivers in another process."""
 
-    def __init__(self, make: MakeLink, source: Layout, target: Layout, options: Mapping[str, Any]) -> None:
-        reshard = plan(source, target)
-        self.link = make("edge", reshard, **options)
-        path = f"{make.__module__}:{make.__qualname__}"
-        self.senders = [
-            WEIGHT_LINKS.get(path).open_sender(_crossed(self._port("send", rank, reshard, path)))
-            for rank in range(source.num_ranks)
+    link: WeightLink
+    source: Layout
+    target: Layout
+    senders: list[WeightSender]
+    server: WorkerGroup
+
+    def publish(self, version: int, ranks: Sequence[int] = (0, 1)) -> None:
+        for rank, tensors in enumerate(parts_of(_whole(version), self.source)):
+            if rank in ranks:
+                self.senders[rank].publish(tensors, version)
+
+    def check_arrives(self, version: int) -> None:
+        (found,) = self.server.call("receive", version, START_S)
+        for tensors, expected in zip(found, parts_of(_whole(version), self.target), strict=True):
+            for name, tensor in expected.items():
+                assert torch.equal(tensors[name], tensor), f"version {version}: {name} is {tensors[name]}, not {tensor}"
+
+    def refusal(self, version: int, expected: type[Exception], timeout_s: float) -> str:
+        """The text of the error that the first serving rank has to raise."""
+        error = self.server.start_call("receive", version, timeout_s)[0].exception(2 * START_S)
+        assert isinstance(error, RemoteError), f"version {version} was taken"
+        assert error.error_type == expected.__name__, f"receive() raised {error}, not {expected.__name__}"
+        return str(error)
+
+
+@contextmanager
+def _edge(make: MakeLink, source: Layout, target: Layout, options: Mapping[str, Any]) -> Iterator[_Edge]:
+    reshard = plan(source, target)
+    link, path = make("edge", reshard, **options), path_of(make)
+
+    def ports(side: Literal["send", "receive"], num_ranks: int) -> list[WeightPort]:
+        return [
+            WeightPort(edge="edge", side=side, rank=rank, reshard=reshard, link=path, address=link.address)
+            for rank in range(num_ranks)
         ]
-        context = multiprocessing.get_context("spawn")
-        self._server, theirs = context.Pipe()
-        ports = [codec.pack(self._port("receive", rank, reshard, path)) for rank in range(target.num_ranks)]
-        self._process = context.Process(target=_serve, args=(theirs, ports, target), daemon=True)
-        self._process.start()
-        theirs.close()
 
-    def __enter__(self) -> _Edge:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.join()
-
-    def _port(self, side: Any, rank: int, reshard: ReshardPlan, path: str) -> WeightPort:
-        return WeightPort(edge="edge", side=side, rank=rank, reshard=reshard, link=path, address=self.link.address)
-
-    def publish(self, layout: Layout, version: int) -> None:
-        for sender, tensors in zip(self.senders, _parts(layout, version), strict=True):
-            sender.publish(tensors, version)
-
-    def receive(self, version: int) -> list[dict[str, Tensor]]:
-        """What each serving rank holds then."""
-        found = self._ask(version, START_S)
-        assert isinstance(found, list), f"version {version} was not taken: {found}"
-        return found
-
-    def refused(self, version: int, timeout_s: float) -> tuple[str, str]:
-        """The error of the first serving rank."""
-        found = self._ask(version, timeout_s)
-        assert isinstance(found, tuple), f"version {version} was taken"
-        return found
-
-    def _ask(self, version: int, timeout_s: float) -> Any:
-        self._server.send((version, timeout_s))
-        return codec.unpack(self._server.recv())
-
-
-def _serve(driver: Connection, ports: Sequence[bytes], layout: Layout) -> None:
-    """The serving process: answers (version, timeout) with the tensors of all its ranks, or with an error."""
-    opened = [codec.unpack(port) for port in ports]
-    receivers = [WEIGHT_LINKS.get(port.link).open_receiver(port) for port in opened]
-    held = [{name: torch.zeros_like(part) for name, part in parts.items()} for parts in _parts(layout, 0)]
-    while True:
-        version, timeout_s = driver.recv()
-        try:
-            for receiver, tensors in zip(receivers, held, strict=True):
-                receiver.receive(tensors, version, timeout_s)
-        except Exception as error:  # noqa: BLE001 - told to the check
-            driver.send(codec.pack((type(error).__name__, str(error))))
-        else:
-            driver.send(codec.pack(held))
-
-
-def _crossed(port: WeightPort) -> WeightPort:
-    return codec.unpack(codec.pack(port))
+    with TemporaryDirectory() as folder, launched(LocalLauncher) as launcher:
+        server = start(launcher, Path(folder), Server)
+        server.call("open", ports("receive", target.num_ranks), target)
+        crossed = codec.unpack(codec.pack(ports("send", source.num_ranks)))
+        senders = [WEIGHT_LINKS.get(path).open_sender(port) for port in crossed]
+        yield _Edge(link, source, target, senders, server)
 
 
 def _whole(version: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(version)
     return {"a": torch.randn(5, 4, generator=generator), "b": torch.arange(6) + 100 * version}
-
-
-def _parts(layout: Layout, version: int) -> list[dict[str, Tensor]]:
-    """What each rank holds of a version."""
-    whole, parts = _whole(version), []
-    for rank in layout.ranks:
-        mine: dict[str, Tensor] = {}
-        for block in rank.blocks:
-            ends = zip(block.box.start, block.box.shape, strict=True)
-            part = whole[block.name][tuple(slice(start, start + length) for start, length in ends)]
-            mine[block.name] = part.to(getattr(torch, rank.buffers[block.buffer].dtype)).clone()
-        parts.append(mine)
-    return parts
-
-
-def _equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
-    assert found.keys() == expected.keys(), f"{what}: {sorted(found)}, not {sorted(expected)}"
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), f"{what}: {name} is {found[name]}, not {tensor}"

@@ -133,18 +133,6 @@ class Fault(Worker):
         return float(self.ranks.sum_(torch.tensor(float(self.rank + 1))))
 
 
-class FaultyStage(Worker):
-    """Stages that fail in the middle of a run, or wait for what never comes."""
-
-    def fail(self, numbers: Reader[Number], out: Writer[Number]) -> None:
-        for _ in numbers:
-            raise ValueError("bad item")
-
-    def starve(self, numbers: Reader[Number], loop_back: Reader[Number], loop: Writer[Number]) -> None:
-        numbers.next_chunk(at_most=1)
-        loop_back.next_chunk(at_most=1)
-
-
 def toy_flow() -> Flow:
     """The flow of the module's docstring."""
     flow = Flow("toy")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from rlinf import doctor
+from rlinf.doctor import Finding
 
 MARKS = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
 WIDTH = 110
@@ -24,27 +28,22 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from rlinf.doctor import as_record, examine
-
     findings = []
-    for finding in examine(args.output):
+    for finding in doctor.examine(args.output):
         findings.append(finding)
         if not args.json:
-            print(_lines(finding.subject, MARKS[finding.verdict], finding.text, finding.hint), flush=True)
-    if args.json:
-        print(json.dumps([as_record(finding) for finding in findings], indent=1, ensure_ascii=False))
+            print(_lines(finding), flush=True)
     num_problems = sum(finding.verdict == "problem" for finding in findings)
-    if not args.json:
+    if args.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=1, ensure_ascii=False))
+    else:
         print(f"\n{num_problems or 'no'} problem{'' if num_problems == 1 else 's'} found")
     return 1 if num_problems else 0
 
 
-def _lines(subject: str, mark: str, text: str, hint: str) -> str:
+def _lines(finding: Finding) -> str:
     indent = " " * 38
-    parts = [text, f"-> {hint}"] if hint else [text]
-    lines = [
-        line
-        for part in parts
-        for line in textwrap.wrap(part, WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
-    ]
-    return f"{mark:<9}{subject:<29}" + f"\n{indent}".join(lines)
+    lines = []
+    for part in [finding.text, f"-> {finding.hint}"] if finding.hint else [finding.text]:
+        lines += textwrap.wrap(part, WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
+    return f"{MARKS[finding.verdict]:<9}{finding.subject:<29}" + f"\n{indent}".join(lines)

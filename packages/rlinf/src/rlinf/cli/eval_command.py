@@ -87,7 +87,7 @@ def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str
     check_cluster(config.cluster, this_machine())
     prepared = evaluation.prepare(config)
     try:
-        scores = prepared.run(path, resume=resume, command=command, report=EvalProgress())
+        scores = prepared.run(path, resume=resume, command=command, progress=EvalProgress())
     except KeyboardInterrupt:
         print(f"go on with: rlinf eval --resume --output {path}", file=sys.stderr)
         raise

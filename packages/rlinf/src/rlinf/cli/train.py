@@ -57,9 +57,8 @@ def run(args: argparse.Namespace) -> int:
 def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> int:
     check_address_space()
     from rlinf.processes import fork_server
-    from rlinf.processes.environment import worker_environment
 
-    fork_server.start(config, worker_environment(config.cluster))
+    fork_server.start(config)
     from rlinf import jobs  # only now: everything above answers without torch
     from rlinf.run_folder import RunFolder
 
@@ -84,5 +83,5 @@ def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> i
     except KeyboardInterrupt:
         print(f"go on with: {resume_command(path)}", file=sys.stderr)
         raise
-    print(f"\n{result.table}\nreport: {result.report_path}")
+    print(f"\n{result}")
     return 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import sys
+import time
+from collections.abc import Callable
 from typing import TextIO
 
 BAR_WIDTH = 20
@@ -16,29 +17,36 @@ class LiveLine:
 
     Args:
         stream: the standard output by default.
+        clock: seconds, from any origin.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = sys.stdout if stream is None else stream
-        self.is_live = self._stream.isatty()
+        self._clock = clock
+        self._is_live = self._stream.isatty()
         self._line = ""
 
-    def print(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """A line that stays, above the live one."""
         erase = _UP_AND_CLEAR if self._line else ""
         below = f"{self._line}\n" if self._line else ""
         self._stream.write(f"{erase}{text}\n{below}")
         self._stream.flush()
 
-    def draw(self, line: str) -> None:
-        """The live line, in place of the one before."""
+    def show(self, text: str, done: int, total: int, *, stays: bool = True) -> None:
+        """How far something is: with a bar as the live line; where there is none, as a line that stays, if it does."""
+        if not self._is_live:
+            if stays:
+                self.message(text)
+            return
         # It ends with a newline like any other, so whatever is printed after it starts on its own line.
         erase = _UP_AND_CLEAR if self._line else ""
+        line = f"{self._bar(done, total)} {text}"
         self._line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line could not be erased
         self._stream.write(f"{erase}{self._line}\n")
         self._stream.flush()
 
-    def bar(self, done: int, total: int) -> str:
+    def _bar(self, done: int, total: int) -> str:
         """`████░░░░`, or `###---` where the terminal cannot draw it."""
         filled = BAR_WIDTH * done // total
         can_draw = (getattr(self._stream, "encoding", None) or "").lower().startswith("utf")
@@ -47,9 +55,7 @@ class LiveLine:
 
 
 def clock_time(seconds: float) -> str:
-    """`2:31` (minutes and seconds) or `1:02:31`; `?` where it is not known."""
-    if not math.isfinite(seconds):
-        return "?"
+    """`2:31` (minutes and seconds) or `1:02:31`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ HEADLINES = {
 """Metrics that a line shows, and what they are called there."""
 
 
-class Progress:
+class Progress(LiveLine):
     """Lines of a run.
 
     Example, not on a terminal:
@@ -35,75 +34,39 @@ class Progress:
         """
         Args:
             total: training steps of the whole run; may be set anew, when more is known.
-            stream: the standard output by default.
-            clock: seconds, from any origin.
         """
+        super().__init__(stream=stream, clock=clock)
         self.total = total
-        self._line = LiveLine(stream)
-        self._clock = clock
         self._evaluation = ""
-        self._step_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._last_s: float | None = None
 
-    def message(self, text: str) -> None:
-        """A line that stays, above the live one."""
-        self._line.print(text)
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def step(self, step: int, metrics: Mapping[str, float], step_s: float, stage_s: Mapping[str, float]) -> None:
         """A finished training step.
 
         Args:
             step: the step's number, from 0.
-            metrics: the step's metrics; `time/step_s` and `time/<stage>_s` are in seconds.
+            stage_s: stage -> seconds that all its ranks computed.
         """
-        self._measure(metrics)
+        now_s = self._clock()
+        self._steps_s.append(step_s if self._last_s is None else now_s - self._last_s)
+        self._last_s = now_s
         done = step + 1
         parts = [f"step {done}/{self.total}"]
         parts += [f"{label} {_number(metrics[key])}" for key, label in HEADLINES.items() if key in metrics]
         parts += [self._evaluation] if self._evaluation else []
-        if "time/step_s" in metrics:
-            parts.append(f"{_seconds(metrics['time/step_s'])} s")
-        if stages := _stage_times(metrics):
-            parts.append(stages)
+        parts.append(f"{_seconds(step_s)} s")
+        if stage_s:
+            parts.append(" ".join(f"{stage} {_seconds(seconds)}" for stage, seconds in stage_s.items()))
         if done < self.total:
-            parts.append(f"eta {clock_time(self._eta_s(done))}")
-        line = "  ".join(parts)
-        if self._line.is_live:
-            self._line.draw(f"{self._line.bar(done, self.total)} {line}")
-        else:
-            self._line.print(line)
+            parts.append(f"eta {clock_time((self.total - done) * sum(self._steps_s) / len(self._steps_s))}")
+        self.show("  ".join(parts), done, self.total)
 
     def evaluation(self, step: int, scores: Mapping[str, float]) -> None:
         """An evaluation after `step` training steps; the lines of later steps repeat the first of its scores."""
         texts = [f"{name.replace('_', ' ')} {_number(value)}" for name, value in scores.items()]
         self._evaluation = f"{texts[0]} (step {step})"
-        self._line.print(f"evaluation after step {step}: {', '.join(texts)}")
-
-    # -- inner -----------------------------------------------------------------------------------------------------
-
-    def _measure(self, metrics: Mapping[str, float]) -> None:
-        now_s = self._clock()
-        if self._last_s is not None:
-            self._step_s.append(now_s - self._last_s)
-        elif "time/step_s" in metrics:
-            self._step_s.append(metrics["time/step_s"])
-        self._last_s = now_s
-
-    def _eta_s(self, done: int) -> float:
-        if not self._step_s:
-            return math.nan
-        return (self.total - done) * sum(self._step_s) / len(self._step_s)
-
-
-def _stage_times(metrics: Mapping[str, float]) -> str:
-    stages = {key[len("time/") : -len("_s")]: value for key, value in metrics.items() if _is_stage_time(key)}
-    if "sync" in stages:
-        stages["sync"] = stages.pop("sync")  # last: it comes first or last in the metrics, as the ranks happened to
-    return " ".join(f"{stage} {_seconds(seconds)}" for stage, seconds in stages.items())
-
-
-def _is_stage_time(key: str) -> bool:
-    return key.startswith("time/") and key.endswith("_s") and key != "time/step_s"
+        self.message(f"evaluation after step {step}: {', '.join(texts)}")
 
 
 def _number(value: float) -> str:

@@ -55,11 +55,6 @@ class Benchmarks:
     max_prompt_tokens: int
     """Tokens of the longest prompt as the model gets it."""
 
-    @property
-    def notes(self) -> list[str]:
-        """Rows that were skipped, prompts that were cut or dropped."""
-        return [note for benchmark in self.sets for note in benchmark.notes]
-
 
 def prepare_benchmarks(config: EvalConfig, model: EvaluatedModel) -> Benchmarks:
     """Reads and checks all files.

@@ -29,52 +29,38 @@ Done = set[tuple[str, int]]
 
 
 class EvalFolder:
-    """Open for writing; make one with `create` or `resume`, and use it as a context manager."""
+    """Open for writing; use it as a context manager.
 
-    def __init__(self, path: Path, lock: FolderLock, manifest: dict[str, Any]) -> None:
+    Args:
+        path: in a new evaluation, must not exist or be empty.
+        resume: the evaluation there stopped, and goes on.
+        inputs: what the numbers hang on beside the settings, by name; compared when the evaluation is resumed.
+        notes: what a reader must know; a resumed evaluation has its own.
+
+    Raises: UserError where there is nothing to resume, another process writes the folder, or an input has changed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        resume: bool,
+        config_yaml: str,
+        command: Sequence[str],
+        inputs: Mapping[str, Any],
+        notes: Sequence[str] = (),
+    ) -> None:
         self.path = path
-        self._lock = lock
-        self._manifest = manifest
+        if resume:
+            self._manifest = _read_manifest(path, inputs)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+            about = {"job": "evaluation", "inputs": inputs, "notes": list(notes)}
+            self._manifest = new_manifest(config_yaml, command) | about
+        self._lock = FolderLock(path, command)
+        write_file(path / "config.yaml", config_yaml)
         self._samples = RowWriter(path / SAMPLES)
-
-    @classmethod
-    def create(
-        cls, path: Path, *, config_yaml: str, command: Sequence[str], inputs: Mapping[str, Any], notes: Sequence[str]
-    ) -> EvalFolder:
-        """A new folder.
-
-        Args:
-            path: must not exist, or be empty.
-            inputs: what the numbers hang on beside the settings, by name; compared when the evaluation is resumed.
-        """
-        path.mkdir(parents=True, exist_ok=True)
-        lock = FolderLock(path, command)
-        manifest = new_manifest(config_yaml, command) | {"job": "evaluation", "inputs": inputs, "notes": list(notes)}
-        write_file(path / "config.yaml", config_yaml)
-        folder = cls(path, lock, manifest)
-        folder._start_session(command)
-        return folder
-
-    @classmethod
-    def resume(cls, path: Path, *, config_yaml: str, command: Sequence[str], inputs: Mapping[str, Any]) -> EvalFolder:
-        """The folder of an evaluation that stopped.
-
-        Raises: UserError where there is none, another process writes it, or the model or the problems are not the same
-            any more.
-        """
-        manifest = _read_manifest(path)
-        for name, before in manifest["inputs"].items():
-            if inputs.get(name) != before:
-                raise UserError(
-                    f"{name} has changed since the evaluation in {path} began, so its samples do not go together with "
-                    "new ones",
-                    hint="put back what it was, or start anew with another --output folder",
-                )
-        lock = FolderLock(path, command)
-        write_file(path / "config.yaml", config_yaml)
-        folder = cls(path, lock, manifest)
-        folder._start_session(command)
-        return folder
+        self._start_session(command)
 
     def keep_whole_problems(self, samples_per_problem: int) -> Done:
         """Drops the samples of problems that a kill left with fewer; returns the problems that are done."""
@@ -116,7 +102,7 @@ class EvalFolder:
         write_file(self.path / "manifest.json", to_json(self._manifest, indent=1) + "\n")
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
     file = path / "manifest.json"
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
@@ -131,4 +117,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} is the folder of a training run, not of an evaluation", hint="rlinf train --resume goes on with it"
         )
+    for name, before in manifest["inputs"].items():
+        if inputs.get(name) != before:
+            raise UserError(
+                f"{name} has changed since the evaluation in {path} began, so its samples do not go together with "
+                "new ones",
+                hint="put back what it was, or start anew with another --output folder",
+            )
     return manifest

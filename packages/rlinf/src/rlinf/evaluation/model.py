@@ -12,6 +12,7 @@ from rlinf.errors import UserError
 from rlinf.run_folder.checkpoints import MODEL, checkpoint_steps, is_checkpoint, refuse_damaged_model
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
 
+CHECKPOINTS = "checkpoints"
 EDGE_BYTES = 1 << 16
 """Bytes at the beginning and at the end of each weight file that go into the fingerprint. They are enough, because
 training changes every part of a file."""
@@ -49,20 +50,26 @@ def model_folder(path: Path) -> Path:
 
     Raises: UserError for a run without a checkpoint and for a damaged checkpoint.
     """
-    if (path / "config.json").is_file() or not path.is_dir():
-        refuse_damaged_model(path, key="model")
-        return path
-    if is_checkpoint(path):
-        refuse_damaged_model(path / MODEL, key="model")
-        return path / MODEL
-    if (path / "checkpoints").is_dir():
-        steps = checkpoint_steps(path / "checkpoints")
+    if (path / "config.json").is_file():
+        folder = path
+    elif is_checkpoint(path):
+        folder = path / MODEL
+    elif (path / CHECKPOINTS).is_dir():
+        steps = checkpoint_steps(path / CHECKPOINTS)
         if not steps:
             raise UserError(f"model={path}: the run has no checkpoint yet", hint="let it run on, or --resume it")
-        newest = steps[-1][1] / MODEL
-        refuse_damaged_model(newest, key="model")
-        return newest
-    return path
+        folder = steps[-1][1] / MODEL
+    else:
+        return path
+    refuse_damaged_model(folder, key="model")
+    return folder
+
+
+def run_folder(model: Path) -> Path | None:
+    """The run that wrote a model folder, `run/checkpoints/step-000100/model`; None for a model that is in no run."""
+    checkpoints = model.resolve().parent.parent
+    is_in_run = checkpoints.name == CHECKPOINTS and (checkpoints.parent / "config.yaml").is_file()
+    return checkpoints.parent if is_in_run else None
 
 
 def fingerprint(folder: Path) -> str:

@@ -1,104 +1,182 @@
-"""One evaluation from its settings to its result; what `rlinf eval` calls."""
+"""One evaluation from its settings to its result; what `rlinf eval` calls.
+
+The flow prompts -> rollout -> reward of each benchmark runs on all devices. The rollout workers are shared by all
+benchmarks, the reward workers by those with the same reward. Samples come back as soon as a device has finished a few
+problems. Noise belongs to (seed, benchmark, row, sample), so a sample does not depend on what else is asked, on the
+order or on the number of devices.
+"""
 
 from __future__ import annotations
 
+import re
 import time
+import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.load import to_yaml
+from rlinf.console.eval_progress import EvalProgress
 from rlinf.evaluation.benchmarks import Benchmark, Benchmarks, prepare_benchmarks
 from rlinf.evaluation.folder import EvalFolder
 from rlinf.evaluation.model import EvaluatedModel, load_model
-from rlinf.evaluation.run_prompt import ask_as_in_run, run_prompt
-from rlinf.evaluation.runner import Runner
+from rlinf.evaluation.run_prompt import asked_as_in_run
 from rlinf.evaluation.scores import RIGHT, BenchmarkScores, score_benchmark
-from rlinf.jobs.generation import check_engine
+from rlinf.jobs.generation import PromptMaker, check_engine, sampling_settings
+from rlinf.machine import this_machine
+from rlinf.planning.cluster import make_cluster
+from rlinf.processes.executor import check_doors, make_executor, run_failed
+from rlinf.tasks import Problem
+from rlinf.tasks.prompts import PromptEncoder
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.modes import plan_for_mode
+from rlinf_workers import Executor, Flow, StepContext, WorkersError
+from rlinf_workers.language.reward import Reward, RewardSettings
+from rlinf_workers.language.rollout import Rollout, RolloutSettings
+from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import ScoredGroup
 
-
-class EvalReport(Protocol):
-    """Who is told how far the evaluation is."""
-
-    def message(self, text: str) -> None: ...
-
-    def begin(self, title: str, *, num_problems: int, num_done: int, num_samples: int, num_right: int) -> None:
-        """A benchmark, of which `num_done` problems were answered in an earlier session."""
-        ...
-
-    def problem(self, num_right: int) -> None:
-        """One more problem, with so many right samples."""
-        ...
+HANDOVERS = 4
+"""Pieces that a device's share of a benchmark comes in at least: progress shows, and a slow device holds up little."""
+SEED_BITS = 23
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
     """Prepared: all inputs were read and checked, nothing is written or started."""
 
-    def __init__(
-        self, config: EvalConfig, model: EvaluatedModel, benchmarks: Benchmarks, notes: Sequence[str] = ()
-    ) -> None:
-        self._config = config
-        self._prompt_notes = list(notes)
-        self._model = model
-        self._benchmarks = benchmarks
+    config: EvalConfig
+    model: EvaluatedModel
+    benchmarks: Benchmarks
+    notes: list[str]
+    """What a reader of the scores must know."""
 
-    def run(self, path: Path, *, resume: bool, command: Sequence[str], report: EvalReport) -> list[BenchmarkScores]:
+    def run(self, path: Path, *, resume: bool, command: Sequence[str], progress: EvalProgress) -> list[BenchmarkScores]:
         """Asks what has not been asked, and scores all samples.
 
         Raises: UserError where the folder does not fit, RunFailed where a worker dies or raises.
         """
-        config = self._config
         inputs = {
-            "the model": self._model.fingerprint,
-            **{f"benchmarks.{one.name}": one.fingerprint for one in self._benchmarks.sets},
+            "the model": self.model.fingerprint,
+            **{f"benchmarks.{one.name}": one.fingerprint for one in self.benchmarks.sets},
         }
-        notes = self._notes()
-        settings = {"config_yaml": to_yaml(config), "command": command, "inputs": inputs}
-        folder = EvalFolder.resume(path, **settings) if resume else EvalFolder.create(path, notes=notes, **settings)
+        folder = EvalFolder(
+            path, resume=resume, config_yaml=to_yaml(self.config), command=command, inputs=inputs, notes=self.notes
+        )
         with folder:
-            for note in notes:
-                report.message(f"note: {note}")
+            for note in self.notes:
+                progress.message(f"note: {note}")
             started_s = time.monotonic()
-            self._ask(folder, report)
+            self._ask(folder, progress)
             scores = self._score(folder)
             folder.write_result(
                 {
-                    "model": str(self._model.folder),
-                    "settings": config.model_dump(mode="json"),
-                    "chat": self._benchmarks.encoder.is_chat,
-                    "notes": notes,
+                    "model": str(self.model.folder),
+                    "settings": self.config.model_dump(mode="json"),
+                    "chat": self.benchmarks.encoder.is_chat,
+                    "notes": self.notes,
                     "session_s": time.monotonic() - started_s,
                     "benchmarks": {one.benchmark.name: one.to_json() for one in scores},
                 }
             )
         return scores
 
-    def _notes(self) -> list[str]:
-        how = self._benchmarks.encoder.describe()
-        chosen = [f"prompt_format=auto: {how}"] if self._config.prompt_format == "auto" else []
-        return [*self._prompt_notes, *chosen, *self._benchmarks.notes]
-
-    def _ask(self, folder: EvalFolder, report: EvalReport) -> None:
-        done = folder.keep_whole_problems(self._config.samples_per_problem)
+    def _ask(self, folder: EvalFolder, progress: EvalProgress) -> None:
+        config = self.config
+        done = folder.keep_whole_problems(config.samples_per_problem)
         todo = [
-            (one, [problem for problem in one.problems if (one.name, problem.number) not in done])
-            for one in self._benchmarks.sets
+            (one, problems)
+            for one in self.benchmarks.sets
+            if (problems := [problem for problem in one.problems if (one.name, problem.number) not in done])
         ]
-        num_left = sum(len(problems) for _, problems in todo)
         if done:
-            report.message(f"{len(done)} problems were answered before; {num_left} are left")
-        if not num_left:
+            num_left = sum(len(problems) for _, problems in todo)
+            progress.message(f"{len(done)} problems were answered before; {num_left} are left")
+        if not todo:
             return
-        writer = _Writer(folder, self._benchmarks, report, self._config.samples_per_problem)
-        runner = Runner(self._config, self._model, self._benchmarks, folder.path / "logs", writer)
-        report.message(f"model {self._model.folder} on {runner.describe_devices()}")
-        runner.run([(one, problems) for one, problems in todo if problems])
+        cluster, logs = make_cluster(config.cluster, this_machine()), folder.path / "logs"
+        progress.message(f"model {self.model.folder} on {cluster.describe()}")
+        timeout_s = config.worker_timeout_s
+        with make_executor(config.cluster, cluster, log_folder=logs, worker_timeout_s=timeout_s) as executor:
+            try:
+                for one, problems in todo:
+                    self._ask_benchmark(one, problems, executor, cluster, folder, progress)
+            except WorkersError as error:
+                raise run_failed(error, logs) from error
+
+    def _ask_benchmark(
+        self,
+        benchmark: Benchmark,
+        problems: Sequence[Problem],
+        executor: Executor,
+        cluster: Cluster,
+        folder: EvalFolder,
+        progress: EvalProgress,
+    ) -> None:
+        config, encoder = self.config, self.benchmarks.encoder
+        flow = self._flow(benchmark)
+        share = -(-len(problems) // (HANDOVERS * len(cluster.compute_devices)))
+        fits = max(1, config.max_batch_sequences // config.samples_per_problem)
+        chunks = {"rollout": min(share, fits), "reward": 1}
+        executor.start(flow, plan_for_mode(flow.graph(), cluster, "collocated", granularity=chunks))
+        rows = [row for row in folder.read_samples() if row["benchmark"] == benchmark.name]
+        progress.begin(
+            benchmark.title,
+            num_problems=len(benchmark.problems),
+            num_done=len(benchmark.problems) - len(problems),
+            num_samples=config.samples_per_problem,
+            num_right=sum(row["outcome"] == RIGHT for row in rows),
+        )
+        asked = {problem.number: problem for problem in problems}
+
+        def on_items(_: str, groups: Sequence[ScoredGroup]) -> None:
+            for group in groups:
+                folder.write_samples(_rows(benchmark.name, asked[group.samples.index], group, encoder))
+                progress.problem(sum(outcome == RIGHT for outcome in group.outcomes))
+
+        make_prompt = PromptMaker(
+            encoder=encoder,
+            max_tokens=self.benchmarks.max_prompt_tokens,
+            sends_rows=":" in benchmark.reward.rule,
+        )
+        seed = benchmark_seed(config.seed, benchmark.name)
+        executor.run(
+            flow,
+            context=StepContext(step=0, phase="evaluate", seed=seed, num_items=len(problems)),
+            feeds={"prompts": [make_prompt(problem.number, problem) for problem in problems]},
+            timeout_s=config.timeout_s,
+            on_items=on_items,
+        )
+
+    def _flow(self, benchmark: Benchmark) -> Flow:
+        config, folder = self.config, str(self.model.folder)
+        sampling = sampling_settings(
+            config, group_size=config.samples_per_problem, max_new_tokens=config.max_new_tokens
+        )
+        rollout = RolloutSettings(
+            model=ModelSettings(folder=folder, has_weights=True, dtype=config.dtype, seed=config.seed),
+            train=sampling,
+            evaluate=sampling,
+            max_prompt_tokens=self.benchmarks.max_prompt_tokens,
+            max_batch_sequences=config.max_batch_sequences,
+            engine=config.engine,
+            engine_options=config.engine_options,
+        )
+        options = benchmark.reward.options or {}
+        tag = "-".join([benchmark.reward.rule, *(f"{key}-{value}" for key, value in options.items())])
+        reward = f"reward-{re.sub(r'[^A-Za-z0-9_]+', '-', tag)}"
+        flow = Flow(f"evaluate-{benchmark.name}")
+        flow.worker("rollout", Rollout, rollout)
+        flow.worker(reward, Reward, RewardSettings(rule=benchmark.reward, tokenizer_folder=folder))
+        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
+        flow.stage("reward", Reward.score, reads="samples", writes="scored", worker=reward, needs_device=False)
+        return flow
 
     def _score(self, folder: EvalFolder) -> list[BenchmarkScores]:
         rows = folder.read_samples()
-        config = self._config
+        config = self.config
         return [
             score_benchmark(
                 one,
@@ -106,59 +184,7 @@ class Evaluation:
                 k=sorted(set(config.k)),
                 num_samples=config.samples_per_problem,
             )
-            for one in self._benchmarks.sets
-        ]
-
-
-class _Writer:
-    """Takes scored groups as they come, writes their samples and tells the report."""
-
-    def __init__(self, folder: EvalFolder, benchmarks: Benchmarks, report: EvalReport, num_samples: int) -> None:
-        self._folder = folder
-        self._report = report
-        self._num_samples = num_samples
-        self._benchmarks = benchmarks
-        self._problems = {one.name: {problem.number: problem for problem in one.problems} for one in benchmarks.sets}
-
-    def group(self, benchmark: Benchmark, group: ScoredGroup) -> None:
-        self._folder.write_samples(self._rows(benchmark, group))
-        self._report.problem(sum(outcome == RIGHT for outcome in group.outcomes))
-
-    def begin(self, benchmark: Benchmark) -> None:
-        rows = [row for row in self._folder.read_samples() if row["benchmark"] == benchmark.name]
-        self._report.begin(
-            benchmark.title,
-            num_problems=len(benchmark.problems),
-            num_done=len(rows) // self._num_samples,
-            num_samples=self._num_samples,
-            num_right=sum(row["outcome"] == RIGHT for row in rows),
-        )
-
-    def _rows(self, benchmark: Benchmark, group: ScoredGroup) -> list[dict[str, Any]]:
-        samples = group.samples
-        problem = self._problems[benchmark.name][samples.index]
-        assert samples.truncated is not None, "the engine says which completions did not end"
-        lengths, truncated = samples.loss_mask.sum(-1).int().tolist(), samples.truncated.tolist()
-        encoder = self._benchmarks.encoder
-        prompt, was_cut = encoder.text(problem.prompt), len(encoder.encode(problem.prompt)) > len(samples.prompt_ids)
-        return [
-            {
-                "benchmark": benchmark.name,
-                "problem": problem.number,
-                "sample": i,
-                "place": problem.place,
-                "prompt": prompt,
-                "completion": completion,
-                "reference_answer": problem.answer,
-                "answer": group.answers[i],
-                "outcome": group.outcomes[i],
-                "reward": float(group.rewards[i]),
-                "num_prompt_tokens": len(samples.prompt_ids),
-                "prompt_was_cut": was_cut,
-                "num_completion_tokens": lengths[i],
-                "truncated": truncated[i],
-            }
-            for i, completion in enumerate(group.completions)
+            for one in self.benchmarks.sets
         ]
 
 
@@ -168,9 +194,44 @@ def prepare(config: EvalConfig) -> Evaluation:
 
     Raises: UserError.
     """
+    check_doors(config.cluster)
     check_engine(config.engine, config.engine_options)
     model = load_model(config.model)
-    prompt, notes = run_prompt(config.model, model.tokenizer)
-    if prompt is not None:
-        config, notes = ask_as_in_run(config, prompt, model.tokenizer)
-    return Evaluation(config, model, prepare_benchmarks(config, model), notes)
+    config, notes = asked_as_in_run(config, model)
+    benchmarks = prepare_benchmarks(config, model)
+    if config.prompt_format == "auto":
+        notes.append(f"prompt_format=auto: {benchmarks.encoder.describe()}")
+    notes += [note for benchmark in benchmarks.sets for note in benchmark.notes]
+    return Evaluation(config=config, model=model, benchmarks=benchmarks, notes=notes)
+
+
+def benchmark_seed(seed: int, name: str) -> int:
+    """A seed for each benchmark, so that the tenth problems of two do not share their noise."""
+    return seed | (zlib.crc32(name.encode()) << SEED_BITS)
+
+
+def _rows(benchmark: str, problem: Problem, group: ScoredGroup, encoder: PromptEncoder) -> list[dict[str, Any]]:
+    """The samples of one problem as rows of samples.jsonl."""
+    samples = group.samples
+    assert samples.truncated is not None, "the engine says which completions did not end"
+    lengths, truncated = samples.loss_mask.sum(-1).int().tolist(), samples.truncated.tolist()
+    prompt, was_cut = encoder.text(problem.prompt), len(encoder.encode(problem.prompt)) > len(samples.prompt.token_ids)
+    return [
+        {
+            "benchmark": benchmark,
+            "problem": problem.number,
+            "sample": i,
+            "place": problem.place,
+            "prompt": prompt,
+            "completion": completion,
+            "reference_answer": problem.answer,
+            "answer": group.answers[i],
+            "outcome": group.outcomes[i],
+            "reward": float(group.rewards[i]),
+            "num_prompt_tokens": len(samples.prompt.token_ids),
+            "prompt_was_cut": was_cut,
+            "num_completion_tokens": lengths[i],
+            "truncated": truncated[i],
+        }
+        for i, completion in enumerate(group.completions)
+    ]

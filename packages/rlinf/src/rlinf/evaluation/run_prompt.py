@@ -7,7 +7,6 @@ anything. So what the command line leaves open is taken from the run's config, a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from rlinf.config.evaluation import BenchmarkConfig, EvalConfig
@@ -15,19 +14,17 @@ from rlinf.config.load import load_config
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
+from rlinf.evaluation.model import EvaluatedModel, run_folder
 from rlinf.tasks.prompts import is_chat
 from rlinf.tasks.published import published_set
 
 CHOICE = "multiple_choice"
-CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPrompt:
     """The prompt of a training run."""
 
-    folder: Path
-    """Folder of the run."""
     prompt_format: Literal["plain", "chat"]
     template: str
     """Text of the prompt; the question takes the place of {question}."""
@@ -37,59 +34,49 @@ class RunPrompt:
     """Whether it learned to answer with a letter."""
 
 
-def run_prompt(model: Path, tokenizer: Any) -> tuple[RunPrompt | None, list[str]]:
-    """The prompt of the run that a model belongs to, and what a reader must know.
-
-    Args:
-        model: a run's folder, one of its checkpoints, or the model folder in one. Of any other folder nothing is known.
-        tokenizer: the model's.
-    """
-    folder = _run_folder(model)
-    if folder is None:
-        return None, []
-    try:
-        config = load_config(str(folder / "config.yaml"))
-    except UserError as error:
-        note = (
-            f"{folder / 'config.yaml'} cannot be read, so prompts are not as in the run: {str(error).splitlines()[0]}"
-        )
-        return None, [note]
-    if not isinstance(config, ReasoningConfig):
-        return None, []
-    asks_for_choice = config.reward.kind == CHOICE
-    task = config.task
-    if not isinstance(task, FilesTask):
-        return RunPrompt(folder=folder, prompt_format="plain", template="{question}"), []
-    prompt = RunPrompt(
-        folder=folder,
-        prompt_format="chat" if is_chat(task.prompt_format, tokenizer) else "plain",
-        template=task.prompt_template.replace("{" + task.prompt_field + "}", "{question}"),
-        system_prompt=task.system_prompt,
-        chat_options=dict(task.chat_options),
-        asks_for_choice=asks_for_choice,
-    )
-    return prompt, []
-
-
-def ask_as_in_run(config: EvalConfig, prompt: RunPrompt, tokenizer: Any) -> tuple[EvalConfig, list[str]]:
-    """The settings with what they leave open taken from the run.
+def asked_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalConfig, list[str]]:
+    """The settings with what they leave open taken from the run that the model belongs to, if it belongs to one.
 
     Returns: the settings, and notes: what was taken, and which settings ask otherwise than the run did.
     """
+    folder = run_folder(model.folder)
+    if folder is None:
+        return config, []
+    try:
+        run = load_config(str(folder / "config.yaml"))
+    except UserError as error:
+        why = str(error).splitlines()[0]
+        return config, [f"{folder / 'config.yaml'} cannot be read, so prompts are not as in the run: {why}"]
+    if not isinstance(run, ReasoningConfig):
+        return config, []
+    prompt = _prompt_of(run, model.tokenizer)
     given = config.model_fields_set
     changes: dict[str, Any] = {}
     if "prompt_format" not in given and not (config.system_prompt or config.chat_options):
         changes["prompt_format"] = prompt.prompt_format
-    asks_chat = is_chat(changes.get("prompt_format", config.prompt_format), tokenizer)
+    asks_chat = is_chat(changes.get("prompt_format", config.prompt_format), model.tokenizer)
     for key in ("system_prompt", "chat_options") if asks_chat else ():
         if key not in given:
             changes[key] = getattr(prompt, key)
     benchmarks = {name: _asked(name, benchmark, prompt) for name, benchmark in config.benchmarks.items()}
     asked = config.model_copy(update={**changes, "benchmarks": benchmarks})
     return asked, [
-        f"asked as in the run {prompt.folder}: prompt_format={prompt.prompt_format}, template {prompt.template!r}",
+        f"asked as in the run {folder}: prompt_format={prompt.prompt_format}, template {prompt.template!r}",
         *_differences(asked, prompt, asks_chat),
     ]
+
+
+def _prompt_of(run: ReasoningConfig, tokenizer: Any) -> RunPrompt:
+    task = run.task
+    if not isinstance(task, FilesTask):
+        return RunPrompt(prompt_format="plain", template="{question}")
+    return RunPrompt(
+        prompt_format="chat" if is_chat(task.prompt_format, tokenizer) else "plain",
+        template=task.prompt_template.replace("{" + task.prompt_field + "}", "{question}"),
+        system_prompt=task.system_prompt,
+        chat_options=dict(task.chat_options),
+        asks_for_choice=run.reward.kind == CHOICE,
+    )
 
 
 def _asked(name: str, benchmark: BenchmarkConfig, prompt: RunPrompt) -> BenchmarkConfig:
@@ -119,13 +106,3 @@ def _differences(asked: EvalConfig, prompt: RunPrompt, asks_chat: bool) -> list[
 def _is_choice(name: str, benchmark: BenchmarkConfig) -> bool:
     known = published_set(name)
     return (benchmark.reward or (known.reward if known else "")) == CHOICE
-
-
-def _run_folder(model: Path) -> Path | None:
-    """The run of a run's folder, of `checkpoints/step-000100` in it, or of the `model` in that."""
-    model = model.resolve()
-    candidates = [model]
-    for checkpoint in (model, model.parent):
-        if checkpoint.parent.name == CHECKPOINTS:
-            candidates.append(checkpoint.parent.parent)
-    return next((one for one in candidates if (one / "config.yaml").is_file() and (one / CHECKPOINTS).is_dir()), None)

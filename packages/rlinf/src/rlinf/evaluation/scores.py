@@ -42,9 +42,9 @@ class BenchmarkScores:
             "num_bad_rows": benchmark.num_bad_rows,
             "num_long_prompts": benchmark.num_long_prompts,
             "scores": {
-                f"avg@{self.num_samples}": _estimate(self.avg),
-                **{f"pass@{k}": _estimate(estimate) for k, estimate in self.pass_at.items()},
-                **{f"maj@{k}": _estimate(estimate) for k, estimate in self.maj_at.items()},
+                f"avg@{self.num_samples}": _error_bar(self.avg),
+                **{f"pass@{k}": _error_bar(estimate) for k, estimate in self.pass_at.items()},
+                **{f"maj@{k}": _error_bar(estimate) for k, estimate in self.maj_at.items()},
             },
             "outcomes": self.outcomes,
             "num_truncated": self.num_truncated,
@@ -116,10 +116,5 @@ def show(estimate: Estimate) -> str:
     return f"{100 * estimate.value:.1f} ({100 * estimate.low:.1f} to {100 * estimate.high:.1f}) %"
 
 
-def _estimate(estimate: Estimate) -> dict[str, float]:
-    return {
-        "value": estimate.value,
-        "standard_error": estimate.standard_error,
-        "low": estimate.low,
-        "high": estimate.high,
-    }
+def _error_bar(estimate: Estimate) -> dict[str, float]:
+    return {name: getattr(estimate, name) for name in ("value", "standard_error", "low", "high")}

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlinf.config.schema import Config
     from rlinf.jobs.base import Job
-    from rlinf.loop.training_loop import JobResult
     from rlinf.machine import Machine
     from rlinf.run_folder import RunFolder
     from rlinf_workers.profiling import Measured
@@ -28,9 +27,11 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
     from rlinf.config.devices import check_devices, settle
     from rlinf.machine import this_machine
     from rlinf.planning.plans import make_plans
+    from rlinf.processes.executor import check_doors
     from rlinf.run_folder.wandb_sink import check_wandb
 
     check_wandb(config.run.wandb)
+    check_doors(config.cluster)
     machine = machine or this_machine()
     config = settle(config, check_devices(config, machine))
     job, folder = _job(config, machine), Path("not-made-yet")
@@ -38,8 +39,8 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
     return job
 
 
-def run(job: Job, folder: RunFolder) -> JobResult:
-    """Runs a prepared job in its folder.
+def run(job: Job, folder: RunFolder) -> str:
+    """Runs a prepared job in its folder; returns what to tell of it.
 
     Raises: RunFailed when a worker dies or raises, or a step passes its deadline.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rlinf.config.schema import Config
 from rlinf.machine import Machine
@@ -44,71 +44,51 @@ class Flows:
         return iter((self.train, self.evaluate, *self.others))
 
 
-class Job(Protocol):
-    """One kind of training. Making it checks the inputs; nothing is written and no process started before
-    `write_inputs`."""
+class Job:
+    """One kind of training; the training loop does the rest. Making it checks the inputs; nothing is written and no
+    process started before `write_inputs`. A subclass sets the attributes in its constructor."""
 
-    @property
-    def score(self) -> Score: ...
-
-    @property
-    def other_scores(self) -> Sequence[Score]:
-        """Shown beside the score; metrics of every evaluation."""
-        ...
-
-    @property
-    def trainer(self) -> str:
-        """Worker group that holds the training state."""
-        ...
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Fall-backs in effect, for the manifest."""
-        ...
-
-    @property
-    def config(self) -> Config: ...
-
-    @property
-    def machine(self) -> Machine:
-        """Where it runs."""
-        ...
-
-    @property
-    def num_items(self) -> int:
-        """Items of a training step: prompts, environment groups."""
-        ...
+    config: Config
+    machine: Machine
+    """Where it runs."""
+    trainer = "actor"
+    """Worker group that holds the training state."""
+    num_items: int
+    """Items of a training step: prompts, environment groups."""
+    score: Score
+    other_scores: Sequence[Score] = ()
+    """Shown beside the score; metrics of every evaluation."""
+    notes: Sequence[str] = ()
+    """Fall-backs in effect, for the manifest."""
 
     def chunks(self, plan: Plan) -> Mapping[str, int]:
         """Stage -> granularity where the user has not chosen and the mode's rule is not the best for this job."""
-        ...
+        return {}
 
     def check_memory(self, plan: Plan) -> None:
         """Raises: UserError where the plan's ranks do not fit the devices' memory, as far as it is known before."""
-        ...
 
     def build(self, folder: Path) -> Flows:
         """The flows; `folder` is the run's, which need not exist yet."""
-        ...
+        raise NotImplementedError
 
     def write_inputs(self, folder: Path) -> None:
         """Writes what the workers load from the run's folder."""
-        ...
 
     def prepare(self, session: Session) -> None:
         """Runs once in a run's life, before the first step: a warm start, say."""
-        ...
 
     def restore(self, session: Session) -> None:
         """Runs in place of `prepare` when a run is resumed, after the trainer's checkpoint was loaded."""
-        ...
 
     def feeds(self, step: int) -> dict[str, list[Any]]:
         """Channel -> items of a training step; a function of the seed and the step alone."""
-        ...
+        return {}
 
-    def evaluation_feeds(self) -> dict[str, list[Any]]: ...
+    def evaluation_feeds(self) -> dict[str, list[Any]]:
+        """Channel -> items of an evaluation."""
+        return {}
 
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
         """Has the score under its name."""
-        ...
+        raise NotImplementedError

@@ -7,13 +7,12 @@ trajectories -> actor -> weights -> policy
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rlinf.config.base import neighbours
 from rlinf.config.devices import device_kind
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
-from rlinf.jobs.base import Flows, Score
+from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.env_interface import needs_of, probe
 from rlinf.jobs.training import backend_settings, optimizer_settings
 from rlinf.machine import Machine
@@ -25,9 +24,6 @@ from rlinf_workers.embodied.environment import Environment, EnvironmentSettings
 from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.policies.base import PolicySettings
 
-if TYPE_CHECKING:
-    from rlinf.loop.session import Session
-
 SUCCESS = Score(name="success_at_end", text="success at the end of the episode, held-out reset seeds")
 SUCCESS_ONCE = Score(name="success_once", text="success at any time of the episode")
 CYCLE = ("env", "policy")
@@ -35,14 +31,15 @@ CYCLE = ("env", "policy")
 RETURN = Score(name="return", text="mean return over held-out reset seeds", is_share=False)
 
 
-class EmbodiedJob:
-    """Flows and evaluation of an embodied recipe; the loop does the rest."""
+class EmbodiedJob(Job):
+    """Flows and evaluation of an embodied recipe."""
 
-    trainer = "actor"
+    config: EmbodiedConfig
 
     def __init__(self, config: EmbodiedConfig, machine: Machine) -> None:
         self.config = config
         self.machine = machine
+        self.num_items = config.env.num_groups
         self._simulates_on_host = device_kind(config.cluster, machine) == "cuda"
         self._backend = backend_settings(config.actor, config.actor.num_shards)
         self._spec = self._env_spec(config)
@@ -61,21 +58,11 @@ class EmbodiedJob:
 
     # -- flows -----------------------------------------------------------------------------------------------------
 
-    @property
-    def num_items(self) -> int:
-        return self.config.env.num_groups
-
     def chunks(self, plan: Plan) -> dict[str, int]:
         """Where env and policy share every device nothing overlaps, so all groups of a rank go over at once."""
         if plan.mode != "collocated" or self._simulates_on_host:
             return {}
         return {stage: self.config.env.num_groups // plan.stage(stage).num_replicas for stage in CYCLE}
-
-    def check_memory(self, plan: Plan) -> None:
-        return
-
-    def write_inputs(self, folder: Path) -> None:
-        return
 
     def build(self, folder: Path) -> Flows:
         train = self._train_flow()
@@ -209,20 +196,6 @@ class EmbodiedJob:
             gae_lambda=algorithm.gae_lambda,
             bootstrap_at_termination=bool(algorithm.bootstrap_at_termination),
         )
-
-    # -- what is fed, what is scored ---------------------------------------------------------------------------------
-
-    def prepare(self, session: Session) -> None:
-        return
-
-    def restore(self, session: Session) -> None:
-        return
-
-    def feeds(self, step: int) -> dict[str, list[Any]]:
-        return {}
-
-    def evaluation_feeds(self) -> dict[str, list[Any]]:
-        return {}
 
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
         names = ("success_once", "success_at_end", "return", "episode_length")

@@ -7,19 +7,19 @@ rollout
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from rlinf.config.devices import device_kind
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.reasoning import ReasoningConfig, WarmStartConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
-from rlinf.jobs.base import Flows, Score
+from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.generation import PromptMaker, check_engine, make_encoder, sampling_settings
 from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
 from rlinf.jobs.training import backend_settings, optimizer_settings
@@ -57,34 +57,41 @@ MODEL_FOLDER = "initial_model"
 REFERENCE_FOLDER = "reference_model"
 
 
-class ReasoningJob:
-    """Flows, feeds and evaluation of a reasoning recipe; the loop does the rest."""
+class ReasoningJob(Job):
+    """Flows, feeds and evaluation of a reasoning recipe."""
 
-    trainer = "actor"
+    config: ReasoningConfig
 
     def __init__(self, config: ReasoningConfig, machine: Machine) -> None:
         self.config = config
         self.machine = machine
+        self.num_items = num_sampled_prompts(config)
+        asked = config.evaluation
+        kind = "greedy accuracy" if asked.temperature == 0 else f"accuracy (avg@{asked.num_samples})"
+        self.score = Score(name="accuracy", text=f"{kind} on held-out problems")
         if config.model.path is not None:
             check_model_folder(config.model.path)
             refuse_damaged_model(config.model.path, key="model.path")
         check_engine(config.rollout.engine, config.rollout.engine_options, "rollout.engine")
-        self._reward_notes = check_reward(config.reward)
+        reward_notes = check_reward(config.reward)
         self._task = make_task(config.task, config.seed)
-        if config.model.path is None and self._task.alphabet is None:
+        if config.model.path is not None:
+            self._tokenizer = load_checkpoint_tokenizer(config.model.path)
+        elif self._task.alphabet is not None:
+            self._tokenizer = character_tokenizer(self._task.alphabet)
+        else:
             raise UserError(
                 "model.architecture makes a tokenizer of single characters, but this task is natural language",
                 hint="give a Hugging Face folder with model.path",
             )
         self._algorithm = config.algorithm.to_algorithm()
         self._backend = backend_settings(config.actor, config.actor.settled_shards)
-        self._tokenizer = self._make_tokenizer()
         if config.reference.path is not None:
             self._check_teacher(config.reference.path)
-        self._prompt_notes: list[str] = []
-        self._encoder = self._make_encoder()
+        self._encoder, prompt_notes = self._make_encoder()
         if isinstance(self._task, FileProblems):
             self._task.fit(self._encoder, config.rollout.max_prompt_tokens)
+        self.notes = [*reward_notes, *prompt_notes, *self._task.notes]
         self._held_out = self._task.held_out()
         if config.model.path is not None:
             self._check_positions(config.model.path)
@@ -107,26 +114,7 @@ class ReasoningJob:
                 hint=f"use --rollout.max_new_tokens {max(1, limit - rollout.max_prompt_tokens)}, for example",
             )
 
-    @property
-    def score(self) -> Score:
-        num_samples, temperature = self.config.evaluation.num_samples, self.config.evaluation.temperature
-        kind = "greedy accuracy" if temperature == 0 else f"accuracy (avg@{num_samples})"
-        return Score(name="accuracy", text=f"{kind} on held-out problems")
-
-    @property
-    def other_scores(self) -> Sequence[Score]:
-        return ()
-
-    @property
-    def notes(self) -> Sequence[str]:
-        return [*self._reward_notes, *self._prompt_notes, *self._task.notes]
-
     # -- flows -----------------------------------------------------------------------------------------------------
-
-    @property
-    def num_items(self) -> int:
-        """Prompts that are sampled in a step."""
-        return num_sampled_prompts(self.config)
 
     def chunks(self, plan: Plan) -> dict[str, int]:
         if plan.mode == "collocated":
@@ -142,20 +130,24 @@ class ReasoningJob:
             check_memory(self.config, shape, plan, cluster, self.machine.memory_bytes)
 
     def build(self, folder: Path) -> Flows:
-        config = self.config
-        model = self._model_settings(folder)
-        train = self._train_flow(model)
-        self._warm_start = self._warm_start_flow(train) if config.warm_start else None
-        others = [self._warm_start] if self._warm_start else []
-        return Flows(train=train, evaluate=self._evaluate_flow(train), others=others)
+        train = self._train_flow(self._model_settings(folder))
+        evaluate = Flow("evaluate").workers_of(train, "rollout", "reward")
+        evaluate.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
+        evaluate.stage("reward", Reward.score, reads="samples", writes="scored", needs_device=False)
+        if self.config.warm_start is None:
+            return Flows(train=train, evaluate=evaluate)
+        warm_start = self._warm_start = Flow("warm-start").workers_of(train, "actor")
+        warm_start.stage("actor", Actor.imitate, reads="examples", dispatch="key", ordered=True, trains=True)
+        return Flows(train=train, evaluate=evaluate, others=[warm_start])
 
     def _train_flow(self, model: ModelSettings) -> Flow:
         config = self.config
         flow = Flow(self._algorithm.name.rpartition(":")[2])
         flow.worker("rollout", Rollout, self._rollout_settings(model))
         if config.algorithm.kl_coef:
-            teacher = self._reference_model(model)
-            flow.worker("reference", Reference, teacher, config.rollout.temperature, self._backend)
+            teacher = config.reference.path
+            judge = model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
+            flow.worker("reference", Reference, judge, config.rollout.temperature, self._backend)
         flow.worker("reward", Reward, self._reward_settings(model))
         flow.worker("actor", Actor, self._actor_settings(model))
 
@@ -178,24 +170,7 @@ class ReasoningJob:
         flow.weights("actor", to="rollout")
         return flow
 
-    def _evaluate_flow(self, train: Flow) -> Flow:
-        flow = Flow("evaluate").workers_of(train, "rollout", "reward")
-        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
-        flow.stage("reward", Reward.score, reads="samples", writes="scored", needs_device=False)
-        return flow
-
-    def _warm_start_flow(self, train: Flow) -> Flow:
-        flow = Flow("warm-start").workers_of(train, "actor")
-        flow.stage("actor", Actor.imitate, reads="examples", dispatch="key", ordered=True, trains=True)
-        return flow
-
     # -- settings --------------------------------------------------------------------------------------------------
-
-    def _make_tokenizer(self) -> Any:
-        if self.config.model.path is not None:
-            return load_checkpoint_tokenizer(self.config.model.path)
-        assert self._task.alphabet is not None, "checked in __init__"
-        return character_tokenizer(self._task.alphabet)
 
     def _check_teacher(self, path: Path) -> None:
         """The reference reads the actor's token ids, so the two must mean the same by them."""
@@ -209,14 +184,13 @@ class ReasoningJob:
                 hint="a teacher judges the actor's token ids; use one of the same family",
             )
 
-    def _make_encoder(self) -> PromptEncoder:
+    def _make_encoder(self) -> tuple[PromptEncoder, list[str]]:
+        """The encoder, and notes on what it chose."""
         task = self.config.task
         if not isinstance(task, FilesTask):
-            return PromptEncoder(self._tokenizer)
+            return PromptEncoder(self._tokenizer), []
         encoder = make_encoder(task, self._tokenizer, self.config.model.path, "task.")
-        if task.prompt_format == "auto":
-            self._prompt_notes.append(f"task.prompt_format=auto: {encoder.describe()}")
-        return encoder
+        return encoder, [f"task.prompt_format=auto: {encoder.describe()}"] if task.prompt_format == "auto" else []
 
     def write_inputs(self, folder: Path) -> None:
         """A small model's config and tokenizer; a user's own model is loaded from where it is."""
@@ -225,18 +199,13 @@ class ReasoningJob:
             write_model_folder(folder / MODEL_FOLDER, model.architecture, self._task.alphabet, model.dtype)
 
     def _model_settings(self, folder: Path) -> ModelSettings:
-        config = self.config
-        if config.model.path is not None:
-            return ModelSettings(
-                folder=str(config.model.path), has_weights=True, dtype=config.model.dtype, seed=config.seed
-            )
-        made = str(folder / MODEL_FOLDER)
-        return ModelSettings(folder=made, has_weights=False, dtype=config.model.dtype, seed=config.seed)
-
-    def _reference_model(self, model: ModelSettings) -> ModelSettings:
-        """The teacher, or the actor's own model."""
-        teacher = self.config.reference.path
-        return model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
+        model = self.config.model
+        return ModelSettings(
+            folder=str(model.path or folder / MODEL_FOLDER),
+            has_weights=model.path is not None,
+            dtype=model.dtype,
+            seed=self.config.seed,
+        )
 
     def _rollout_settings(self, model: ModelSettings) -> RolloutSettings:
         rollout, evaluation = self.config.rollout, self.config.evaluation
@@ -314,10 +283,6 @@ class ReasoningJob:
         """End of the metrics' names -> problems; the set that the score is about comes first, under no name."""
         return {"": self._held_out, **{f"/{name}": rows for name, rows in self._task.more_held_out().items()}}
 
-    def _encode(self, text: str) -> list[int]:
-        """The token ids of an answer; prompts go through the encoder."""
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
-
     # -- before the first step -------------------------------------------------------------------------------------
 
     def prepare(self, session: Session) -> None:
@@ -374,18 +339,15 @@ class ReasoningJob:
     def _examples(self, settings: WarmStartConfig, step: int) -> list[ExampleBatch]:
         """One batch as one item a shard, from a stretch of the problem stream that the training steps do not reach."""
         first = WARM_START_OFFSET + step * settings.batch_size
-        rows, prompt_lengths = [], []
+        rows, masks = [], []
         for index in range(first, first + settings.batch_size):
             problem = self._task.train_problem(index)
             prompt = self._encoder.encode(problem.prompt)
-            rows.append([*prompt, *self._encode(problem.answer), self._tokenizer.eos_token_id])
-            prompt_lengths.append(len(prompt))
-        width = max(map(len, rows))
-        token_ids = torch.full((len(rows), width), self._tokenizer.pad_token_id)
-        loss_mask = torch.zeros(len(rows), width)
-        for i, (row, length) in enumerate(zip(rows, prompt_lengths, strict=True)):
-            token_ids[i, : len(row)] = torch.tensor(row)
-            loss_mask[i, length : len(row)] = 1
+            answer = self._tokenizer(problem.answer, add_special_tokens=False)["input_ids"]
+            rows.append(torch.tensor([*prompt, *answer, self._tokenizer.eos_token_id]))
+            masks.append((torch.arange(len(rows[-1])) >= len(prompt)).float())
+        token_ids = pad_sequence(rows, batch_first=True, padding_value=self._tokenizer.pad_token_id)
+        loss_mask = pad_sequence(masks, batch_first=True)
         num_shards = self.config.actor.settled_shards
         return [
             ExampleBatch(shard=shard, token_ids=token_ids[shard::num_shards], loss_mask=loss_mask[shard::num_shards])

@@ -28,6 +28,9 @@ RULES = {
     "exact": "exact_match",
     "numeric": "numeric_match",
     "format": "think_answer_format",
+    "multiple_choice": "multiple_choice",
+    "length": "length_penalty",
+    "length_target": "length_target",
 }
 """Kind in the config -> name in rlinf_algos."""
 
@@ -37,8 +40,8 @@ def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
     match config:
         case RuleReward():
             return RewardSpec(rule=RULES[random_stands_for if config.kind == "random" else config.kind])
-        case ChoiceReward():
-            return RewardSpec(rule="multiple_choice", options={"num_choices": config.num_choices})
+        case ChoiceReward() | LengthReward() | LengthTargetReward():
+            return RewardSpec(rule=RULES[config.kind], options=config.model_dump(exclude={"kind"}))
         case FunctionReward():
             return RewardSpec(rule=config.path, time_limit_s=config.time_limit_s)
         case WeightedReward():
@@ -72,12 +75,6 @@ def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
         case ModelReward():
             options = {"folder": str(config.path), "batch_size": config.batch_size, "max_tokens": config.max_tokens}
             return RewardSpec(rule="reward_model", options=options)
-        case LengthReward():
-            options = {"free": config.free, "limit": config.limit, "unit": config.unit}
-            return RewardSpec(rule="length_penalty", options=options)
-        case LengthTargetReward():
-            options = {"target": config.target, "tolerance": config.tolerance, "unit": config.unit}
-            return RewardSpec(rule="length_target", options=options)
 
 
 def check_reward(config: RewardConfig, key: str = "reward") -> tuple[str, ...]:

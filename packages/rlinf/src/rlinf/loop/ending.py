@@ -11,15 +11,18 @@ from rlinf.config.common import RunConfig
 from rlinf.run_folder.folder import RESULT
 
 
-def reason_to_end(run: RunConfig, *, step: int, score: float, training_s: float) -> str | None:
-    """Why a run ends after `step` steps; None: it goes on."""
+def reasons_to_end(run: RunConfig, *, step: int, score: float, training_s: float) -> dict[str, str]:
+    """Why a run ends after `step` steps -> what to change so that it goes on; empty: it goes on."""
+    found = {}
     if step >= run.num_steps:
-        return f"all of run.num_steps={run.num_steps} are done"
+        found[f"all of run.num_steps={run.num_steps} are done"] = f"--run.num_steps {2 * run.num_steps}"
     if run.stop_at_score is not None and score >= run.stop_at_score:
-        return f"its score of {score:.3g} reaches run.stop_at_score={run.stop_at_score:g}"
+        reason = f"its score of {score:.3g} reaches run.stop_at_score={run.stop_at_score:g}"
+        found[reason] = "--run.stop_at_score null"
     if run.max_minutes is not None and training_s >= run.max_minutes * 60:
-        return f"it has trained for run.max_minutes={run.max_minutes:g}"
-    return None
+        reason = f"it has trained for run.max_minutes={run.max_minutes:g}"
+        found[reason] = f"--run.max_minutes {2 * run.max_minutes:g}"
+    return found
 
 
 def how_to_go_on(run: RunConfig, path: Path) -> str | None:
@@ -30,17 +33,12 @@ def how_to_go_on(run: RunConfig, path: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     score = math.nan if score is None else score
-    reason = reason_to_end(run, step=step, score=score, training_s=training_s)
-    if reason is None:
+    reasons = reasons_to_end(run, step=step, score=score, training_s=training_s)
+    if not reasons:
         return None
-    changes = [f"--run.num_steps {2 * run.num_steps}"] if step >= run.num_steps else []
-    if run.stop_at_score is not None and score >= run.stop_at_score:
-        changes.append("--run.stop_at_score null")
-    if run.max_minutes is not None and training_s >= run.max_minutes * 60:
-        changes.append(f"--run.max_minutes {2 * run.max_minutes:g}")
     return (
-        f"the run in {path} is finished after {step} steps: {reason}; nothing was touched\n"
-        f"to train on: {resume_command(path)} {' '.join(changes)}"
+        f"the run in {path} is finished after {step} steps: {next(iter(reasons))}; nothing was touched\n"
+        f"to train on: {resume_command(path)} {' '.join(reasons.values())}"
     )
 
 

@@ -33,19 +33,10 @@ class PlanTimes:
 
     plan: Plan
     problem: Problem | None
-    """None: nothing was predicted."""
+    """What is predicted from; may be set anew. None: nothing was predicted."""
     first_step: int
-    _expected: Controller | None = field(init=False)
     _steps_s: list[float] = field(default_factory=list)
     _stages_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-
-    def __post_init__(self) -> None:
-        self._expected = None if self.problem is None else Controller(problem=self.problem, plan=self.plan)
-
-    def expect(self, problem: Problem) -> None:
-        """The plan was asked for again and stays: this is what is predicted from now on."""
-        self.problem = problem
-        self._expected = Controller(problem=problem, plan=self.plan)
 
     def add(self, run: FlowRun, busy_s: Mapping[str, float]) -> None:
         """A training step under the plan."""
@@ -55,7 +46,7 @@ class PlanTimes:
 
     def to_json(self) -> dict[str, Any]:
         """Medians over the steps; seconds. `predicted_s` is null where nothing was predicted."""
-        expected = self._expected
+        expected = self.problem and Controller(problem=self.problem, plan=self.plan)
         return {
             "mode": self.plan.mode,
             "reason": self.plan.reason,
@@ -63,11 +54,11 @@ class PlanTimes:
             "num_steps": len(self._steps_s),
             "step": {"predicted_s": expected and expected.step_s, "measured_s": _median(self._steps_s)},
             "stages": {
-                placed.stage: {
-                    "predicted_s": expected and expected.predicted_s[placed.stage],
-                    "measured_s": _median(self._stages_s[placed.stage]),
+                name: {
+                    "predicted_s": expected and expected.predicted_s[name],
+                    "measured_s": _median(self._stages_s[name]),
                 }
-                for placed in self.plan.stages
+                for name in (placed.stage for placed in self.plan.stages)
             },
         }
 

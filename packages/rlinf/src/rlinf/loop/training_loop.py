@@ -10,37 +10,25 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from rlinf.config.devices import device_kind
 from rlinf.console.progress import Progress
 from rlinf.jobs.base import Job, Score
-from rlinf.loop.ending import reason_to_end
+from rlinf.loop.ending import reasons_to_end
 from rlinf.loop.plan_times import PlanTimes, busy_seconds
 from rlinf.loop.session import Session
 from rlinf.loop.stopping import StopRequest
 from rlinf.planning.auto_mode import AutoMode, moves
 from rlinf.planning.plans import Planned, make_plans, placements_to_measure
 from rlinf.processes import fork_server
-from rlinf.processes.environment import worker_environment
-from rlinf.processes.executor import make_executor
-from rlinf.processes.failures import run_failed
+from rlinf.processes.executor import make_executor, run_failed
 from rlinf.run_folder import RunFolder
 from rlinf_sched.describe import diagram
 from rlinf_workers import FlowRun, WorkersError
 from rlinf_workers.profiling import Measured
 from rlinf_workers.spans import COMPUTE, SYNC
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobResult:
-    """What `rlinf train` prints at the end."""
-
-    table: str
-    report_path: str
-    before: float
-    after: float
 
 
 @dataclass
@@ -66,18 +54,20 @@ class TrainingLoop:
         self._clock = _Clock()
         self._started_s = 0.0
         self._times: list[PlanTimes] = []
-        self._result: JobResult | None = None
+        self._result = ""
         self._only_measures = False
         self._placements: list[Planned] = []
         """In a measurement, the placements that are still to be measured."""
         on_slots = device_kind(job.config.cluster, job.machine) == "cpu"
-        self._forks = on_slots and fork_server.start(job.config, worker_environment(job.config.cluster))
+        self._forks = on_slots and fork_server.start(job.config)
         self.progress = Progress(total=job.config.run.num_steps)
 
-    def run(self) -> JobResult:
-        """Raises: UserError (before any process starts), RunFailed (with role, rank, cause and log tail)."""
+    def run(self) -> str:
+        """Returns the table of scores and times, and where the report is.
+
+        Raises: UserError (before any process starts), RunFailed (with role, rank, cause and log tail).
+        """
         self._run()
-        assert self._result is not None, "a run ends with a result or an error"
         return self._result
 
     def measure(self) -> Measured:
@@ -172,7 +162,7 @@ class TrainingLoop:
                 latest = self._evaluate_unless(stop, latest)
                 is_last = self._is_over(latest)
             if stop.is_made or is_last or done % run.checkpoint_every == 0:
-                self._save_checkpoint(done)
+                self._save_checkpoint()
             if stop.is_made:
                 self.progress.message(f"stopped after step {done}; its checkpoint is saved")
                 raise KeyboardInterrupt
@@ -189,7 +179,7 @@ class TrainingLoop:
         is resumed."""
         try:
             with stop.raising():
-                return self.evaluate(self._clock.step)
+                return self.evaluate()
         except KeyboardInterrupt:
             if stop.is_urgent:
                 raise
@@ -206,7 +196,7 @@ class TrainingLoop:
             return None
         after = planned.plans[self._flows.train.name]
         if moves(before, after):
-            self._save_checkpoint(self._clock.step)
+            self._save_checkpoint()
             return planned
         self._session.executor.replan(self._flows.train, after)
         self._begin_plan(planned)
@@ -219,7 +209,7 @@ class TrainingLoop:
             self._begin_times()  # the steps so far were measured under probe plans
         elif problem is not None and problem is not times.problem:
             self._folder.write_problem(problem.to_json())
-            times.expect(problem)
+            times.problem = problem
 
     def _next_placement(self) -> Planned | None:
         """Saves a checkpoint and goes on to the next placement of a measurement; None: all are measured."""
@@ -227,7 +217,7 @@ class TrainingLoop:
             return None
         planned = self._placements.pop(0)
         self._auto.begin_probes(planned)
-        self._save_checkpoint(self._clock.step)
+        self._save_checkpoint()
         return planned
 
     def _resume_or_prepare(self) -> float:
@@ -238,17 +228,15 @@ class TrainingLoop:
         self._job.prepare(self._session)
         if self._only_measures:
             return self._clock.before
-        self._clock.before = self.evaluate(0)
+        self._clock.before = self.evaluate()
         self._session.stage_s.clear()
-        self._save_checkpoint(0)
+        self._save_checkpoint()
         return self._clock.before
 
     def _resume(self, checkpoint: Path) -> float:
         """Returns the latest score."""
         state = self._folder.read_state(checkpoint)
-        clock = self._clock = _Clock(
-            step=state["step"], elapsed_s=state["elapsed_s"], before=state["before"], own_score=state["own_score"]
-        )
+        clock = self._clock = _Clock(**{field.name: state[field.name] for field in fields(_Clock)})
         self._session.stage_s.update(state["stage_s"])
         self._session.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
         self._session.sync_weights()
@@ -257,7 +245,7 @@ class TrainingLoop:
         latest: float = state["score"]
         is_due = clock.step % self._config.run.evaluate_every == 0 or self._is_over(latest)
         if is_due and clock.own_score is None and not self._only_measures:  # the run was stopped before it
-            return self.evaluate(clock.step)
+            return self.evaluate()
         return latest
 
     def _finish(self, score: float) -> None:
@@ -288,10 +276,11 @@ class TrainingLoop:
             if other.name in last
         ]
         table = final_table(scores, best and (best.name, best_score), self._session.stage_s, training_s)
-        self._result = JobResult(table=table, report_path=str(report_path), before=clock.before, after=score)
+        self._result = f"{table}\nreport: {report_path}"
 
-    def evaluate(self, step: int) -> float:
-        """Scores the present weights, writes it down and returns the score; `step` counts the training steps done."""
+    def evaluate(self) -> float:
+        """Scores the present weights, writes it down and returns the score."""
+        step = self._clock.step
         metrics = self._session.evaluate(step)
         self._folder.evaluation(step, metrics, time_s=self._training_s())
         score = self._clock.own_score = metrics[self._job.score.name]
@@ -304,28 +293,24 @@ class TrainingLoop:
     # -- records ---------------------------------------------------------------------------------------------------
 
     def _record_step(self, step: int, run: FlowRun) -> None:
-        by_stage: dict[str, float] = defaultdict(float)
-        for span in run.spans:
+        stage_s: dict[str, float] = defaultdict(float)
+        for span in sorted(run.spans, key=lambda span: span.category == SYNC):
             if span.category in (COMPUTE, SYNC):
-                by_stage[span.name if span.category == COMPUTE else "sync"] += span.duration_s
-        metrics = dict(run.metrics)
-        metrics["time/step_s"] = run.duration_s
-        metrics |= {f"time/{stage}_s": seconds for stage, seconds in by_stage.items()}
-        self._folder.metrics(step, metrics, time_s=self._training_s())
+                stage_s[span.name if span.category == COMPUTE else "sync"] += span.duration_s
+        times = {"time/step_s": run.duration_s, **{f"time/{stage}_s": seconds for stage, seconds in stage_s.items()}}
+        self._folder.metrics(step, {**run.metrics, **times}, time_s=self._training_s())
         self._folder.samples(step, run.shown)
-        self.progress.step(step, metrics)
+        self.progress.step(step, run.metrics, run.duration_s, stage_s)
 
-    def _save_checkpoint(self, step: int) -> None:
+    def _save_checkpoint(self) -> None:
         """Saves a checkpoint of the present weights; does nothing where this step has one."""
-        latest = self._folder.latest_checkpoint()
+        step, latest = self._clock.step, self._folder.latest_checkpoint()
         if latest is not None and self._folder.read_state(latest)["step"] == step:
             return
         state = {
-            "step": step,
+            **asdict(self._clock),
             "elapsed_s": self._training_s(),
-            "before": self._clock.before,
-            "score": self._last_score(),
-            "own_score": self._clock.own_score,
+            "score": self._folder.last_evaluation().get(self._job.score.name, self._clock.before),
             "stage_s": dict(self._session.stage_s),
             "seed": self._config.seed,
         }
@@ -333,20 +318,15 @@ class TrainingLoop:
             self._session.group(self._job.trainer).call("save_checkpoint", str(folder))
         self._folder.write_plan_times([times.to_json() for times in self._times])
 
-    def _last_score(self) -> float:
-        return self._folder.last_evaluation().get(self._job.score.name, self._clock.before)
-
     def _training_s(self) -> float:
-        running_s = time.monotonic() - self._started_s if self._started_s else 0.0
-        return self._clock.elapsed_s + running_s
+        return self._clock.elapsed_s + (time.monotonic() - self._started_s if self._started_s else 0.0)
 
     def _is_over(self, score: float) -> bool:
         """All steps done, the score reached or the time up; a measurement ends by itself."""
         if self._only_measures:
             return False
-        clock = self._clock
-        ended = reason_to_end(self._config.run, step=clock.step, score=score, training_s=self._training_s())
-        return ended is not None
+        step, training_s = self._clock.step, self._training_s()
+        return bool(reasons_to_end(self._config.run, step=step, score=score, training_s=training_s))
 
 
 def final_table(

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rlinf.config.common import ClusterConfig
 from rlinf.doors import named_class
-from rlinf.errors import UserError
+from rlinf.errors import RunFailed, UserError
 from rlinf.processes.environment import worker_environment
 from rlinf_sched.cluster import Cluster
-from rlinf_workers import Executor
+from rlinf_workers import Executor, RemoteError, WorkersError
 from rlinf_workers.registry import LAUNCHERS, WEIGHT_LINKS
+
+
+def check_doors(config: ClusterConfig) -> None:
+    """Raises: UserError for a launcher or a weight link that is not there, or options that it does not take."""
+    options = config.launcher_options
+    named_class(LAUNCHERS, config.launcher, options, at="cluster.launcher", **_settings(config, 1.0, False))
+    if config.weight_link != "auto":
+        options = config.weight_link_options
+        named_class(WEIGHT_LINKS, config.weight_link, options, at="cluster.weight_link", edge="", reshard=None)
+    elif config.weight_link_options:
+        raise UserError("cluster.weight_link_options: auto takes none", hint="name a link with cluster.weight_link")
 
 
 def make_executor(
@@ -19,23 +31,35 @@ def make_executor(
     """An executor on the devices of `cluster`; leaving it ends every process.
 
     Args:
+        config: has been through `check_doors`.
         worker_timeout_s: a worker that is silent for so long is lost.
         forks: workers are forked from the fork server.
-
-    Raises: UserError for a launcher or a weight link that is not there, or options that it does not take.
     """
-    settings = {"heartbeat_timeout_s": worker_timeout_s, "pins_slots": config.pin_slots, "forks": forks}
-    make_launcher = named_class(LAUNCHERS, config.launcher, config.launcher_options, at="cluster.launcher", **settings)
-    if config.weight_link != "auto":
-        options = config.weight_link_options
-        named_class(WEIGHT_LINKS, config.weight_link, options, at="cluster.weight_link", edge="", reshard=None)
-    elif config.weight_link_options:
-        raise UserError("cluster.weight_link_options: auto takes none", hint="name a link with cluster.weight_link")
+    make_launcher = LAUNCHERS.get(config.launcher)
     return Executor(
         cluster=cluster,
-        launcher=make_launcher(**settings, **config.launcher_options),
+        launcher=make_launcher(**_settings(config, worker_timeout_s, forks), **config.launcher_options),
         log_folder=log_folder,
         environment=worker_environment(config),
         weight_link=config.weight_link,
         weight_link_options=config.weight_link_options,
     )
+
+
+def _settings(config: ClusterConfig, worker_timeout_s: float, forks: bool) -> dict[str, Any]:
+    """What a launcher gets from the run."""
+    return {"heartbeat_timeout_s": worker_timeout_s, "pins_slots": config.pin_slots, "forks": forks}
+
+
+def run_failed(error: WorkersError, log_folder: Path | None, *, during: str = "") -> RunFailed:
+    """The end of a run in a few lines: what was raised, where, and how to see the traceback.
+
+    Args:
+        log_folder: holds `ROLE/RANK.log`; None where the logs go with the command.
+        during: what was going on, "step 3: " for example.
+    """
+    if not isinstance(error, RemoteError):
+        return RunFailed(f"{during}{error}")
+    place = f"raised in {error.raised_in}\n" if error.raised_in else ""
+    log = f", and so does {log_folder / error.worker}.log" if log_folder else ""
+    return RunFailed(f"{during}{error}\n{place}hint: --traceback shows the way there{log}")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Mapping
 from multiprocessing import forkserver
 from pathlib import Path
 
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.schema import Config
 from rlinf.machine import NVIDIA_DEVICE
+from rlinf.processes.environment import worker_environment
 
 AMD_DEVICE = Path("/dev/kfd")
 FIRST = "rlinf.processes.fork_server_child"
@@ -29,16 +29,12 @@ ROLES = {
 }
 
 
-def start(config: Config, environment: Mapping[str, str]) -> bool:
-    """Starts the server, unless the run may have a GPU; returns at once, whether it did.
-
-    Args:
-        environment: the workers' environment variables; libraries read them as they are imported.
-    """
+def start(config: Config) -> bool:
+    """Starts the server, unless the run may have a GPU; returns at once, whether it did."""
     if config.cluster.device != "cpu" and (NVIDIA_DEVICE.exists() or AMD_DEVICE.exists()):
         return False
     before = dict(os.environ)
-    os.environ.update(environment)
+    os.environ.update(worker_environment(config.cluster))  # libraries read it as they are imported
     try:
         multiprocessing.set_forkserver_preload([FIRST, *modules(config)])
         forkserver.ensure_running()

@@ -50,7 +50,7 @@ class Accelerator(Protocol):
     ) -> torch.Tensor: ...
 
     def make_current(self) -> None:
-        """For the calling thread."""
+        """Makes the device current for the calling thread."""
         ...
 
     def new_stream(self) -> Any: ...
@@ -58,7 +58,7 @@ class Accelerator(Protocol):
     def current_stream(self) -> Any: ...
 
     def mark(self) -> Any:
-        """What is on the current stream by now."""
+        """Returns a mark of what is on the current stream by now."""
         ...
 
     def wait_for_mark(self, stream: Any, mark: Any) -> None:
@@ -66,7 +66,7 @@ class Accelerator(Protocol):
         ...
 
     def working_on(self, stream: Any) -> contextlib.AbstractContextManager[None]:
-        """In it, `stream` is current and comes after the stream that was; that one comes after it at the end."""
+        """A context in which `stream` is current; it waits for the previous stream, which waits for it at the end."""
         ...
 
     def synchronize(self, stream: Any) -> None:
@@ -75,7 +75,7 @@ class Accelerator(Protocol):
 
 
 def plain_tensor(array: Any) -> torch.Tensor:
-    """Accelerator.as_tensor. Raises UnsupportedValueError when torch cannot take the array."""
+    """Does what Accelerator.as_tensor promises. Raises UnsupportedValueError when torch cannot take the array."""
     try:
         return _arrays.tensor_of(array).detach().resolve_conj().resolve_neg()
     except _arrays.Refused as error:

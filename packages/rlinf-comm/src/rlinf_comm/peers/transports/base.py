@@ -112,11 +112,11 @@ class Outgoing(Protocol):
         ...
 
     def check(self) -> None:
-        """PeerLost or PeerLeft when the receiver is gone."""
+        """Raises PeerLost or PeerLeft when the receiver is gone."""
         ...
 
     def close(self, *, farewell: bool) -> None:
-        """Without farewell the receiver sees what it would see if this process were killed."""
+        """Ends the link. Without farewell the receiver sees what it would see if this process were killed."""
         ...
 
 
@@ -146,7 +146,7 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """For Peer(transports=...), RLINF_COMM_TRANSPORTS and messages."""
+        """The name in Peer(transports=...), RLINF_COMM_TRANSPORTS and messages."""
         ...
 
     @property

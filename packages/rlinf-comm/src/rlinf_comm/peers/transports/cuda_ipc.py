@@ -1,4 +1,4 @@
-"""Between two processes of one host that use CUDA: tensors in device memory cross as records of the sender's arena.
+"""Transport between processes of one host that use CUDA: device tensors cross as records of the sender's arena.
 
     sender      copies the tensors into its arena -> puts the records in the value's place -> publishes a lease
     receiver    takes the records -> waits for the lease -> copies into memory of its own -> acknowledges the lease
@@ -48,7 +48,7 @@ _ECHO_ARENA_BYTES = 2 << 20
 """A page of the virtual memory functions."""
 
 _ECHO_OFFSET = 64 << 10
-"""Not at the start, so that a lost offset is noticed."""
+"""Offset of the echo in its arena; it is not 0, so that a lost offset is noticed."""
 
 
 @record
@@ -168,7 +168,7 @@ class _Flying:
     lease: int
     blocks: list[DeviceMemory]
     sent: list[torch.Tensor]
-    """Those that lay in an arena of the sender's already."""
+    """Tensors that lay in an arena of the sender's already."""
 
 
 class _IpcOutgoing:
@@ -279,7 +279,7 @@ class _IpcOutgoing:
         self._host.check()
 
     def close(self, *, farewell: bool) -> None:
-        """With farewell, values on their way can still be received: their memory stays until they are."""
+        """Ends the link. With farewell, values on their way keep their memory until they are received."""
         if not self._is_open:
             return
         self._is_open = False
@@ -291,7 +291,7 @@ class _IpcOutgoing:
                 self._free()
 
     def _linger(self) -> None:
-        """Until the receiver has acknowledged all: it does when it receives, when it closes, and by its end."""
+        """Frees the memory once the receiver has acknowledged all: by receiving, by closing, or by its end."""
         while self._flying:
             self._take_back(Deadline(SLICE_S))
         self._free()

@@ -32,13 +32,13 @@ _MAGIC = b"rlv2"
 _VALUE, _FAREWELL = 0, 1
 
 _MORE, _ALL, _CANCELLED = b"\x2d", b"\xd2", b"\x33"
-"""At least four bits apart."""
+"""Marks of which any two differ in at least four bits."""
 _DIGEST_BYTES = 16
 _CHUNK_BYTES = 4 << 20
-"""At most so much is copied to take a value back; the marks cost nothing beside it."""
+"""The most that is copied to take a value back; the marks cost nothing beside it."""
 
 _META_STEP_BYTES = 256 << 10
-"""So much is taken at a time for the meta part, whatever length it claims to have."""
+"""The meta part is taken in steps of this size, whatever length it claims to have."""
 
 _MACHINE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -49,7 +49,7 @@ _STAGING_BYTES = 64 << 10
 """Smaller pieces are read together, larger ones straight to where they belong."""
 
 _JOIN_BYTES = 16 << 10
-"""Up to here one copy is cheaper than a list of pieces for the system."""
+"""For values up to this size one copy is cheaper than a list of pieces for the system."""
 
 
 class Outbox:
@@ -122,7 +122,7 @@ class StreamReader:
         self._ready_bytes = self._coming_bytes = 0
         self.torn: TornStream | None = None
         self.has_ended = False
-        """Nothing more will come."""
+        """Whether nothing more will come."""
         self.said_farewell = False
         self.progress = "it has sent nothing"
         """How much has come of the value that is on its way, as text for error messages."""

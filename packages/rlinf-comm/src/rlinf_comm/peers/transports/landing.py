@@ -57,7 +57,7 @@ class _Pages:
         return array.data  # keeps the array; whoever decodes it keeps this
 
     def _find(self, num_bytes: int) -> mmap.mmap | None:
-        """Kept pages that fit without much waste."""
+        """Finds kept pages that fit without much waste."""
         with self._lock:
             while self._returned:
                 self._kept.append(self._returned.popleft())

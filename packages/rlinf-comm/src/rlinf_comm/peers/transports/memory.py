@@ -1,4 +1,4 @@
-"""Within one process: values are handed over by reference, without a copy.
+"""Transport within one process: values are handed over by reference, without a copy.
 
 Sender and receiver hold the same object afterwards, so that a later write by either is seen by both, and values that
 could not cross a process border do cross. A link holds at most `_MAX_VALUES` values that wait.
@@ -22,7 +22,7 @@ _MAX_VALUES = 4096
 
 
 class Door(Protocol):
-    """Where a peer of this process takes a link."""
+    """The end at which a peer of this process takes links."""
 
     def enter(self, transport: str, theirs: PeerAddress, incoming: Incoming) -> None:
         """Raises Unusable when the peer does not want it."""
@@ -30,7 +30,7 @@ class Door(Protocol):
 
 
 _doors: weakref.WeakValueDictionary[bytes, Door] = weakref.WeakValueDictionary()
-"""By the tokens of the peers of this process."""
+"""The doors of this process's peers, by the peers' tokens."""
 
 
 def open_door(incarnation: bytes, door: Door) -> None:
@@ -42,7 +42,7 @@ def shut_door(incarnation: bytes) -> None:
 
 
 class MemoryTransport:
-    """By reference, between two peers of one process."""
+    """Hands values over by reference, between two peers of one process."""
 
     name = "memory"
     needs_line = False

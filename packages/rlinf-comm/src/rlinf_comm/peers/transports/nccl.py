@@ -1,4 +1,4 @@
-"""Between two devices that share no memory: tensors in device memory go over an NCCL communicator of the pair.
+"""Transport between two devices that share no memory: their tensors go over an NCCL communicator of the pair.
 
     sender      copies the tensors -> the value with their forms goes over TCP -> a thread sends the copies, in order
     receiver    takes the forms -> takes tensors of its own -> receives into them, in the same order -> waits for them
@@ -139,7 +139,7 @@ class _Departure:
     def __init__(self, tensors: list[torch.Tensor], mark: Any) -> None:
         self.tensors = tensors
         self.mark = mark
-        """On the stream where the tensors were made."""
+        """The mark on the stream where the tensors were made."""
         self.num_bytes = sum(tensor.nbytes for tensor in tensors)
 
 
@@ -160,9 +160,9 @@ class _NcclOutgoing:
         self._lock = threading.Lock()
         self._is_open = True
         self._farewell: Deadline | None = None
-        """Until then what is on its way is still sent."""
+        """The time until which what is on its way is still sent."""
         self._is_cut = False
-        """Closed without farewell: nothing more is to be sent."""
+        """Whether it was closed without farewell: then nothing more is to be sent."""
 
     def send(self, value: Any, deadline: Deadline) -> None:
         value, arrays = lift_out(value, self._accelerator.holds)
@@ -252,7 +252,7 @@ class _NcclOutgoing:
             raise kind(text) from self._failure
 
     def close(self, *, farewell: bool) -> None:
-        """With farewell, values on their way can still be received for a minute."""
+        """Ends the link. With farewell, values on their way can still be received for a minute."""
         if not self._is_open:
             return
         self._farewell = Deadline(_FAREWELL_TIMEOUT_S)
@@ -304,7 +304,7 @@ class _NcclIncoming(IncomingParcels[_Parcel]):
         return tensors
 
     def _await_communicator(self, unique_id: bytes, check: Callable[[], None]) -> Communicator:
-        """Made in a thread of its own, so that a receive that runs out of time does not undo it."""
+        """Waits for the communicator, which a thread of its own makes: a receive that times out does not undo it."""
         if self._communicator is None:
             self._communicator = Future()
             threading.Thread(target=self._make, args=(unique_id,), name="rlinf-comm NCCL", daemon=True).start()

@@ -14,7 +14,7 @@ from rlinf_comm.peers.transports.base import Incoming, Traffic
 from rlinf_comm.peers.transports.lifted import put_back
 
 CLOSE_TIMEOUT_S = 1.0
-"""For a call in another thread to notice the end of its link."""
+"""Time for a call in another thread to notice the end of its link."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Between two processes of one host: a channel in shared memory for each direction, made by the sender.
+"""Transport between two processes of one host: a channel in shared memory for each direction, made by the sender.
 
 A value that fits the channel crosses as one item, and the receiver's tensors are views of it. A larger one crosses as
 its structure followed by parts, which the receiver copies together. What an item is, its key says.

@@ -1,4 +1,4 @@
-"""Between hosts, and wherever nothing faster works: the TCP connection on which the peers met.
+"""Transport between hosts, and wherever nothing faster works: the TCP connection on which the peers met.
 
 Values are written from the tensors' memory and read into the memory that they stay in (frames.py). While nobody
 receives, ReadAhead takes in up to `capacity_bytes`, so that two peers may send to each other before either receives.
@@ -31,7 +31,7 @@ from rlinf_comm.peers.transports.base import (
 from rlinf_comm.peers.transports.frames import Outbox, StreamReader
 
 _FAREWELL_TIMEOUT_S = 1.0
-"""For the farewell to a receiver that has stopped reading."""
+"""Time for the farewell to a receiver that has stopped reading."""
 
 
 class TcpTransport:
@@ -141,7 +141,7 @@ class _TcpIncoming:
         return codec.decode(header, buffers)
 
     def _wait(self, deadline: Deadline, is_cancelled: Callable[[], bool]) -> None:
-        """Until something can be read; raises why nothing will come."""
+        """Waits until something can be read; raises the reason why nothing will come."""
         reader, theirs = self._reader, self._traffic.theirs
         if reader.torn is not None:
             raise TornStream(f"from {theirs.name!r}: {reader.torn}")
@@ -163,7 +163,7 @@ class _TcpIncoming:
     # --- for ReadAhead ---
 
     def readable_descriptor(self) -> int | None:
-        """When nobody receives, and more may be read ahead."""
+        """The socket's descriptor while nobody receives and more may be read ahead; else None."""
         is_idle = time.monotonic() - self._last_receive_s > SLICE_S and not self._lock.locked()
         has_room = self._reader.num_bytes < self._capacity_bytes
         return self._socket.fileno() if self._is_open and is_idle and has_room and not self._reader.has_ended else None

@@ -36,7 +36,7 @@ class RankAssembly:
         self._buffers[buffer] = BufferSpec(shape, dtype)
 
     def add_linear(self, buffer: str, parts: Sequence[Part], shape: tuple[int, ...]) -> None:
-        """As `add`, for the weights of linear layers, which in FP8 bring the scales of their blocks along."""
+        """Adds weights of linear layers as `add` does; in FP8 they bring the scales of their blocks along."""
         self.add(buffer, parts, shape)
         if f"{parts[0][0]}_scale_inv" in self._specs:
             num_matrices = math.prod(shape[:-2])
@@ -113,7 +113,7 @@ class RankAssembly:
 
 @functools.lru_cache(maxsize=4096)  # all experts of all layers have the same
 def interval(shape: tuple[int, ...], dim: int, first: int, length: int) -> Box:
-    """All of a tensor but for one dimension."""
+    """The box of a tensor that is cut along one dimension only."""
     start = [0] * len(shape)
     start[dim] = first
     return Box(tuple(start), (*shape[:dim], length, *shape[dim + 1 :]))

@@ -26,7 +26,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def canonical_tensors(shape: TransformerShape) -> dict[str, TensorSpec]:
-    """By name, in the order of the layers, each expert by itself."""
+    """The canonical tensors by name, in the order of the layers, each expert by itself."""
     specs = {"model.embed_tokens.weight": TensorSpec((shape.vocab, shape.hidden), shape.dtype)}
     for layer in range(shape.num_layers + shape.mtp_layers):
         for name, size in _layer_shapes(shape, layer).items():

@@ -97,7 +97,7 @@ class TransformerShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], dtype: str | None = None, *, mtp: bool = False) -> TransformerShape:
-        """From a Hugging Face config, as in config.json or `model.config.to_dict()`.
+        """Reads the shape from a Hugging Face config, as in config.json or `model.config.to_dict()`.
 
         Llama, Qwen2, Qwen3, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and V3.
 

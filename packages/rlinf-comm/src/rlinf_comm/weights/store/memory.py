@@ -38,7 +38,7 @@ class WeightStoreAddress:
 
 
 class ControlWords:
-    """Where each control word of a plan's store is."""
+    """Indices of the control words of a plan's store."""
 
     def __init__(self, plan: ReshardPlan, num_pieces: int) -> None:
         self._receivers = 4 + 5 * plan.num_src_ranks
@@ -65,7 +65,7 @@ class ControlWords:
         return self.receiver(dst_rank) + 3
 
     def piece(self, slot: int, index: int) -> int:
-        """Where the version of a slot's piece is; the two words of the piece's digest follow."""
+        """Index of the version of a slot's piece; the two words of the piece's digest follow."""
         return self._pieces + 3 * (slot * self._num_pieces + index)
 
 

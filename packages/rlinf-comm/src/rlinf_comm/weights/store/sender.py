@@ -79,7 +79,7 @@ class WeightSender(StoreSide):
         return 0
 
     def _wait_for_slot(self, slot: int, policy_version: int, timeout_s: float) -> float:
-        """Until no receiver needs what is in the slot."""
+        """Waits until no receiver needs what is in the slot; returns the seconds waited."""
         old = self._words.load(self._control.slot_version(self._rank, slot))
 
         def is_free() -> bool:

@@ -29,11 +29,11 @@ class PlacedPiece:
 
     piece: Piece
     place: Place
-    """In this rank's buffers."""
+    """Where the piece lies in this rank's buffers."""
     index: int
-    """Among all pieces of the plan."""
+    """Index of the piece among all pieces of the plan."""
     offset: int
-    """In a slot, bytes."""
+    """Bytes from the start of a slot."""
     num_bytes: int
 
 

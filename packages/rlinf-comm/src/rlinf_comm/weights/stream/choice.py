@@ -29,7 +29,7 @@ class Choice:
     is_delta: bool
     reason: str
     dense_s: float | None = None
-    """Predicted; None before anything was measured."""
+    """Predicted seconds; None before anything was measured."""
     delta_s: float | None = None
 
 
@@ -88,7 +88,7 @@ class DeltaChoice:
             self.apply_s_per_byte = self._mean(self.apply_s_per_byte, seconds / num_bytes)
 
     def sent(self, num_bytes: int, seconds: float) -> None:
-        """So many bytes took that long on the link. Too few tell nothing of its rate."""
+        """Notes how long so many bytes took on the link; too few tell nothing of its rate."""
         if num_bytes >= _MIN_LINK_BYTES:
             self.link_s_per_byte = self._mean(self.link_s_per_byte, seconds / num_bytes)
 

@@ -15,7 +15,7 @@ _Message = TypeVar("_Message")
 _Result = TypeVar("_Result")
 
 _SLICE_S = 0.25
-"""So soon a wait notices that another one has failed."""
+"""A wait notices this soon that another one has failed."""
 
 
 class Cancelled(Exception):
@@ -23,7 +23,7 @@ class Cancelled(Exception):
 
 
 class Talk:
-    """With one peer, within one call.
+    """The messages exchanged with one peer within one call.
 
     Args:
         who: The other side, as errors name it.
@@ -43,7 +43,7 @@ class Talk:
         return max(0.0, self._end_s - time.monotonic())
 
     def send(self, message: object, *, within_s: float | None = None) -> None:
-        """Within the time of the call by default. Raises WeightTimeout or PeerLost."""
+        """Sends a message, within the time of the call by default. Raises WeightTimeout or PeerLost."""
         try:
             self._link.send(self._name, message, timeout_s=self.left_s if within_s is None else within_s)
         except TimeoutError as error:

@@ -122,7 +122,7 @@ class Bucket:
 
     parts: tuple[Part, ...]
     names: tuple[str, ...]
-    """For each part, the name of its canonical tensor."""
+    """The name of each part's canonical tensor."""
     num_bytes: int
     element_bytes: int
 
@@ -203,7 +203,7 @@ def _parts(
 
 
 def _split(part: Part, max_elements: int) -> Iterator[Part]:
-    """Along the outermost dimensions, until each fits."""
+    """Splits a part along its outermost dimensions until each piece fits."""
     box, place = part.box, part.place
     if box.num_elements <= max_elements:
         yield part
