@@ -1,17 +1,10 @@
-"""The executor: starts the workers of a flow where its plan says and runs the flow, step by step.
-
-One run of a flow, in six moves:
-    1. the channels are opened for as many writers as there are ranks
-    2. every rank of every stage is told to run its method, with ports cut to the plan (stage_calls.py)
-    3. the driver feeds the channels that no stage writes and collects those that no stage reads
-    4. stages that share devices ask for their turn (lease.py), bring their state and take the weights they must serve
-    5. a stage whose method returns publishes what it trained and closes its channels; so the end travels down the flow
-    6. metrics, spans and collected items come back
-"""
+"""The executor: starts the workers of a flow where its plan says and runs the flow, step by step; docs/architecture.md
+goes through a run."""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,10 +23,9 @@ from rlinf_workers.errors import FlowDefinitionError, StepTimeout
 from rlinf_workers.execution.lease import Leases
 from rlinf_workers.execution.ports import Pauses, Writer
 from rlinf_workers.execution.stage_calls import PlannedFlow, StageCall, StageOutcome
-from rlinf_workers.execution.waits import describe_waits
 from rlinf_workers.flow import Flow
 from rlinf_workers.group import WorkerGroup, gather
-from rlinf_workers.launcher.base import Identity, Launcher, WorkerSpec
+from rlinf_workers.launcher.base import Identity, Launcher, Wait, WorkerSpec
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.links.base import WeightLink, WeightPort
 from rlinf_workers.links.choose import choose
@@ -292,7 +284,7 @@ class Executor:
         try:
             gather(futures, self._launcher.lost, timeout_s)
         except TimeoutError as error:
-            text = describe_waits(self._launcher.waits(), leases, channels)
+            text = _describe_waits(self._launcher.waits(), leases, channels)
             self._abort(opened, "the run passed its deadline")
             raise StepTimeout(
                 f"flow {flow.name!r}, step {context.step}: not done after {timeout_s:.0f} s; who waits for what:\n"
@@ -358,6 +350,23 @@ class Executor:
         self._launcher.shutdown()
         self._threads.shutdown(wait=True)
         self._scratch.cleanup()
+
+
+def _describe_waits(waits: Sequence[Wait], leases: Leases, channels: Mapping[str, Channel]) -> str:
+    """The wait-for graph in words, one line a wait, the longest first: since when, and who could end it."""
+    if not waits:
+        return "  no worker said that it was waiting: they compute, or hang in native code (see their logs)"
+    now = time.time()
+    lines = []
+    for wait in sorted(waits, key=lambda wait: wait.since_s):
+        line = f"  {wait.waiter} waits for {wait.target} since {now - wait.since_s:.1f} s"
+        if match := re.fullmatch(r"lease of turn (\d+)", wait.target):
+            line += f" (held by {', '.join(leases.holders(int(match[1]))) or 'nobody'})"
+        elif (match := re.fullmatch(r"(?:room in )?channel (.+)", wait.target)) and match[1] in channels:
+            stats = channels[match[1]].stats()
+            line += f" ({stats.num_items} entries, {stats.num_bytes} of {stats.capacity_bytes} bytes in it)"
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def _describe_place(placed: StagePlan) -> str:

@@ -1,10 +1,9 @@
 """Device leases: stages that share devices take turns.
 
-A lease belongs to a *turn* (one stage, or the stages of one cycle, which cannot go on without each other) and covers
-all devices of the turn at once. Taking them together means that two worker groups whose ranks meet in collectives
-cannot hold half of the devices each: there is no partial hold, so there is no deadlock. Ranks of the turn that holds
-the devices join it freely; while another turn waits, once each, or again while a rank of their group is inside. The
-turn ends when none of them is inside. Among waiting turns the one earlier in the flow goes first.
+A lease belongs to a *turn* (one stage, or the stages of one cycle) and covers all devices of the turn at once, so no
+two groups can hold half of them each. Ranks of the turn that holds the devices join it freely; while another turn
+waits, once each, or again while a rank of their group is inside. The turn ends when none of them is inside. Among
+waiting turns the one earlier in the flow goes first.
 """
 
 from __future__ import annotations

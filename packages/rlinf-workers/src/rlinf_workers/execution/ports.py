@@ -52,7 +52,6 @@ class Reader(Generic[T]):
         self._next_key = port.partition
         self._closed = False
         self._keys = [port.partition] if port.num_partitions > 1 else None
-        self._target = f"channel {port.channel}"
 
     def __iter__(self) -> Iterator[list[T]]:
         while chunk := self.next_chunk():
@@ -63,7 +62,10 @@ class Reader(Generic[T]):
         closes says how many to wait for `at_most`."""
         self._stage.end_chunk()
         wanted = min(self._port.granularity, at_most) or self._port.granularity or at_most
-        self._wait_for(wanted)
+        # In a cycle the item is never there yet: a look that fails would cost more than the pause.
+        if self._port.of_own_turn or not self._gather(wanted, timeout_s=0.0):
+            with self._stage.waiting(f"channel {self._port.channel}", keeps_lease=self._port.of_own_turn):
+                self._gather(wanted, timeout_s=None)
         return self._begin(wanted)
 
     def ready_chunk(self) -> list[T]:
@@ -78,12 +80,6 @@ class Reader(Generic[T]):
         chunk, self._ready = self._ready[:size], self._ready[size:]
         self._stage.begin_chunk(len(chunk))  # also at the end: what stands behind a loop computes too
         return chunk
-
-    def _wait_for(self, wanted: int) -> None:
-        # In a cycle the item is never there yet: a look that fails would cost more than the pause.
-        if self._port.of_own_turn or not self._gather(wanted, timeout_s=0.0):
-            with self._stage.waiting(self._target, keeps_lease=self._port.of_own_turn):
-                self._gather(wanted, timeout_s=None)
 
     def _gather(self, wanted: int, timeout_s: float | None) -> bool:
         """Takes entries until a chunk is there or the channel is closed; False when that did not come in time."""

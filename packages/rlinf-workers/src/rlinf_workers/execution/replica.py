@@ -1,11 +1,8 @@
 """How the ranks of a replica see the same items: the first takes them and tells the others.
 
 The same body runs on every rank of a replica, so its reads and puts come in the same order on each. The first rank
-repeats what a read or a put gave it (an entry, the end, that it is done or has to wait) in one channel of the stage
-with a key for each other rank, and the others do as they are told: their reads give the same, their puts put nothing.
-So all ranks of a replica pause, and give their devices back, at the same places.
-
-A process group would not do: a broadcast cannot be given up when the run is, and does not say who waits for whom.
+repeats what each gave it (an entry, the end, that it is done or has to wait) in a channel of the stage with a key for
+each other rank; the others' reads give the same, and their puts put nothing. docs/decisions/015 says why.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """What every weight link offers: the weights of a policy version, from the ranks that train to those that serve.
 
-Both ends know one reshard plan: which box of which tensor goes from which rank to which. The driver makes a link for
-each edge, every rank opens its end of it, and ends speak of versions alone. Whether they share memory, a socket or a
-file is the link's business.
-
     driver      link = MyLink("actor -> rollout", reshard); WeightPort(..., address=link.address) to each rank
     a trainer   sender = MyLink.open_sender(port);     sender.publish(weights, 7)
     a server    receiver = MyLink.open_receiver(port); receiver.receive(weights, 7)     in place, verified
+
+The reshard plan, which both ends know, says which box of which tensor goes from which rank to which.
 """
 
 from __future__ import annotations
