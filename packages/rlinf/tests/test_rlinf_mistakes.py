@@ -308,6 +308,15 @@ MISTAKES = [
         line=GYM + "CartPole-v1 --policy.hidden_sizes []",
         says="--policy.hidden_sizes=[]; allowed: a list with at least 1 entries",
     ),
+    # -- what starts processes and carries weights
+    Mistake(
+        line="train sort-grpo --cluster.launcher locale",
+        says="cluster.launcher: no launcher is called 'locale'; did you mean 'local'?",
+    ),
+    Mistake(
+        line="train pushcube-ppo --cluster.weight_link share",
+        says="cluster.weight_link: no weight link is called 'share'; did you mean 'shared'?",
+    ),
     # -- policies
     Mistake(
         line=GYM + "CartPole-v1 --policy.name actor_critc",
@@ -319,12 +328,12 @@ MISTAKES = [
     ),
     Mistake(
         line=GYM + "CartPole-v1 --policy.name mine:net",
-        says="policy.name='mine:net' is no whole rlinf_workers.policies.base.Policy; it has to define act",
+        says="policy.name: mine:net is no whole rlinf_workers.policies.base.Policy; it has to define act",
         files={"mine.py": "def net(): pass"},
     ),
     Mistake(
         line=GYM + "CartPole-v1 --policy.name mine:Mine --policy.options.widht 3",
-        says="policy.name='mine:Mine', policy.options: TypeError: got an unexpected keyword argument 'widht'",
+        says="policy.options: mine:Mine got an unexpected keyword argument 'widht'",
         files={"mine.py": MY_POLICY},
     ),
     Mistake(

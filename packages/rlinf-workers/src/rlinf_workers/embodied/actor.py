@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from safetensors.torch import load_model, save_model
 from torch import Tensor
 
 from rlinf_algos.advantages import first_episode_mask
@@ -26,12 +25,11 @@ from rlinf_workers.algorithm_parts import AdvantagePart, PolicyLossPart, value_l
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
 from rlinf_workers.records.embodied import Trajectory
-from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings
+from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
 from rlinf_workers.training.worker import TrainingWorker
 
 ADAM_EPSILON = 1e-5
 """As in the reference implementations of PPO (arXiv:2005.12729, appendix); torch's default is 1e-8."""
-WEIGHTS_FILE = "policy.safetensors"
 TOTALS = ("samples", "policy_loss", "value_loss", "kl", "entropy")
 """Sums over a minibatch that every algorithm has, in this order; those of the policy loss follow."""
 
@@ -73,7 +71,7 @@ class _Batch:
         return len(self.advantages)
 
 
-class PolicyModel:
+class PolicyModel(Trainable):
     """A policy as a training backend holds it; answers a `_Batch` with what it thinks of the batch's actions."""
 
     def __init__(self, settings: PolicySettings) -> None:
@@ -84,12 +82,6 @@ class PolicyModel:
 
     def answers(self, model: Any, batch: _Batch, *, entropies: bool) -> Evaluation:
         return model.evaluate(batch.fields, batch.actions)
-
-    def save(self, model: Any, folder: str) -> None:
-        save_model(model, f"{folder}/{WEIGHTS_FILE}")
-
-    def load(self, model: Any, folder: str) -> None:
-        load_model(model, f"{folder}/{WEIGHTS_FILE}")
 
 
 class EmbodiedActor(TrainingWorker):
