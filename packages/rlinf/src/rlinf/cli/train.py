@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.cli.address_space import check_address_space
-from rlinf.cli.output_folder import new_folder
+from rlinf.cli.output_folder import cannot_write, new_folder
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.schema import JOBS, Config
@@ -64,19 +64,17 @@ def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> i
 
     job = jobs.prepare(config)
     trace_bytes = config.run.trace_megabytes << 20 if config.run.trace else 0
-    open_folder = RunFolder.resume if resume else RunFolder.create
     try:
-        folder = open_folder(
+        folder = RunFolder(
             path,
+            resume=resume,
             config_yaml=to_yaml(job.config),
             command=command,
             keep_checkpoints=config.run.keep_checkpoints,
             trace_bytes=trace_bytes,
         )
     except OSError as error:
-        raise UserError(
-            f"--output={path}: cannot write there: {error.strerror or error}", hint="choose another folder"
-        ) from error
+        raise cannot_write(path, error) from error
     try:
         with folder:
             result = jobs.run(job, folder)

@@ -12,7 +12,6 @@ its problem asked again.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,8 +19,8 @@ from typing import Any
 
 from rlinf.errors import UserError
 from rlinf.run_folder.lock import FolderLock
-from rlinf.run_folder.manifest import new_manifest, timestamp
-from rlinf.run_folder.rows import RowWriter, keep_rows, read_rows, to_json, write_file
+from rlinf.run_folder.manifest import Manifest, failure_of, new_manifest
+from rlinf.run_folder.rows import append_rows, keep_rows, read_rows, sync, to_json, write_file
 
 SAMPLES = "samples.jsonl"
 Done = set[tuple[str, int]]
@@ -52,15 +51,16 @@ class EvalFolder:
     ) -> None:
         self.path = path
         if resume:
-            self._manifest = _read_manifest(path, inputs)
+            self._manifest = Manifest.read(path, what="evaluation")
+            _check_inputs(path, self._manifest, inputs)
         else:
             path.mkdir(parents=True, exist_ok=True)
             about = {"job": "evaluation", "inputs": inputs, "notes": list(notes)}
-            self._manifest = new_manifest(config_yaml, command) | about
+            self._manifest = Manifest(path, new_manifest(config_yaml, command) | about)
         self._lock = FolderLock(path, command)
         write_file(path / "config.yaml", config_yaml)
-        self._samples = RowWriter(path / SAMPLES)
-        self._start_session(command)
+        self._manifest.begin_session(command)
+        self._manifest.note(*self._lock.notes)
 
     def keep_whole_problems(self, samples_per_problem: int) -> Done:
         """Drops the samples of problems that a kill left with fewer; returns the problems that are done."""
@@ -71,8 +71,8 @@ class EvalFolder:
 
     def write_samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """All samples of one problem; they are on the disk when it returns."""
-        self._samples.write(rows)
-        self._samples.sync()
+        append_rows(self.path / SAMPLES, rows)
+        sync(self.path / SAMPLES)
 
     def read_samples(self) -> list[dict[str, Any]]:
         return read_rows(self.path / SAMPLES)
@@ -84,44 +84,19 @@ class EvalFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        self._samples.close()
-        self._manifest["ended"] = self._manifest["sessions"][-1]["ended"] = timestamp()
-        if kind is not None:
-            self._manifest["sessions"][-1]["failure"] = f"{kind.__name__}: {error}".rstrip(": ")
-        self._write_manifest()
+        self._manifest.end_session(failure_of(kind, error))
         self._lock.release()
 
-    def _start_session(self, command: Sequence[str]) -> None:
-        self._manifest["sessions"].append({"started": timestamp(), "ended": None, "command": list(command)})
-        self._manifest["ended"] = None
-        notes = self._manifest["notes"]
-        notes += [note for note in self._lock.notes if note not in notes]
-        self._write_manifest()
 
-    def _write_manifest(self) -> None:
-        write_file(self.path / "manifest.json", to_json(self._manifest, indent=1) + "\n")
-
-
-def _read_manifest(path: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    file = path / "manifest.json"
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(
-            f"there is no evaluation to resume in {path}: it has no manifest.json",
-            hint="--output must name the folder of an earlier evaluation; leave --resume out to start a new one",
-        ) from error
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON: {error}") from error
-    if not isinstance(manifest, dict) or "inputs" not in manifest:
+def _check_inputs(path: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> None:
+    if "inputs" not in manifest.values:
         raise UserError(
             f"{path} is the folder of a training run, not of an evaluation", hint="rlinf train --resume goes on with it"
         )
-    for name, before in manifest["inputs"].items():
+    for name, before in manifest.values["inputs"].items():
         if inputs.get(name) != before:
             raise UserError(
                 f"{name} has changed since the evaluation in {path} began, so its samples do not go together with "
                 "new ones",
                 hint="put back what it was, or start anew with another --output folder",
             )
-    return manifest
