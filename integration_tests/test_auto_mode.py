@@ -63,7 +63,7 @@ def test_a_run_that_moves_to_another_plan_gives_the_same_numbers(tmp_path, refer
     monkeypatch.setattr(auto_mode, "plans_of_problem", elsewhere)
     monkeypatch.setattr(AutoMode, "better", for_nothing)
     path = tmp_path / "run"
-    with RunFolder.create(path, config_yaml=to_yaml(config), command=["test"], keep_checkpoints=2) as folder:
+    with RunFolder(path, config_yaml=to_yaml(config), command=["test"], keep_checkpoints=2) as folder:
         jobs.run(jobs.prepare(config), folder)
     plans = json.loads((path / "plan_times.json").read_text())["plans"]
     assert (plans[0]["mode"], plans[0]["num_steps"]) == ("collocated", NUM_PROBES)
@@ -75,7 +75,7 @@ def test_profiling_sees_every_stage_together_and_apart(tmp_path):
     flags = [part for key, value in SETTINGS.items() for part in (f"--{key}", str(value))]
     config = load_config("sort-grpo", parse_overrides([*flags, "--cluster.num_devices", "2"]))
     path = tmp_path / "run"
-    with RunFolder.create(path, config_yaml=to_yaml(config), command=["test"], keep_checkpoints=1) as folder:
+    with RunFolder(path, config_yaml=to_yaml(config), command=["test"], keep_checkpoints=1) as folder:
         found = jobs.measure(jobs.prepare(config), folder)
     assert set(found.fits) == {("rollout", 1), ("rollout", 2), ("reward", 1), ("actor", 1), ("actor", 2)}
     for stage in ("rollout", "actor"):

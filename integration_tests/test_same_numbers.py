@@ -134,7 +134,7 @@ def test_environments_on_the_host(tmp_path):
         job = jobs.prepare(config)
         job._simulates_on_host = on_host  # pyright: ignore[reportAttributeAccessIssue]
         path = tmp_path / str(on_host)
-        with RunFolder.create(path, config_yaml=to_yaml(config), command=["test"], keep_checkpoints=1) as folder:
+        with RunFolder(path, config_yaml=to_yaml(config), command=["test"], keep_checkpoints=1) as folder:
             jobs.run(job, folder)
         found.append(numbers(path))
     assert '"devices": []' in (tmp_path / "True" / "plan.json").read_text()

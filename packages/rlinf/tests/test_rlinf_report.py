@@ -73,7 +73,7 @@ def span(name: str, worker: str, start_s: float, duration_s: float, step: int, *
 def make_run(path: Path, num_steps: int = 4) -> RunFolder:
     """Step s takes 10 s from second 100 + 10 s: 6 s of rollout on cpu:0, then 4 s of the actor on both devices.
     Before the first step lie 50 s of evaluation that bear its number."""
-    folder = RunFolder.create(path, config_yaml=CONFIG, command=["rlinf", "train"], keep_checkpoints=1)
+    folder = RunFolder(path, config_yaml=CONFIG, command=["rlinf", "train"], keep_checkpoints=1)
     assert folder._trace is not None
     folder._trace._origin_ns = round(EPOCH_S * 1e9)
     folder.write_plan(json.dumps(PLAN))
@@ -166,7 +166,7 @@ def test_a_stopped_run_has_not_failed(tmp_path: Path) -> None:
 
 
 def test_both_kinds_of_success_and_the_best_checkpoint_are_shown(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", config_yaml=CONFIG, command=[], keep_checkpoints=1)
+    folder = RunFolder(tmp_path / "run", config_yaml=CONFIG, command=[], keep_checkpoints=1)
     for step, at_end, once in ((0, 0.0, 0.125), (1, 0.34, 0.97)):
         folder.evaluation(step, {"success_once": once, "success_at_end": at_end}, time_s=1.0)
     best = {"checkpoint": "step-000050", "score": 0.7}
@@ -185,7 +185,7 @@ def test_a_run_that_is_still_going(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("present", ["manifest.json", "config.yaml", "metrics.jsonl"])
 def test_missing_files_and_empty_runs(tmp_path: Path, present: str) -> None:
-    folder = RunFolder.create(tmp_path / "run", config_yaml=CONFIG, command=[], keep_checkpoints=1)
+    folder = RunFolder(tmp_path / "run", config_yaml=CONFIG, command=[], keep_checkpoints=1)
     for path in folder.path.iterdir():
         if path.name != present:
             path.unlink()

@@ -28,9 +28,13 @@ CONFIG = "job: reasoning\nname: sort-grpo\nmode: hybrid\nseed: 7\n"
 
 
 def create(path: Path, keep_checkpoints: int = 2) -> RunFolder:
-    return RunFolder.create(
+    return RunFolder(
         path, config_yaml=CONFIG, command=["rlinf", "train", "sort-grpo"], keep_checkpoints=keep_checkpoints
     )
+
+
+def resume(path: Path, config_yaml: str = CONFIG) -> RunFolder:
+    return RunFolder(path, resume=True, config_yaml=config_yaml, command=["again"], keep_checkpoints=2)
 
 
 def train(folder: RunFolder, first: int, last: int, *, checkpoint_every: int = 3) -> None:
@@ -198,7 +202,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
         path = tmp_path / f"copy-{number}"
         shutil.copytree(folder.path, path, symlinks=True)
         harm = damaged(path / "checkpoints" / "step-000006", draw)
-        resumed = RunFolder.resume(path, keep_checkpoints=2)
+        resumed = resume(path)
         told = capsys.readouterr().out.splitlines()
         assert names(resumed) == ["best", "step-000003", "step-000006.bad"], harm
         assert len(told) == 1 and "step-000006 is damaged" in told[0] and "step-000006.bad" in told[0], harm
@@ -215,11 +219,11 @@ def test_a_run_is_not_started_over_when_no_checkpoint_is_whole(tmp_path: Path) -
     (folder.path / "checkpoints" / "step-000003" / "model" / "weights").write_bytes(b"???")
     for _ in range(2):  # also when it was set aside before
         with pytest.raises(UserError, match=r"(?s)no checkpoint to go on from.*step-000003\.bad.*3 steps.*hint"):
-            RunFolder.resume(folder.path, keep_checkpoints=2)
+            resume(folder.path)
     assert len(read_rows(folder.path / "metrics.jsonl")) == 3
     shutil.rmtree(folder.path / "checkpoints")
     with pytest.raises(UserError, match=r"holds none, and 3 steps"):
-        RunFolder.resume(folder.path, keep_checkpoints=2)
+        resume(folder.path)
 
 
 def test_the_seal_is_what_sha256sum_reads(tmp_path: Path) -> None:
@@ -268,12 +272,12 @@ def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(tmp_path: P
     try:
         before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
         with pytest.raises(UserError, match=rf"(?s)in use: process {holder.pid} on .* since 20.*rlinf train.*hint"):
-            RunFolder.resume(folder.path, keep_checkpoints=2)
+            resume(folder.path)
         assert before == {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
         holder.kill()
         holder.wait()
         os.kill(child, 0)  # lives on, without the lock
-        RunFolder.resume(folder.path, keep_checkpoints=2).close()
+        resume(folder.path).close()
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -306,7 +310,7 @@ def test_a_resumed_run_leaves_the_rows_of_one_that_never_stopped(
         if (first.path / name).exists():
             with (first.path / name).open("a") as file:
                 file.write(torn)
-    second = RunFolder.resume(first.path, keep_checkpoints=2)
+    second = resume(first.path)
     checkpoint = second.latest_checkpoint()
     step = second.read_state(checkpoint)["step"] if checkpoint else 0
     assert step == stopped // 3 * 3
@@ -320,13 +324,13 @@ def test_an_evaluation_after_the_checkpoint_is_dropped_and_the_one_at_it_kept(tm
     train(folder, 0, 4)
     folder.evaluation(4, {"accuracy": 0.9}, time_s=9.0)  # stopped before the checkpoint that belongs to it
     folder.close()
-    resumed = RunFolder.resume(folder.path, keep_checkpoints=2)
+    resumed = resume(folder.path)
     assert resumed.last_evaluation() == {"accuracy": 0.3}
 
 
 def test_resume_needs_a_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)no run to resume in .*--output"):
-        RunFolder.resume(tmp_path / "none", keep_checkpoints=2)
+        resume(tmp_path / "none")
 
 
 def test_resume_records_the_session_and_may_replace_the_config(tmp_path: Path) -> None:
@@ -336,7 +340,7 @@ def test_resume_records_the_session_and_may_replace_the_config(tmp_path: Path) -
     folder.write_plan_times([{"first_step": 0}, {"first_step": 2}, {"first_step": 3}])
     folder.close()
     started = json.loads((folder.path / "manifest.json").read_text())["started"]
-    resumed = RunFolder.resume(folder.path, keep_checkpoints=1, config_yaml="name: longer\n", command=["again"])
+    resumed = resume(folder.path, config_yaml="name: longer\n")
     resumed.write_plan_times([{"first_step": 3, "num_steps": 9}])
     plans = json.loads((folder.path / "plan_times.json").read_text())["plans"]
     assert plans == [{"first_step": 0}, {"first_step": 2}, {"first_step": 3, "num_steps": 9}]
@@ -355,7 +359,7 @@ def test_tensorboard_shows_each_step_once_and_the_checkpoint_s_evaluation(tmp_pa
     folder = create(tmp_path / "run")
     train(folder, 0, 5)
     folder.close()
-    resumed = RunFolder.resume(folder.path, keep_checkpoints=2)
+    resumed = resume(folder.path)
     train(resumed, 3, 7)
     resumed.close()
     events = EventAccumulator(str(folder.path / "tensorboard"))
@@ -389,7 +393,7 @@ def test_the_trace_names_lanes_and_workers_and_goes_on_after_a_kill(tmp_path: Pa
         assert json.loads(path.read_text())[-1]["name"] == name, "whole JSON after every write"
     folder.close()
     path.write_bytes(path.read_bytes()[:-3] + b',\n{"name": "torn')
-    resumed = RunFolder.resume(folder.path, keep_checkpoints=2)
+    resumed = resume(folder.path)
     resumed.trace([event("actor", "device cpu:0", "actor/0", origin_ns + 3 * 10**9)])
     resumed.trace([event("reward", "reward/0", "reward/0", origin_ns + 4 * 10**9)])
     resumed.close()
@@ -436,7 +440,7 @@ def test_a_long_trace_keeps_the_first_and_the_last_steps_whole(tmp_path: Path) -
 
 
 def test_a_run_may_go_without_a_trace(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", config_yaml=CONFIG, command=[], keep_checkpoints=1, trace_bytes=0)
+    folder = RunFolder(tmp_path / "run", config_yaml=CONFIG, command=[], keep_checkpoints=1, trace_bytes=0)
     folder.trace([event("rollout", "device cpu:0", "rollout/0", 0)])
     folder.close()
     assert not (folder.path / "trace.json").exists()

@@ -169,7 +169,7 @@ def test_long_prompts_are_kept_dropped_or_an_error():
     kept, dropped = fitted("keep_end"), fitted("drop")
     assert [problem.number for problem in kept.problems] == [3, 5, 4, 6]
     assert [problem.number for problem in dropped.problems] == [3, 4]
-    assert (kept.num_long, kept.longest, dropped.num_long) == (2, 6, 2)
+    assert (kept.num_found, dropped.num_found) == (2, 2)
     text = "the set: 2 of 4 prompts are longer than 4 tokens (up to 6)"
     assert kept.notes == (f"{text}; their beginnings were cut off",)
     assert dropped.notes == (f"{text}; these problems were dropped",)

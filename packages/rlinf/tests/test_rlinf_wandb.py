@@ -47,7 +47,7 @@ def fake(monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    with RunFolder.create(tmp_path / "run", config_yaml="{}", command=["rlinf"], keep_checkpoints=1) as made:
+    with RunFolder(tmp_path / "run", config_yaml="{}", command=["rlinf"], keep_checkpoints=1) as made:
         yield made
 
 

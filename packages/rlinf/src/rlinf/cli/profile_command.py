@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     job = jobs.prepare(config)
     with tempfile.TemporaryDirectory(prefix="rlinf-profile-") as scratch:
-        folder = RunFolder.create(
+        folder = RunFolder(
             Path(scratch) / "run",
             config_yaml=to_yaml(job.config),
             command=["rlinf", *args.arguments],

@@ -64,10 +64,10 @@ def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> i
 
     job = jobs.prepare(config)
     trace_bytes = config.run.trace_megabytes << 20 if config.run.trace else 0
-    open_folder = RunFolder.resume if resume else RunFolder.create
     try:
-        folder = open_folder(
+        folder = RunFolder(
             path,
+            resume=resume,
             config_yaml=to_yaml(job.config),
             command=command,
             keep_checkpoints=config.run.keep_checkpoints,

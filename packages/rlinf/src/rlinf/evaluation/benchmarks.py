@@ -14,7 +14,7 @@ from rlinf.jobs.rewards import try_own_reward
 from rlinf.tasks import Problem
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
 from rlinf.tasks.published import PublishedSet, published_set, require_published
-from rlinf.tasks.questions import Columns, QuestionReader, load_problems, skipped_note
+from rlinf.tasks.questions import Columns, QuestionReader, load_problems
 from rlinf_algos import RewardError
 from rlinf_algos.rewards import RewardSpec, make_reward, reward_names, score
 
@@ -123,7 +123,7 @@ def _benchmark(
     )
     problems: Sequence[Problem] = loaded.problems[: benchmark.num_problems]
     title = known.title if known else name
-    notes = skipped_note(loaded.bad_rows, str(benchmark.file))
+    notes = list(loaded.notes)
     num_long = 0
     if limit is not None:
         fitted = fit_prompts(
@@ -137,7 +137,7 @@ def _benchmark(
             if positions is not None and limit == positions - config.max_new_tokens
             else "",
         )
-        problems, num_long = fitted.problems, fitted.num_long
+        problems, num_long = fitted.problems, fitted.num_found
         notes += fitted.notes
     if num_unknown := encoder.num_with_unknown([problem.prompt for problem in problems]):
         notes.append(
@@ -150,7 +150,7 @@ def _benchmark(
         file=str(benchmark.file),
         reward=reward,
         problems=list(problems),
-        num_bad_rows=len(loaded.bad_rows),
+        num_bad_rows=loaded.num_found,
         num_long_prompts=num_long,
         notes=tuple(notes),
     )

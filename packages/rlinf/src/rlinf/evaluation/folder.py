@@ -20,7 +20,7 @@ from typing import Any
 from rlinf.errors import UserError
 from rlinf.run_folder.lock import FolderLock
 from rlinf.run_folder.manifest import Manifest, failure_of, new_manifest
-from rlinf.run_folder.rows import RowWriter, keep_rows, read_rows, to_json, write_file
+from rlinf.run_folder.rows import append_rows, keep_rows, read_rows, sync, to_json, write_file
 
 SAMPLES = "samples.jsonl"
 Done = set[tuple[str, int]]
@@ -59,7 +59,6 @@ class EvalFolder:
             self._manifest = Manifest(path, new_manifest(config_yaml, command) | about)
         self._lock = FolderLock(path, command)
         write_file(path / "config.yaml", config_yaml)
-        self._samples = RowWriter(path / SAMPLES)
         self._manifest.begin_session(command)
         self._manifest.note(*self._lock.notes)
 
@@ -72,8 +71,8 @@ class EvalFolder:
 
     def write_samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """All samples of one problem; they are on the disk when it returns."""
-        self._samples.write(rows)
-        self._samples.sync()
+        append_rows(self.path / SAMPLES, rows)
+        sync(self.path / SAMPLES)
 
     def read_samples(self) -> list[dict[str, Any]]:
         return read_rows(self.path / SAMPLES)
@@ -85,7 +84,6 @@ class EvalFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        self._samples.close()
         self._manifest.end_session(failure_of(kind, error))
         self._lock.release()
 

@@ -44,7 +44,7 @@ HINT = (
 
 def replicated_job(config: ReasoningConfig) -> ReplicatedJob:
     """What a step of the recipe asks of its ranks; `actor.num_shards` is settled."""
-    rollout, algorithm = config.rollout, config.algorithm.to_algorithm()
+    rollout, algorithm = config.rollout, config.algorithm
     return ReplicatedJob(
         lengths=Lengths(
             mean_tokens=max(1.0, rollout.max_new_tokens * MEAN_SHARE_OF_LIMIT),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.errors import UserError
-from rlinf.run_folder.rows import sync_folder
+from rlinf.run_folder.rows import sync
 from rlinf.run_folder.seal import STATE, SUMS, damage, write_seal
 
 MODEL = "model"
@@ -59,12 +58,13 @@ def writing_sealed(final: Path, state: Mapping[str, Any]) -> Iterator[Path]:
         # NaN stays NaN here, unlike in the rows: what is read back must be what was written.
         (partial / STATE).write_text(json.dumps(dict(state), indent=1), encoding="utf-8")
         write_seal(partial)
-        _sync(partial)
+        for path in (*partial.rglob("*"), partial):
+            sync(path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     partial.rename(final)
-    sync_folder(final.parent)
+    sync(final.parent)
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def set_aside_damaged(folder: Path) -> list[str]:
             break
         now = _bad_name(path)
         path.rename(now)
-        sync_folder(folder)
+        sync(folder)
         told.append(f"checkpoint {path.name} is damaged ({problem}); it is set aside as {now.name}")
     return told
 
@@ -173,13 +173,3 @@ def _bad_name(path: Path) -> Path:
 
 def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}{PARTIAL_SUFFIX}")
-
-
-def _sync(folder: Path) -> None:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    for path in (*folder.rglob("*"), folder):
-        if path.is_dir():
-            sync_folder(path)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,13 +26,13 @@ from rlinf.errors import UserError
 from rlinf.run_folder import checkpoints
 from rlinf.run_folder.lock import FolderLock, check_empty
 from rlinf.run_folder.manifest import Manifest, failure_of, new_manifest
-from rlinf.run_folder.rows import RowWriter, keep_rows, read_rows, to_json, write_file
+from rlinf.run_folder.rows import append_rows, keep_rows, read_rows, sync, to_json, write_file
 from rlinf.run_folder.trace import LIMIT_BYTES, TraceEvent, TraceWriter
 
 PROBLEM = "problem.json"
 PLAN_TIMES = "plan_times.json"
 RESULT = "result.json"
-ROW_FILES = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
+METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
 
 
 class Sink(Protocol):
@@ -45,110 +44,54 @@ class Sink(Protocol):
 
 
 class RunFolder:
-    """One run's folder, open for writing. Make one with `create` or `resume`; one process writes, from one thread."""
+    """One run's folder, open for writing by one process, from one thread.
 
-    path: Path
+    Args:
+        path: of a new run it must not exist, or be empty.
+        config_yaml: the resolved config; that of a resumed run takes the place of the recorded one.
+        command: the command line, for the manifest.
+        keep_checkpoints: number of newest checkpoints kept beside the best one, at least 1.
+        resume: the run there stopped, and goes on from its newest whole checkpoint; from its start if it made none.
+        trace_bytes: largest size of trace.json, about; 0 for none.
+
+    Raises: UserError where the path holds something, there is nothing to resume, no checkpoint is whole, or another
+        process writes the folder.
+    """
 
     def __init__(
-        self, path: Path, lock: FolderLock, manifest: Manifest, *, keep_checkpoints: int, trace_bytes: int
-    ) -> None:
-        assert keep_checkpoints >= 1, f"keep_checkpoints={keep_checkpoints}"
-        self.path = path
-        self._lock = lock
-        self._manifest = manifest
-        self._keep_checkpoints = keep_checkpoints
-        self._metrics, self._evaluations, self._samples = (RowWriter(path / name) for name in ROW_FILES)
-        origin_ns = round(manifest.values["started_s"] * 1e9)
-        self._trace = None
-        if trace_bytes:
-            self._trace = TraceWriter(path / "trace.json", origin_ns=origin_ns, limit_bytes=trace_bytes)
-        self._sinks: list[Sink] = []
-        self._tensorboard: Any = None
-        self._purge_step: int | None = None
-        self._earlier_plan_times: list[Any] = []
-
-    # -- life ------------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def create(
-        cls,
-        path: Path | str,
+        self,
+        path: Path,
         *,
         config_yaml: str,
         command: Sequence[str],
         keep_checkpoints: int,
+        resume: bool = False,
         trace_bytes: int = LIMIT_BYTES,
-    ) -> RunFolder:
-        """A new run's folder.
-
-        Args:
-            path: must not exist, or be empty.
-            config_yaml: the resolved config.
-            command: the command line, for the manifest.
-            keep_checkpoints: number of newest checkpoints kept beside the best one, at least 1.
-            trace_bytes: largest size of trace.json, about; 0 for none.
-        Raises:
-            UserError: the path holds something, or another process writes it.
-        """
-        path = Path(path)
-        check_empty(path)
-        path.mkdir(parents=True, exist_ok=True)
+    ) -> None:
+        assert keep_checkpoints >= 1, f"keep_checkpoints={keep_checkpoints}"
+        self.path = path
+        self._keep_checkpoints = keep_checkpoints
+        self._trace: TraceWriter | None = None
+        self._sinks: list[Sink] = []
+        self._tensorboard: Any = None
+        self._resumed_from_step: int | None = None
+        self._earlier_plan_times: list[Any] = []
+        if resume:
+            self._manifest = Manifest.read(path, what="run")
+        else:
+            check_empty(path)
+            path.mkdir(parents=True, exist_ok=True)
+            self._manifest = Manifest(path, new_manifest(config_yaml, command))
+        self._lock = FolderLock(path, command)
         with ExitStack() as on_error:
-            lock = FolderLock(path, command)
-            on_error.callback(lock.release)
-            check_empty(path)  # another run may have begun and ended there since
+            on_error.callback(self._lock.release)
+            if resume:
+                self._rewind()
+            else:
+                check_empty(path)  # another run may have begun and ended there since
             write_file(path / "config.yaml", config_yaml)
-            manifest = Manifest(path, new_manifest(config_yaml, command))
-            folder = cls(path, lock, manifest, keep_checkpoints=keep_checkpoints, trace_bytes=trace_bytes)
-            folder._start_session(command)
+            self._start_session(command, trace_bytes)
             on_error.pop_all()
-        return folder
-
-    @classmethod
-    def resume(
-        cls,
-        path: Path | str,
-        *,
-        keep_checkpoints: int,
-        trace_bytes: int = LIMIT_BYTES,
-        config_yaml: str | None = None,
-        command: Sequence[str] | None = None,
-    ) -> RunFolder:
-        """The folder of a run that stopped, as it was at its newest whole checkpoint; at its start where it made none.
-
-        Args:
-            path: the folder of an earlier run.
-            keep_checkpoints: number of newest checkpoints kept beside the best one, at least 1.
-            trace_bytes: largest size of trace.json, about; 0 for none.
-            config_yaml: replaces the recorded config, when the run goes on with another length.
-            command: the command line; this process's by default.
-        Raises:
-            UserError: there is no run in that folder, another process writes it, or no checkpoint is whole.
-        """
-        path = Path(path)
-        command = sys.argv if command is None else command
-        manifest = Manifest.read(path, what="run")
-        with ExitStack() as on_error:
-            lock = FolderLock(path, command)
-            on_error.callback(lock.release)
-            checkpoints.remove_partial(path / "checkpoints")
-            set_aside = checkpoints.set_aside_damaged(path / "checkpoints")
-            for text in set_aside:
-                print(f"warning: {text}")
-            checkpoint_step = _checkpoint_step(path)
-            step = checkpoint_step or 0
-            checkpoints.point_to_best(path / "checkpoints")
-            _drop_rows(path, checkpoint_step)
-            (path / RESULT).unlink(missing_ok=True)  # the run goes on: it has none yet
-            if config_yaml is not None:
-                write_file(path / "config.yaml", config_yaml)
-            folder = cls(path, lock, manifest, keep_checkpoints=keep_checkpoints, trace_bytes=trace_bytes)
-            folder._purge_step = step
-            folder._earlier_plan_times = _read_plan_times(path, step)
-            folder._start_session(command, resumed_from_step=step)
-            manifest.note(*set_aside)
-            on_error.pop_all()
-        return folder
 
     def close(self, failure: str | None = None) -> None:
         """Ends the session and closes the files; may be called more than once.
@@ -158,8 +101,6 @@ class RunFolder:
         """
         if self._manifest.values["ended"] is None or failure is not None:
             self._manifest.end_session(failure)
-        for writer in (self._metrics, self._evaluations, self._samples):
-            writer.close()
         if self._trace is not None:
             self._trace.close()
             self._trace = None
@@ -212,25 +153,25 @@ class RunFolder:
             values: NaN and infinities are written as null.
             time_s: training time so far, earlier sessions of the run included.
         """
-        self._metrics.write([_row(step, values, time_s)])
+        append_rows(self.path / METRICS, [_row(step, values, time_s)])
         self._to_tensorboard("", step, values)
 
     def evaluation(self, step: int, values: Mapping[str, float], *, time_s: float) -> None:
         """One evaluation, after `step` training steps."""
-        self._evaluations.write([_row(step, values, time_s)])
+        append_rows(self.path / EVALUATIONS, [_row(step, values, time_s)])
         self._to_tensorboard("evaluation/", step, values)
 
     def first_evaluation(self) -> dict[str, float]:
         """Metrics of the evaluation before the first step; as `last_evaluation`."""
-        return _evaluation(read_rows(self.path / "evaluations.jsonl")[:1])
+        return _evaluation(read_rows(self.path / EVALUATIONS)[:1])
 
     def last_evaluation(self) -> dict[str, float]:
         """Metrics of the newest evaluation, null as NaN; empty before the first one."""
-        return _evaluation(read_rows(self.path / "evaluations.jsonl")[-1:])
+        return _evaluation(read_rows(self.path / EVALUATIONS)[-1:])
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Completions of a step, for people to read."""
-        self._samples.write([{"step": step, **row} for row in rows])
+        append_rows(self.path / SAMPLES, [{"step": step, **row} for row in rows])
 
     def trace(self, events: Sequence[TraceEvent]) -> None:
         """Does nothing in a run without a trace."""
@@ -261,8 +202,9 @@ class RunFolder:
         final = self.path / "checkpoints" / checkpoints.checkpoint_name(step)
         with checkpoints.writing_sealed(final, {**state, "step": step}) as partial:
             yield partial
-            for writer in (self._metrics, self._evaluations, self._samples):
-                writer.sync()
+            for name in (METRICS, EVALUATIONS, SAMPLES):  # a checkpoint must not outlive the rows that came before it
+                if (self.path / name).exists():
+                    sync(self.path / name)
         if not checkpoints.point_to_best(self.path / "checkpoints"):
             self.note("the file system has no symbolic links, so checkpoints/best is not there; the report names it")
         checkpoints.prune(self.path / "checkpoints", keep=self._keep_checkpoints)
@@ -282,10 +224,31 @@ class RunFolder:
 
     # -- inner -----------------------------------------------------------------------------------------------------
 
-    def _start_session(self, command: Sequence[str], **more: int) -> None:
+    def _rewind(self) -> None:
+        """Takes the folder back to where the run goes on."""
+        folder = self.path / "checkpoints"
+        checkpoints.remove_partial(folder)
+        set_aside = checkpoints.set_aside_damaged(folder)
+        for text in set_aside:
+            print(f"warning: {text}")
+        self._manifest.note(*set_aside)
+        checkpoint_step = _checkpoint_step(self.path)
+        checkpoints.point_to_best(folder)
+        _drop_rows(self.path, checkpoint_step)
+        (self.path / RESULT).unlink(missing_ok=True)  # the run goes on: it has none yet
+        step = self._resumed_from_step = checkpoint_step or 0
+        file = self.path / PLAN_TIMES
+        plans = json.loads(file.read_text(encoding="utf-8"))["plans"] if file.exists() else []
+        self._earlier_plan_times = [plan for plan in plans if plan["first_step"] < step]
+
+    def _start_session(self, command: Sequence[str], trace_bytes: int) -> None:
+        step = self._resumed_from_step
+        more = {} if step is None else {"resumed_from_step": step}
         self._manifest.begin_session(command, **more)
         self._manifest.note(*self._lock.notes)
-        if self._trace is not None:
+        if trace_bytes:
+            origin_ns = round(self._manifest.values["started_s"] * 1e9)
+            self._trace = TraceWriter(self.path / "trace.json", origin_ns=origin_ns, limit_bytes=trace_bytes)
             self._trace.session(time.time_ns(), **more)
 
     def _to_tensorboard(self, prefix: str, step: int, values: Mapping[str, float]) -> None:
@@ -299,11 +262,11 @@ class RunFolder:
     def _open_tensorboard(self) -> Any:
         from torch.utils.tensorboard import SummaryWriter  # seconds to import; only the driver needs it
 
-        purge_step = self._purge_step
+        purge_step = self._resumed_from_step
         writer = SummaryWriter(str(self.path / "tensorboard"), purge_step=purge_step, flush_secs=10)
         if purge_step is not None:
             # TensorBoard hides everything from purge_step on, also the evaluation that belongs to the checkpoint.
-            for row in read_rows(self.path / "evaluations.jsonl"):
+            for row in read_rows(self.path / EVALUATIONS):
                 for name, value in row["metrics"].items() if row["step"] == purge_step else ():
                     writer.add_scalar(f"evaluation/{name}", math.nan if value is None else value, purge_step)
         return writer
@@ -318,7 +281,7 @@ def _checkpoint_step(path: Path) -> int | None:
     if steps:
         return steps[-1][0]
     bad = checkpoints.bad_checkpoints(path / "checkpoints")
-    num_steps = len(read_rows(path / "metrics.jsonl"))
+    num_steps = len(read_rows(path / METRICS))
     if bad or num_steps:
         what = f"all are damaged ({', '.join(bad)})" if bad else f"{path / 'checkpoints'} holds none"
         raise UserError(
@@ -326,13 +289,6 @@ def _checkpoint_step(path: Path) -> int | None:
             hint="put a whole checkpoint back, or start a new run in another folder",
         )
     return None
-
-
-def _read_plan_times(path: Path, step: int) -> list[Any]:
-    """The times of the plans that began before a step, as they were written."""
-    file = path / PLAN_TIMES
-    plans = json.loads(file.read_text(encoding="utf-8"))["plans"] if file.exists() else []
-    return [plan for plan in plans if plan["first_step"] < step]
 
 
 def _evaluation(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -346,6 +302,6 @@ def _row(step: int, values: Mapping[str, float], time_s: float) -> dict[str, Any
 def _drop_rows(path: Path, checkpoint_step: int | None) -> None:
     """Metrics and samples of step s belong to a checkpoint of more than s steps; an evaluation to one of as many."""
     limit = -1 if checkpoint_step is None else checkpoint_step
-    keep_rows(path / "metrics.jsonl", lambda row: row["step"] < limit)
-    keep_rows(path / "samples.jsonl", lambda row: row["step"] < limit)
-    keep_rows(path / "evaluations.jsonl", lambda row: row["step"] <= limit)
+    keep_rows(path / METRICS, lambda row: row["step"] < limit)
+    keep_rows(path / SAMPLES, lambda row: row["step"] < limit)
+    keep_rows(path / EVALUATIONS, lambda row: row["step"] <= limit)

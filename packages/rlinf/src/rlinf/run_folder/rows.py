@@ -34,30 +34,11 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
-class RowWriter:
-    """Appends rows to one file; the file appears with the first row."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: Any = None
-
-    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        if not rows:
-            return
-        if self._file is None:
-            self._file = self._path.open("a", encoding="utf-8")
-        self._file.write("".join(f"{to_json(row)}\n" for row in rows))
-        self._file.flush()
-
-    def sync(self) -> None:
-        """Returns once the rows are on the disk: a checkpoint must not outlive the rows that came before it."""
-        if self._file is not None:
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Adds rows to a file in one write; the file appears with the first row."""
+    if rows:
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(f"{to_json(row)}\n" for row in rows))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -80,12 +61,12 @@ def write_file(path: Path, content: str | bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Brings the folder's list of names to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Brings a file, or a folder's list of names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,6 +1,21 @@
 """Tasks: where problems and their answers come from."""
 
+from __future__ import annotations
+
+from rlinf.config.tasks import AddTask, FilesTask, SortTask
+from rlinf.tasks.arithmetic import GeneratedTask, add_digits, sort_digits
 from rlinf.tasks.base import Problem, Task
-from rlinf.tasks.choose import make_task
+from rlinf.tasks.files import FileProblems
 
 __all__ = ["Problem", "Task", "make_task"]
+
+
+def make_task(config: SortTask | AddTask | FilesTask, seed: int) -> Task:
+    """The task that a config names.
+
+    Raises: UserError for a data file that is missing or of another format, and for bad rows where they stop the run.
+    """
+    if isinstance(config, FilesTask):
+        return FileProblems(config, seed)
+    draw = sort_digits if isinstance(config, SortTask) else add_digits
+    return GeneratedTask(draw, config.num_digits, config.num_held_out, seed)

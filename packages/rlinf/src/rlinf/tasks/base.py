@@ -27,6 +27,17 @@ class Problem:
         return json.dumps(dict(self.row), default=str)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sifted:
+    """The problems of a set, after those that are no problem or too long were dealt with."""
+
+    problems: list[Problem]
+    num_found: int
+    """Bad rows that were skipped, or long prompts that were dropped or cut."""
+    notes: tuple[str, ...]
+    """What a reader of the run must know of them."""
+
+
 class Task(Protocol):
     """A stream of training problems that can be entered anywhere, and a fixed held-out set."""
 

@@ -11,7 +11,7 @@ from rlinf.errors import UserError
 from rlinf.tasks.base import Problem
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
 from rlinf.tasks.published import published_set
-from rlinf.tasks.questions import Columns, QuestionReader, load_problems, skipped_note
+from rlinf.tasks.questions import Columns, QuestionReader, load_problems
 
 
 class FileProblems:
@@ -63,33 +63,23 @@ class FileProblems:
     def _load(self, paths: Sequence[Path], name: str = "") -> list[Problem]:
         config = self._config
         known = published_set(name)
-        read: QuestionReader = (
-            known.read
-            if known
-            else Columns(
-                question=config.prompt_field,
-                answer=config.answer_field,
-                needs_number=config.answer_format == "gsm8k",
-            )
-        )
+        needs_number = config.answer_format == "gsm8k"
+        own = Columns(question=config.prompt_field, answer=config.answer_field, needs_number=needs_number)
+        read: QuestionReader = known.read if known else own
+        to_prompt = template_of(config.prompt_template, config.prompt_field)
         problems: list[Problem] = []
         for path in paths:
-            loaded = load_problems(
-                path, read, template_of(config.prompt_template, config.prompt_field), on_bad_row=config.on_bad_row
-            )
+            loaded = load_problems(path, read, to_prompt, on_bad_row=config.on_bad_row)
             problems += loaded.problems
-            self._notes += skipped_note(loaded.bad_rows, str(path))
+            self._notes += loaded.notes
         return problems
 
     def _fitted(
         self, problems: list[Problem], encoder: PromptEncoder, max_prompt_tokens: int, what: str
     ) -> list[Problem]:
+        long_prompts = self._config.long_prompts
         fitted = fit_prompts(
-            problems,
-            encoder,
-            max_prompt_tokens=max_prompt_tokens,
-            long_prompts=self._config.long_prompts,
-            what=what,
+            problems, encoder, max_prompt_tokens=max_prompt_tokens, long_prompts=long_prompts, what=what
         )
         self._notes += fitted.notes
         return fitted.problems

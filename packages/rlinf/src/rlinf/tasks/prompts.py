@@ -4,11 +4,10 @@ are too long."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlinf.errors import UserError
-from rlinf.tasks.base import Problem
+from rlinf.tasks.base import Problem, Sifted
 
 LongPrompts = Literal["stop", "keep_end", "drop"]
 
@@ -106,18 +105,6 @@ class PromptEncoder:
             yield from self._tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FittedProblems:
-    """Problems whose prompts fit, and what had to be done for it."""
-
-    problems: list[Problem]
-    num_long: int
-    """Prompts longer than allowed: dropped, or cut to their end."""
-    longest: int
-    """Tokens of the longest prompt that was found, whole."""
-    notes: tuple[str, ...]
-
-
 def fit_prompts(
     problems: Sequence[Problem],
     encoder: PromptEncoder,
@@ -127,7 +114,7 @@ def fit_prompts(
     what: str,
     key: str = "task.long_prompts",
     reason: str = "",
-) -> FittedProblems:
+) -> Sifted:
     """Applies the rule for prompts that are too long.
 
     Args:
@@ -138,23 +125,21 @@ def fit_prompts(
     Raises: UserError.
     """
     lengths = encoder.num_tokens([problem.prompt for problem in problems])
-    long = [length > max_prompt_tokens for length in lengths]
-    num_long, longest = sum(long), max(lengths, default=0)
+    fitting = [problem for problem, length in zip(problems, lengths, strict=True) if length <= max_prompt_tokens]
+    num_long = len(problems) - len(fitting)
     if not num_long:
-        return FittedProblems(problems=list(problems), num_long=0, longest=longest, notes=())
-    counts = f"{num_long} of {len(problems)} prompts are longer than {max_prompt_tokens} tokens (up to {longest})"
+        return Sifted(problems=fitting, num_found=0, notes=())
+    counts = f"{num_long} of {len(problems)} prompts are longer than {max_prompt_tokens} tokens (up to {max(lengths)})"
     text = f"{what}: {counts}{reason}"
     if long_prompts == "stop":
+        first = next(problem for problem, length in zip(problems, lengths, strict=True) if length > max_prompt_tokens)
         raise UserError(
-            f"{text}, the first at {problems[long.index(True)].place or 'number 1'}",
+            f"{text}, the first at {first.place or 'number 1'}",
             hint=f"allow longer prompts, or use --{key} drop (without these problems) or keep_end (the beginning of "
             "the prompt is cut off); either is counted",
         )
-    if long_prompts == "keep_end":
-        note = f"{text}; their beginnings were cut off"
-        return FittedProblems(problems=list(problems), num_long=num_long, longest=longest, notes=(note,))
-    kept = [problem for problem, is_long in zip(problems, long, strict=True) if not is_long]
-    if not kept:
+    if long_prompts == "drop" and not fitting:
         raise UserError(f"{text}, so none is left with {key}=drop", hint="allow longer prompts")
-    note = f"{text}; these problems were dropped"
-    return FittedProblems(problems=kept, num_long=num_long, longest=longest, notes=(note,))
+    if long_prompts == "drop":
+        return Sifted(problems=fitting, num_found=num_long, notes=(f"{text}; these problems were dropped",))
+    return Sifted(problems=list(problems), num_found=num_long, notes=(f"{text}; their beginnings were cut off",))

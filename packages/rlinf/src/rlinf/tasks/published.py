@@ -28,7 +28,7 @@ CHOICE_TEMPLATE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class PublishedSet:
     """One benchmark."""
 
@@ -154,21 +154,17 @@ def _text(values: Mapping[str, Any], names: Sequence[str]) -> str:
     raise RowError(f"no field {' or '.join(map(repr, names))}; the row has {listed(sorted(map(str, values)))}")
 
 
-def _set(name: str, title: str, read: QuestionReader, reward: str, template: str, num_problems: int) -> PublishedSet:
-    return PublishedSet(name=name, title=title, read=read, reward=reward, template=template, num_problems=num_problems)
-
-
 PUBLISHED: dict[str, PublishedSet] = {
     one.name.replace("_", ""): one
     for one in (
-        _set("gsm8k", "GSM8K", read_gsm8k, "numeric_match", NUMBER_TEMPLATE, 1319),
-        _set("aime24", "AIME 24", read_integer_answer, "math_answer", BOXED_TEMPLATE, 30),
-        _set("aime25", "AIME 25", read_integer_answer, "math_answer", BOXED_TEMPLATE, 30),
-        _set("math500", "MATH-500", read_math, "math_answer", BOXED_TEMPLATE, 500),
-        _set("gpqa_diamond", "GPQA-diamond", read_gpqa, "multiple_choice", CHOICE_TEMPLATE, 198),
-        _set("amc23", "AMC 23", read_integer_answer, "math_answer", BOXED_TEMPLATE, 40),
-        _set("minerva_math", "Minerva", read_math, "math_answer", BOXED_TEMPLATE, 272),
-        _set("mmlu_stem", "MMLU-STEM", read_mmlu, "multiple_choice", CHOICE_TEMPLATE, 3018),
+        PublishedSet("gsm8k", "GSM8K", read_gsm8k, "numeric_match", NUMBER_TEMPLATE, 1319),
+        PublishedSet("aime24", "AIME 24", read_integer_answer, "math_answer", BOXED_TEMPLATE, 30),
+        PublishedSet("aime25", "AIME 25", read_integer_answer, "math_answer", BOXED_TEMPLATE, 30),
+        PublishedSet("math500", "MATH-500", read_math, "math_answer", BOXED_TEMPLATE, 500),
+        PublishedSet("gpqa_diamond", "GPQA-diamond", read_gpqa, "multiple_choice", CHOICE_TEMPLATE, 198),
+        PublishedSet("amc23", "AMC 23", read_integer_answer, "math_answer", BOXED_TEMPLATE, 40),
+        PublishedSet("minerva_math", "Minerva", read_math, "math_answer", BOXED_TEMPLATE, 272),
+        PublishedSet("mmlu_stem", "MMLU-STEM", read_mmlu, "multiple_choice", CHOICE_TEMPLATE, 3018),
     )
 }
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rlinf.errors import UserError
-from rlinf.tasks.base import Problem
+from rlinf.tasks.base import Problem, Sifted
 from rlinf.tasks.row_files import BadRow, Row, listed, read_rows
 
 MAX_SHOWN = 5
@@ -55,14 +55,6 @@ class Columns:
         return Question(text=question, answer=answer)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadedProblems:
-    """What came of one file."""
-
-    problems: list[Problem]
-    bad_rows: list[BadRow]
-
-
 def load_problems(
     path: Path,
     read: QuestionReader,
@@ -70,40 +62,34 @@ def load_problems(
     *,
     on_bad_row: Literal["stop", "skip"],
     bad_row_key: str = "task.on_bad_row",
-) -> LoadedProblems:
+) -> Sifted:
     """All problems of a file, in its order.
 
     Args:
         to_prompt: the template: from a question to the prompt.
-        on_bad_row: stop: any bad row is an error, which lists the first few; skip: they come back beside the problems.
+        on_bad_row: stop: any bad row is an error, which lists the first few; skip: they are counted in a note.
         bad_row_key: how the message calls the setting.
     Raises: UserError.
     """
     problems: list[Problem] = []
-    bad_rows: list[BadRow] = []
+    bad: list[BadRow] = []
     for row in read_rows(path):
         found = row if isinstance(row, BadRow) else _problem(row, read, to_prompt)
         if isinstance(found, Problem):
             problems.append(found)
         else:
-            bad_rows.append(found)
-    if bad_rows and on_bad_row == "stop":
-        shown = [str(row) for row in bad_rows[:MAX_SHOWN]]
-        more = len(bad_rows) - len(shown)
+            bad.append(found)
+    if bad and on_bad_row == "stop":
+        more = [f"and {len(bad) - MAX_SHOWN} more bad rows in that file"] if len(bad) > MAX_SHOWN else []
         raise UserError(
-            "\n".join([*shown, *([f"and {more} more bad rows in that file"] if more else [])]),
+            "\n".join([*map(str, bad[:MAX_SHOWN]), *more]),
             hint=f"mend the file, or leave bad rows out and count them with --{bad_row_key} skip",
         )
     if not problems:
-        raise UserError(f"{path}: holds no problem{_first_bad(bad_rows)}", hint="is it the right file?")
-    return LoadedProblems(problems=problems, bad_rows=bad_rows)
-
-
-def skipped_note(bad_rows: Sequence[BadRow], what: str) -> list[str]:
-    """The line for the manifest; none without a bad row."""
-    if not bad_rows:
-        return []
-    return [f"{what}: {len(bad_rows)} bad rows were skipped, the first is {bad_rows[0]}"]
+        first = f"; all {len(bad)} rows are bad, the first: {bad[0]}" if bad else ""
+        raise UserError(f"{path}: holds no problem{first}", hint="is it the right file?")
+    notes = (f"{path}: {len(bad)} bad rows were skipped, the first is {bad[0]}",) if bad else ()
+    return Sifted(problems=problems, num_found=len(bad), notes=notes)
 
 
 # -- values of a row -----------------------------------------------------------------------------------------------
@@ -141,7 +127,3 @@ def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str]) ->
     return Problem(
         prompt=to_prompt(question.text), answer=question.answer, place=row.place, number=row.number, row=row.values
     )
-
-
-def _first_bad(bad_rows: Sequence[BadRow]) -> str:
-    return f"; all {len(bad_rows)} rows are bad, the first: {bad_rows[0]}" if bad_rows else ""
