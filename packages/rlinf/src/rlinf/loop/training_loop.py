@@ -148,8 +148,8 @@ class TrainingLoop:
             self._auto.fit_into(run.num_steps - self._clock.step)
         while not is_last:
             step = self._clock.step
-            if self._auto.num_probes:
-                self._session.executor.replan(self._flows.train, self._auto.probe())
+            if self._auto.probes:
+                self._session.executor.replan(self._flows.train, self._auto.probes[0])
             flow_run = self._session.run_flow(self._flows.train, step=step, feeds=self._job.feeds(step))
             busy_s = busy_seconds(flow_run)
             self._times[-1].add(flow_run, busy_s)
