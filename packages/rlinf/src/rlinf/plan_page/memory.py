@@ -28,7 +28,7 @@ def draw_memory(explanation: Explanation, colors: Mapping[str, str]) -> str:
     entries.append(("work of the computing stage (activations, KV cache)", "var(--work)"))
     return html.section(
         "Memory of a device at its fullest",
-        html.color_key(entries, has_waits=False),
+        html.color_key(entries),
         *(_bar(use, largest, colors) for use in explanation.memory),
         note="The outline is the capacity. State is weights, gradients, optimizer and environments.",
     )

@@ -70,7 +70,7 @@ def _timeline(explanation: Explanation, colors: Mapping[str, str]) -> str:
     if explanation.problem.flow.max_staleness:
         title = f"Timeline of the steady state, {counted(spans.num_steps, 'step')}"
         note += " From the end of a step to that of a later one: what is generated here is trained on afterwards."
-    return html.section(title, html.color_key(entries, has_waits=False), draw_gantt(explanation, colors), note=note)
+    return html.section(title, html.color_key(entries), draw_gantt(explanation, colors), note=note)
 
 
 def _critical_path(explanation: Explanation, colors: Mapping[str, str]) -> str:
