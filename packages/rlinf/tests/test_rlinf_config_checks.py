@@ -184,7 +184,7 @@ def check(line: str, *, num_cpus: int = 4, num_gpus: int = 0, **more: Any) -> in
             "--mode=hybrid",
             1,
             0,
-            "mode=hybrid needs at least 2 devices, and the run has 1\nhint: this machine has 1 CPU core and no GPU; use",
+            "mode=hybrid needs at least 2 devices, and the run has 1\nhint: this machine has 1 CPU core and no GPU",
         ),
         (
             "--mode=disaggregated",

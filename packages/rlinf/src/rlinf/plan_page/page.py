@@ -9,9 +9,9 @@ from html import escape
 from rlinf.plan_page.gantt import draw_gantt
 from rlinf.plan_page.memory import draw_memory
 from rlinf.report import html
-from rlinf.report.axes import percent, seconds
+from rlinf.report.axes import percent
 from rlinf_sched.explain import Explanation
-from rlinf_sched.explain.quantities import counted
+from rlinf_sched.explain.quantities import counted, seconds
 
 NUM_COLORS = 7
 
