@@ -37,8 +37,8 @@ SHORT_PUSH = {
     "run.evaluate_every": 2,
     "run.stop_at_score": "null",
     "env.num_eval_episodes": 8,
-    "algorithm.num_steps": 20,
-    "algorithm.minibatch_size": 80,
+    "env.num_steps": 20,
+    "algorithm.num_minibatches": 2,
     "algorithm.num_epochs": 2,
     "env.max_episode_steps": 20,
 }

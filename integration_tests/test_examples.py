@@ -4,7 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from command_line import RLINF, SHORT_SORT, environment, rows
+import pytest
+
+from command_line import RLINF, SHORT_PUSH, SHORT_SORT, environment, rows
 
 FOLDER = Path(__file__).parents[1] / "docs" / "examples"
 EXAMPLE = FOLDER / "own_flow.py"
@@ -36,15 +38,31 @@ def test_plain_torch_is_short_and_learns():
     assert float(done.stdout.splitlines()[-1].split(": ")[1].split(" ")[0]) > 0.8
 
 
-def test_an_algorithm_of_ones_own_takes_one_file(tmp_path):
-    """Found in the current folder by `rlinf train` and by the processes that it starts."""
-    overrides = SHORT_SORT | {
+OWN = {
+    "sort-grpo": SHORT_SORT,
+    "pushcube-ppo": SHORT_PUSH
+    | {
+        "env.kind": "gymnasium",
+        "env.id": "CartPole-v1",
+        "env.num_steps": 40,
+        "env.max_episode_steps": 40,
+        "algorithm.name": "grpo",
+        "algorithm.policy_loss": "cispo",
+        "cluster.num_devices": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("recipe", OWN)
+def test_an_algorithm_of_ones_own_takes_one_file(tmp_path, recipe):
+    """Found in the current folder by `rlinf train` and by the processes that it starts; the same for robots."""
+    overrides = OWN[recipe] | {
         "mode": "collocated",
         "algorithm.advantage": "own_algorithm:against_median",
         "algorithm.options": "{scale: 2.0}",
     }
     flags = [part for key, value in overrides.items() for part in (f"--{key}", str(value))]
-    command = [*RLINF, "train", "sort-grpo", "--output", str(tmp_path / "run"), *flags]
+    command = [*RLINF, "train", recipe, "--output", str(tmp_path / "run"), *flags]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=FOLDER, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert any(row["actor/grad_norm"] > 0 for row in rows(tmp_path / "run"))

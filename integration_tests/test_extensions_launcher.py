@@ -12,8 +12,8 @@ cluster:
   num_devices: 1
   launcher: integration_tests.extensions.launcher:CountingLauncher
   launcher_options: {{counts_file: {counts}}}
-algorithm: {{num_steps: 5, minibatch_size: 40, num_epochs: 1}}
-env: {{max_episode_steps: 5, num_eval_episodes: 8}}
+algorithm: {{num_minibatches: 1, num_epochs: 1}}
+env: {{num_steps: 5, max_episode_steps: 5, num_eval_episodes: 8}}
 run: {{num_steps: 10, evaluate_every: 10, stop_at_score: null}}
 """
 

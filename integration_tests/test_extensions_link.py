@@ -12,8 +12,8 @@ PUSH = SHORT_PUSH | {
     "cluster.num_devices": 1,
     "run.num_steps": 10,
     "run.evaluate_every": 10,
-    "algorithm.num_steps": 5,
-    "algorithm.minibatch_size": 40,
+    "env.num_steps": 5,
+    "algorithm.num_minibatches": 1,
     "env.max_episode_steps": 5,
 }
 OWN = {

@@ -49,8 +49,8 @@ CHANGES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "pushcube": {
         "grpo": {
-            "algorithm.compares": "steps",
-            "algorithm.minibatch_size": 100,
+            "algorithm.advantage": "grpo_steps",
+            "algorithm.num_minibatches": 8,
             "env.num_envs": 16,
             "env.num_groups": 2,
         },

@@ -25,10 +25,10 @@ class ListWriter:
     def __init__(self) -> None:
         self.items: list[Any] = []
 
-    def put(self, item: Any, *, key: int = 0, policy_version: int = -1) -> None:
+    def put(self, item: Any, *, key: int = 0) -> None:
         self.items.append(item)
 
-    def put_many(self, items: Sequence[tuple[int, Any]], *, policy_version: int = -1) -> None:
+    def put_many(self, items: Sequence[tuple[int, Any]]) -> None:
         self.items.extend(item for _, item in items)
 
     def drain(self) -> list[Any]:

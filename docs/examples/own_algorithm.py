@@ -3,6 +3,7 @@
 cd docs/examples
 rlinf train sort-grpo --algorithm.advantage own_algorithm:against_median
 rlinf train sort-grpo --algorithm.advantage own_algorithm:against_median --algorithm.options '{scale: 2.0}'
+rlinf train pushcube-ppo --algorithm.name grpo --algorithm.advantage own_algorithm:against_median
 """
 
 from torch import Tensor

@@ -31,7 +31,7 @@ class SplitOptimizer(ReplicatedBackend):
 
     def save_optimizer(self, folder):
         super().save_optimizer(folder)
-        if self._worker.replica == 0:
+        if self._worker.identity.replica == 0:
             save_optimizer(self._optimizer, self._model, self._part(folder))
 
     def load_optimizer(self, folder):

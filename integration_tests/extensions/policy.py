@@ -29,19 +29,19 @@ class Pairs(Policy):
 
     def act(self, fields, noise):
         hidden = self.trunk(fields["state"])
-        distribution = self.head(self.logits(hidden))
-        actions = distribution.mode() if noise is None else distribution.sample(noise)
+        logits = self.logits(hidden)
+        actions = self.head.mode(logits) if noise is None else self.head.sample(logits, noise)
         return Answer(
             actions=actions.unflatten(-1, (CHUNK_SIZE, -1)),
-            logprobs=distribution.log_prob(actions),
+            logprobs=self.head.log_prob(logits, actions),
             values=self.value(hidden)[:, 0],
         )
 
     def evaluate(self, fields, actions):
         hidden = self.trunk(fields["state"])
-        distribution = self.head(self.logits(hidden))
+        logits = self.logits(hidden)
         return Evaluation(
-            logprobs=distribution.log_prob(actions.flatten(-2)),
-            entropies=distribution.entropy(),
+            logprobs=self.head.log_prob(logits, actions.flatten(-2)),
+            entropies=self.head.entropy(logits),
             values=self.value(hidden)[:, 0],
         )

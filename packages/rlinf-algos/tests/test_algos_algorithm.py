@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rlinf_algos import Algorithm, AlgosError, preset, register_advantage, register_policy_loss
-from rlinf_algos.algorithm import DEFAULTS, KLS, PRESETS, problems
+from rlinf_algos.algorithm import DEFAULTS, EPISODE_PRESETS, KLS, PRESETS, problems
 from rlinf_algos.parts import (
     ADVANTAGES,
     BUILTIN_ADVANTAGES,
@@ -34,6 +34,10 @@ def of_tokens(rewards, values, loss_mask, gamma):
     return rewards
 
 
+def of_steps(rewards, terminated, values):
+    return rewards
+
+
 def wrong_inputs(scores):
     return scores
 
@@ -46,10 +50,12 @@ def my_loss(policy_logprobs, proximal_logprobs, advantages, loss_mask, *, clip_l
     raise NotImplementedError
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_whole(name):
-    made = preset(name)
-    assert made.name == name
+@pytest.mark.parametrize(
+    ("name", "samples"), [*((n, "completions") for n in PRESETS), *((n, "episodes") for n in EPISODE_PRESETS)]
+)
+def test_a_preset_is_whole(name, samples):
+    made = preset(name, samples=samples)
+    assert (made.name, made.samples) == (name, samples)
     for part, table, takes in (
         (made.advantage, BUILTIN_ADVANTAGES, advantage_takes),
         (made.policy_loss, BUILTIN_POLICY_LOSSES, policy_loss_takes),
@@ -139,6 +145,37 @@ def test_mistakes_name_the_field_and_the_way_out(name, changes, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("dapo", {}, "its samples are completions of a language model; of episodes: ppo, grpo"),
+        ("ppp", {}, "no algorithm is called 'ppp'; did you mean 'ppo'"),
+        ("ppo", {"kl_coef": 0.1}, "kl_coef=0.1 is not used: it is about completions, and samples are episodes"),
+        (
+            "ppo",
+            {"advantage": "returns"},
+            "advantage=returns cannot be had of episodes; use grpo, rloo, opo, gae_steps",
+        ),
+        ("grpo", {"advantage": "gdpo"}, "advantage=gdpo cannot be had of episodes"),
+        ("grpo", {"value_coef": 1.0}, "value_coef=1.0 is not used: it belongs to the critic, and advantage=grpo has"),
+        ("ppo", {"value_coef": None}, "value_coef is null; it weighs the values that advantage=gae_steps reads"),
+        ("ppo", {"target_kl": 0.0}, "target_kl=0.0 must be above 0 and finite, or null"),
+        (f"{__name__}:MINE", {}, "MINE' has samples=completions; here they are episodes"),
+    ],
+)
+def test_mistakes_with_episodes(name, changes, message):
+    with pytest.raises(AlgosError) as caught:
+        preset(name, samples="episodes", **changes)
+    assert message in str(caught.value)
+
+
+def test_an_advantage_on_steps():
+    assert preset("ppo", samples="episodes", advantage=f"{__name__}:of_steps").has_critic
+    assert takes_of_advantage(of_steps).works_on == "steps"
+    with pytest.raises(AlgosError, match="of_steps cannot be had of completions; use grpo, rloo, opo, gdpo, gae, ret"):
+        preset("grpo", advantage=f"{__name__}:of_steps")
+
+
 def test_a_correction_brings_its_range():
     assert preset("grpo", correction="icepop").correction_high == 5.0
     assert (preset("grpo", correction="truncated").correction_low, preset("grpo").correction_high) == (None, None)
@@ -182,7 +219,7 @@ def test_parts_of_ones_own():
     made = preset("grpo", advantage=f"{here}:halved", options={"power": 2})
     takes = takes_of_advantage(ADVANTAGES.get(made.advantage))
     assert made.options_of(takes) == {"power": 2}, "what has a default and is not given is left to it"
-    assert not takes.works_on_tokens
+    assert takes.works_on == "groups"
     with pytest.raises(AlgosError, match=r"options.power is not set; advantage=.*:halved needs it"):
         preset("grpo", advantage=f"{here}:halved")
     assert preset("grpo", advantage=f"{here}:of_tokens", group_size=1).has_critic

@@ -52,8 +52,8 @@ def test_signatures_with_defaults():
         "reinforce_plus_plus_baseline_advantages": (
             "scores, group_ids, loss_mask, *epsilon=1e-08, *sum_over_ranks=None"
         ),
-        "episode_group_advantages": "rewards, mask, group_ids, *normalize_std=True, *epsilon=0.0001",
         "first_episode_mask": "terminated, truncated",
+        "step_group_advantages": ("rewards, terminated, truncated, gamma, *normalize_std=True, *epsilon=0.0001"),
         "masked_mean": "values, mask=None",
         "masked_whiten": "values, mask=None, *epsilon=1e-08",
         "normalize_advantages": "advantages, mask=None, *epsilon=1e-08, *sum_over_ranks=None",

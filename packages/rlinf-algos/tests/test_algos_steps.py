@@ -6,11 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_algos import (
-    ShapeError,
-    episode_group_advantages,
-    first_episode_mask,
-)
+from rlinf_algos import ShapeError, first_episode_mask, step_group_advantages
 
 quick = settings(max_examples=60)
 seeds = st.integers(0, 2**32 - 1)
@@ -33,24 +29,21 @@ def grouped(values, normalize_std, epsilon):
 
 @quick
 @given(st.integers(0, 5), st.integers(0, 6), st.booleans(), st.sampled_from([0.0, 0.2, 1.0]), seeds)
-def test_embodied_grpo(T, N, normalize_std, end_rate, seed):
+def test_steps_are_compared_with_those_of_the_same_time(T, N, normalize_std, end_rate, seed):
     rng = np.random.default_rng(seed)
-    rewards, ids = rng.integers(0, 3, (T, N)) / 2, rng.integers(0, 3, N)
+    rewards = rng.integers(0, 3, (T, N)) / 2
     terminated, truncated = rng.random((2, T, N)) < end_rate
-    mask, returns = np.zeros((T, N), dtype=bool), {}
+    mask, to_go = np.zeros((T, N), dtype=bool), {}
     for n in range(N if T else 0):
-        for t in range(T):
-            mask[t, n] = True
-            if terminated[t, n] or truncated[t, n]:
-                break
-        returns[n] = ids[n], sum(rewards[mask[:, n], n])
-    advantages = grouped(returns, normalize_std, 1e-4)
-    expected = np.where(mask, [advantages.get(n, 0.0) for n in range(N)], 0.0)
-    found_mask = first_episode_mask(torch.tensor(terminated), torch.tensor(truncated))
-    assert found_mask.numpy().tolist() == mask.tolist()
+        length = next((t + 1 for t in range(T) if terminated[t, n] or truncated[t, n]), T)
+        mask[:length, n] = True
+        to_go |= {(t, n): (t, sum(0.5 ** (k - t) * rewards[k, n] for k in range(t, length))) for t in range(length)}
+    advantages = grouped(to_go, normalize_std, 1e-4)
+    expected = np.array([[advantages.get((t, n), 0.0) for n in range(N)] for t in range(T)]).reshape(T, N)
+    ends = torch.tensor(terminated), torch.tensor(truncated)
+    assert first_episode_mask(*ends).numpy().tolist() == mask.tolist()
     rewards[~mask] = np.nan
-    found = episode_group_advantages(torch.tensor(rewards), found_mask, torch.tensor(ids), normalize_std=normalize_std)
-    close(found, expected)
+    close(step_group_advantages(torch.tensor(rewards), *ends, 0.5, normalize_std=normalize_std), expected)
 
 
 def test_refusals():
@@ -59,7 +52,5 @@ def test_refusals():
         first_episode_mask(ids, ids)
     with pytest.raises(ShapeError, match="truncated has shape"):
         first_episode_mask(ones, ones[:1])
-    with pytest.raises(ShapeError, match="group_ids has shape"):
-        episode_group_advantages(ones, None, ids)
-    with pytest.raises(ShapeError, match=r"expected \[T, N\]"):
-        episode_group_advantages(ids, None, ids)
+    with pytest.raises(ShapeError, match="has shape"):
+        step_group_advantages(ones[:1], ones, ones, 1.0)

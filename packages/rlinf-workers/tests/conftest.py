@@ -46,10 +46,10 @@ class ListWriter:
     def __init__(self):
         self.items = []
 
-    def put(self, item, *, key=0, policy_version=-1):
+    def put(self, item, *, key=0):
         self.items.append(item)
 
-    def put_many(self, items, *, policy_version=-1):
+    def put_many(self, items):
         self.items.extend(item for _, item in items)
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.distributions import Categorical, Normal
 
-from rlinf_workers.policies.heads.categories import Categories, CategoriesHead
-from rlinf_workers.policies.heads.gaussian import Gaussian, GaussianHead
+from rlinf_workers.policies.heads.categories import CategoriesHead
+from rlinf_workers.policies.heads.gaussian import GaussianHead
 from rlinf_workers.testing.policies import check_head
 
 CHOICES = (3, 2)
@@ -15,24 +15,27 @@ def test_categories_are_those_of_torch():
     logits = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     actions = torch.stack([torch.arange(7) % 3, torch.arange(7) % 2], dim=-1)
     parts = [Categorical(logits=part) for part in logits.split(CHOICES, dim=-1)]
-    found = Categories(logits, CHOICES)
-    torch.testing.assert_close(found.log_prob(actions), sum(p.log_prob(actions[:, i]) for i, p in enumerate(parts)))
-    torch.testing.assert_close(found.entropy(), sum(part.entropy() for part in parts))
-    assert torch.equal(found.mode(), torch.stack([part.probs.argmax(-1) for part in parts], dim=-1))
+    head = CategoriesHead(CHOICES)
+    torch.testing.assert_close(
+        head.log_prob(logits, actions), sum(p.log_prob(actions[:, i]) for i, p in enumerate(parts))
+    )
+    torch.testing.assert_close(head.entropy(logits), sum(part.entropy() for part in parts))
+    assert torch.equal(head.mode(logits), torch.stack([part.probs.argmax(-1) for part in parts], dim=-1))
 
 
 def test_a_gaussian_is_that_of_torch():
     mean, actions = torch.randn(2, 7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    log_std = torch.tensor([-0.5, 0.0, 0.3], dtype=torch.float64)
-    expected, found = Normal(mean, log_std.exp()), Gaussian(mean, log_std)
-    torch.testing.assert_close(found.log_prob(actions), expected.log_prob(actions).sum(-1))
-    torch.testing.assert_close(found.entropy(), expected.entropy().sum(-1))
+    head = GaussianHead(3, 0.0).double()
+    head.log_std.data = torch.tensor([-0.5, 0.0, 0.3], dtype=torch.float64)
+    expected = Normal(mean, head.log_std.exp())
+    torch.testing.assert_close(head.log_prob(mean, actions), expected.log_prob(actions).sum(-1))
+    torch.testing.assert_close(head.entropy(mean), expected.entropy().sum(-1))
 
 
 def test_categories_are_drawn_as_often_as_they_are_likely():
     logits = torch.tensor([0.3, -1.0, 0.7, 1.2, -0.4])
     noise = torch.randn(40_000, 5, generator=torch.Generator().manual_seed(1))
-    drawn = Categories(logits.expand(40_000, 5), CHOICES).sample(noise)
+    drawn = CategoriesHead(CHOICES).sample(logits.expand(40_000, 5), noise)
     for i, part in enumerate(logits.split(CHOICES)):
         shares = torch.bincount(drawn[:, i], minlength=len(part)) / len(drawn)
         torch.testing.assert_close(shares, part.softmax(-1), rtol=0, atol=0.01)  # 4 standard errors

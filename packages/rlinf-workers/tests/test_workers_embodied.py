@@ -1,20 +1,17 @@
 """Rollout and actor of embodied flows over the shipped policy: statistics as numpy's, gradients as the formula's."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from rlinf_algos import icepop, preset
+from rlinf_algos.policy_loss import cispo_loss, policy_gradient_loss, sapo_loss
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.embodied.actor import (
-    EmbodiedActor,
-    EmbodiedActorSettings,
-    GaeSettings,
-    GroupSettings,
-    _advantages_and_returns,
-)
+from rlinf_workers.embodied.actor import EmbodiedActor, EmbodiedActorSettings
 from rlinf_workers.embodied.environment import TRAIN_SEED_BIT, training_seeds
 from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.metrics import merge
@@ -38,20 +35,15 @@ def actor_critic() -> ActorCritic:
     return made
 
 
-def actor_settings(**changes):
-    fields = {
-        "policy": POLICY,
-        "backend": BackendSettings(num_shards=2),
-        "optimizer": OptimizerSettings(learning_rate=changes.pop("learning_rate", 1e-3), max_grad_norm=1e9),
-        "advantage": GaeSettings(gamma=0.9, gae_lambda=0.8, bootstrap_at_termination=False),
-        "clip": 0.2,
-        "num_epochs": 1,
-        "minibatch_size": 20,
-        "value_coef": 0.5,
-        "entropy_coef": 0.01,
-        "target_kl": None,
-    }
-    return EmbodiedActorSettings(**(fields | changes))
+def actor_settings(name="ppo", *, policy=POLICY, learning_rate=1e-3, **changes):
+    fields = {"num_epochs": 1, "num_minibatches": 2, "target_kl": None}
+    fields |= {"gamma": 0.9, "gae_lambda": 0.8, "bootstrap_at_termination": False} if name == "ppo" else {}
+    return EmbodiedActorSettings(
+        policy=policy,
+        algorithm=preset(name, samples="episodes", **(fields | changes)),
+        backend=BackendSettings(num_shards=2),
+        optimizer=OptimizerSettings(learning_rate=learning_rate, max_grad_norm=1e9),
+    )
 
 
 def observation(time, group=0, is_last=False, seed=0):
@@ -74,10 +66,10 @@ class Put:
     def __init__(self):
         self.items = []
 
-    def put(self, item, *, key=0, policy_version=-1):
+    def put(self, item, *, key=0):
         self.items.append(item)
 
-    def put_many(self, items, *, policy_version=-1):
+    def put_many(self, items):
         self.items.extend(item for _, item in items)
 
 
@@ -159,7 +151,7 @@ def gradient(parameter):
 
 
 def test_the_first_gradient_is_the_formulas(make_worker, reader):
-    settings = actor_settings(minibatch_size=4 * NUM_STEPS * NUM_ENVS)
+    settings = actor_settings(num_minibatches=1, entropy_coef=0.01)
     batch = trajectories(make_worker, reader)
     actor = make_worker(EmbodiedActor, settings)
     model = actor_critic().double()
@@ -215,20 +207,22 @@ def test_a_checkpoint_of_another_model_is_refused(make_worker, tmp_path):
 
 
 @pytest.mark.parametrize("normalize_std", [True, False])
-@pytest.mark.parametrize("compares", ["episodes", "steps"])
-def test_grpo_compares_the_environments_of_a_group(make_worker, reader, compares, normalize_std):
+@pytest.mark.parametrize("advantage", ["grpo", "grpo_steps"])
+def test_grpo_compares_the_environments_of_a_group(make_worker, reader, advantage, normalize_std):
     """Environment 0 ends at step 3, environment 1 at step 4; what follows belongs to other episodes."""
     (trajectory, *_) = trajectories(make_worker, reader)
-    settings = GroupSettings(compares=compares, gamma=0.9, normalize_std=normalize_std)
-    found, _ = _advantages_and_returns(trajectory, settings)
+    changes: dict[str, Any] = {"gamma": 0.9} if advantage == "grpo_steps" else {}
+    settings = actor_settings("grpo", advantage=advantage, normalize_std=normalize_std, **changes)
+    found, _, counts = make_worker(EmbodiedActor, settings)._advantages(trajectory)
     lengths, rewards = (3, 4), trajectory.rewards.double().numpy()
+    assert advantage == "grpo_steps" or tuple(counts.sum(0).tolist()) == lengths
     for t in range(NUM_STEPS):
         scores = [
             sum(rewards[:length, n])
-            if compares == "episodes"
+            if advantage == "grpo"
             else sum(0.9 ** (k - t) * rewards[k, n] for k in range(t, length))
             for n, length in enumerate(lengths)
-            if compares == "episodes" or t < length
+            if advantage == "grpo" or t < length
         ]
         for n, length in enumerate(lengths):
             expected = 0.0
@@ -238,15 +232,102 @@ def test_grpo_compares_the_environments_of_a_group(make_worker, reader, compares
             assert float(found[t, n]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
+def test_what_compares_completions_compares_episodes(make_worker, reader):
+    """OPO's baseline is the mean weighted by length; whitening leaves out what follows the episodes."""
+    batch = trajectories(make_worker, reader)
+    actor = make_worker(EmbodiedActor, actor_settings("grpo", advantage="opo", whiten_advantages=True))
+    found, _, counts = actor._advantages(batch[0])
+    sums = [float(batch[0].rewards[:length, n].double().sum()) for n, length in enumerate((3, 4))]
+    expected = sums[0] - (3 * sums[0] + 4 * sums[1]) / 7
+    assert found[:, 0].tolist() == pytest.approx([expected] * 3 + [0.0] * 2, rel=1e-5)
+    batches = {shard: actor._prepare([t for t in batch if t.group % 2 == shard]) for shard in (0, 1)}
+    raw = torch.cat([each.advantages[each.counts] for each in batches.values()]).double()
+    actor._whiten(batches)
+    whitened = torch.cat([each.advantages[each.counts] for each in batches.values()]).double()
+    torch.testing.assert_close(whitened, (raw - raw.mean()) / raw.std())
+    assert all(bool((each.advantages[~each.counts] == 0).all()) for each in batches.values())
+    assert not counts.all()
+
+
 def test_grpo_trains_no_critic(make_worker, reader):
-    settings = actor_settings(
-        advantage=GroupSettings(compares="steps", gamma=0.9, normalize_std=True), value_coef=0.0, entropy_coef=0.0
-    )
-    actor = make_worker(EmbodiedActor, settings, step=4)
+    actor = make_worker(EmbodiedActor, actor_settings("grpo", advantage="grpo_steps"), step=4)
     before = {name: value.clone() for name, value in actor._backend._model.named_parameters()}
     actor.train(reader([trajectories(make_worker, reader)]))
     moved = {name for name, value in actor._backend._model.named_parameters() if not torch.equal(value, before[name])}
     assert moved == {name for name in before if not name.startswith("value.")}
+
+
+def my_loss(policy_logprobs, proximal_logprobs, advantages, loss_mask, *, strength):
+    """A policy loss of one's own, with an option without a default."""
+    return policy_gradient_loss(policy_logprobs, proximal_logprobs, strength * advantages, loss_mask)
+
+
+def my_advantage(rewards, values, truncated):
+    """An advantage on steps of one's own, which knows no returns."""
+    return torch.where(truncated, 0.0, rewards - values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "formula"),
+    [
+        ({"policy_loss": "cispo", "clip_high": 0.5}, lambda *given: cispo_loss(*given, clip_low=0.2, clip_high=0.5)),
+        (
+            {"policy_loss": "sapo", "options": {"tau_positive": 2.0}},
+            lambda *given: sapo_loss(*given, tau_positive=2.0),
+        ),
+        (
+            {"policy_loss": f"{__name__}:my_loss", "options": {"strength": 3.0}},
+            lambda *given: my_loss(*given, strength=3),
+        ),
+    ],
+)
+def test_any_policy_loss_trains_a_robot(make_worker, reader, changes, formula):
+    batch = trajectories(make_worker, reader)
+    actor = make_worker(EmbodiedActor, actor_settings(num_minibatches=1, **changes))
+    shards = {shard: actor._prepare([t for t in batch if t.group % 2 == shard]) for shard in (0, 1)}
+    actor._whiten(shards)
+    model = actor_critic()
+    total = torch.zeros(())
+    for shard in shards.values():
+        answers = model.evaluate(shard.fields, shard.actions)
+        terms = formula(answers.logprobs, shard.rollout_logprobs, shard.advantages, None).loss_terms
+        total = total + terms.sum() + 0.5 * (0.5 * (answers.values - shard.returns).square()).sum()
+    (total / sum(map(len, shards.values()))).backward()
+    actor.train(reader([batch]))
+    for mine, theirs in zip(actor._backend._model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_an_advantage_of_ones_own_on_steps(make_worker, reader):
+    not_used: dict[str, Any] = {"gamma": None, "gae_lambda": None, "bootstrap_at_termination": None}
+    (t, *_) = trajectories(make_worker, reader)
+    actor = make_worker(EmbodiedActor, actor_settings(advantage=f"{__name__}:my_advantage", **not_used))
+    advantages, returns, counts = actor._advantages(t)
+    assert_bitwise_equal(advantages, torch.where(t.truncated, 0.0, t.rewards - t.values))
+    assert not returns.any(), "it says none"
+    assert counts.all()
+
+
+def test_a_correction_is_by_the_policy_before_its_first_step(make_worker, reader):
+    batch = trajectories(make_worker, reader)
+    shifted = [
+        replace(t, rollout_logprobs=t.rollout_logprobs - torch.linspace(-3, 3, NUM_STEPS)[:, None]) for t in batch
+    ]
+    settings = actor_settings(correction="icepop", off_policy_threshold=1.0, num_minibatches=1)
+    actor = make_worker(EmbodiedActor, settings)
+    actor.train(reader([shifted]))
+    actor_of_sampled = actor_critic()
+    gaps = [
+        (actor_of_sampled.evaluate(t.fields, t.actions).logprobs - t.rollout_logprobs).flatten().detach()
+        for t in shifted
+    ]
+    gap = torch.cat(gaps)[:, None]
+    correction = icepop(gap, torch.zeros_like(gap), torch.ones_like(gap), low=0.5, high=5.0)
+    recorded = merge([actor._host.metrics.drain()])
+    assert 0 < recorded["actor/corrected_fraction"] < 1
+    assert recorded["actor/corrected_fraction"] == pytest.approx(float(correction.rejected_fraction))
+    assert recorded["actor/off_policy_fraction"] > 0
+    assert recorded["actor/kl"] == pytest.approx(0.0, abs=1e-6), "the ratio is anchored at the policy itself"
 
 
 def test_a_group_that_is_compared_begins_in_one_state():

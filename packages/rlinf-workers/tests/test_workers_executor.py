@@ -88,11 +88,11 @@ class HalfLearn(Learn):
 
     def __init__(self) -> None:
         super().__init__()
-        self._weight += self.rank_in_replica
+        self._weight += self.identity.rank_in_replica
 
     def layout(self) -> Layout:
-        halves = Layout.sharded({"weight": TensorSpec((2,), "float32")}, self.num_ranks_per_replica)
-        return Layout(halves.specs, halves.ranks * self.num_replicas)
+        halves = Layout.sharded({"weight": TensorSpec((2,), "float32")}, self.identity.num_ranks_per_replica)
+        return Layout(halves.specs, halves.ranks * self.identity.num_replicas)
 
 
 class WholeScale(Scale):
@@ -156,16 +156,16 @@ class Share(Worker):
 
     def share(self, numbers: Reader[Number], shared: Writer[Number]) -> None:
         for chunk in numbers:
-            place = torch.tensor(float(self.rank_in_replica))
+            place = torch.tensor(float(self.identity.rank_in_replica))
             if chunk[0].value < 0 and self.rank == 3:
                 os._exit(7)
             assert float(self.replica_ranks.sum_(place)) == 1.0, "0 + 1, of this replica alone"
             for item in chunk:
                 self.record("share/items", 1.0)
                 self.record_spread("share/index", item.index)
-                shared.put(Number(index=item.index, value=float(self.replica)), key=item.index)
+                shared.put(Number(index=item.index, value=float(self.identity.replica)), key=item.index)
         # Sums over one rank of each of the two replicas.
-        assert float(self.replicas.sum_(torch.ones(1))) == float(self.num_replicas) == 2.0
+        assert float(self.replicas.sum_(torch.ones(1))) == float(self.identity.num_replicas) == 2.0
         self.show({"rank": float(self.rank)})
 
 

@@ -60,7 +60,7 @@ def test_two_stages_of_one_name():
 def test_worker_attributes_are_there_before_init():
     class Curious(Worker):
         def __init__(self):
-            self.seen = (self.name, self.num_ranks, self.devices)
+            self.seen = (self.name, self.num_ranks, self.identity.devices)
 
     identity = Identity(role="w", rank=1, num_ranks=2, devices=("cpu:1",), rendezvous="")
     worker = WorkerHost(identity, lambda service, value, wants_reply=True: Future()).make(Curious)

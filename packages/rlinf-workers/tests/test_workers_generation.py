@@ -31,6 +31,67 @@ def test_the_engine_conforms(check, model):
     check(partial(HuggingFaceEngine, model, torch.device("cpu")), model)
 
 
+class LosesACompletion(HuggingFaceEngine):
+    def finished(self):
+        parts = super().finished()
+        return [replace(part, members=part.members[:-1]) if part.index == 3 else part for part in parts]
+
+
+class GoesOnBehindTheEnd(HuggingFaceEngine):
+    def finished(self):
+        return [replace(part, loss_mask=torch.ones_like(part.loss_mask)) for part in super().finished()]
+
+
+class ForgetsTheTemperature(HuggingFaceEngine):
+    def submit(self, prompts, sampling, *, seed, step):
+        super().submit(prompts, replace(sampling, temperature=min(sampling.temperature, 1.0)), seed=seed, step=step)
+
+
+class ForgetsTopP(HuggingFaceEngine):
+    def submit(self, prompts, sampling, *, seed, step):
+        super().submit(prompts, replace(sampling, top_p=1.0), seed=seed, step=step)
+
+
+class TakesTooMany(HuggingFaceEngine):
+    def room(self, group_size):
+        return 2 * super().room(group_size)
+
+
+class ServesACopy(HuggingFaceEngine):
+    def weights(self):
+        return {name: tensor.clone() for name, tensor in super().weights().items()}
+
+
+class StampsNothing(HuggingFaceEngine):
+    def weights_received(self, policy_version):
+        pass
+
+
+class ForgetsWhenOffloaded(HuggingFaceEngine):
+    def offload(self):
+        super().offload()
+        self._batch = None
+
+
+@pytest.mark.parametrize(
+    ("broken", "found_by"),
+    [
+        (LosesACompletion, "check_every_completion_comes_back_once"),
+        (GoesOnBehindTheEnd, "check_rows"),
+        (ForgetsTheTemperature, "check_logprobs"),
+        (ForgetsTopP, "check_frequencies"),
+        (TakesTooMany, "check_room"),
+        (ServesACopy, "check_weights"),
+        (StampsNothing, "check_weights"),
+        (ForgetsWhenOffloaded, "check_offload"),
+    ],
+)
+def test_the_suite_finds(broken, found_by, model):
+    check = next(check for check in ENGINE_CHECKS if check.__name__ == found_by)
+    with pytest.raises(AssertionError):
+        check(partial(broken, model, torch.device("cpu")), model)
+
+
 @pytest.mark.parametrize("lengths", [[8] * 12, MIXED], ids=["one length", "mixed"])
 def test_a_group_does_not_depend_on_its_batch(model, lengths):
     made = engine(model, width=None if lengths == [8] * 12 else 8)

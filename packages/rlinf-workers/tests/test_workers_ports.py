@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from rlinf_comm.channel import Channel
 from rlinf_workers import WorkersError
 from rlinf_workers.execution.ports import Pauses, Reader, Writer
-from rlinf_workers.execution.stage_calls import ReadPort, WritePort
+from rlinf_workers.execution.stage_calls import Port
 
 
-def read_port(channel, **changes):
-    port = {
+def port(channel, **changes):
+    fields = {
         "channel": "c",
         "address": channel.address,
         "granularity": 1,
@@ -23,18 +23,7 @@ def read_port(channel, **changes):
         "ordered": False,
         "of_own_turn": False,
     }
-    return ReadPort(**(port | changes))
-
-
-def write_port(channel, **changes):
-    port = {
-        "channel": "c",
-        "address": channel.address,
-        "num_partitions": 1,
-        "max_items_per_entry": 0,
-        "of_own_turn": False,
-    }
-    return WritePort(**(port | changes))
+    return Port(**(fields | changes))
 
 
 class Journal(Pauses):
@@ -59,13 +48,13 @@ class Journal(Pauses):
 @given(cuts=st.lists(st.integers(1, 5), max_size=6), granularity=st.integers(0, 7))
 def test_chunks_have_the_granularity_whatever_was_put(cuts, granularity):
     channel = Channel.create("c")
-    writer = Writer(write_port(channel), channel, Pauses())
+    writer = Writer(port(channel, granularity=0), channel, Pauses())
     total = 0
     for cut in cuts:
         writer.put_many([(i, i) for i in range(total, total + cut)])
         total += cut
     channel.close()
-    chunks = list(Reader(read_port(channel, granularity=granularity), channel, Pauses()))
+    chunks = list(Reader(port(channel, granularity=granularity), channel, Pauses()))
     assert [item for chunk in chunks for item in chunk] == list(range(total))
     size = granularity or max(total, 1)
     assert [len(chunk) for chunk in chunks] == [size] * (total // size) + [total % size] * (total % size > 0)
@@ -73,8 +62,8 @@ def test_chunks_have_the_granularity_whatever_was_put(cuts, granularity):
 
 def test_a_stage_that_computes_takes_what_is_ready_and_does_not_wait_for_more():
     channel, journal = Channel.create("c"), Journal()
-    reader = Reader(read_port(channel, granularity=2), channel, journal)
-    writer = Writer(write_port(channel), channel, Pauses())
+    reader = Reader(port(channel, granularity=2), channel, journal)
+    writer = Writer(port(channel, granularity=0), channel, Pauses())
     writer.put(1)
     assert reader.ready_chunk() == [], "half a chunk is none"
     writer.put_many([(0, 2), (0, 3)])
@@ -90,36 +79,36 @@ def test_a_stage_that_computes_takes_what_is_ready_and_does_not_wait_for_more():
 @given(order=st.permutations(range(8)), num_partitions=st.integers(1, 3))
 def test_ordered_readers_get_their_keys_in_order(order, num_partitions):
     channel = Channel.create("c")
-    writer = Writer(write_port(channel, num_partitions=num_partitions), channel, Pauses())
+    writer = Writer(port(channel, granularity=0, num_partitions=num_partitions), channel, Pauses())
     for key in order:
         writer.put(f"item {key}", key=key)
     channel.close()
     for partition in range(num_partitions):
-        port = read_port(channel, partition=partition, num_partitions=num_partitions, ordered=True, granularity=2)
-        items = [item for chunk in Reader(port, channel, Pauses()) for item in chunk]
+        ordered = port(channel, partition=partition, num_partitions=num_partitions, ordered=True, granularity=2)
+        items = [item for chunk in Reader(ordered, channel, Pauses()) for item in chunk]
         assert items == [f"item {key}" for key in range(partition, 8, num_partitions)]
 
 
 def test_a_gap_in_the_keys_is_an_error_that_names_it():
     channel = Channel.create("c")
-    writer = Writer(write_port(channel), channel, Pauses())
+    writer = Writer(port(channel, granularity=0), channel, Pauses())
     writer.put_many([(0, "a"), (2, "c")])
     channel.close()
     with pytest.raises(WorkersError, match=r"item 1 never came; later ones did: \[2\]"):
-        list(Reader(read_port(channel, ordered=True, granularity=0), channel, Pauses()))
+        list(Reader(port(channel, ordered=True, granularity=0), channel, Pauses()))
 
 
 def test_entries_are_cut_to_the_readers_granularity():
     channel = Channel.create("c")
-    Writer(write_port(channel, max_items_per_entry=2), channel, Pauses()).put_many([(i, i) for i in range(5)])
-    assert [item.weight for item in channel.take(max_items=8, min_items=3)] == [2.0, 2.0, 1.0]
+    Writer(port(channel, granularity=2), channel, Pauses()).put_many([(i, i) for i in range(5)])
+    assert [len(item.value) for item in channel.take(max_items=8, min_items=3)] == [2, 2, 1]
 
 
 def test_a_stage_hears_of_every_chunk_and_wait():
     channel = Channel.create("c")
-    Writer(write_port(channel), channel, Pauses()).put_many([(0, "a"), (1, "b")])
+    Writer(port(channel, granularity=0), channel, Pauses()).put_many([(0, "a"), (1, "b")])
     journal = Journal()
-    reader = iter(Reader(read_port(channel, granularity=2), channel, journal))
+    reader = iter(Reader(port(channel, granularity=2), channel, journal))
     assert next(reader) == ["a", "b"]
     channel.close()
     assert next(reader, None) is None
@@ -128,14 +117,14 @@ def test_a_stage_hears_of_every_chunk_and_wait():
 
 def test_next_chunk_does_not_wait_for_more_than_will_come():
     channel = Channel.create("c")
-    Writer(write_port(channel), channel, Pauses()).put_many([(0, "a")])
-    assert Reader(read_port(channel, granularity=4), channel, Pauses()).next_chunk(at_most=1) == ["a"]
+    Writer(port(channel, granularity=0), channel, Pauses()).put_many([(0, "a")])
+    assert Reader(port(channel, granularity=4), channel, Pauses()).next_chunk(at_most=1) == ["a"]
 
 
 def test_a_full_channel_pauses_the_stage_until_there_is_room():
     channel = Channel.create("c", capacity_items=1)
     journal = Journal()
-    writer = Writer(write_port(channel), channel, journal)
+    writer = Writer(port(channel, granularity=0), channel, journal)
     writer.put("a")
 
     @contextmanager

@@ -9,7 +9,7 @@ from rlinf_comm.channel import Channel
 from rlinf_workers import WorkersError
 from rlinf_workers.execution.ports import Pauses, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
-from rlinf_workers.execution.stage_calls import ReadPort, WritePort
+from rlinf_workers.execution.stage_calls import Port
 from rlinf_workers.launcher.base import Identity
 
 SECOND = Identity(role="actor", rank=3, num_ranks=4, num_ranks_per_replica=2)
@@ -37,8 +37,8 @@ class Rank:
             else OtherRank(name, channels["told"], identity)
             for name in ("in", "out")
         )
-        self.reader = Reader(read_port(channels["in"], granularity), source, self.pauses)
-        self.writer = Writer(write_port(channels["out"]), sink, self.pauses)
+        self.reader = Reader(port(channels["in"], granularity), source, self.pauses)
+        self.writer = Writer(port(channels["out"], 1), sink, self.pauses)
 
     def double(self) -> list[list[int]]:
         """The body of a stage."""
@@ -49,9 +49,9 @@ class Rank:
         return chunks
 
 
-def read_port(channel: Channel, granularity: int) -> ReadPort:
-    return ReadPort(
-        channel="in",
+def port(channel: Channel, granularity: int) -> Port:
+    return Port(
+        channel=channel.name,
         address=channel.address,
         granularity=granularity,
         partition=0,
@@ -59,10 +59,6 @@ def read_port(channel: Channel, granularity: int) -> ReadPort:
         ordered=False,
         of_own_turn=False,
     )
-
-
-def write_port(channel: Channel) -> WritePort:
-    return WritePort(channel="out", address=channel.address, num_partitions=1, max_items_per_entry=1, of_own_turn=False)
 
 
 def channels(*, out_items: int = 64) -> dict[str, Channel]:
@@ -131,7 +127,7 @@ def test_a_rank_that_goes_another_way_is_named(way):
     made["told"].put((name, what), key=SECOND.rank)
     doing = {"reads where the first puts": "reads from", "uses another channel": "reads from"}.get(way, "puts into")
     with pytest.raises(WorkersError, match=f"actor/3 {doing} channel in, but the first rank of its replica"):
-        second.put(None) if doing == "puts into" else second.take(keys=None, timeout_s=None)
+        second.put(None, key=0) if doing == "puts into" else second.take(keys=None, timeout_s=None)
 
 
 def test_identity_counts_replicas():

@@ -12,6 +12,7 @@ from rlinf_workers.execution.stage_calls import PlannedFlow
 from rlinf_workers.testing.toy_flow import toy_flow
 
 CLUSTER = Cluster.cpu_slots(4)
+ADDRESS = ChannelAddress(name="c", creator_pid=1, creator_start_ticks=1, fd=0, nonce=0)
 CONTEXT = StepContext(step=3, phase="train", seed=0, num_items=8)
 
 
@@ -33,6 +34,10 @@ def calls(made: PlannedFlow, synced: tuple[WeightEdge, ...] = EDGES):
     }
 
 
+def num_partitions(made: PlannedFlow, channel: str) -> int:
+    return made.port(channel, ADDRESS, other_end=()).num_partitions
+
+
 def test_every_rank_of_every_stage_is_called_with_its_own_ports():
     found = calls(planned(toy_flow(), num_ranks={"scale": 4, "learn": 2}))
     assert sorted(found) == [("learn", 0), ("learn", 1), *(("scale", rank) for rank in range(4)), ("shift", 0)]
@@ -45,8 +50,8 @@ def test_every_rank_of_every_stage_is_called_with_its_own_ports():
 
 def test_items_are_bound_to_ranks_by_dispatch_order_and_whole_batches_alone():
     made = planned(toy_flow(), num_ranks={"scale": 4, "learn": 2}, granularity={"scale": 2})
-    assert [made.num_partitions(channel) for channel in ("numbers", "scaled", "shifted")] == [1, 1, 2]
-    assert planned(toy_flow(), num_ranks={"scale": 4}).num_partitions("numbers") == 4, "whole batches"
+    assert [num_partitions(made, channel) for channel in ("numbers", "scaled", "shifted")] == [1, 1, 2]
+    assert num_partitions(planned(toy_flow(), num_ranks={"scale": 4}), "numbers") == 4, "whole batches"
     found = calls(made)
     assert [found["learn", rank].reads[0].partition for rank in (0, 1)] == [0, 1]
     assert {found["scale", rank].reads[0].partition for rank in range(4)} == {0}
@@ -58,10 +63,9 @@ def test_writers_are_all_ranks_of_the_writing_stages_or_the_driver():
     assert [made.num_writers(channel) for channel in ("numbers", "scaled", "shifted")] == [1, 4, 1]
 
 
-def test_entries_are_as_small_as_the_reader_with_the_smallest_granularity():
+def test_entries_are_as_small_as_the_readers_granularity():
     made = planned(toy_flow(), granularity={"scale": 3})
-    found = calls(made)["scale", 0].reads[0].address
-    assert made.write_port("numbers", found).max_items_per_entry == 3
+    assert made.port("numbers", ADDRESS, other_end=("scale",)).granularity == 3
 
 
 def test_a_stage_serves_synced_edges_to_it_and_publishes_on_those_from_it():
@@ -84,7 +88,7 @@ def test_items_go_to_replicas_and_their_first_ranks_tell_the_others():
     made = planned(toy_flow(), num_ranks_per_replica=sizes, granularity={"scale": 2})
     found = calls(made)
     assert [made.num_writers(channel) for channel in ("scaled", *made.told_channels)] == [2, 2, 2]
-    assert [made.num_partitions(channel) for channel in ("numbers", "shifted")] == [1, 2]
+    assert [num_partitions(made, channel) for channel in ("numbers", "shifted")] == [1, 2]
     assert [found["learn", rank].reads[0].partition for rank in range(4)] == [0, 0, 1, 1]
     told = [call.told and call.told.name for call in (found["scale", 0], found["scale", 1], found["learn", 3])]
     assert [made.told_channels[name] for name in told if name] == ["scale", "scale", "learn"]

@@ -1,17 +1,22 @@
 """The section `algorithm`: a name chooses, every field may be changed, and nothing in it is without effect."""
 
+import dataclasses
+import shlex
+
 import pytest
 
-from rlinf.config.algorithm import AlgorithmConfig
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
+from rlinf.config.schema import json_schema
 from rlinf.errors import UserError
-from rlinf_algos.algorithm import PRESETS, Algorithm, preset
+from rlinf_algos.algorithm import EPISODE_PRESETS, PRESETS, Algorithm, preset
+from rlinf_algos.presets import ONLY
+
+FIELDS = {field.name for field in dataclasses.fields(Algorithm)}
 
 
-def algorithm(line: str = "", recipe: str = "sort-grpo") -> AlgorithmConfig:
+def algorithm(line: str = "", recipe: str = "sort-grpo") -> Algorithm:
     config = load_config(recipe, parse_overrides(line.split()))
-    assert config.job == "reasoning"
     return config.algorithm
 
 
@@ -21,13 +26,16 @@ def message(line: str, recipe: str = "sort-grpo") -> str:
     return str(caught.value)
 
 
-def test_the_section_has_the_fields_of_an_algorithm():
-    assert set(AlgorithmConfig.model_fields) == set(Algorithm.__slots__)
-    assert {name: field.default for name, field in AlgorithmConfig.model_fields.items() if name != "name"} == {
-        name: Algorithm.__dataclass_fields__[name].default
-        for name in Algorithm.__slots__
-        if name not in ("name", "options")
-    } | {"options": {}}
+@pytest.mark.parametrize(("recipe", "other"), [("sort-grpo", "episodes"), ("pushcube-ppo", "completions")])
+def test_a_resolved_config_has_what_makes_sense_for_its_job(recipe, other):
+    shown = load_config(recipe).model_dump()["algorithm"]
+    assert set(shown) == FIELDS - {"samples"} - set(ONLY[other])
+
+
+def test_every_field_is_described():
+    found = json_schema()["$defs"]["Algorithm"]["properties"]
+    assert set(found) == FIELDS
+    assert found["kl_coef"]["description"].startswith("Weight of the KL to the reference model")
 
 
 NEEDS = {
@@ -40,8 +48,13 @@ NEEDS = {
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_name_chooses_a_preset(name):
     config = load_config("sort-grpo", parse_overrides(["--algorithm.name", name, *NEEDS.get(name, [])]))
-    assert config.job == "reasoning"
-    assert config.algorithm.to_algorithm() == preset(name)
+    assert config.algorithm == preset(name)
+
+
+@pytest.mark.parametrize("name", EPISODE_PRESETS)
+def test_a_name_chooses_a_preset_of_robots(name):
+    recipe = ["--algorithm.name", name, "--algorithm.gamma", "null" if name == "grpo" else "0.8"]
+    assert load_config("pushcube-ppo", parse_overrides(recipe)).algorithm == preset(name, samples="episodes")
 
 
 def test_an_algorithm_with_a_critic_has_its_settings():
@@ -72,7 +85,7 @@ def test_the_resolved_config_is_read_back_as_it_was(tmp_path):
         ("--algorithm.clip_lo 0.1", "did you mean --algorithm.clip_low?"),
         ("--algorithm.gae_lambda 0.9", "--algorithm.gae_lambda=0.9 is not used: it belongs to"),
         ("--algorithm.advantage rlo", "did you mean 'rloo'"),
-        ("--algorithm.clip_low 2", "algorithm.clip_low=2; allowed: 1 or less"),
+        ("--algorithm.clip_low 2", "--algorithm.clip_low=2.0 must be between 0 and 1: a probability ratio"),
         ("--algorithm.aggregation token-mean", "algorithm.aggregation='token-mean'; allowed: 'token_mean'"),
         ("--algorithm.name rloo --algorithm.group_size 1", "compares the completions of a prompt; use at least 2"),
         ("--algorithm.overlong_buffer_tokens 10", "=10 is more than rollout.max_new_tokens=9; use at most 9"),
@@ -81,7 +94,15 @@ def test_the_resolved_config_is_read_back_as_it_was(tmp_path):
             "critic.learning_rate=0.1 is not used: algorithm.advantage=grpo has no critic; leave it out",
         ),
         ("--algorithm.name 3", "algorithm.name=3; allowed: text"),
-        ("--algorithm 3", "a section with the keys name, group_size"),
+        ("--algorithm 3", "a section with the keys name, samples, group_size"),
+        ("--algorithm.group_size true", "--algorithm.group_size=true; allowed: a whole number"),
+        ("--algorithm.kl_coef .inf", "--algorithm.kl_coef=inf; allowed: a finite number"),
+        ("--algorithm.target_kl 0.1", "algorithm.target_kl=0.1 is not used: it is about episodes, and samples are"),
+        (
+            "--algorithm.advantage gae_steps",
+            "algorithm.advantage=gae_steps cannot be had of completions; use grpo, rloo",
+        ),
+        ("--algorithm.samples episodes", "algorithm.samples=episodes: the samples of this job are completions; leave"),
         (
             "--algorithm.name gdpo",
             "algorithm.advantage=gdpo reads the parts of a reward, and reward.kind=exact has none",
@@ -103,34 +124,66 @@ def test_mistakes(line, expected):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("--algorithm.compares steps", "algorithm.compares=steps is not used: it belongs to algorithm.name=grpo"),
         (
             "--algorithm.name grpo --env.num_envs 16 --algorithm.gae_lambda 0.9",
-            "algorithm.gae_lambda=0.9 is not used: it belongs to algorithm.name=ppo, and this is grpo",
+            "algorithm.gae_lambda=0.9 is not used: it belongs to advantage=gae_steps, and this is advantage=grpo",
         ),
         ("--algorithm.name grpo --env.num_envs 4", "use at least 8, better 32"),
         (
-            "--algorithm.name grpo --env.num_envs 16 --algorithm.num_steps 25",
-            "algorithm.num_steps=25 differs from env.max_episode_steps=50",
+            "--algorithm.name grpo --env.num_envs 16 --env.num_steps 25",
+            "env.num_steps=25 differs from env.max_episode_steps=50, and algorithm.advantage=grpo compares whole",
         ),
         (
             "--algorithm.name grpo --env.num_envs 16 --algorithm.gamma 0.9",
-            "algorithm.gamma=0.9 is not used: algorithm.compares=episodes adds the rewards up as they are",
+            "algorithm.gamma=0.9 is not used: it belongs to advantage=gae_steps or grpo_steps, and this is",
         ),
-        ("--algorithm.gamma null", "algorithm.gamma is null; algorithm.name=ppo needs it"),
-        ("--algorithm.gae_lambda null", "algorithm.gae_lambda is null; algorithm.name=ppo needs it"),
-        ("--algorithm.name gppo", "allowed: 'ppo' or 'grpo'"),
+        ("--algorithm.gamma null", "algorithm.gamma is null; it belongs to advantage=gae_steps or grpo_steps"),
+        ("--algorithm.gae_lambda null", "algorithm.gae_lambda is null; it belongs to advantage=gae_steps"),
+        ("--algorithm.value_coef null", "algorithm.value_coef is null; it weighs the values that advantage=gae_steps"),
+        ("--algorithm.name gppo", "no algorithm is called 'gppo'; did you mean 'ppo'?"),
+        ("--algorithm.name dapo", "=dapo: its samples are completions of a language model; of episodes: ppo, grpo"),
+        (
+            "--algorithm.advantage gae",
+            "algorithm.advantage=gae cannot be had of episodes; use grpo, rloo, opo, gae_steps",
+        ),
+        ("--algorithm.advantage gdpo", "algorithm.advantage=gdpo cannot be had of episodes"),
+        ("--algorithm.kl_coef 0.1", "--algorithm.kl_coef=0.1 is not used: it is about completions, and samples are"),
+        ("--algorithm.group_size 4", "algorithm.group_size=4 is not used: it is about completions, and samples are"),
+        ("--algorithm.overlong_filter true", "algorithm.overlong_filter=True is not used: it is about completions"),
+        ("--algorithm.samples completions", "algorithm.samples=completions: the samples of this job are episodes"),
+        ("--algorithm.clip 0.2", "--algorithm.clip is not a key; did you mean --algorithm.clip_low?"),
+        ("--algorithm.minibatch_size 9", "is not a key; did you mean --algorithm.num_minibatches?"),
+        ("--algorithm.num_steps 9", "is not a key; did you mean --run.num_steps or --env.num_steps?"),
     ],
 )
 def test_mistakes_of_the_embodied_job(line, expected):
     assert expected in message(line, "pushcube-ppo")
 
 
-def test_the_embodied_job_has_grpo():
-    config = load_config("pushcube-ppo", parse_overrides(["--algorithm.name", "grpo", "--env.num_envs", "16"]))
-    assert config.job == "embodied"
-    assert (config.algorithm.compares, config.algorithm.value_coef, config.algorithm.gamma) == ("episodes", None, None)
-    line = ["--algorithm.name", "grpo", "--env.num_envs", "16", "--algorithm.compares", "steps"]
-    config = load_config("pushcube-ppo", parse_overrides(line))
-    assert config.job == "embodied"
-    assert config.algorithm.gamma == 0.8
+def test_several_mistakes_of_an_algorithm_are_told_at_once():
+    text = message("--algorithm.group_size 4 --algorithm.clip_low 2 --algorithm.advantage gae", "pushcube-ppo")
+    assert text.startswith("the config has 3 mistakes")
+
+
+def test_robots_are_compared_by_episodes_or_by_steps():
+    line = "--algorithm.name grpo --env.num_envs 16"
+    by_episodes = algorithm(line, "pushcube-ppo")
+    assert (by_episodes.advantage, by_episodes.value_coef, by_episodes.gamma) == ("grpo", None, None)
+    assert algorithm(line + " --algorithm.advantage grpo_steps", "pushcube-ppo").gamma == 0.8
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--algorithm.policy_loss cispo",
+        "--algorithm.policy_loss sapo --algorithm.options {tau_positive: 1.0}",
+        "--algorithm.policy_loss decoupled",
+        "--algorithm.correction icepop",
+        "--algorithm.value_loss huber",
+        "--algorithm.value_clip 0.2",
+        "--algorithm.name grpo --algorithm.advantage rloo --algorithm.whiten_advantages true",
+    ],
+)
+def test_a_robot_may_have(line):
+    config = load_config("pushcube-ppo", parse_overrides(shlex.split(line.replace("{", "'{").replace("}", "}'"))))
+    assert config.algorithm.samples == "episodes"

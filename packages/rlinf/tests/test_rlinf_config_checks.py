@@ -103,9 +103,9 @@ def test_reasoning_values_that_do_not_go_together(line: str, expected: str):
         ("--env.num_groups=3", "env.num_envs=8 is not a multiple of env.num_groups=3; use 6 or 9"),
         ("--actor.num_shards=3", "env.num_groups=4 is not a multiple of actor.num_shards=3; use 3 or 6"),
         (
-            "--algorithm.minibatch_size=90",
-            "algorithm.minibatch_size=90 does not divide the env.num_envs * algorithm.num_steps = 400 samples of a "
-            "step; use 80 or 100",
+            "--algorithm.num_minibatches=6",
+            "algorithm.num_minibatches=6 does not cut the env.num_envs * env.num_steps = 400 samples of a step, in "
+            "actor.num_shards=2 shards, into equal minibatches; use 4 or 5",
         ),
         (
             "--env.eval_seed=2147483600",

@@ -12,13 +12,13 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ArchitectureConfig
 from rlinf.machine import Gpu, Machine, this_machine
-from rlinf.planning.plans import Planned, make_plans
+from rlinf.planning.plans import RunPlans, make_plans
 from rlinf.tasks.language import write_model_folder
 
 SERVER = Machine(num_cpus=64, memory_bytes=1 << 40, gpus=(Gpu(name="fake", memory_bytes=80 << 30),) * 8)
 
 
-def planned(recipe: str, *overrides: str) -> Planned:
+def planned(recipe: str, *overrides: str) -> RunPlans:
     job = jobs.prepare(load_config(recipe, parse_overrides(overrides)), SERVER)
     return make_plans(job, job.build(Path("none")), Path("none"))
 

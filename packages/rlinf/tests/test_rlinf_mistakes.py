@@ -285,12 +285,12 @@ MISTAKES = [
         says="--env.num_envs=7 is not a multiple of env.num_groups=4; use 4 or 8",
     ),
     Mistake(
-        line=GYM + "CartPole-v1 --algorithm.minibatch_size 33",
-        says="--algorithm.minibatch_size=33 is not a multiple of actor.num_shards=2; use 32 or 34",
+        line=GYM + "CartPole-v1 --algorithm.num_minibatches 3",
+        says="--algorithm.num_minibatches=3 does not cut the env.num_envs * env.num_steps = 400 samples of a",
     ),
     Mistake(
         line=GYM + "CartPole-v1 --algorithm.name grpo --env.num_envs 4",
-        says="--env.num_envs=4 leaves 1 environment in each of env.num_groups=4, and algorithm.name=gr",
+        says="--env.num_envs=4 leaves 1 environment in each of env.num_groups=4, and algorithm.advantage=gr",
     ),
     Mistake(
         line=GYM + "CartPole-v1 --env.eval_seed 2147483600",
@@ -302,11 +302,20 @@ MISTAKES = [
     ),
     Mistake(
         line="train pushcube-ppo --env.control_mode pd_joint_pos",
-        says="--env.control_mode is not a key; keys of env: kind, id, num_envs, num_groups, max_episod",
+        says="--env.control_mode is not a key; keys of env: kind, id, num_envs, num_groups, num_steps,",
     ),
     Mistake(
         line=GYM + "CartPole-v1 --policy.hidden_sizes []",
         says="--policy.hidden_sizes=[]; allowed: a list with at least 1 entries",
+    ),
+    # -- what starts processes and carries weights
+    Mistake(
+        line="train sort-grpo --cluster.launcher locale",
+        says="cluster.launcher: no launcher is called 'locale'; did you mean 'local'?",
+    ),
+    Mistake(
+        line="train pushcube-ppo --cluster.weight_link share",
+        says="cluster.weight_link: no weight link is called 'share'; did you mean 'shared'?",
     ),
     # -- policies
     Mistake(
@@ -319,12 +328,12 @@ MISTAKES = [
     ),
     Mistake(
         line=GYM + "CartPole-v1 --policy.name mine:net",
-        says="policy.name='mine:net' is no whole rlinf_workers.policies.base.Policy; it has to define act",
+        says="policy.name: mine:net is no whole rlinf_workers.policies.base.Policy; it has to define act",
         files={"mine.py": "def net(): pass"},
     ),
     Mistake(
         line=GYM + "CartPole-v1 --policy.name mine:Mine --policy.options.widht 3",
-        says="policy.name='mine:Mine', policy.options: TypeError: got an unexpected keyword argument 'widht'",
+        says="policy.options: mine:Mine got an unexpected keyword argument 'widht'",
         files={"mine.py": MY_POLICY},
     ),
     Mistake(
@@ -343,11 +352,11 @@ MISTAKES = [
     ),
     Mistake(
         line=GYM + "CartPole-v1 --policy.chunk_size 3",
-        says="algorithm.num_steps=50 is not a multiple of 3: policy.name=actor_critic answers 3 actions",
+        says="env.num_steps=50 is not a multiple of 3: policy.name=actor_critic answers 3 actions",
     ),
     Mistake(
-        line=GYM + "CartPole-v1 --policy.chunk_size 5 --algorithm.minibatch_size 100",
-        says="algorithm.minibatch_size=100 does not divide the 80 samples of a step: policy.name=actor",
+        line=GYM + "CartPole-v1 --policy.chunk_size 50 --algorithm.num_minibatches 8",
+        says="algorithm.num_minibatches=8 does not cut the env.num_envs * env.num_steps / 50 = 8 samples of a",
     ),
     # -- rewards
     Mistake(

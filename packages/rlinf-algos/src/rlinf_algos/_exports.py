@@ -2,7 +2,6 @@
 
 from rlinf_algos.advantages import (
     dr_grpo_advantages,
-    episode_group_advantages,
     first_episode_mask,
     gae,
     gdpo_advantages,
@@ -14,6 +13,7 @@ from rlinf_algos.advantages import (
     reinforce_plus_plus_baseline_advantages,
     rewards_to_go,
     rloo_advantages,
+    step_group_advantages,
     token_gae,
 )
 from rlinf_algos.aggregation import (
@@ -109,8 +109,8 @@ __all__ = [
     "rewards_to_go",
     "reinforce_plus_plus_advantages",
     "reinforce_plus_plus_baseline_advantages",
-    "episode_group_advantages",
     "first_episode_mask",
+    "step_group_advantages",
     "masked_mean",
     "masked_whiten",
     "normalize_advantages",

@@ -8,9 +8,9 @@ no torch, so that configs can be checked on any machine; `Parts` has the functio
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rlinf_algos.errors import AlgosError
 from rlinf_algos.parts import (
@@ -28,8 +28,10 @@ from rlinf_algos.presets import (
     CORRECTION_OPTIONS,
     CORRECTIONS,
     DEFAULTS,
+    EPISODE_PRESETS,
     KLS,
     NULLABLE,
+    ONLY,
     PRESETS,
     RANGES,
     VALUE_LOSSES,
@@ -39,105 +41,136 @@ from rlinf_algos.registry import Registry, did_you_mean
 Option = bool | int | float | str | None
 
 
+class AlgorithmError(AlgosError):
+    """Fields of an algorithm that are wrong or do not go together."""
+
+    def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
+        self.problems = problems
+        """As `problems` has them."""
+        super().__init__("; ".join(f"{name}{text}" for name, text in problems))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """One algorithm; make it with `preset`, which fills in what is left out.
+    """How rewards become an update. Make it with `preset`, which fills in what is left out; null: the algorithm has no
+    such number.
 
     Example: preset("grpo") == Algorithm(name="grpo", normalize_std=True, clip_low=0.2, clip_high=0.2)
     """
 
+    __pydantic_config__: ClassVar = {
+        "extra": "forbid",
+        "strict": True,
+        "allow_inf_nan": False,
+        "use_attribute_docstrings": True,
+    }
+    """For configs that have an algorithm as a section: pydantic reads the docstrings of the fields as descriptions."""
+
     name: str = "own"
-    """What people call the algorithm."""
+    """A preset (ppo, grpo, ... of completions; ppo or grpo of episodes), or package.module:NAME of one of your own."""
+    samples: Literal["completions", "episodes"] = "completions"
+    """What it learns from: completions of a language model, or episodes of environments. The job says which."""
+    group_size: int = 8
+    """Completions sampled for each prompt; most algorithms compare them."""
     advantage: str = "grpo"
-    """Name in `rlinf_algos.parts.ADVANTAGES`, or "package.module:function"."""
+    """grpo, rloo, opo, gdpo (with a weighted reward), gae (with a critic), returns; of episodes grpo, rloo, opo,
+    grpo_steps, gae_steps (with values); or package.module:function."""
     normalize_std: bool | None = None
-    """Whether `grpo` divides by the standard deviation of the group's rewards."""
+    """Divide advantages by the standard deviation of the group's rewards."""
     gamma: float | None = None
-    """Discount of a reward one token later, in [0, 1]; for `gae` and `returns`."""
+    """Discount of a reward one token, or one answer of a policy, later; in [0, 1]."""
     gae_lambda: float | None = None
-    """Decay of the trace, in [0, 1]; for `gae`."""
+    """Weight of longer returns in the advantage: the decay of the trace, in [0, 1]."""
+    bootstrap_at_termination: bool | None = None
+    """gae_steps: count the value of the last state also where an episode ends in success, as if it went on."""
     whiten_advantages: bool = False
-    """Bring the advantages to mean 0 and deviation 1 over all tokens of a step, across ranks."""
+    """Bring the advantages of a step to mean 0 and deviation 1, over all its tokens or steps."""
     policy_loss: str = "ppo_clip"
-    """Name in `rlinf_algos.parts.POLICY_LOSSES`, or "package.module:function"."""
+    """ppo_clip, gspo, gmpo, cispo, sapo, clip_cov, kl_cov, decoupled, policy_gradient, or package.module:function."""
     clip_low: float | None = None
-    """The ratio is clipped below at 1 - clip_low."""
+    """The probability ratio is clipped below at 1 - clip_low; gmpo: its logarithm at -clip_low."""
     clip_high: float | None = None
-    """The ratio is clipped above at 1 + clip_high."""
+    """The probability ratio is clipped above at 1 + clip_high; gmpo: its logarithm at clip_high."""
     dual_clip: float | None = None
-    """Ratio, above 1, from which the loss of a negative advantage no longer grows; for `ppo_clip` and `decoupled`."""
+    """Ratio, above 1, from which the loss of a negative advantage no longer grows; null: none."""
     weight_cap: float | None = None
-    """Largest correction weight of a token, at least 1; tokens with a larger one are dropped. For `decoupled`."""
+    """decoupled: tokens, or actions, that the engine and the actor find so differently likely are dropped."""
     correction: Literal["truncated", "masked", "rejected", "icepop"] | None = None
-    """How the gap between the engine that sampled and the actor is corrected (`rlinf_algos.corrections`). `rejected` is
-    `masked` without weights."""
+    """What is done about tokens that the engine and the actor find differently likely; rejected is masked without
+    weights."""
     correction_level: Literal["token", "sequence", "geometric"] | None = None
-    """Whose ratio is corrected: a token's, a completion's, or the geometric mean over a completion. `icepop` always
-    takes a token's."""
+    """Whose ratio counts: a token's, a completion's, or the geometric mean over a completion; icepop: a token's."""
     correction_low: float | None = None
-    """Tokens whose ratio, actor over engine, is below this are left out; not for `truncated`."""
+    """Tokens whose ratio, actor over engine, is lower are left out; not for truncated."""
     correction_high: float | None = None
-    """Tokens whose ratio is above this are left out; for `truncated` it is the largest weight."""
+    """Tokens whose ratio is higher are left out; truncated: the largest weight."""
     off_policy_threshold: float | None = None
-    """Nats per token. Completions with a negative advantage that have drifted further than this from the policy that
-    sampled them are left out (DeepSeek-V3.2); None: none is left out."""
+    """Completions of a negative advantage that drifted by more nats a token from the policy that sampled them are left
+    out (DeepSeek-V3.2); null: none is."""
     top_entropy_fraction: float = 1.0
-    """Share of a micro-batch's tokens, those of the highest entropy, that have a policy loss (arXiv:2506.01939)."""
+    """Share of a micro-batch's tokens, those of the highest entropy, that the policy loss is of (arXiv:2506.01939)."""
     aggregation: Literal[
         "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean"
     ] = "token_mean"
-    """How the losses of tokens become one number."""
+    """From the losses of tokens to one number."""
     kl: str = "k3"
-    """Estimate of the KL to the reference; `rlinf_algos.kl`."""
+    """Estimate of the KL to the reference: k1, k2, k3, abs, k1+, k3+."""
     kl_coef: float = 0.0
-    """Weight of the KL; 0: no reference model is asked."""
+    """Weight of the KL to the reference model; 0 leaves the reference worker out."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL is added: as a term of the loss, or as a penalty on the rewards."""
+    """Whether the KL is a term of the loss or a penalty on the rewards."""
     kl_clamp: float | None = None
-    """Largest KL of a token, in nats, for `k3` and `k3+`; None: no bound. verl has 10."""
+    """Largest KL of a token, in nats, for k3 and k3+; null: no bound. verl: 10."""
     kl_target: float | None = None
-    """KL of a completion, in nats, to which the weight of a KL in the reward is adapted after each step; None: the
-    weight stays."""
+    """Adapt kl_coef after each step so that the KL of a completion, in nats, comes to this; needs kl_in=reward. null:
+    it stays."""
     kl_horizon: int | None = None
-    """Number of completions in which the weight may change by a fifth, with `kl_target`."""
+    """Completions in which an adapted kl_coef may change by a fifth."""
     reward_coef: float = 1.0
-    """Weight of the reward itself where a KL is part of it; 0: only the KL teaches, as in distillation."""
+    """Weight of the reward beside a KL in it; 0: the KL alone teaches, as in distillation."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     value_loss: Literal["clipped", "huber"] | None = None
     """Loss of the critic, where the advantage reads values."""
     value_clip: float | None = None
-    """How far a value may move in an update, with `clipped`; None: without bound."""
+    """How far a value may move in an update, with the clipped loss; null: as far as it likes."""
     huber_delta: float | None = None
-    """Error at which the `huber` loss turns from square to linear."""
+    """Error from which on the critic's huber loss is linear."""
+    value_coef: float | None = None
+    """Weight of the value loss of a policy that has values of its own."""
     dynamic_sampling: bool = False
-    """Leave groups whose rewards are all equal out of the update and of its totals (DAPO)."""
+    """Leave groups whose rewards are all equal out of the update and its totals (DAPO)."""
     oversampling: float = 1.0
-    """Factor by which dynamic sampling samples more prompts; it trains on the first groups that have a signal."""
+    """With dynamic_sampling: times as many prompts are sampled; the first with a signal train."""
     overlong_buffer_tokens: int = 0
-    """The last tokens before the limit in which the reward falls to -overlong_penalty (DAPO); 0: no penalty."""
+    """Tokens before the limit of a completion within which the reward falls (DAPO); 0: no penalty."""
     overlong_penalty: float | None = None
-    """Most that the reward falls, at the limit."""
+    """How much the reward of a completion that reaches the limit falls."""
     overlong_filter: bool = False
-    """Leave completions that were cut at the limit out of the update and of its totals (DAPO)."""
-    group_size: int = 8
-    """Completions of each prompt."""
+    """Leave completions that were cut at the limit out of the update and its totals (DAPO)."""
     num_minibatches: int = 1
-    """Optimizer steps in one pass over a step's prompts."""
+    """Optimizer steps in one pass over the samples of a step."""
     num_epochs: int = 1
-    """Passes over a step's prompts."""
+    """Passes over the samples of a step."""
+    target_kl: float | None = None
+    """End the epochs once the KL to the policy that sampled, in nats, exceeds it; null: never."""
     options: Mapping[str, Option] = field(default_factory=dict)
-    """Further arguments of parts of your own."""
+    """Further arguments of an advantage or a policy loss of your own."""
 
     def __post_init__(self) -> None:
         found = list(problems(asdict(self)))
         if found:
-            raise AlgosError("; ".join(f"{name}{text}" for name, text in found))
+            raise AlgorithmError(found)
 
     @property
     def has_critic(self) -> bool:
         """Whether the advantage reads values."""
         return "values" in advantage_takes(self.advantage).inputs
+
+    @property
+    def reads_parts(self) -> bool:
+        """Whether the advantage reads the parts of a weighted reward."""
+        return "parts" in advantage_takes(self.advantage).inputs
 
     @property
     def num_updates(self) -> int:
@@ -159,7 +192,7 @@ class Algorithm:
         }
 
 
-_FIELDS = {item.name for item in fields(Algorithm)}
+_FIELDS = {item.name: item for item in fields(Algorithm)}
 
 
 def preset(name: str, **changes: Any) -> Algorithm:
@@ -182,7 +215,7 @@ def filled(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: AlgosError for a name that is not known. Nothing else is checked; see `problems`.
     """
-    base = _preset_fields(name)
+    base = _preset_fields(name, changes.get("samples"))
     values = {item.name: item.default for item in fields(Algorithm)} | {"options": {}} | base | dict(changes)
     values["name"] = name
     try:
@@ -210,7 +243,11 @@ def problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if value is not None and not low <= value <= high:
             allowed = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
             yield name, f"={value} must be {allowed}: {why}"
-    for name, why in (("kl_clamp", "it bounds a KL"), ("kl_target", "it is a KL to come to")):
+    for name, why in (
+        ("kl_clamp", "it bounds a KL"),
+        ("kl_target", "it is a KL to come to"),
+        ("target_kl", "it bounds a KL"),
+    ):
         if values[name] is not None and not 0 < values[name] < math.inf:
             yield name, f"={values[name]} must be above 0 and finite, or null to leave it out: {why}"
     if not 0 < values["top_entropy_fraction"] <= 1:
@@ -234,6 +271,8 @@ def used_options(values: Mapping[str, Any]) -> Iterator[str]:
     if "values" in advantage.inputs:
         yield "value_loss"
         yield "huber_delta" if values["value_loss"] == "huber" else "value_clip"
+        if values["samples"] == "episodes":
+            yield "value_coef"
     yield from CORRECTION_OPTIONS.get(str(values["correction"]), {})
     if values["kl"] in ("k3", "k3+"):
         yield "kl_clamp"
@@ -243,18 +282,23 @@ def used_options(values: Mapping[str, Any]) -> Iterator[str]:
         yield "overlong_penalty"
 
 
-def _preset_fields(name: str) -> dict[str, Any]:
+def _preset_fields(name: str, samples: str | None) -> dict[str, Any]:
+    presets = EPISODE_PRESETS if samples == "episodes" else PRESETS
+    if name in presets:
+        return presets[name]
+    if name in PRESETS:
+        raise AlgosError(f"its samples are completions of a language model; of episodes: {', '.join(presets)}")
     if ":" not in name:
-        if name not in PRESETS:
-            raise AlgosError(
-                f"no algorithm is called {name!r}; {did_you_mean(name, PRESETS)} "
-                "An algorithm of your own is 'package.module:NAME'"
-            )
-        return PRESETS[name]
+        raise AlgosError(
+            f"no algorithm is called {name!r}; {did_you_mean(name, presets)} "
+            "An algorithm of your own is 'package.module:NAME'"
+        )
     found: Registry[Any] = Registry("algorithm")
     own = found.get(name, callable_only=False)
     if not isinstance(own, Algorithm):
         raise AlgosError(f"{name!r} is a {type(own).__name__}; make it an rlinf_algos.Algorithm")
+    if samples not in (None, own.samples):
+        raise AlgosError(f"{name!r} has samples={own.samples}; here they are {samples}")
     fields_of_own = asdict(own)
     means_none = NULLABLE & set(used_options(fields_of_own))
     return {key: value for key, value in fields_of_own.items() if value is not None or key in means_none}
@@ -268,6 +312,7 @@ def _unknown_parts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     known_words = {
         "aggregation": AGGREGATIONS,
         "kl_in": ("loss", "reward"),
+        "samples": tuple(ONLY),
         "correction": (None, *CORRECTIONS),
         "correction_level": (None, *CORRECTION_LEVELS),
         "value_loss": (None, *VALUE_LOSSES),
@@ -280,8 +325,12 @@ def _unknown_parts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Values that the chosen parts do not use, and values that they need."""
-    used = set(used_options(values))
-    for option in DEFAULTS:
+    used, samples = set(used_options(values)), values["samples"]
+    (other,) = set(ONLY) - {samples}
+    for option in ONLY[other]:
+        if values[option] != _FIELDS[option].default:
+            yield option, f"={values[option]} is not used: it is about {other}, and samples are {samples}; leave it out"
+    for option in (option for option in DEFAULTS if option not in ONLY[other]):
         value = values[option]
         if option not in used and value is not None:
             yield option, f"={value} is not used: {_home_of(option, values)}; leave it out"
@@ -296,20 +345,36 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for option in part.required:
             if part.options[option] not in _FIELDS and part.options[option] not in values["options"]:
                 yield f"options.{option}", f" is not set; {key}={values[key]} needs it"
-    yield from _reward_misfits(values)
     if values["correction"] is not None and values["policy_loss"] == "decoupled":
         yield (
             "correction",
             f"={values['correction']} would weigh a second time: policy_loss=decoupled holds the weight of actor over "
             "engine already; leave one of them out",
         )
+    if not _fits(advantage_takes(values["advantage"]), values):
+        known = [name for name, takes in BUILTIN_ADVANTAGES.items() if _fits(takes, values)]
+        yield "advantage", f"={values['advantage']} cannot be had of {samples}; use {', '.join(known)} or your own"
+    elif samples == "completions":
+        yield from _reward_misfits(values)
+        yield from _group_misfits(values)
+
+
+def _fits(takes: Takes, values: Mapping[str, Any]) -> bool:
+    """Whether the samples have what a part takes."""
+    if values["samples"] == "episodes":
+        return takes.works_on != "tokens" and "parts" not in takes.inputs
+    return takes.works_on != "steps"
+
+
+def _group_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is made of the completions of a prompt."""
     if values["dynamic_sampling"] and values["group_size"] < 2:
         yield (
             "group_size",
             f"={values['group_size']}: dynamic_sampling leaves out groups whose rewards are all equal, which a single "
             "completion's are; use at least 2",
         )
-    elif values["group_size"] < 2 and not advantage_takes(values["advantage"]).works_on_tokens:
+    elif values["group_size"] < 2 and advantage_takes(values["advantage"]).works_on == "groups":
         yield (
             "group_size",
             f"={values['group_size']}: advantage={values['advantage']} compares the completions of a prompt; use at "
@@ -341,7 +406,7 @@ def _reward_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _home_of(option: str, values: Mapping[str, Any]) -> str:
     """Which parts use an option, and which ones are chosen."""
     for key, table in (("advantage", BUILTIN_ADVANTAGES), ("policy_loss", BUILTIN_POLICY_LOSSES)):
-        homes = [name for name, takes in table.items() if option in takes.options.values()]
+        homes = [name for name, takes in table.items() if option in takes.options.values() and _fits(takes, values)]
         if homes:
             return f"it belongs to {key}={' or '.join(homes)}, and this is {key}={values[key]}"
     homes = [name for name, options in CORRECTION_OPTIONS.items() if option in options]
@@ -355,4 +420,6 @@ def _home_of(option: str, values: Mapping[str, Any]) -> str:
         return "it belongs to overlong_buffer_tokens, which is 0"
     if "values" not in advantage_takes(values["advantage"]).inputs:
         return f"it belongs to the critic, and advantage={values['advantage']} has none"
+    if option == "value_coef":
+        return f"it weighs the values that advantage={values['advantage']} reads"
     return f"it belongs to another value_loss than {values['value_loss']}"

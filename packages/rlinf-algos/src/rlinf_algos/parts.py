@@ -1,9 +1,9 @@
 """The parts that an algorithm is made of, by name: advantages and policy losses, and what each of them takes.
 
 What a function takes is read off its signature. An advantage function names what it wants among `INPUTS`: with
-`loss_mask` it works on tokens, [B, T], without it on groups, [P, G]; `values` asks for a critic, `parts` for a weighted
-reward. All further arguments are options, given by the fields of an `Algorithm` of that name (see `FIELD_OF_OPTION`),
-or by its `options`.
+`loss_mask` it works on tokens, [B, T], with `terminated` or `truncated` on the steps of environments, [T, N], without
+them on groups, [P, G]; `values` asks for a critic, `parts` for a weighted reward. All further arguments are options,
+given by the fields of an `Algorithm` of that name (see `FIELD_OF_OPTION`), or by its `options`.
 
 For the parts of this package the answer stands here too, so that a config can be checked without importing torch; a
 test compares the two.
@@ -12,18 +12,22 @@ test compares the two.
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rlinf_algos.errors import AlgosError
 from rlinf_algos.registry import Registry, path_of
 
 INPUTS = {
-    "rewards": "[P, G], or [B, T] for a function on tokens: 0 but at the last token, less a KL penalty on each",
-    "lengths": "[P, G], tokens of each completion",
-    "values": "[B, T], by the critic, before the token is chosen",
+    "rewards": "[P, G], of an episode the sum; [B, T] for a function on tokens: 0 but at the last token, less a KL "
+    "penalty on each; [T, N] for one on steps",
+    "lengths": "[P, G], tokens of each completion, steps of each episode",
+    "values": "[B, T] or [T, N], by the critic, before the token or the action is chosen",
     "loss_mask": "[B, T]",
     "parts": "[P, G, K], the K terms of a weighted reward, without their weights",
     "part_weights": "[K], their weights",
+    "next_values": "[T, N], by the critic, of the true successor",
+    "terminated": "[T, N] bool, the episode ended with this step",
+    "truncated": "[T, N] bool, it was cut off after this step",
 }
 """What an advantage function may ask for; names of its arguments."""
 
@@ -42,6 +46,8 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry(
         "gdpo": "rlinf_algos.advantages:gdpo_advantages",
         "gae": "rlinf_algos.advantages:token_gae",
         "returns": "rlinf_algos.advantages:rewards_to_go",
+        "gae_steps": "rlinf_algos.advantages:gae",
+        "grpo_steps": "rlinf_algos.advantages:step_group_advantages",
     },
 )
 
@@ -87,10 +93,18 @@ class Takes:
     """Options without a default."""
 
     @property
-    def works_on_tokens(self) -> bool:
-        return "loss_mask" in self.inputs
+    def works_on(self) -> Literal["groups", "tokens", "steps"]:
+        """What an advantage function is given."""
+        if "loss_mask" in self.inputs:
+            return "tokens"
+        return "steps" if "terminated" in self.inputs or "truncated" in self.inputs else "groups"
 
 
+_MAY_TAKE = {
+    "groups": {"rewards", "lengths", "parts", "part_weights"},
+    "tokens": {"rewards", "values", "loss_mask"},
+    "steps": {"rewards", "values", "next_values", "terminated", "truncated"},
+}
 _CLIP = {"clip_low": "clip_low", "clip_high": "clip_high"}
 BUILTIN_ADVANTAGES = {
     "grpo": Takes(inputs=("rewards",), options={"normalize_std": "normalize_std"}),
@@ -103,6 +117,16 @@ BUILTIN_ADVANTAGES = {
         required=("gamma", "lam"),
     ),
     "returns": Takes(inputs=("rewards", "loss_mask"), options={"gamma": "gamma"}, required=("gamma",)),
+    "gae_steps": Takes(
+        inputs=("rewards", "values", "next_values", "terminated", "truncated"),
+        options={"gamma": "gamma", "lam": "gae_lambda", "bootstrap_at_termination": "bootstrap_at_termination"},
+        required=("gamma", "lam"),
+    ),
+    "grpo_steps": Takes(
+        inputs=("rewards", "terminated", "truncated"),
+        options={"gamma": "gamma", "normalize_std": "normalize_std"},
+        required=("gamma",),
+    ),
 }
 BUILTIN_POLICY_LOSSES = {
     "ppo_clip": Takes(inputs=LOSS_INPUTS, options={**_CLIP, "dual_clip": "dual_clip"}),
@@ -145,13 +169,14 @@ def takes_of_advantage(function: Callable[..., Any]) -> Takes:
             f"{path_of(function)} takes no argument `rewards`; an advantage function takes rewards, or parts, and may "
             f"take {', '.join(name for name in INPUTS if name != 'rewards')}"
         )
-    of_groups = {"lengths", "parts", "part_weights"} & set(inputs)
-    if ("values" in inputs and "loss_mask" not in inputs) or (of_groups and "loss_mask" in inputs):
+    takes = _takes(function, inputs)
+    if not set(inputs) <= _MAY_TAKE[takes.works_on]:
         raise AlgosError(
             f"{path_of(function)} takes {', '.join(inputs)}: on groups [P, G] take rewards, lengths and parts, on "
-            "tokens [B, T] take rewards, loss_mask and values"
+            "tokens [B, T] take rewards, loss_mask and values, on steps [T, N] take rewards, terminated, truncated, "
+            "values and next_values"
         )
-    return _takes(function, inputs)
+    return takes
 
 
 def takes_of_policy_loss(function: Callable[..., Any]) -> Takes:

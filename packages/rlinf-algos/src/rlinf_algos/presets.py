@@ -41,6 +41,8 @@ DEFAULTS: dict[str, bool | int | float | str | None] = {
     "value_clip": 0.2,
     "huber_delta": 10.0,
     "overlong_penalty": 1.0,
+    "bootstrap_at_termination": True,
+    "value_coef": 0.5,
 }
 """Fields that only some algorithms use -> their value where a preset does not say otherwise."""
 CORRECTION_OPTIONS: dict[str, dict[str, float | str]] = {
@@ -105,6 +107,42 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Name -> what differs from the defaults; docs/algorithms says where each number comes from."""
 
+_OF_EPISODES: dict[str, Any] = {
+    "gamma": 0.8,
+    "gae_lambda": 0.9,
+    "value_clip": None,
+    "num_minibatches": 4,
+    "num_epochs": 8,
+    "target_kl": 0.1,
+}
+"""As ManiSkill's PPO baseline has it for its short tasks with dense rewards."""
+EPISODE_PRESETS: dict[str, dict[str, Any]] = {
+    "ppo": {**_OF_EPISODES, "advantage": "gae_steps", "whiten_advantages": True},
+    "grpo": _OF_EPISODES,
+}
+"""The same where samples are episodes of environments."""
+
+ONLY: dict[str, tuple[str, ...]] = {
+    "completions": (
+        "group_size",
+        "aggregation",
+        "kl",
+        "kl_coef",
+        "kl_in",
+        "kl_clamp",
+        "kl_target",
+        "kl_horizon",
+        "reward_coef",
+        "dynamic_sampling",
+        "oversampling",
+        "overlong_buffer_tokens",
+        "overlong_penalty",
+        "overlong_filter",
+    ),
+    "episodes": ("value_coef", "bootstrap_at_termination", "target_kl"),
+}
+"""What samples are -> the fields that make sense for these alone."""
+
 RANGES: dict[str, tuple[float, float, str]] = {
     "gamma": (0.0, 1.0, "it is a discount"),
     "gae_lambda": (0.0, 1.0, "it is a trace decay"),
@@ -116,6 +154,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "kl_horizon": (1, math.inf, "it counts completions"),
     "off_policy_threshold": (0.0, math.inf, "on-policy the difference is 0, and must stay"),
     "entropy_coef": (0.0, math.inf, "it is the weight of a bonus"),
+    "value_coef": (0.0, math.inf, "it is the weight of a loss"),
     "correction_low": (0.0, 1.0, "the range must hold the ratio 1"),
     "correction_high": (1.0, math.inf, "the range must hold the ratio 1"),
     "value_clip": (0.0, math.inf, "it is a distance"),

@@ -49,7 +49,6 @@ class WorkerLost(WorkersError):
 
     Attributes:
         worker: `role/rank` of the process.
-        cause: what ended it, for example `killed by SIGKILL`.
         log_tail: the last lines of its log.
     """
 
@@ -57,7 +56,6 @@ class WorkerLost(WorkersError):
         tail = log_tail.strip() or "(empty)"
         super().__init__(f"worker {worker} on {host} was lost: {cause}\nlog: {log_path}, last lines:\n{tail}")
         self.worker = worker
-        self.cause = cause
         self.log_tail = log_tail
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from rlinf_workers.errors import FlowDefinitionError
 from rlinf_workers.launcher.base import Launcher, WorkerHandle
 
 T = TypeVar("T")
@@ -22,12 +21,10 @@ class WorkerGroup:
     """All processes of one role.
 
     Example: `group.call("save", folder)` runs `save(folder)` on every rank and returns their results by rank;
-    `group.scatter("load", parts)` gives each rank its own argument; `group.call("save", folder, ranks=[0])` asks only
-    the first.
+    `group.call("save", folder, ranks=[0])` asks only the first.
     """
 
-    def __init__(self, name: str, handles: Sequence[WorkerHandle], launcher: Launcher) -> None:
-        self.name = name
+    def __init__(self, handles: Sequence[WorkerHandle], launcher: Launcher) -> None:
         self.handles = tuple(handles)
         self._launcher = launcher
 
@@ -35,12 +32,10 @@ class WorkerGroup:
     def num_ranks(self) -> int:
         return len(self.handles)
 
-    def start_call(
-        self, method: str, *args: Any, ranks: Sequence[int] | None = None, lane: int = 0
-    ) -> list[Future[Any]]:
+    def start_call(self, method: str, *args: Any, ranks: Sequence[int] | None = None) -> list[Future[Any]]:
         """Calls without waiting; one future for each rank."""
         chosen = range(self.num_ranks) if ranks is None else ranks
-        return [self.handles[rank].call(method, *args, lane=lane) for rank in chosen]
+        return [self.handles[rank].call(method, *args) for rank in chosen]
 
     def call(
         self, method: str, *args: Any, ranks: Sequence[int] | None = None, timeout_s: float | None = None
@@ -50,15 +45,6 @@ class WorkerGroup:
         Raises: RemoteError, WorkerLost, TimeoutError.
         """
         return gather(self.start_call(method, *args, ranks=ranks), self._launcher.lost, timeout_s)
-
-    def scatter(self, method: str, parts: Sequence[Any], *, timeout_s: float | None = None) -> list[Any]:
-        """Calls rank i with parts[i] and waits."""
-        if len(parts) != self.num_ranks:
-            raise FlowDefinitionError(
-                f"scatter to {self.name}: {len(parts)} parts for {self.num_ranks} ranks; give one for each"
-            )
-        futures = [handle.call(method, part) for handle, part in zip(self.handles, parts, strict=True)]
-        return gather(futures, self._launcher.lost, timeout_s)
 
 
 def gather(futures: Sequence[Future[T]], lost: Future[None], timeout_s: float | None = None) -> list[T]:

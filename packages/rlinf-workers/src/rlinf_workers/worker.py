@@ -19,6 +19,7 @@ from rlinf_comm.weights import Layout, specs_of
 if TYPE_CHECKING:
     from rlinf_workers.collectives import RankGroup
     from rlinf_workers.execution.worker_host import WorkerHost
+    from rlinf_workers.launcher.base import Identity
 
 Phase = Literal["train", "evaluate"]
 
@@ -39,56 +40,36 @@ class StepContext:
 class Worker:
     """Base of all workers.
 
-    `rank`, `num_ranks` and `device` are there from the first line of the constructor. A subclass takes its settings as
+    `identity`, `rank` and `device` are there from the first line of the constructor. A subclass takes its settings as
     constructor arguments (anything that can cross a channel).
     """
 
     _host: WorkerHost
+    identity: Identity
+    """Role, rank, replica and devices. All ranks of a replica get the same items; what they put, record and show counts
+    once, from the first of them."""
 
     # -- who and where ---------------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
-        return self._host.identity.rank
+        return self.identity.rank
 
     @property
     def num_ranks(self) -> int:
-        return self._host.identity.num_ranks
-
-    @property
-    def num_ranks_per_replica(self) -> int:
-        """Ranks that hold one copy of the model together. All of a replica get the same items; what they put, record
-        and show counts once, from the first of them."""
-        return self._host.identity.num_ranks_per_replica
-
-    @property
-    def replica(self) -> int:
-        """The replica that this rank belongs to; `rank` where a replica is one rank."""
-        return self._host.identity.replica
-
-    @property
-    def num_replicas(self) -> int:
-        return self._host.identity.num_replicas
-
-    @property
-    def rank_in_replica(self) -> int:
-        """0 on the first rank of a replica."""
-        return self._host.identity.rank_in_replica
+        return self.identity.num_ranks
 
     @property
     def name(self) -> str:
         """`role/rank`"""
-        return self._host.identity.name
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        return self._host.identity.devices
+        return self.identity.name
 
     @property
     def device(self) -> torch.device:
         """Where tensors of this worker live. The launcher shows a worker only its own GPUs, so the first is
         `cuda:0`."""
-        return torch.device("cuda", 0) if any(name.startswith("cuda") for name in self.devices) else torch.device("cpu")
+        on_gpu = any(name.startswith("cuda") for name in self.identity.devices)
+        return torch.device("cuda", 0) if on_gpu else torch.device("cpu")
 
     @property
     def step(self) -> StepContext:

@@ -63,20 +63,16 @@ TRAINING = (
             estimate of the policy's entropy that costs nothing. A fall towards 0 means that the policy has stopped
             exploring.
         actor/loss | - | Loss of an optimizer step; on-policy its value says little, its gradient all.
-        actor/grad_norm | - | Norm of the gradient before clipping, at actor.max_grad_norm.
         actor/learning_rate | - | Learning rate of the optimizer step.
         actor/trained_token_fraction | share | Tokens in groups with an advantage; the others only count.
         actor/groups_without_advantage | share | Groups whose rewards are all equal. Near 1 the prompts are too easy or
             too hard.
-        actor/clip_fraction | share | Trained tokens where the policy loss's clip decided.
         actor/logprob_gap | nats a token | Mean distance between the log-probabilities of the actor and of the engine
             that sampled. Above 0.1 or so they are not the same model.
         actor/rollout_kl | nats a token | KL of the engine that sampled to the actor, estimate k3. On the first
             optimizer step of a batch it is the mismatch of the two; on later ones the update's own step adds to it.
         actor/ref_kl | nats a token | KL to the reference, by the estimate algorithm.kl; where there is one.
         actor/kl_coef | - | Weight of the KL in the reward; with algorithm.kl_target, which adapts it.
-        actor/corrected_fraction | share | Trained tokens whose weight algorithm.correction cut, or that it left out.
-        actor/off_policy_fraction | share | Trained tokens that algorithm.off_policy_threshold left out.
         critic/loss | - | Loss of the critic, mean over tokens.
         critic/grad_norm | - | Norm of the critic's gradient before clipping.
         critic/return | reward | Mean of what the critic is to predict.
@@ -93,10 +89,8 @@ TRAINING = (
         env/success_at_end | share | Episodes in which it counted as solved after the last one.
         env/episode_length | steps | Mean number of actions of an episode.
         env/truncated_fraction | share | Episodes that the time limit ended.
-        actor/policy_loss | - | Clipped policy loss, mean over the minibatches.
-        actor/value_loss | - | Half the squared error of the values, mean over the minibatches.
-        actor/grad_norm | - | Norm of the gradient before clipping, at actor.max_grad_norm.
-        actor/clip_fraction | share | Samples whose probability ratio was clipped.
+        actor/policy_loss | - | Policy loss, mean over the minibatches.
+        actor/value_loss | - | Loss of the values, half the squared error by default, mean over the minibatches.
         actor/kl | nats | KL of the policy that sampled to the updated one, estimate k3, on the last minibatch. The
             epochs end when it exceeds algorithm.target_kl.
         actor/optimizer_steps | steps | Optimizer steps of the training step, fewer where the KL ended them.
@@ -105,6 +99,11 @@ TRAINING = (
     *_of(
         "both",
         """
+        actor/grad_norm | - | Norm of the gradient before clipping, at actor.max_grad_norm.
+        actor/clip_fraction | share | Trained tokens, or actions, where the policy loss's clip decided.
+        actor/corrected_fraction | share | Trained tokens, or actions, whose weight algorithm.correction cut, or that it
+            left out.
+        actor/off_policy_fraction | share | Trained tokens, or actions, that algorithm.off_policy_threshold left out.
         actor/entropy | nats | Entropy of the policy, exact: of a token's distribution, where the algorithm asks for it
             (entropy_coef, top_entropy_fraction), or of an action's.
         time/step_s | s | Wall time of the step.

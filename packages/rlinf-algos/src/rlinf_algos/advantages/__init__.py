@@ -3,7 +3,7 @@
 - `groups`: against the other samples of a prompt (GRPO, Dr. GRPO, RLOO, OPO), part by part of a sum (GDPO)
 - `gae`: against a critic (PPO), for steps and tokens
 - `reinforce_plus_plus`: against the batch
-- `steps`: groups of episodes
+- `steps`: groups of episodes, step by step
 """
 
 from rlinf_algos.advantages.gae import gae, token_gae
@@ -21,10 +21,7 @@ from rlinf_algos.advantages.reinforce_plus_plus import (
     reinforce_plus_plus_baseline_advantages,
     rewards_to_go,
 )
-from rlinf_algos.advantages.steps import (
-    episode_group_advantages,
-    first_episode_mask,
-)
+from rlinf_algos.advantages.steps import first_episode_mask, step_group_advantages
 
 __all__ = [
     "grpo_advantages",
@@ -39,6 +36,6 @@ __all__ = [
     "rewards_to_go",
     "reinforce_plus_plus_advantages",
     "reinforce_plus_plus_baseline_advantages",
-    "episode_group_advantages",
     "first_episode_mask",
+    "step_group_advantages",
 ]

@@ -1,82 +1,49 @@
-"""Embodied actor: trains a policy and its values by PPO, or the policy alone by GRPO, on whole segments.
+"""Embodied actor: trains a policy, and its values where the algorithm reads them, on whole segments.
 
-trajectories -> GAE, normalised over the batch, or the group as baseline -> epochs of minibatches -> clipped loss (+
-value loss) -> one Adam step each
+trajectories -> advantages of each group -> whitened over the batch -> epochs of minibatches -> policy loss (+ value
+loss) -> one Adam step each
+
+The proximal policy is the one that sampled. Where an algorithm corrects the gap between the two, the log-probabilities
+of the policy in training are asked before the first step and anchor the ratio.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from safetensors.torch import load_model, save_model
 from torch import Tensor
 
-from rlinf_algos.advantages import (
-    episode_group_advantages,
-    first_episode_mask,
-    gae,
-    grpo_advantages,
-    rewards_to_go,
-)
+from rlinf_algos.advantages import first_episode_mask
+from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.normalization import Moments
-from rlinf_algos.policy_loss import ppo_clip_loss
 from rlinf_comm.records import record
+from rlinf_workers.algorithm_parts import AdvantagePart, PolicyLossPart, value_loss
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
 from rlinf_workers.records.embodied import Trajectory
-from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings
+from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
 from rlinf_workers.training.worker import TrainingWorker
 
 ADAM_EPSILON = 1e-5
 """As in the reference implementations of PPO (arXiv:2005.12729, appendix); torch's default is 1e-8."""
-WEIGHTS_FILE = "policy.safetensors"
-NUM_STATISTICS = 6
-
-
-@record
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GaeSettings:
-    """PPO's advantages: against the value function."""
-
-    gamma: float
-    gae_lambda: float
-    bootstrap_at_termination: bool
-
-
-@record
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupSettings:
-    """GRPO's advantages: against the other environments of the group, which began in the same state. No critic."""
-
-    compares: Literal["episodes", "steps"]
-    """The sum of an episode's rewards, one advantage for all its steps; or the rewards still to come at each step, with
-    those of the others at the same step."""
-    gamma: float
-    """Discount of the rewards still to come; an episode's sum has none."""
-    normalize_std: bool
+TOTALS = ("samples", "policy_loss", "value_loss", "kl", "entropy")
+"""Sums over a minibatch that every algorithm has, in this order; those of the policy loss follow."""
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbodiedActorSettings:
-    """The algorithm and its optimizer."""
+    """What and how the actor trains."""
 
     policy: PolicySettings
+    algorithm: Algorithm
     backend: BackendSettings
     """Its shards are those of a batch."""
     optimizer: OptimizerSettings
-    advantage: GaeSettings | GroupSettings
-    clip: float
-    num_epochs: int
-    minibatch_size: int
-    value_coef: float
-    entropy_coef: float
-    target_kl: float | None
-    """An epoch loop ends when the approximate KL of a minibatch exceeds it."""
 
 
 @dataclass
@@ -87,20 +54,24 @@ class _Batch:
     """[N, ...] each"""
     actions: Tensor
     """[N, K, A]"""
-    logprobs: Tensor
+    rollout_logprobs: Tensor
+    proximal_logprobs: Tensor
+    values: Tensor
     advantages: Tensor
     returns: Tensor
     """[N] each"""
+    counts: Tensor
+    """[N] bool: in an episode that has an advantage."""
 
     def __getitem__(self, rows: Tensor) -> _Batch:
-        fields = {name: values[rows] for name, values in self.fields.items()}
-        return _Batch(fields, self.actions[rows], self.logprobs[rows], self.advantages[rows], self.returns[rows])
+        rest = {name: values[rows] for name, values in vars(self).items() if name != "fields"}
+        return _Batch(fields={name: values[rows] for name, values in self.fields.items()}, **rest)
 
     def __len__(self) -> int:
         return len(self.advantages)
 
 
-class PolicyModel:
+class PolicyModel(Trainable):
     """A policy as a training backend holds it; answers a `_Batch` with what it thinks of the batch's actions."""
 
     def __init__(self, settings: PolicySettings) -> None:
@@ -112,43 +83,16 @@ class PolicyModel:
     def answers(self, model: Any, batch: _Batch, *, entropies: bool) -> Evaluation:
         return model.evaluate(batch.fields, batch.actions)
 
-    def save(self, model: Any, folder: str) -> None:
-        save_model(model, f"{folder}/{WEIGHTS_FILE}")
-
-    def load(self, model: Any, folder: str) -> None:
-        load_model(model, f"{folder}/{WEIGHTS_FILE}")
-
-
-def _advantages_and_returns(t: Trajectory, settings: GaeSettings | GroupSettings) -> tuple[Tensor, Tensor]:
-    """[T, n] each. A group of GRPO is the environments of one trajectory; what follows its first episodes gets 0."""
-    if isinstance(settings, GaeSettings):
-        return gae(
-            t.rewards,
-            t.values,
-            t.next_values,
-            t.terminated,
-            t.truncated,
-            gamma=settings.gamma,
-            lam=settings.gae_lambda,
-            bootstrap_at_termination=settings.bootstrap_at_termination,
-        )
-    mask = first_episode_mask(t.terminated, t.truncated)
-    if settings.compares == "steps":
-        to_go = rewards_to_go(t.rewards, mask, settings.gamma, dim=0)
-        advantages = grpo_advantages(to_go, mask=mask, normalize_std=settings.normalize_std)
-    else:
-        one_group = torch.zeros(t.rewards.shape[1], dtype=torch.int64)
-        advantages = episode_group_advantages(t.rewards, mask, one_group, normalize_std=settings.normalize_std)
-    return advantages, torch.zeros_like(advantages)
-
 
 class EmbodiedActor(TrainingWorker):
     """Trains the policy, data-parallel over its ranks; shard = group % num_shards."""
 
     def __init__(self, settings: EmbodiedActorSettings) -> None:
-        self._settings = settings
+        self._algorithm = settings.algorithm
         self._num_shards = settings.backend.num_shards
         self._backends = {"": settings.backend.make(PolicyModel(settings.policy), self, settings.optimizer)}
+        self._advantage = AdvantagePart(settings.algorithm)
+        self._policy_loss = PolicyLossPart(settings.algorithm)
 
     def train(self, trajectories: Reader[Trajectory]) -> None:
         """Stage: all segments of a step, in the order of their groups; then the epochs."""
@@ -157,47 +101,74 @@ class EmbodiedActor(TrainingWorker):
             shard: self._prepare([t for t in received if t.group % self._num_shards == shard])
             for shard in self._backend.shards
         }
-        if isinstance(self._settings.advantage, GaeSettings):
-            self._normalize_advantages(batches)
+        if self._algorithm.whiten_advantages:
+            self._whiten(batches)
+        if self._policy_loss.corrects:
+            for batch in batches.values():
+                batch.proximal_logprobs = self._logprobs(batch)
         self._optimize(batches)
         self._absorb_observations(batches)
 
     def _prepare(self, trajectories: list[Trajectory]) -> _Batch:
-        parts = [_advantages_and_returns(t, self._settings.advantage) for t in trajectories]
-        advantages = torch.cat([advantage.flatten() for advantage, _ in parts])
+        def flat(tensors: Sequence[Tensor]) -> Tensor:
+            return torch.cat([tensor.flatten(0, 1) for tensor in tensors]).to(self.device)
+
+        advantages, returns, counts = zip(*map(self._advantages, trajectories), strict=True)
+        logprobs = flat([t.rollout_logprobs for t in trajectories])
         return _Batch(
-            fields={
-                name: torch.cat([t.fields[name].flatten(0, 1) for t in trajectories]).to(self.device)
-                for name in trajectories[0].fields
-            },
-            actions=torch.cat([t.actions.flatten(0, 1) for t in trajectories]).to(self.device),
-            logprobs=torch.cat([t.rollout_logprobs.flatten() for t in trajectories]).to(self.device),
-            advantages=advantages.to(self.device),
-            returns=torch.cat([returns.flatten() for _, returns in parts]).to(self.device),
+            fields={name: flat([t.fields[name] for t in trajectories]) for name in trajectories[0].fields},
+            actions=flat([t.actions for t in trajectories]),
+            rollout_logprobs=logprobs,
+            proximal_logprobs=logprobs,
+            values=flat([t.values for t in trajectories]),
+            advantages=flat(advantages),
+            returns=flat(returns),
+            counts=flat(counts),
         )
 
-    def _normalize_advantages(self, batches: Mapping[int, _Batch]) -> None:
-        """To zero mean and unit variance over the whole batch, whatever its shards."""
-        parts = [batch.advantages.cpu() for batch in batches.values()]
+    def _advantages(self, t: Trajectory) -> tuple[Tensor, Tensor, Tensor]:
+        """Advantages, returns and which steps count, [T, n] each. A group is the environments of a trajectory; what
+        follows their first episodes has no part in it."""
+        if self._advantage.takes.works_on == "steps":
+            given = {name: getattr(t, name) for name in self._advantage.takes.inputs}
+            advantages, returns = self._advantage(given, t.rewards.shape)
+            counts = torch.ones_like(t.terminated)
+        else:
+            returns, counts = None, first_episode_mask(t.terminated, t.truncated)
+            sums = t.rewards.masked_fill(~counts, 0.0).double().sum(0).to(t.rewards.dtype)
+            given = {"rewards": sums[None], "lengths": counts.sum(0)[None]}
+            advantages, _ = self._advantage(given, given["rewards"].shape)
+            advantages = advantages.expand(t.rewards.shape).masked_fill(~counts, 0.0)
+        return advantages, torch.zeros_like(advantages) if returns is None else returns, counts
+
+    def _whiten(self, batches: Mapping[int, _Batch]) -> None:
+        """Mean 0 and deviation 1 over the whole batch, whatever its shards."""
+        parts = [batch.advantages[batch.counts].cpu() for batch in batches.values()]
         moments = Moments.of_parts(parts, self._backend.sum_over_shards, name="advantages")
         for batch in batches.values():
-            batch.advantages = moments.whiten(batch.advantages, in_float64=False)
+            batch.advantages = moments.whiten(batch.advantages, batch.counts, in_float64=False)
+
+    def _logprobs(self, batch: _Batch) -> Tensor:
+        """[N], by the policy before its first step."""
+        found: list[Tensor] = []
+        for rows in torch.arange(len(batch), device=self.device).split(len(batch) // self._algorithm.num_minibatches):
+            found.append(self._backend.forward(batch[rows]).logprobs)
+        return torch.cat(found)
 
     def _optimize(self, batches: Mapping[int, _Batch]) -> None:
-        size = self._settings.minibatch_size // self._num_shards
         num_samples = min(len(batch) for batch in batches.values())
-        first = self._version
-        kl = 0.0
-        for epoch in range(self._settings.num_epochs):
+        size = num_samples // self._algorithm.num_minibatches
+        first, kl, target = self._version, 0.0, self._algorithm.target_kl
+        for epoch in range(self._algorithm.num_epochs):
             orders = {shard: self._order(epoch, shard, len(batch)) for shard, batch in batches.items()}
             for start in range(0, num_samples, size):
                 minibatch = {shard: orders[shard][start : start + size] for shard in batches}
-                statistics = self._accumulate(batches, minibatch)
-                kl = statistics[3] / statistics[0]
-                if self._settings.target_kl is not None and kl > self._settings.target_kl:
+                sums = self._accumulate(batches, minibatch)
+                kl = sums["kl"] / sums["samples"]
+                if target is not None and kl > target:
                     self._report(first, kl)
                     return
-                self._apply(statistics)
+                self._apply(sums)
         self._report(first, kl)
 
     def _order(self, epoch: int, shard: int, num_samples: int) -> Tensor:
@@ -206,43 +177,41 @@ class EmbodiedActor(TrainingWorker):
         )
         return torch.randperm(num_samples, generator=generator).to(self.device)
 
-    def _accumulate(self, batches: Mapping[int, _Batch], minibatch: Mapping[int, Tensor]) -> list[float]:
-        """Summed gradient of a minibatch over all shards; [samples, policy loss, value loss, KL, clipped, entropy],
-        sums too."""
-        self._backend.begin(NUM_STATISTICS)
+    def _accumulate(self, batches: Mapping[int, _Batch], minibatch: Mapping[int, Tensor]) -> dict[str, float]:
+        """Summed gradient of a minibatch over all shards; the sums of `TOTALS` and of the policy loss."""
+        names = (*TOTALS, *self._policy_loss.statistics)
+        self._backend.begin(len(names))
         for shard, rows in minibatch.items():
             chosen = batches[shard][rows]
             self._backend.backward(shard, chosen, partial(self._loss, chosen), entropies=True)
-        return self._backend.reduce()
+        return dict(zip(names, self._backend.reduce(), strict=True))
 
     def _loss(self, batch: _Batch, answers: Evaluation) -> tuple[Tensor, list[float]]:
-        settings = self._settings
-        policy = ppo_clip_loss(
-            answers.logprobs,
-            batch.logprobs,
-            batch.advantages,
-            None,
-            clip_low=settings.clip,
-            clip_high=settings.clip,
-        )
-        value_terms = 0.5 * (answers.values - batch.returns).square()
-        policy_sum, value_sum, entropy_sum = policy.loss_terms.sum(), value_terms.sum(), answers.entropies.sum()
-        loss = policy_sum + settings.value_coef * value_sum - settings.entropy_coef * entropy_sum
-        count = float(len(batch))
-        kl_sum, clipped = float(policy.approx_kl) * count, float(policy.clip_fraction) * count
-        sums = [float(part.detach()) for part in (policy_sum, value_sum)]
-        return loss, [count, *sums, kl_sum, clipped, float(entropy_sum.detach())]
+        logprobs, entropies = answers.logprobs[:, None], answers.entropies[:, None]
+        proximal, rollout = batch.proximal_logprobs[:, None], batch.rollout_logprobs[:, None]
+        found = self._policy_loss(logprobs, proximal, rollout, batch.advantages, torch.ones_like(logprobs), entropies)
+        policy_sum, entropy_sum, value_sum = found.terms.sum(), answers.entropies.sum(), torch.zeros(())
+        loss = policy_sum - self._algorithm.entropy_coef * entropy_sum
+        if self._algorithm.value_coef:
+            everywhere = torch.ones_like(answers.values)
+            terms = value_loss(self._algorithm, answers.values, batch.values, batch.returns, everywhere).loss_terms
+            value_sum = terms.sum()
+            loss = loss + self._algorithm.value_coef * value_sum
+        totals = [len(batch), policy_sum.detach(), value_sum.detach(), found.kl, entropy_sum.detach()]
+        return loss, [float(total) for total in (*totals, *found.statistics.values())]
 
-    def _apply(self, statistics: list[float]) -> None:
-        count, policy_loss, value_loss, _, clipped, entropy = statistics
+    def _apply(self, sums: Mapping[str, float]) -> None:
+        count = sums["samples"]
         grad_norm = self._step(count)
-        if self.rank == 0:
-            self.record("actor/policy_loss", policy_loss / count)
-            if self._settings.value_coef:
-                self.record("actor/value_loss", value_loss / count)
-            self.record("actor/clip_fraction", clipped / count)
-            self.record("actor/entropy", entropy / count)
-            self.record("actor/grad_norm", grad_norm)
+        if self.rank:
+            return
+        self.record("actor/grad_norm", grad_norm)
+        self.record("actor/policy_loss", sums["policy_loss"] / count)
+        if self._algorithm.value_coef:
+            self.record("actor/value_loss", sums["value_loss"] / count)
+        self.record("actor/entropy", sums["entropy"] / count)
+        for name in self._policy_loss.statistics:
+            self.record(name, sums[name] / count)
 
     def _report(self, first_version: int, kl: float) -> None:
         if self.rank == 0:

@@ -78,7 +78,9 @@ class Environment(Worker):
 
     def __init__(self, settings: EnvironmentSettings) -> None:
         self._settings = settings
-        self._groups = [g for g in range(settings.num_groups) if g % self.num_replicas == self.replica]
+        self._groups = [
+            g for g in range(settings.num_groups) if g % self.identity.num_replicas == self.identity.replica
+        ]
         spec = replace(settings.spec, ignore_terminations=True) if settings.same_start else settings.spec
         self._train = {group: make_env(spec) for group in self._groups}
         self._evaluate: dict[int, BatchedEnv] = {}

@@ -84,7 +84,7 @@ class EmbodiedRollout(ServingWorker):
             return
         del segments[observation.group]
         trajectory = self._trajectory(observation.group, segment)
-        trajectories.put(trajectory, key=observation.group, policy_version=self._version)
+        trajectories.put(trajectory, key=observation.group)
 
     def _trajectory(self, group: int, segment: _Segment) -> Trajectory:
         return Trajectory(

@@ -197,7 +197,7 @@ class Executor:
             )
             handles.append(self._launcher.start(spec))
         self._placements[name] = placed
-        self._groups[name] = WorkerGroup(name, handles, self._launcher)
+        self._groups[name] = WorkerGroup(handles, self._launcher)
         if placed.offload:
             self._groups[name].start_call("unload")  # comes before any other call; nothing has to wait for it
 
@@ -220,13 +220,15 @@ class Executor:
         link = choose(self._weight_link, edge.name, self._nodes(edge.source) | self._nodes(edge.target))
         opened = self._links[edge] = WEIGHT_LINKS.get(link)(edge.name, reshard, **self._weight_link_options)
         sides: dict[Literal["send", "receive"], str] = {"send": edge.source, "receive": edge.target}
-        for side, name in sides.items():
-            group = self._groups[name]
-            ports = [
-                WeightPort(edge=edge.name, side=side, rank=rank, reshard=reshard, link=link, address=opened.address)
-                for rank in range(group.num_ranks)
-            ]
-            group.scatter("open_weights", ports)
+        futures = [
+            handle.call(
+                "open_weights",
+                WeightPort(edge=edge.name, side=side, rank=rank, reshard=reshard, link=link, address=opened.address),
+            )
+            for side, name in sides.items()
+            for rank, handle in enumerate(self._groups[name].handles)
+        ]
+        gather(futures, self._launcher.lost)
 
     def _layout(self, name: str) -> Layout:
         group = self._groups[name]
@@ -325,7 +327,8 @@ class Executor:
         return started
 
     def _feed(self, opened: _OpenFlow, channel: str, items: Sequence[Any]) -> None:
-        port = opened.planned.write_port(channel, opened.channels[channel].address)
+        planned, address = opened.planned, opened.channels[channel].address
+        port = planned.port(channel, address, other_end=planned.graph.readers(channel))
         writer: Writer[Any] = Writer(port, opened.channels[channel], Pauses())
         numbered = list(enumerate(items))
         for start in range(0, len(numbered), FEED_PIECE):

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from rlinf_comm.channel import Channel
 from rlinf_comm.errors import ChannelTimeout
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.replica import FirstRank, OtherRank
-from rlinf_workers.execution.stage_calls import WHOLE_BATCH, ReadPort, WritePort
+from rlinf_workers.execution.stage_calls import WHOLE_BATCH, Port
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ ItemEnd = Channel | FirstRank | OtherRank
 class Reader(Generic[T]):
     """The reading end of a channel in a stage. Iterating gives chunks (non-empty lists) until all writers are done."""
 
-    def __init__(self, port: ReadPort, channel: ItemEnd, stage: Pauses) -> None:
+    def __init__(self, port: Port, channel: ItemEnd, stage: Pauses) -> None:
         self._port = port
         self._channel = channel
         self._stage = stage
@@ -55,37 +55,28 @@ class Reader(Generic[T]):
         self._target = f"channel {port.channel}"
 
     def __iter__(self) -> Iterator[list[T]]:
-        while chunk := self._next_chunk():
-            self._stage.begin_chunk(len(chunk))
+        while chunk := self.next_chunk():
             yield chunk
-        self._stage.begin_chunk(0)  # what stands behind the loop computes too
 
-    def next_chunk(self, *, at_most: int) -> list[T]:
-        """The next chunk, of at most `at_most` items, empty at the end; for a stage that knows how many are still to
-        come before the channel closes."""
-        chunk = self._next_chunk(at_most)
-        self._stage.begin_chunk(len(chunk))
-        return chunk
+    def next_chunk(self, *, at_most: int = WHOLE_BATCH) -> list[T]:
+        """The next chunk, empty at the end. A stage that knows how many items are still to come before the channel
+        closes says how many to wait for `at_most`."""
+        self._stage.end_chunk()
+        wanted = min(self._port.granularity, at_most) or self._port.granularity or at_most
+        self._wait_for(wanted)
+        return self._begin(wanted)
 
     def ready_chunk(self) -> list[T]:
         """The next chunk where it is there already, for a stage that can take more while it computes; else empty."""
         if not self._gather(self._port.granularity, timeout_s=0.0) or not self._ready:
             return []
         self._stage.end_chunk()
-        chunk = self._pop(self._port.granularity or len(self._ready))
-        self._stage.begin_chunk(len(chunk))
-        return chunk
+        return self._begin(self._port.granularity)
 
-    def _next_chunk(self, at_most: int | None = None) -> list[T]:
-        self._stage.end_chunk()
-        wanted = self._port.granularity
-        if at_most is not None:
-            wanted = min(wanted, at_most) if wanted != WHOLE_BATCH else at_most
-        self._wait_for(wanted)
-        return self._pop(len(self._ready) if wanted == WHOLE_BATCH else wanted)
-
-    def _pop(self, num_items: int) -> list[T]:
-        chunk, self._ready = self._ready[:num_items], self._ready[num_items:]
+    def _begin(self, num_items: int) -> list[T]:
+        size = num_items or len(self._ready)
+        chunk, self._ready = self._ready[:size], self._ready[size:]
+        self._stage.begin_chunk(len(chunk))  # also at the end: what stands behind a loop computes too
         return chunk
 
     def _wait_for(self, wanted: int) -> None:
@@ -129,32 +120,31 @@ class Reader(Generic[T]):
 class Writer(Generic[T]):
     """The writing end of a channel in a stage."""
 
-    def __init__(self, port: WritePort, channel: ItemEnd, stage: Pauses) -> None:
+    def __init__(self, port: Port, channel: ItemEnd, stage: Pauses) -> None:
         self._port = port
         self._channel = channel
         self._stage = stage
 
-    def put(self, item: T, *, key: int = 0, policy_version: int = -1) -> None:
+    def put(self, item: T, *, key: int = 0) -> None:
         """Hands one item on. Blocks while the channel is full.
 
         Args:
             key: number of the item in this run where a reader wants them in order, or the lane that it belongs to (an
                 environment group) where readers are bound to lanes.
         """
-        self.put_many([(key, item)], policy_version=policy_version)
+        self.put_many([(key, item)])
 
-    def put_many(self, items: Sequence[tuple[int, T]], *, policy_version: int = -1) -> None:
+    def put_many(self, items: Sequence[tuple[int, T]]) -> None:
         """Hands (key, item) pairs on, several in one piece where the readers' granularity allows it."""
         for partition in range(self._port.num_partitions):
             mine = [pair for pair in items if pair[0] % self._port.num_partitions == partition]
-            size = self._port.max_items_per_entry or max(1, len(mine))
+            size = self._port.granularity or max(1, len(mine))
             for start in range(0, len(mine), size):
-                self._put_entry(mine[start : start + size], partition, policy_version)
+                self._put_entry(mine[start : start + size], partition)
 
-    def _put_entry(self, entry: list[tuple[int, T]], partition: int, policy_version: int) -> None:
-        arguments: dict[str, Any] = {"key": partition, "weight": float(len(entry)), "policy_version": policy_version}
+    def _put_entry(self, entry: list[tuple[int, T]], partition: int) -> None:
         try:
-            self._channel.put(entry, timeout_s=0.0, **arguments)
+            self._channel.put(entry, key=partition, timeout_s=0.0)
         except ChannelTimeout:
             with self._stage.waiting(f"room in channel {self._port.channel}", keeps_lease=self._port.of_own_turn):
-                self._channel.put(entry, **arguments)
+                self._channel.put(entry, key=partition)

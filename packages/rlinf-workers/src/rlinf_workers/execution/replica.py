@@ -41,9 +41,9 @@ class FirstRank:
         self._tell([item.value for item in items])
         return items
 
-    def put(self, value: Any, **arguments: Any) -> None:
+    def put(self, value: Any, *, key: int, timeout_s: float | None = None) -> None:
         try:
-            self._channel.put(value, **arguments)
+            self._channel.put(value, key=key, timeout_s=timeout_s)
         except ChannelTimeout:
             self._tell(WAITS)
             raise
@@ -69,7 +69,7 @@ class OtherRank:
             raise self._astray("reads from", f"put into channel {self._name}")
         return [replace(item, value=entry) for entry in entries]
 
-    def put(self, value: Any, **arguments: Any) -> None:
+    def put(self, value: Any, *, key: int, timeout_s: float | None = None) -> None:
         _, what = self._hear("puts into")
         if what != PUT:
             raise self._astray("puts into", f"read from channel {self._name}")

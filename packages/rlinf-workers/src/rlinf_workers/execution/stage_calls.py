@@ -26,37 +26,25 @@ WHOLE_BATCH = 0
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReadPort:
-    """One channel that a rank reads.
+class Port:
+    """One end of a channel, as a rank reads or writes it.
 
-    Items carry a key. With `num_partitions` = R > 1 a replica gets those with key % R == its partition; otherwise any
-    replica may take any item. With `ordered` they come in the order of their keys, without gaps, whatever order they
-    were put in.
+    Items carry a key. With `num_partitions` = R > 1 a replica of the reading stage gets those with key % R == its
+    partition; otherwise any replica may take any item. With `ordered` they come in the order of their keys, without
+    gaps, whatever order they were put in.
     """
 
     channel: str
     address: ChannelAddress
     granularity: int
-    """Items in a chunk; WHOLE_BATCH for all of the run."""
-    partition: int
+    """Items in a chunk of the reading stage; WHOLE_BATCH for all of the run. No more are put in one piece, so that
+    several readers share the work."""
     num_partitions: int
+    partition: int
+    """0 where there is one, and for a writer."""
     ordered: bool
     of_own_turn: bool
-    """Written by a stage of the reader's own cycle: the lease is kept while waiting."""
-
-
-@record
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WritePort:
-    """One channel that a rank writes."""
-
-    channel: str
-    address: ChannelAddress
-    num_partitions: int
-    max_items_per_entry: int
-    """The readers' granularity: more items are never put in one piece, so that several readers share the work. 0: no
-    limit."""
-    of_own_turn: bool
+    """At the other end are stages of this one's own cycle: the lease is kept while waiting."""
 
 
 @record
@@ -67,8 +55,8 @@ class StageCall:
     stage: str
     method: str
     context: StepContext
-    reads: tuple[ReadPort, ...]
-    writes: tuple[WritePort, ...]
+    reads: tuple[Port, ...]
+    writes: tuple[Port, ...]
     lease_turn: int | None
     """The turn to take on shared devices; None for a stage that shares none."""
     offloads: bool
@@ -136,27 +124,36 @@ class PlannedFlow:
         they took."""
         return {told_in(p.stage): p.stage for p in self.plan.stages if p.num_ranks_per_replica > 1}
 
-    def num_partitions(self, channel: str) -> int:
-        """Replicas that items are bound to: by dispatch, or because whole batches cannot be handed out to whoever comes
-        first."""
-        bound = [
-            self.plan.stage(reader).num_replicas
-            for reader in self.graph.readers(channel)
-            if self.graph.stage(reader).dispatch == "key"
-            or self.plan.stage(reader).granularity == WHOLE_BATCH
-            or self.flow.stages[reader].ordered
-        ]
-        return max(bound, default=1)
+    def port(
+        self,
+        channel: str,
+        address: ChannelAddress,
+        *,
+        other_end: Sequence[str],
+        turn: Sequence[str] = (),
+        replica: int = 0,
+    ) -> Port:
+        """An end of a channel that has the stages `other_end` at its other one.
 
-    def write_port(self, channel: str, address: ChannelAddress, own_turn: Sequence[str] = ()) -> WritePort:
-        """A stage's end of a channel, or the driver's, which belongs to no turn."""
-        readers = self.graph.readers(channel)
-        return WritePort(
+        Args:
+            turn: the stages of the turn that the end belongs to; the driver's belongs to none.
+            replica: of a reader.
+        """
+        granularity, num_partitions, ordered = WHOLE_BATCH, 1, False
+        for reader in self.graph.readers(channel):
+            placed, ordered = self.plan.stage(reader), self.flow.stages[reader].ordered
+            granularity = placed.granularity
+            # Whole batches cannot be handed out to whoever comes first.
+            if ordered or granularity == WHOLE_BATCH or self.graph.stage(reader).dispatch == "key":
+                num_partitions = placed.num_replicas
+        return Port(
             channel=channel,
             address=address,
-            num_partitions=self.num_partitions(channel),
-            max_items_per_entry=min((self.plan.stage(reader).granularity for reader in readers), default=WHOLE_BATCH),
-            of_own_turn=bool(readers) and all(reader in own_turn for reader in readers),
+            granularity=granularity,
+            num_partitions=num_partitions,
+            partition=replica % num_partitions,
+            ordered=ordered,
+            of_own_turn=bool(other_end) and set(other_end) <= set(turn),
         )
 
     @cached_property
@@ -183,31 +180,26 @@ class PlannedFlow:
         versions: Mapping[WeightEdge, int],
         context: StepContext,
     ) -> StageCall:
-        stage, placed = self.graph.stage(name), self.plan.stage(name)
+        stage, placed, turn = self.graph.stage(name), self.plan.stage(name), self._turns[name]
         replica = rank // placed.num_ranks_per_replica
-        reads = tuple(self._read_port(name, channel, replica, addresses[channel]) for channel in stage.reads)
+        readers, writers = self.graph.readers, self.graph.writers
+        reads = tuple(
+            self.port(channel, addresses[channel], other_end=writers(channel), turn=turn, replica=replica)
+            for channel in stage.reads
+        )
         return StageCall(
             stage=name,
             method=self.flow.stages[name].method,
             context=context,
             reads=reads,
-            writes=tuple(self.write_port(channel, addresses[channel], self._turns[name]) for channel in stage.writes),
+            writes=tuple(
+                self.port(channel, addresses[channel], other_end=readers(channel), turn=turn)
+                for channel in stage.writes
+            ),
             lease_turn=placed.turn if placed.turn in self.shared_devices else None,
             offloads=placed.offload,
-            starts_leased=not reads or all(port.of_own_turn for port in reads),
+            starts_leased=all(port.of_own_turn for port in reads),
             receives={edge.name: version for edge, version in versions.items() if edge.target == stage.worker},
             publishes=tuple(edge.name for edge in versions if edge.source == stage.worker and stage.trains),
             told=addresses[told_in(name)] if placed.num_ranks_per_replica > 1 else None,
-        )
-
-    def _read_port(self, name: str, channel: str, replica: int, address: ChannelAddress) -> ReadPort:
-        num_partitions, writers = self.num_partitions(channel), self.graph.writers(channel)
-        return ReadPort(
-            channel=channel,
-            address=address,
-            granularity=self.plan.stage(name).granularity,
-            partition=replica if num_partitions > 1 else 0,
-            num_partitions=num_partitions,
-            ordered=self.flow.stages[name].ordered,
-            of_own_turn=bool(writers) and all(writer in self._turns[name] for writer in writers),
         )

@@ -12,7 +12,7 @@ from rlinf_comm.channel import Channel, ChannelAddress
 from rlinf_workers.execution.lease import LeaseRequest
 from rlinf_workers.execution.ports import ItemEnd, Pauses, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
-from rlinf_workers.execution.stage_calls import ReadPort, StageCall, StageOutcome, WritePort
+from rlinf_workers.execution.stage_calls import Port, StageCall, StageOutcome
 from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, SpanTable, now_ns
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ class StageRunner(Pauses):
 
     def __init__(self, host: WorkerHost, call: StageCall) -> None:
         self._host = host
-        self._worker = worker = host.worker
+        self._worker = host.worker
         self._call = call
-        self._spans = SpanTable(worker=worker.name, devices=worker.devices)
-        self._waiter = f"{worker.name} {call.stage}"
+        self._spans = SpanTable(worker=host.identity.name, devices=host.identity.devices)
+        self._waiter = f"{host.identity.name} {call.stage}"
         self._is_first = host.identity.rank_in_replica == 0
         self._inside = False
         self._holds_lock = False
@@ -79,7 +79,7 @@ class StageRunner(Pauses):
 
     # -- replicas --------------------------------------------------------------------------------------------------
 
-    def _link(self, port: ReadPort | WritePort) -> ItemEnd:
+    def _link(self, port: Port) -> ItemEnd:
         """A port's channel, as this rank of its replica uses it."""
         if self._call.told is None:
             return _open_channel(port.address)

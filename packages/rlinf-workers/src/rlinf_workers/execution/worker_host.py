@@ -56,7 +56,7 @@ class WorkerHost:
     def make(self, worker_class: type[W], *arguments: Any) -> W:
         """The worker knows who and where it is from the first line of its constructor."""
         worker = worker_class.__new__(worker_class)
-        self.worker, worker._host = worker, self
+        self.worker, worker._host, worker.identity = worker, self, self.identity
         worker.__init__(*arguments)
         return worker
 

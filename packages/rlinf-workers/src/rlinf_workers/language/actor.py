@@ -28,8 +28,6 @@ from rlinf_workers.records.language import ExampleBatch, ScoredGroup
 from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings
 from rlinf_workers.training.worker import TrainingWorker
 
-record(Algorithm)
-
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +138,7 @@ class Actor(TrainingWorker):
         self.record("actor/learning_rate", learning_rate)
         self.record("actor/trained_token_fraction", trained / max(tokens, 1.0))
         for name, total in zip(self._loss.statistics, sums, strict=True):
-            self.record(f"actor/{name}", total / max(trained, 1.0))
+            self.record(name, total / max(trained, 1.0))
 
     def _optimize_with(self, optimizer: OptimizerSettings) -> None:
         """A warm start has an optimizer of its own; each begins when the other ends."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rlinf_algos.algorithm import Algorithm
-from rlinf_algos.value_loss import clipped_value_loss, huber_value_loss
+from rlinf_workers.algorithm_parts import value_loss
 from rlinf_workers.language.learning_groups import Tokens
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.training.base import Evaluation, TrainingBackend
@@ -48,11 +48,7 @@ class Critic:
     def _loss(self, answers: Evaluation, batch: Tokens) -> tuple[Tensor, list[float]]:
         values, old, returns, mask = answers.values, batch.values, batch.returns, batch.sequences.loss_mask
         assert old is not None and returns is not None, "where there is a critic, the groups have values and returns"
-        if self._algorithm.value_loss == "huber":
-            assert self._algorithm.huber_delta is not None, "an algorithm with this loss has its delta"
-            loss = huber_value_loss(values, old, returns, mask, delta=self._algorithm.huber_delta)
-        else:
-            loss = clipped_value_loss(values, old, returns, mask, clip=self._algorithm.value_clip)
+        loss = value_loss(self._algorithm, values, old, returns, mask)
         total, num_tokens = loss.loss_terms.sum(), float(mask.sum())
         squared_errors = float(((returns - old) * mask).double().square().sum())
         targets = (returns * mask).double()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +17,9 @@ from rlinf_algos import adapted_kl_coef, dapo, rewards_at_last_token
 from rlinf_algos.aggregation import divisor
 from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.normalization import Moments
-from rlinf_algos.parts import ADVANTAGES, BUILTIN_ADVANTAGES, BUILTIN_POLICY_LOSSES, advantage_takes
+from rlinf_algos.parts import BUILTIN_ADVANTAGES, BUILTIN_POLICY_LOSSES
 from rlinf_algos.presets import KLS
+from rlinf_workers.algorithm_parts import AdvantagePart
 from rlinf_workers.models.sequences import SequenceBatch, fit_width, pack_groups
 from rlinf_workers.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.training.base import TrainingBackend
@@ -91,14 +91,10 @@ class AdvantageMaker:
     def __init__(self, algorithm: Algorithm, *, max_completion_tokens: int) -> None:
         self._algorithm = algorithm
         self._max_completion_tokens = max_completion_tokens
-        self._takes = advantage_takes(algorithm.advantage)
-        self._options = algorithm.options_of(self._takes)
-        self._function = ADVANTAGES.get(algorithm.advantage)
+        self._advantage = AdvantagePart(algorithm)
         self._kl = kl_estimate(algorithm) if algorithm.kl_in == "reward" else None
         self.kl_coef = algorithm.kl_coef
         """The weight of a KL in the reward; it changes where the algorithm has a `kl_target`."""
-        self.reads_parts = "parts" in self._takes.inputs
-        """Whether advantages come from the terms of a weighted reward."""
 
     def adapt_kl_coef(self, kl_sum: float, num_samples: int) -> None:
         """After a step, where the algorithm has a `kl_target`.
@@ -120,7 +116,7 @@ class AdvantageMaker:
         function of one's own, which may not keep to that, and one that works on tokens are called for each group.
         """
         made = [self._without_advantages(group, (values or {}).get(group.samples.index)) for group in groups]
-        if self._takes.works_on_tokens:
+        if self._advantage.takes.works_on == "tokens":
             for group in made:
                 self._set_on_tokens(group)
         else:
@@ -158,8 +154,8 @@ class AdvantageMaker:
         tokens = rewards_at_last_token(self._penalised(group), group.samples.loss_mask)
         tokens = tokens if group.token_kl is None else tokens - self.kl_coef * group.token_kl
         given = {"rewards": tokens, "loss_mask": group.samples.loss_mask}
-        found = self._call(given | ({} if group.values is None else {"values": group.values}), tokens.shape)
-        group.advantages, group.returns = found if isinstance(found, tuple) else (found, None)
+        given |= {} if group.values is None else {"values": group.values}
+        group.advantages, group.returns = self._advantage(given, tokens.shape)
 
     def _set_on_groups(self, made: Sequence[LearningGroup], groups: Sequence[ScoredGroup]) -> None:
         rewards = [self._penalised(group) for group in made]
@@ -169,21 +165,11 @@ class AdvantageMaker:
         ]
         lengths = torch.stack([group.samples.loss_mask.sum(-1) for group in made])
         given = {"rewards": torch.stack(rewards), "lengths": lengths, **self._parts(groups)}
-        for group, advantages in zip(made, self._call(given, lengths.shape), strict=True):
+        for group, advantages in zip(made, self._advantage(given, lengths.shape)[0], strict=True):
             group.advantages = advantages
 
-    def _call(self, given: Mapping[str, Tensor], shape: torch.Size) -> Any:
-        found = self._function(*(given[name] for name in self._takes.inputs), **self._options)
-        advantages = found[0] if isinstance(found, tuple) else found
-        if advantages.shape != shape:
-            raise ValueError(
-                f"advantage {self._algorithm.advantage!r} gave the shape {list(advantages.shape)} for rewards "
-                f"{list(shape)}; they must be equal"
-            )
-        return found
-
     def _parts(self, groups: Sequence[ScoredGroup]) -> dict[str, Tensor]:
-        if not self.reads_parts:
+        if not self._algorithm.reads_parts:
             return {}
         weights = groups[0].part_weights
         if weights is None:
@@ -357,7 +343,7 @@ class Updates:
         return groups
 
     def _signals(self, scored: Sequence[ScoredGroup]) -> list[bool]:
-        found = signals(scored, by_parts=self.advantages.reads_parts)
+        found = signals(scored, by_parts=self._algorithm.reads_parts)
         for has_signal in found:
             self._worker.record("actor/groups_without_advantage", float(not has_signal))
         return found

@@ -30,8 +30,5 @@ class Reference(TrainingWorker):
             for group in chunk:
                 logprobs = self._backend.forward(pack_groups([group]).to(self.device)).logprobs
                 padded = fit_width(logprobs.cpu(), group.completion_ids.shape[1])
-                referenced.put(
-                    dataclasses.replace(group, ref_logprobs=padded * group.loss_mask),
-                    key=group.index,
-                    policy_version=group.policy_version,
-                )
+                told = dataclasses.replace(group, ref_logprobs=padded * group.loss_mask)
+                referenced.put(told, key=group.index)

@@ -63,9 +63,7 @@ class Rollout(ServingWorker):
                 whole = groups.add(self._engine.finished())
                 for group in whole:
                     self._record(group)
-                if whole:
-                    oldest = min(group.policy_version for group in whole)
-                    samples.put_many([(group.index, group) for group in whole], policy_version=oldest)
+                samples.put_many([(group.index, group) for group in whole])
 
     def _submit(
         self, waiting: list[Prompt], prompts: Reader[Prompt], groups: OpenGroups, sampling: SamplingSettings

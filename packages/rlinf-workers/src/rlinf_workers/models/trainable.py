@@ -6,20 +6,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits
 from rlinf_workers.records.language import ExampleBatch
-from rlinf_workers.training.base import Evaluation
+from rlinf_workers.training.base import Evaluation, Trainable
 from rlinf_workers.training.checkpoint import load_model_weights
 
-VALUES_FILE = "values.safetensors"
 
-
-class TokenModel:
+class TokenModel(Trainable):
     """A causal language model. Answers a SequenceBatch with the log-probabilities of its completion tokens, an
     ExampleBatch with those of all tokens but the first.
 
@@ -51,7 +48,7 @@ class TokenModel:
         load_model_weights(model, folder)
 
 
-class ValueModel:
+class ValueModel(Trainable):
     """A causal language model whose head gives one number a token: the reward still to come before each token of a
     SequenceBatch is chosen. The head begins at 0."""
 
@@ -69,12 +66,6 @@ class ValueModel:
 
     def answers(self, model: Any, batch: SequenceBatch, *, entropies: bool) -> Evaluation:
         return Evaluation(values=completion_logits(model, batch)[..., 0].float())
-
-    def save(self, model: Any, folder: str) -> None:
-        save_model(model, f"{folder}/{VALUES_FILE}")
-
-    def load(self, model: Any, folder: str) -> None:
-        load_model(model, f"{folder}/{VALUES_FILE}")
 
 
 def _example_logprobs(model: Any, batch: ExampleBatch) -> Tensor:

@@ -74,20 +74,20 @@ class ActorCritic(Policy):
 
     def act(self, fields: Fields, noise: Tensor | None) -> Answer:
         states = self.normalize(fields["state"])
-        distribution = self.head(self.policy(states))
-        actions = distribution.mode() if noise is None else distribution.sample(noise)
+        outputs = self.policy(states)
+        actions = self.head.mode(outputs) if noise is None else self.head.sample(outputs, noise)
         return Answer(
             actions=actions.unflatten(-1, self._chunk_shape),
-            logprobs=distribution.log_prob(actions),
+            logprobs=self.head.log_prob(outputs, actions),
             values=self.value(states)[..., 0],
         )
 
     def evaluate(self, fields: Fields, actions: Tensor) -> Evaluation:
         states = self.normalize(fields["state"])
-        distribution = self.head(self.policy(states))
+        outputs = self.policy(states)
         return Evaluation(
-            logprobs=distribution.log_prob(actions.flatten(-2)),
-            entropies=distribution.entropy(),
+            logprobs=self.head.log_prob(outputs, actions.flatten(-2)),
+            entropies=self.head.entropy(outputs),
             values=self.value(states)[..., 0],
         )
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlinf_algos.registry import path_of
@@ -27,7 +26,7 @@ from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.registry import BACKENDS
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.links import parts_of
-from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings, TrainingBackend
+from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings, Trainable, TrainingBackend
 from rlinf_workers.worker import Worker
 
 NUM_ROWS, NUM_INPUTS, NUM_CHOICES, NUM_SHARDS = 24, 5, 3, 2
@@ -44,8 +43,8 @@ MakeBackend = Callable[..., TrainingBackend]
 """The class, or a function with the arguments of its constructor."""
 
 
-class Chooser:
-    """A Trainable: a network that chooses, and says what a row is worth."""
+class Chooser(Trainable):
+    """A network that chooses, and says what a row is worth."""
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
@@ -65,12 +64,6 @@ class Chooser:
             entropies=-(logprobs.exp() * logprobs).sum(-1) if entropies else NOT_ASKED,
             values=found[:, NUM_CHOICES],
         )
-
-    def save(self, model: Any, folder: str) -> None:
-        save_file(model.state_dict(), f"{folder}/chooser.safetensors")
-
-    def load(self, model: Any, folder: str) -> None:
-        model.load_state_dict(load_file(f"{folder}/chooser.safetensors"))
 
 
 def check_backend(make: MakeBackend, folder: str, worker: Worker | None = None, *, bound: float = 1e-12) -> None:

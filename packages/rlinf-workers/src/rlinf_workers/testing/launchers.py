@@ -53,27 +53,24 @@ def start(
     num_ranks_per_replica: int = 1,
 ) -> WorkerGroup:
     """The ranks of a worker, each in its process; by default one that breaks on demand."""
-    identities = [
-        Identity(
+    handles = []
+    for rank in range(num_ranks):
+        identity = Identity(
             role=worker_class.__name__.lower(),
             rank=rank,
             num_ranks=num_ranks,
             num_ranks_per_replica=num_ranks_per_replica,
             rendezvous=str(folder / "rendezvous"),
         )
-        for rank in range(num_ranks)
-    ]
-    specs = [
-        WorkerSpec(
+        spec = WorkerSpec(
             identity=identity,
             worker_class=worker_class,
             arguments=arguments,
             log_path=folder / f"{identity.name}.log",
             environment={"OMP_NUM_THREADS": "1"},
         )
-        for identity in identities
-    ]
-    return WorkerGroup(identities[0].role, [launcher.start(spec) for spec in specs], launcher)
+        handles.append(launcher.start(spec))
+    return WorkerGroup(handles, launcher)
 
 
 def check_calls(make: Make, folder: Path) -> None:

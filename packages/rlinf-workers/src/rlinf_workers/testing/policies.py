@@ -86,9 +86,9 @@ def check_head(head: ActionHead, num_samples: int = 40_000) -> None:
     outputs = torch.randn(head.num_outputs, generator=generator, dtype=torch.float64)
     noise = torch.randn(num_samples, head.num_outputs, generator=generator, dtype=torch.float64)
     with torch.no_grad():
-        distribution = head.double()(outputs.expand(num_samples, -1))
-        surprise = -distribution.log_prob(distribution.sample(noise))
-        expected, least = float(distribution.entropy()[0]), -float(distribution.log_prob(distribution.mode())[0])
+        rows = outputs.expand(num_samples, -1)
+        surprise = -head.double().log_prob(rows, head.sample(rows, noise))
+        expected, least = float(head.entropy(outputs)), -float(head.log_prob(outputs, head.mode(outputs)))
     error = float(surprise.std()) / num_samples**0.5
     found = float(surprise.mean())
     assert abs(found - expected) <= 5 * error, f"entropy {expected}; what is drawn has {found} +- {error}"

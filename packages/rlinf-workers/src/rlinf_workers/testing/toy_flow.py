@@ -40,20 +40,16 @@ class Scale(Worker):
     def __init__(self) -> None:
         self._weight = torch.zeros(1)
         self._on_device = True
-        self._version = -1
 
     def scale(self, numbers: Reader[Number], scaled: Writer[Number]) -> None:
         for chunk in numbers:
             assert self._on_device, "computes while its state is offloaded"
             for item in chunk:
                 product = Number(index=item.index, value=item.value * float(self._weight))
-                scaled.put(product, key=item.index, policy_version=self._version)
+                scaled.put(product, key=item.index)
 
     def weights(self) -> Mapping[str, Tensor]:
         return {"weight": self._weight}
-
-    def weights_received(self, policy_version: int) -> None:
-        self._version = policy_version
 
     def onload(self) -> None:
         self._on_device = True
@@ -82,7 +78,7 @@ class Learn(Worker):
         total = torch.zeros(2, dtype=torch.float64)
         for chunk in shifted:
             part = torch.zeros(2, dtype=torch.float64)
-            for item in chunk[self.rank_in_replica :: self.num_ranks_per_replica]:
+            for item in chunk[self.replica_ranks.rank :: self.replica_ranks.num_ranks]:
                 part += torch.tensor([item.value, 1.0], dtype=torch.float64)
             total += self.replica_ranks.sum_(part)
         total = self.replicas.sum_(total)

@@ -17,11 +17,13 @@ backend may run forward and backward of several micro-batches at once, or the la
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from rlinf_comm.records import record
@@ -30,6 +32,7 @@ from rlinf_workers.registry import BACKENDS
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
+WEIGHTS_FILE = "model.safetensors"
 
 
 @record
@@ -76,22 +79,24 @@ class Evaluation:
     """Rewards still to come; empty for a model without a critic."""
 
 
-class Trainable(Protocol):
+class Trainable(ABC):
     """One kind of model: how it is made, what it answers, how its files lie in a folder."""
 
+    @abstractmethod
     def build(self, device: torch.device) -> nn.Module:
         """The model with its first weights, the same in every process."""
-        ...
 
+    @abstractmethod
     def answers(self, model: Any, batch: Any, *, entropies: bool) -> Evaluation:
         """One forward, differentiable; the batch is on the model's device."""
-        ...
 
     def save(self, model: Any, folder: str) -> None:
         """Writes the model into an existing folder."""
+        save_model(model, f"{folder}/{WEIGHTS_FILE}")
 
     def load(self, model: Any, folder: str) -> None:
         """Fills the model in place. Raises: RuntimeError naming tensors that are missing or of another shape."""
+        load_model(model, f"{folder}/{WEIGHTS_FILE}")
 
 
 LossOf = Callable[[Evaluation], tuple[Tensor, Sequence[float]]]

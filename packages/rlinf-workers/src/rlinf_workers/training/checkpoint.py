@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +17,6 @@ def write_json(path: str, values: Mapping[str, Any]) -> None:
         json.dump(values, file, indent=1, sort_keys=True)
         file.flush()
         os.fsync(file.fileno())
-
-
-def read_json(path: str) -> dict[str, Any]:
-    return json.loads(Path(path).read_text())
 
 
 def load_model_weights(model: nn.Module, folder: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from rlinf_comm.weights import Layout
 from rlinf_workers.training.base import TrainingBackend
-from rlinf_workers.training.checkpoint import read_json, write_json
+from rlinf_workers.training.checkpoint import write_json
 from rlinf_workers.worker import Worker
 
 MODEL_FOLDER = "model"
@@ -76,7 +77,7 @@ class TrainingWorker(Worker):
         for name, backend in self._backends.items():
             backend.load_model(str(Path(folder, name, MODEL_FOLDER)))
             backend.load_optimizer(str(Path(folder, name)))
-        state = read_json(f"{folder}/{STATE_FILE}")
+        state = json.loads(Path(folder, STATE_FILE).read_text())
         self._version = int(state["policy_version"])
         self._restore(state)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.cli.address_space import check_address_space
-from rlinf.cli.output_folder import new_folder
+from rlinf.cli.output_folder import cannot_write, new_folder
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.load import load_eval, load_eval_for_resume
 from rlinf.config.overrides import Override, parse_overrides, refuse_misspelt_options
@@ -79,12 +79,9 @@ def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str
     check_address_space()
     from rlinf import evaluation  # only now: everything above answers without torch
     from rlinf.cli.table import aligned
-    from rlinf.config.devices import check_cluster
     from rlinf.console.eval_progress import EvalProgress
     from rlinf.evaluation.scores import score_table
-    from rlinf.machine import this_machine
 
-    check_cluster(config.cluster, this_machine())
     prepared = evaluation.prepare(config)
     try:
         scores = prepared.run(path, resume=resume, command=command, progress=EvalProgress())
@@ -94,9 +91,7 @@ def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str
     except OSError as error:
         if error.errno == errno.ENOMEM:
             raise
-        raise UserError(
-            f"--output={path}: cannot write there: {error.strerror or error}", hint="choose another folder"
-        ) from error
+        raise cannot_write(path, error) from error
     print(f"\n{aligned(score_table(scores))}\nresult: {path / 'result.json'}\nsamples: {path / 'samples.jsonl'}")
     return 0
 

@@ -6,9 +6,16 @@ import itertools
 import time
 from pathlib import Path
 
+from rlinf.errors import UserError
+
 
 def new_folder(name: str) -> Path:
     """runs/<name>-<time>, with a number behind it for runs that start within the same second."""
     first = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     numbered = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
     return next(folder for folder in itertools.chain([first], numbered) if not folder.exists())
+
+
+def cannot_write(folder: Path, error: OSError) -> UserError:
+    """What to tell of a folder that could not be made or written."""
+    return UserError(f"--output={folder}: cannot write there: {error.strerror or error}", hint="choose another folder")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlinf.cli.output_folder import cannot_write
 from rlinf.config.catalog import SUFFIXES, read_recipe, shipped_recipes
 from rlinf.config.load import load_config
 from rlinf.config.overrides import Override, parse_overrides
@@ -142,7 +143,5 @@ def _write(explanation: Explanation, folder: Path) -> Path:
         for name, text in files.items():
             write_file(folder / name, text)
     except OSError as error:
-        raise UserError(
-            f"--output={folder}: cannot write there: {error.strerror or error}", hint="choose another folder"
-        ) from error
+        raise cannot_write(folder, error) from error
     return folder / "plan.html"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.cli.address_space import check_address_space
-from rlinf.cli.output_folder import new_folder
+from rlinf.cli.output_folder import cannot_write, new_folder
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.schema import JOBS, Config
@@ -74,9 +74,7 @@ def _train(config: Config, path: Path, *, resume: bool, command: list[str]) -> i
             trace_bytes=trace_bytes,
         )
     except OSError as error:
-        raise UserError(
-            f"--output={path}: cannot write there: {error.strerror or error}", hint="choose another folder"
-        ) from error
+        raise cannot_write(path, error) from error
     try:
         with folder:
             result = jobs.run(job, folder)

@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from rlinf.config.algorithm import EpisodesAlgorithm
 from rlinf.config.base import Conflict, Section, neighbours
 from rlinf.config.common import BACKEND, BACKEND_OPTIONS, JobConfig
+from rlinf_algos.algorithm import preset
 
 EVAL_SEED_LIMIT = 2**31
 """Training resets with seeds from here on, evaluation below, so that the two never meet."""
@@ -27,6 +29,7 @@ class EnvConfig(Section):
     num_groups: int = Field(
         default=4, ge=1, description="Groups that travel together: while one waits for actions, another is simulated."
     )
+    num_steps: int = Field(default=50, ge=1, description="Actions of each environment in one training step.")
     max_episode_steps: int = Field(default=50, ge=1, description="Actions after which an episode is cut off.")
     ignore_terminations: bool = Field(
         default=False,
@@ -110,93 +113,6 @@ class PolicyConfig(Section):
         return {key: getattr(self, key) for key in ACTOR_CRITIC} if self.name == "actor_critic" else dict(self.options)
 
 
-class EmbodiedAlgorithmConfig(Section):
-    """PPO (arXiv:1707.06347) with generalized advantage estimation, or GRPO over episodes from the same start. null:
-    the algorithm has no such number."""
-
-    name: Literal["ppo", "grpo"] = Field(
-        default="ppo",
-        description="ppo: against a value function. grpo: against the other environments of the group, which all begin "
-        "in the same state.",
-    )
-    num_steps: int = Field(default=50, ge=1, description="Actions of each environment in one training step.")
-    gamma: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="Discount of a reward one step later; grpo has it with compares=steps alone.",
-    )
-    gae_lambda: float | None = Field(
-        default=None, ge=0, le=1, description="ppo: weight of longer returns in the advantage."
-    )
-    compares: Literal["episodes", "steps"] | None = Field(
-        default=None,
-        description="grpo: episodes by the sum of their rewards, or the rewards still to come at the same step.",
-    )
-    normalize_std: bool | None = Field(
-        default=None, description="grpo: divide advantages by the standard deviation of the group."
-    )
-    clip: float = Field(
-        default=0.2, gt=0, lt=1, description="The probability ratio is clipped to 1 - clip ... 1 + clip."
-    )
-    num_epochs: int = Field(default=8, ge=1, description="Passes over the samples of a step.")
-    minibatch_size: int = Field(
-        default=100,
-        ge=1,
-        description="Samples of an optimizer step; a multiple of actor.num_shards and a divisor of all samples.",
-    )
-    value_coef: float | None = Field(default=None, ge=0, description="ppo: weight of the value loss.")
-    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
-    target_kl: float | None = Field(
-        default=0.1, gt=0, description="End the epochs once the KL to the sampling policy exceeds it; null for never."
-    )
-    bootstrap_at_termination: bool | None = Field(
-        default=None,
-        description="ppo: count the value of the last state also where an episode ends in success, as if it went on.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill(cls, values: Any) -> Any:
-        """What the algorithm uses and a recipe leaves out."""
-        if not isinstance(values, dict) or values.get("name", "ppo") not in OPTIONS:
-            return values
-        found = OPTIONS[values.get("name", "ppo")] | values
-        return found if found.get("compares") == "episodes" else {"gamma": GAMMA} | found
-
-    def conflicts(self) -> Iterator[Conflict]:
-        mine = OPTIONS[self.name]
-        sums_episodes = self.name == "grpo" and self.compares == "episodes"
-        if sums_episodes and self.gamma is not None:
-            yield Conflict(
-                keys=("algorithm.gamma", "algorithm.compares"),
-                text=f"={self.gamma} is not used: algorithm.compares=episodes adds the rewards up as they are; "
-                "leave it out",
-            )
-        elif self.gamma is None and not sums_episodes:
-            yield Conflict(keys=("algorithm.gamma",), text=f" is null; algorithm.name={self.name} needs it")
-        for other, options in OPTIONS.items():
-            for option in options:
-                value = getattr(self, option)
-                if option not in mine and value is not None:
-                    yield Conflict(
-                        keys=(f"algorithm.{option}", "algorithm.name"),
-                        text=f"={value} is not used: it belongs to algorithm.name={other}, and this is {self.name}; "
-                        "leave it out",
-                    )
-                elif option in mine and value is None:
-                    yield Conflict(keys=(f"algorithm.{option}",), text=f" is null; algorithm.name={self.name} needs it")
-
-
-GAMMA = 0.8
-"""As ManiSkill's PPO baseline has it for its short tasks with dense rewards."""
-OPTIONS: dict[str, dict[str, Any]] = {
-    "ppo": {"gae_lambda": 0.9, "value_coef": 0.5, "bootstrap_at_termination": True},
-    "grpo": {"compares": "episodes", "normalize_std": True},
-}
-"""Algorithm -> the keys that only it has, with their defaults."""
-
-
 class PolicyActorConfig(Section):
     """The optimizer (Adam) and how a batch is cut."""
 
@@ -217,7 +133,9 @@ class EmbodiedConfig(JobConfig):
     job: Literal["embodied"] = Field(description="Which training program runs.")
     env: EnvConfig = Field(description="The environments.")
     policy: PolicyConfig = Field(default=PolicyConfig(), description="The network.")
-    algorithm: EmbodiedAlgorithmConfig = Field(default=EmbodiedAlgorithmConfig(), description="The learning algorithm.")
+    algorithm: EpisodesAlgorithm = Field(
+        default=preset("ppo", samples="episodes"), description="The learning algorithm."
+    )
     actor: PolicyActorConfig = Field(default=PolicyActorConfig(), description="The optimizer and how a batch is cut.")
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -225,15 +143,10 @@ class EmbodiedConfig(JobConfig):
         yield from self._multiple("env.num_envs", self.env.num_envs, "env.num_groups", self.env.num_groups)
         shards = ("actor.num_shards", self.actor.num_shards)
         yield from self._multiple("env.num_groups", self.env.num_groups, *shards)
-        yield from self._multiple("algorithm.minibatch_size", self.algorithm.minibatch_size, *shards)
-        num_samples = self.env.num_envs * self.algorithm.num_steps
-        if num_samples % self.algorithm.minibatch_size:
-            yield Conflict(
-                keys=("algorithm.minibatch_size", "algorithm.num_steps", "env.num_envs"),
-                text=f"={self.algorithm.minibatch_size} does not divide the env.num_envs * algorithm.num_steps = "
-                f"{num_samples} samples of a step; use {self._nearest_divisors(num_samples)}",
-            )
-        if self.algorithm.name == "grpo":
+        if text := self.minibatch_conflict():
+            keys = ("algorithm.num_minibatches", "env.num_steps", "env.num_envs", "actor.num_shards")
+            yield Conflict(keys=keys, text=text)
+        if not self.algorithm.has_critic:
             yield from self._group_conflicts()
         last = self.env.eval_seed + self.env.num_eval_episodes
         if last > EVAL_SEED_LIMIT:
@@ -244,22 +157,36 @@ class EmbodiedConfig(JobConfig):
             )
         yield from self._shard_conflicts(self.actor.num_shards)
 
+    def minibatch_conflict(self, chunk_size: int = 1) -> str | None:
+        """What is wrong with `algorithm.num_minibatches` where a policy answers so many actions at once: a sample is an
+        answer, and every shard's samples are cut into minibatches."""
+        num_samples, shards = self.env.num_envs * self.env.num_steps // chunk_size, self.actor.num_shards
+        wanted, size = self.algorithm.num_minibatches, max(1, num_samples // shards)
+        if num_samples % (wanted * shards) == 0:
+            return None
+        nearest = sorted((n for n in range(1, size + 1) if size % n == 0), key=lambda n: (abs(n - wanted), n))[:2]
+        made_of = "env.num_envs * env.num_steps" + (f" / {chunk_size}" if chunk_size > 1 else "")
+        return (
+            f"={wanted} does not cut the {made_of} = {num_samples} samples of a step, in actor.num_shards={shards} "
+            f"shards, into equal minibatches; use {' or '.join(map(str, sorted(nearest)))}"
+        )
+
     def _group_conflicts(self) -> Iterator[Conflict]:
-        """A group is whole episodes from one start."""
+        """Without values, the environments of a group are compared: whole episodes from one start."""
         num_envs, num_groups = self.env.num_envs, self.env.num_groups
         if num_envs < 2 * num_groups:
             yield Conflict(
-                keys=("env.num_envs", "env.num_groups", "algorithm.name"),
+                keys=("env.num_envs", "env.num_groups", "algorithm.advantage", "algorithm.name"),
                 text=f"={num_envs} leaves {num_envs // num_groups} environment in each of env.num_groups={num_groups}, "
-                f"and algorithm.name=grpo compares those of a group; use at least {2 * num_groups}, better "
-                f"{8 * num_groups}",
+                f"and algorithm.advantage={self.algorithm.advantage} compares those of a group; use at least "
+                f"{2 * num_groups}, better {8 * num_groups}",
             )
-        num_steps, limit = self.algorithm.num_steps, self.env.max_episode_steps
+        num_steps, limit = self.env.num_steps, self.env.max_episode_steps
         if num_steps != limit:
             yield Conflict(
-                keys=("algorithm.num_steps", "env.max_episode_steps", "algorithm.name"),
-                text=f"={num_steps} differs from env.max_episode_steps={limit}, and algorithm.name=grpo compares whole "
-                f"episodes; use {limit}",
+                keys=("env.num_steps", "env.max_episode_steps", "algorithm.advantage", "algorithm.name"),
+                text=f"={num_steps} differs from env.max_episode_steps={limit}, and algorithm.advantage="
+                f"{self.algorithm.advantage} compares whole episodes; use {limit}",
             )
 
     @staticmethod
@@ -268,8 +195,3 @@ class EmbodiedConfig(JobConfig):
             yield Conflict(
                 keys=(key, by), text=f"={value} is not a multiple of {by}={step}; use {neighbours(value, step)}"
             )
-
-    def _nearest_divisors(self, total: int) -> str:
-        size, shards = self.algorithm.minibatch_size, self.actor.num_shards
-        fitting = [n for n in range(shards, total + 1, shards) if total % n == 0] or [total]
-        return " or ".join(str(n) for n in sorted(sorted(fitting, key=lambda n: (abs(n - size), n))[:2]))

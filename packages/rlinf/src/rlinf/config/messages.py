@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import types
 import typing
@@ -27,6 +28,7 @@ _ALLOWED = {
     "list_type": "a list, [a, b]",
     "dict_type": "a section with keys",
     "model_type": "a section with keys",
+    "dataclass_type": "a section with keys",
     "model_attributes_type": "a section with keys",
     "greater_than": "more than {gt}",
     "greater_than_equal": "{ge} or more",
@@ -85,7 +87,7 @@ def _single(key: Key, details: list[Any], tree: Tree, model: Any) -> str:
     if "missing" in kinds and isinstance(key[-1], int):
         value = describe(first["input"])
         return f"{_located(key[:-1], tree)}={value}; allowed: a list with at least {key[-1] + 1} entries"
-    if "extra_forbidden" in kinds:
+    if kinds & {"extra_forbidden", "unexpected_keyword_argument"}:
         return _unknown_key(key, tree, model)
     if "union_tag_not_found" in kinds:
         return _missing((*key, first["ctx"]["discriminator"].strip("'")), tree)
@@ -95,7 +97,7 @@ def _single(key: Key, details: list[Any], tree: Tree, model: Any) -> str:
     if "union_tag_invalid" in kinds:
         where = (*key, first["ctx"]["discriminator"].strip("'"))
         return f"{_located(where, tree)}={describe(first['ctx']['tag'])}; allowed: {allowed[0]}"
-    if kinds & {"dict_type", "model_type", "model_attributes_type"} and (
+    if kinds & {"dict_type", "model_type", "model_attributes_type", "dataclass_type"} and (
         names := list(_fields(model, key, tree.values))
     ):
         allowed = [f"a section with the keys {', '.join(names)}"]
@@ -114,11 +116,10 @@ def _allowed(detail: Mapping[str, Any]) -> str:
 def _unknown_key(key: Key, tree: Tree, model: Any) -> str:
     *parents, name = key
     siblings = {dotted((*parents, field)): field for field in _fields(model, tuple(parents), tree.values)}
-    close = difflib.get_close_matches(str(name), list(siblings.values()), n=1, cutoff=0.6)
-    if close:
-        guesses = [dotted((*parents, close[0]))]
-    else:  # the right name in the wrong section
-        guesses = [dotted(known) for known in _all_keys(model, (), tree.values) if known[-1] == name]
+    guesses = [dotted(known) for known in _all_keys(model, (), tree.values) if known[-1] == name]
+    if not guesses:  # or else the right name in the wrong section
+        close = difflib.get_close_matches(str(name), list(siblings.values()), n=1, cutoff=0.6)
+        guesses = [dotted((*parents, found)) for found in close]
     place = _place(key, tree) or ""
     flag = "--" if place.startswith("--") else ""
     if guesses:
@@ -166,36 +167,39 @@ def _fields(model: Any, key: Key, values: Any) -> dict[str, Any]:
     """Field -> annotation of the section at `key`; empty where there is none, or where its keys are free."""
     annotation = model
     for part in key:
-        section = _section(annotation, values)
-        field = section.model_fields.get(str(part)) if section else None
-        if field is None and typing.get_origin(annotation) is not dict:
+        fields = _annotations(_section(annotation, values))
+        if str(part) not in fields and typing.get_origin(annotation) is not dict:
             return {}
-        annotation = field.annotation if field else typing.get_args(annotation)[1]
+        annotation = fields[str(part)] if str(part) in fields else typing.get_args(annotation)[1]
         values = values.get(part) if isinstance(values, dict) else None
-    section = _section(annotation, values)
-    return {name: field.annotation for name, field in section.model_fields.items()} if section else {}
+    return _annotations(_section(annotation, values))
 
 
-def _section(annotation: Any, values: Any) -> type[BaseModel] | None:
+def _annotations(section: type | None) -> dict[str, Any]:
+    if section is None:
+        return {}
+    if issubclass(section, BaseModel):
+        return {name: field.annotation for name, field in section.model_fields.items()}
+    return {field.name: field.type for field in dataclasses.fields(section)}
+
+
+def _section(annotation: Any, values: Any) -> type | None:
     """The model behind an annotation; of several the one that the values name."""
     models = list(_models(annotation))
     if len(models) == 1:
         return models[0]
     named = {key: values.get(key) for key in ("kind", "job")} if isinstance(values, dict) else {}
     for model in models:
-        for key, field in model.model_fields.items():
-            if key in named and named[key] in typing.get_args(field.annotation):
+        for key, choice in _annotations(model).items():
+            if key in named and named[key] in typing.get_args(choice):
                 return model
     return None
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if (
-        isinstance(annotation, type)
-        and not isinstance(annotation, types.GenericAlias)
-        and issubclass(annotation, BaseModel)
-    ):
-        yield annotation
+def _models(annotation: Any) -> Iterator[type]:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        if issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation):
+            yield annotation
     elif typing.get_origin(annotation) in (Union, types.UnionType, typing.Annotated):
         for argument in typing.get_args(annotation):
             yield from _models(argument)

@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlinf.config.algorithm import AlgorithmConfig
+from rlinf.config.algorithm import CompletionsAlgorithm
 from rlinf.config.base import Conflict, InputPath, Section, not_multiple
 from rlinf.config.common import BACKEND, BACKEND_OPTIONS, ENGINE, ENGINE_OPTIONS, JobConfig
 from rlinf.config.rewards import RewardConfig
 from rlinf.config.tasks import FilesTask, SortTask, TaskConfig
+from rlinf_algos.algorithm import preset
 
 
 class ArchitectureConfig(Section):
@@ -171,7 +172,7 @@ class ReasoningConfig(JobConfig):
     warm_start: WarmStartConfig | None = Field(
         default=None, description="Supervised training before the first step; null for none."
     )
-    algorithm: AlgorithmConfig = Field(default=AlgorithmConfig(), description="The learning algorithm.")
+    algorithm: CompletionsAlgorithm = Field(default=preset("grpo"), description="The learning algorithm.")
     rollout: RolloutConfig = Field(description="What is generated in each step.")
     reward: RewardConfig = Field(description="How a completion is scored.")
     evaluation: EvaluationConfig = Field(
@@ -259,7 +260,7 @@ class ReasoningConfig(JobConfig):
 
     def _critic_conflicts(self) -> Iterator[Conflict]:
         """Settings of a critic that is not there; those that are as by default may stand in a resolved config."""
-        if self.algorithm.to_algorithm().has_critic:
+        if self.algorithm.has_critic:
             return
         unused = CriticConfig()
         for key in CriticConfig.model_fields:

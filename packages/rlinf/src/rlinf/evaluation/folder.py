@@ -51,7 +51,8 @@ class EvalFolder:
     ) -> None:
         self.path = path
         if resume:
-            self._manifest = _read_manifest(path, inputs)
+            self._manifest = Manifest.read(path, what="evaluation")
+            _check_inputs(path, self._manifest, inputs)
         else:
             path.mkdir(parents=True, exist_ok=True)
             about = {"job": "evaluation", "inputs": inputs, "notes": list(notes)}
@@ -87,8 +88,7 @@ class EvalFolder:
         self._lock.release()
 
 
-def _read_manifest(path: Path, inputs: Mapping[str, Any]) -> Manifest:
-    manifest = Manifest.read(path, what="evaluation")
+def _check_inputs(path: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> None:
     if "inputs" not in manifest.values:
         raise UserError(
             f"{path} is the folder of a training run, not of an evaluation", hint="rlinf train --resume goes on with it"
@@ -100,4 +100,3 @@ def _read_manifest(path: Path, inputs: Mapping[str, Any]) -> Manifest:
                 "new ones",
                 hint="put back what it was, or start anew with another --output folder",
             )
-    return manifest

@@ -50,6 +50,7 @@ class Evaluation:
     config: EvalConfig
     model: EvaluatedModel
     benchmarks: Benchmarks
+    cluster: Cluster
     notes: list[str]
     """What a reader of the scores must know."""
 
@@ -96,13 +97,12 @@ class Evaluation:
             progress.message(f"{len(done)} problems were answered before; {num_left} are left")
         if not todo:
             return
-        cluster, logs = make_cluster(config.cluster, this_machine()), folder.path / "logs"
-        progress.message(f"model {self.model.folder} on {cluster.describe()}")
-        timeout_s = config.worker_timeout_s
-        with make_executor(config.cluster, cluster, log_folder=logs, worker_timeout_s=timeout_s) as executor:
+        logs, timeout_s = folder.path / "logs", config.worker_timeout_s
+        progress.message(f"model {self.model.folder} on {self.cluster.describe()}")
+        with make_executor(config.cluster, self.cluster, log_folder=logs, worker_timeout_s=timeout_s) as executor:
             try:
                 for one, problems in todo:
-                    self._ask_benchmark(one, problems, executor, cluster, folder, progress)
+                    self._ask_benchmark(one, problems, executor, folder, progress)
             except WorkersError as error:
                 raise run_failed(error, logs) from error
 
@@ -111,16 +111,15 @@ class Evaluation:
         benchmark: Benchmark,
         problems: Sequence[Problem],
         executor: Executor,
-        cluster: Cluster,
         folder: EvalFolder,
         progress: EvalProgress,
     ) -> None:
         config, encoder = self.config, self.benchmarks.encoder
         flow = self._flow(benchmark)
-        share = -(-len(problems) // (HANDOVERS * len(cluster.compute_devices)))
+        share = -(-len(problems) // (HANDOVERS * len(self.cluster.compute_devices)))
         fits = max(1, config.max_batch_sequences // config.samples_per_problem)
         chunks = {"rollout": min(share, fits), "reward": 1}
-        executor.start(flow, plan_for_mode(flow.graph(), cluster, "collocated", granularity=chunks))
+        executor.start(flow, plan_for_mode(flow.graph(), self.cluster, "collocated", granularity=chunks))
         rows = [row for row in folder.read_samples() if row["benchmark"] == benchmark.name]
         progress.begin(
             benchmark.title,
@@ -189,11 +188,12 @@ class Evaluation:
 
 
 def prepare(config: EvalConfig) -> Evaluation:
-    """Reads and checks the model folder and all data files. A run's model is asked as in the run, where the settings
-    leave it open.
+    """Checks the devices, and reads and checks the model folder and all data files. A run's model is asked as in the
+    run, where the settings leave it open.
 
     Raises: UserError.
     """
+    cluster = make_cluster(config.cluster, this_machine())
     check_doors(config.cluster)
     check_engine(config.engine, config.engine_options)
     model = load_model(config.model)
@@ -202,7 +202,7 @@ def prepare(config: EvalConfig) -> Evaluation:
     if config.prompt_format == "auto":
         notes.append(f"prompt_format=auto: {benchmarks.encoder.describe()}")
     notes += [note for benchmark in benchmarks.sets for note in benchmark.notes]
-    return Evaluation(config=config, model=model, benchmarks=benchmarks, notes=notes)
+    return Evaluation(config=config, model=model, benchmarks=benchmarks, cluster=cluster, notes=notes)
 
 
 def benchmark_seed(seed: int, name: str) -> int:

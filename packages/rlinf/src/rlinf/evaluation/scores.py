@@ -22,9 +22,8 @@ class BenchmarkScores:
     benchmark: Benchmark
     num_samples: int
     """Samples of each problem."""
-    avg: Estimate
-    pass_at: dict[int, Estimate]
-    maj_at: dict[int, Estimate]
+    estimates: dict[str, Estimate]
+    """avg@n of all samples, then pass@k and maj@k for each k."""
     outcomes: dict[str, int]
     """Outcome of the check -> samples; truncated ones are counted by their outcome, too."""
     num_truncated: int
@@ -37,14 +36,13 @@ class BenchmarkScores:
             "title": benchmark.title,
             "file": benchmark.file,
             "reward": benchmark.reward.rule,
-            "num_problems": self.avg.num_problems,
+            "num_problems": len(benchmark.problems),
             "num_samples_per_problem": self.num_samples,
             "num_bad_rows": benchmark.num_bad_rows,
             "num_long_prompts": benchmark.num_long_prompts,
             "scores": {
-                f"avg@{self.num_samples}": _error_bar(self.avg),
-                **{f"pass@{k}": _error_bar(estimate) for k, estimate in self.pass_at.items()},
-                **{f"maj@{k}": _error_bar(estimate) for k, estimate in self.maj_at.items()},
+                name: {part: getattr(estimate, part) for part in ("value", "standard_error", "low", "high")}
+                for name, estimate in self.estimates.items()
             },
             "outcomes": self.outcomes,
             "num_truncated": self.num_truncated,
@@ -66,15 +64,14 @@ def score_benchmark(
     votes = [
         ([row["answer"] for row in found], [row["outcome"] == RIGHT for row in found]) for found in by_problem.values()
     ]
+    of_problems = {f"avg@{num_samples}": avg_at_k(is_right)}
+    of_problems |= {f"pass@{size}": pass_at_k(num_right, num_samples, size) for size in k}
+    for size in k:
+        of_problems[f"maj@{size}"] = torch.tensor([maj_at_k(*vote, size) for vote in votes], dtype=torch.float64)
     return BenchmarkScores(
         benchmark=benchmark,
         num_samples=num_samples,
-        avg=mean_over_problems(avg_at_k(is_right)),
-        pass_at={size: mean_over_problems(pass_at_k(num_right, num_samples, size)) for size in k},
-        maj_at={
-            size: mean_over_problems(torch.tensor([maj_at_k(*vote, size) for vote in votes], dtype=torch.float64))
-            for size in k
-        },
+        estimates={name: mean_over_problems(scores) for name, scores in of_problems.items()},
         outcomes=dict(Counter(row["outcome"] for row in rows).most_common()),
         num_truncated=sum(row["truncated"] for row in rows),
         mean_completion_tokens=sum(row["num_completion_tokens"] for row in rows) / len(rows),
@@ -86,20 +83,17 @@ def score_table(scores: Sequence[BenchmarkScores]) -> list[tuple[str, ...]]:
 
     pass@1 and maj@1 are left out: both are avg@k.
     """
-    ks = [k for k in scores[0].pass_at if k > 1]
-    n = scores[0].num_samples
-    header = ("benchmark", "problems", f"avg@{n}", *(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in ks))
-    table: list[tuple[str, ...]] = [(*header, "truncated", "no answer", "unchecked", "tokens")]
+    names = [name for name in scores[0].estimates if name not in ("pass@1", "maj@1")]
+    table: list[tuple[str, ...]] = [("benchmark", "problems", *names, "truncated", "no answer", "unchecked", "tokens")]
     for one in scores:
-        num_rows = one.avg.num_problems * n
+        num_problems = len(one.benchmark.problems)
+        num_rows = num_problems * one.num_samples
         checked = sum(one.outcomes.get(outcome, 0) for outcome in (RIGHT, "wrong", UNPARSEABLE))
         table.append(
             (
                 one.benchmark.title,
-                str(one.avg.num_problems),
-                show(one.avg),
-                *(show(one.pass_at[k]) for k in ks),
-                *(show(one.maj_at[k]) for k in ks),
+                str(num_problems),
+                *(show(one.estimates[name]) for name in names),
                 f"{one.num_truncated / num_rows:.1%}",
                 f"{one.outcomes.get(UNPARSEABLE, 0) / num_rows:.1%}",
                 str(num_rows - checked),
@@ -114,7 +108,3 @@ def show(estimate: Estimate) -> str:
     if estimate.standard_error > 0:
         return f"{100 * estimate.value:.1f} ± {100 * estimate.standard_error:.1f} %"
     return f"{100 * estimate.value:.1f} ({100 * estimate.low:.1f} to {100 * estimate.high:.1f}) %"
-
-
-def _error_bar(estimate: Estimate) -> dict[str, float]:
-    return {name: getattr(estimate, name) for name in ("value", "standard_error", "low", "high")}

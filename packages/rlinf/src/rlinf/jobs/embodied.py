@@ -1,4 +1,4 @@
-"""The embodied job: a robot learns a task in simulation by PPO.
+"""The embodied job: a robot learns a task in simulation.
 
 env -> observations -> policy -> actions -> env (a cycle, pipelined by environment groups);  policy ->
 trajectories -> actor -> weights -> policy
@@ -19,7 +19,7 @@ from rlinf.machine import Machine
 from rlinf_envs import EnvSpec
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
-from rlinf_workers.embodied.actor import ADAM_EPSILON, EmbodiedActor, EmbodiedActorSettings, GaeSettings, GroupSettings
+from rlinf_workers.embodied.actor import ADAM_EPSILON, EmbodiedActor, EmbodiedActorSettings
 from rlinf_workers.embodied.environment import Environment, EnvironmentSettings
 from rlinf_workers.embodied.rollout import EmbodiedRollout
 from rlinf_workers.policies.base import PolicySettings
@@ -72,7 +72,7 @@ class EmbodiedJob(Job):
 
     def _train_flow(self) -> Flow:
         config = self.config
-        flow = Flow(config.algorithm.name)
+        flow = Flow(config.algorithm.name.rpartition(":")[2])
         flow.worker("env", Environment, self._environment_settings())
         flow.worker("policy", EmbodiedRollout, self._policy)
         flow.worker("actor", EmbodiedActor, self._actor_settings())
@@ -134,10 +134,10 @@ class EmbodiedJob(Job):
         return EnvironmentSettings(
             spec=self._spec,
             num_groups=env.num_groups,
-            num_steps=self.config.algorithm.num_steps,
+            num_steps=env.num_steps,
             reads=self._needs.reads,
             chunk_size=self._needs.chunk_size,
-            same_start=self.config.algorithm.name == "grpo",
+            same_start=not self.config.algorithm.has_critic,
             num_eval_episodes=env.num_eval_episodes,
             eval_seed=env.eval_seed,
         )
@@ -155,46 +155,22 @@ class EmbodiedJob(Job):
     def _check_chunks(self) -> None:
         """A segment is whole chunks, and a chunk is one sample."""
         config, size = self.config, self._needs.chunk_size
-        num_steps, minibatch_size = config.algorithm.num_steps, config.algorithm.minibatch_size
         at_once = f"policy.name={config.policy.name} answers {size} actions at once"
-        if num_steps % size:
+        if config.env.num_steps % size:
             raise UserError(
-                f"algorithm.num_steps={num_steps} is not a multiple of {size}: {at_once}",
-                hint=f"use {neighbours(num_steps, size)}",
+                f"env.num_steps={config.env.num_steps} is not a multiple of {size}: {at_once}",
+                hint=f"use {neighbours(config.env.num_steps, size)}",
             )
-        if (num_samples := config.env.num_envs * num_steps // size) % minibatch_size:
-            raise UserError(
-                f"algorithm.minibatch_size={minibatch_size} does not divide the {num_samples} samples of a step: "
-                f"{at_once}, and each answer of the {config.env.num_envs} environments is a sample",
-                hint=f"use a divisor of {num_samples}",
-            )
+        if text := config.minibatch_conflict(size):
+            raise UserError(f"algorithm.num_minibatches{text}", hint=f"{at_once}, and each answer is a sample")
 
     def _actor_settings(self) -> EmbodiedActorSettings:
-        actor, algorithm = self.config.actor, self.config.algorithm
+        actor = self.config.actor
         return EmbodiedActorSettings(
             policy=self._policy,
+            algorithm=self.config.algorithm,
             backend=self._backend,
             optimizer=optimizer_settings(actor, betas=(0.9, 0.999), epsilon=ADAM_EPSILON),
-            advantage=self._advantage_settings(),
-            clip=algorithm.clip,
-            num_epochs=algorithm.num_epochs,
-            minibatch_size=algorithm.minibatch_size,
-            value_coef=algorithm.value_coef or 0.0,
-            entropy_coef=algorithm.entropy_coef,
-            target_kl=algorithm.target_kl,
-        )
-
-    def _advantage_settings(self) -> GaeSettings | GroupSettings:
-        algorithm = self.config.algorithm
-        if algorithm.name == "grpo":
-            assert algorithm.compares and algorithm.normalize_std is not None, "filled in and checked by the config"
-            gamma = 1.0 if algorithm.gamma is None else algorithm.gamma
-            return GroupSettings(compares=algorithm.compares, gamma=gamma, normalize_std=algorithm.normalize_std)
-        assert algorithm.gamma is not None and algorithm.gae_lambda is not None, "filled in and checked by the config"
-        return GaeSettings(
-            gamma=algorithm.gamma,
-            gae_lambda=algorithm.gae_lambda,
-            bootstrap_at_termination=bool(algorithm.bootstrap_at_termination),
         )
 
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:

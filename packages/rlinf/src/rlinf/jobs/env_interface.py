@@ -6,14 +6,13 @@ answered at once. The policy is asked what it needs of what the environment show
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from dataclasses import dataclass, replace
 
 import torch
 
+from rlinf.doors import named_class
 from rlinf.errors import UserError
-from rlinf_algos.errors import AlgosError
 from rlinf_envs import ActionSpec, BatchedEnv, EnvError, EnvSpec, FieldSpec, make_env
 from rlinf_workers.policies.base import Needs, Policy, PolicyError, PolicySettings
 from rlinf_workers.registry import POLICIES
@@ -71,16 +70,9 @@ def needs_of(policy: PolicySettings, env_id: str) -> Needs:
     Raises: UserError for a policy that is not there, has no such options or cannot act in this environment.
     """
     where = f"policy.name={policy.name!r}"
+    arguments, keys = (policy.fields, policy.actions), {"at": "policy.name", "options_at": "policy.options"}
+    policy_class = named_class(POLICIES, policy.name, policy.options, *arguments, **keys, base=Policy, seed=policy.seed)
     try:
-        policy_class = POLICIES.get(policy.name)
-    except AlgosError as error:
-        raise UserError(f"policy.name: {error}") from error
-    if not (inspect.isclass(policy_class) and issubclass(policy_class, Policy)) or inspect.isabstract(policy_class):
-        raise UserError(
-            f"{where} is no whole rlinf_workers.policies.base.Policy; it has to define act, evaluate and needs"
-        )
-    try:
-        inspect.signature(policy_class).bind(policy.fields, policy.actions, seed=policy.seed, **policy.options)
         needs: Needs = policy_class.needs(policy.fields, policy.actions, **policy.options)
     except PolicyError as error:
         raise UserError(f"{where} cannot act in env.id={env_id!r}: {error}") from error

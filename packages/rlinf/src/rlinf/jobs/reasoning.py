@@ -84,7 +84,7 @@ class ReasoningJob(Job):
                 "model.architecture makes a tokenizer of single characters, but this task is natural language",
                 hint="give a Hugging Face folder with model.path",
             )
-        self._algorithm = config.algorithm.to_algorithm()
+        self._algorithm = config.algorithm
         self._backend = backend_settings(config.actor, config.actor.settled_shards)
         if config.reference.path is not None:
             self._check_teacher(config.reference.path)

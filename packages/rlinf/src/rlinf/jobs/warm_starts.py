@@ -111,7 +111,7 @@ def _key(config: ReasoningConfig, num_ranks: int, device: str) -> str:
     decides: dict[str, Any] = {name: values[name] for name in SECTIONS}
     decides["num_shards"] = config.actor.settled_shards
     decides["backend"] = [config.actor.backend, dict(config.actor.backend_options)]
-    decides["has_critic"] = config.algorithm.to_algorithm().has_critic
+    decides["has_critic"] = config.algorithm.has_critic
     decides["num_ranks"], decides["device"] = num_ranks, device
     decides["threads"] = config.cluster.threads_per_device
     decides["files"] = {str(path): file_digest(path) for path in _files(config)}

@@ -21,7 +21,7 @@ from rlinf.loop.plan_times import PlanTimes, busy_seconds
 from rlinf.loop.session import Session
 from rlinf.loop.stopping import StopRequest
 from rlinf.planning.auto_mode import AutoMode, moves
-from rlinf.planning.plans import Planned, make_plans, placements_to_measure
+from rlinf.planning.plans import RunPlans, make_plans, placements_to_measure
 from rlinf.processes import fork_server
 from rlinf.processes.executor import make_executor, run_failed
 from rlinf.run_folder import RunFolder
@@ -57,7 +57,7 @@ class TrainingLoop:
         self._times: list[PlanTimes] = []
         self._result = ""
         self._only_measures = False
-        self._placements: list[Planned] = []
+        self._placements: list[RunPlans] = []
         """In a measurement, the placements that are still to be measured."""
         on_slots = device_kind(job.config.cluster, job.machine) == "cpu"
         self._forks = on_slots and fork_server.start(job.config)
@@ -81,7 +81,7 @@ class TrainingLoop:
 
     def _run(self) -> None:
         flows = self._flows = self._job.build(self._folder.path)
-        planned: Planned | None
+        planned: RunPlans | None
         if self._only_measures:
             planned, *self._placements = placements_to_measure(self._job, flows)
         else:
@@ -95,7 +95,7 @@ class TrainingLoop:
         while planned is not None:
             planned = self._run_under(planned)
 
-    def _run_under(self, planned: Planned) -> Planned | None:
+    def _run_under(self, planned: RunPlans) -> RunPlans | None:
         """Processes where the plans have them, until the run ends (None) or goes on under other plans."""
         executor = make_executor(
             self._config.cluster,
@@ -115,7 +115,7 @@ class TrainingLoop:
                 logs = None if self._only_measures else self._folder.path / "logs"
                 raise run_failed(error, logs, during=f"step {self._clock.step}: ") from error
 
-    def _begin_plan(self, planned: Planned) -> None:
+    def _begin_plan(self, planned: RunPlans) -> None:
         plan = self._auto.plan
         self._folder.write("plan.json", plan.to_json())
         for note in (*self._job.notes, *planned.notes):
@@ -132,14 +132,14 @@ class TrainingLoop:
 
     # -- the program -----------------------------------------------------------------------------------------------
 
-    def _train(self, latest: float) -> Planned | None:
+    def _train(self, latest: float) -> RunPlans | None:
         self._started_s = time.monotonic()
         if self._only_measures:
             return self._train_until(StopRequest(), latest)
         with StopRequest() as stop:
             return self._train_until(stop, latest)
 
-    def _train_until(self, stop: StopRequest, latest: float) -> Planned | None:
+    def _train_until(self, stop: StopRequest, latest: float) -> RunPlans | None:
         """Trains until the run is over, goes on under other plans, or somebody stops it.
 
         Raises: KeyboardInterrupt, after a checkpoint.
@@ -187,7 +187,7 @@ class TrainingLoop:
                 raise
             return latest
 
-    def _replan(self, num_steps: int) -> Planned | None:
+    def _replan(self, num_steps: int) -> RunPlans | None:
         """Asks for a plan. One that moves no process holds from the next step on; another is returned, after a
         checkpoint."""
         before = self._auto.plan
@@ -213,7 +213,7 @@ class TrainingLoop:
             self._folder.write(PROBLEM, problem.to_json())
             times.problem = problem
 
-    def _next_placement(self) -> Planned | None:
+    def _next_placement(self) -> RunPlans | None:
         """Saves a checkpoint and goes on to the next placement of a measurement; None: all are measured."""
         if not self._placements:
             return None
@@ -271,12 +271,8 @@ class TrainingLoop:
         self._folder.write_plan_times([times.to_json() for times in self._times])
         report_path = write_report(self._folder.path)
         first, last = self._folder.first_evaluation(), self._folder.last_evaluation()
-        scores = [(self._job.score, clock.before, score)]
-        scores += [
-            (other, first.get(other.name, math.nan), last[other.name])
-            for other in self._job.other_scores
-            if other.name in last
-        ]
+        shown = (self._job.score, *self._job.other_scores)
+        scores = [(one, first.get(one.name, math.nan), last.get(one.name, math.nan)) for one in shown]
         table = final_table(scores, best and (best.name, best_score), self._session.stage_s, training_s)
         self._result = f"{table}\nreport: {report_path}"
 

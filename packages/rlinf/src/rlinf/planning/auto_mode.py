@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
-from rlinf.planning.plans import Planned, complete_problem, plans_of_problem
+from rlinf.planning.plans import RunPlans, complete_problem, plans_of_problem
 from rlinf_sched.dynamic import Controller, DriftDetector
 from rlinf_sched.errors import SchedError
 from rlinf_sched.plan import Plan
@@ -35,7 +35,7 @@ class AutoMode:
         tell: takes a line for people.
     """
 
-    def __init__(self, job: Job, flows: Flows, planned: Planned, tell: Callable[[str], None]) -> None:
+    def __init__(self, job: Job, flows: Flows, planned: RunPlans, tell: Callable[[str], None]) -> None:
         self._job, self._flows, self._tell = job, flows, tell
         self._profiler = Profiler(flows.train.graph(), planned.cluster, job.num_items)
         self._probes: list[Plan] = []
@@ -47,7 +47,7 @@ class AutoMode:
         else:
             self._adopt(planned)
 
-    def _adopt(self, planned: Planned) -> None:
+    def _adopt(self, planned: RunPlans) -> None:
         """The run goes on under these plans."""
         self._planned = planned
         self._watch = None
@@ -69,12 +69,12 @@ class AutoMode:
 
     # -- measuring ---------------------------------------------------------------------------------------------------
 
-    def begin_probes(self, planned: Planned) -> None:
+    def begin_probes(self, planned: RunPlans) -> None:
         """The next steps measure this placement, beside what has been measured."""
         self._adopt(planned)
         self._probes, self._num_probed = self.probes_of(planned), 0
 
-    def probes_of(self, planned: Planned) -> list[Plan]:
+    def probes_of(self, planned: RunPlans) -> list[Plan]:
         """The plans of the steps that measure a placement."""
         plan = planned.plans[self._flows.train.name]
         probes = probe_plans(self._flows.train.graph(), plan, self._job.num_items)
@@ -131,7 +131,7 @@ class AutoMode:
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def better(self, executor: Executor, *, num_steps: int, restart_s: float) -> Planned | None:
+    def better(self, executor: Executor, *, num_steps: int, restart_s: float) -> RunPlans | None:
         """Plans that pay within the steps that are left, under which the run goes on; None: the present ones stay. What
         was predicted of stages on another number of ranks than they were measured on is measured there next.
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlinf.config.reasoning import ArchitectureConfig, ReasoningConfig
+from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Gpu, Lengths
@@ -44,7 +44,7 @@ HINT = (
 
 def replicated_job(config: ReasoningConfig) -> ReplicatedJob:
     """What a step of the recipe asks of its ranks; `actor.num_shards` is settled."""
-    rollout, algorithm = config.rollout, config.algorithm.to_algorithm()
+    rollout, algorithm = config.rollout, config.algorithm
     return ReplicatedJob(
         lengths=Lengths(
             mean_tokens=max(1.0, rollout.max_new_tokens * MEAN_SHARE_OF_LIMIT),
@@ -68,8 +68,11 @@ def shape_of(config: ReasoningConfig, num_words: int) -> ModelShape | None:
     Args:
         num_words: size of the tokenizer's vocabulary, for a model that is made from scratch.
     """
-    if config.model.architecture is not None:
-        return _made(config.model.architecture, num_words)
+    made = config.model.architecture
+    if made is not None:
+        sizes = made.model_dump(exclude={"family", "max_positions"})
+        width = made.hidden_size // made.num_heads
+        return ModelShape(name=made.family, head_dim=width, vocab_size=num_words, qkv_bias=True, **sizes)
     assert config.model.path is not None, "a config has a path or an architecture"
     try:
         return named_shape(config.model.path)
@@ -181,7 +184,9 @@ def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster
     """
     loads = loads_of(config, shape, plan)
     if cluster.devices[0].kind == "cpu":
-        _check_host(loads, shape, stored_bytes(shape, config), memory_bytes)
+        needed = sum(load.process for load in loads) + stored_bytes(shape, config)
+        if needed > memory_bytes:  # offloading leaves everything where it is
+            raise _misfit(shape, loads, f"the {len(loads)} processes need", needed, "this machine", memory_bytes)
         return
     for index, device in enumerate(cluster.devices):
         mine = [load for load in loads if index in load.devices]
@@ -191,13 +196,6 @@ def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster
 def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
     """Bytes of the store of weights between trainer and engines, which the processes share."""
     return NUM_STORED * DTYPE_BYTES[config.model.dtype] * shape.num_parameters
-
-
-def _check_host(loads: list[Load], shape: ModelShape, stored: int, memory_bytes: int) -> None:
-    """CPU slots share one memory, and offloading leaves everything where it is."""
-    needed = sum(load.process for load in loads) + stored
-    if needed > memory_bytes:
-        raise _misfit(shape, loads, f"the {len(loads)} processes need", needed, "this machine", memory_bytes)
 
 
 def _check_device(loads: list[Load], shape: ModelShape, name: str, memory_bytes: int) -> None:
@@ -214,18 +212,4 @@ def _misfit(shape: ModelShape, loads: list[Load], who: str, needed: int, where: 
         f"model.path: {shape.name}, {shape.num_parameters / 1e9:.2f} billion parameters, does not fit: {who} about "
         f"{needed / 2**30:.1f} GiB, and {where} has {has / 2**30:.1f}\n  - " + "\n  - ".join(sorted(lines)),
         hint=HINT,
-    )
-
-
-def _made(architecture: ArchitectureConfig, num_words: int) -> ModelShape:
-    return ModelShape(
-        name=architecture.family,
-        num_layers=architecture.num_layers,
-        hidden_size=architecture.hidden_size,
-        intermediate_size=architecture.intermediate_size,
-        num_heads=architecture.num_heads,
-        num_kv_heads=architecture.num_kv_heads,
-        head_dim=architecture.hidden_size // architecture.num_heads,
-        vocab_size=num_words,
-        qkv_bias=True,
     )

@@ -26,7 +26,7 @@ from rlinf_workers import Flow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
+class RunPlans:
     """Where everything will run."""
 
     cluster: Cluster
@@ -38,7 +38,7 @@ class Planned:
     """What the plan was made from, or can be compared with; None where nothing is measured."""
 
 
-def make_plans(job: Job, flows: Flows, folder: Path) -> Planned:
+def make_plans(job: Job, flows: Flows, folder: Path) -> RunPlans:
     """The training flow by the planner (mode auto with a profile) or by the mode's rule and the user's choices; the
     other flows on the same devices. Mode auto without a profile begins collocated.
 
@@ -57,7 +57,7 @@ def make_plans(job: Job, flows: Flows, folder: Path) -> Planned:
     return replace(plans_by_rule(job, flows, mode), problem=problem)
 
 
-def plans_by_rule(job: Job, flows: Flows, mode: Mode) -> Planned:
+def plans_by_rule(job: Job, flows: Flows, mode: Mode) -> RunPlans:
     """The training flow by the mode's rule and the user's choices.
 
     Raises: UserError for a placement that does not fit the flow or the machine.
@@ -68,14 +68,11 @@ def plans_by_rule(job: Job, flows: Flows, mode: Mode) -> Planned:
         notes = (*device_notes(job.config.cluster, job.machine), *notes)
         return replace(_with_others(flows, plan, cluster), notes=notes)
     except SchedError as error:
-        text = str(error)
-        named = text.startswith(
-            ("devices.", "granularity.", "num_ranks.", "num_ranks_per_replica.")
-        )  # the config has them under `plan`
-        raise UserError(f"plan.{text}" if named else text, hint="see the keys mode and plan of the config") from error
+        section = "plan." if str(error).partition(".")[0] in PlanConfig.model_fields else ""
+        raise UserError(f"{section}{error}", hint="see the keys mode and plan of the config") from error
 
 
-def placements_to_measure(job: Job, flows: Flows) -> list[Planned]:
+def placements_to_measure(job: Job, flows: Flows) -> list[RunPlans]:
     """All stages together on all devices and, where there are several, apart. Raises: as `plans_by_rule`."""
     together = plans_by_rule(job, flows, "collocated")
     if together.cluster.num_devices == 1:
@@ -83,7 +80,7 @@ def placements_to_measure(job: Job, flows: Flows) -> list[Planned]:
     return [together, plans_by_rule(job, flows, "disaggregated")]
 
 
-def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> Planned:
+def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> RunPlans:
     """The training flow by the planner.
 
     Raises: UserError where nothing fits, or what fits does not suit the job.
@@ -97,9 +94,9 @@ def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> Planned:
         raise UserError(f"mode=auto: {error}", hint="choose a mode by hand") from error
 
 
-def _with_others(flows: Flows, plan: Plan, cluster: Cluster) -> Planned:
+def _with_others(flows: Flows, plan: Plan, cluster: Cluster) -> RunPlans:
     plans = {flow.name: _plan_like(flow, flows.train, plan, cluster) for flow in flows if flow is not flows.train}
-    return Planned(cluster=cluster, plans={flows.train.name: plan, **plans})
+    return RunPlans(cluster=cluster, plans={flows.train.name: plan, **plans})
 
 
 def _read_profile(path: Path, job: Job, graph: FlowGraph, cluster: Cluster) -> Problem:
@@ -123,27 +120,18 @@ def complete_problem(job: Job, problem: Problem) -> Problem:
         name: profile if problem.flow.stage(name).needs_device else replace(profile, max_instances=job.machine.num_cpus)
         for name, profile in problem.profiles.stages.items()
     }
-    return replace(
-        problem,
-        num_items=job.num_items,
-        profiles=replace(problem.profiles, stages=stages),
-    )
+    return replace(problem, num_items=job.num_items, profiles=replace(problem.profiles, stages=stages))
 
 
 def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> tuple[Plan, Sequence[str]]:
-    config = job.config
-    choices: dict[str, Any] = {
-        "granularity": dict(config.plan.granularity),
-        "devices": config.plan.devices,
-        "num_ranks": dict(config.plan.num_ranks),
-        "num_ranks_per_replica": config.plan.num_ranks_per_replica,
-    }
-    _check_num_ranks(graph, config.plan)
+    chosen = job.config.plan
+    choices: dict[str, Any] = chosen.model_dump(exclude={"profile"})
+    _check_num_ranks(graph, chosen)
     first = plan_for_mode(graph, cluster, mode, **choices)
     notes = []
     for group, names in graph.workers.items():
         parts, placed = graph.stage(names[0]).num_parts, first.stage(names[0])
-        if not parts or group in config.plan.num_ranks:
+        if not parts or group in chosen.num_ranks:
             continue
         if not placed.devices:  # a rank for each core, as far as the parts can be dealt out evenly
             size = placed.num_ranks_per_replica
@@ -155,7 +143,7 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
                 f"{parts} parts (actor.num_shards or env.num_groups)"
             )
     ranked = plan_for_mode(graph, cluster, mode, **choices)
-    chunks = {**job.chunks(ranked), **config.plan.granularity}
+    chunks = {**job.chunks(ranked), **chosen.granularity}
     plan = plan_for_mode(graph, cluster, mode, **{**choices, "granularity": chunks})
     for placed in plan.stages:
         on_gpu = any(cluster.devices[index].kind == "cuda" for index in placed.devices)

@@ -12,37 +12,29 @@ from torch import Tensor
 from rlinf_workers.policies.heads.base import ActionHead
 
 
-class Categories:
-    """Discrete actions: each dimension is one of so many choices, 0 being the first."""
-
-    def __init__(self, logits: Tensor, num_choices: tuple[int, ...]) -> None:
-        """Args: logits: [..., sum(num_choices)], the dimensions of a chunk side by side."""
-        self._num_choices = num_choices
-        self._logprobs = [part.log_softmax(-1) for part in logits.split(num_choices, dim=-1)]
-
-    def mode(self) -> Tensor:
-        return torch.stack([logprobs.argmax(-1) for logprobs in self._logprobs], dim=-1)
-
-    def sample(self, noise: Tensor) -> Tensor:
-        gumbel = -torch.log(-torch.special.log_ndtr(noise.double()))
-        parts = gumbel.split(self._num_choices, dim=-1)
-        return torch.stack([(p + g).argmax(-1) for p, g in zip(self._logprobs, parts, strict=True)], dim=-1)
-
-    def log_prob(self, actions: Tensor) -> Tensor:
-        chosen = [p.gather(-1, actions[..., i, None])[..., 0] for i, p in enumerate(self._logprobs)]
-        return torch.stack(chosen).sum(0)
-
-    def entropy(self) -> Tensor:
-        return torch.stack([-(p.exp() * p).sum(-1) for p in self._logprobs]).sum(0)
-
-
 class CategoriesHead(ActionHead):
-    """The outputs are logits, those of a dimension side by side."""
+    """Each dimension is one of so many choices, 0 being the first; the outputs are logits, those of a dimension side by
+    side."""
 
     def __init__(self, num_choices: tuple[int, ...]) -> None:
         super().__init__()
         self.num_outputs = sum(num_choices)
         self._num_choices = num_choices
 
-    def forward(self, outputs: Tensor) -> Categories:
-        return Categories(outputs, self._num_choices)
+    def _logprobs(self, outputs: Tensor) -> list[Tensor]:
+        return [part.log_softmax(-1) for part in outputs.split(self._num_choices, dim=-1)]
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        return torch.stack([p.argmax(-1) for p in self._logprobs(outputs)], dim=-1)
+
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        gumbel = -torch.log(-torch.special.log_ndtr(noise.double()))
+        parts = gumbel.split(self._num_choices, dim=-1)
+        return torch.stack([(p + g).argmax(-1) for p, g in zip(self._logprobs(outputs), parts, strict=True)], dim=-1)
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        chosen = [p.gather(-1, actions[..., i, None])[..., 0] for i, p in enumerate(self._logprobs(outputs))]
+        return torch.stack(chosen).sum(0)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        return torch.stack([-(p.exp() * p).sum(-1) for p in self._logprobs(outputs)]).sum(0)

@@ -9,9 +9,11 @@ two ranks make (s0 + s2) + (s1 + s3), which agrees with one rank's sum up to rou
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, Trainable
-from rlinf_workers.training.checkpoint import load_optimizer, move_optimizer, read_json, save_optimizer, write_json
+from rlinf_workers.training.checkpoint import load_optimizer, move_optimizer, save_optimizer, write_json
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
@@ -186,4 +188,4 @@ class ReplicatedBackend:
 
     def load_optimizer(self, folder: str) -> None:
         load_optimizer(self._optimizer, self._model, f"{folder}/{STATE_FILE}")
-        self.num_steps = int(read_json(f"{folder}/{COUNT_FILE}")["num_steps"])
+        self.num_steps = int(json.loads(Path(folder, COUNT_FILE).read_text())["num_steps"])
