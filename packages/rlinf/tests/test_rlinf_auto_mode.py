@@ -77,7 +77,7 @@ class Auto:
         return self.mode.better(Running(), **{"num_steps": 100, "restart_s": 5.0, **kept})  # pyright: ignore
 
     def probe_all(self):
-        while self.mode.num_probes:
+        while self.mode.probes:
             asks = self.observe(step_run())
         return asks
 
@@ -103,19 +103,19 @@ def test_a_run_begins_collocated_and_measures_each_granularity_several_times():
     auto = Auto()
     assert auto.mode.plan.mode == "collocated"
     seen = []
-    while auto.mode.num_probes:
-        seen.append(auto.mode.probe().stage("rollout").granularity)
+    while auto.mode.probes:
+        seen.append(auto.mode.probes[0].stage("rollout").granularity)
         asks = auto.observe(step_run())
-        assert asks == (auto.mode.num_probes == 0)
+        assert asks == (not auto.mode.probes)
     assert seen == [0, *[0, 16, 8] * auto_mode.NUM_REPEATS]
 
 
 def test_a_run_that_is_too_short_measures_nothing_and_says_so():
     auto = Auto()
-    auto.mode.fit_into(auto.mode.num_probes + 1)
-    assert auto.mode.num_probes == 10
+    auto.mode.fit_into(len(auto.mode.probes) + 1)
+    assert len(auto.mode.probes) == 10
     auto.mode.fit_into(1)
-    assert auto.mode.num_probes == 0
+    assert len(auto.mode.probes) == 0
     assert auto.told == ["auto: collocated stays: measuring takes 10 steps, and the run has 1 left"]
 
 
@@ -126,7 +126,7 @@ def test_a_measurement_knows_its_placements_and_their_steps_before_it_begins(num
     assert [placed.plans["grpo"].mode for placed in placements] == modes
     for placed in placements:
         auto.mode.begin_probes(placed)
-        steps = iter(lambda: auto.mode.num_probes > 0 and not auto.observe(step_run()), False)
+        steps = iter(lambda: len(auto.mode.probes) > 0 and not auto.observe(step_run()), False)
         assert 1 + sum(steps) == len(auto.mode.probes_of(placed))
 
 
@@ -166,21 +166,21 @@ def test_a_placement_with_other_ranks_is_measured_and_left_if_it_disappoints():
     """A lone actor beside the rollout promises much; there the rollout, on one rank, is four times as slow."""
     auto = Auto("--actor.num_shards", "1", "--actor.micro_batch_groups", "8")
     costs = {"rollout": 0.01, "reward": 0.0001, "actor": 0.01}
-    while auto.mode.num_probes:
+    while auto.mode.probes:
         auto.observe(step_run(costs, actor=1))
     found = auto.better(num_steps=1000)
     assert found is not None
     apart = found.plans["grpo"]
     assert (apart.mode, apart.stage("rollout").num_ranks) == ("disaggregated", 1)
-    assert auto.mode.num_probes > 0, "the rollout was never seen on one rank"
-    assert auto.mode.probe().stage("rollout").devices == apart.stage("rollout").devices
-    while auto.mode.num_probes:
+    assert len(auto.mode.probes) > 0, "the rollout was never seen on one rank"
+    assert auto.mode.probes[0].stage("rollout").devices == apart.stage("rollout").devices
+    while auto.mode.probes:
         asks = auto.observe(step_run({**costs, "rollout": 0.04}, rollout=1, actor=1))
     assert asks
     back = auto.better(num_steps=1000)
     assert back is not None
     assert back.plans["grpo"].stage("rollout").num_ranks == 2
-    assert auto.mode.num_probes == 0, "measured before"
+    assert len(auto.mode.probes) == 0, "measured before"
     assert auto.better(num_steps=1000) is None
 
 
@@ -200,7 +200,7 @@ def test_lasting_drift_asks_for_a_plan_and_a_hiccup_does_not():
 
 def test_another_mode_measures_nothing_and_predicts_from_a_given_profile(tmp_path: Path):
     auto = Auto("--mode", "hybrid")
-    assert auto.mode.num_probes == 0
+    assert len(auto.mode.probes) == 0
     assert not auto.observe(step_run())
     profile = tmp_path / "profile.json"
     profile.write_text(problem_of(auto, {"rollout": 0.01, "reward": 0.0001, "actor": 0.02}).to_json())
@@ -214,7 +214,7 @@ def test_a_given_profile_is_planned_from_at_once_and_so_is_that_of_the_run_folde
     problem = problem_of(Auto("--actor.num_shards", "1"), costs)
     (tmp_path / "problem.json").write_text(problem.to_json())
     for auto in (Auto("--plan.profile", str(tmp_path / "problem.json")), Auto(folder=tmp_path)):
-        assert auto.mode.num_probes == 0
+        assert len(auto.mode.probes) == 0
         assert auto.mode.problem is not None
         assert auto.mode.plan == plans_of_problem(auto.job, auto.flows, auto.mode.problem).plans["grpo"]
         assert auto.mode.plan.prediction is not None

@@ -17,14 +17,9 @@ class UserError(RlinfError, ValueError):
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message if hint is None else f"{message}\nhint: {hint}")
-        self.message = message
         self.hint = hint
 
 
 class RunFailed(RlinfError, RuntimeError):
     """A run that started and could not go on: a worker died or raised, a step passed its deadline. `rlinf` prints it
     and exits with 1."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message

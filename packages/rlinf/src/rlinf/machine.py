@@ -45,18 +45,13 @@ def this_machine() -> Machine:
     """Imports torch. `CUDA_VISIBLE_DEVICES` hides GPUs from a run as it does from everything."""
     import torch
 
-    gpus: tuple[Gpu, ...] = ()
-    unusable = ""
-    if torch.cuda.is_available():
-        properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        gpus = tuple(Gpu(name=one.name, memory_bytes=one.total_memory) for one in properties)
-    else:
-        unusable = _why_unusable()
+    is_available = torch.cuda.is_available()
+    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count() if is_available else 0)]
     return Machine(
         num_cpus=len(os.sched_getaffinity(0)),
         memory_bytes=memory_bytes(),
-        gpus=gpus,
-        unusable_gpus=unusable,
+        gpus=tuple(Gpu(name=one.name, memory_bytes=one.total_memory) for one in found),
+        unusable_gpus="" if is_available else _why_unusable(),
         torch_has_cuda=torch.version.cuda is not None or torch.version.hip is not None,
     )
 
@@ -88,10 +83,7 @@ def memory_bytes() -> int:
 def cgroup_limit_bytes(files: tuple[Path, ...]) -> int | None:
     """The memory limit of this process's container, from the first of the files that has one."""
     for path in files:
-        try:
-            text = path.read_text(encoding="utf-8").strip()
-        except OSError:
-            continue
+        text = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
         if text.isdigit():
             return int(text)
     return None

@@ -31,12 +31,9 @@ class Progress(LiveLine):
     def __init__(
         self, *, total: int, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """
-        Args:
-            total: training steps of the whole run; may be set anew, when more is known.
-        """
         super().__init__(stream=stream, clock=clock)
         self.total = total
+        """Training steps of the whole run; may be set anew, when more is known."""
         self._evaluation = ""
         self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._last_s: float | None = None

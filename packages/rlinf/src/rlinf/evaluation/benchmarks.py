@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,19 +58,13 @@ class Benchmarks:
 
 
 def prepare_benchmarks(config: EvalConfig, model: EvaluatedModel) -> Benchmarks:
-    """Reads and checks all files.
-
-    Raises: UserError.
-    """
+    """Reads and checks all files. Raises: UserError."""
     known = {name: _published(name, benchmark) for name, benchmark in config.benchmarks.items()}
     limit = _prompt_limit(config, model)
     encoder = make_encoder(config, model.tokenizer, model.folder)
-    sets = tuple(
-        _benchmark(config, name, benchmark, known[name], encoder, limit, model.max_positions)
-        for name, benchmark in config.benchmarks.items()
-    )
+    sets = tuple(_benchmark(config, name, known[name], encoder, limit, model.max_positions) for name in known)
     longest = max(max(encoder.num_tokens([problem.prompt for problem in one.problems])) for one in sets)
-    return Benchmarks(sets=sets, encoder=encoder, max_prompt_tokens=max(1, min(longest, limit or longest)))
+    return Benchmarks(sets=sets, encoder=encoder, max_prompt_tokens=max(1, min(longest, limit)))
 
 
 def _published(name: str, benchmark: BenchmarkConfig) -> PublishedSet | None:
@@ -83,10 +78,10 @@ def _published(name: str, benchmark: BenchmarkConfig) -> PublishedSet | None:
     )
 
 
-def _prompt_limit(config: EvalConfig, model: EvaluatedModel) -> int | None:
-    """Longest prompt that may be given to the model; None: any."""
+def _prompt_limit(config: EvalConfig, model: EvaluatedModel) -> int:
+    """Tokens of the longest prompt that may be given to the model."""
     if model.max_positions is None:
-        return config.max_prompt_tokens
+        return config.max_prompt_tokens or sys.maxsize
     left = model.max_positions - config.max_new_tokens
     if left < 1:
         raise UserError(
@@ -106,13 +101,15 @@ def _prompt_limit(config: EvalConfig, model: EvaluatedModel) -> int | None:
 def _benchmark(
     config: EvalConfig,
     name: str,
-    benchmark: BenchmarkConfig,
     known: PublishedSet | None,
     encoder: PromptEncoder,
-    limit: int | None,
+    limit: int,
     positions: int | None,
 ) -> Benchmark:
-    reward = _reward(benchmark, known)
+    benchmark, title = config.benchmarks[name], known.title if known else name
+    reward = RewardSpec(rule=benchmark.reward or "")
+    if known is not None and benchmark.reward in (None, known.reward):
+        reward = RewardSpec(rule=known.reward, options={**known.reward_options})
     template = benchmark.template or (known.template if known else PLAIN_TEMPLATE)
     loaded = load_problems(
         benchmark.file,
@@ -121,24 +118,18 @@ def _benchmark(
         on_bad_row=config.on_bad_row,
         bad_row_key="on_bad_row",
     )
-    problems: Sequence[Problem] = loaded.problems[: benchmark.num_problems]
-    title = known.title if known else name
-    notes = list(loaded.notes)
-    num_long = 0
-    if limit is not None:
-        fitted = fit_prompts(
-            problems,
-            encoder,
-            max_prompt_tokens=limit,
-            long_prompts=config.long_prompts,
-            what=title,
-            key="long_prompts",
-            reason=f"; the model has {positions} positions and max_new_tokens={config.max_new_tokens} are kept free"
-            if positions is not None and limit == positions - config.max_new_tokens
-            else "",
-        )
-        problems, num_long = fitted.problems, fitted.num_found
-        notes += fitted.notes
+    fitted = fit_prompts(
+        loaded.problems[: benchmark.num_problems],
+        encoder,
+        max_prompt_tokens=limit,
+        long_prompts=config.long_prompts,
+        what=title,
+        key="long_prompts",
+        reason=f"; the model has {positions} positions and max_new_tokens={config.max_new_tokens} are kept free"
+        if positions is not None and limit == positions - config.max_new_tokens
+        else "",
+    )
+    problems, notes = fitted.problems, [*loaded.notes, *fitted.notes]
     if num_unknown := encoder.num_with_unknown([problem.prompt for problem in problems]):
         notes.append(
             f"{title}: the tokenizer has no token for some of the text of {num_unknown} of {len(problems)} prompts"
@@ -149,18 +140,11 @@ def _benchmark(
         title=title,
         file=str(benchmark.file),
         reward=reward,
-        problems=list(problems),
+        problems=problems,
         num_bad_rows=loaded.num_found,
-        num_long_prompts=num_long,
+        num_long_prompts=fitted.num_found,
         notes=tuple(notes),
     )
-
-
-def _reward(benchmark: BenchmarkConfig, known: PublishedSet | None) -> RewardSpec:
-    """The published set's, unless another is asked for."""
-    if known is not None and benchmark.reward in (None, known.reward):
-        return RewardSpec(rule=known.reward, options={**known.reward_options})
-    return RewardSpec(rule=benchmark.reward or "")
 
 
 def _check_reward(name: str, reward: RewardSpec, problems: Sequence[Problem]) -> None:

@@ -46,10 +46,7 @@ def load_model(path: Path) -> EvaluatedModel:
 
 
 def model_folder(path: Path) -> Path:
-    """The model folder that a path means.
-
-    Raises: UserError for a run without a checkpoint and for a damaged checkpoint.
-    """
+    """The model folder that a path means. Raises: UserError for a run without a checkpoint and for a damaged one."""
     if (path / "config.json").is_file():
         folder = path
     elif is_checkpoint(path):

@@ -17,11 +17,7 @@ from rlinf_workers.worker import Phase
 
 
 class Session:
-    """Runs the flows of a job in its folder.
-
-    Args:
-        executor: has the flows open.
-    """
+    """Runs the flows of a job in its folder, on an executor that has them open."""
 
     def __init__(self, job: Job, flows: Flows, executor: Executor, folder: RunFolder, progress: Progress) -> None:
         self.executor = executor

@@ -14,14 +14,11 @@ TOLD = b"\nstopping: this step is finished and a checkpoint saved; once more qui
 
 
 class StopRequest:
-    """Takes over the signals inside a `with` block; leaves them alone on a thread that cannot have them.
-
-    Attributes:
-        is_made: somebody wants the run to stop.
-    """
+    """Takes over the signals inside a `with` block; leaves them alone on a thread that cannot have them."""
 
     def __init__(self) -> None:
         self.is_made = False
+        """Somebody wants the run to stop."""
         self.is_urgent = False
         """The second signal came."""
         self._raises = False

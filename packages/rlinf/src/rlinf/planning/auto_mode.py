@@ -38,8 +38,10 @@ class AutoMode:
     def __init__(self, job: Job, flows: Flows, planned: RunPlans, tell: Callable[[str], None]) -> None:
         self._job, self._flows, self._tell = job, flows, tell
         self._profiler = Profiler(flows.train.graph(), planned.cluster, job.num_items)
-        self._probes: list[Plan] = []
-        self._num_probed = 0
+        self.probes: list[Plan] = []
+        """The plans of the steps that are still measured before a plan is made."""
+        self._is_warm = False
+        """A step was taken under a probe plan, and what it tells is not asked yet."""
         self.measured: Measured | None = None
         """What the probes found."""
         if job.config.mode == "auto" and planned.problem is None:
@@ -72,7 +74,7 @@ class AutoMode:
     def begin_probes(self, planned: RunPlans) -> None:
         """The next steps measure this placement, beside what has been measured."""
         self._adopt(planned)
-        self._probes, self._num_probed = self.probes_of(planned), 0
+        self.probes, self._is_warm = self.probes_of(planned), False
 
     def probes_of(self, planned: RunPlans) -> list[Plan]:
         """The plans of the steps that measure a placement."""
@@ -80,23 +82,12 @@ class AutoMode:
         probes = probe_plans(self._flows.train.graph(), plan, self._job.num_items)
         return [probes[0], *probes * NUM_REPEATS]
 
-    @property
-    def num_probes(self) -> int:
-        """Steps that are still measured before a plan is made."""
-        return len(self._probes) - self._num_probed
-
-    def probe(self) -> Plan:
-        """The plan of the next step, while `num_probes` is above 0."""
-        return self._probes[self._num_probed]
-
     def fit_into(self, num_steps: int) -> None:
         """Measures nothing where the steps that are left are too few for it."""
-        if 0 < self.num_probes >= num_steps:
-            self._tell(
-                f"auto: {self.plan.mode} stays: measuring takes {self.num_probes} steps, "
-                f"and the run has {num_steps} left"
-            )
-            self._probes, self._num_probed = [], 0
+        if 0 < len(self.probes) >= num_steps:
+            what = f"measuring takes {len(self.probes)} steps, and the run has {num_steps} left"
+            self._tell(f"auto: {self.plan.mode} stays: {what}")
+            self.probes, self._is_warm = [], False
 
     def observe(self, run: FlowRun, busy_s: Mapping[str, float]) -> bool:
         """Takes in a training step.
@@ -107,11 +98,12 @@ class AutoMode:
         Returns:
             whether to ask for a plan now: the measurement is complete, or a stage has drifted.
         """
-        if self.num_probes:
-            if self._num_probed:
-                self._profiler.observe(run, self.probe())
-            self._num_probed += 1
-            return not self.num_probes
+        if self.probes:
+            probe = self.probes.pop(0)
+            if self._is_warm:
+                self._profiler.observe(run, probe)
+            self._is_warm = True
+            return not self.probes
         if self._watch is None or self._job.config.mode != "auto":
             return False
         least_s = LEAST_SHARE * self._watch.step_s
@@ -123,7 +115,7 @@ class AutoMode:
 
     def measure(self, executor: Executor) -> Measured:
         """What the probes found."""
-        self._probes, self._num_probed = [], 0
+        self._is_warm = False
         self._profiler.observe_memory(executor, self.plan)
         found = self._profiler.measured()
         self.measured = replace(found, problem=complete_problem(self._job, found.problem))
@@ -141,7 +133,7 @@ class AutoMode:
         """
         stays = f"auto: {self.plan.mode} stays"
         try:
-            if self._probes or self._watch is None:
+            if self._is_warm or self._watch is None:
                 problem = self.measure(executor).problem
             else:
                 problem = self._watch.problem

@@ -116,10 +116,7 @@ def rank_memory(
 
 
 def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices: int) -> None:
-    """Whether any plan fits GPUs that need not be there: each worker group alone, spread over all of them.
-
-    Raises: as `check_memory`.
-    """
+    """Whether each worker group alone fits GPUs that need not be there, spread over all. Raises: as `check_memory`."""
     job = replicated_job(config)
     num_ranks = {"actor": math.gcd(job.num_shards, num_devices)}
     found = rank_memory(shape, job, num_ranks, reference_shape(config, shape))

@@ -58,10 +58,7 @@ def make_plans(job: Job, flows: Flows, folder: Path) -> RunPlans:
 
 
 def plans_by_rule(job: Job, flows: Flows, mode: Mode) -> RunPlans:
-    """The training flow by the mode's rule and the user's choices.
-
-    Raises: UserError for a placement that does not fit the flow or the machine.
-    """
+    """The training flow by the mode's rule and the user's choices. Raises: UserError for a placement that cannot be."""
     cluster = make_cluster(job.config.cluster, job.machine)
     try:
         plan, notes = _training_plan(job, flows.train.graph(), cluster, mode)
@@ -81,10 +78,7 @@ def placements_to_measure(job: Job, flows: Flows) -> list[RunPlans]:
 
 
 def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> RunPlans:
-    """The training flow by the planner.
-
-    Raises: UserError where nothing fits, or what fits does not suit the job.
-    """
+    """The training flow by the planner. Raises: UserError where nothing fits, or what fits does not suit the job."""
     try:
         plan = make_plan(problem)
         _check_cycles(plan, problem.flow)
@@ -158,10 +152,7 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
 
 
 def _check_cycles(plan: Plan, graph: FlowGraph) -> None:
-    """The stages of a cycle go round with all parts of a replica.
-
-    Raises: UserError for a hand-over that does not divide them.
-    """
+    """A replica's stages of a cycle go round with all its parts. Raises: UserError for a hand-over that splits them."""
     for stage in (graph.stage(name) for cycle in graph.cycles() for name in cycle):
         placed = plan.stage(stage.name)
         num_parts = stage.num_parts // placed.num_replicas
