@@ -43,8 +43,7 @@ class RankGroup:
 
     def barrier(self) -> None:
         """Returns when every rank has come here."""
-        if self.num_ranks > 1:
-            self.sum_(torch.zeros(1))
+        self.sum_(torch.zeros(1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rlinf_comm.records import record
@@ -18,7 +20,7 @@ CHANNEL = "channel"
 
 
 @record
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """One stretch of time in one stage of one worker."""
 
@@ -48,22 +50,6 @@ def now_ns() -> int:
     return _UNIX_NS + time.perf_counter_ns()
 
 
-class _Waiting:
-    """A context manager by hand: a generator's would cost more than the short waits in it."""
-
-    __slots__ = ("_lane", "_wait", "_waits")
-
-    def __init__(self, waits: dict[int, Wait], wait: Wait) -> None:
-        self._waits, self._wait = waits, wait
-        self._lane = threading.get_ident()
-
-    def __enter__(self) -> None:
-        self._waits[self._lane] = self._wait
-
-    def __exit__(self, *_: object) -> None:
-        del self._waits[self._lane]
-
-
 class WaitTable:
     """What the lanes of a process wait for right now; read by the heartbeat. Needs no lock: each lane sets and deletes
     its own entry, and `dict.copy` is one step of the interpreter."""
@@ -71,9 +57,15 @@ class WaitTable:
     def __init__(self) -> None:
         self._waits: dict[int, Wait] = {}
 
-    def waiting(self, waiter: str, target: str) -> _Waiting:
+    @contextmanager
+    def waiting(self, waiter: str, target: str) -> Iterator[None]:
         """The calling thread waits inside this block."""
-        return _Waiting(self._waits, Wait(waiter=waiter, target=target, since_s=time.time()))
+        lane = threading.get_ident()
+        self._waits[lane] = Wait(waiter=waiter, target=target, since_s=time.time())
+        try:
+            yield
+        finally:
+            del self._waits[lane]
 
     def current(self) -> list[Wait]:
         return list(self._waits.copy().values())

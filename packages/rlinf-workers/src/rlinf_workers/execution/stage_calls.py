@@ -83,11 +83,6 @@ class StageOutcome:
     policy_version: int
 
 
-def told_in(stage: str) -> str:
-    """Name of the channel of a stage in `PlannedFlow.told_channels`."""
-    return f"{stage}, told in its replicas"
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlannedFlow:
     """A flow under one plan, which fits it."""
@@ -122,7 +117,8 @@ class PlannedFlow:
     def told_channels(self) -> dict[str, str]:
         """Channels beside the flow's own, and their stages: where first ranks tell the others of their replicas what
         they took."""
-        return {told_in(p.stage): p.stage for p in self.plan.stages if p.num_ranks_per_replica > 1}
+        split = [placed.stage for placed in self.plan.stages if placed.num_ranks_per_replica > 1]
+        return {f"{stage}, told in its replicas": stage for stage in split}
 
     def port(
         self,
@@ -201,5 +197,5 @@ class PlannedFlow:
             starts_leased=all(port.of_own_turn for port in reads),
             receives={edge.name: version for edge, version in versions.items() if edge.target == stage.worker},
             publishes=tuple(edge.name for edge in versions if edge.source == stage.worker and stage.trains),
-            told=addresses[told_in(name)] if placed.num_ranks_per_replica > 1 else None,
+            told=next((addresses[channel] for channel, told in self.told_channels.items() if told == name), None),
         )

@@ -178,16 +178,8 @@ class StageRunner(Pauses):
 
     def _add_span(self, name: str, category: str, start_ns: int, num_items: int = 0) -> None:
         """A span that ends now."""
-        span = Span(
-            name=name,
-            category=category,
-            worker=self._host.identity.name,
-            devices=self._host.identity.devices,
-            start_ns=start_ns,
-            duration_ns=now_ns() - start_ns,
-            num_items=num_items,
-        )
-        self._spans.append(span)
+        who, duration_ns = self._host.identity, now_ns() - start_ns
+        self._spans.append(Span(name, category, start_ns, duration_ns, num_items, who.name, who.devices))
 
     # -- two stages of one worker never compute at once --------------------------------------------------------------
 
