@@ -37,11 +37,9 @@ class HuggingFaceEngine(ServedModule):
     The same prompt, seed and step give the same tokens and log-probabilities in any batch.
 
     Args:
-        model: the model to serve.
         max_prompt_tokens: prompts are padded to that length on the left, all to the same, so that the shape of a
             batch does not depend on who is in it. None: all prompts have one length; no mask is needed then, and
             attention takes its fast path.
-        max_batch_sequences: sequences decoded at once.
     """
 
     def __init__(

@@ -72,21 +72,18 @@ class Reward(Worker):
 
     def _score(self, groups: list[SampleGroup]) -> list[ScoredGroup]:
         texts = [self._completions(group) for group in groups]
-        if self._settings.random_in_training and self.step.phase == "train":
-            return [
-                ScoredGroup(samples=group, rewards=self._coins(group, len(own)), completions=own)
-                for group, own in zip(groups, texts, strict=True)
-            ]
+        is_control = self._settings.random_in_training and self.step.phase == "train"
+        results = [()] * len(groups) if is_control else self._results(groups, texts)
         return [
             ScoredGroup(
                 samples=group,
-                rewards=torch.tensor([result.value for result in results], dtype=torch.float32),
+                rewards=self._coins(group, len(own)) if is_control else torch.tensor([float(r.value) for r in found]),
                 completions=own,
-                outcomes=tuple(result.outcome for result in results),
-                answers=tuple(result.answer for result in results),
-                **_parts(results),
+                outcomes=tuple(result.outcome for result in found),
+                answers=tuple(result.answer for result in found),
+                **_parts(found),
             )
-            for group, own, results in zip(groups, texts, self._results(groups, texts), strict=True)
+            for group, own, found in zip(groups, texts, results, strict=True)
         ]
 
     def _prompt(self, group: SampleGroup) -> str:
@@ -147,7 +144,7 @@ class Reward(Worker):
 
 def _parts(results: Sequence[RewardResult]) -> dict[str, torch.Tensor]:
     """What a `ScoredGroup` says of the terms of a weighted reward."""
-    if not all(result.parts for result in results):
+    if not results or not all(result.parts for result in results):
         return {}
     return {
         "parts": torch.tensor([[part.result.value for part in result.parts] for result in results]),

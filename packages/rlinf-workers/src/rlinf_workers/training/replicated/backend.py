@@ -42,7 +42,7 @@ class ReplicatedBackend:
         self._kind, self._worker = model, worker
         self._model = model.build(worker.device)
         self.shards: Sequence[int] = []
-        """None: the model is frozen."""
+        """Empty where the model is frozen."""
         self._buffers: dict[int, Tensor] = {}
         self._statistics: dict[int, Tensor] = {}
         self._attached: int | None = None
