@@ -178,7 +178,7 @@ def test_a_runs_own_model_scores_on_its_held_out_task_what_the_run_said(tmp_path
     run_folder = train("sort-grpo", tmp_path / "run", settings)
     said = rows(run_folder, "evaluations.jsonl")[-1]["accuracy"]
     assert 0.1 < said < 1, "a score that another prompt would change"
-    held_out = make_task(SortTask(kind="sort", num_digits=3, num_held_out=64), 0).held_out()
+    held_out = make_task(SortTask(kind="sort", num_digits=3, num_held_out=64), 0).held_out()[""]
     lines = [json.dumps({"question": problem.prompt, "answer": problem.answer}) for problem in held_out]
     (tmp_path / "held_out.jsonl").write_text("\n".join(lines))
     benchmark = [f"sort={tmp_path / 'held_out.jsonl'}", "--benchmarks.sort.reward", "exact_match"]

@@ -22,6 +22,7 @@ from rlinf_algos.parts import (
 
 MINE = Algorithm(name="mine", normalize_std=False, clip_low=0.1, clip_high=0.3)
 MINE_UNBOUNDED = preset("ppo", policy_loss="decoupled", value_clip=None, weight_cap=None)
+MINE_OF_EPISODES = preset("ppo", samples="episodes", target_kl=None)
 NOT_MINE = 3
 
 
@@ -248,6 +249,8 @@ def test_an_algorithm_of_ones_own():
     unbounded = preset(f"{__name__}:MINE_UNBOUNDED")
     assert (unbounded.value_clip, unbounded.weight_cap) == (None, None), "null is what it says, not the default"
     assert preset(f"{__name__}:MINE", advantage="gae").value_clip == DEFAULTS["value_clip"], "MINE has no critic"
+    of_episodes = preset(f"{__name__}:MINE_OF_EPISODES", samples="episodes", num_epochs=2)
+    assert (of_episodes.advantage, of_episodes.value_clip, of_episodes.target_kl) == ("gae_steps", None, None)
     with pytest.raises(AlgosError, match="is a int; make it an"):
         preset(f"{__name__}:NOT_MINE")
 

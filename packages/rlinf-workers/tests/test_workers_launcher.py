@@ -35,7 +35,7 @@ def test_a_frozen_worker_counts_as_lost(tmp_path):
     with launched(lambda: LocalLauncher(heartbeat_timeout_s=3.0)) as launcher:
         (pid,) = start(launcher, tmp_path).call("process_id", timeout_s=60)
         os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(WorkerLost, match=r"silent after \d+ s \(limit 3 s\); killed"):
+        with pytest.raises(WorkerLost, match="silent after 3 s; killed"):
             launcher.lost.result(timeout=60)
         assert_gone([pid])
 

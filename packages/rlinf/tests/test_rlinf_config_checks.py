@@ -80,11 +80,11 @@ def message(recipe: str, line: str) -> str:
         ),
         (
             "--mode=collocated --plan.devices.actor=[0,7] --cluster.num_devices=2",
-            "--plan.devices.actor=[0, 7]: device 7 does not exist with cluster.num_devices=2; use 0 to 1",
+            "--plan.devices.actor=[0, 7]: device 7 does not exist; the run has devices 0 to 1",
         ),
         (
             "--mode=hybrid --cluster.num_devices=1",
-            "--mode=hybrid needs at least 2 devices, but cluster.num_devices=1; use mode auto or more devices",
+            "--mode=hybrid needs at least 2 devices, and the run has 1",
         ),
         (
             "--plan.num_ranks.actor=2",
@@ -184,14 +184,13 @@ def check(line: str, *, num_cpus: int = 4, num_gpus: int = 0, **more: Any) -> in
             "--mode=hybrid",
             1,
             0,
-            "mode=hybrid needs at least 2 devices, this machine has 1 CPU core and no GPU\nhint: use --mode "
-            "auto, or --cluster.num_devices 2 --cluster.oversubscribe true",
+            "mode=hybrid needs at least 2 devices, and the run has 1\nhint: this machine has 1 CPU core and no GPU",
         ),
         (
             "--mode=disaggregated",
             64,
             1,
-            "mode=disaggregated needs at least 2 devices, this machine has 1 GPU\nhint: use",
+            "mode=disaggregated needs at least 2 devices, and the run has 1\nhint: this machine has 1 GPU; use",
         ),
         (
             "--mode=collocated --plan.devices.actor=[0,4]",

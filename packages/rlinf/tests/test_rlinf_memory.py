@@ -154,7 +154,7 @@ def test_no_worker_took_more_than_was_counted() -> None:
     results = Path(__file__).parents[3] / "benchmarks" / "results" / "memory.json"
     for name, case in json.loads(results.read_text())["cases"].items():
         for worker, row in case["workers"].items():
-            assert row["measured_bytes"] <= row["counted_bytes"] < 1.3 * row["measured_bytes"], (name, worker)
+            assert row["measured_bytes"] <= row["counted_bytes"] < 1.4 * row["measured_bytes"], (name, worker)
 
 
 def test_a_rank_has_weights_its_shards_gradients_and_two_moments() -> None:

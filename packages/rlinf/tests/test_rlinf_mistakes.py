@@ -518,7 +518,7 @@ MISTAKES = [
     ),
     Mistake(
         line="train sort-grpo --mode disaggregated --cluster.num_devices 1",
-        says="--mode=disaggregated needs at least 2 devices, but cluster.num_devices=1; use mode auto",
+        says="--mode=disaggregated needs at least 2 devices, and the run has 1",
     ),
     # -- other commands and recipes
     Mistake(

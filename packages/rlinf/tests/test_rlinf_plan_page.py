@@ -128,13 +128,13 @@ def test_the_page_is_whole_and_loads_nothing(collocated: Explanation):
     page = Page(text)
     assert not re.search(r"""(src|href)=|url\(|@import""", text)
     for words in (
-        "100\xa0s",
+        "100 s",
         "In plain words",
         "rollout, reference, critic and actor take turns on the same devices",
         "Critical path",
         "critic & actor wait",
         "+30.0%",
-        ["30.0\xa0GiB", "80.0\xa0GiB"][0],
+        "30.0 GiB",
         "s since the start of the step",
         "actor → rollout",
     ):
@@ -147,13 +147,13 @@ def test_where_steps_overlap_the_page_says_what_is_drawn(collocated: Explanation
     spans = replace(collocated.spans, step_s=STEP_S / 2, num_steps=2)
     page = Page(render(replace(collocated, problem=replace(collocated.problem, flow=flow), spans=spans)))
     for words in (
-        "predicted time from step to step\n50\xa0s",
+        "predicted time from step to step\n50 s",
         "Timeline of the steady state, 2 steps",
         "s since the end of an earlier step",
         "ends every 50 s",
     ):
         assert words in page.says
-    assert "rollout\n0\xa0µs to 20\xa0s" in page.tips
+    assert "rollout\n0 ms to 20 s" in page.tips
 
 
 def test_names_are_escaped():
@@ -173,7 +173,7 @@ def test_a_row_of_one_device_has_an_area_where_a_stage_computes(collocated: Expl
         assert color == expected_color
         assert min(xs) == pytest.approx(LABEL_WIDTH + start_s / STEP_S * NUM_BINS, abs=1)
         assert max(xs) == pytest.approx(LABEL_WIDTH + end_s / STEP_S * NUM_BINS, abs=1)
-    assert "rollout\n0\xa0µs to 20\xa0s" in Page(text).tips
+    assert "rollout\n0 ms to 20 s" in Page(text).tips
 
 
 def test_hand_overs_of_a_few_pixels_are_drawn_as_their_mean():

@@ -111,8 +111,9 @@ def test_further_sets_have_their_published_columns_or_the_task_s(files):
         "mine": files("mine.jsonl", [{"question": "y", "answer": "2"}] * 2),
     }
     made = task(train, evaluate, eval_sets=sets, num_held_out=1, prompt_template="Q: {question}")
-    found = made.more_held_out()
+    found = made.held_out()
     assert {name: [(p.prompt, p.answer) for p in problems] for name, problems in found.items()} == {
+        "": [("Q: x", "1")],
         "AIME-24": [("Q: p", "33")],
         "mine": [("Q: y", "2"), ("Q: y", "2")],
     }
@@ -186,5 +187,5 @@ def test_the_task_drops_long_prompts_everywhere_and_says_so(files):
     made = task(train, evaluate, long_prompts="drop", prompt_template="{question}")
     made.fit(PromptEncoder(tokenizer()), 4)
     assert {made.train_problem(i).number for i in range(8)} == {1, 2, 3, 4}
-    assert [problem.number for problem in made.held_out()] == [1]
+    assert [problem.number for problem in made.held_out()[""]] == [1]
     assert [note.partition(":")[0] for note in made.notes] == ["task.train_files", "task.eval_files"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rlinf_comm.records import record
 from rlinf_workers.launcher.base import Wait
@@ -19,7 +17,8 @@ SYNC = "sync"
 CHANNEL = "channel"
 
 
-@dataclass(frozen=True, slots=True)
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
     """One stretch of time in one stage of one worker."""
 
@@ -47,32 +46,6 @@ class Span:
 def now_ns() -> int:
     """Unix time by a clock that only goes forward: spans of a process that follow one another never overlap."""
     return _UNIX_NS + time.perf_counter_ns()
-
-
-@record
-@dataclass(kw_only=True, slots=True)
-class SpanTable:
-    """The spans of one stage call, as plain rows: a pipelined stage makes hundreds, and those cross to the driver in
-    microseconds."""
-
-    worker: str
-    devices: tuple[str, ...]
-    rows: list[tuple[str, str, int, int, int]] = field(default_factory=list)
-    """Name, category, start_ns, duration_ns, num_items of a Span."""
-
-    @contextmanager
-    def span(self, name: str, category: str) -> Iterator[None]:
-        start_ns = now_ns()
-        try:
-            yield
-        finally:
-            self.add(name, category, start_ns, now_ns() - start_ns)
-
-    def add(self, name: str, category: str, start_ns: int, duration_ns: int, num_items: int = 0) -> None:
-        self.rows.append((name, category, start_ns, duration_ns, num_items))
-
-    def spans(self) -> list[Span]:
-        return [Span(*row, worker=self.worker, devices=self.devices) for row in self.rows]
 
 
 class _Waiting:

@@ -313,7 +313,7 @@ class Executor:
             metrics=merge(outcome.metrics for outcome in outcomes),
             collected={channel: future.result() for channel, future in collecting.items()},
             shown=[row for outcome in outcomes for row in outcome.shown],
-            spans=[span for outcome in outcomes for span in outcome.spans.spans()],
+            spans=[span for outcome in outcomes for span in outcome.spans],
             start_s=start_s,
             duration_s=duration_s,
         )

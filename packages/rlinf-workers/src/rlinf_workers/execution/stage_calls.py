@@ -17,7 +17,7 @@ from rlinf_sched.flow_graph import FlowGraph, WeightEdge
 from rlinf_sched.plan import Plan
 from rlinf_workers.flow import Flow
 from rlinf_workers.metrics import Metric
-from rlinf_workers.spans import SpanTable
+from rlinf_workers.spans import Span
 from rlinf_workers.worker import StepContext
 
 WHOLE_BATCH = 0
@@ -77,7 +77,7 @@ class StageOutcome:
     """What a rank reports when its stage is done."""
 
     metrics: dict[str, Metric]
-    spans: SpanTable
+    spans: list[Span]
     shown: list[dict[str, str | float]]
     """Rows for people, see Worker.show."""
     policy_version: int

@@ -13,7 +13,7 @@ from rlinf_workers.execution.lease import LeaseRequest
 from rlinf_workers.execution.ports import ItemEnd, Pauses, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
 from rlinf_workers.execution.stage_calls import Port, StageCall, StageOutcome
-from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, SpanTable, now_ns
+from rlinf_workers.spans import CHANNEL, COMPUTE, LEASE, SYNC, Span, now_ns
 
 if TYPE_CHECKING:
     from rlinf_workers.execution.worker_host import WorkerHost
@@ -41,7 +41,7 @@ class StageRunner(Pauses):
         self._host = host
         self._worker = host.worker
         self._call = call
-        self._spans = SpanTable(worker=host.identity.name, devices=host.identity.devices)
+        self._spans: list[Span] = []
         self._waiter = f"{host.identity.name} {call.stage}"
         self._is_first = host.identity.rank_in_replica == 0
         self._inside = False
@@ -59,9 +59,10 @@ class StageRunner(Pauses):
             self.begin_chunk(0)
         getattr(self._worker, call.method)(*readers, *writers)
         self.end_chunk()
-        if call.publishes:
+        for edge in call.publishes:
             self._enter()
-            self._publish()
+            with self._span("publish weights", SYNC), self._waits(f"room for weights {edge}"):
+                self._host.publish_weights(edge)
         self._leave()
         if self._is_first:
             for port in call.writes:
@@ -108,9 +109,8 @@ class StageRunner(Pauses):
         start_ns = now_ns()
         with self._waits(target):
             yield
-        waited_ns = now_ns() - start_ns
-        if waited_ns >= SHORTEST_WAIT_SPAN_NS:
-            self._spans.add(f"wait for {target}", CHANNEL, start_ns, waited_ns)
+        if now_ns() - start_ns >= SHORTEST_WAIT_SPAN_NS:
+            self._add_span(f"wait for {target}", CHANNEL, start_ns)
         if was_computing:
             self.begin_chunk(0)
 
@@ -123,20 +123,20 @@ class StageRunner(Pauses):
             start_ns, num_items = self._chunk
             self._chunk = None
             counted = num_items if self._is_first else 0  # the items of a replica count once
-            self._spans.add(self._call.stage, COMPUTE, start_ns, now_ns() - start_ns, counted)
+            self._add_span(self._call.stage, COMPUTE, start_ns, counted)
 
     # -- lease, state, weights -------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
         if not self._inside:
             if self._call.lease_turn is not None:
-                with self._spans.span("wait for lease", LEASE), self._waits(f"lease of turn {self._call.lease_turn}"):
+                with self._span("wait for lease", LEASE), self._waits(f"lease of turn {self._call.lease_turn}"):
                     self._ask("acquire").result()
             self._inside = True
             self._lock()
             self._host.num_inside += 1
             if not self._host.is_loaded:
-                with self._spans.span("onload", LEASE):
+                with self._span("onload", LEASE):
                     self._worker.onload()
                 self._host.is_loaded = True
             self._receive()
@@ -148,7 +148,7 @@ class StageRunner(Pauses):
         self._lock()
         self._host.num_inside -= 1
         if self._call.offloads and not self._host.num_inside:
-            with self._spans.span("offload", LEASE):
+            with self._span("offload", LEASE):
                 self._host.unload()
         self._unlock()
         self._inside = False
@@ -163,17 +163,31 @@ class StageRunner(Pauses):
     def _receive(self) -> None:
         for edge, version in self._call.receives.items():
             if self._host.served_versions.get(edge) != version:
-                with self._spans.span("receive weights", SYNC), self._waits(f"weights {edge} version {version}"):
+                with self._span("receive weights", SYNC), self._waits(f"weights {edge} version {version}"):
                     self._host.receive_weights(edge, version)
                 self._worker.weights_received(version)
 
-    def _publish(self) -> None:
-        for edge in self._call.publishes:
-            with self._spans.span("publish weights", SYNC), self._waits(f"room for weights {edge}"):
-                self._host.publish_weights(edge)
-
     def _waits(self, target: str) -> Any:
         return self._host.waits.waiting(self._waiter, target)
+
+    @contextmanager
+    def _span(self, name: str, category: str) -> Iterator[None]:
+        start_ns = now_ns()
+        yield
+        self._add_span(name, category, start_ns)
+
+    def _add_span(self, name: str, category: str, start_ns: int, num_items: int = 0) -> None:
+        """A span that ends now."""
+        span = Span(
+            name=name,
+            category=category,
+            worker=self._host.identity.name,
+            devices=self._host.identity.devices,
+            start_ns=start_ns,
+            duration_ns=now_ns() - start_ns,
+            num_items=num_items,
+        )
+        self._spans.append(span)
 
     # -- two stages of one worker never compute at once --------------------------------------------------------------
 

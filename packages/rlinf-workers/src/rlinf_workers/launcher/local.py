@@ -1,4 +1,4 @@
-"""The local launcher: spawned processes on this machine, watched by one thread. No server, nothing to install.
+"""The local launcher: spawned processes on this machine, each watched by a thread. No server, nothing to install.
 
 A worker is a process in a session of its own, so that a Ctrl-C at the terminal reaches the driver alone, and killing
 its process group takes its children too. The kernel kills it when the driver dies (see child.py).
@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
@@ -30,8 +30,6 @@ from rlinf_workers.launcher.base import ServiceHandler, Wait, WorkerSpec
 
 LOG_TAIL_LINES = 20
 STOP_GRACE_S = 3.0
-POLL_S = 0.1
-"""How often the watcher looks for new workers and silent ones; whatever a worker sends wakes it."""
 START_TIMEOUT_S = 600.0
 """For the imports and the constructor (which may load a model); beats begin after them."""
 
@@ -44,10 +42,10 @@ class LocalWorkerHandle:
         self.log_path = spec.log_path
         self.process = process
         self.connection = connection
-        self.last_beat_s = time.monotonic()
         self.waits: list[Wait] = []
         self.is_ready = False
         self.end: BaseException | None = None
+        self.watcher: threading.Thread
         self._send_lock = threading.Lock()
         self._pending: dict[int, Future[Any]] = {}
         self._pending_lock = threading.Lock()
@@ -120,8 +118,6 @@ class LocalLauncher:
         self._services: dict[str, ServiceHandler] = {}
         self.lost: Future[None] = Future()
         self._closing = False
-        self._watcher = threading.Thread(target=self._watch, name="rlinf-watcher", daemon=True)
-        self._watcher.start()
         # A driver that ends without shutdown() (an exception, Ctrl-C) would wait for its children forever.
         atexit.register(self.shutdown)
 
@@ -155,8 +151,11 @@ class LocalLauncher:
         with _environment(spec.environment):
             process.start()
         theirs.close()
-        self._handles.append(LocalWorkerHandle(spec, process, ours))
-        return self._handles[-1]
+        handle = LocalWorkerHandle(spec, process, ours)
+        handle.watcher = threading.Thread(target=self._watch, args=(handle,), name=f"watch {handle.name}", daemon=True)
+        handle.watcher.start()
+        self._handles.append(handle)
+        return handle
 
     def shutdown(self) -> None:
         atexit.unregister(self.shutdown)
@@ -171,33 +170,27 @@ class LocalLauncher:
             _kill(handle)  # also the children of a worker that is already gone
             handle.process.join()
             handle.fail(WorkersError(f"worker {handle.name} was shut down"))
-        if threading.current_thread() is not self._watcher:
-            self._watcher.join(timeout=5.0)
+            if threading.current_thread() is not handle.watcher:
+                handle.watcher.join(timeout=5.0)
 
-    # -- the watcher thread ----------------------------------------------------------------------------------------
+    # -- the threads that watch ------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
+    def _watch(self, handle: LocalWorkerHandle) -> None:
+        """Serves a worker until it ends."""
         try:
-            self._watch_until_closed()
-        except Exception as error:
-            if not self.lost.done():
-                text = f"the launcher's watcher failed: {type(error).__name__}: {error}"
-                self.lost.set_exception(WorkersError(text))
-            raise
-
-    def _watch_until_closed(self) -> None:
-        while True:
-            alive = [handle for handle in self._handles if handle.end is None]
-            if self._closing and not alive:
-                return
-            ready = wait_for_any([at for one in alive for at in (one.connection, one.process.sentinel)], POLL_S)
-            for handle in alive:
-                has_ended = handle.process.sentinel in ready
-                if has_ended or handle.connection in ready:
-                    self._read(handle)  # a process that failed says why before it ends
-                if has_ended:
+            while handle.end is None:
+                limit_s = max(self._heartbeat_timeout_s, 0.0 if handle.is_ready else START_TIMEOUT_S)
+                ready = wait_for_any([handle.connection, handle.process.sentinel], limit_s)
+                self._read(handle)  # a process that failed says why before it ends
+                if handle.process.sentinel in ready:
                     self._process_ended(handle)
-                self._check_heartbeat(handle)
+                elif not ready:
+                    _kill(handle)
+                    doing = "silent" if handle.is_ready else "still starting"
+                    self._declare_lost(handle, f"{doing} after {limit_s:.0f} s; killed")
+        except Exception as error:
+            self._declare_lost(handle, f"its watcher failed: {type(error).__name__}: {error}")
+            raise
 
     def _read(self, handle: LocalWorkerHandle) -> None:
         """Takes what has come."""
@@ -208,7 +201,6 @@ class LocalLauncher:
             self._process_ended(handle)
 
     def _dispatch(self, handle: LocalWorkerHandle, message: messages.Message) -> None:
-        handle.last_beat_s = time.monotonic()
         if isinstance(message, messages.Beat):
             handle.waits, handle.is_ready = message.waits, True
         elif isinstance(message, messages.Request):
@@ -234,14 +226,6 @@ class LocalLauncher:
         handle.process.join(timeout=1.0)
         self._declare_lost(handle, _describe_exit(handle.process.exitcode))
 
-    def _check_heartbeat(self, handle: LocalWorkerHandle) -> None:
-        silent_s = time.monotonic() - handle.last_beat_s
-        limit_s = self._heartbeat_timeout_s if handle.is_ready else max(START_TIMEOUT_S, self._heartbeat_timeout_s)
-        if silent_s > limit_s:
-            _kill(handle)
-            doing = "silent" if handle.is_ready else "still starting"
-            self._declare_lost(handle, f"{doing} after {silent_s:.0f} s (limit {limit_s:.0f} s); killed")
-
     def _declare_lost(self, handle: LocalWorkerHandle, cause: str) -> None:
         if handle.end is not None:
             return
@@ -250,8 +234,10 @@ class LocalLauncher:
             return
         error = WorkerLost(handle.name, socket.gethostname(), cause, str(handle.log_path), handle.log_tail())
         handle.fail(error)
-        if not self.lost.done():
+        try:
             self.lost.set_exception(error)
+        except InvalidStateError:
+            return  # another worker was lost before
 
 
 @contextmanager

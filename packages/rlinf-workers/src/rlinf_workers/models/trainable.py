@@ -13,7 +13,6 @@ from rlinf_workers.models.language_model import ModelSettings, build_model, load
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import Evaluation, Trainable
-from rlinf_workers.training.checkpoint import load_model_weights
 
 
 class TokenModel(Trainable):
@@ -45,7 +44,11 @@ class TokenModel(Trainable):
         load_tokenizer(self._settings.folder).save_pretrained(folder)
 
     def load(self, model: Any, folder: str) -> None:
-        load_model_weights(model, folder)
+        """Through transformers' own loader. A frozen model takes the tensors themselves, uncopied: the last bits of a
+        product on the CPU depend on where its operands begin in memory, so a copy answers with other bits."""
+        first = next(model.parameters())
+        loaded = type(model).from_pretrained(folder, dtype=first.dtype)
+        model.load_state_dict(loaded.to(first.device).state_dict(), assign=not first.requires_grad)
 
 
 class ValueModel(Trainable):

@@ -1,33 +1,10 @@
-"""Files of a checkpoint: safetensors and JSON, never pickles. The folder's atomic rename is its owner's business."""
+"""An optimizer's state as a safetensors file, by the names of the parameters."""
 
 from __future__ import annotations
-
-import json
-import os
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-
-
-def write_json(path: str, values: Mapping[str, Any]) -> None:
-    with open(path, "w") as file:
-        json.dump(values, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def load_model_weights(model: nn.Module, folder: str) -> None:
-    """Weights of a Hugging Face folder into a model of the same architecture, through transformers' own loader.
-
-    A frozen model takes the tensors themselves, uncopied. (The last bits of a product on the CPU depend on where its
-    operands begin in memory, so a copy of the same weights answers with other bits.)
-    """
-    first = next(model.parameters())
-    loaded: Any = type(model).from_pretrained(folder, dtype=first.dtype)  # type: ignore[attr-defined]
-    model.load_state_dict(loaded.to(first.device).state_dict(), assign=not first.requires_grad)
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, path: str) -> None:
@@ -41,14 +18,6 @@ def save_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, path: str
         },
         path,
     )
-
-
-def move_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Moves the state of every parameter; step counts stay on the host, where AdamW wants them."""
-    for state in optimizer.state.values():
-        for key, value in state.items():
-            if key != "step":
-                state[key] = value.to(device)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, path: str) -> None:

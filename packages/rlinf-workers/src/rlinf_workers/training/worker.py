@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rlinf_comm.weights import Layout
 from rlinf_workers.training.base import TrainingBackend
-from rlinf_workers.training.checkpoint import write_json
 from rlinf_workers.worker import Worker
 
 MODEL_FOLDER = "model"
@@ -70,7 +69,8 @@ class TrainingWorker(Worker):
             backend.save_model(str(Path(folder, name, MODEL_FOLDER)))
             backend.save_optimizer(str(Path(folder, name)))
         if self.rank == 0:
-            write_json(f"{folder}/{STATE_FILE}", {"policy_version": self._version, **self._state()})
+            state = {"policy_version": self._version, **self._state()}
+            Path(folder, STATE_FILE).write_text(json.dumps(state))
 
     def load_checkpoint(self, folder: str) -> None:
         """The inverse, on every rank."""

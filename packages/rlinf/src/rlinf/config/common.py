@@ -161,23 +161,21 @@ class JobConfig(Section):
                         "mode=auto chooses it; choose by hand under another mode, for example mode=hybrid",
                     )
         yield from self._replica_conflicts()
-        num_devices = self.cluster.num_devices
-        if num_devices == "auto":
-            return
+        if self.cluster.num_devices != "auto":
+            yield from self.placement_conflicts(self.cluster.num_devices)
+
+    def placement_conflicts(self, num_devices: int) -> Iterator[Conflict]:
+        """What does not fit on so many devices."""
         for group, devices in self.plan.devices.items():
-            key = f"plan.devices.{group}"
-            wrong = [device for device in devices if device >= num_devices]
-            if wrong:
+            if wrong := [device for device in devices if device >= num_devices]:
                 yield Conflict(
-                    keys=(key, "cluster.num_devices"),
-                    text=f"={list(devices)}: device {wrong[0]} does not exist with cluster.num_devices={num_devices}; "
-                    f"use 0 to {num_devices - 1}",
+                    keys=(f"plan.devices.{group}", "cluster.num_devices"),
+                    text=f"={list(devices)}: device {wrong[0]} does not exist; the run has devices 0 to "
+                    f"{num_devices - 1}",
                 )
         if self.mode in ("disaggregated", "hybrid") and num_devices < 2:
             yield Conflict(
-                keys=("mode", "cluster.num_devices"),
-                text=f"={self.mode} needs at least 2 devices, but cluster.num_devices={num_devices}; "
-                "use mode auto or more devices",
+                keys=("mode", "cluster.num_devices"), text=f"={self.mode} needs at least 2 devices, and the run has 1"
             )
 
     def _replica_conflicts(self) -> Iterator[Conflict]:

@@ -65,18 +65,9 @@ def check_cluster(cluster: ClusterConfig, machine: Machine) -> int:
 def check_devices(config: Config, machine: Machine) -> int:
     """`check_cluster`, and that mode and placement fit the devices. Returns their number."""
     num_devices = check_cluster(config.cluster, machine)
-    kind = device_kind(config.cluster, machine)
-    has = _machine(machine, kind)
-    if config.mode in ("disaggregated", "hybrid") and num_devices < 2:
-        share = "" if kind == "cuda" else ", or --cluster.num_devices 2 --cluster.oversubscribe true"
-        raise UserError(f"mode={config.mode} needs at least 2 devices, {has}", hint=f"use --mode auto{share}")
-    for group, devices in config.plan.devices.items():
-        if wrong := [device for device in devices if device >= num_devices]:
-            raise UserError(
-                f"plan.devices.{group}={list(devices)}: device {wrong[0]} does not exist; "
-                f"the run has devices 0 to {num_devices - 1}",
-                hint=f"{has}; see cluster.num_devices",
-            )
+    for conflict in config.placement_conflicts(num_devices):
+        has = _machine(machine, device_kind(config.cluster, machine))
+        raise UserError(str(conflict), hint=f"{has}; use another mode, or see cluster.num_devices and oversubscribe")
     return num_devices
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rlinf.config.algorithm import EpisodesAlgorithm
-from rlinf.config.base import Conflict, Section, neighbours
+from rlinf.config.base import Conflict, Section, not_multiple
 from rlinf.config.common import BACKEND, BACKEND_OPTIONS, JobConfig
 from rlinf_algos.algorithm import preset
 
@@ -140,9 +140,9 @@ class EmbodiedConfig(JobConfig):
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
-        yield from self._multiple("env.num_envs", self.env.num_envs, "env.num_groups", self.env.num_groups)
+        yield from not_multiple("env.num_envs", self.env.num_envs, "env.num_groups", self.env.num_groups)
         shards = ("actor.num_shards", self.actor.num_shards)
-        yield from self._multiple("env.num_groups", self.env.num_groups, *shards)
+        yield from not_multiple("env.num_groups", self.env.num_groups, *shards)
         if text := self.minibatch_conflict():
             keys = ("algorithm.num_minibatches", "env.num_steps", "env.num_envs", "actor.num_shards")
             yield Conflict(keys=keys, text=text)
@@ -187,11 +187,4 @@ class EmbodiedConfig(JobConfig):
                 keys=("env.num_steps", "env.max_episode_steps", "algorithm.advantage", "algorithm.name"),
                 text=f"={num_steps} differs from env.max_episode_steps={limit}, and algorithm.advantage="
                 f"{self.algorithm.advantage} compares whole episodes; use {limit}",
-            )
-
-    @staticmethod
-    def _multiple(key: str, value: int, by: str, step: int) -> Iterator[Conflict]:
-        if value % step:
-            yield Conflict(
-                keys=(key, by), text=f"={value} is not a multiple of {by}={step}; use {neighbours(value, step)}"
             )

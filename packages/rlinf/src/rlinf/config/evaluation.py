@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from rlinf.config.base import Conflict, InputPath, Section, Seed
 from rlinf.config.common import ENGINE, ENGINE_OPTIONS, ClusterConfig
-from rlinf.config.tasks import template_conflicts
+from rlinf.config.tasks import chat_conflicts, template_conflicts
 
 RESUMABLE = ("cluster", "max_batch_sequences", "worker_timeout_s", "timeout_s")
 """Keys that may change when an evaluation is resumed: they move no number."""
@@ -124,11 +124,8 @@ class EvalConfig(Section):
                 text=f"=0 makes the {self.samples_per_problem} samples of a problem all the same; use a temperature "
                 "above 0, for example 0.6, or one sample",
             )
-        if self.prompt_format == "plain" and (self.system_prompt is not None or self.chat_options):
-            key = "chat_options" if self.system_prompt is None else "system_prompt"
-            yield Conflict(
-                keys=(key, "prompt_format"), text=" is set, but prompt_format=plain is no chat; use prompt_format chat"
-            )
+        if self.prompt_format == "plain":
+            yield from chat_conflicts(self.system_prompt, self.chat_options, "")
         for name, benchmark in self.benchmarks.items():
             if benchmark.template is not None:
                 key = f"benchmarks.{name}.template"

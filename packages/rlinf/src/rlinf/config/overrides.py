@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Collection, Sequence
@@ -102,7 +103,7 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
 def apply_overrides(tree: Tree, overrides: Sequence[Override]) -> Tree:
     """The tree with every override in it, in their order; those that choose a kind (`--task.kind`) first, because what
     belonged to another kind is dropped."""
-    values, places = _copy(tree.values), dict(tree.places)
+    values, places = copy.deepcopy(tree.values), dict(tree.places)
     for override in sorted(overrides, key=lambda override: override.key not in KINDS):
         *parents, name = override.key
         if len(override.key) == 2 and (kind := (override.key[0], override.key[1])) in KINDS:
@@ -118,9 +119,3 @@ def apply_overrides(tree: Tree, overrides: Sequence[Override]) -> Tree:
         section[name] = override.value
         places[override.key] = override.flag
     return Tree(values=values, places=places)
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy(entry) for key, entry in value.items()}
-    return [_copy(entry) for entry in value] if isinstance(value, list) else value

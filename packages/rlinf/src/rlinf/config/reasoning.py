@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlinf.config.algorithm import CompletionsAlgorithm
-from rlinf.config.base import Conflict, InputPath, Section, neighbours
+from rlinf.config.base import Conflict, InputPath, Section, not_multiple
 from rlinf.config.common import BACKEND, BACKEND_OPTIONS, ENGINE, ENGINE_OPTIONS, JobConfig
 from rlinf.config.rewards import RewardConfig
 from rlinf.config.tasks import FilesTask, SortTask, TaskConfig
@@ -226,13 +226,9 @@ class ReasoningConfig(JobConfig):
         architecture = self.model.architecture
         if architecture is None:
             return
-        for key, by in (("hidden_size", "num_heads"), ("num_heads", "num_kv_heads")):
-            value, step = getattr(architecture, key), getattr(architecture, by)
-            if value % step:
-                keys = (f"model.architecture.{key}", f"model.architecture.{by}")
-                yield Conflict(
-                    keys=keys, text=f"={value} is not a multiple of {keys[1]}={step}; use {neighbours(value, step)}"
-                )
+        at, heads = "model.architecture.", architecture.num_heads
+        yield from not_multiple(f"{at}hidden_size", architecture.hidden_size, f"{at}num_heads", heads)
+        yield from not_multiple(f"{at}num_heads", heads, f"{at}num_kv_heads", architecture.num_kv_heads)
         num_tokens = self.rollout.max_prompt_tokens + self.rollout.max_new_tokens
         if architecture.max_positions < num_tokens:
             yield Conflict(
@@ -279,13 +275,8 @@ class ReasoningConfig(JobConfig):
     def _batch_conflicts(self) -> Iterator[Conflict]:
         num_prompts, num_minibatches = self.rollout.num_prompts, self.algorithm.num_minibatches
         num_prompts_per_update = num_prompts // num_minibatches
-        if num_prompts % num_minibatches:
-            yield Conflict(
-                keys=("rollout.num_prompts", "algorithm.num_minibatches"),
-                text=f"={num_prompts} is not a multiple of algorithm.num_minibatches={num_minibatches}; "
-                f"use {neighbours(num_prompts, num_minibatches)}",
-            )
-        elif self.actor.num_shards != "auto" and num_prompts_per_update < self.actor.num_shards:
+        yield from not_multiple("rollout.num_prompts", num_prompts, "algorithm.num_minibatches", num_minibatches)
+        if self.actor.num_shards != "auto" and num_prompts_per_update < self.actor.num_shards:
             yield Conflict(
                 keys=("actor.num_shards", "rollout.num_prompts"),
                 text=f"={self.actor.num_shards} is more than the {num_prompts_per_update} prompts of an optimizer "
@@ -297,10 +288,6 @@ class ReasoningConfig(JobConfig):
                 keys=("algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"),
                 text=f"={buffer} is more than rollout.max_new_tokens={limit}; use at most {limit}",
             )
-        shards = 1 if self.actor.num_shards == "auto" else self.actor.num_shards
-        if self.warm_start and self.warm_start.batch_size % shards:
+        if self.warm_start and self.actor.num_shards != "auto":
             size = self.warm_start.batch_size
-            yield Conflict(
-                keys=("warm_start.batch_size", "actor.num_shards"),
-                text=f"={size} is not a multiple of actor.num_shards={shards}; use {neighbours(size, shards)}",
-            )
+            yield from not_multiple("warm_start.batch_size", size, "actor.num_shards", self.actor.num_shards)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -72,12 +72,17 @@ class FilesTask(_Task):
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from template_conflicts(self.prompt_template, self.prompt_field, "task.prompt_template", "prompt_field")
-        if (self.system_prompt is not None or self.chat_options) and self.prompt_format == "plain":
-            key = "task.chat_options" if self.system_prompt is None else "task.system_prompt"
-            yield Conflict(
-                keys=(key, "task.prompt_format"),
-                text=" is set, but task.prompt_format=plain is no chat; use prompt_format chat",
-            )
+        if self.prompt_format == "plain":
+            yield from chat_conflicts(self.system_prompt, self.chat_options, "task.")
+
+
+def chat_conflicts(system_prompt: str | None, chat_options: Mapping[str, object], at: str) -> Iterator[Conflict]:
+    """Settings of a chat where prompts are plain; `at` is what their keys begin with."""
+    if system_prompt is not None or chat_options:
+        yield Conflict(
+            keys=(f"{at}chat_options" if system_prompt is None else f"{at}system_prompt", f"{at}prompt_format"),
+            text=f" is set, but {at}prompt_format=plain is no chat; use prompt_format chat",
+        )
 
 
 def template_conflicts(template: str, field: str, key: str, field_key: str) -> Iterator[Conflict]:

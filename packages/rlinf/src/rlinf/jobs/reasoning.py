@@ -281,7 +281,7 @@ class ReasoningJob(Job):
 
     def _evaluation_sets(self) -> dict[str, list[Problem]]:
         """End of the metrics' names -> problems; the set that the score is about comes first, under no name."""
-        return {"": self._held_out, **{f"/{name}": rows for name, rows in self._task.more_held_out().items()}}
+        return {f"/{name}" if name else "": problems for name, problems in self._held_out.items()}
 
     # -- before the first step -------------------------------------------------------------------------------------
 

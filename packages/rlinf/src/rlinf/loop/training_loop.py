@@ -25,6 +25,7 @@ from rlinf.planning.plans import RunPlans, make_plans, placements_to_measure
 from rlinf.processes import fork_server
 from rlinf.processes.executor import make_executor, run_failed
 from rlinf.run_folder import RunFolder
+from rlinf.run_folder.folder import PROBLEM
 from rlinf_sched.describe import diagram
 from rlinf_workers import FlowRun, WorkersError
 from rlinf_workers.profiling import Measured
@@ -89,7 +90,8 @@ class TrainingLoop:
         if self._only_measures:
             self.progress.total = sum(len(self._auto.probes_of(placed)) for placed in (planned, *self._placements))
         self._job.write_inputs(self._folder.path)
-        self._folder.write_flow(flows.train.graph().to_json(), diagram(flows.train.graph()))
+        self._folder.write("flow.json", flows.train.graph().to_json())
+        self._folder.write("flow.mmd", diagram(flows.train.graph()))
         while planned is not None:
             planned = self._run_under(planned)
 
@@ -115,7 +117,7 @@ class TrainingLoop:
 
     def _begin_plan(self, planned: RunPlans) -> None:
         plan = self._auto.plan
-        self._folder.write_plan(plan.to_json())
+        self._folder.write("plan.json", plan.to_json())
         for note in (*self._job.notes, *planned.notes):
             self._session.note(note)
         self.progress.message(f"{self._config.name}, {plan.mode} on {planned.cluster.describe()}; {plan.reason}")
@@ -125,7 +127,7 @@ class TrainingLoop:
         """From here on another plan runs, or other times are predicted."""
         problem = self._auto.problem
         if problem is not None:
-            self._folder.write_problem(problem.to_json())
+            self._folder.write(PROBLEM, problem.to_json())
         self._times.append(PlanTimes(plan=self._auto.plan, problem=problem, first_step=self._clock.step))
 
     # -- the program -----------------------------------------------------------------------------------------------
@@ -208,7 +210,7 @@ class TrainingLoop:
         if times.problem is None:
             self._begin_times()  # the steps so far were measured under probe plans
         elif problem is not None and problem is not times.problem:
-            self._folder.write_problem(problem.to_json())
+            self._folder.write(PROBLEM, problem.to_json())
             times.problem = problem
 
     def _next_placement(self) -> RunPlans | None:

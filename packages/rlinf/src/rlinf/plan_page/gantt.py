@@ -13,9 +13,10 @@ from html import escape
 
 import numpy as np
 
-from rlinf.report.axes import number, percent, seconds, time_axis
+from rlinf.report.axes import number, percent, time_axis
 from rlinf_sched.describe import ranges
 from rlinf_sched.explain import DeviceGroup, Explanation, device_groups, usage
+from rlinf_sched.explain.quantities import seconds
 
 MAX_SINGLE_ROWS = 16
 """A plan of more devices gets a row for each group of like devices, with a few of the group below it."""

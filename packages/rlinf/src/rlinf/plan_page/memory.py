@@ -9,8 +9,8 @@ from rlinf.report import html
 from rlinf.report.axes import percent
 from rlinf_sched.describe import ranges
 from rlinf_sched.explain import Explanation, MemoryUse
+from rlinf_sched.explain.quantities import gib
 
-GIB = 2**30
 MAX_LABEL = 30
 
 
@@ -28,7 +28,7 @@ def draw_memory(explanation: Explanation, colors: Mapping[str, str]) -> str:
     entries.append(("work of the computing stage (activations, KV cache)", "var(--work)"))
     return html.section(
         "Memory of a device at its fullest",
-        html.color_key(entries, has_waits=False),
+        html.color_key(entries),
         *(_bar(use, largest, colors) for use in explanation.memory),
         note="The outline is the capacity. State is weights, gradients, optimizer and environments.",
     )
@@ -39,23 +39,19 @@ def _bar(use: MemoryUse, largest_bytes: int, colors: Mapping[str, str]) -> str:
     if use.work_bytes:
         parts.append((f"{use.fullest}: work", use.work_bytes, "var(--work)"))
     segments = "".join(
-        f'<div style="width:{size / largest_bytes:.3%};background:{color}" title="{escape(name)}: {_gib(size)}"></div>'
+        f'<div style="width:{size / largest_bytes:.3%};background:{color}" title="{escape(name)}: {gib(size)}"></div>'
         for name, size, color in parts
     )
     devices = use.group.devices
     where = f"device{'s' if len(devices) > 1 else ''} {ranges(devices)}"
     where = where if len(where) <= MAX_LABEL else f"{len(devices):,} devices"
-    listing = ", ".join(f"{name} {_gib(size)}" for name, size, _ in parts)
+    listing = ", ".join(f"{name} {gib(size)}" for name, size, _ in parts)
     room = use.capacity_bytes / largest_bytes
     full = ' class="bad"' if use.used_bytes > use.capacity_bytes else ""
     return (
         f'<div class="memory"><div class="what"><span>{escape(where)}</span>'
-        f"<span{full}><b>{_gib(use.used_bytes)}</b> of {_gib(use.capacity_bytes)} "
+        f"<span{full}><b>{gib(use.used_bytes)}</b> of {gib(use.capacity_bytes)} "
         f"({percent(use.used_bytes / use.capacity_bytes)}) while {escape(use.fullest)} computes</span></div>"
         f'<div class="bar"><div class="room" style="width:{room:.3%}"></div>{segments}</div>'
         f'<div class="sub">{escape(listing)}</div></div>'
     )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.1f}\N{NO-BREAK SPACE}GiB"

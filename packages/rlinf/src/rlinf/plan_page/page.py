@@ -9,9 +9,9 @@ from html import escape
 from rlinf.plan_page.gantt import draw_gantt
 from rlinf.plan_page.memory import draw_memory
 from rlinf.report import html
-from rlinf.report.axes import percent, seconds
+from rlinf.report.axes import percent
 from rlinf_sched.explain import Explanation
-from rlinf_sched.explain.quantities import counted
+from rlinf_sched.explain.quantities import counted, seconds
 
 NUM_COLORS = 7
 
@@ -70,7 +70,7 @@ def _timeline(explanation: Explanation, colors: Mapping[str, str]) -> str:
     if explanation.problem.flow.max_staleness:
         title = f"Timeline of the steady state, {counted(spans.num_steps, 'step')}"
         note += " From the end of a step to that of a later one: what is generated here is trained on afterwards."
-    return html.section(title, html.color_key(entries, has_waits=False), draw_gantt(explanation, colors), note=note)
+    return html.section(title, html.color_key(entries), draw_gantt(explanation, colors), note=note)
 
 
 def _critical_path(explanation: Explanation, colors: Mapping[str, str]) -> str:

@@ -60,19 +60,3 @@ def number(value: float) -> str:
 def percent(value: float) -> str:
     """`84.2 %`."""
     return f"{value:.1%}".replace("%", "\N{NO-BREAK SPACE}%").replace("-", MINUS)
-
-
-def seconds(value: float) -> str:
-    """`431 µs`, `12.3 ms`, `1.94 s`, `4 min 12 s`, `2 h 05 min`."""
-    space = "\N{NO-BREAK SPACE}"
-    if value < 1e-3:
-        return f"{number(value * 1e6)}{space}µs"
-    if value < 1:
-        return f"{number(value * 1e3)}{space}ms"
-    if value < 120:
-        return f"{number(value)}{space}s"
-    minutes, rest = divmod(round(value), 60)
-    if minutes < 120:
-        return f"{minutes}{space}min {rest:02d}{space}s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}{space}h {minutes:02d}{space}min"

@@ -121,7 +121,7 @@ def folded(title: str, body: str) -> str:
     return f"<details><summary>{escape(title)}</summary>{body}</details>" if body else ""
 
 
-def color_key(entries: Iterable[tuple[str, str]], *, has_waits: bool) -> str:
+def color_key(entries: Iterable[tuple[str, str]], *, has_waits: bool = False) -> str:
     """What the colours mean: (label, CSS colour)."""
     items = [f'<span><i style="background:{color}"></i>{escape(label)}</span>' for label, color in entries]
     if has_waits:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.report import html
-from rlinf.report.axes import number, percent, seconds
+from rlinf.report.axes import number, percent
 from rlinf.report.curves import MAX_POINTS, draw
 from rlinf.report.metric_names import SCORES, curves, score_name
 from rlinf.report.records import RunRecords, read_run
 from rlinf.report.timeline import describe_busy, draw_timeline, last_steps
 from rlinf.run_folder.manifest import INTERRUPTED
 from rlinf.run_folder.rows import write_file
+from rlinf_sched.explain.quantities import gib, seconds
 
 NUM_COLORS = 7
 NUM_SAMPLES = 6
@@ -275,7 +276,7 @@ def _what_ran(records: RunRecords) -> str:
             ("host", machine.get("host")),
             ("processor", machine.get("processor")),
             ("cores", machine.get("num_cores")),
-            ("memory", f"{memory_bytes / 2**30:.0f} GiB" if memory_bytes else None),
+            ("memory", gib(memory_bytes) if memory_bytes else None),
             ("system", machine.get("system")),
             ("Python, torch", f"{manifest.get('python')}, {manifest.get('torch')}" if manifest else None),
             ("packages", own),

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from rlinf.report.axes import percent, seconds, time_axis
+from rlinf.report.axes import percent, time_axis
 from rlinf.report.records import RunRecords, SpanRecord
+from rlinf_sched.explain.quantities import seconds
 
 NUM_STEPS = 3
 """Steps drawn, if there are so many."""

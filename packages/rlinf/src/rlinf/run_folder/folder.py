@@ -123,21 +123,13 @@ class RunFolder:
         """Records a fall-back or anything else that a reader of the run must know; the same text only once."""
         self._manifest.note(text)
 
-    def write_plan(self, plan_json: str) -> None:
-        write_file(self.path / "plan.json", plan_json)
-
-    def write_problem(self, problem_json: str) -> None:
-        """The measured profiles of the stages, as a problem file (`rlinf plan problem.json`)."""
-        write_file(self.path / PROBLEM, problem_json)
+    def write(self, name: str, content: str) -> None:
+        """One of the files that say what runs: plan.json, flow.json, flow.mmd, problem.json."""
+        write_file(self.path / name, content)
 
     def write_plan_times(self, plans: Sequence[Mapping[str, Any]]) -> None:
         """Predicted and measured times of each plan that this session had, in order; those of earlier ones stay."""
         write_file(self.path / PLAN_TIMES, to_json({"plans": [*self._earlier_plan_times, *plans]}, indent=1) + "\n")
-
-    def write_flow(self, flow_json: str, mermaid: str) -> None:
-        """The flow graph as JSON, and as a Mermaid flowchart (flow.mmd)."""
-        write_file(self.path / "flow.json", flow_json)
-        write_file(self.path / "flow.mmd", mermaid)
 
     def add_sink(self, sink: Sink) -> None:
         """Metrics and evaluations go to it too; it is closed with the folder."""

@@ -42,7 +42,7 @@ def damage(folder: Path, under: str = "") -> str | None:
     except PermissionError:
         raise
     except (OSError, ValueError) as error:
-        return f"{SUMS}: {_reason(error)}"
+        return f"{SUMS}: {getattr(error, 'strerror', None) or error}"
     if list(sums)[-1:] != [STATE]:
         return f"{SUMS}: its end is missing"
     names = [name for name in sums if name.startswith(under) or name == STATE]
@@ -82,13 +82,5 @@ def _damage_of(path: Path, digest: str) -> str | None:
         return None if file_digest(path) == digest else "is not what was written"
     except PermissionError:
         raise
-    except (OSError, ValueError) as error:
-        return _reason(error)
-
-
-def _reason(error: OSError | ValueError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "is missing"
-    if isinstance(error, UnicodeDecodeError):
-        return "is not text"
-    return f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+    except OSError as error:
+        return error.strerror or str(error)

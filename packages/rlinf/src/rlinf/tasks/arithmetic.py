@@ -46,11 +46,9 @@ class GeneratedTask:
     def train_problem(self, index: int) -> Problem:
         return self._draw(random.Random(f"train {self._seed} {index}"), held_out=False)
 
-    def held_out(self) -> list[Problem]:
-        return [self._draw(random.Random(HELD_OUT_SEED + i), held_out=True) for i in range(self._num_held_out)]
-
-    def more_held_out(self) -> Mapping[str, list[Problem]]:
-        return {}
+    def held_out(self) -> Mapping[str, list[Problem]]:
+        seeds = range(HELD_OUT_SEED, HELD_OUT_SEED + self._num_held_out)
+        return {"": [self._draw(random.Random(seed), held_out=True) for seed in seeds]}
 
     def _draw(self, generator: random.Random, *, held_out: bool) -> Problem:
         while True:

@@ -56,10 +56,6 @@ class Task(Protocol):
         """Problem `index` of the training stream, a pure function of the run's seed and the index."""
         ...
 
-    def held_out(self) -> list[Problem]:
-        """Problems for evaluation; never in the training stream."""
-        ...
-
-    def more_held_out(self) -> Mapping[str, list[Problem]]:
-        """Further sets for evaluation, by name."""
+    def held_out(self) -> Mapping[str, list[Problem]]:
+        """Sets of problems for evaluation, never in the training stream; the one that the score is of has no name."""
         ...

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, Trainable
-from rlinf_workers.training.checkpoint import load_optimizer, move_optimizer, save_optimizer, write_json
+from rlinf_workers.training.checkpoint import load_optimizer, save_optimizer
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ class ReplicatedBackend:
         self._model.to(device)
         if self.shards:
             self._buffers = {shard: buffer.to(device) for shard, buffer in self._buffers.items()}
-            move_optimizer(self._optimizer, device)
+            self._optimizer.load_state_dict(self._optimizer.state_dict())  # follows the parameters
         if self._attached is not None:
             self._attach(self._attached)
 
@@ -184,7 +184,7 @@ class ReplicatedBackend:
     def save_optimizer(self, folder: str) -> None:
         if self._worker.rank == 0:
             save_optimizer(self._optimizer, self._model, f"{folder}/{STATE_FILE}")
-            write_json(f"{folder}/{COUNT_FILE}", {"num_steps": self.num_steps})
+            Path(folder, COUNT_FILE).write_text(json.dumps({"num_steps": self.num_steps}))
 
     def load_optimizer(self, folder: str) -> None:
         load_optimizer(self._optimizer, self._model, f"{folder}/{STATE_FILE}")
