@@ -166,7 +166,7 @@ def test_an_interrupt_leaves_a_folder_to_go_on_with(inputs, tmp_path):
     ours = "".join(err.splitlines(keepends=True)[:2]) if "resource_tracker.py" in err else err
     assert ours == f"go on with: rlinf eval --resume --output {output}\ninterrupted; nothing is left running\n"
     assert all_gone(workers)
-    assert json.loads((output / "manifest.json").read_text())["sessions"][-1]["failure"] == "KeyboardInterrupt"
+    assert json.loads((output / "manifest.json").read_text())["sessions"][-1]["failure"] == "interrupted"
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """What `rlinf doctor` finds, on this machine and on ones that lack something."""
 
-import importlib.metadata
 import json
 import os
 import resource
@@ -79,12 +78,8 @@ def test_a_gpu_that_torch_cannot_use_is_a_problem(monkeypatch: pytest.MonkeyPatc
 
 
 def test_missing_packages_come_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        if name in ("rlinf-sched", "imageio"):
-            raise importlib.metadata.PackageNotFoundError(name)
-        return "1.2"
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    installed = {name: "1.2" for name in (*doctor.OWN_PACKAGES, "imageio-ffmpeg") if name != "rlinf-sched"}
+    monkeypatch.setattr(doctor, "installed_packages", lambda: installed)
     present, missing = doctor._packages()
     assert "rlinf-workers 1.2" in present.text
     assert (missing.verdict, missing.hint) == ("problem", "pip install rlinf-sched")

@@ -5,7 +5,6 @@ Nothing is guessed: the hand-over is tried with a second process, a GPU counts w
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlinf.machine import CGROUP_MEMORY_FILES, cgroup_limit_bytes, this_machine
-from rlinf.run_folder.manifest import processor_name
+from rlinf.run_folder.manifest import installed_packages, processor_name
 
 Verdict = Literal["ok", "note", "problem"]
 
@@ -116,28 +115,20 @@ def _disk(folder: Path) -> Finding:
 # -- packages ----------------------------------------------------------------------------------------------------------
 
 
-def version_of(distribution: str) -> str | None:
-    """Version of an installed distribution; None if it is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _packages() -> Iterator[Finding]:
-    versions = {name: version_of(name) for name in OWN_PACKAGES}
-    missing = [name for name, version in versions.items() if version is None]
-    present = ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
+    installed = installed_packages()
+    missing = [name for name in OWN_PACKAGES if name not in installed]
+    present = ", ".join(f"{name} {installed[name]}" for name in OWN_PACKAGES if name in installed)
     yield Finding("packages", "ok", present or "none")
     if missing:
         yield Finding("packages", "problem", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
 
 
 def _video() -> Finding:
-    versions = {name: version_of(name) for name in ("imageio", "imageio-ffmpeg")}
-    if None in versions.values():
+    installed, needed = installed_packages(), ("imageio", "imageio-ffmpeg")
+    if not installed.keys() >= set(needed):
         return Finding("videos", "note", "episodes cannot be recorded as mp4", "pip install 'rlinf-envs[video]'")
-    return Finding("videos", "ok", ", ".join(f"{name} {version}" for name, version in versions.items()))
+    return Finding("videos", "ok", ", ".join(f"{name} {installed[name]}" for name in needed))
 
 
 # -- what is tried -----------------------------------------------------------------------------------------------------
@@ -210,7 +201,8 @@ def _hand_over() -> Iterator[Finding]:
 
 
 def _maniskill() -> Iterator[Finding]:
-    version = version_of("mani-skill") or version_of("mani_skill")
+    installed = installed_packages()
+    version = installed.get("mani-skill") or installed.get("mani_skill")
     if version is None:
         yield Finding("ManiSkill", "note", "not installed", "for pushcube-ppo: pip install 'rlinf[maniskill]'")
         return

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlinf.cli.address_space import check_address_space
 from rlinf.cli.output_folder import cannot_write, new_folder
+from rlinf.config.catalog import SUFFIXES
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.load import load_eval, load_eval_for_resume
 from rlinf.config.overrides import Override, parse_overrides, refuse_misspelt_options
@@ -19,7 +20,6 @@ from rlinf.errors import UserError
 from rlinf.run_folder.lock import check_empty
 
 OPTIONS = ("--output", "--resume", "--traceback", "--help")
-SETTINGS = (".yaml", ".yml")
 
 DESCRIPTION = """Samples answers of a model to benchmark problems, on all devices, and reports avg@k, pass@k and maj@k
 with standard errors over problems. Known benchmarks: gsm8k, aime24, aime25, math500, gpqa_diamond, amc23, minerva_math,
@@ -102,7 +102,7 @@ def _arguments(arguments: Sequence[str]) -> tuple[Path | None, list[Override]]:
     overrides = []
     for argument in arguments:
         name, equals, file = argument.partition("=")
-        if not equals and argument.endswith(SETTINGS) and settings is None:
+        if not equals and argument.endswith(SUFFIXES) and settings is None:
             settings = Path(argument)
         elif not equals or not file or not re.fullmatch(r"[\w-]+", name):
             raise UserError(

@@ -65,10 +65,8 @@ class Session:
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Scores the present weights on held-out problems or seeds; `step` counts the training steps done."""
-        feeds = self._job.evaluation_feeds()
-        return self._job.evaluation_metrics(
-            self.run_flow(self._flows.evaluate, step=step, feeds=feeds, phase="evaluate")
-        )
+        run = self.run_flow(self._flows.evaluate, step=step, feeds=self._job.evaluation_feeds(), phase="evaluate")
+        return self._job.evaluation_metrics(run)
 
 
 def _event(span: Span, step: int, phase: Phase) -> TraceEvent:

@@ -310,7 +310,6 @@ class TrainingLoop:
             "elapsed_s": self._training_s(),
             "score": self._folder.last_evaluation().get(self._job.score.name, self._clock.before),
             "stage_s": dict(self._session.stage_s),
-            "seed": self._config.seed,
         }
         with self._folder.new_checkpoint(step, state) as folder:
             self._session.group(self._job.trainer).call("save_checkpoint", str(folder))
