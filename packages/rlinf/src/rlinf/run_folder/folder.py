@@ -83,15 +83,17 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             self._manifest = Manifest(path, new_manifest(config_yaml, command))
         self._lock = FolderLock(path, command)
-        with ExitStack() as on_error:
-            on_error.callback(self._lock.release)
+        with ExitStack() as opened:
+            opened.callback(self._lock.release)
             if resume:
                 self._rewind()
             else:
                 check_empty(path)  # another run may have begun and ended there since
             write_file(path / "config.yaml", config_yaml)
             self._start_session(command, trace_bytes)
-            on_error.pop_all()
+            if self._trace is not None:
+                opened.callback(self._trace.close)
+            self._opened = opened.pop_all()
 
     def close(self, failure: str | None = None) -> None:
         """Ends the session and closes the files; may be called more than once.
@@ -101,15 +103,7 @@ class RunFolder:
         """
         if self._manifest.values["ended"] is None or failure is not None:
             self._manifest.end_session(failure)
-        if self._trace is not None:
-            self._trace.close()
-            self._trace = None
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-            self._tensorboard = None
-        while self._sinks:
-            self._sinks.pop().close()
-        self._lock.release()
+        self._opened.close()
 
     def __enter__(self) -> RunFolder:
         return self
@@ -134,6 +128,7 @@ class RunFolder:
     def add_sink(self, sink: Sink) -> None:
         """Metrics and evaluations go to it too; it is closed with the folder."""
         self._sinks.append(sink)
+        self._opened.callback(sink.close)
 
     # -- what happens in it ----------------------------------------------------------------------------------------
 
@@ -177,8 +172,6 @@ class RunFolder:
         """What came out of the run; marks it as ended."""
         write_file(self.path / RESULT, to_json(values, indent=1) + "\n")
         self._manifest.end_session()
-        if self._tensorboard is not None:
-            self._tensorboard.flush()
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -246,6 +239,7 @@ class RunFolder:
     def _to_tensorboard(self, prefix: str, step: int, values: Mapping[str, float]) -> None:
         if self._tensorboard is None:
             self._tensorboard = self._open_tensorboard()
+            self._opened.callback(self._tensorboard.close)
         for name, value in values.items():
             self._tensorboard.add_scalar(prefix + name, float(value), step)
         for sink in self._sinks:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +16,7 @@ STATE = "state.json"
 SUMS = "SHA256SUMS"
 NUM_THREADS = 4
 BLOCK_BYTES = 1 << 20
-_LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
+_LINE = re.compile(r"^([0-9a-f]{64})  (\S.*)$", re.MULTILINE)
 
 
 def write_seal(folder: Path) -> None:
@@ -25,8 +26,8 @@ def write_seal(folder: Path) -> None:
     names = [name for name in names if name not in (STATE, SUMS)] + [STATE]
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         digests = threads.map(file_digest, [folder / name for name in names])
-    lines = [f"{digest}  {name}\n" for digest, name in zip(digests, names, strict=True)]
-    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+        sums = dict(zip(names, digests, strict=True))
+    (folder / SUMS).write_text(_lines(sums), encoding="utf-8")
 
 
 def damage(folder: Path, under: str = "") -> str | None:
@@ -43,8 +44,6 @@ def damage(folder: Path, under: str = "") -> str | None:
         raise
     except (OSError, ValueError) as error:
         return f"{SUMS}: {getattr(error, 'strerror', None) or error}"
-    if list(sums)[-1:] != [STATE]:
-        return f"{SUMS}: its end is missing"
     names = [name for name in sums if name.startswith(under) or name == STATE]
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         found = threads.map(lambda name: _damage_of(folder / name, sums[name]), names)
@@ -65,16 +64,14 @@ def file_digest(path: Path) -> str:
 def _read_seal(folder: Path) -> dict[str, str]:
     """Name -> digest, in the order of the lines. Raises: OSError, ValueError."""
     text = (folder / SUMS).read_bytes().decode("utf-8")
-    *lines, rest = text.split("\n")
-    if rest or not lines:
-        raise ValueError("its end is missing")
-    sums: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        match = _LINE.fullmatch(line)
-        if match is None or match[2] in sums:
-            raise ValueError(f"line {number} is not a digest and the name of another file")
-        sums[match[2]] = match[1]
+    sums = {name: digest for digest, name in _LINE.findall(text)}
+    if _lines(sums) != text or list(sums)[-1:] != [STATE]:
+        raise ValueError("is not what was written")
     return sums
+
+
+def _lines(sums: Mapping[str, str]) -> str:
+    return "".join(f"{digest}  {name}\n" for name, digest in sums.items())
 
 
 def _damage_of(path: Path, digest: str) -> str | None:

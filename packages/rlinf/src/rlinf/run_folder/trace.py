@@ -66,11 +66,10 @@ class TraceWriter:
         self._path = path
         self._origin_ns = origin_ns
         self._limit_bytes = limit_bytes
-        self._pids: dict[str, int] = {}
-        self._tids: dict[tuple[str, str], int] = {}
+        self._numbers: dict[tuple[str, ...], int] = {}
         self.leaves_out = False
         events = list(read_events(path))
-        self._take_lanes(events)
+        self._take_numbers(events)
         self._begin([to_json(event).encode() for event in events])
 
     def session(self, start_ns: int, **args: Any) -> None:
@@ -80,7 +79,8 @@ class TraceWriter:
     def write(self, events: Sequence[TraceEvent]) -> None:
         lines: list[dict[str, Any]] = []
         for event in events:
-            pid, tid = self._place(event, lines)
+            pid = self._number((event.lane,), lines)
+            tid = self._number((event.lane, str(event.args.get("worker", event.lane))), lines)
             start_us = self._us(event.start_ns)
             lines.append(
                 {
@@ -134,27 +134,25 @@ class TraceWriter:
     def _us(self, time_ns: int) -> int:
         return (time_ns - self._origin_ns) // 1000
 
-    def _place(self, event: TraceEvent, lines: list[dict[str, Any]]) -> tuple[int, int]:
-        """The event's process and thread; new ones are named first."""
-        worker = str(event.args.get("worker", event.lane))
-        if event.lane not in self._pids:
-            pid = self._pids[event.lane] = len(self._pids) + 1
-            lines.append({"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": event.lane}})
-        pid = self._pids[event.lane]
-        if (event.lane, worker) not in self._tids:
-            tid = self._tids[event.lane, worker] = len(self._tids) + 1
-            lines.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": worker}})
-        return pid, self._tids[event.lane, worker]
+    def _number(self, key: tuple[str, ...], lines: list[dict[str, Any]]) -> int:
+        """The number of a lane, or of a worker on it; a new one is named first."""
+        if key not in self._numbers:
+            number = self._numbers[key] = len(self._numbers) + 1
+            kind, tid = ("process_name", 0) if len(key) == 1 else ("thread_name", number)
+            lines.append(
+                {"name": kind, "ph": "M", "pid": self._numbers[key[:1]], "tid": tid, "args": {"name": key[-1]}}
+            )
+        return self._numbers[key]
 
-    def _take_lanes(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Those that an earlier session has named."""
+    def _take_numbers(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Those that an earlier session has given."""
         lanes: dict[int, str] = {}
         for event in events:
             if event.get("name") == "process_name":
                 lanes[event["pid"]] = event["args"]["name"]
-                self._pids[event["args"]["name"]] = event["pid"]
+                self._numbers[event["args"]["name"],] = event["pid"]
             elif event.get("name") == "thread_name":
-                self._tids[lanes[event["pid"]], event["args"]["name"]] = event["tid"]
+                self._numbers[lanes[event["pid"]], event["args"]["name"]] = event["tid"]
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
