@@ -295,12 +295,9 @@ class Executor:
             raise
         duration_s = time.perf_counter() - clock
         outcomes = [future.result() for _, future in calls]
-        published = {
-            edge: outcome.policy_version
-            for (call, _), outcome in zip(calls, outcomes, strict=True)
-            for edge in call.publishes
-        }
-        self._versions |= {edge: published[edge.name] for edge in self._versions if edge.name in published}
+        for (call, _), outcome in zip(calls, outcomes, strict=True):
+            published = [edge for edge in self._versions if edge.name in call.publishes]
+            self._versions |= dict.fromkeys(published, outcome.policy_version)
         return FlowRun(
             metrics=merge(outcome.metrics for outcome in outcomes),
             collected={channel: future.result() for channel, future in collecting.items()},

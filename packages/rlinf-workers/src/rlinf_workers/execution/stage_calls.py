@@ -61,8 +61,6 @@ class StageCall:
     """The turn to take on shared devices; None for a stage that shares none."""
     offloads: bool
     """Whether the worker's state leaves the devices whenever the lease is given back."""
-    starts_leased: bool
-    """A stage that computes before it has read anything needs its devices from the start."""
     receives: dict[str, int]
     """Weight edge -> policy version to serve before the first chunk."""
     publishes: tuple[str, ...]
@@ -179,22 +177,20 @@ class PlannedFlow:
         stage, placed, turn = self.graph.stage(name), self.plan.stage(name), self._turns[name]
         replica = rank // placed.num_ranks_per_replica
         readers, writers = self.graph.readers, self.graph.writers
-        reads = tuple(
-            self.port(channel, addresses[channel], other_end=writers(channel), turn=turn, replica=replica)
-            for channel in stage.reads
-        )
         return StageCall(
             stage=name,
             method=self.flow.stages[name].method,
             context=context,
-            reads=reads,
+            reads=tuple(
+                self.port(channel, addresses[channel], other_end=writers(channel), turn=turn, replica=replica)
+                for channel in stage.reads
+            ),
             writes=tuple(
                 self.port(channel, addresses[channel], other_end=readers(channel), turn=turn)
                 for channel in stage.writes
             ),
             lease_turn=placed.turn if placed.turn in self.shared_devices else None,
             offloads=placed.offload,
-            starts_leased=all(port.of_own_turn for port in reads),
             receives={edge.name: version for edge, version in versions.items() if edge.target == stage.worker},
             publishes=tuple(edge.name for edge in versions if edge.source == stage.worker and stage.trains),
             told=next((addresses[channel] for channel, told in self.told_channels.items() if told == name), None),

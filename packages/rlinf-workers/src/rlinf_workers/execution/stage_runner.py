@@ -55,7 +55,7 @@ class StageRunner(Pauses):
             _ = self._host.rank_groups  # all ranks meet here: in the body, one without items would be missing
         readers = [Reader(port, self._link(port), self) for port in call.reads]
         writers = [Writer(port, self._link(port), self) for port in call.writes]
-        if call.starts_leased:
+        if all(port.of_own_turn for port in call.reads):  # it computes before it has read anything
             self.begin_chunk(0)
         getattr(self._worker, call.method)(*readers, *writers)
         self.end_chunk()
@@ -139,7 +139,11 @@ class StageRunner(Pauses):
                 with self._span("onload", LEASE):
                     self._worker.onload()
                 self._host.is_loaded = True
-            self._receive()
+            for edge, version in self._call.receives.items():
+                if self._host.served_versions.get(edge) != version:
+                    with self._span("receive weights", SYNC), self._waits(f"weights {edge} version {version}"):
+                        self._host.receive_weights(edge, version)
+                    self._worker.weights_received(version)
         self._lock()
 
     def _leave(self) -> None:
@@ -159,13 +163,6 @@ class StageRunner(Pauses):
         """A release needs no reply: the driver reads it before anything else that this worker says later."""
         request = LeaseRequest(action=action, turn=self._call.lease_turn or 0, stage=self._call.stage)
         return self._host.request("lease", request, wants_reply=action == "acquire")
-
-    def _receive(self) -> None:
-        for edge, version in self._call.receives.items():
-            if self._host.served_versions.get(edge) != version:
-                with self._span("receive weights", SYNC), self._waits(f"weights {edge} version {version}"):
-                    self._host.receive_weights(edge, version)
-                self._worker.weights_received(version)
 
     def _waits(self, target: str) -> Any:
         return self._host.waits.waiting(self._waiter, target)
