@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlinf.config.base import neighbours
 from rlinf.config.devices import device_kind
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
@@ -155,11 +154,12 @@ class EmbodiedJob(Job):
     def _check_chunks(self) -> None:
         """A segment is whole chunks, and a chunk is one sample."""
         config, size = self.config, self._needs.chunk_size
+        num_steps = config.env.num_steps
         at_once = f"policy.name={config.policy.name} answers {size} actions at once"
-        if config.env.num_steps % size:
+        if num_steps % size:
             raise UserError(
-                f"env.num_steps={config.env.num_steps} is not a multiple of {size}: {at_once}",
-                hint=f"use {neighbours(config.env.num_steps, size)}",
+                f"env.num_steps={num_steps} is not a multiple of {size}: {at_once}",
+                hint=f"use {num_steps + size - num_steps % size}, for example",
             )
         if text := config.minibatch_conflict(size):
             raise UserError(f"algorithm.num_minibatches{text}", hint=f"{at_once}, and each answer is a sample")
