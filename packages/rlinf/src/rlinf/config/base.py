@@ -63,9 +63,13 @@ Seed = Annotated[int, Field(ge=0, le=2**23 - 1)]
 """Below 2**23, so that seed, step and rank fit together into the 64 bits of a generator's seed."""
 
 
+def neighbours(value: int, step: int) -> str:
+    """The multiples of `step` around `value`, for an error message: neighbours(8, 3) = "6 or 9"."""
+    below, above = value // step * step, (value // step + 1) * step
+    return f"{below} or {above}" if below > 0 else str(above)
+
+
 def not_multiple(key: str, value: int, by: str, step: int) -> Iterator[Conflict]:
-    """A conflict where the value of `key` is not a multiple of `step`, that of `by`; it names those around it."""
+    """A conflict where the value of `key` is not a multiple of `step`, that of `by`."""
     if value % step:
-        below, above = value // step * step, (value // step + 1) * step
-        use = f"{below} or {above}" if below > 0 else str(above)
-        yield Conflict(keys=(key, by), text=f"={value} is not a multiple of {by}={step}; use {use}")
+        yield Conflict(keys=(key, by), text=f"={value} is not a multiple of {by}={step}; use {neighbours(value, step)}")
