@@ -45,7 +45,7 @@ _ALLOWED = {
 
 
 def explain(error: ValidationError, tree: Tree, model: Any) -> list[str]:
-    """One message for each key of a tree that is wrong; `model` is the section that it should be, or a union of them."""
+    """One message for each wrong key of a tree; `model` is the section that it should be, or a union of them."""
     by_key: dict[Key, list[Any]] = {}
     messages: list[str] = []
     for detail in error.errors(include_url=False):
