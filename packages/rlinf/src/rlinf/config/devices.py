@@ -84,11 +84,7 @@ def settle(config: Config, num_devices: int) -> Config:
 
 
 def _machine(machine: Machine, kind: DeviceKind) -> str:
-    if kind == "cuda" and machine.gpus:
-        return f"this machine has {_count(len(machine.gpus), 'GPU')}"
-    gpus = "" if machine.gpus else " and no GPU"  # whoever chose the CPU need not hear of them
-    return f"this machine has {_count(machine.num_cpus, 'CPU core')}{gpus}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    has_gpus = bool(machine.gpus)
+    count, noun = (len(machine.gpus), "GPU") if kind == "cuda" and has_gpus else (machine.num_cpus, "CPU core")
+    gpus = "" if has_gpus else " and no GPU"  # whoever chose the CPU need not hear of them
+    return f"this machine has {count} {noun}{'' if count == 1 else 's'}{gpus}"

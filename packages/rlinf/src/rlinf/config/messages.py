@@ -45,13 +45,7 @@ _ALLOWED = {
 
 
 def explain(error: ValidationError, tree: Tree, model: Any) -> list[str]:
-    """One message for each key that is wrong.
-
-    Args:
-        error: what pydantic found.
-        tree: what was validated.
-        model: the section it was validated against, or a union of sections.
-    """
+    """One message for each wrong key of a tree; `model` is the section that it should be, or a union of them."""
     by_key: dict[Key, list[Any]] = {}
     messages: list[str] = []
     for detail in error.errors(include_url=False):

@@ -28,6 +28,7 @@ SCORE_TEXTS = {
     "success_at_end": "episodes that end in success, held-out seeds",
     "success_once": "episodes with success at any time",
 }
+BANDS = "Lines are means over neighbouring steps; the bands reach from their lowest to their highest value."
 ARROW = "\N{RIGHTWARDS ARROW}"
 
 
@@ -53,11 +54,12 @@ def render(records: RunRecords) -> str:
     stages = records.stages()
     colors = {stage: f"var(--c{i % NUM_COLORS})" for i, stage in enumerate(stages)}
     main, rest = curves(records)
+    note = BANDS if len(records.metrics) > MAX_POINTS else ""
     body = [
         _header(records),
         _headline(records),
         html.notes("Notes and fall-backs", records.manifest.get("notes", [])),
-        html.section("Curves", _figures(main), html.folded("Other metrics", _figures(rest)), note=_band_note(records))
+        html.section("Curves", _figures(main), html.folded("Other metrics", _figures(rest)), note=note)
         or html.section("Curves", '<p class="sub">No step was finished.</p>'),
         _timeline(records, colors),
         _time_by_stage(records, colors),
@@ -131,12 +133,6 @@ def _from_to(before: float, after: float, text: Callable[[float], str]) -> html.
 def _figures(drawings: list[Any]) -> str:
     figures = "".join(draw(curve) for curve in drawings)
     return f'<div class="curves">{figures}</div>' if figures else ""
-
-
-def _band_note(records: RunRecords) -> str:
-    if len(records.metrics) <= MAX_POINTS:
-        return ""
-    return "Lines are means over neighbouring steps; the bands reach from their lowest to their highest value."
 
 
 def _timeline(records: RunRecords, colors: Mapping[str, str]) -> str:

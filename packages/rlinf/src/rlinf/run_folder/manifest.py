@@ -57,10 +57,7 @@ class Manifest:
         self._write()
 
     def end_session(self, failure: str | None = None) -> None:
-        """
-        Args:
-            failure: why it did not end well.
-        """
+        """`failure` is why it did not end well."""
         self.values["ended"] = self.values["sessions"][-1]["ended"] = timestamp()
         if failure is not None:
             self.values["sessions"][-1]["failure"] = failure

@@ -138,8 +138,8 @@ def fit_prompts(
             hint=f"allow longer prompts, or use --{key} drop (without these problems) or keep_end (the beginning of "
             "the prompt is cut off); either is counted",
         )
-    if long_prompts == "drop" and not fitting:
+    if long_prompts == "keep_end":
+        return Sifted(problems=list(problems), num_found=num_long, notes=(f"{text}; their beginnings were cut off",))
+    if not fitting:
         raise UserError(f"{text}, so none is left with {key}=drop", hint="allow longer prompts")
-    if long_prompts == "drop":
-        return Sifted(problems=fitting, num_found=num_long, notes=(f"{text}; these problems were dropped",))
-    return Sifted(problems=list(problems), num_found=num_long, notes=(f"{text}; their beginnings were cut off",))
+    return Sifted(problems=fitting, num_found=num_long, notes=(f"{text}; these problems were dropped",))
