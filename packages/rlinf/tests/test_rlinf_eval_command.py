@@ -12,7 +12,7 @@ from rlinf.config.load import load_config, load_eval, load_eval_for_resume, to_y
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
-from rlinf.evaluation.run import Evaluation
+from rlinf.evaluation.run import EvalRun
 from rlinf.run_folder.seal import write_seal
 
 ALPHABET = "".join(map(chr, range(32, 127))) + "\n"
@@ -145,14 +145,14 @@ def test_an_answer_that_the_reward_cannot_use_is_named_before_anything_starts(re
 def prepared(inputs: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs a command line up to where the sampling would begin; returns the evaluation."""
 
-    def run(line: str) -> Evaluation:
-        seen: list[Evaluation] = []
+    def run(line: str) -> EvalRun:
+        seen: list[EvalRun] = []
 
-        def stop(evaluation: Evaluation, *_: object, **__: object) -> None:
+        def stop(evaluation: EvalRun, *_: object, **__: object) -> None:
             seen.append(evaluation)
             raise UserError("stopped here")
 
-        monkeypatch.setattr(Evaluation, "run", stop)
+        monkeypatch.setattr(EvalRun, "run", stop)
         assert main(["eval", *line.split()]) == 2
         assert seen, "refused before"
         return seen[0]
@@ -251,7 +251,7 @@ def run_of(inputs: Path):
     return make
 
 
-def asked(evaluation: Evaluation) -> str:
+def asked(evaluation: EvalRun) -> str:
     """The first prompt as the model reads it."""
     benchmarks = evaluation.benchmarks
     return benchmarks.encoder.text(benchmarks.sets[0].problems[0].prompt)
@@ -280,7 +280,7 @@ def test_template_chat_and_system_prompt_come_from_the_run(prepared, run_of, inp
     assert stored.benchmarks["gsm8k"].template == "Q: {question}!"
 
 
-def load_eval_for_resume_of(evaluation: Evaluation, inputs: Path) -> EvalConfig:
+def load_eval_for_resume_of(evaluation: EvalRun, inputs: Path) -> EvalConfig:
     """The settings as a resumed evaluation would find them."""
     (inputs / "eval").mkdir()
     (inputs / "eval" / "config.yaml").write_text(to_yaml(evaluation.config))

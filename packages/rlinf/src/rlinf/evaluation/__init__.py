@@ -8,6 +8,6 @@ run.py         the flow prompts -> rollout -> reward on all devices
 scores.py      samples -> avg@k, pass@k, maj@k with their errors
 """
 
-from rlinf.evaluation.run import Evaluation, prepare
+from rlinf.evaluation.run import EvalRun, prepare
 
-__all__ = ["Evaluation", "prepare"]
+__all__ = ["EvalRun", "prepare"]

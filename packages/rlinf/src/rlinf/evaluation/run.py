@@ -44,7 +44,7 @@ SEED_BITS = 23
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
+class EvalRun:
     """Prepared: all inputs were read and checked, nothing is written or started."""
 
     config: EvalConfig
@@ -187,7 +187,7 @@ class Evaluation:
         ]
 
 
-def prepare(config: EvalConfig) -> Evaluation:
+def prepare(config: EvalConfig) -> EvalRun:
     """Checks the devices, and reads and checks the model folder and all data files. A run's model is asked as in the
     run, where the settings leave it open.
 
@@ -202,7 +202,7 @@ def prepare(config: EvalConfig) -> Evaluation:
     if config.prompt_format == "auto":
         notes.append(f"prompt_format=auto: {benchmarks.encoder.describe()}")
     notes += [note for benchmark in benchmarks.sets for note in benchmark.notes]
-    return Evaluation(config=config, model=model, benchmarks=benchmarks, cluster=cluster, notes=notes)
+    return EvalRun(config=config, model=model, benchmarks=benchmarks, cluster=cluster, notes=notes)
 
 
 def benchmark_seed(seed: int, name: str) -> int:
