@@ -13,8 +13,7 @@ from rlinf_workers.launcher.base import Launcher, WorkerHandle
 T = TypeVar("T")
 
 LOST_GRACE_S = 0.5
-"""When a call fails because its peer died (a broken collective, say), the death is the cause worth reporting; wait
-that long for it."""
+"""When a call fails because its peer died (in a collective, say), the death is worth reporting: wait so long for it."""
 
 
 class WorkerGroup:

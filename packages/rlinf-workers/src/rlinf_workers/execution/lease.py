@@ -26,8 +26,7 @@ class LeaseRequest:
     stage: str
 
 
-Grant = Callable[[None], None]
-"""The reply to a request to acquire."""
+Grant = Callable[[None], None]  # the reply to a request to acquire
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """A flow small enough to check by hand, for tests of executors, launchers and plans.
 
-    numbers -> scale (x * weight) -> scaled -> shift (+ 1, on the host) -> shifted -> learn (weight += mean of what
-    came)
+    numbers -> scale (x * weight) -> scaled -> shift (+ 1, on the host) -> shifted -> learn (weight += their mean)
 
 `learn` trains the one weight that `scale` serves, so a stale or garbled sync shows in the numbers; `reference_run`
 computes them without any of it.
