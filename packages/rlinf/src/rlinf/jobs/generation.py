@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,10 @@ class PromptMaker:
     have one length."""
     sends_rows: bool
     """Whether the reward reads the columns of the data row."""
+
+    def all(self, problems: Iterable[Problem]) -> list[Prompt]:
+        """Their prompts, numbered from 0."""
+        return [self(index, problem) for index, problem in enumerate(problems)]
 
     def __call__(self, index: int, problem: Problem) -> Prompt:
         token_ids = torch.tensor(self.encoder.encode(problem.prompt))

@@ -250,13 +250,12 @@ class ReasoningJob(Job):
 
     def feeds(self, step: int) -> dict[str, list[Any]]:
         """The prompts of a training step."""
-        count = self.num_items
-        problems = [self._task.train_problem(step * count + i) for i in range(count)]
-        return {"prompts": [self._make_prompt(i, problem) for i, problem in enumerate(problems)]}
+        first = step * self.num_items
+        return {"prompts": self._make_prompt.all(map(self._task.train_problem, range(first, first + self.num_items)))}
 
     def evaluation_feeds(self) -> dict[str, list[Any]]:
         problems = [problem for held_out in self._evaluation_sets().values() for problem in held_out]
-        return {"prompts": [self._make_prompt(i, problem) for i, problem in enumerate(problems)]}
+        return {"prompts": self._make_prompt.all(problems)}
 
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
         """`accuracy` of the held-out problems and `accuracy/NAME` of each further set: avg@k, with its standard error
