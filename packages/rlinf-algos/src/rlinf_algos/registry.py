@@ -67,7 +67,7 @@ class Registry(Generic[F]):
         article = "an" if self._what[0] in "aeiou" else "a"
         return (
             f"no {self._what} is called {name!r}; {did_you_mean(name, self.names())} "
-            f"{article.capitalize()} {self._what} of your own is 'package.module:function'"
+            f"{article.capitalize()} {self._what} of your own is 'package.module:NAME'"
         )
 
     def get(self, name: str, *, callable_only: bool = True) -> F:
