@@ -96,7 +96,7 @@ GSM8K += ["--task.eval_files", "[test.jsonl]"]
             "--rollout.temprature is not a key; did you mean --rollout.temperature?",
         ),
         ("train sort-grpo --rollout.temperature hot", "--rollout.temperature='hot'; allowed: a number"),
-        ("train sort-grpo --job embodied", "the config has 9 mistakes:\n  - env is not set"),
+        ("train sort-grpo --job embodied", "the config has 7 mistakes:\n  - env is not set"),
         ("train sort-grpo --cluster.num_devices 9999", "cluster.num_devices=9999: this machine has "),
         (
             "train sort-grpo --mode collocated --plan.devices.actor [0,9999]",

@@ -9,12 +9,41 @@ from pydantic import Field
 
 from rlinf.config.base import Conflict, InputPath, Section, Seed
 
-BACKEND = "What holds and trains the model: replicated, or package.module:Class of one's own (docs/doors/backend.md)."
-BACKEND_OPTIONS = "Further arguments of a backend of one's own."
 ENGINE = "What samples completions: huggingface, or package.module:Class of one's own (docs/doors/engine.md)."
 ENGINE_OPTIONS = "Further arguments of an engine of one's own."
 
 Mode = Literal["auto", "collocated", "disaggregated", "hybrid"]
+
+
+class OptimizerConfig(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: float = Field(default=3e-4, gt=0, description="Learning rate at the first step.")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        default=(0.9, 0.999), description="Decay of AdamW's two running averages."
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients with a larger norm are scaled down to it.")
+    lr_decay_steps: int | None = Field(
+        default=None, ge=1, description="Optimizer steps over which the learning rate falls linearly; null keeps it."
+    )
+    min_lr_ratio: float = Field(
+        default=0.1, ge=0, le=1, description="Share of the learning rate that is left after lr_decay_steps."
+    )
+
+
+class TrainerConfig(OptimizerConfig):
+    """The optimizer, and what holds the model."""
+
+    backend: str = Field(
+        default="replicated",
+        min_length=1,
+        description="What holds and trains the model: replicated, or package.module:Class of one's own "
+        "(docs/doors/backend.md).",
+    )
+    backend_options: dict[str, bool | int | float | str] = Field(
+        default={}, description="Further arguments of a backend of one's own."
+    )
 
 
 class ClusterConfig(Section):

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from rlinf.config.algorithm import EpisodesAlgorithm
 from rlinf.config.base import Conflict, Section, not_multiple
-from rlinf.config.common import BACKEND, BACKEND_OPTIONS, JobConfig
+from rlinf.config.common import JobConfig, TrainerConfig
 from rlinf_algos.algorithm import preset
 
 EVAL_SEED_LIMIT = 2**31
@@ -113,18 +113,15 @@ class PolicyConfig(Section):
         return {key: getattr(self, key) for key in ACTOR_CRITIC} if self.name == "actor_critic" else dict(self.options)
 
 
-class PolicyActorConfig(Section):
-    """The optimizer (Adam) and how a batch is cut."""
+class PolicyActorConfig(TrainerConfig):
+    """The optimizer (Adam, as long as there is no weight decay) and how a batch is cut."""
 
-    learning_rate: float = Field(default=3e-4, gt=0, description="Learning rate.")
     max_grad_norm: float = Field(default=0.5, gt=0, description="Gradients with a larger norm are scaled down to it.")
     num_shards: int = Field(
         default=2,
         ge=1,
         description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks.",
     )
-    backend: str = Field(default="replicated", min_length=1, description=BACKEND)
-    backend_options: dict[str, bool | int | float | str] = Field(default={}, description=BACKEND_OPTIONS)
 
 
 class EmbodiedConfig(JobConfig):

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rlinf.config.algorithm import CompletionsAlgorithm
 from rlinf.config.base import Conflict, InputPath, Section, not_multiple
-from rlinf.config.common import BACKEND, BACKEND_OPTIONS, ENGINE, ENGINE_OPTIONS, JobConfig
+from rlinf.config.common import ENGINE, ENGINE_OPTIONS, JobConfig, OptimizerConfig, TrainerConfig
 from rlinf.config.rewards import RewardConfig
 from rlinf.config.tasks import FilesTask, SortTask, TaskConfig
 from rlinf_algos.algorithm import preset
@@ -118,18 +118,7 @@ class ReferenceConfig(Section):
     )
 
 
-class OptimizerConfig(Section):
-    """AdamW."""
-
-    learning_rate: float = Field(default=3e-4, gt=0, description="Learning rate at the first step.")
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        default=(0.9, 0.999), description="Decay of AdamW's two running averages."
-    )
-    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients with a larger norm are scaled down to it.")
-
-
-class ActorConfig(OptimizerConfig):
+class ActorConfig(TrainerConfig):
     """The optimizer (AdamW) and how a batch is cut."""
 
     micro_batch_groups: int = Field(
@@ -140,14 +129,6 @@ class ActorConfig(OptimizerConfig):
         description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks, "
         "which divides it; each costs a gradient's memory. auto: one for each device of the machine where the run "
         "starts.",
-    )
-    backend: str = Field(default="replicated", min_length=1, description=BACKEND)
-    backend_options: dict[str, bool | int | float | str] = Field(default={}, description=BACKEND_OPTIONS)
-    lr_decay_steps: int | None = Field(
-        default=None, ge=1, description="Optimizer steps over which the learning rate falls linearly; null keeps it."
-    )
-    min_lr_ratio: float = Field(
-        default=0.1, ge=0, le=1, description="Share of the learning rate that is left after lr_decay_steps."
     )
 
     @property

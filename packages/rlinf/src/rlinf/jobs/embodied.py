@@ -170,7 +170,7 @@ class EmbodiedJob(Job):
             policy=self._policy,
             algorithm=self.config.algorithm,
             backend=self._backend,
-            optimizer=optimizer_settings(actor, betas=(0.9, 0.999), epsilon=ADAM_EPSILON),
+            optimizer=optimizer_settings(actor, epsilon=ADAM_EPSILON),
         )
 
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:

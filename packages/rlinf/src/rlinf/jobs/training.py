@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from rlinf.config.embodied import PolicyActorConfig
-from rlinf.config.reasoning import ActorConfig, CriticConfig
+from rlinf.config.common import OptimizerConfig, TrainerConfig
 from rlinf.doors import named_class
 from rlinf_workers.registry import BACKENDS
 from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
 
-def backend_settings(actor: ActorConfig | PolicyActorConfig, num_shards: int) -> BackendSettings:
+def backend_settings(actor: TrainerConfig, num_shards: int) -> BackendSettings:
     """Raises: UserError where there is no such backend, or its constructor does not take the options."""
     name, options = actor.backend, dict(actor.backend_options)
     settings = {"optimizer": None, "num_shards": num_shards}
@@ -20,7 +19,7 @@ def backend_settings(actor: ActorConfig | PolicyActorConfig, num_shards: int) ->
     return BackendSettings(name=name, options=options, num_shards=num_shards)
 
 
-def optimizer_settings(section: ActorConfig | CriticConfig | PolicyActorConfig, **others: Any) -> OptimizerSettings:
+def optimizer_settings(section: OptimizerConfig, **others: Any) -> OptimizerSettings:
     """What a section of the config says of the optimizer, and what it leaves open."""
     said = {field.name for field in fields(OptimizerSettings)} & type(section).model_fields.keys()
     return OptimizerSettings(**{name: getattr(section, name) for name in said}, **others)
