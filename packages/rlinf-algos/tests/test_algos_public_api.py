@@ -127,6 +127,12 @@ def test_signatures_with_defaults():
         "token_logprobs": "logits, token_ids, temperature=1.0, *loss_mask=None",
         "entropy_of_logits": "logits, temperature=1.0, *loss_mask=None",
         "logprobs_and_entropy": "logits, token_ids, temperature=1.0, *loss_mask=None",
+        "head_logprobs": (
+            "hidden, weight, token_ids, temperature=1.0, *bias=None, *softcap=None, *loss_mask=None, *kept_bytes=0"
+        ),
+        "head_logprobs_and_entropy": (
+            "hidden, weight, token_ids, temperature=1.0, *bias=None, *softcap=None, *loss_mask=None, *kept_bytes=0"
+        ),
         "gaussian_log_prob": "actions, mean, log_std",
         "gaussian_entropy": "mean, log_std",
         "gaussian_sample": "mean, log_std, generator=None",

@@ -46,6 +46,7 @@ from rlinf_algos.evaluation import (
     pass_at_k,
 )
 from rlinf_algos.gaussian import gaussian_entropy, gaussian_log_prob, gaussian_sample
+from rlinf_algos.head import head_logprobs, head_logprobs_and_entropy
 from rlinf_algos.kl import (
     adapted_kl_coef,
     kl_abs,
@@ -165,6 +166,8 @@ __all__ = [
     "token_logprobs",
     "entropy_of_logits",
     "logprobs_and_entropy",
+    "head_logprobs",
+    "head_logprobs_and_entropy",
     "gaussian_log_prob",
     "gaussian_entropy",
     "gaussian_sample",

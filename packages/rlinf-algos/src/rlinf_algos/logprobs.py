@@ -7,7 +7,7 @@ writes it into the gradient, which has the dtype of the logits. All arithmetic i
 Logits of -inf (a banned token) are fine; a chosen token must not have one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from rlinf_algos.checks import as_mask
 from rlinf_algos.errors import AlgosError, NonFiniteError, ShapeError
 
-_LEAST = -1e4
+LEAST = -1e4
 """Stands for the logarithm of a probability that is 0 in every dtype: a -inf times 0 would be NaN, and p log p is 0."""
 
 _CPU_CHUNK_ELEMENTS = 1 << 20
@@ -46,11 +46,11 @@ def token_logprobs(
         ShapeError: shapes do not fit. NonFiniteError: NaN or +inf in a row, or -inf at the token.
         AlgosError: a token id out of range, a temperature not above 0.
     """
-    mask = _checked_mask(logits, temperature, loss_mask)
-    ids = _checked_ids(logits, token_ids, mask)
+    mask = checked_mask(logits, temperature, loss_mask)
+    ids = checked_ids(logits, token_ids, mask)
     (result,) = _TokenStatistics.apply(logits, ids.reshape(-1), mask.reshape(-1), float(temperature), False)
     result = result.view(mask.shape)
-    _check_rows(result, logits, mask, ids)
+    check_rows(result, mask, ids, lambda index: logits.detach()[index])
     return result
 
 
@@ -66,10 +66,10 @@ def entropy_of_logits(logits: Tensor, temperature: float = 1.0, *, loss_mask: Te
     Raises:
         ShapeError, NonFiniteError, AlgosError: as for `token_logprobs`.
     """
-    mask = _checked_mask(logits, temperature, loss_mask)
+    mask = checked_mask(logits, temperature, loss_mask)
     (result,) = _TokenStatistics.apply(logits, None, mask.reshape(-1), float(temperature), True)
     result = result.view(mask.shape)
-    _check_rows(result, logits, mask, None)
+    check_rows(result, mask, None, lambda index: logits.detach()[index])
     return result
 
 
@@ -84,11 +84,11 @@ def logprobs_and_entropy(
     Returns:
         log-probabilities and entropies, each [B, T] float32 (float64 for float64 logits), nats, differentiable once.
     """
-    mask = _checked_mask(logits, temperature, loss_mask)
-    ids = _checked_ids(logits, token_ids, mask)
+    mask = checked_mask(logits, temperature, loss_mask)
+    ids = checked_ids(logits, token_ids, mask)
     both = _TokenStatistics.apply(logits, ids.reshape(-1), mask.reshape(-1), float(temperature), True)
     logprobs, entropies = (flat.view(mask.shape) for flat in both)
-    _check_rows(logprobs, logits, mask, ids)
+    check_rows(logprobs, mask, ids, lambda index: logits.detach()[index])
     return logprobs, entropies
 
 
@@ -99,7 +99,7 @@ class _TokenStatistics(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, ids: Tensor | None, mask: Tensor, temperature: float, wants_entropy: bool
     ) -> tuple[Tensor, ...]:
-        logsumexp = torch.empty(len(mask), dtype=_compute_dtype(logits), device=logits.device)
+        logsumexp = torch.empty(len(mask), dtype=compute_dtype(logits), device=logits.device)
         logprobs = entropies = None
         if ids is not None:
             logprobs = torch.empty_like(logsumexp)
@@ -117,7 +117,7 @@ class _TokenStatistics(torch.autograd.Function):
             if logprobs is not None:
                 logprobs[rows] -= log_total
             if entropies is not None:
-                expectation = weights.mul_(shifted.clamp_(min=_LEAST)).sum(dim=-1) / total
+                expectation = weights.mul_(shifted.clamp_(min=LEAST)).sum(dim=-1) / total
                 entropies[rows] = log_total - expectation
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(logits, ids, mask, logsumexp, entropies)
@@ -145,7 +145,7 @@ class _TokenStatistics(torch.autograd.Function):
             if of_entropies is None:
                 probs.mul_(-slope[rows, None])
             else:  # p * (-slope - weight * (log p + H))
-                probs.mul_(shifted.clamp_(min=_LEAST).mul_(-weight[rows, None]).sub_(offset[rows, None]))
+                probs.mul_(shifted.clamp_(min=LEAST).mul_(-weight[rows, None]).sub_(offset[rows, None]))
             if ids is not None:
                 at_token = probs.gather(1, ids[rows, None]) + slope[rows, None]
                 probs.scatter_(1, ids[rows, None], at_token)  # one target a row: no atomic additions as in scatter_add_
@@ -173,7 +173,7 @@ def _chunks(logits: Tensor, num_buffers: int) -> Iterator[tuple[slice, Tensor, l
     vocab = logits.shape[-1]
     num_rows = max(1, num_elements // vocab)
     num_rows = min(num_rows, max(1, logits.numel() // vocab))
-    options: Any = {"dtype": _compute_dtype(logits), "device": logits.device}
+    options: Any = {"dtype": compute_dtype(logits), "device": logits.device}
     buffers = [torch.empty(num_rows, vocab, **options) for _ in range(num_buffers)]
     start = 0
     for matrix in _matrices(logits.detach()):
@@ -195,11 +195,11 @@ def _matrices(logits: Tensor) -> Iterator[Tensor]:
             yield from _matrices(part)
 
 
-def _compute_dtype(logits: Tensor) -> torch.dtype:
+def compute_dtype(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def _checked_mask(logits: Tensor, temperature: float, loss_mask: Tensor | None) -> Tensor:
+def checked_mask(logits: Tensor, temperature: float, loss_mask: Tensor | None) -> Tensor:
     if logits.ndim == 0 or logits.shape[-1] == 0:
         raise ShapeError(f"logits has shape {list(logits.shape)}; expected [B, T, V] with at least one token in V")
     if not logits.is_floating_point():
@@ -211,7 +211,7 @@ def _checked_mask(logits: Tensor, temperature: float, loss_mask: Tensor | None) 
     return as_mask("loss_mask", loss_mask, "logits[..., 0]", logits[..., 0])
 
 
-def _checked_ids(logits: Tensor, token_ids: Tensor, mask: Tensor) -> Tensor:
+def checked_ids(logits: Tensor, token_ids: Tensor, mask: Tensor) -> Tensor:
     """int64, 0 outside the mask."""
     if token_ids.shape != logits.shape[:-1]:
         raise ShapeError(
@@ -230,13 +230,19 @@ def _checked_ids(logits: Tensor, token_ids: Tensor, mask: Tensor) -> Tensor:
     return ids
 
 
-def _check_rows(result: Tensor, logits: Tensor, mask: Tensor, ids: Tensor | None) -> None:
-    """Non-finite logits show in the result, so that the logits themselves need no pass of their own."""
+def check_rows(
+    result: Tensor, mask: Tensor, ids: Tensor | None, logits_at: Callable[[tuple[int, ...]], Tensor]
+) -> None:
+    """Non-finite logits show in the result, so that the logits themselves need no pass of their own.
+
+    Args:
+        logits_at: the logits [V] at an index into `result`.
+    """
     bad = (~torch.isfinite(result.detach()) & mask).nonzero()
     if not len(bad):
         return
     index = tuple(bad[0].tolist())
-    row = logits.detach()[index]
+    row = logits_at(index)
     culprits = (torch.isnan(row) | (row == float("inf"))).nonzero()
     if len(culprits):
         column, reason = int(culprits[0]), "is not finite"
