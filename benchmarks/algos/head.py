@@ -2,7 +2,7 @@
 
     python -m benchmarks.algos.head [--tokens 8192] [--rounds 1] [--dtype float32] [--what both] [--output FILE]
 
-Hidden 1,536, vocabulary 151,936 (Qwen2.5-1.5B). The plain formula: the head's product, log_softmax in float32, gather and
+Hidden 1,536, vocabulary 151,936 (Qwen2.5-1.5B). The plain formula: the product, log_softmax in float32, gather and
 `-(p log p).sum`. Memory is what the process holds at most beside hidden states and weight; the gradients of both are
 part of it on both sides. Ours keeps logits of the forward pass within a part of the memory target. Numbers of both are
 compared, too.
