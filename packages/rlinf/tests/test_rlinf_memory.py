@@ -17,7 +17,7 @@ from rlinf.planning.memory import check_memory, loads_of, rank_memory, reference
 from rlinf_algos.logprobs import token_logprobs
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Lengths
-from rlinf_sched.derive.replicated import ReplicatedJob, trainer_memory
+from rlinf_sched.derive.replicated import ReplicatedJob, forward_memory, trainer_memory
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits
@@ -204,3 +204,18 @@ def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
     check(together, offload=False)
     with pytest.raises(UserError):
         check(together - 1, offload=False)
+
+
+def test_beyond_a_size_more_tokens_need_no_more_logits() -> None:
+    shape = ModelShape(name="wide", num_layers=1, head_dim=16, qkv_bias=True, **{**SMALL, "vocab_size": 1 << 17})
+
+    def work(group_size: int) -> tuple[int, int]:
+        lengths = Lengths(mean_tokens=256, limit_tokens=256, prompt_tokens=16, group_size=group_size)
+        job = ReplicatedJob(lengths=lengths, num_groups=1)
+        return trainer_memory(shape, job, 1).work, forward_memory(shape, job).work
+
+    logits = 4 * 256 << 17  # of a sequence, in float32
+    small, most, above, far = (work(group_size) for group_size in (4, 8, 16, 32))
+    assert most[0] - small[0] > 4 * 5 * logits and most[1] - small[1] > 4 * 4 * logits
+    assert above[0] < most[0] and above[1] < most[1]
+    assert far[0] - above[0] < logits and far[1] - above[1] < logits

@@ -22,8 +22,8 @@ from rlinf_algos.logprobs import LEAST, check_rows, checked_ids, checked_mask, c
 _MAX_TILE_ROWS = 8192
 _CPU_TILE_ELEMENTS = 1 << 24
 """64 MiB of float32: products of this size run at the full rate of a core."""
-_DEVICE_TILE_ELEMENTS = 1 << 27
-"""512 MiB of float32: on a GPU each tile costs a handful of kernel launches."""
+_DEVICE_TILE_ELEMENTS = 1 << 26
+"""256 MiB of float32: on a GPU each tile costs a handful of kernel launches."""
 
 
 def head_logprobs(

@@ -28,6 +28,11 @@ FLOAT_BYTES = 4
 NUM_LOGIT_COPIES = 3
 """float32 tensors of the size of the logits that exist at the peak of a backward pass: the logits at the temperature,
 their logarithmic softmax and its gradient."""
+MAX_LOGITS_BYTES = 1 << 30
+"""Bytes of a pass's logits in float32 above which the head works in tiles; so many bytes of logits are kept for the
+backward pass, the others are computed again."""
+TILE_BYTES = 640 << 20
+"""Bytes of the buffers in which a head without logits works on a GPU: two of 256 MiB in float32, one below that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +113,7 @@ def forward_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
     logits."""
     lengths, size = job.lengths, job.lengths.group_size
     layer = size * lengths.limit_tokens * 4 * _mlp_width(model) * job.dtype_bytes
-    logits = size * lengths.limit_tokens * model.vocab_size * (2 * job.dtype_bytes + 2 * FLOAT_BYTES)
+    logits = _head_bytes(model, job, size * lengths.limit_tokens, 2 * job.dtype_bytes + 2 * FLOAT_BYTES, num_kept=0)
     cache = size * (lengths.prompt_tokens + lengths.limit_tokens) * _kv_bytes(model, job)
     return RankMemory(weights=job.dtype_bytes * model.num_parameters, work=cache + max(layer, logits))
 
@@ -229,16 +234,15 @@ def _update_bytes(model: ModelShape, job: ReplicatedJob) -> int:
     num_answered = lengths.group_size * lengths.limit_tokens
     num_attended = lengths.group_size * (lengths.prompt_tokens + lengths.limit_tokens)
     prompts = num_groups * _kept_bytes(model, job, lengths.prompt_tokens, lengths.prompt_tokens)
-    completions = num_groups * (
-        _kept_bytes(model, job, num_answered, num_attended) + num_answered * _logit_bytes(model, job)
-    )
+    completions = num_groups * _kept_bytes(model, job, num_answered, num_attended)
+    completions += _trained_head_bytes(model, job, num_groups * num_answered)
     return prompts + max(completions, job.dtype_bytes * model.num_parameters)
 
 
 def _warm_start_bytes(model: ModelShape, job: ReplicatedJob) -> int:
     """Bytes that autograd holds for a batch of whole sequences."""
     num_tokens = job.warm_start_sequences * (job.lengths.prompt_tokens + job.lengths.limit_tokens)
-    return _kept_bytes(model, job, num_tokens, num_tokens) + num_tokens * _logit_bytes(model, job)
+    return _kept_bytes(model, job, num_tokens, num_tokens) + _trained_head_bytes(model, job, num_tokens)
 
 
 def _kept_bytes(model: ModelShape, job: ReplicatedJob, num_tokens: int, num_attended: int) -> int:
@@ -256,9 +260,19 @@ def _kept_bytes(model: ModelShape, job: ReplicatedJob, num_tokens: int, num_atte
     return model.num_layers * (num_tokens * of_token + num_attended * 2 * query_width * job.dtype_bytes)
 
 
-def _logit_bytes(model: ModelShape, job: ReplicatedJob) -> int:
-    """Bytes of one token's logits and of what is computed from them."""
-    return model.vocab_size * (2 * job.dtype_bytes + NUM_LOGIT_COPIES * FLOAT_BYTES)
+def _trained_head_bytes(model: ModelShape, job: ReplicatedJob, num_tokens: int) -> int:
+    """Bytes of a backward pass through the head, gradients of weights aside."""
+    of_logit = 2 * job.dtype_bytes + NUM_LOGIT_COPIES * FLOAT_BYTES
+    return _head_bytes(model, job, num_tokens, of_logit, num_kept=MAX_LOGITS_BYTES)
+
+
+def _head_bytes(model: ModelShape, job: ReplicatedJob, num_tokens: int, of_logit: int, *, num_kept: int) -> int:
+    """Bytes of so many tokens' logits and of what is computed from them, `of_logit` each; or, where they are too many,
+    of tiles, of the logits that are kept and of the states' gradients."""
+    num_logits = num_tokens * model.vocab_size
+    if FLOAT_BYTES * num_logits <= MAX_LOGITS_BYTES:
+        return num_logits * of_logit
+    return TILE_BYTES + num_kept + num_tokens * model.hidden_size * (2 * job.dtype_bytes + FLOAT_BYTES)
 
 
 def _mlp_width(model: ModelShape) -> int:

@@ -9,7 +9,7 @@ G * (L + T) positions a group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -78,28 +78,46 @@ def pad_left(rows: Sequence[Tensor], width: int, pad_id: int) -> tuple[Tensor, T
 
 def completion_logits(model: Any, batch: SequenceBatch) -> Tensor:
     """What the model's head gives before each completion token, [B, T, V]; a critic's head has V = 1."""
+    return _before_completions(lambda **arguments: model(**arguments).logits, model.config, batch)
+
+
+def completion_states(model: Any, batch: SequenceBatch) -> Tensor:
+    """What the head is given before each completion token, [B, T, H]."""
+
+    def states(logits_to_keep: int = 0, **arguments: Any) -> Tensor:
+        return model.base_model(**arguments).last_hidden_state[:, -logits_to_keep:]
+
+    return _before_completions(states, model.config, batch)
+
+
+def _before_completions(outputs: Callable[..., Tensor], config: Any, batch: SequenceBatch) -> Tensor:
+    """What the model puts out before each completion token.
+
+    Args:
+        outputs: the model, given the arguments of a transformers model.
+    """
     from transformers import DynamicCache
 
     size, (width, num_tokens) = batch.group_size, (batch.prompt_ids.shape[1], batch.completion_ids.shape[1])
     # Without left padding causality is mask enough, and attention takes its fast path.
     mask = None if bool(batch.prompt_mask.all()) else batch.prompt_mask
-    cache = DynamicCache(config=model.config)
-    prompts = model(
+    cache = DynamicCache(config=config)
+    prompts = outputs(
         input_ids=batch.prompt_ids, past_key_values=cache, logits_to_keep=1, use_cache=True, **_positions(mask, width)
     )
-    logits = prompts.logits.repeat_interleave(size, 0)
+    found = prompts.repeat_interleave(size, 0)
     if num_tokens > 1:
         cache.batch_repeat_interleave(size)
         if mask is not None:
             mask = torch.cat([mask.repeat_interleave(size, 0), torch.ones_like(batch.completion_ids[:, 1:])], 1)
-        completions = model(
+        completions = outputs(
             input_ids=batch.completion_ids[:, :-1],
             past_key_values=cache,
             use_cache=True,
             **_positions(mask, num_tokens - 1),
         )
-        logits = torch.cat([logits, completions.logits], 1)
-    return logits
+        found = torch.cat([found, completions], 1)
+    return found
 
 
 def _positions(mask: Tensor | None, num_queries: int) -> dict[str, Tensor]:

@@ -6,11 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
+from rlinf_workers.models.head import answers_of_states, has_large_logits
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer
-from rlinf_workers.models.sequences import SequenceBatch, completion_logits
+from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_states
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import Evaluation, Trainable
 
@@ -32,7 +33,10 @@ class TokenModel(Trainable):
 
     def answers(self, model: Any, batch: SequenceBatch | ExampleBatch, *, entropies: bool) -> Evaluation:
         if isinstance(batch, ExampleBatch):
-            return Evaluation(logprobs=_example_logprobs(model, batch))
+            return _example_answers(model, batch)
+        if has_large_logits(model, batch.completion_ids.numel()):
+            states, ids, mask = completion_states(model, batch), batch.completion_ids, batch.loss_mask
+            return answers_of_states(model, states, ids, mask, self._temperature, entropies=entropies)
         logits, ids = completion_logits(model, batch), batch.completion_ids
         if not entropies:
             return Evaluation(logprobs=token_logprobs(logits, ids, temperature=self._temperature))
@@ -71,9 +75,13 @@ class ValueModel(Trainable):
         return Evaluation(values=completion_logits(model, batch)[..., 0].float())
 
 
-def _example_logprobs(model: Any, batch: ExampleBatch) -> Tensor:
-    """[B, T - 1] of the tokens from the second on, at temperature 1."""
+def _example_answers(model: Any, batch: ExampleBatch) -> Evaluation:
+    """Log-probabilities [B, T - 1] of the tokens from the second on, at temperature 1."""
+    if has_large_logits(model, batch.token_ids.numel()):
+        states = model.base_model(input_ids=batch.token_ids, use_cache=False).last_hidden_state[:, :-1]
+        ids, mask = batch.token_ids[:, 1:], batch.loss_mask[:, 1:]
+        return answers_of_states(model, states, ids, mask, 1.0, entropies=False)
     logits = model(input_ids=batch.token_ids, use_cache=False).logits[:, :-1]
     ids = batch.token_ids[:, 1:]
     losses = nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids.flatten(), reduction="none")
-    return -losses.view_as(ids)
+    return Evaluation(logprobs=-losses.view_as(ids))
