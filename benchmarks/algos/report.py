@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks.sched.report import Measured
 
@@ -16,6 +18,7 @@ def sections(results: Path) -> Iterator[str]:
         path = results / f"{name}.json"
         if path.exists():
             yield from lines(Measured(path))
+    yield from _heads([json.loads(path.read_text()) for path in sorted(results.glob("algos-head-*.json"))])
 
 
 def _losses(measured: Measured) -> Iterator[str]:
@@ -47,5 +50,27 @@ def _logprobs(measured: Measured) -> Iterator[str]:
         yield (
             f"| {name} | {case['time_ratio']:.2f} | {case['memory_ratio']:.2f} "
             f"| {case['peak_bytes']['ours'] / 1e6:.0f} MB |"
+        )
+    yield ""
+
+
+def _heads(results: list[dict[str, Any]]) -> Iterator[str]:
+    if not results:
+        return
+    first = results[0]["settings"]
+    machine = results[0]["machine"]
+    yield (
+        f"\nLog-probabilities and entropies from hidden states of width {first['hidden']:,} and the head's weight, "
+        f"vocabulary {first['vocabulary']:,}, forward and backward, over product and plain formula in the same run, on "
+        f"{first['threads']} thread{'s' * (first['threads'] > 1)}; memory with the gradients of both. Target: "
+        f"{results[0]['findings']['target']} ({machine['processor']}, {results[0]['date'][:10]}).\n"
+    )
+    yield "| what, dtype | tokens | time / plain | peak memory / plain | peak memory |\n|---|---|---|---|---|"
+    for result in sorted(results, key=lambda one: (one["settings"]["tokens"], one["benchmark"])):
+        settings, found = result["settings"], result["findings"]
+        yield (
+            f"| {settings['what']}, {settings['dtype']} | {settings['tokens']:,} "
+            f"| {result['comparisons'][0]['ratio_of_medians']:.2f} | {found['memory_ratio']:.3f} "
+            f"| {found['peak_bytes']['ours'] / 1e6:,.0f} of {found['peak_bytes']['plain'] / 1e6:,.0f} MB |"
         )
     yield ""
