@@ -27,7 +27,7 @@ def made(kind, **more):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES, **more)).double().eval()
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES, **more)).eval()
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_answers_and_gradients_are_those_of_the_logits(monkeypatch, trained, mod
     monkeypatch.setattr(head, "MAX_LOGITS_BYTES", 0)
     monkeypatch.setattr(trainable, "completion_logits", None)
     monkeypatch.setattr(type(built), "forward", None)  # no logits are made
-    torch.testing.assert_close(answered(trained, built, batch, mask), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(answered(trained, built, batch, mask), expected, rtol=1e-4, atol=2e-5)
 
 
 def test_small_logits_and_unknown_heads_stay_as_they_are(monkeypatch):
