@@ -55,11 +55,11 @@ def main() -> None:
     ids = torch.randint(0, VOCAB, (args.tokens,), generator=generator)
     kept = int(KEPT_SHARE * 3 * 4 * args.tokens * VOCAB)
 
-    def ours_logprobs(*inputs: Tensor) -> Tensor:
-        return head_logprobs(*inputs, kept_bytes=kept).sum()
+    def ours_logprobs(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
+        return head_logprobs(hidden, weight, ids, kept_bytes=kept).sum()
 
-    def ours_both(*inputs: Tensor) -> Tensor:
-        logprobs, entropies = head_logprobs_and_entropy(*inputs, kept_bytes=kept)
+    def ours_both(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
+        logprobs, entropies = head_logprobs_and_entropy(hidden, weight, ids, kept_bytes=kept)
         return logprobs.sum() + entropies.sum()
 
     functions: dict[str, Function] = {"ours": ours_logprobs, "plain": plain_logprobs}

@@ -171,8 +171,8 @@ class _HeadStatistics(torch.autograd.Function):
         slope, of_entropies = (
             torch.zeros_like(logsumexp) if grad is None else grad / ctx.temperature for grad in (*grads, None)[:2]
         )
-        has_entropies = entropies is not None and bool((of_entropies != 0).any())
-        offset = slope + of_entropies * entropies if has_entropies else slope
+        has_entropies = bool((of_entropies != 0).any())
+        offset = slope if entropies is None else slope + of_entropies * entropies
         active = ((slope != 0) | (of_entropies != 0)).nonzero().squeeze(1)
         is_whole = len(active) == num_tokens
         if not is_whole:  # a token without gradient costs nothing
