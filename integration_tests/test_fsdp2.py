@@ -7,27 +7,25 @@ from safetensors.torch import load_file
 
 from command_line import SHORT_SORT, last_checkpoint, rows, train
 
+pytestmark = pytest.mark.slow
 TWO = SHORT_SORT | {"cluster.num_devices": 2, "run.num_steps": 2, "run.evaluate_every": 100, "run.checkpoint_every": 2}
 MODES = [
     {"mode": "collocated"},
-    pytest.param(
-        {
-            "mode": "hybrid",
-            "plan.granularity": "{rollout: 4, reward: 2, actor: 3}",
-            "algorithm.name": "dapo",
-            "algorithm.oversampling": 1.5,
-            "algorithm.overlong_buffer_tokens": 1,
-            "algorithm.kl_coef": 0.1,
-        },
-        marks=pytest.mark.slow,
-    ),
-    pytest.param({"mode": "collocated", "algorithm.name": "ppo", "algorithm.num_epochs": 2}, marks=pytest.mark.slow),
-    pytest.param({"mode": "disaggregated", "rollout.num_prompts": 7}, marks=pytest.mark.slow),
+    {
+        "mode": "hybrid",
+        "plan.granularity": "{rollout: 4, reward: 2, actor: 3}",
+        "algorithm.name": "dapo",
+        "algorithm.oversampling": 1.5,
+        "algorithm.overlong_buffer_tokens": 1,
+        "algorithm.kl_coef": 0.1,
+    },
+    {"mode": "collocated", "algorithm.name": "ppo", "algorithm.num_epochs": 2},
+    {"mode": "disaggregated", "rollout.num_prompts": 7},
 ]
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("first", ["fsdp2", pytest.param("replicated", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first", ["fsdp2", "replicated"])
 def test_a_checkpoint_of_one_goes_on_under_the_other(tmp_path, mode, first):
     train("sort-grpo", tmp_path / "first", TWO | mode | {"actor.backend": first})
     found = {}
@@ -39,6 +37,6 @@ def test_a_checkpoint_of_one_goes_on_under_the_other(tmp_path, mode, first):
     for row, wanted in zip(other, expected, strict=True):
         for key in ("actor/loss", "actor/grad_norm", "reward/mean"):
             assert row.get(key) == pytest.approx(wanted.get(key), rel=1e-6, abs=1e-7), key
-    wanted = load_file(last_checkpoint(found["replicated"]) / "actor" / "model" / "model.safetensors")
-    for name, tensor in load_file(last_checkpoint(found["fsdp2"]) / "actor" / "model" / "model.safetensors").items():
+    wanted = load_file(last_checkpoint(found["replicated"]) / "model" / "model.safetensors")
+    for name, tensor in load_file(last_checkpoint(found["fsdp2"]) / "model" / "model.safetensors").items():
         assert (tensor - wanted[name]).abs().max() <= 1e-5 * wanted[name].abs().max(), name

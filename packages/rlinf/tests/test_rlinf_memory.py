@@ -181,6 +181,10 @@ def test_ranks_that_share_a_model_out_have_parts_of_all_but_the_work() -> None:
         part = -(-copy // num_ranks)
         assert (memory["actor"].weights, memory["actor"].gradients, memory["actor"].optimizer) == (part, part, 2 * part)
         assert memory["rollout"].state == memory["reference"].state == copy
+    with pytest.raises(UserError, match=r"actor.backend_options: fsdp2 got an unexpected keyword argument 'dtype'"):
+        jobs.prepare(
+            config_of(*flags, "--actor.backend_options={dtype: float32}"), Machine(num_cpus=2, memory_bytes=16 << 30)
+        )
     for options in ("{compute_dtype: bfloat16}", "{recompute: true}"):
         cheaper = rank_memory(shape, replicated_job(config_of(*flags, f"--actor.backend_options={options}")), {}, None)
         dearer = rank_memory(shape, replicated_job(config), {}, None)

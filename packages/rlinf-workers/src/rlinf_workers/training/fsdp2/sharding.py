@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -48,13 +48,14 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=True)
     for layer in layers_of(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    root = fully_shard(Root(model), mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    root = Root(model)
+    fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             module.set_reduce_scatter_unused_params(True)  # a loss may leave parameters out on one rank alone
-    return cast(Root, root)
+    return root
 
 
 def recompute_feed_forward(model: nn.Module) -> None:
