@@ -59,13 +59,19 @@ bool RobustMutex::lock() {
     pause_cpu();
     error = ::pthread_mutex_trylock(&mutex_);
   }
-  if (error == EBUSY) {
-    error = ::pthread_mutex_lock(&mutex_);
+  while (error == EBUSY || error == ETIMEDOUT) {
+    // Not without an end: the wake-up of a sleeper is lost when it went to another one that was killed before it had
+    // the lock, while a third took the lock without knowing of sleepers.
+    timespec slice{};
+    const int64_t end_ns = monotonic_ns() + kWaitSliceNs;
+    slice.tv_sec = end_ns / 1'000'000'000;
+    slice.tv_nsec = end_ns % 1'000'000'000;
+    error = ::pthread_mutex_clocklock(&mutex_, CLOCK_MONOTONIC, &slice);
   }
   if (error == EOWNERDEAD) {
     return true;
   }
-  RLINF_CHECK_INTERNAL(error == 0, "pthread_mutex_lock: ", std::strerror(error));
+  RLINF_CHECK_INTERNAL(error == 0, "pthread_mutex_clocklock: ", std::strerror(error));
   return false;
 }
 
