@@ -265,13 +265,16 @@ def test_resume_refuses_other_overrides(run_folder: Path, argument: str, change:
     with pytest.raises(UserError, match="a resumed run goes on with the config it was started with") as caught:
         load_for_resume(run_folder, parse_overrides([argument, "--run.num_steps=900"]))
     assert f"  - {change}" in str(caught.value)
-    assert "only run, mode, plan, cluster and keys below them may change" in str(caught.value)
+    assert "only run, mode, plan, cluster, actor.backend, actor.backend_options and keys below them may change" in str(
+        caught.value
+    )
     assert "--run." not in str(caught.value)
 
 
 def test_a_run_may_go_on_elsewhere(run_folder: Path):
     arguments = ["--mode=disaggregated", "--cluster.num_devices=2", "--plan.granularity.rollout=4"]
-    config = load_for_resume(run_folder, parse_overrides(arguments))
+    config = load_for_resume(run_folder, parse_overrides([*arguments, "--actor.backend=fsdp2"]))
+    assert config.actor.backend == "fsdp2"
     assert (config.mode, config.cluster.num_devices, config.plan.granularity) == ("disaggregated", 2, {"rollout": 4})
 
 

@@ -170,6 +170,27 @@ def test_a_rank_has_weights_its_shards_gradients_and_two_moments() -> None:
     assert trainer_memory(shape, replicated_job(warm), 8).state == (1 + 1 + 2) * copy  # one optimizer after the other
 
 
+def test_ranks_that_share_a_model_out_have_parts_of_all_but_the_work() -> None:
+    flags = ["--actor.num_shards=8", "--actor.backend=fsdp2", "--warm_start=null", "--algorithm.kl_coef=0.1"]
+    config = config_of(*flags)
+    shape = shape_of(config, 13)
+    assert shape is not None
+    copy = 4 * shape.num_parameters
+    for num_ranks in (1, 2, 8):
+        memory = rank_memory(shape, replicated_job(config), {"actor": num_ranks}, shape)
+        part = -(-copy // num_ranks)
+        assert (memory["actor"].weights, memory["actor"].gradients, memory["actor"].optimizer) == (part, part, 2 * part)
+        assert memory["rollout"].state == memory["reference"].state == copy
+    with pytest.raises(UserError, match=r"actor.backend_options: fsdp2 got an unexpected keyword argument 'dtype'"):
+        jobs.prepare(
+            config_of(*flags, "--actor.backend_options={dtype: float32}"), Machine(num_cpus=2, memory_bytes=16 << 30)
+        )
+    for options in ("{compute_dtype: bfloat16}", "{recompute: true}"):
+        cheaper = rank_memory(shape, replicated_job(config_of(*flags, f"--actor.backend_options={options}")), {}, None)
+        dearer = rank_memory(shape, replicated_job(config), {}, None)
+        assert cheaper["actor"].work < dearer["actor"].work
+
+
 def test_a_model_that_cannot_fit_is_refused_before_anything_starts() -> None:
     config = config_of("--cluster.num_devices=2")
     jobs.prepare(config, Machine(num_cpus=2, memory_bytes=16 << 30))

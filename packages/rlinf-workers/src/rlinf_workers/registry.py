@@ -11,7 +11,11 @@ from typing import Any
 from rlinf_algos.registry import Registry
 
 BACKENDS: Registry[Any] = Registry(
-    "training backend", {"replicated": "rlinf_workers.training.replicated.backend:ReplicatedBackend"}
+    "training backend",
+    {
+        "replicated": "rlinf_workers.training.replicated.backend:ReplicatedBackend",
+        "fsdp2": "rlinf_workers.training.fsdp2.backend:fsdp2",
+    },
 )
 ENGINES: Registry[Any] = Registry(
     "generation engine", {"huggingface": "rlinf_workers.generation.huggingface:HuggingFaceEngine"}

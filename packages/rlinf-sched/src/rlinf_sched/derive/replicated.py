@@ -1,13 +1,14 @@
-"""Profiles of the system that holds a whole copy of the model on every rank: data-parallel AdamW without sharding or
-recomputation, and generation by a plain forward loop with a static batch.
+"""Profiles of the system that holds a whole copy of the model on every rank: data-parallel AdamW, and generation by a
+plain forward loop with a static batch. The ranks that train may hold one copy together instead (FSDP2).
 
 Memory is counted from what the code keeps, at the longest sequences that a recipe allows: weights, one gradient buffer
 for each shard of the batch, two moments, and what autograd holds: tensors of a decoder layer of the Llama family, and
-gradients of weights that are used twice.
+gradients of weights that are used twice. Where ranks hold a copy together, each has its part of these, and what a pass
+has gathered.
 Times are arithmetic at a public utilisation, as in `training` and `generation`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlinf_sched.derive.datasheets import Gpu
 from rlinf_sched.derive.generation import BANDWIDTH_UTILISATION, EAGER_LAYER_S
@@ -45,6 +46,12 @@ class ReplicatedJob:
     """Bytes of each number in weights, gradients, moments and activations."""
     num_shards: int = 1
     """Gradient buffers, dealt out to the ranks of the trainer."""
+    is_sharded: bool = False
+    """The trainer's ranks hold one copy together, cut by FSDP2: weights, one gradient and moments."""
+    compute_bytes: int | None = None
+    """Bytes of each number in what a sharded trainer computes; None: `dtype_bytes`."""
+    recomputes: bool = False
+    """A sharded trainer computes the feed-forward half of each layer again in the backward pass."""
     micro_batch_groups: int = 1
     """Groups of one forward and backward pass."""
     num_updates: int = 1
@@ -74,6 +81,8 @@ class RankMemory:
     """Further bytes at the peak of the rank's turn."""
     work_of_item: int = 0
     """Further bytes for each item that is worked on at once."""
+    host_start: int = 0
+    """Bytes of host memory that the rank needs beside its state while it is made or loads a checkpoint."""
 
     @property
     def state(self) -> int:
@@ -100,6 +109,15 @@ def trainer_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> Ran
     copy = job.dtype_bytes * model.num_parameters
     num_buffers = -(-job.num_shards // num_ranks)
     num_models = 2 if job.has_critic else 1
+    if job.is_sharded:
+        part = -(-copy // num_ranks)
+        return RankMemory(
+            weights=num_models * part,
+            gradients=num_models * part,
+            optimizer=NUM_MOMENTS * num_models * part,
+            work=_sharded_work(model, job),
+            host_start=2 * copy,
+        )
     return RankMemory(
         weights=num_models * copy,
         gradients=num_models * num_buffers * copy,
@@ -155,13 +173,16 @@ def _stage_profile(stage: Stage, model: ModelShape, gpu: Gpu, job: ReplicatedJob
 def _train_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProfile:
     """One choice for each number of ranks, which decides how many gradient buffers a rank has."""
     copy = job.dtype_bytes * model.num_parameters
+    kind = "sharded" if job.is_sharded else "replicated"
     num_models = 2 if job.has_critic else 1
     item_s = 3 * num_models * _forward_s(model, gpu, job)
     instances = []
     for num_ranks in (count for count in range(1, job.num_shards + 1) if job.num_shards % count == 0):
         memory = trainer_memory(model, job, num_ranks)
-        reduce_s = 2 * copy / gpu.network_bytes_per_s if num_ranks > 1 else 0.0
-        moved = (3 + 2 * NUM_MOMENTS) * copy  # weights and moments are read and written, the gradient is read
+        sent = 3 * _num_passes(job, num_ranks) if job.is_sharded else 2  # gathered twice and reduced in each pass
+        reduce_s = sent * copy / gpu.network_bytes_per_s if num_ranks > 1 else 0.0
+        stepped = copy // num_ranks if job.is_sharded else copy
+        moved = (3 + 2 * NUM_MOMENTS) * stepped  # weights and moments are read and written, the gradient is read
         instances.append(
             InstanceProfile(
                 num_ranks=num_ranks,
@@ -175,8 +196,14 @@ def _train_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProf
         instances=tuple(instances),
         costs=job.lengths.total_costs,
         weights_bytes=copy,
-        source=f"derived: replicated AdamW training of {model.name} on {gpu.name}, {_how(model, job)}",
+        source=f"derived: {kind} AdamW training of {model.name} on {gpu.name}, {_how(model, job)}",
     )
+
+
+def _num_passes(job: ReplicatedJob, num_ranks: int) -> int:
+    """Micro-batches of an update on a rank."""
+    groups = -(-job.num_groups // (num_ranks * job.num_updates))
+    return max(1, -(-groups // job.micro_batch_groups))
 
 
 def _forward_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProfile:
@@ -229,6 +256,12 @@ def _update_bytes(model: ModelShape, job: ReplicatedJob) -> int:
     A prompt is computed once for all its completions, in a forward pass of its own. So every weight is used twice, and
     autograd holds the gradient of one use, a whole copy of the weights, until it has that of the other.
     """
+    prompts, completions = _micro_batch_bytes(model, job)
+    return prompts + max(completions, job.dtype_bytes * model.num_parameters)
+
+
+def _micro_batch_bytes(model: ModelShape, job: ReplicatedJob) -> tuple[int, int]:
+    """Bytes that autograd holds of a micro-batch's prompts, and of its completions."""
     lengths = job.lengths
     num_groups = min(job.micro_batch_groups, max(1, job.num_groups // job.num_shards))
     num_answered = lengths.group_size * lengths.limit_tokens
@@ -236,7 +269,21 @@ def _update_bytes(model: ModelShape, job: ReplicatedJob) -> int:
     prompts = num_groups * _kept_bytes(model, job, lengths.prompt_tokens, lengths.prompt_tokens)
     completions = num_groups * _kept_bytes(model, job, num_answered, num_attended)
     completions += _trained_head_bytes(model, job, num_groups * num_answered)
-    return prompts + max(completions, job.dtype_bytes * model.num_parameters)
+    return prompts, completions
+
+
+def _sharded_work(model: ModelShape, job: ReplicatedJob) -> int:
+    """Bytes at the peak of a sharded model's backward pass, beside the parts that the rank keeps.
+
+    What is in no layer is gathered for the whole pass and has a whole gradient until the end of it. Of the layers, one
+    is in use, the next is on its way and a third has its gradient. A gradient is sent in the dtype of the weights.
+    """
+    computed = replace(job, dtype_bytes=job.compute_bytes or job.dtype_bytes)
+    embeddings = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
+    rest = embeddings + model.hidden_size + model.vision_parameters
+    layer = -(-(model.num_parameters - rest) // model.num_layers)
+    gathered = computed.dtype_bytes * (2 * rest + 3 * layer) + job.dtype_bytes * max(rest, layer)
+    return gathered + max(sum(_micro_batch_bytes(model, computed)), _warm_start_bytes(model, computed))
 
 
 def _warm_start_bytes(model: ModelShape, job: ReplicatedJob) -> int:
@@ -254,10 +301,12 @@ def _kept_bytes(model: ModelShape, job: ReplicatedJob, num_tokens: int, num_atte
     token that a row attends to: keys and values, once for each query head where a mask hides padding (2 q).
     """
     query_width = model.num_heads * model.head_dim
-    of_token = job.dtype_bytes * (6 * model.hidden_size + 3 * query_width + 4 * _mlp_width(model))
+    of_mlp = 0 if job.recomputes else 4 * _mlp_width(model)
+    of_token = job.dtype_bytes * (6 * model.hidden_size + 3 * query_width + of_mlp)
     if job.dtype_bytes < FLOAT_BYTES:
         of_token += 2 * FLOAT_BYTES * model.hidden_size
-    return model.num_layers * (num_tokens * of_token + num_attended * 2 * query_width * job.dtype_bytes)
+    again = num_tokens * 4 * _mlp_width(model) * job.dtype_bytes if job.recomputes else 0  # one layer at a time
+    return again + model.num_layers * (num_tokens * of_token + num_attended * 2 * query_width * job.dtype_bytes)
 
 
 def _trained_head_bytes(model: ModelShape, job: ReplicatedJob, num_tokens: int) -> int:

@@ -120,6 +120,11 @@ def _before_completions(outputs: Callable[..., Tensor], config: Any, batch: Sequ
     return found
 
 
+def num_calls(batch: SequenceBatch) -> int:
+    """How often `completion_logits` calls the model."""
+    return 1 + (batch.completion_ids.shape[1] > 1)
+
+
 def _positions(mask: Tensor | None, num_queries: int) -> dict[str, Tensor]:
     """Arguments for a batch with left padding: the mask over all keys, and the positions of the last ones."""
     if mask is None:

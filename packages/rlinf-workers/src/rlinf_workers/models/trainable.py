@@ -11,7 +11,7 @@ from torch import nn
 from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
 from rlinf_workers.models.head import answers_of_states, has_large_logits
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer
-from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_states
+from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_states, num_calls
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import Evaluation, Trainable
 
@@ -43,6 +43,9 @@ class TokenModel(Trainable):
         logprobs, found = logprobs_and_entropy(logits, ids, self._temperature)
         return Evaluation(logprobs=logprobs, entropies=found)
 
+    def num_calls(self, batch: SequenceBatch | ExampleBatch) -> int:
+        return 1 if isinstance(batch, ExampleBatch) else num_calls(batch)
+
     def save(self, model: Any, folder: str) -> None:
         model.save_pretrained(folder, safe_serialization=True)
         load_tokenizer(self._settings.folder).save_pretrained(folder)
@@ -73,6 +76,9 @@ class ValueModel(Trainable):
 
     def answers(self, model: Any, batch: SequenceBatch, *, entropies: bool) -> Evaluation:
         return Evaluation(values=completion_logits(model, batch)[..., 0].float())
+
+    def num_calls(self, batch: SequenceBatch) -> int:
+        return num_calls(batch)
 
 
 def _example_answers(model: Any, batch: ExampleBatch) -> Evaluation:

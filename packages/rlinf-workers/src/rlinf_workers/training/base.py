@@ -90,6 +90,10 @@ class Trainable(ABC):
     def answers(self, model: Any, batch: Any, *, entropies: bool) -> Evaluation:
         """One forward, differentiable; the batch is on the model's device."""
 
+    def num_calls(self, batch: Any) -> int:
+        """How often `answers` calls the model; ranks that hold a model together have to call it alike."""
+        return 1
+
     def save(self, model: Any, folder: str) -> None:
         """Writes the model into an existing folder."""
         save_model(model, f"{folder}/{WEIGHTS_FILE}")

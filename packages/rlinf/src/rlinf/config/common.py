@@ -38,11 +38,11 @@ class TrainerConfig(OptimizerConfig):
     backend: str = Field(
         default="replicated",
         min_length=1,
-        description="What holds and trains the model: replicated, or package.module:Class of one's own "
-        "(docs/doors/backend.md).",
+        description="What holds and trains the model: replicated, fsdp2 (docs/backends.md), or package.module:Class of "
+        "one's own (docs/doors/backend.md).",
     )
     backend_options: dict[str, bool | int | float | str] = Field(
-        default={}, description="Further arguments of a backend of one's own."
+        default={}, description="Further arguments of the backend: compute_dtype and recompute of fsdp2, or one's own."
     )
 
 

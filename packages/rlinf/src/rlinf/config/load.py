@@ -19,8 +19,9 @@ from rlinf.config.schema import Config
 from rlinf.config.yaml_source import Tree, describe, dump, read_file
 from rlinf.errors import UserError
 
-RESUMABLE = ("run", "mode", "plan", "cluster")
-"""What may change when a run is resumed: its length, and where it runs, on which no number depends."""
+RESUMABLE = ("run", "mode", "plan", "cluster", "actor.backend", "actor.backend_options")
+"""What may change when a run is resumed: its length, where it runs, on which no number depends, and what holds the
+model."""
 
 MAX_LISTED = 10
 """Mistakes in one message, so that it fits on a screen."""
@@ -79,7 +80,7 @@ def _validated_as(kind: Any, tree: Tree) -> Any:
 
 
 def _resumed(kind: Any, folder: Path, overrides: Sequence[Override], what: str, allowed: Sequence[str]) -> Any:
-    """The config in a folder; of its root keys those `allowed`, and what is below them, may be overridden."""
+    """The config in a folder; the keys `allowed`, and what is below them, may be overridden."""
     file = folder / "config.yaml"
     if not file.is_file():
         missing = "the folder holds no config.yaml" if folder.is_dir() else "there is no such folder"
@@ -92,7 +93,7 @@ def _resumed(kind: Any, folder: Path, overrides: Sequence[Override], what: str, 
     refused = [
         f"--{key} would change {key} from {describe(old)} to {describe(new)}"
         for key, (old, new) in changed.items()
-        if key.partition(".")[0] not in allowed
+        if not f"{key}.".startswith(tuple(f"{root}." for root in allowed))
     ]
     if refused:
         raise UserError(

@@ -1,7 +1,7 @@
 """Whether a reasoning recipe's model fits: what each rank of its workers will hold, before any of them starts.
 
-Every rank holds the whole model, in the recipe's dtype (rlinf_sched.derive.replicated counts it). `rlinf plan` plans
-with these numbers and `rlinf train` refuses by them.
+Every rank holds the whole model, in the recipe's dtype, or with `actor.backend: fsdp2` its part of what is trained
+(rlinf_sched.derive.replicated counts it). `rlinf plan` plans with these numbers and `rlinf train` refuses by them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,24 @@ NUM_STORED = 2
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 HINT = (
     "every rank holds the whole model, nothing is sharded: use a smaller model, --model.dtype bfloat16, a smaller "
-    "--actor.micro_batch_groups, --actor.num_shards or --rollout.max_new_tokens, or devices with more memory"
+    "--actor.micro_batch_groups, --actor.num_shards or --rollout.max_new_tokens, --actor.backend fsdp2 over several "
+    "devices, or devices with more memory"
+)
+SHARDED_HINT = (
+    "the actor's ranks share its model out, all others hold a whole one: use more ranks for the actor, a smaller "
+    "model, a smaller --actor.micro_batch_groups or --rollout.max_new_tokens, --actor.backend_options '{compute_dtype: "
+    "bfloat16, recompute: true}', or devices with more memory"
 )
 
 
 def replicated_job(config: ReasoningConfig) -> ReplicatedJob:
     """What a step of the recipe asks of its ranks; `actor.num_shards` is settled."""
     rollout, algorithm = config.rollout, config.algorithm
+    is_sharded, options = config.actor.backend == "fsdp2", config.actor.backend_options
     return ReplicatedJob(
+        is_sharded=is_sharded,
+        compute_bytes=2 if is_sharded and options.get("compute_dtype") == "bfloat16" else None,
+        recomputes=is_sharded and bool(options.get("recompute")),
         lengths=Lengths(
             mean_tokens=max(1.0, rollout.max_new_tokens * MEAN_SHARE_OF_LIMIT),
             limit_tokens=rollout.max_new_tokens,
@@ -122,7 +132,7 @@ def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices:
     found = rank_memory(shape, job, num_ranks, reference_shape(config, shape))
     for group, memory in found.items():
         alone = Load(group=group, memory=memory, num_items=1, offload=True)
-        _check_device([alone], shape, gpu.name, gpu.memory_bytes)
+        _check_device(config, [alone], shape, gpu.name, gpu.memory_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +154,8 @@ class Load:
     def process(self) -> int:
         """Bytes that the rank's process takes on a CPU slot, without the store of weights."""
         work = self.peak - self.memory.state
-        return PROCESS_BYTES + self.peak + round(HEAP_SHARE * (work + self.memory.optimizer))
+        working = self.peak + round(HEAP_SHARE * (work + self.memory.optimizer))
+        return PROCESS_BYTES + max(working, self.memory.state + self.memory.host_start)
 
 
 def loads_of(config: ReasoningConfig, shape: ModelShape, plan: Plan) -> list[Load]:
@@ -183,11 +194,12 @@ def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster
     if cluster.devices[0].kind == "cpu":
         needed = sum(load.process for load in loads) + stored_bytes(shape, config)
         if needed > memory_bytes:  # offloading leaves everything where it is
-            raise _misfit(shape, loads, f"the {len(loads)} processes need", needed, "this machine", memory_bytes)
+            who = f"the {len(loads)} processes need"
+            raise _misfit(config, shape, loads, who, needed, "this machine", memory_bytes)
         return
     for index, device in enumerate(cluster.devices):
         mine = [load for load in loads if index in load.devices]
-        _check_device(mine, shape, f"{device.name} (device {index})", device.memory_bytes)
+        _check_device(config, mine, shape, f"{device.name} (device {index})", device.memory_bytes)
 
 
 def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
@@ -195,18 +207,20 @@ def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
     return NUM_STORED * DTYPE_BYTES[config.model.dtype] * shape.num_parameters
 
 
-def _check_device(loads: list[Load], shape: ModelShape, name: str, memory_bytes: int) -> None:
+def _check_device(config: ReasoningConfig, loads: list[Load], shape: ModelShape, name: str, memory_bytes: int) -> None:
     """What stays there, and the largest of those that take turns."""
     resident = sum(load.memory.state for load in loads if not load.offload)
     needed = max((resident + load.peak - (0 if load.offload else load.memory.state) for load in loads), default=0)
     if needed > memory_bytes:
-        raise _misfit(shape, loads, "a device needs", needed, name, memory_bytes)
+        raise _misfit(config, shape, loads, "a device needs", needed, name, memory_bytes)
 
 
-def _misfit(shape: ModelShape, loads: list[Load], who: str, needed: int, where: str, has: int) -> UserError:
+def _misfit(
+    config: ReasoningConfig, shape: ModelShape, loads: list[Load], who: str, needed: int, where: str, has: int
+) -> UserError:
     lines = {f"{load.group} {load.peak / 2**30:.2f} ({load.memory.describe(load.num_items)})" for load in loads}
     return UserError(
         f"model.path: {shape.name}, {shape.num_parameters / 1e9:.2f} billion parameters, does not fit: {who} about "
         f"{needed / 2**30:.1f} GiB, and {where} has {has / 2**30:.1f}\n  - " + "\n  - ".join(sorted(lines)),
-        hint=HINT,
+        hint=SHARDED_HINT if replicated_job(config).is_sharded else HINT,
     )

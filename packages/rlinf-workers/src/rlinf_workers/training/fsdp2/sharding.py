@@ -1,0 +1,117 @@
+"""A module cut over ranks by `fully_shard`, and its tensors made whole or cut again for files."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+from rlinf_comm.weights.layouts.fsdp2 import shard_boxes
+
+T = TypeVar("T")
+
+
+class Root(nn.Module):
+    """Around a model: what runs inside `forward` finds every parameter that is in no layer whole.
+
+    A micro-batch goes through it once, however often it calls the model, so it gathers those parameters once.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, do: Callable[[], T]) -> T:
+        return do()
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The decoder layers, as transformers names their classes; empty for a model of another kind."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None) -> Root:
+    """Cuts each layer and the rest of the model over the mesh; each rank keeps its parts on the mesh's device.
+
+    Gradients are sums over ranks, made in the dtype of the parameters, whatever is computed in.
+    """
+    reduce_dtype = None if compute_dtype is None else next(model.parameters()).dtype
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=True)
+    for layer in layers_of(model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    root = Root(model)
+    fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_reduce_scatter_unused_params(True)  # a loss may leave parameters out on one rank alone
+    return root
+
+
+def recompute_feed_forward(model: nn.Module) -> None:
+    """Lets the backward pass compute the feed-forward half of each layer again instead of keeping its activations.
+
+    Attention is left out: it writes keys and values into a cache, which must happen once.
+    Raises: ValueError for a model whose layers have no `mlp`.
+    """
+    halves = [layer.mlp for layer in layers_of(model) if hasattr(layer, "mlp")]
+    if not halves:
+        raise ValueError(
+            f"actor.backend_options: recompute=true, but {type(model).__name__} has no decoder layers with an `mlp`; "
+            "leave it out"
+        )
+    for half in halves:
+        half.forward = partial(checkpoint, half.forward, use_reentrant=False)  # pyright: ignore
+
+
+def skeleton(model: nn.Module) -> nn.Module:
+    """A copy whose parameters take no memory; buffers are real."""
+    return _copy(model, lambda p: torch.empty_like(p, device="meta"))
+
+
+def whole_model(bare: nn.Module) -> nn.Module:
+    """A copy of a skeleton whose parameters lie, not yet written, in host memory; none is trained."""
+    return _copy(bare, lambda p: torch.empty_like(p, device="cpu")).requires_grad_(False)
+
+
+def _copy(model: nn.Module, like: Callable[[Tensor], Tensor]) -> nn.Module:
+    memo: dict[int, Any] = {id(p): nn.Parameter(like(p.detach()), p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, memo)
+
+
+def gathered(tensor: Tensor, keep: bool) -> Tensor | None:
+    """The whole tensor in host memory where `keep`, else None; every rank of its mesh calls."""
+    whole = tensor.detach()
+    if isinstance(whole, DTensor):
+        whole = whole.full_tensor()
+    # A clone, because a whole tensor may be a view of a gathered buffer with padding behind it.
+    return whole.cpu().clone() if keep else None
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part, without gradient; no copy."""
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
+
+
+def part_of(name: str, tensor: Tensor, rank: int, num_ranks: int) -> tuple[slice, ...]:
+    """Where a rank's part lies in the whole tensor."""
+    box = shard_boxes(name, tensor, list(range(num_ranks)))[rank]
+    return tuple(slice(first, first + size) for first, size in zip(box.start, box.shape, strict=True))
+
+
+@torch.no_grad()
+def fill(tensors: Mapping[str, Tensor], whole: Mapping[str, Tensor], rank: int, num_ranks: int) -> None:
+    """Copies into each tensor its part of the whole one of the same name."""
+    for name, tensor in tensors.items():
+        local(tensor).copy_(whole[name][part_of(name, tensor, rank, num_ranks)])
