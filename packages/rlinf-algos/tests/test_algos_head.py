@@ -1,5 +1,7 @@
 """Log-probabilities and entropies from hidden states are those of the plain formula, whatever the tiles."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,14 +20,15 @@ def tiles(request, monkeypatch):
     monkeypatch.setattr(head, "_CPU_TILE_ELEMENTS", elements)
 
 
-def inputs(dtype=torch.float64, has_bias=True, scale=2.0):
+def inputs(dtype=torch.float64, has_bias=True, scale=2.0) -> tuple[tuple[Any, Any, Any], torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(NUM_TOKENS, WIDTH, generator=generator, dtype=torch.float64) * scale
     weight = torch.randn(VOCAB, WIDTH, generator=generator, dtype=torch.float64)
     bias = torch.randn(VOCAB, generator=generator, dtype=torch.float64) if has_bias else None
     ids = torch.randint(0, VOCAB, (NUM_TOKENS,), generator=generator)
-    leaves = [None if leaf is None else leaf.to(dtype).requires_grad_() for leaf in (hidden, weight, bias)]
-    return *leaves, ids
+    leaves = (hidden, weight) if bias is None else (hidden, weight, bias)
+    made = [leaf.to(dtype).requires_grad_() for leaf in leaves]
+    return (made[0], made[1], made[2] if has_bias else None), ids
 
 
 def plain(hidden, weight, bias, ids, temperature, softcap):
@@ -52,7 +55,7 @@ def gradients(logprobs, entropies, leaves):
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("kept_bytes", [0, 900, 1 << 20])
 def test_values_and_gradients_equal_the_plain_formula(tiles, softcap, has_bias, kept_bytes):
-    *leaves, ids = inputs(has_bias=has_bias)
+    leaves, ids = inputs(has_bias=has_bias)
     hidden, weight, bias = leaves
     expected = plain(*leaves, ids, 0.7, softcap)
 
@@ -69,7 +72,7 @@ def test_values_and_gradients_equal_the_plain_formula(tiles, softcap, has_bias, 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_gradcheck(tiles, softcap):
-    hidden, weight, bias, ids = inputs()
+    (hidden, weight, bias), ids = inputs()
     leaves = [hidden.detach()[:4].requires_grad_(), weight, bias]
 
     def both(hidden, weight, bias):
@@ -80,8 +83,9 @@ def test_gradcheck(tiles, softcap):
 
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 2e-5), (torch.bfloat16, 0.12)], ids=str)
 def test_lower_precisions_stay_near_float64(tiles, dtype, atol):
-    *leaves, ids = inputs(dtype)
-    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    leaves, ids = inputs(dtype)
+    hidden, weight, bias = (leaf.detach().double().requires_grad_() for leaf in leaves)
+    exact = hidden, weight, bias
     found = head_logprobs_and_entropy(*leaves[:2], ids, bias=leaves[2])
     expected = plain(*exact, ids, 1.0, None)
     assert found[0].dtype == found[1].dtype == torch.float32
@@ -101,7 +105,7 @@ def test_a_sure_token_keeps_its_small_gradient_in_bfloat16():
 
 
 def test_it_agrees_with_what_starts_from_logits(tiles):
-    *leaves, ids = inputs(torch.float32, has_bias=False)
+    leaves, ids = inputs(torch.float32, has_bias=False)
     hidden, weight = (leaf.detach() for leaf in leaves[:2])
     logits = hidden @ weight.T
     found = head_logprobs_and_entropy(hidden, weight, ids, 0.9)
@@ -110,7 +114,7 @@ def test_it_agrees_with_what_starts_from_logits(tiles):
 
 
 def test_tokens_outside_the_mask_are_nothing(tiles):
-    *leaves, ids = inputs()
+    leaves, ids = inputs()
     hidden, weight, bias = leaves
     mask = (torch.arange(NUM_TOKENS) % 3 != 1).reshape(1, NUM_TOKENS)
     spoiled = hidden.detach().clone()
@@ -128,7 +132,7 @@ def test_tokens_outside_the_mask_are_nothing(tiles):
 
 
 def test_without_any_token_gradients_are_zero():
-    *leaves, ids = inputs()
+    leaves, ids = inputs()
     nothing = torch.zeros(NUM_TOKENS)
     found = head_logprobs(leaves[0], leaves[1], ids, bias=leaves[2], loss_mask=nothing)
     assert torch.equal(found, torch.zeros(NUM_TOKENS, dtype=torch.float64))
@@ -136,7 +140,7 @@ def test_without_any_token_gradients_are_zero():
 
 
 def test_only_what_asks_for_a_gradient_gets_one():
-    *leaves, ids = inputs()
+    leaves, ids = inputs()
     frozen = leaves[1].detach()
     head_logprobs(leaves[0], frozen, ids).sum().backward()
     assert leaves[0].grad is not None and frozen.grad is None
@@ -144,7 +148,7 @@ def test_only_what_asks_for_a_gradient_gets_one():
 
 def test_a_banned_column_has_probability_zero(tiles):
     """A bias of -inf, as padded vocabularies have it, in columns that fill a tile of their own."""
-    *leaves, ids = inputs()
+    leaves, ids = inputs()
     hidden, weight, bias = leaves
     banned = torch.cat([torch.full((8,), -torch.inf, dtype=torch.float64), bias.detach()[8:]])
     ids = ids.clamp(min=8)
@@ -157,7 +161,7 @@ def test_a_banned_column_has_probability_zero(tiles):
 
 def test_no_tensor_of_tokens_by_vocabulary_is_kept(monkeypatch):
     monkeypatch.setattr(head, "_CPU_TILE_ELEMENTS", 4 * NUM_TOKENS)
-    *leaves, ids = inputs()
+    leaves, ids = inputs()
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor.numel()) or tensor, lambda t: t):
         head_logprobs(leaves[0], leaves[1], ids).sum()
@@ -165,7 +169,7 @@ def test_no_tensor_of_tokens_by_vocabulary_is_kept(monkeypatch):
 
 
 def test_what_is_wrong_is_said():
-    hidden, weight, bias, ids = inputs()
+    (hidden, weight, bias), ids = inputs()
     with pytest.raises(ShapeError, match=r"weight \[23, 5\]"):
         head_logprobs(hidden, weight[:, :5], ids)
     with pytest.raises(ShapeError, match=r"bias has shape \[22\]"):

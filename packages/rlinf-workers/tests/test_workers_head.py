@@ -52,7 +52,8 @@ def answered(trained, model, batch, mask):
     examples = isinstance(batch, ExampleBatch)
     found = trained.answers(model, batch, entropies=not examples)
     numbers = [found.logprobs * mask[:, 1:]] if examples else [found.logprobs * mask, found.entropies * mask]
-    loss = sum((number * torch.linspace(-1, 2, number.numel()).view_as(number)).sum() for number in numbers)
+    weighed = [(number * torch.linspace(-1, 2, number.numel()).view_as(number)).sum() for number in numbers]
+    loss = torch.stack(weighed).sum()
     return numbers, torch.autograd.grad(loss, list(model.parameters()))
 
 
