@@ -393,12 +393,15 @@ class Updates:
         masks = [group.samples.loss_mask for group in groups]
         kept = [group for group, mask in zip(groups, masks, strict=True) if mask.any()]
         useful = [group for group in kept if self._learns_from_all or bool((group.advantages != 0).any())]
+        for_policy, for_critic = tokens_of(useful, self._worker.device), None
+        if self._values is not None:
+            for_critic = for_policy if len(useful) == len(kept) else tokens_of(kept, self._worker.device)
         return MicroBatch(
             shard=shard,
             divisor=sum(divisor(name, mask, max_completion_tokens=limit) for mask in masks),
             num_tokens=sum(float(mask.sum()) for mask in masks),
-            for_policy=tokens_of(useful, self._worker.device),
-            for_critic=None if self._values is None else tokens_of(kept, self._worker.device),
+            for_policy=for_policy,
+            for_critic=for_critic,
         )
 
     def _adapt_kl(self) -> None:

@@ -18,7 +18,7 @@ backend may run forward and backward of several micro-batches at once, or the la
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -59,6 +59,12 @@ class OptimizerSettings:
         if self.warmup_steps:
             factor *= min(1.0, (step + 1) / self.warmup_steps)
         return self.learning_rate * factor
+
+    def adamw(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
+        """Without state, at the full learning rate; who steps sets that of the step."""
+        return torch.optim.AdamW(
+            parameters, self.learning_rate, betas=self.betas, eps=self.epsilon, weight_decay=self.weight_decay
+        )
 
 
 NOT_ASKED = torch.zeros(0)

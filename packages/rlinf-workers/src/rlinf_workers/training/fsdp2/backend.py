@@ -218,13 +218,7 @@ class FSDP2Backend:
 
     def restart(self, optimizer: OptimizerSettings) -> None:
         self._settings = optimizer
-        self._optimizer = torch.optim.AdamW(
-            self._parameters.values(),
-            optimizer.learning_rate,
-            betas=optimizer.betas,
-            eps=optimizer.epsilon,
-            weight_decay=optimizer.weight_decay,
-        )
+        self._optimizer = optimizer.adamw(self._parameters.values())
         self.num_steps = 0
 
     # -- weights ---------------------------------------------------------------------------------------------------

@@ -117,13 +117,7 @@ class ReplicatedBackend:
 
     def restart(self, optimizer: OptimizerSettings) -> None:
         self._settings = optimizer
-        self._optimizer = torch.optim.AdamW(
-            self._model.parameters(),
-            optimizer.learning_rate,
-            betas=optimizer.betas,
-            eps=optimizer.epsilon,
-            weight_decay=optimizer.weight_decay,
-        )
+        self._optimizer = optimizer.adamw(self._model.parameters())
         self.num_steps = 0
 
     def _attach(self, shard: int) -> None:
