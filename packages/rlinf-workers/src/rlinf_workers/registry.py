@@ -15,6 +15,7 @@ BACKENDS: Registry[Any] = Registry(
     {
         "replicated": "rlinf_workers.training.replicated.backend:ReplicatedBackend",
         "fsdp2": "rlinf_workers.training.fsdp2.backend:fsdp2",
+        "megatron": "rlinf_workers.training.megatron.door:megatron",
     },
 )
 ENGINES: Registry[Any] = Registry(

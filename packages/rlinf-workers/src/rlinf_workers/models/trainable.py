@@ -25,22 +25,22 @@ class TokenModel(Trainable):
     """
 
     def __init__(self, settings: ModelSettings, temperature: float) -> None:
-        self._settings = settings
-        self._temperature = temperature or 1.0
+        self.settings = settings
+        self.temperature = temperature or 1.0
 
     def build(self, device: torch.device) -> nn.Module:
-        return build_model(self._settings, device)
+        return build_model(self.settings, device)
 
     def answers(self, model: Any, batch: SequenceBatch | ExampleBatch, *, entropies: bool) -> Evaluation:
         if isinstance(batch, ExampleBatch):
             return _example_answers(model, batch)
         if has_large_logits(model, batch.completion_ids.numel()):
             states, ids, mask = completion_states(model, batch), batch.completion_ids, batch.loss_mask
-            return answers_of_states(model, states, ids, mask, self._temperature, entropies=entropies)
+            return answers_of_states(model, states, ids, mask, self.temperature, entropies=entropies)
         logits, ids = completion_logits(model, batch), batch.completion_ids
         if not entropies:
-            return Evaluation(logprobs=token_logprobs(logits, ids, temperature=self._temperature))
-        logprobs, found = logprobs_and_entropy(logits, ids, self._temperature)
+            return Evaluation(logprobs=token_logprobs(logits, ids, temperature=self.temperature))
+        logprobs, found = logprobs_and_entropy(logits, ids, self.temperature)
         return Evaluation(logprobs=logprobs, entropies=found)
 
     def num_calls(self, batch: SequenceBatch | ExampleBatch) -> int:
@@ -48,7 +48,7 @@ class TokenModel(Trainable):
 
     def save(self, model: Any, folder: str) -> None:
         model.save_pretrained(folder, safe_serialization=True)
-        load_tokenizer(self._settings.folder).save_pretrained(folder)
+        load_tokenizer(self.settings.folder).save_pretrained(folder)
 
     def load(self, model: Any, folder: str) -> None:
         """Through transformers' own loader. A frozen model takes the tensors themselves, uncopied: the last bits of a
@@ -63,10 +63,10 @@ class ValueModel(Trainable):
     SequenceBatch is chosen. The head begins at 0."""
 
     def __init__(self, settings: ModelSettings) -> None:
-        self._settings = settings
+        self.settings = settings
 
     def build(self, device: torch.device) -> nn.Module:
-        model = build_model(self._settings, torch.device("cpu"))
+        model = build_model(self.settings, torch.device("cpu"))
         width = model.get_output_embeddings().in_features
         head = nn.Linear(width, 1, bias=True, dtype=model.dtype)
         nn.init.zeros_(head.weight)
