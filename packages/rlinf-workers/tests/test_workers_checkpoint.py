@@ -3,45 +3,21 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    Gemma2Config,
-    GenerationConfig,
-    LlamaConfig,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.models.weight_files import WeightFiles, file_names, index_name
+from rlinf_workers.models.weight_writer import index_of, write_tensors
+from rlinf_workers.testing.architectures import ARCHITECTURES, SIZES, tiny_architecture
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.training.checkpoint import writers
-from rlinf_workers.training.tensor_files import TensorFiles, file_names, index_name, index_of, write_tensors
-
-SMALL = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
-ARCHITECTURES = {
-    "qwen2": lambda: Qwen2Config(**SMALL, tie_word_embeddings=True),
-    "qwen3": lambda: Qwen3Config(**SMALL, tie_word_embeddings=False),
-    "qwen3_moe": lambda: Qwen3MoeConfig(**SMALL, **EXPERTS),
-    "llama": lambda: LlamaConfig(**SMALL),
-    "gemma2": lambda: Gemma2Config(**SMALL),
-}
 
 
 def test_a_file_is_that_of_the_safetensors_library(tmp_path):
@@ -64,15 +40,12 @@ def test_a_file_is_that_of_the_safetensors_library(tmp_path):
 
 @pytest.fixture(params=ARCHITECTURES)
 def saved(request, tmp_path) -> Path:
-    """A folder that transformers wrote."""
-    torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(ARCHITECTURES[request.param]())
-    folder = tmp_path / "saved"
-    model.save_pretrained(folder)
+    """A folder that transformers wrote, with a tokenizer."""
+    tiny_architecture(request.param, tmp_path / "saved")
     tokenizer = tiny_model(tmp_path / "tokenizer").folder
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes(Path(tokenizer, name).read_bytes())
-    return folder
+        (tmp_path / "saved" / name).write_bytes(Path(tokenizer, name).read_bytes())
+    return tmp_path / "saved"
 
 
 @pytest.mark.parametrize("has_weights", [True, False])
@@ -83,7 +56,7 @@ def test_what_ranks_write_is_what_transformers_writes(saved, tmp_path, has_weigh
     else:
         (saved / "generation_config.json").unlink()
     kind = TokenModel(ModelSettings(folder=str(saved), has_weights=has_weights, seed=3), 1.0)
-    model = kind.build(torch.device("cpu"))
+    model: Any = kind.build(torch.device("cpu"))
     model.save_pretrained(tmp_path / "whole")
     wanted = safetensors.torch.load_file(tmp_path / "whole" / "model.safetensors")
 
@@ -99,10 +72,10 @@ def test_what_ranks_write_is_what_transformers_writes(saved, tmp_path, has_weigh
     (folder / index_name("model")).write_text(index_of(files))
     kind.describe(str(folder))
 
-    with TensorFiles(str(folder), "model") as found:
-        assert set(found) == set(wanted)
-        for name, tensor in wanted.items():
-            assert torch.equal(found.tensor(name), tensor), name
+    found = WeightFiles(folder)
+    assert set(found.specs) == set(wanted)
+    for name, tensor in wanted.items():
+        assert torch.equal(found.read(name), tensor), name
     total = sum(tensor.nbytes for tensor in wanted.values())
     assert json.loads((folder / index_name("model")).read_text())["metadata"]["total_size"] == total
     assert max(sum(sizes.values()) for sizes in files.values()) < 0.5 * total
@@ -115,11 +88,11 @@ def test_what_ranks_write_is_what_transformers_writes(saved, tmp_path, has_weigh
 
 
 def test_what_becomes_one_tensor_in_a_file_is_written_by_one_rank(monkeypatch):
-    """Qwen3-MoE written the other way round: transformers joins on disk what is apart in memory."""
+    """As for models whose queries, keys and values are one tensor on disk."""
     from transformers import conversion_mapping
     from transformers.core_model_loading import Chunk, WeightConverter
 
-    model = AutoModelForCausalLM.from_config(ARCHITECTURES["llama"]())
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES))
     joined = WeightConverter(
         source_patterns=["self_attn.qkv.weight"],
         target_patterns=["self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"],
@@ -131,17 +104,3 @@ def test_what_becomes_one_tensor_in_a_file_is_written_by_one_rank(monkeypatch):
     for layer in range(2):
         assert len({ranks[f"model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qkv"}) == 1
     assert set(ranks.values()) == {0, 1, 2, 3}
-
-
-def test_a_folder_without_the_files_says_what_was_looked_for(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"has neither model\.safetensors nor model\.safetensors\.index\.json"):
-        TensorFiles(str(tmp_path), "model")
-
-
-def test_filling_names_everything_that_does_not_fit(tmp_path):
-    write_tensors(tmp_path / "model.safetensors", {"a": torch.ones(2), "b": torch.ones(3), "more": torch.ones(1)})
-    tensors = {"a": torch.zeros(2), "b": torch.zeros(4), "c": torch.zeros(1)}
-    wrong = r"b: \[3\], in the model \[4\]; c is missing; more is not in the model"
-    with TensorFiles(str(tmp_path), "model") as files, pytest.raises(RuntimeError, match=wrong):
-        files.fill(tensors)
-    assert not any(tensor.any() for tensor in tensors.values())

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
+from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.testing.backends import BATCH, Chooser, check_backend, check_ranks, trial_worker
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.testing.launchers import launched, start
@@ -18,7 +19,6 @@ from rlinf_workers.training.base import OptimizerSettings
 from rlinf_workers.training.checkpoint import CheckpointFiles
 from rlinf_workers.training.fsdp2.backend import fsdp2
 from rlinf_workers.training.replicated.backend import ReplicatedBackend
-from rlinf_workers.training.tensor_files import TensorFiles
 from rlinf_workers.worker import Worker
 
 SETTINGS = OptimizerSettings(learning_rate=1e-2, epsilon=1e-3, weight_decay=0.1, max_grad_norm=1e9)
@@ -126,8 +126,8 @@ def save(backend, worker, folder: str):
 
 
 def tensors_in(folder: Path, stem: str):
-    with TensorFiles(str(folder), stem) as files:
-        return {name: files.tensor(name) for name in files}
+    files = WeightFiles(folder, stem)
+    return {name: files.read(name).clone() for name in files.specs}
 
 
 def check_files(backend, found: Path, folder: Path):

@@ -55,7 +55,8 @@ def describe_model(settings: ModelSettings, folder: str) -> None:
 
     config = AutoConfig.from_pretrained(settings.folder)
     config.dtype = settings.dtype
-    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    config.architectures = [model_class.__name__]
     generation = GenerationConfig.from_model_config(config)
     if settings.has_weights and Path(settings.folder, "generation_config.json").exists():
         generation = GenerationConfig.from_pretrained(settings.folder)

@@ -23,12 +23,12 @@ from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launcher.base import Identity
 from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.registry import BACKENDS
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.links import parts_of
 from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings, Trainable, TrainingBackend
 from rlinf_workers.training.checkpoint import MODEL, OPTIMIZER, CheckpointFiles
-from rlinf_workers.training.tensor_files import TensorFiles
 from rlinf_workers.worker import Worker
 
 NUM_ROWS, NUM_INPUTS, NUM_CHOICES, NUM_SHARDS = 24, 5, 3, 2
@@ -229,15 +229,15 @@ def _check_files(make: MakeBackend, worker: Worker, folder: str) -> None:
 def _check_shapes(folder: str) -> None:
     """Model and moments are whole in the files, under the model's names."""
     model = Chooser().build(torch.device("cpu"))
-    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     moments = {f"{name}:{moment}" for name, _ in model.named_parameters() for moment in ("exp_avg", "exp_avg_sq")}
     for stem, wanted in ((MODEL, set(shapes)), (OPTIMIZER, moments)):
-        with TensorFiles(folder, stem) as files:
-            missing = wanted - set(files)
-            assert not missing, f"the files of the {stem} lack {', '.join(sorted(missing))}"
-            for name in wanted:
-                found, shape = list(files.tensor(name).shape), shapes[name.partition(":")[0]]
-                assert found == shape, f"the files of the {stem}: {name} is {found}, not {shape}"
+        specs = WeightFiles(folder, stem).specs
+        missing = wanted - specs.keys()
+        assert not missing, f"the files of the {stem} lack {', '.join(sorted(missing))}"
+        for name in wanted:
+            found, shape = specs[name].shape, shapes[name.partition(":")[0]]
+            assert found == shape, f"the files of the {stem}: {name} is {found}, not {shape}"
 
 
 def _loss(batch: Tensor, scale: float = 1.0) -> LossOf:

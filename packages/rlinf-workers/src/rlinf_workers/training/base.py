@@ -28,9 +28,8 @@ from torch import Tensor, nn
 from rlinf_comm.records import record
 from rlinf_comm.weights import Layout
 from rlinf_workers.models.placement import tensors_of
+from rlinf_workers.models.weight_names import plain_weights
 from rlinf_workers.registry import BACKENDS
-from rlinf_workers.training.checkpoint import MODEL
-from rlinf_workers.training.tensor_files import TensorFiles
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
@@ -114,9 +113,9 @@ class Trainable(ABC):
         return
 
     def load(self, model: Any, folder: str) -> None:
-        """Fills the model in place. Raises: RuntimeError naming tensors that are missing or of another shape."""
-        with TensorFiles(folder, MODEL) as files:
-            files.fill(tensors_of(model))
+        """Fills the model in place. Raises: WeightFilesError naming tensors that are missing or of another shape."""
+        stored = plain_weights(model, folder)
+        stored.files.fill(stored.layout, 0, tensors_of(model))
 
 
 LossOf = Callable[[Evaluation], tuple[Tensor, Sequence[float]]]

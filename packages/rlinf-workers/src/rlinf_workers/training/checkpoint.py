@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_workers.models.placement import tensors_of
-from rlinf_workers.training.tensor_files import TensorFiles, file_names, index_name, index_of, write_tensors
+from rlinf_workers.models.weight_files import WeightFiles, file_names, index_name
+from rlinf_workers.models.weight_writer import index_of, write_tensors
 from rlinf_workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -130,11 +131,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, folder: s
     """
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
-    with TensorFiles(folder, OPTIMIZER) as files:
-        for key in files:
-            name, field = parameter_of(key, parameters, folder)
-            value = files.tensor(key)
-            optimizer.state[parameters[name]][field] = value if field == "step" else value.to(parameters[name].device)
+    files = WeightFiles(folder, OPTIMIZER)
+    for key in files.specs:
+        name, field = parameter_of(key, parameters, folder)
+        device = "cpu" if field == "step" else parameters[name].device
+        optimizer.state[parameters[name]][field] = files.read(key).to(device, copy=True)
     return num_steps_in(folder)
 
 

@@ -22,7 +22,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts.fsdp2 import fsdp2 as fsdp2_layout
+from rlinf_comm.weights.layouts.fsdp2 import shard_boxes
 from rlinf_workers.models.placement import tensors_of
+from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, Trainable, TrainingBackend
 from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, optimizer_tensors, parameter_of, writers
 from rlinf_workers.training.fsdp2.rounds import Pass, Rounds
@@ -30,14 +32,12 @@ from rlinf_workers.training.fsdp2.sharding import (
     fill,
     gathered,
     local,
-    part_of,
     recompute_feed_forward,
     shard,
     skeleton,
     whole_model,
 )
 from rlinf_workers.training.replicated.backend import ReplicatedBackend
-from rlinf_workers.training.tensor_files import TensorFiles
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
@@ -281,15 +281,15 @@ class FSDP2Backend:
     def load_optimizer(self, folder: str) -> None:
         """Reads of the moments what this rank keeps."""
         self._optimizer.state.clear()
-        with TensorFiles(folder, OPTIMIZER) as files:
-            for key in files:
-                name, field = parameter_of(key, self._parameters, folder)
-                parameter = self._parameters[name]
-                if field == "step":
-                    self._optimizer.state[parameter][field] = files.tensor(key)
-                    continue
-                moment = torch.zeros_like(parameter, requires_grad=False)
-                part = part_of(name, parameter, self._worker.rank, self._worker.num_ranks)
-                local(moment).copy_(files.part(key, part))
-                self._optimizer.state[parameter][field] = moment
+        files = WeightFiles(folder, OPTIMIZER)
+        for key in files.specs:
+            name, field = parameter_of(key, self._parameters, folder)
+            parameter = self._parameters[name]
+            if field == "step":
+                self._optimizer.state[parameter][field] = files.read(key).clone()
+                continue
+            moment = torch.zeros_like(parameter, requires_grad=False)
+            box = shard_boxes(name, parameter, list(range(self._worker.num_ranks)))[self._worker.rank]
+            local(moment).copy_(files.read(key, box))
+            self._optimizer.state[parameter][field] = moment
         self.num_steps = num_steps_in(folder)
