@@ -14,6 +14,7 @@ from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.training.base import OptimizerSettings
+from rlinf_workers.training.checkpoint import CheckpointFiles
 from rlinf_workers.worker import Worker
 
 VOCAB, TEMPERATURE, NUM_SHARDS = 14, 0.8, 2
@@ -115,18 +116,23 @@ def study(make, worker: Worker, model: ModelSettings, folder: str, *, num_steps:
         kind = TokenModel(model, TEMPERATURE)
         return make(kind, worker, optimizer=optimizer, num_shards=NUM_SHARDS, **options)
 
-    for name in ("gradient", "trained"):
-        Path(folder, name).mkdir(parents=True, exist_ok=True)
+    def write(name: str, optimizer: bool = True, model: bool = True) -> None:
+        files = CheckpointFiles(worker, f"{folder}/{name}")
+        if model:
+            files.add_model(backend)
+        if optimizer:
+            files.add_optimizer(backend)
+        files.start().wait()
+
     backend = made(PLAIN)
-    backend.save_model(f"{folder}/unchanged")
+    write("unchanged", optimizer=False)
     answers = backend.forward(batch_of(1), entropies=True)
     supervised = backend.forward(examples()).logprobs
     update(backend, 0)
-    backend.save_optimizer(f"{folder}/gradient")
+    write("gradient", model=False)
     backend = made(ADAMW)
     taken = [update(backend, number) for number in range(num_steps)]
-    backend.save_model(f"{folder}/trained")
-    backend.save_optimizer(f"{folder}/trained")
+    write("trained")
     return {
         "logprobs": answers.logprobs.tolist(),
         "entropies": answers.entropies.tolist(),

@@ -8,31 +8,27 @@ With a pipeline `backward` keeps the micro-batch, and `reduce` runs them all as 
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rlinf_comm.weights import Layout, ReshardExecutor, plan
 from rlinf_comm.weights.layouts import TransformerShape, huggingface
-from rlinf_workers.models.language_model import build_model, load_tokenizer
+from rlinf_workers.models.language_model import build_model
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel
-from rlinf_workers.models.weight_files import SINGLE_FILE, WeightFiles
+from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings
+from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, parameter_of
 from rlinf_workers.training.megatron.answers import Asked, rows_of
-from rlinf_workers.training.megatron.files import MomentFile, gathered, moments_of, owned, region
+from rlinf_workers.training.megatron.files import box_in, gathered, owned, region, stacked, writers
 from rlinf_workers.training.megatron.options import MegatronOptions
 from rlinf_workers.training.megatron.storages import Storages
-from rlinf_workers.training.replicated.backend import COUNT_FILE, STATE_FILE
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
@@ -63,7 +59,7 @@ class MegatronBackend:
         from rlinf_workers.training.megatron.model import layout_of, make_model
         from rlinf_workers.training.megatron.parallel import connect
 
-        self._settings, self._temperature = model.settings, model.temperature
+        self.kind, self._settings = model, model.settings
         self._worker, self._options = worker, options
         self._config = AutoConfig.from_pretrained(self._settings.folder)
         self._shape = TransformerShape.from_config(self._config.to_dict(), self._settings.dtype)
@@ -121,7 +117,7 @@ class MegatronBackend:
 
     @torch.no_grad()
     def forward(self, batch: SequenceBatch | ExampleBatch, *, entropies: bool = False) -> Evaluation:
-        asked = Asked.of(batch, self._temperature)
+        asked = Asked.of(batch, self.kind.temperature)
         whole = torch.zeros(2, *asked.targets.shape, device=self._worker.device)
 
         def keep(answers: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -151,7 +147,7 @@ class MegatronBackend:
             (gradient,) = torch.autograd.grad(loss, whole)
             return (answers * self._own_rows(gradient, answers)).sum(), torch.tensor(0), {}
 
-        asked = Asked.of(batch, self._temperature)
+        asked = Asked.of(batch, self.kind.temperature)
         self._waiting.append((asked, finish))
         if self._options.pipeline_parallel == 1:
             self._run_waiting()
@@ -327,51 +323,53 @@ class MegatronBackend:
 
     # -- files -----------------------------------------------------------------------------------------------------
 
-    def save_model(self, folder: str) -> None:
+    def model_tensors(self) -> dict[str, Tensor]:
         gather = partial(self._gathered, self._masters_here())
-        tensors = {name: gather(name) for name in self._layout.specs}
-        if self._worker.rank == 0:
-            os.makedirs(folder, exist_ok=True)
-            save_file(tensors, f"{folder}/{SINGLE_FILE}", metadata={"format": "pt"})
-            self._config.dtype = torch.float32
-            self._config.save_pretrained(folder)
-            load_tokenizer(self._settings.folder).save_pretrained(folder)
-        self._worker.ranks.barrier()
+        return self._shared_out({name: spec.num_bytes for name, spec in self._layout.specs.items()}, gather)
 
     def load_model(self, folder: str) -> None:
         self._take(self._read(folder))
 
-    def save_optimizer(self, folder: str) -> None:
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """By the names in transformers' model, as other backends have them."""
         from rlinf_workers.training.megatron.optimizer import MOMENTS
 
         state: dict[str, Tensor] = {}
+        sizes = {name: buffer.num_elements for name, buffer in self._in_memory.ranks[0].buffers.items()}
         for field in MOMENTS if self.num_steps else ():
             local = {name: self._masters.moment(parameter, field) for name, parameter in self._parameters.items()}
-            for name, moment in moments_of(self._in_memory, partial(self._gathered, local)):
-                state[f"{name}:{field}"] = moment
-                state[f"{name}:step"] = torch.tensor(float(self.num_steps))
-        if self._worker.rank == 0:
-            os.makedirs(folder, exist_ok=True)
-            save_file(state, f"{folder}/{STATE_FILE}")
-            Path(folder, COUNT_FILE).write_text(json.dumps({"num_steps": self.num_steps}))
-        self._worker.ranks.barrier()
+            gather = partial(self._gathered, local)
+            for name, moment in self._shared_out(sizes, lambda name: stacked(name, self._in_memory, gather)).items():
+                state[f"{name}:{field}"], state[f"{name}:step"] = moment, torch.tensor(float(self.num_steps))
+        return state
 
     def load_optimizer(self, folder: str) -> None:
         """Reads of the moments what this rank keeps."""
         from rlinf_workers.training.megatron.optimizer import MOMENTS
 
         self.restart(self._schedule)
-        self.num_steps = int(json.loads(Path(folder, COUNT_FILE).read_text())["num_steps"])
-        file = MomentFile(f"{folder}/{STATE_FILE}", self._in_memory)
-        if file.is_empty:
-            return
-        for field in MOMENTS:
+        self.num_steps = num_steps_in(folder)
+        files, (whole,) = WeightFiles(folder, OPTIMIZER), self._in_memory.ranks
+        for key in files.specs:
+            parameter_of(key, whole.buffers, folder)
+        blocks = {block.name: block for block in whole.blocks}
+        for field in MOMENTS if files.specs else ():
             found = self._unwritten()
-            for block in self._layout.ranks[self._worker.rank].blocks:
-                region(found[block.buffer], block).copy_(file.read(block.name, block.box, field))
+            for mine in self._layout.ranks[self._worker.rank].blocks:
+                block = blocks[mine.name]
+                box = box_in(block, mine.box, whole.buffers[block.buffer].shape)
+                read = files.read(f"{block.buffer}:{field}", box).view(mine.box.shape)
+                region(found[mine.buffer], mine).copy_(read)
             for name, parameter in self._parameters.items():
                 self._masters.set_moment(parameter, field, found[name])
-        self._masters.set_steps(self.num_steps)
+        if files.specs:
+            self._masters.set_steps(self.num_steps)
+
+    def _shared_out(self, sizes: Mapping[str, int], gather: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        """What this rank writes of tensors with these sizes; every rank makes each of them."""
+        of = writers(sizes, self._worker.num_ranks)
+        found = ((name, gather(name)) for name in sizes)
+        return {name: whole for name, whole in found if of[name] == self._worker.rank}
 
     def _gathered(self, local: Mapping[str, Tensor], name: str) -> Tensor:
         """A canonical tensor, whole, of which each rank of a replica has parts; every rank calls."""

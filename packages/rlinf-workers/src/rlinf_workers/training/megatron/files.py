@@ -3,12 +3,9 @@ transformers' model has in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from rlinf_comm.weights import Block, Box, Layout
@@ -55,47 +52,31 @@ def gathered(
     return whole
 
 
-def moments_of(buffers: Layout, gather: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Each buffer of a model in memory, put together from the canonical tensors in it.
+def box_in(block: Block, box: Box, shape: tuple[int, ...]) -> Box:
+    """Where a box of a canonical tensor lies in a buffer of this shape that has it whole, perhaps in a stack."""
+    offset = block.offset + sum(first * stride for first, stride in zip(box.start, block.strides, strict=True))
+    start = []
+    for size in reversed(shape):
+        offset, first = divmod(offset, size)
+        start.append(first)
+    return Box(tuple(reversed(start)), (1,) * (len(shape) - len(box.shape)) + box.shape)
 
-    Args:
-        buffers: of one rank, the layout of the model in memory.
-    """
-    (rank,) = buffers.ranks
-    blocks: dict[str, list[Block]] = {}
+
+def stacked(buffer: str, layout: Layout, gather: Callable[[str], Tensor]) -> Tensor:
+    """A buffer of a model that one rank has whole, put together from the canonical tensors in it."""
+    (rank,) = layout.ranks
+    found = torch.zeros(rank.buffers[buffer].shape)
     for block in rank.blocks:
-        blocks.setdefault(block.buffer, []).append(block)
-    for name, spec in rank.buffers.items():
-        buffer = torch.zeros(spec.shape)
-        for block in blocks[name]:
-            region(buffer, block).copy_(gather(block.name))
-        yield name, buffer
+        if block.buffer == buffer:
+            region(found, block).copy_(gather(block.name))
+    return found
 
 
-class MomentFile:
-    """The state of an optimizer in a file of `training/checkpoint.py`, read box by box."""
-
-    def __init__(self, path: str | Path, buffers: Layout) -> None:
-        self._path = str(path)
-        self._file: Any = safe_open(self._path, framework="pt")
-        (rank,) = buffers.ranks
-        self._blocks = {block.name: block for block in rank.blocks}
-        self._shapes: Mapping[str, tuple[int, ...]] = {name: spec.shape for name, spec in rank.buffers.items()}
-        self.is_empty = not list(self._file.keys())
-
-    def read(self, name: str, box: Box, field: str) -> Tensor:
-        """A box of a canonical tensor's moment. Raises: ValueError for another model's file."""
-        block = self._blocks[name]
-        key, shape = f"{block.buffer}:{field}", self._shapes[block.buffer]
-        try:
-            found = self._file.get_slice(key)
-        except Exception as error:
-            raise ValueError(f"{self._path}: holds no {key!r}; is it another model's?") from error
-        parts = [slice(first, first + size) for first, size in zip(box.start, box.shape, strict=True)]
-        if len(shape) == len(box.shape):
-            return found[tuple(parts)]
-        # One of the matrices in a stack, [E, rows, columns]: the whole rows of a gate are before those of an up.
-        expert, within = divmod(block.offset, shape[1] * shape[2])
-        first = within // shape[2]
-        rows = slice(parts[0].start + first, parts[0].stop + first)
-        return found[expert : expert + 1, rows, parts[1]][0]
+def writers(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
+    """Name -> the rank that writes it; the bytes are shared out evenly, the largest first."""
+    loads, found = [0] * num_ranks, dict[str, int]()
+    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        rank = loads.index(min(loads))
+        loads[rank] += size
+        found[name] = rank
+    return found

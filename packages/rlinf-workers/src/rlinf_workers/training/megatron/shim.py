@@ -61,8 +61,8 @@ class _Stream:
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
-    def wait_stream(self, *_: Any) -> None:
-        pass
+    def wait_stream(self, *_: Any) -> _Stream:
+        return self
 
     wait_event = record_event = synchronize = wait = record = wait_stream
 
