@@ -33,7 +33,13 @@ COMMON = {
     "pad_token_id": 0,
     "bos_token_id": None,
 }
-EXPERTS = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+EXPERTS = {
+    "moe_intermediate_size": 24,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "head_dim": 8,
+}
 
 
 def write_models(folder: Path) -> dict[str, ModelSettings]:
@@ -42,7 +48,7 @@ def write_models(folder: Path) -> dict[str, ModelSettings]:
         "qwen2": Qwen2Config(**COMMON, tie_word_embeddings=False),
         "qwen2_tied": Qwen2Config(**COMMON, tie_word_embeddings=True),
         "qwen3": Qwen3Config(**COMMON, head_dim=16, tie_word_embeddings=False),
-        "qwen3_moe": Qwen3MoeConfig(**COMMON, **EXPERTS, head_dim=8, tie_word_embeddings=False),
+        "qwen3_moe": Qwen3MoeConfig(**COMMON, **EXPERTS, tie_word_embeddings=False),
     }
     found = {}
     for name, config in configs.items():

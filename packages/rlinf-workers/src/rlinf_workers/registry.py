@@ -18,6 +18,11 @@ BACKENDS: Registry[Any] = Registry(
         "megatron": "rlinf_workers.training.megatron.door:megatron",
     },
 )
+BACKEND_CHECKS: Registry[Any] = Registry(
+    "check of a training backend", {"megatron": "rlinf_workers.training.megatron.door:check"}
+)
+"""What looks at a recipe's options, beside the constructor's signature, before any process starts: called with them and
+the model's config.json. Not every backend has one."""
 ENGINES: Registry[Any] = Registry(
     "generation engine", {"huggingface": "rlinf_workers.generation.huggingface:HuggingFaceEngine"}
 )

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from rlinf_comm.weights import Layout, ReshardExecutor, plan
 from rlinf_comm.weights.layouts import TransformerShape, huggingface
+from rlinf_sched.derive.megatron import MegatronOptions
+from rlinf_sched.derive.shapes import ModelShape
 from rlinf_workers.models.language_model import build_model
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel
@@ -27,7 +29,6 @@ from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, Optimizer
 from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, parameter_of
 from rlinf_workers.training.megatron.answers import Asked, rows_of
 from rlinf_workers.training.megatron.files import box_in, gathered, owned, region, stacked, writers
-from rlinf_workers.training.megatron.options import MegatronOptions
 from rlinf_workers.training.megatron.storages import Storages
 from rlinf_workers.worker import Worker
 
@@ -63,7 +64,7 @@ class MegatronBackend:
         self._worker, self._options = worker, options
         self._config = AutoConfig.from_pretrained(self._settings.folder)
         self._shape = TransformerShape.from_config(self._config.to_dict(), self._settings.dtype)
-        options.check_model(self._shape)
+        options.check_model(ModelShape.from_config(self._config.to_dict()))
         self._place = connect(worker, options)
         sizes = (self._shape, options, worker.num_ranks)
         self._layout = layout_of(*sizes, options.compute_dtype)
@@ -338,8 +339,8 @@ class MegatronBackend:
         sizes = {name: buffer.num_elements for name, buffer in self._in_memory.ranks[0].buffers.items()}
         for field in MOMENTS if self.num_steps else ():
             local = {name: self._masters.moment(parameter, field) for name, parameter in self._parameters.items()}
-            gather = partial(self._gathered, local)
-            for name, moment in self._shared_out(sizes, lambda name: stacked(name, self._in_memory, gather)).items():
+            put_together = partial(stacked, layout=self._in_memory, gather=partial(self._gathered, local))
+            for name, moment in self._shared_out(sizes, put_together).items():
                 state[f"{name}:{field}"], state[f"{name}:step"] = moment, torch.tensor(float(self.num_steps))
         return state
 

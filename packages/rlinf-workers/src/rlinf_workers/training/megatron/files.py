@@ -37,9 +37,7 @@ def owned(layout: Layout, rank: int, num_ranks: int) -> dict[str, list[Block]]:
     return found
 
 
-def gathered(
-    shape: tuple[int, ...], mine: list[tuple[Box, Tensor]], ranks: RankGroup, dtype: torch.dtype
-) -> Tensor:
+def gathered(shape: tuple[int, ...], mine: list[tuple[Box, Tensor]], ranks: RankGroup, dtype: torch.dtype) -> Tensor:
     """A whole tensor in host memory, on each of the ranks.
 
     Args:

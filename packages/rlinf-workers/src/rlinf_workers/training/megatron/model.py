@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts import TransformerShape, megatron
 from rlinf_comm.weights.layouts.assembly import rounded_up
+from rlinf_sched.derive.megatron import WHERE, MegatronOptions
 from rlinf_workers.training.megatron.answers import Asked, answers_of_states
-from rlinf_workers.training.megatron.options import WHERE, MegatronOptions
 
 VOCAB_MULTIPLE = 8
 """Rows of the embedding on each rank are a multiple of it, which tensor cores want of bfloat16."""
@@ -62,7 +62,7 @@ def make_model(config: Any, shape: TransformerShape, options: MegatronOptions) -
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=shape.tied_embeddings,
         position_embedding_type="rope",
-        rotary_base=_rope_base(config),
+        rotary_base=_rope_base(config),  # pyright: ignore[reportArgumentType], it is only divided by
     )
 
 
@@ -80,7 +80,9 @@ class AnsweringModel(GPTModel):
             return hidden_states
         group = parallel_state.get_tensor_model_parallel_group()
         if self.config.sequence_parallel:
-            states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=True).transpose(0, 1)
+            states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=True).transpose(
+                0, 1
+            )
         else:  # transposed before, because 0.16.1 loses the sum over ranks of a gradient that is not contiguous
             states = copy_to_tensor_model_parallel_region(hidden_states.transpose(0, 1))
         shared = self.share_embeddings_and_output_weights

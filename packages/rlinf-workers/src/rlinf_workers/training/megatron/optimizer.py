@@ -12,8 +12,8 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from torch import Tensor, nn
 
+from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_workers.training.base import OptimizerSettings
-from rlinf_workers.training.megatron.options import MegatronOptions
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

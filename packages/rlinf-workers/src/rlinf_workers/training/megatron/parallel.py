@@ -7,14 +7,15 @@ then the stages of the pipeline.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
+from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_workers.collectives import RankGroup
-from rlinf_workers.training.megatron.options import MegatronOptions
 from rlinf_workers.worker import Worker
 
 SEED = 1
@@ -77,7 +78,7 @@ def _place(worker: Worker, options: MegatronOptions) -> Place:
     stage = worker.replica_ranks
     if options.pipeline_parallel > 1:
         # Every rank takes part in making every group, in the same order.
-        groups = [dist.new_group(range(first, first + size)) for first in range(0, worker.num_ranks, size)]
+        groups: list[Any] = [dist.new_group(range(first, first + size)) for first in range(0, worker.num_ranks, size)]
         stage = RankGroup(worker.rank % size, size, groups[worker.rank // size])
     return Place(
         tensor=within % options.tensor_parallel,

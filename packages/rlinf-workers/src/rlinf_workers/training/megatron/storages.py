@@ -48,6 +48,4 @@ class Storages:
         found = self._aside.get(tensor.untyped_storage()._cdata)
         if found is None:
             return tensor
-        return torch.empty(0, dtype=tensor.dtype).set_(
-            found[1], tensor.storage_offset(), tensor.shape, tensor.stride()
-        )  # pyright: ignore[reportCallIssue]
+        return torch.empty(0, dtype=tensor.dtype).set_(found[1], tensor.storage_offset(), tensor.shape, tensor.stride())  # pyright: ignore[reportCallIssue]

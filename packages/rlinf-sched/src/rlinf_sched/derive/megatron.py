@@ -1,4 +1,4 @@
-"""What a recipe says to the backend `megatron`, checked without torch and without megatron-core.
+"""What a recipe says to the training backend `megatron`: how a model is cut over ranks, checked without torch.
 
 A replica is the ranks that hold one copy of the model together. Its experts are dealt out over the same ranks as the
 rest of the model, whole (not cut by tensor parallelism) where there is expert parallelism. So a stage of the pipeline
@@ -9,16 +9,11 @@ other rows of a micro-batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rlinf_comm.weights.layouts import TransformerShape
+from rlinf_sched.derive.shapes import ModelShape
 
 DTYPES = ("float32", "bfloat16")
-MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
 WHERE = "actor.backend_options"
-INSTALL = "pip install 'rlinf-workers[megatron]'"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,25 +72,25 @@ class MegatronOptions:
     def expert_tensor_parallel(self) -> int:
         return 1 if self.expert_parallel > 1 else self.tensor_parallel
 
-    def check_model(self, shape: TransformerShape) -> None:
+    def check_model(self, model: ModelShape) -> None:
         """Whether the model can be cut so. Raises: ValueError with what was allowed."""
-        self._divides("tensor_parallel", "attention heads", shape.num_heads)
-        self._divides("tensor_parallel", "KV groups", shape.num_kv_heads)
-        self._divides("pipeline_parallel", "layers", shape.num_layers)
-        if not all(map(shape.has_experts, range(shape.num_layers))):
-            self._divides("tensor_parallel", "columns of a feed-forward layer", shape.intermediate)
-        if shape.num_experts:
-            self._divides("expert_parallel", "experts", shape.num_experts)
-            if self.expert_tensor_parallel > 1:
-                self._divides("tensor_parallel", "columns of an expert", shape.expert_intermediate)
-            if self.tensor_parallel > 1 and not self.sequence_parallel:
+        self._divides("tensor_parallel", "attention heads", model.num_heads)
+        self._divides("tensor_parallel", "KV groups", model.num_kv_heads)
+        self._divides("pipeline_parallel", "layers", model.num_layers)
+        if not model.num_experts:
+            self._divides("tensor_parallel", "columns of a feed-forward layer", model.intermediate_size)
+            if self.expert_parallel > 1:
                 raise ValueError(
-                    f"{WHERE}: tensor_parallel={self.tensor_parallel} for a mixture of experts needs "
-                    "sequence_parallel: true; megatron-core routes tokens that are shared out over the ranks"
+                    f"{WHERE}: expert_parallel={self.expert_parallel}, but the model has no experts; leave it out"
                 )
-        elif self.expert_parallel > 1:
+            return
+        self._divides("expert_parallel", "experts", model.num_experts)
+        if self.expert_tensor_parallel > 1:
+            self._divides("tensor_parallel", "columns of an expert", model.expert_intermediate_size)
+        if self.tensor_parallel > 1 and not self.sequence_parallel:
             raise ValueError(
-                f"{WHERE}: expert_parallel={self.expert_parallel}, but the model has no experts; leave it out"
+                f"{WHERE}: tensor_parallel={self.tensor_parallel} for a mixture of experts needs "
+                "sequence_parallel: true; megatron-core routes tokens that are shared out over the ranks"
             )
 
     def check_ranks(self, num_ranks: int, num_ranks_per_replica: int) -> None:
@@ -125,22 +120,3 @@ class MegatronOptions:
     def __str__(self) -> str:
         sizes = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
         return " ".join(f"{key}={getattr(self, key)}" for key in sizes)
-
-
-def check_installed() -> None:
-    """Raises: ValueError saying what to install."""
-    try:
-        found = find_spec("megatron.core")
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise ValueError(f"actor.backend=megatron: megatron-core is not installed; {INSTALL}")
-
-
-def check_architecture(model_type: str) -> None:
-    """Raises: ValueError for a model without a mapping."""
-    if model_type not in MODEL_TYPES:
-        raise ValueError(
-            f"actor.backend=megatron: model_type={model_type!r} has no mapping to megatron-core; those that have: "
-            f"{', '.join(MODEL_TYPES)}; other models train under replicated or fsdp2"
-        )
