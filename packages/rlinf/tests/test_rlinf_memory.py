@@ -17,7 +17,7 @@ from rlinf.planning.memory import check_memory, loads_of, rank_memory, reference
 from rlinf_algos.logprobs import token_logprobs
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Lengths
-from rlinf_sched.derive.replicated import ReplicatedJob, forward_memory, trainer_memory
+from rlinf_sched.derive.memory import ReplicatedJob, forward_memory, trainer_memory
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits

@@ -1,0 +1,107 @@
+"""How the parts of each training backend are counted. A backend that ships has one line in `TRAINERS`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from rlinf_sched.derive.memory.activations import micro_batch_bytes, warm_start_bytes
+from rlinf_sched.derive.memory.job import ReplicatedJob
+from rlinf_sched.derive.memory.rank import RankMemory
+from rlinf_sched.derive.shapes import ModelShape
+
+NUM_MOMENTS = 2
+"""Running averages that AdamW keeps for each weight, in the type of the weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trainer:
+    """How a training backend is counted."""
+
+    memory: Callable[[ModelShape, ReplicatedJob, int], RankMemory]
+    """What one of so many ranks of the actor holds."""
+    copies_sent: Callable[[ReplicatedJob, int], int]
+    """Copies of the weights that each of so many ranks sends and receives in an update."""
+    frozen_bytes: Callable[[ReplicatedJob], int] = lambda job: job.dtype_bytes
+    """Bytes of each number of a model that the backend holds frozen, the reference."""
+
+
+def trainer_of(job: ReplicatedJob) -> Trainer:
+    """The line of the job's backend; one of the user's own is counted as if it were `replicated`."""
+    return TRAINERS.get(job.backend, TRAINERS["replicated"])
+
+
+def trainer_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> RankMemory:
+    """The memory of one of `num_ranks` ranks that train."""
+    return trainer_of(job).memory(model, job, num_ranks)
+
+
+# -- replicated --------------------------------------------------------------------------------------------------------
+
+
+def _replicated_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> RankMemory:
+    """The whole model, a gradient buffer for each of the rank's shards, and both moments."""
+    copy = job.num_models * job.dtype_bytes * model.num_parameters
+    return RankMemory(
+        weights=copy,
+        gradients=-(-job.num_shards // num_ranks) * copy,
+        optimizer=NUM_MOMENTS * copy,
+        activations=max(_update_bytes(model, job), warm_start_bytes(model, job)),
+    )
+
+
+def _update_bytes(model: ModelShape, job: ReplicatedJob) -> int:
+    """Bytes that autograd holds for a micro-batch of groups, at the start of its backward pass or when only the prompts
+    are left of it, whichever is more.
+
+    A prompt is computed once for all its completions, in a forward pass of its own. So every weight is used twice, and
+    autograd holds the gradient of one use, a whole copy of the weights, until it has that of the other.
+    """
+    prompts, completions = micro_batch_bytes(model, job)
+    return prompts + max(completions, job.dtype_bytes * model.num_parameters)
+
+
+# -- fsdp2 -------------------------------------------------------------------------------------------------------------
+
+
+def _fsdp2_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> RankMemory:
+    """A part of weights, one gradient and moments, and what a pass has gathered.
+
+    What is in no layer is gathered for the whole pass and has a whole gradient until the end of it. Of the layers, one
+    is in use, the next is on its way and a third has its gradient. A gradient is sent in the dtype of the weights.
+    """
+    copy = job.dtype_bytes * model.num_parameters
+    part = job.num_models * -(-copy // num_ranks)
+    computed = replace(job, dtype_bytes=_fsdp2_compute_bytes(job))
+    embeddings = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
+    rest = embeddings + model.hidden_size + model.vision_parameters
+    layer = -(-(model.num_parameters - rest) // model.num_layers)
+    recomputes = bool(job.backend_options.get("recompute"))
+    prompts, completions = micro_batch_bytes(model, computed, recomputes=recomputes)
+    return RankMemory(
+        weights=part,
+        gradients=part,
+        optimizer=NUM_MOMENTS * part,
+        activations=max(prompts + completions, warm_start_bytes(model, computed, recomputes=recomputes)),
+        gathered=computed.dtype_bytes * (2 * rest + 3 * layer) + job.dtype_bytes * max(rest, layer),
+        host_start=2 * copy,
+    )
+
+
+def _fsdp2_compute_bytes(job: ReplicatedJob) -> int:
+    return 2 if job.backend_options.get("compute_dtype") == "bfloat16" else job.dtype_bytes
+
+
+def _num_passes(job: ReplicatedJob, num_ranks: int) -> int:
+    """Micro-batches of an update on a rank."""
+    groups = -(-job.num_groups // (num_ranks * job.num_updates))
+    return max(1, -(-groups // job.micro_batch_groups))
+
+
+TRAINERS: Mapping[str, Trainer] = {
+    "replicated": Trainer(memory=_replicated_memory, copies_sent=lambda job, num_ranks: 2),
+    "fsdp2": Trainer(
+        memory=_fsdp2_memory,
+        copies_sent=lambda job, num_ranks: 3 * _num_passes(job, num_ranks),  # gathered twice and reduced in each pass
+        frozen_bytes=_fsdp2_compute_bytes,
+    ),
+}
+"""Name of the backend (`actor.backend`) -> how it is counted."""
