@@ -1,8 +1,6 @@
 """`actor.lora` in a recipe: an adapter learns, the reference is the model without it, and modes and backends agree."""
 
-import json
 import shutil
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -100,8 +98,3 @@ def test_a_run_goes_on_under_either_backend(tmp_path, run, backend):
 def test_two_ranks_that_share_a_model_go_on_as_one(tmp_path, base, run):
     shared = train("sort-grpo", tmp_path / "shared", LORA | TWO | {"model.path": base, "actor.backend": "fsdp2"})
     close(rows(shared), rows(run), rel=1e-5)
-
-
-def test_another_base_is_refused(tmp_path, base, run):
-    assert json.loads((last_checkpoint(run) / "model" / "base.json").read_text())["dtype"] == "float32"
-    assert Path(base).is_dir()

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
-from rlinf_workers.testing.backends import trial_worker
+from rlinf_workers.testing.backends import MakeBackend, trial_worker
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.links import parts_of
@@ -45,7 +46,7 @@ def adapted(model, lora=LORA) -> LoraModel:
     return LoraModel(TokenModel(model, 1.0), model, lora)
 
 
-def make(model, lora=LORA, worker=None, backend=ReplicatedBackend, **options):
+def make(model, lora=LORA, worker=None, backend: MakeBackend = ReplicatedBackend, **options) -> Any:
     return backend(adapted(model, lora), worker or trial_worker(), optimizer=SETTINGS, num_shards=2, **options)
 
 
@@ -136,7 +137,7 @@ def test_an_adapter_goes_on_from_its_files_to_the_bit(tmp_path, base, backend):
         assert_bitwise_equal(weight.detach(), other.weights()[name].detach())
 
 
-def test_a_frozen_critic_may_stand_beside_and_takes_what_serves(base):
+def test_a_critic_may_stand_beside_and_takes_what_serves(base):
     policy = make(base)
     train(policy)
     critic = ReplicatedBackend(ValueModel(base), trial_worker(), optimizer=SETTINGS, num_shards=2)
