@@ -22,6 +22,7 @@ from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.links import parts_of
 from rlinf_workers.training.base import OptimizerSettings
+from rlinf_workers.training.checkpoint import CheckpointFiles
 from rlinf_workers.training.fsdp2.backend import fsdp2
 from rlinf_workers.training.replicated.backend import ReplicatedBackend
 from rlinf_workers.worker import Worker
@@ -62,6 +63,15 @@ def train(backend, num_updates=2) -> list[float]:
     return norms
 
 
+def save(backend, folder, worker=None):
+    """As a checkpoint has it."""
+    files = CheckpointFiles(worker or trial_worker(), str(folder))
+    files.add_model(backend, "model")
+    files.add_optimizer(backend)
+    files.start().wait()
+    return f"{folder}/model"
+
+
 def plain(model):
     return AutoModelForCausalLM.from_pretrained(model.folder, dtype=getattr(torch, model.dtype)).eval()
 
@@ -75,8 +85,7 @@ def test_what_serves_is_what_peft_merges(tmp_path, base, dtype):
     model = dataclasses.replace(base, dtype=dtype)
     backend = make(model)
     train(backend)
-    backend.save_model(str(tmp_path))
-    wanted, found = merged_by_peft(model, tmp_path), backend.weights()
+    wanted, found = merged_by_peft(model, save(backend, tmp_path)), backend.weights()
     assert found.keys() == wanted.keys()
     changed = 0
     for name, tensor in plain(model).state_dict().items():
@@ -126,8 +135,7 @@ def test_merged_weights_are_made_one_at_a_time(base):
 def test_an_adapter_goes_on_from_its_files_to_the_bit(tmp_path, base, backend):
     one, other = make(base, backend=backend), make(dataclasses.replace(base, seed=9), backend=backend)
     train(one)
-    one.save_model(f"{tmp_path}/model")
-    one.save_optimizer(str(tmp_path))
+    save(one, tmp_path)
     size = sum(file.stat().st_size for file in (tmp_path / "model").glob("*.safetensors"))
     assert size < Path(base.folder, "model.safetensors").stat().st_size
     other.load_model(f"{tmp_path}/model")
@@ -156,18 +164,17 @@ def test_a_critic_may_stand_beside_and_takes_what_serves(base):
     ],
 )
 def test_an_adapter_that_is_another_is_refused(tmp_path, base, lora, says):
-    make(base).save_model(str(tmp_path))
     with pytest.raises(ValueError, match=says):
-        make(base, lora).load_model(str(tmp_path))
+        make(base, lora).load_model(save(make(base), tmp_path))
 
 
 def test_a_whole_model_is_no_adapter_and_an_adapter_no_model(tmp_path, base):
     with pytest.raises(ValueError, match="holds a whole model"):
         make(base).load_model(base.folder)
-    make(base).save_model(str(tmp_path))
+    folder = save(make(base), tmp_path)
     whole = ReplicatedBackend(TokenModel(base, 1.0), trial_worker(), optimizer=SETTINGS, num_shards=2)
     with pytest.raises(ValueError, match="holds an adapter"):
-        whole.load_model(str(tmp_path))
+        whole.load_model(folder)
 
 
 @pytest.mark.parametrize(
@@ -205,9 +212,9 @@ class Rank(Worker):
         if self.rank == 0:  # the other one idles
             assert_bitwise_equal(backend.forward(BATCH, adapter=False).logprobs, reference)
             assert not torch.equal(backend.forward(BATCH).logprobs, reference)
-        backend.save_model(f"{folder}/model")
-        backend.save_optimizer(folder)
-        wanted = parts_of(merged_by_peft(model, f"{folder}/model"), backend.layout())[self.rank]
+        saved = save(backend, folder, self)
+        self.ranks.barrier()
+        wanted = parts_of(merged_by_peft(model, saved), backend.layout())[self.rank]
         assert backend.weights().keys() == wanted.keys()
         for name, part in backend.weights().items():
             torch.testing.assert_close(part, wanted[name], rtol=1e-6, atol=1e-7)
@@ -227,8 +234,7 @@ def test_two_ranks_that_share_a_model_train_what_one_does(tmp_path, base, dtype)
     reference, norms = one.forward(BATCH).logprobs.flatten().tolist(), train(one)
     with launched(LocalLauncher) as launcher:
         found = start(launcher, tmp_path / "ranks", Rank, num_ranks=2).call("learn", model, str(tmp_path), {})
-    one.save_model(f"{tmp_path}/one/model")
-    one.save_optimizer(f"{tmp_path}/one")
+    save(one, tmp_path / "one")
     for rank in found:
         assert rank["norms"] == pytest.approx(norms, rel=1e-6 if dtype == "float32" else 0.05)
         assert rank["reference"] == pytest.approx(reference, rel=1e-6)

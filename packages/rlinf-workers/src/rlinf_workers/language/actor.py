@@ -170,9 +170,9 @@ class Actor(TrainingWorker):
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, folder: str) -> None:
+    def begin_checkpoint(self, folder: str) -> None:
         self._optimize_with(self._settings.optimizer)
-        super().save_checkpoint(folder)
+        super().begin_checkpoint(folder)
 
     def load_checkpoint(self, folder: str) -> None:
         self._optimize_with(self._settings.optimizer)

@@ -49,6 +49,24 @@ def build_model(settings: ModelSettings, device: torch.device) -> Any:
     return model.to(device).eval()
 
 
+def describe_model(settings: ModelSettings, folder: str) -> None:
+    """Writes config and generation config of a model into a folder, as `save_pretrained` does beside its weights.
+
+    No model is made for it, because transformers changes torch's default dtype while it makes one.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    config = AutoConfig.from_pretrained(settings.folder)
+    config.dtype = settings.dtype
+    model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    config.architectures = [model_class.__name__]
+    generation = GenerationConfig.from_model_config(config)
+    if settings.has_weights and Path(settings.folder, "generation_config.json").exists():
+        generation = GenerationConfig.from_pretrained(settings.folder)
+    config.save_pretrained(folder)
+    generation.save_pretrained(folder)
+
+
 def load_tokenizer(folder: str) -> Any:
     """The tokenizer of a Hugging Face folder."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast

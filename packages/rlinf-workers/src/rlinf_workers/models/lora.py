@@ -8,23 +8,28 @@ serves is given merged weights, so that no engine knows of adapters.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rlinf_comm.records import record
-from rlinf_workers.models.language_model import ADAPTER_CONFIG, ModelSettings, load_tokenizer
+from rlinf_workers.models.language_model import ADAPTER_CONFIG, ModelSettings
+from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.training.base import Evaluation, Trainable
 from rlinf_workers.training.served import LowRank, Served
 
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
 ALL_LINEAR = "all-linear"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_STEM = "adapter_model"
+ADAPTER_WEIGHTS = f"{ADAPTER_STEM}.safetensors"
 """Beside ADAPTER_CONFIG in an adapter's folder; peft names both."""
 BASE_FILE = "base.json"
 """Beside them: which base the adapter changes (`digest`), and the dtype that its weights are used in (`dtype`)."""
@@ -88,30 +93,26 @@ def _matching(modules: Mapping[str, Any], targets: Sequence[str]) -> set[str]:
 
 
 class LoraModel(Trainable):
-    """A language model with an adapter, which alone is trained and saved.
+    """A language model with an adapter, which alone is trained and saved. Its files are one for all ranks.
 
     Args:
         base: how the model is made and what it answers.
         model: its folder, which has weights.
     """
 
+    stem = ADAPTER_STEM
+
     def __init__(self, base: Trainable, model: ModelSettings, lora: LoraSettings) -> None:
         self._base, self._settings, self._lora = base, model, lora
 
     def build(self, device: torch.device) -> nn.Module:
         """The same adapter in every process, by the seed; its change is 0."""
-        from peft import LoraConfig, inject_adapter_in_model
+        from peft import inject_adapter_in_model
 
         model = self._base.build(device).requires_grad_(False)
-        config = LoraConfig(
-            r=self._lora.rank,
-            lora_alpha=self._lora.alpha,  # pyright: ignore[reportArgumentType], a share of the rank as any number
-            target_modules=list(self._lora.targets),
-            task_type="CAUSAL_LM",
-        )
         with torch.random.fork_rng():
             torch.manual_seed(self._settings.seed)
-            inject_adapter_in_model(config, model)
+            inject_adapter_in_model(self._peft_config(trains=True), model)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
@@ -136,25 +137,23 @@ class LoraModel(Trainable):
         }
         return Served(weights={name.replace(HELD, "."): tensor for name, tensor in held.items()}, changes=changes)
 
-    def saved(self, model: Any) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in super().saved(model).items() if name.endswith((A, B))}
+    def saved(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {name: tensor for name, tensor in tensors.items() if name.endswith((A, B))}
 
-    def save(self, model: Any, folder: str) -> None:
-        """A folder that peft loads onto the base, with the base's config and tokenizer; the base itself stays where it
-        is."""
-        from peft import PeftConfig
+    def written_together(self, model: Any, names: Iterable[str]) -> Iterable[Sequence[str]]:
+        """All: peft reads one file."""
+        return [list(names)]
 
-        config: PeftConfig = model.peft_config["default"]
-        config.base_model_name_or_path = self._settings.folder
-        config.target_modules = sorted(self._lora.targets)  # pyright: ignore[reportAttributeAccessIssue]
-        config.inference_mode = True
-        config.save_pretrained(folder)
-        tensors = {peft_name(name): tensor.detach().cpu().contiguous() for name, tensor in self.saved(model).items()}
-        save_file(tensors, f"{folder}/{ADAPTER_WEIGHTS}", {"format": "pt"})
+    def to_files(self, model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {peft_name(name): tensor for name, tensor in tensors.items()}
+
+    def describe(self, folder: str) -> None:
+        """The adapter's config and which base it is of, beside the base's own config and tokenizer: a folder that peft
+        loads onto the base, which stays where it is."""
+        self._base.describe(folder)
+        self._peft_config(trains=False).save_pretrained(folder)
         said = {"digest": self._lora.base_digest, "dtype": self._settings.dtype}
         Path(folder, BASE_FILE).write_text(json.dumps(said), encoding="utf-8")
-        model.config.save_pretrained(folder)
-        load_tokenizer(self._settings.folder).save_pretrained(folder)
 
     @torch.no_grad()
     def load(self, model: Any, folder: str) -> None:
@@ -162,7 +161,7 @@ class LoraModel(Trainable):
         if not is_adapter(folder):
             raise ValueError(f"{folder}: holds a whole model, and actor.lora trains an adapter; leave actor.lora out")
         check_base(folder, self._lora.base_digest, self._settings.folder)
-        found, own = load_file(f"{folder}/{ADAPTER_WEIGHTS}"), self.saved(model)
+        found, own = load_file(f"{folder}/{ADAPTER_WEIGHTS}"), self.saved(tensors_of(model))
         said, wanted = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (found, own))
         if said != (wanted := {peft_name(name): shape for name, shape in wanted.items()}):
             name = sorted(said.items() ^ wanted.items())[0][0]
@@ -172,6 +171,20 @@ class LoraModel(Trainable):
             )
         for name, tensor in own.items():
             tensor.copy_(found[peft_name(name)])
+
+    def _peft_config(self, *, trains: bool) -> LoraConfig:
+        from peft import LoraConfig
+
+        config = LoraConfig(
+            r=self._lora.rank,
+            lora_alpha=self._lora.alpha,  # pyright: ignore[reportArgumentType], any number is divided by the rank
+            target_modules=list(self._lora.targets),
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=self._settings.folder,
+            inference_mode=not trains,
+        )
+        config.target_modules = sorted(self._lora.targets)  # pyright: ignore[reportAttributeAccessIssue], a set has no order
+        return config
 
 
 def peft_name(name: str) -> str:

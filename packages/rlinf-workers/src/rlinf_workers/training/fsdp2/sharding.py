@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from rlinf_comm.weights.layouts.fsdp2 import shard_boxes
+from rlinf_workers.training.checkpoint import host_copy
 
 T = TypeVar("T")
 
@@ -96,11 +98,20 @@ def whole(tensor: Tensor) -> Tensor:
     return detached.full_tensor() if isinstance(detached, DTensor) else detached
 
 
-def gathered(tensor: Tensor, keep: bool) -> Tensor | None:
-    """The whole tensor in host memory where `keep`, else None; every rank of its mesh calls."""
-    # A clone, because a whole tensor may be a view of a gathered buffer with padding behind it.
-    found = whole(tensor)
-    return found.cpu().clone() if keep else None
+def gathered(tensor: Tensor, writer: int) -> Tensor | None:
+    """The whole tensor in host memory on the rank that writes it, else None; every rank of its mesh calls.
+
+    No other rank ever has more than its own part of it.
+    """
+    mine = local(tensor)
+    if not isinstance(tensor, DTensor):
+        return host_copy(mine) if dist.get_rank() == writer else None
+    mesh, (num_rows, *widths) = tensor.device_mesh, tensor.shape
+    part = mine.new_zeros(-(-num_rows // mesh.size()), *widths)  # as long as the longest
+    part[: len(mine)] = mine
+    parts = [torch.empty_like(part) for _ in range(mesh.size())] if mesh.get_local_rank() == writer else None
+    dist.gather(part, parts, group=mesh.get_group(), group_dst=writer)
+    return None if parts is None else torch.cat(parts)[:num_rows].cpu()
 
 
 def local(tensor: Tensor) -> Tensor:
