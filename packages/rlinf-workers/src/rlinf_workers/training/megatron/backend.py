@@ -117,7 +117,9 @@ class MegatronBackend:
     # -- an update -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def forward(self, batch: SequenceBatch | ExampleBatch, *, entropies: bool = False) -> Evaluation:
+    def forward(
+        self, batch: SequenceBatch | ExampleBatch, *, entropies: bool = False, adapter: bool = True
+    ) -> Evaluation:
         asked = Asked.of(batch, self.kind.temperature)
         whole = torch.zeros(2, *asked.targets.shape, device=self._worker.device)
 
