@@ -68,7 +68,7 @@ def test_what_a_backward_pass_keeps_is_what_autograd_records() -> None:
     shape = ModelShape(name="small", num_layers=6, head_dim=16, qkv_bias=True, **SMALL)
     assert shape.num_parameters == sum(parameter.numel() for parameter in model.parameters())
     lengths = Lengths(mean_tokens=limit, limit_tokens=limit, prompt_tokens=prompt, group_size=group_size)
-    counted = trainer_memory(shape, ReplicatedJob(lengths=lengths, num_groups=1), 1).work
+    counted = trainer_memory(shape, ReplicatedJob(lengths=lengths, num_groups=1), 1).work()
     assert loss.requires_grad
     assert counted / sum(saved.values()) == pytest.approx(1.1, abs=0.2)  # the gradients of the logits come on top
 
@@ -95,8 +95,9 @@ def test_a_backward_pass_holds_back_a_gradient_of_every_layer() -> None:
     assert events[0] == "through"
     shape = ModelShape(name="small", num_layers=3, head_dim=16, qkv_bias=True, **SMALL)
     lengths = Lengths(mean_tokens=2, limit_tokens=2, prompt_tokens=2, group_size=2)
-    work = trainer_memory(shape, ReplicatedJob(lengths=lengths, num_groups=1), 1).work
-    assert 4 * shape.num_parameters < work < 4.4 * shape.num_parameters
+    work = trainer_memory(shape, ReplicatedJob(lengths=lengths, num_groups=1), 1).work()
+    heads = 2 * 4 * shape.vocab_size * shape.hidden_size
+    assert 4 * shape.num_parameters + heads < work < 4.3 * shape.num_parameters + heads
 
 
 def test_a_warm_start_keeps_more_than_a_small_micro_batch() -> None:
@@ -105,7 +106,7 @@ def test_a_warm_start_keeps_more_than_a_small_micro_batch() -> None:
     flags = ("--actor.micro_batch_groups=1", "--algorithm.group_size=2")
     job, without = replicated_job(config_of(*flags)), replicated_job(config_of(*flags, "--warm_start=null"))
     assert job.warm_start_sequences == 128
-    sizes = [trainer_memory(shape, one, 1).work for one in (job, without)]
+    sizes = [trainer_memory(shape, one, 1).work() for one in (job, without)]
     assert sizes[0] > 10 * sizes[1]
 
 
@@ -188,7 +189,7 @@ def test_ranks_that_share_a_model_out_have_parts_of_all_but_the_work() -> None:
     for options in ("{compute_dtype: bfloat16}", "{recompute: true}"):
         cheaper = rank_memory(shape, replicated_job(config_of(*flags, f"--actor.backend_options={options}")), {}, None)
         dearer = rank_memory(shape, replicated_job(config), {}, None)
-        assert cheaper["actor"].work < dearer["actor"].work
+        assert cheaper["actor"].work() < dearer["actor"].work()
 
 
 def test_a_model_that_cannot_fit_is_refused_before_anything_starts() -> None:
@@ -233,10 +234,10 @@ def test_beyond_a_size_more_tokens_need_no_more_logits() -> None:
     def work(group_size: int) -> tuple[int, int]:
         lengths = Lengths(mean_tokens=256, limit_tokens=256, prompt_tokens=16, group_size=group_size)
         job = ReplicatedJob(lengths=lengths, num_groups=1)
-        return trainer_memory(shape, job, 1).work, forward_memory(shape, job).work
+        return trainer_memory(shape, job, 1).work(), forward_memory(shape, job).work()
 
     logits = 4 * 256 << 17  # of a sequence, in float32
     small, most, above, far = (work(group_size) for group_size in (4, 8, 16, 32))
-    assert most[0] - small[0] > 4 * 5 * logits and most[1] - small[1] > 4 * 4 * logits
+    assert most[0] - small[0] > 4 * 2 * logits and most[1] - small[1] > 4 * 1.9 * logits
     assert above[0] < most[0] and above[1] < most[1]
     assert far[0] - above[0] < logits and far[1] - above[1] < logits
