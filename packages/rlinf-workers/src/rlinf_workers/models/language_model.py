@@ -16,6 +16,9 @@ import torch
 
 from rlinf_comm.records import record
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""A folder with this file holds an adapter (models/lora.py), not a model."""
+
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +47,24 @@ def build_model(settings: ModelSettings, device: torch.device) -> Any:
             config = AutoConfig.from_pretrained(settings.folder)
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.to(device).eval()
+
+
+def describe_model(settings: ModelSettings, folder: str) -> None:
+    """Writes config and generation config of a model into a folder, as `save_pretrained` does beside its weights.
+
+    No model is made for it, because transformers changes torch's default dtype while it makes one.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    config = AutoConfig.from_pretrained(settings.folder)
+    config.dtype = settings.dtype
+    model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    config.architectures = [model_class.__name__]
+    generation = GenerationConfig.from_model_config(config)
+    if settings.has_weights and Path(settings.folder, "generation_config.json").exists():
+        generation = GenerationConfig.from_pretrained(settings.folder)
+    config.save_pretrained(folder)
+    generation.save_pretrained(folder)
 
 
 def load_tokenizer(folder: str) -> Any:
