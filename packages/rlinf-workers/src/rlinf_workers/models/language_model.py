@@ -16,6 +16,9 @@ import torch
 
 from rlinf_comm.records import record
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""A folder with this file holds an adapter (models/lora.py), not a model."""
+
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ worth."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,13 @@ from torch import Tensor, nn
 from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
 from rlinf_workers.models.file_names import converted_together, under_file_names
 from rlinf_workers.models.head import answers_of_states, has_large_logits
-from rlinf_workers.models.language_model import ModelSettings, build_model, describe_model, load_tokenizer
+from rlinf_workers.models.language_model import (
+    ADAPTER_CONFIG,
+    ModelSettings,
+    build_model,
+    describe_model,
+    load_tokenizer,
+)
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_states, num_calls
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import Evaluation, Trainable
@@ -60,7 +67,11 @@ class TokenModel(Trainable):
 
     def load(self, model: Any, folder: str) -> None:
         """Through transformers' own loader. A frozen model takes the tensors themselves, uncopied: the last bits of a
-        product on the CPU depend on where its operands begin in memory, so a copy answers with other bits."""
+        product on the CPU depend on where its operands begin in memory, so a copy answers with other bits.
+
+        Raises: ValueError for an adapter's folder, which transformers would load together with its base."""
+        if Path(folder, ADAPTER_CONFIG).is_file():
+            raise ValueError(f"{folder}: holds an adapter, not a whole model; merge it first (rlinf export --merged)")
         first = next(model.parameters())
         loaded = type(model).from_pretrained(folder, dtype=first.dtype)
         model.load_state_dict(loaded.to(first.device).state_dict(), assign=not first.requires_grad)

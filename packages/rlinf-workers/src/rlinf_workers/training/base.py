@@ -30,9 +30,13 @@ from rlinf_comm.weights import Layout
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.weight_names import plain_weights
 from rlinf_workers.registry import BACKENDS
+from rlinf_workers.training.checkpoint import MODEL
+from rlinf_workers.training.served import Served
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
+Make = TypeVar("Make", bound=Callable[..., Any])
+_TRAINS_ADAPTERS = "_trains_adapters"
 
 
 @record
@@ -88,6 +92,9 @@ class Evaluation:
 class Trainable(ABC):
     """One kind of model: how it is made, what it answers, how its files lie in a folder."""
 
+    stem = MODEL
+    """With this the names of its files with tensors begin."""
+
     @abstractmethod
     def build(self, device: torch.device) -> nn.Module:
         """The model with its first weights, the same in every process."""
@@ -96,9 +103,25 @@ class Trainable(ABC):
     def answers(self, model: Any, batch: Any, *, entropies: bool) -> Evaluation:
         """One forward, differentiable; the batch is on the model's device."""
 
+    def base_answers(self, model: Any, batch: Any) -> Evaluation:
+        """As `answers`, of the model as it was before an adapter changed it."""
+        raise NotImplementedError(f"{type(self).__name__} has no adapter")
+
     def num_calls(self, batch: Any) -> int:
         """How often `answers` calls the model; ranks that hold a model together have to call it alike."""
         return 1
+
+    def served(self, tensors: Mapping[str, Tensor]) -> Served:
+        """What a weight sync reads.
+
+        Args:
+            tensors: all of the model, each by its first name.
+        """
+        return Served(weights=tensors)
+
+    def saved(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Of all tensors of the model, those that its files hold; among them is every one that is trained."""
+        return tensors
 
     def written_together(self, model: Any, names: Iterable[str]) -> Iterable[Sequence[str]]:
         """Names of the model's tensors, those together that `to_files` makes one tensor of."""
@@ -145,8 +168,13 @@ class TrainingBackend(Protocol):
         """Steps of the optimizer in use; the next one takes the learning rate of this number."""
         ...
 
-    def forward(self, batch: Any, *, entropies: bool = False) -> Evaluation:
-        """Answers without gradient. A batch's numbers depend on nothing but the weights and the batch."""
+    def forward(self, batch: Any, *, entropies: bool = False, adapter: bool = True) -> Evaluation:
+        """Answers without gradient. A batch's numbers depend on nothing but the weights and the batch.
+
+        Args:
+            adapter: False: as the model answered before its adapter was trained; without entropies. Only a backend that
+                `trains_adapters` is asked, of a model that has one.
+        """
         ...
 
     def begin(self, num_statistics: int) -> None:
@@ -188,7 +216,8 @@ class TrainingBackend(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """This rank's part of what is trained, as the layout says; no copies."""
+        """This rank's part of what is served (`Trainable.served`), as the layout says; every rank calls. No copies, but
+        of weights that an adapter changes, which are made when they are read."""
         ...
 
     def layout(self) -> Layout:
@@ -217,6 +246,19 @@ class TrainingBackend(Protocol):
     def load_optimizer(self, folder: str) -> None:
         """Takes an optimizer's state and its count of steps; training goes on bit for bit where the ranks are as they
         were."""
+
+
+def trains_adapters(make: Make) -> Make:
+    """Marks a backend, or the function that makes it, that keeps what the protocol says of models with an adapter:
+    parameters without a gradient stay and cost neither gradients nor optimizer state, what is served is merged, and
+    `forward` can leave the adapter out."""
+    setattr(make, _TRAINS_ADAPTERS, True)
+    return make
+
+
+def can_train_adapters(make: object) -> bool:
+    """Whether a backend is marked so."""
+    return getattr(make, _TRAINS_ADAPTERS, False)
 
 
 @record

@@ -45,7 +45,7 @@ class CheckpointFiles:
 
     def add_model(self, backend: TrainingBackend, under: str = "") -> None:
         """Copies what this rank writes of a model."""
-        self._add_tensors(Path(under), MODEL, backend.model_tensors())
+        self._add_tensors(Path(under), backend.kind.stem, backend.model_tensors())
         if self._worker.rank == 0:
             self._writes.append(partial(backend.kind.describe, str(self._folder / under)))
 
@@ -101,9 +101,9 @@ class CheckpointFiles:
 
 
 def writers(kind: Trainable, model: nn.Module, num_ranks: int) -> dict[str, int]:
-    """Tensor of the model -> the rank that writes it. Bytes are shared out evenly, the largest first, and what is one
+    """Tensor that is saved -> the rank that writes it. Bytes are shared out evenly, the largest first, and what is one
     tensor in a file is written by one rank. Ranks that have the same model have the same answer."""
-    sizes = {name: tensor.nbytes for name, tensor in tensors_of(model).items()}
+    sizes = {name: tensor.nbytes for name, tensor in kind.saved(tensors_of(model)).items()}
     units = [(sum(sizes[name] for name in unit), unit) for unit in kind.written_together(model, sizes)]
     loads, found = [0] * num_ranks, dict[str, int]()
     for size, unit in sorted(units, key=lambda item: (-item[0], item[1][0])):

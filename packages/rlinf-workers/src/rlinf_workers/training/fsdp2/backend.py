@@ -25,25 +25,36 @@ from rlinf_comm.weights.layouts.fsdp2 import fsdp2 as fsdp2_layout
 from rlinf_comm.weights.layouts.fsdp2 import shard_boxes
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.weight_files import WeightFiles
-from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, Trainable, TrainingBackend
+from rlinf_workers.training.base import (
+    Evaluation,
+    LossOf,
+    OptimizerSettings,
+    Trainable,
+    TrainingBackend,
+    trains_adapters,
+)
 from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, optimizer_tensors, parameter_of, writers
 from rlinf_workers.training.fsdp2.rounds import Pass, Rounds
 from rlinf_workers.training.fsdp2.sharding import (
     fill,
     gathered,
     local,
+    part_of,
     recompute_feed_forward,
     shard,
     skeleton,
+    whole,
     whole_model,
 )
 from rlinf_workers.training.replicated.backend import ReplicatedBackend
+from rlinf_workers.training.served import LowRank, Served
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
 DTYPES = ("float32", "bfloat16")
 
 
+@trains_adapters
 def fsdp2(
     model: Trainable,
     worker: Worker,
@@ -138,12 +149,17 @@ class FSDP2Backend:
 
     # -- an update -------------------------------------------------------------------------------------------------
 
-    def forward(self, batch: Any, *, entropies: bool = False) -> Evaluation:
-        return self._rounds.take(self._pass(batch, False), batch, lambda: self._answers(batch, entropies))
+    def forward(self, batch: Any, *, entropies: bool = False, adapter: bool = True) -> Evaluation:
+        return self._rounds.take(self._pass(batch, False), batch, lambda: self._answers(batch, entropies, adapter))
 
     @torch.no_grad()
-    def _answers(self, batch: Any, entropies: bool) -> Evaluation:
-        found = self._root(lambda: self._kind.answers(self._model, batch, entropies=entropies))
+    def _answers(self, batch: Any, entropies: bool = False, adapter: bool = True) -> Evaluation:
+        def answers() -> Evaluation:
+            if not adapter:
+                return self._kind.base_answers(self._model, batch)
+            return self._kind.answers(self._model, batch, entropies=entropies)
+
+        found = self._root(answers)
         cast(FSDPModule, self._root).reshard()
         return found
 
@@ -181,7 +197,7 @@ class FSDP2Backend:
 
     def idle(self, batch: Any, backward: bool) -> None:
         if not backward:
-            self._answers(batch, False)
+            self._answers(batch)
             return
 
         def nothing() -> Tensor:
@@ -225,11 +241,22 @@ class FSDP2Backend:
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
-    def weights(self) -> dict[str, Tensor]:
-        return {name: local(tensor) for name, tensor in tensors_of(self._model).items()}
+    def weights(self) -> Mapping[str, Tensor]:
+        """An adapter is gathered, and changes the rows of a weight that are here."""
+        served, rank, num_ranks = self._served(), self._worker.rank, self._worker.num_ranks
+        held = {name: local(tensor) for name, tensor in served.weights.items()}
+        changes: dict[str, LowRank] = {}
+        for name, change in served.changes.items():
+            rows, columns = part_of(name, served.weights[name], rank, num_ranks)
+            a, b = whole(change.a)[:, columns], whole(change.b)[rows]
+            changes[name] = LowRank(a=a, b=b, scale=change.scale)
+        return Served(weights=held, changes=changes).merged()
 
     def layout(self) -> Layout:
-        return fsdp2_layout(tensors_of(self._model))
+        return fsdp2_layout(self._served().weights)
+
+    def _served(self) -> Served:
+        return self._kind.served(tensors_of(self._model))
 
     @torch.no_grad()
     def start_from(self, other: FSDP2Backend) -> None:
@@ -258,12 +285,13 @@ class FSDP2Backend:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def model_tensors(self) -> dict[str, Tensor]:
-        return self._kind.to_files(self._bare, self._gathered(tensors_of(self._model)))
+        return self._kind.to_files(self._bare, self._gathered(self._kind.saved(tensors_of(self._model))))
 
     def load_model(self, folder: str) -> None:
         model = whole_model(self._bare)
         self._kind.load(model, folder)
-        fill(tensors_of(self._model), model.state_dict(), self._worker.rank, self._worker.num_ranks)
+        mine = self._kind.saved(tensors_of(self._model))
+        fill(mine, model.state_dict(), self._worker.rank, self._worker.num_ranks)
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         return self._gathered(optimizer_tensors(self._optimizer, self._model))

@@ -46,7 +46,8 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
 
     Gradients are sums over ranks, made in the dtype of the parameters, whatever is computed in.
     """
-    reduce_dtype = None if compute_dtype is None else next(model.parameters()).dtype
+    trained = next(p for p in model.parameters() if p.requires_grad)
+    reduce_dtype = None if compute_dtype is None else trained.dtype
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=True)
     for layer in layers_of(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
@@ -91,6 +92,12 @@ def _copy(model: nn.Module, like: Callable[[Tensor], Tensor]) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """The whole tensor, without gradient, where it lies; every rank of its mesh calls."""
+    detached = tensor.detach()
+    return detached.full_tensor() if isinstance(detached, DTensor) else detached
+
+
 def gathered(tensor: Tensor, writer: int) -> Tensor | None:
     """The whole tensor in host memory on the rank that writes it, else None; every rank of its mesh calls.
 
@@ -120,7 +127,7 @@ def part_of(name: str, tensor: Tensor, rank: int, num_ranks: int) -> tuple[slice
 
 
 @torch.no_grad()
-def fill(tensors: Mapping[str, Tensor], whole: Mapping[str, Tensor], rank: int, num_ranks: int) -> None:
+def fill(tensors: Mapping[str, Tensor], sources: Mapping[str, Tensor], rank: int, num_ranks: int) -> None:
     """Copies into each tensor its part of the whole one of the same name."""
     for name, tensor in tensors.items():
-        local(tensor).copy_(whole[name][part_of(name, tensor, rank, num_ranks)])
+        local(tensor).copy_(sources[name][part_of(name, tensor, rank, num_ranks)])

@@ -10,7 +10,7 @@ two ranks make (s0 + s2) + (s1 + s3), which agrees with one rank's sum up to rou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -19,13 +19,15 @@ from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.models.placement import tensors_of
-from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, Trainable
+from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, Trainable, trains_adapters
 from rlinf_workers.training.checkpoint import host_copy, load_optimizer, optimizer_tensors, writers
+from rlinf_workers.training.served import Served
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
 
 
+@trains_adapters
 class ReplicatedBackend:
     """The model, a gradient buffer for each shard and the optimizer; see training/base.py for what the methods
     promise."""
@@ -66,7 +68,9 @@ class ReplicatedBackend:
     # -- an update -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def forward(self, batch: Any, *, entropies: bool = False) -> Evaluation:
+    def forward(self, batch: Any, *, entropies: bool = False, adapter: bool = True) -> Evaluation:
+        if not adapter:
+            return self._kind.base_answers(self._model, batch)
         return self._kind.answers(self._model, batch, entropies=entropies)
 
     def begin(self, num_statistics: int) -> None:
@@ -94,7 +98,7 @@ class ReplicatedBackend:
 
     def step(self, divisor: float) -> float:
         self._buffers[self.shards[0]] *= 1.0 / divisor
-        grad_norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.max_grad_norm))
+        grad_norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
         if not math.isfinite(grad_norm):
             raise FloatingPointError(
                 f"{self._worker.name}: optimizer step {self.num_steps}: the gradient norm is {grad_norm}; "
@@ -118,7 +122,7 @@ class ReplicatedBackend:
 
     def restart(self, optimizer: OptimizerSettings) -> None:
         self._settings = optimizer
-        self._optimizer = optimizer.adamw(self._model.parameters())
+        self._optimizer = optimizer.adamw(self._parameters)
         self.num_steps = 0
 
     def _attach(self, shard: int) -> None:
@@ -130,11 +134,14 @@ class ReplicatedBackend:
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
-    def weights(self) -> dict[str, Tensor]:
-        return tensors_of(self._model)
+    def weights(self) -> Mapping[str, Tensor]:
+        return self._served().merged()
 
     def layout(self) -> Layout:
-        return Layout.replicated(specs_of(self.weights()), self._worker.num_ranks)
+        return Layout.replicated(specs_of(self._served().weights), self._worker.num_ranks)
+
+    def _served(self) -> Served:
+        return self._kind.served(tensors_of(self._model))
 
     @torch.no_grad()
     def start_from(self, other: ReplicatedBackend) -> None:
@@ -169,7 +176,8 @@ class ReplicatedBackend:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def model_tensors(self) -> dict[str, Tensor]:
-        mine = {name: host_copy(tensor) for name, tensor in self.weights().items() if self._writes(name)}
+        saved = self._kind.saved(tensors_of(self._model))
+        mine = {name: host_copy(tensor) for name, tensor in saved.items() if self._writes(name)}
         return self._kind.to_files(self._model, mine)
 
     def load_model(self, folder: str) -> None:
