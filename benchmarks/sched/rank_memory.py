@@ -191,7 +191,9 @@ class Measured(Worker):
         assert isinstance(engine, HuggingFaceEngine)
         sampling = SamplingSettings(group_size=size, max_new_tokens=limit, temperature=1.0, top_p=1.0)
         ids = _batch(case).prompt_ids
-        engine.submit([Prompt(index=i, token_ids=row) for i, row in enumerate(ids)], sampling, seed=0, step=0)
+        engine.submit(
+            [Prompt(index=i, token_ids=row, reference_answer="") for i, row in enumerate(ids)], sampling, seed=0, step=0
+        )
         engine.finished()
         return engine
 
