@@ -44,8 +44,8 @@ class TrainerConfig(OptimizerConfig):
     )
     backend_options: dict[str, bool | int | float | str] = Field(
         default={},
-        description="Further arguments of the backend: compute_dtype and recompute of fsdp2, tensor_parallel and more of "
-        "megatron (docs/backends.md), or one's own.",
+        description="Further arguments of the backend: compute_dtype and recompute of fsdp2, tensor_parallel and "
+        "more of megatron (docs/backends.md), or one's own.",
     )
 
     @property
