@@ -10,8 +10,9 @@ from torch import nn
 
 from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
 from rlinf_workers.models.head import answers_of_states, has_large_logits
-from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer
+from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, outline_model
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_states, num_calls
+from rlinf_workers.models.weight_names import StoredWeights, pretrained_weights
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import Evaluation, Trainable
 
@@ -30,6 +31,15 @@ class TokenModel(Trainable):
 
     def build(self, device: torch.device) -> nn.Module:
         return build_model(self._settings, device)
+
+    def outline(self) -> nn.Module:
+        return outline_model(self._settings)
+
+    def first_weights(self, model: Any) -> StoredWeights | None:
+        return pretrained_weights(model, self._settings.folder) if self._settings.has_weights else None
+
+    def stored_weights(self, model: Any, folder: str) -> StoredWeights:
+        return pretrained_weights(model, folder)
 
     def answers(self, model: Any, batch: SequenceBatch | ExampleBatch, *, entropies: bool) -> Evaluation:
         if isinstance(batch, ExampleBatch):
@@ -66,19 +76,31 @@ class ValueModel(Trainable):
         self._settings = settings
 
     def build(self, device: torch.device) -> nn.Module:
-        model = build_model(self._settings, torch.device("cpu"))
-        width = model.get_output_embeddings().in_features
-        head = nn.Linear(width, 1, bias=True, dtype=model.dtype)
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
-        model.set_output_embeddings(head)
-        return model.to(device)
+        return _with_value_head(build_model(self._settings, torch.device("cpu"))).to(device)
+
+    def outline(self) -> nn.Module:
+        return _with_value_head(outline_model(self._settings))
+
+    def first_weights(self, model: Any) -> StoredWeights | None:
+        if not self._settings.has_weights:
+            return None
+        head = model.get_output_embeddings()
+        own = [name for name, tensor in model.named_parameters() if any(tensor is other for other in head.parameters())]
+        return pretrained_weights(model, self._settings.folder, without=own)
 
     def answers(self, model: Any, batch: SequenceBatch, *, entropies: bool) -> Evaluation:
         return Evaluation(values=completion_logits(model, batch)[..., 0].float())
 
     def num_calls(self, batch: SequenceBatch) -> int:
         return num_calls(batch)
+
+
+def _with_value_head(model: Any) -> Any:
+    head = nn.Linear(model.get_output_embeddings().in_features, 1, bias=True, dtype=model.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    model.set_output_embeddings(head)
+    return model
 
 
 def _example_answers(model: Any, batch: ExampleBatch) -> Evaluation:

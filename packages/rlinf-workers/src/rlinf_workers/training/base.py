@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from rlinf_comm.records import record
 from rlinf_comm.weights import Layout
+from rlinf_workers.models.weight_names import StoredWeights, plain_weights
 from rlinf_workers.registry import BACKENDS
 from rlinf_workers.worker import Worker
 
@@ -99,6 +100,19 @@ class Trainable(ABC):
     def num_calls(self, batch: Any) -> int:
         """How often `answers` calls the model; ranks that hold a model together have to call it alike."""
         return 1
+
+    def outline(self) -> nn.Module | None:
+        """The model that `build` makes, without its numbers, for a backend whose ranks keep parts of it: called inside
+        `models.parts.KeptParts`. None: this kind can only be made whole."""
+        return None
+
+    def first_weights(self, model: Any) -> StoredWeights | None:
+        """What of an `outline` lies in files; None: all of it was made."""
+        return None
+
+    def stored_weights(self, model: Any, folder: str) -> StoredWeights:
+        """What `load` reads, for an `outline`. Raises: WeightFilesError, as `load` does."""
+        return plain_weights(model, folder)
 
     def save(self, model: Any, folder: str) -> None:
         """Writes the model into an existing folder."""
