@@ -14,6 +14,7 @@ from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.testing.architectures import ARCHITECTURES, tiny_architecture
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.training.base import OptimizerSettings
+from rlinf_workers.training.checkpoint import CheckpointFiles
 from rlinf_workers.training.fsdp2.backend import fsdp2
 from rlinf_workers.worker import Worker
 
@@ -33,13 +34,19 @@ class Copier(Worker):
         first, other, critic, next_critic = (
             make(kind, settings) for kind in (TokenModel, ValueModel) for settings in (model, unread)
         )
-        other.save_model(f"{folder}/seed")
-        first.save_model(f"{folder}/first")
+        self.save(other, f"{folder}/seed")
+        self.save(first, f"{folder}/first")
         other.load_model(f"{folder}/first")
-        other.save_model(f"{folder}/other")
-        critic.save_model(f"{folder}/critic")
+        self.save(other, f"{folder}/other")
+        self.save(critic, f"{folder}/critic")
         next_critic.load_model(f"{folder}/critic")
-        next_critic.save_model(f"{folder}/next_critic")
+        self.save(next_critic, f"{folder}/next_critic")
+
+    def save(self, backend, folder: str) -> None:
+        files = CheckpointFiles(self, folder)
+        files.add_model(backend)
+        files.start().wait()
+        self.ranks.barrier()
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +65,7 @@ def test_a_folder_comes_back_bit_for_bit(copied, name):
     original = copied / name / "original"
     expected = load_file(original / "model.safetensors")
     for copy in ("first", "other"):
-        check_same(load_file(copied / name / copy / "model.safetensors"), expected)
+        check_same(tensors_in(copied / name / copy), expected)
         for file in ("config.json", "generation_config.json"):
             if copy == "first":
                 assert json.loads((copied / name / copy / file).read_text()) == json.loads(
@@ -70,7 +77,7 @@ def test_a_folder_comes_back_bit_for_bit(copied, name):
 def test_a_seed_gives_the_numbers_that_it_gives_without_ranks(copied, tmp_path, name):
     settings = ModelSettings(folder=str(copied / name / "original"), has_weights=False, seed=11)
     build_model(settings, torch.device("cpu")).save_pretrained(tmp_path)
-    found = load_file(copied / name / "seed" / "model.safetensors")
+    found = tensors_in(copied / name / "seed")
     check_same(found, load_file(tmp_path / "model.safetensors"))
 
 
@@ -79,7 +86,14 @@ def test_a_critic_begins_with_the_folder_and_a_head_of_zeros(copied, name):
     settings = ModelSettings(folder=str(copied / name / "original"), has_weights=True)
     expected = ValueModel(settings).build(torch.device("cpu")).state_dict()
     for copy in ("critic", "next_critic"):
-        check_same(load_file(copied / name / copy / "model.safetensors"), expected)
+        check_same(tensors_in(copied / name / copy), expected)
+
+
+def tensors_in(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        found |= load_file(file)
+    return found
 
 
 def check_same(found, expected):

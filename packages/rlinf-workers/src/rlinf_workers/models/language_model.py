@@ -17,6 +17,9 @@ import torch
 from rlinf_comm.records import record
 from rlinf_workers.models.parts import meta_parameters
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""A folder with this file holds an adapter (models/lora.py), not a model."""
+
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,13 +50,8 @@ def outline_model(settings: ModelSettings) -> Any:
     read."""
     if not settings.has_weights:
         return _from_config(settings).eval()
-    from transformers import GenerationConfig
-
     with meta_parameters():
-        model = _from_config(settings)
-    if (Path(settings.folder) / "generation_config.json").exists():
-        model.generation_config = GenerationConfig.from_pretrained(settings.folder)
-    return model.eval()
+        return _from_config(settings).eval()
 
 
 def _from_config(settings: ModelSettings) -> Any:
@@ -63,6 +61,24 @@ def _from_config(settings: ModelSettings) -> Any:
         torch.manual_seed(settings.seed)
         config = AutoConfig.from_pretrained(settings.folder)
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
+
+
+def describe_model(settings: ModelSettings, folder: str) -> None:
+    """Writes config and generation config of a model into a folder, as `save_pretrained` does beside its weights.
+
+    No model is made for it, because transformers changes torch's default dtype while it makes one.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    config = AutoConfig.from_pretrained(settings.folder)
+    config.dtype = settings.dtype
+    model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    config.architectures = [model_class.__name__]
+    generation = GenerationConfig.from_model_config(config)
+    if settings.has_weights and Path(settings.folder, "generation_config.json").exists():
+        generation = GenerationConfig.from_pretrained(settings.folder)
+    config.save_pretrained(folder)
+    generation.save_pretrained(folder)
 
 
 def load_tokenizer(folder: str) -> Any:

@@ -3,14 +3,24 @@ worth."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
+from rlinf_workers.models.file_names import converted_together, under_file_names
 from rlinf_workers.models.head import answers_of_states, has_large_logits
-from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, outline_model
+from rlinf_workers.models.language_model import (
+    ADAPTER_CONFIG,
+    ModelSettings,
+    build_model,
+    describe_model,
+    load_tokenizer,
+    outline_model,
+)
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_states, num_calls
 from rlinf_workers.models.weight_names import StoredWeights, pretrained_weights
 from rlinf_workers.records.language import ExampleBatch
@@ -39,6 +49,7 @@ class TokenModel(Trainable):
         return pretrained_weights(model, self._settings.folder) if self._settings.has_weights else None
 
     def stored_weights(self, model: Any, folder: str) -> StoredWeights:
+        _refuse_adapter(folder)
         return pretrained_weights(model, folder)
 
     def answers(self, model: Any, batch: SequenceBatch | ExampleBatch, *, entropies: bool) -> Evaluation:
@@ -56,13 +67,22 @@ class TokenModel(Trainable):
     def num_calls(self, batch: SequenceBatch | ExampleBatch) -> int:
         return 1 if isinstance(batch, ExampleBatch) else num_calls(batch)
 
-    def save(self, model: Any, folder: str) -> None:
-        model.save_pretrained(folder, safe_serialization=True)
+    def written_together(self, model: Any, names: Iterable[str]) -> Iterable[Sequence[str]]:
+        return converted_together(model, names)
+
+    def to_files(self, model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return under_file_names(model, tensors)
+
+    def describe(self, folder: str) -> None:
+        describe_model(self._settings, folder)
         load_tokenizer(self._settings.folder).save_pretrained(folder)
 
     def load(self, model: Any, folder: str) -> None:
         """Through transformers' own loader. A frozen model takes the tensors themselves, uncopied: the last bits of a
-        product on the CPU depend on where its operands begin in memory, so a copy answers with other bits."""
+        product on the CPU depend on where its operands begin in memory, so a copy answers with other bits.
+
+        Raises: ValueError for an adapter's folder, which transformers would load together with its base."""
+        _refuse_adapter(folder)
         first = next(model.parameters())
         loaded = type(model).from_pretrained(folder, dtype=first.dtype)
         model.load_state_dict(loaded.to(first.device).state_dict(), assign=not first.requires_grad)
@@ -93,6 +113,11 @@ class ValueModel(Trainable):
 
     def num_calls(self, batch: SequenceBatch) -> int:
         return num_calls(batch)
+
+
+def _refuse_adapter(folder: str) -> None:
+    if Path(folder, ADAPTER_CONFIG).is_file():
+        raise ValueError(f"{folder}: holds an adapter, not a whole model; merge it first (rlinf export --merged)")
 
 
 def _with_value_head(model: Any) -> Any:

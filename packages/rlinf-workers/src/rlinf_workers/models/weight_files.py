@@ -22,7 +22,6 @@ from torch import Tensor
 from rlinf_comm.weights import Box, Layout, TensorSpec
 from rlinf_workers.errors import WeightFilesError
 
-SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -48,15 +47,18 @@ MAX_NAMED = 8
 class WeightFiles:
     """The tensors of a folder: `model.safetensors`, or the files that `model.safetensors.index.json` lists.
 
+    Args:
+        stem: with what the names of the files begin.
+
     Raises: WeightFilesError where there are no such files, or one is not whole.
     """
 
     specs: Mapping[str, TensorSpec]
     """Every tensor of the files."""
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, stem: str = "model") -> None:
         self.folder = Path(folder)
-        self._file_of = _files_of(self.folder)
+        self._file_of = _files_of(self.folder, stem)
         self._mapped: tuple[Path, Any] | None = None
         self._mapped_bytes = 0
         self.specs = {name: self._spec(name) for name in sorted(self._file_of, key=self._file_of.__getitem__)}
@@ -134,11 +136,23 @@ class WeightFiles:
         return self._mapped[1]
 
 
-def _files_of(folder: Path) -> dict[str, Path]:
+def file_names(stem: str, num_files: int = 1) -> list[str]:
+    """The names of the files that hold a set of tensors."""
+    if num_files == 1:
+        return [f"{stem}.safetensors"]
+    return [f"{stem}-{number:05d}-of-{num_files:05d}.safetensors" for number in range(1, num_files + 1)]
+
+
+def index_name(stem: str) -> str:
+    """The name of the file that says which tensor is in which file."""
+    return f"{stem}.safetensors.index.json"
+
+
+def _files_of(folder: Path, stem: str) -> dict[str, Path]:
     """Name of a tensor -> the file that it is in."""
-    if (single := folder / SINGLE_FILE).is_file():
+    single, index = folder / file_names(stem)[0], folder / index_name(stem)
+    if single.is_file():
         return dict.fromkeys(_opened(single).keys(), single)
-    index = folder / INDEX_FILE
     if not index.is_file():
         others = sorted(path.name for path in folder.glob("*.bin")) if folder.is_dir() else []
         hint = (
@@ -147,7 +161,7 @@ def _files_of(folder: Path) -> dict[str, Path]:
             if others
             else "is it the folder of a model with weights?"
         )
-        raise WeightFilesError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there; {hint}")
+        raise WeightFilesError(f"{folder}: neither {single.name} nor {index.name} is there; {hint}")
     try:
         listed: dict[str, str] = json.loads(index.read_text())["weight_map"]
     except (ValueError, KeyError, TypeError) as error:

@@ -21,6 +21,7 @@ from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.generation import PromptMaker, check_engine, make_encoder, sampling_settings
+from rlinf.jobs.lora import base_digest, lora_settings
 from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
 from rlinf.jobs.training import backend_settings, optimizer_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
@@ -86,6 +87,7 @@ class ReasoningJob(Job):
             )
         self._algorithm = config.algorithm
         self._backend = backend_settings(config.actor, config.actor.settled_shards)
+        self._lora = lora_settings(config)
         if config.reference.path is not None:
             self._check_teacher(config.reference.path)
         self._encoder, prompt_notes = self._make_encoder()
@@ -144,7 +146,7 @@ class ReasoningJob(Job):
         config = self.config
         flow = Flow(self._algorithm.name.rpartition(":")[2])
         flow.worker("rollout", Rollout, self._rollout_settings(model))
-        if config.algorithm.kl_coef:
+        if config.has_reference_worker:
             teacher = config.reference.path
             judge = model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
             flow.worker("reference", Reference, judge, config.rollout.temperature, self._backend)
@@ -153,7 +155,7 @@ class ReasoningJob(Job):
 
         flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
         samples = "samples"
-        if config.algorithm.kl_coef:
+        if config.has_reference_worker:
             flow.stage("reference", Reference.logprobs, reads="samples", writes="referenced")
             samples = "referenced"
         flow.stage("reward", Reward.score, reads=samples, writes="scored", needs_device=False)
@@ -240,6 +242,8 @@ class ReasoningJob(Job):
             and OptimizerSettings(learning_rate=warm_start.learning_rate, warmup_steps=WARMUP_STEPS),
             critic=optimizer_settings(self.config.critic) if algorithm.has_critic else None,
             backend=self._backend,
+            lora=self._lora and replace(self._lora, base_digest=base_digest(Path(model.folder))),
+            knows_reference=self.config.knows_reference,
             micro_batch_groups=actor.micro_batch_groups,
             num_prompts=self.config.rollout.num_prompts,
             max_completion_tokens=self.config.rollout.max_new_tokens,

@@ -88,8 +88,8 @@ def reference_shape(config: ReasoningConfig, shape: ModelShape) -> ModelShape | 
     Args:
         shape: the shape of the actor's model.
     """
-    if not config.algorithm.kl_coef or config.reference.path is None:
-        return shape if config.algorithm.kl_coef else None
+    if not config.has_reference_worker or config.reference.path is None:
+        return shape if config.has_reference_worker else None
     try:
         return named_shape(config.reference.path)
     except ProfileError:
