@@ -130,7 +130,7 @@ def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
     if parameter.is_meta:
         return parameter
     made = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-    made.__dict__.update(parameter.__dict__)
+    vars(made).update(vars(parameter))
     return made
 
 
@@ -142,7 +142,7 @@ def _registering(how: Callable[[nn.Parameter], nn.Parameter]) -> Iterator[None]:
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         original(module, name, None if parameter is None else how(parameter))
 
-    nn.Module.register_parameter = register
+    nn.Module.register_parameter = register  # pyright: ignore
     try:
         yield
     finally:
