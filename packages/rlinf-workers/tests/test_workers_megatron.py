@@ -5,8 +5,19 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from workers_megatron_ranks import ADAMW, NUM_SHARDS, Ranks, study, write_models
+from workers_megatron_ranks import (
+    ADAMW,
+    NUM_SHARDS,
+    Ranks,
+    across_put_aside,
+    go_on,
+    pipeline,
+    sharing_put_aside,
+    study,
+    write_models,
+)
 
+from rlinf_algos.registry import path_of
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.testing.backends import trial_worker
@@ -122,6 +133,27 @@ def test_bfloat16_has_float32_masters(per_replica, options, ranks, models, refer
     trained, wanted = stored(tmp_path / "trained", "model"), stored(there / "trained", "model")
     assert {tensor.dtype for tensor in trained.values()} == {torch.float32}
     assert 1e-5 < worst(trained, wanted)[0] < 0.05
+
+
+def test_replicated_megatron_and_replicated_go_on_from_each_others_files(ranks, models, references, tmp_path):
+    """fsdp2 writes what replicated does."""
+    model, case = models["qwen3_moe"], CASES["TP2 EP2"]
+    start_from = str(references("qwen3_moe", NUM_STEPS)[1] / "trained")
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    expected = [go_on(ReplicatedBackend, trial_worker(), model, start_from, one, NUM_STEPS)]
+    expected.append(go_on(ReplicatedBackend, trial_worker(), model, one, str(tmp_path / "end"), NUM_STEPS + 1))
+    found = ranks.call("go_on", model, start_from, two, NUM_STEPS, case[1], case[2])[:1]
+    found.append(go_on(ReplicatedBackend, trial_worker(), model, two, str(tmp_path / "last"), NUM_STEPS + 1))
+    for (sums, norm), (wanted, wanted_norm) in zip(found, expected, strict=True):
+        assert sums == pytest.approx(wanted, rel=1e-6)
+        assert norm == pytest.approx(wanted_norm, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "per_replica"), [(across_put_aside, 2), (sharing_put_aside, 1), (pipeline, 2)], ids=["TP2", "DP2", "PP2"]
+)
+def test_it_conforms(make, per_replica, ranks, tmp_path):
+    ranks.call("conform", path_of(make), str(tmp_path), per_replica)
 
 
 def test_storages_go_and_come_back():

@@ -3,6 +3,7 @@
 import dataclasses
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
@@ -12,7 +13,10 @@ from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.records.language import ExampleBatch
+from rlinf_workers.registry import BACKENDS
+from rlinf_workers.testing.backends import check_backend
 from rlinf_workers.testing.engines import tiny_model
+from rlinf_workers.testing.language_backends import LanguageSubject
 from rlinf_workers.training.base import OptimizerSettings
 from rlinf_workers.training.checkpoint import CheckpointFiles
 from rlinf_workers.worker import Worker
@@ -115,6 +119,26 @@ def update(backend, number: int) -> tuple[list[float], float]:
     return statistics, backend.step(statistics[0])
 
 
+def write(backend, worker: Worker, folder: str, *, model: bool = True, optimizer: bool = True) -> None:
+    files = CheckpointFiles(worker, folder)
+    if model:
+        files.add_model(backend)
+    if optimizer:
+        files.add_optimizer(backend)
+    files.start().wait()
+    worker.ranks.barrier()
+
+
+def go_on(make, worker: Worker, model: ModelSettings, before: str, after: str, number: int, **options):
+    """One update from a checkpoint to the next."""
+    backend = make(TokenModel(model, TEMPERATURE), worker, optimizer=ADAMW, num_shards=NUM_SHARDS, **options)
+    backend.load_model(before)
+    backend.load_optimizer(before)
+    found = update(backend, number)
+    write(backend, worker, after)
+    return found
+
+
 def study(make, worker: Worker, model: ModelSettings, folder: str, *, num_steps: int, seed: int = 0, **options) -> dict:
     """Answers, the gradient of an update and what so many steps give; files go to the folder."""
 
@@ -122,23 +146,15 @@ def study(make, worker: Worker, model: ModelSettings, folder: str, *, num_steps:
         kind = TokenModel(model, TEMPERATURE)
         return make(kind, worker, optimizer=optimizer, num_shards=NUM_SHARDS, **options)
 
-    def write(name: str, optimizer: bool = True, model: bool = True) -> None:
-        files = CheckpointFiles(worker, f"{folder}/{name}")
-        if model:
-            files.add_model(backend)
-        if optimizer:
-            files.add_optimizer(backend)
-        files.start().wait()
-
     backend = made(PLAIN)
-    write("unchanged", optimizer=False)
+    write(backend, worker, f"{folder}/unchanged", optimizer=False)
     answers = backend.forward(batch_of(1), entropies=True)
     supervised = backend.forward(examples()).logprobs
     update(backend, 0)
-    write("gradient", model=False)
+    write(backend, worker, f"{folder}/gradient", model=False)
     backend = made(ADAMW)
     taken = [update(backend, number) for number in range(num_steps)]
-    write("trained")
+    write(backend, worker, f"{folder}/trained")
     return {
         "logprobs": answers.logprobs.tolist(),
         "entropies": answers.entropies.tolist(),
@@ -146,6 +162,32 @@ def study(make, worker: Worker, model: ModelSettings, folder: str, *, num_steps:
         "statistics": [statistics for statistics, _ in taken],
         "norms": [norm for _, norm in taken],
     }
+
+
+def across_put_aside(*arguments, **named):
+    """TP2; memory is put aside on a CPU, too."""
+    from rlinf_workers.training.megatron.door import megatron
+
+    backend: Any = megatron(*arguments, **named, tensor_parallel=2)
+    if named["optimizer"] is not None:
+        backend.offload = backend._storages.offload
+    return backend
+
+
+def pipeline(*arguments, **named):
+    from rlinf_workers.training.megatron.door import megatron
+
+    return megatron(*arguments, **named, pipeline_parallel=2)
+
+
+def sharing_put_aside(*arguments, **named):
+    """DP2 with the distributed optimizer, whose parameters are views of buffers."""
+    from rlinf_workers.training.megatron.door import megatron
+
+    backend: Any = megatron(*arguments, **named, distributed_optimizer=True)
+    if named["optimizer"] is not None:
+        backend.offload = backend._storages.offload
+    return backend
 
 
 class Ranks(Worker):
@@ -158,6 +200,20 @@ class Ranks(Worker):
         found = study(megatron, self.cut(per_replica), model, folder, num_steps=num_steps, **options)
         parallel.disconnect()
         return found
+
+    def go_on(self, model: ModelSettings, before: str, after: str, number: int, per_replica: int, options: dict):
+        from rlinf_workers.training.megatron import parallel
+        from rlinf_workers.training.megatron.door import megatron
+
+        found = go_on(megatron, self.cut(per_replica), model, before, after, number, **options)
+        parallel.disconnect()
+        return found
+
+    def conform(self, make: str, folder: str, per_replica: int) -> None:
+        from rlinf_workers.training.megatron import parallel
+
+        check_backend(BACKENDS.get(make), folder, self.cut(per_replica), subject=LanguageSubject())
+        parallel.disconnect()
 
     def cut(self, per_replica: int) -> Worker:
         """This rank, in replicas of another size."""

@@ -272,7 +272,14 @@ def test_a_traceback_is_shown_on_request(rlinf):
 
 def test_config_list_shows_each_recipe_with_its_first_line(rlinf):
     lines = rlinf("config", "list").out.splitlines()
-    assert [line.split()[0] for line in lines] == ["add-grpo", "gsm8k-grpo", "pushcube-ppo", "sort-grpo"]
+    assert [line.split()[0] for line in lines] == [
+        "add-grpo",
+        "gsm8k-grpo",
+        "gsm8k-grpo-megatron",
+        "pushcube-ppo",
+        "qwen3-moe-grpo-megatron",
+        "sort-grpo",
+    ]
     assert lines[3].startswith("sort-grpo     A small language model learns to sort eight digits, from rewards alone")
 
 

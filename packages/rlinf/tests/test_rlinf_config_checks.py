@@ -91,6 +91,24 @@ def message(recipe: str, line: str) -> str:
             "--plan.num_ranks.actor: plan.num_ranks={'actor': 2}: mode=auto chooses it; choose by hand under "
             "another mode, for example mode=hybrid",
         ),
+        (
+            "--actor.backend=megatron --actor.backend_options.tensor_paralel=2",
+            "--actor.backend_options.tensor_paralel: actor.backend_options: megatron has no option 'tensor_paralel'; "
+            "did you mean 'tensor_parallel'?",
+        ),
+        (
+            "--actor.backend=megatron --actor.backend_options.tensor_parallel=2",
+            "--actor.backend_options.tensor_parallel: mode=auto plans ranks that each hold a whole model, and "
+            "actor.backend=megatron has 2 ranks a replica; use another mode, for example mode=collocated",
+        ),
+        (
+            "--actor.backend=megatron --plan.num_ranks_per_replica.actor=2 --mode=hybrid",
+            "--plan.num_ranks_per_replica.actor=2, but actor.backend_options make replicas of 1; leave it out",
+        ),
+        (
+            "--actor.backend=megatron --algorithm.name=ppo",
+            "--actor.backend=megatron trains no critic, and algorithm.advantage=gae has one; use replicated or fsdp2",
+        ),
     ],
 )
 def test_reasoning_values_that_do_not_go_together(line: str, expected: str):

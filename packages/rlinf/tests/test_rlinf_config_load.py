@@ -121,7 +121,10 @@ def test_what_is_no_recipe_is_refused(recipe, text: str, expected: str):
 def test_an_unknown_recipe_is_answered_with_a_close_one(recipe):
     text = message("sort-grop")
     assert text.startswith("'sort-grop' is neither a shipped recipe nor a YAML file; did you mean sort-grpo?")
-    assert "shipped recipes: add-grpo, gsm8k-grpo, pushcube-ppo, sort-grpo" in text
+    assert (
+        "shipped recipes: add-grpo, gsm8k-grpo, gsm8k-grpo-megatron, pushcube-ppo, qwen3-moe-grpo-megatron, sort-grpo"
+        in text
+    )
 
 
 def test_a_missing_file_and_a_file_of_another_kind_are_named(recipe):

@@ -118,6 +118,30 @@ def test_a_recipe_is_planned_as_train_runs_it():
     assert not any(one.sharded_state_bytes for found in instances.values() for one in found)
 
 
+MEGATRON = ["qwen3-moe-grpo-megatron", "--model.path", "Qwen3-30B-A3B", "--cluster.num_devices", "64"]
+
+
+def test_replicas_of_megatron_are_planned_with_all_their_devices(plan):
+    told = json.loads(plan(*MEGATRON, "--gpu", "H200", "--mode", "collocated", "--json").out)
+    (actor,) = (stage for stage in told["plan"]["stages"] if stage["stage"] == "actor")
+    assert (len(actor["devices"]), actor["num_ranks"]) == (64, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--actor.backend_options.tensor_parallel", "8"], "tensor_parallel=8 does not divide the model's 4 KV groups"),
+        (["--actor.backend_options.pipeline_parallel", "5"], "does not divide the model's 48 layers; use one of 1, 2"),
+        (["--actor.backend_options.expert_parallel", "12"], "does not divide the model's 128 experts"),
+        (["--actor.backend_options.sequence_parallel", "false"], "needs sequence_parallel: true"),
+        (["--cluster.num_devices", "40"], "=40 is not a multiple of the 16 ranks that hold one copy of the model"),
+    ],
+)
+def test_a_plan_promises_no_cut_that_cannot_be(plan, arguments, says):
+    outcome = plan(*MEGATRON, *arguments, "--gpu", "H200")
+    assert outcome.code != 0 and says in " ".join(outcome.err.split())
+
+
 @pytest.mark.parametrize("kl_coef", ["0", "0.1"])
 def test_the_flow_of_a_recipe_is_that_of_the_job(kl_coef: str):
     from rlinf.jobs.reasoning import ReasoningJob

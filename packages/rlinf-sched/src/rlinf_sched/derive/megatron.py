@@ -8,9 +8,12 @@ other rows of a micro-batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from rlinf_sched.derive.shapes import ModelShape
+from rlinf_sched.errors import did_you_mean
 
 DTYPES = ("float32", "bfloat16")
 WHERE = "actor.backend_options"
@@ -53,6 +56,15 @@ class MegatronOptions:
                 f"{WHERE}: tensor_parallel={self.tensor_parallel} and expert_parallel={self.expert_parallel}: "
                 "the ranks of a stage are dealt out by both, so one must be a multiple of the other"
             )
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> MegatronOptions:
+        """Of what a recipe says. Raises: ValueError, also for a key that is not there."""
+        known = [field.name for field in fields(cls)]
+        for key in options:
+            if key not in known:
+                raise ValueError(f"{WHERE}: megatron has no option {key!r}{did_you_mean(key, known)}")
+        return cls(**options)
 
     @property
     def ranks_per_stage(self) -> int:

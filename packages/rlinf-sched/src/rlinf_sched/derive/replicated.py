@@ -44,16 +44,19 @@ def _stage_profile(stage: Stage, model: ModelShape, gpu: Gpu, job: ReplicatedJob
 
 
 def _train_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProfile:
-    """One choice for each number of ranks, which decides how many gradient buffers a rank has."""
+    """One choice for each number of replicas, which decides how many gradient buffers a rank has. An instance is a
+    replica, whose ranks share its work out."""
+    span = trainer_of(job).span(job)
     copy = job.dtype_bytes * model.num_parameters
-    item_s = 3 * job.num_models * _forward_s(model, gpu, job)
+    item_s = 3 * job.num_models * _forward_s(model, gpu, job) / span
     instances = []
     for num_ranks in (count for count in range(1, job.num_shards + 1) if job.num_shards % count == 0):
-        memory = trainer_memory(model, job, num_ranks)
+        memory = trainer_memory(model, job, num_ranks * span)
         sent = job.num_models * trainer_of(job).copies_sent(job, num_ranks) * copy if num_ranks > 1 else 0
         moved = (3 + 2 * NUM_MOMENTS) * memory.optimizer / NUM_MOMENTS  # all but the gradient is read and written
         instances.append(
             InstanceProfile(
+                num_devices=span,
                 num_ranks=num_ranks,
                 points=_proportional(item_s, job.num_groups),
                 step_s=job.num_updates * (sent / gpu.network_bytes_per_s + moved / gpu.memory_bytes_per_s),

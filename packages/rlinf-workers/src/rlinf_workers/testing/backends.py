@@ -4,13 +4,14 @@
     check_backend(MyBackend, folder=str(tmp_path))
 
 The model is a small network in float64; what a backend must compute is computed beside it by autograd and torch's AdamW
-on the whole batch. Every function raises AssertionError with what was expected and what came.
+on the whole batch. A backend that holds language models alone is checked with one of those instead
+(`rlinf_workers.testing.language_backends`). Every function raises AssertionError with what was expected and what came.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -68,44 +69,88 @@ class Chooser(Trainable):
         )
 
 
-def check_backend(make: MakeBackend, folder: str, worker: Worker | None = None, *, bound: float = 1e-12) -> None:
+class Subject:
+    """What a backend is tried with: a model, and a batch of NUM_ROWS rows, of which micro-batches are made."""
+
+    bound = 1e-12
+    """How far, relatively to the largest, answers and weights may be from autograd's and AdamW's."""
+    readable = READABLE
+    ordinary = ORDINARY
+
+    def kind(self, seed: int = 0) -> Trainable:
+        return Chooser(seed)
+
+    def rows(self, which: slice) -> Any:
+        """A micro-batch of these rows."""
+        return BATCH[which]
+
+    def sums(self, batch: Any) -> tuple[float, float]:
+        """Statistics of a micro-batch: its rows, and another sum."""
+        return float(len(batch)), float(batch[:, 0].sum())
+
+    def loss(self, batch: Any, answers: Evaluation) -> Tensor:
+        """A summed loss of all answers that there are."""
+        return ((answers.values - batch[:, 0]).square() - answers.logprobs - 0.1 * answers.entropies).sum()
+
+    def touch(self, model: Any) -> None:
+        """Changes a buffer, where the model has one."""
+        model.count.add_(1)
+
+    def loss_of(self, batch: Any, scale: float = 1.0) -> LossOf:
+        return lambda answers: (scale * self.loss(batch, answers), self.sums(batch))
+
+    @property
+    def batch(self) -> Any:
+        return self.rows(slice(None))
+
+
+CHOICES = Subject()
+
+
+def check_backend(make: MakeBackend, folder: str, worker: Worker | None = None, *, subject: Subject = CHOICES) -> None:
     """All promises of `TrainingBackend`. In a group of several ranks each of them calls, with its own worker.
 
     Args:
         folder: an empty one for files, the same on all ranks.
-        bound: how far, relatively to the largest, weights in float64 may be from autograd's and AdamW's.
     """
     worker = worker or trial_worker()
-    _check_answers(make, worker, bound)
-    _check_layout(make, worker)
+    _check_answers(make, worker, subject)
+    _check_layout(make, worker, subject)
     # clip_grad_norm_ adds 1e-6 to the norm, others need not
     for settings, num_shards, size, slack in (
-        (READABLE, 2, 3, 1.0),
-        (READABLE, 2, 12, 1.0),
-        (READABLE, 4, 2, 1.0),
-        (ORDINARY, 2, 4, 1e6),
+        (subject.readable, 2, 3, 1e-12),
+        (subject.readable, 2, 12, 1e-12),
+        (subject.readable, 4, 2, 1e-12),
+        (subject.ordinary, 2, 4, 1e-6),
     ):
-        _check_updates(make, worker, settings, num_shards, size, slack * bound)
+        _check_updates(make, worker, subject, settings, num_shards, size, max(slack, subject.bound))
     for check in (_check_not_finite, _check_offload, _check_restart):
-        one, other = (make(Chooser(), worker, optimizer=ORDINARY, num_shards=NUM_SHARDS) for _ in range(2))
-        check(one, other)
+        one, other = (make(subject.kind(), worker, optimizer=subject.ordinary, num_shards=NUM_SHARDS) for _ in range(2))
+        check(one, other, subject)
         _check_same(one, other)
-    _check_files(make, worker, folder)
+    _check_files(make, worker, subject, folder)
 
 
-def check_ranks(make: MakeBackend, folder: str, *, num_ranks: int, num_ranks_per_replica: int) -> None:
-    """`check_backend` in a group of processes on this machine; `make` is a class that they can import."""
+def check_ranks(
+    make: MakeBackend,
+    folder: str,
+    *,
+    num_ranks: int,
+    num_ranks_per_replica: int,
+    subject: Callable[[], Subject] = Subject,
+) -> None:
+    """`check_backend` in a group of processes on this machine; they can import `make` and what makes the subject."""
     with launched(LocalLauncher) as launcher:
         size = {"num_ranks": num_ranks, "num_ranks_per_replica": num_ranks_per_replica}
         ranks = start(launcher, Path(folder), Tested, **size)
-        ranks.call("check", path_of(make), folder)
+        ranks.call("check", path_of(make), folder, path_of(subject))
 
 
 class Tested(Worker):
     """A rank of several that a backend works for."""
 
-    def check(self, backend: str, folder: str) -> None:
-        check_backend(BACKENDS.get(backend), folder, self)
+    def check(self, backend: str, folder: str, subject: str) -> None:
+        check_backend(BACKENDS.get(backend), folder, self, subject=BACKENDS.get(subject)())
 
 
 def trial_worker() -> Worker:
@@ -113,53 +158,64 @@ def trial_worker() -> Worker:
     return WorkerHost(Identity(role="tested", rank=0, num_ranks=1), lambda *_, **__: Future()).make(Worker)
 
 
-def update(backend: TrainingBackend, **how: Any) -> None:
+def update(backend: TrainingBackend, subject: Subject = CHOICES, **how: Any) -> None:
     """An update on the batch; `how` goes to `accumulate`."""
-    accumulate(backend, **how)
+    accumulate(backend, subject, **how)
     backend.step(NUM_ROWS)
 
 
-def _check_answers(make: MakeBackend, worker: Worker, bound: float) -> None:
+def _check_answers(make: MakeBackend, worker: Worker, subject: Subject) -> None:
     """They are the model's, without gradient, trained or frozen."""
-    expected = Chooser().answers(Chooser().build(worker.device), BATCH, entropies=True)
-    for optimizer in (READABLE, None):
-        backend = make(Chooser(), worker, optimizer=optimizer, num_shards=NUM_SHARDS)
-        assert not backend.forward(BATCH).entropies.numel(), "entropies that nobody asked for"
-        found = backend.forward(BATCH, entropies=True)
+    batch, kind = subject.batch, subject.kind()
+    expected = kind.answers(kind.build(worker.device), batch, entropies=True)
+    for optimizer in (subject.readable, None):
+        backend = make(kind, worker, optimizer=optimizer, num_shards=NUM_SHARDS)
+        assert not backend.forward(batch).entropies.numel(), "entropies that nobody asked for"
+        found = backend.forward(batch, entropies=True)
         for name in ("logprobs", "entropies", "values"):
-            answer = getattr(found, name)
+            answer, wanted = getattr(found, name), getattr(expected, name).detach()
             assert not answer.requires_grad, f"forward() answers {name} with a gradient"
-            _check_close(answer, getattr(expected, name).detach(), bound, f"forward(): {name}")
+            assert answer.shape == wanted.shape, f"forward(): {name} is {answer.shape}, not {wanted.shape}"
+            if wanted.numel():
+                _check_close(answer, wanted, subject.bound, f"forward(): {name}")
 
 
-def _check_layout(make: MakeBackend, worker: Worker) -> None:
+def _check_layout(make: MakeBackend, worker: Worker, subject: Subject) -> None:
     """`weights()` has the buffers that `layout()` says, filled with the model."""
-    backend = make(Chooser(), worker, optimizer=READABLE, num_shards=NUM_SHARDS)
+    backend = make(subject.kind(), worker, optimizer=subject.readable, num_shards=NUM_SHARDS)
     buffers = backend.layout().ranks[worker.rank].buffers
     held = {name: (tuple(w.shape), str(w.dtype).removeprefix("torch.")) for name, w in backend.weights().items()}
     said = {name: (tuple(buffer.shape), buffer.dtype) for name, buffer in buffers.items()}
     assert held == said, f"weights() has {held}, layout() says {said}"
-    _check_weights(backend, worker, Chooser().build(worker.device), 0.0, "a new backend")
+    _check_weights(backend, worker, subject.kind().build(worker.device), 0.0, "a new backend")
 
 
 def _check_updates(
-    make: MakeBackend, worker: Worker, settings: OptimizerSettings, num_shards: int, size: int, bound: float
+    make: MakeBackend,
+    worker: Worker,
+    subject: Subject,
+    settings: OptimizerSettings,
+    num_shards: int,
+    size: int,
+    bound: float,
 ) -> None:
     """However a batch is cut into micro-batches and shards, its statistics are those of the whole, and steps are
     AdamW's on the clipped mean of the whole gradient, at the rates of the schedule."""
-    backend = make(Chooser(), worker, optimizer=settings, num_shards=num_shards)
-    model = Chooser().build(worker.device)
+    batch, kind = subject.batch, subject.kind()
+    backend = make(kind, worker, optimizer=settings, num_shards=num_shards)
+    model = kind.build(worker.device)
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=settings.betas, eps=settings.epsilon, weight_decay=settings.weight_decay
     )
-    sums = [float(NUM_ROWS), float(BATCH[:, 0].sum()) + num_shards]
+    rows, other = subject.sums(batch)
+    sums = [rows, other + num_shards]
     for number in range(4):
         optimizer.param_groups[0]["lr"] = settings.learning_rate_at(number)
         optimizer.zero_grad()
-        (_loss(BATCH)(Chooser().answers(model, BATCH, entropies=True))[0] / NUM_ROWS).backward()
+        (subject.loss(batch, kind.answers(model, batch, entropies=True)) / NUM_ROWS).backward()
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm))
         optimizer.step()
-        totals = accumulate(backend, size, num_shards)
+        totals = accumulate(backend, subject, size, num_shards)
         assert torch.allclose(torch.tensor(totals), torch.tensor(sums)), f"statistics {totals}, not {sums}"
         assert backend.num_steps == number, f"{backend.num_steps} steps after {number}"
         found = backend.step(NUM_ROWS)
@@ -167,21 +223,21 @@ def _check_updates(
         _check_weights(backend, worker, model, bound, f"step {number} of {num_shards} shards, {size} rows at once")
 
 
-def _check_not_finite(tried: TrainingBackend, other: TrainingBackend) -> None:
+def _check_not_finite(tried: TrainingBackend, other: TrainingBackend, subject: Subject) -> None:
     """A norm that is not finite is an error, and afterwards all is as if the update had not been tried."""
     for backend in (tried, other):
-        update(backend)
+        update(backend, subject)
     try:
-        update(tried, scale=math.inf)
+        update(tried, subject, scale=math.inf)
     except FloatingPointError:
         _check_same(tried, other)
     else:
         raise AssertionError("step() took an infinite gradient")
     for backend in (tried, other):
-        update(backend)
+        update(backend, subject)
 
 
-def _check_offload(moved: TrainingBackend, stayed: TrainingBackend) -> None:
+def _check_offload(moved: TrainingBackend, stayed: TrainingBackend, subject: Subject) -> None:
     """An update that is put aside at any point goes on to the bit, and so do buffers that `on_model` changes."""
 
     def aside() -> None:
@@ -190,45 +246,47 @@ def _check_offload(moved: TrainingBackend, stayed: TrainingBackend) -> None:
 
     for backend, pause in ((stayed, lambda: None), (moved, aside)):
         for _ in range(2):
-            accumulate(backend, pause=pause)
+            accumulate(backend, subject, pause=pause)
             pause()
             backend.step(NUM_ROWS)
-            backend.on_model(lambda model: model.count.add_(1))
+            backend.on_model(subject.touch)
 
 
-def _check_restart(used: TrainingBackend, new: TrainingBackend) -> None:
+def _check_restart(used: TrainingBackend, new: TrainingBackend, subject: Subject) -> None:
     """A backend takes over another's weights, and a new optimizer begins at 0 from the weights that are there."""
-    update(used)
+    update(used, subject)
     new.start_from(used)
     for backend in (used, new):
-        backend.restart(ORDINARY)
+        backend.restart(subject.ordinary)
         assert backend.num_steps == 0, f"{backend.num_steps} steps of a new optimizer"
-        update(backend)
+        update(backend, subject)
 
 
-def _check_files(make: MakeBackend, worker: Worker, folder: str) -> None:
+def _check_files(make: MakeBackend, worker: Worker, subject: Subject, folder: str) -> None:
     """Each tensor is written once, whole, and not the buffer that the next step writes into; training goes on from
     files to the bit, whoever wrote them."""
-    one, other = (make(Chooser(seed), worker, optimizer=ORDINARY, num_shards=NUM_SHARDS) for seed in (0, 1))
+    one, other = (
+        make(subject.kind(seed), worker, optimizer=subject.ordinary, num_shards=NUM_SHARDS) for seed in (0, 1)
+    )
     for _ in range(2):
-        update(one)
+        update(one, subject)
     files = CheckpointFiles(worker, folder)
     files.add_model(one)
     files.add_optimizer(one)
-    update(one)
+    update(one, subject)
     files.start().wait()
     worker.ranks.barrier()
-    _check_shapes(folder)
+    _check_shapes(folder, subject)
     other.load_model(folder)
     other.load_optimizer(folder)
     assert other.num_steps == 2, f"{other.num_steps} steps loaded, 2 saved"
-    update(other)
+    update(other, subject)
     _check_same(other, one)
 
 
-def _check_shapes(folder: str) -> None:
+def _check_shapes(folder: str, subject: Subject) -> None:
     """Model and moments are whole in the files, under the model's names."""
-    model = Chooser().build(torch.device("cpu"))
+    model = subject.kind().build(torch.device("cpu"))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     moments = {f"{name}:{moment}" for name, _ in model.named_parameters() for moment in ("exp_avg", "exp_avg_sq")}
     for stem, wanted in ((MODEL, set(shapes)), (OPTIMIZER, moments)):
@@ -240,18 +298,9 @@ def _check_shapes(folder: str) -> None:
             assert found == shape, f"the files of the {stem}: {name} is {found}, not {shape}"
 
 
-def _loss(batch: Tensor, scale: float = 1.0) -> LossOf:
-    """A summed loss of all three answers; its statistics are the rows and the sum of their first input."""
-
-    def loss_of(answers: Evaluation) -> tuple[Tensor, Sequence[float]]:
-        terms = (answers.values - batch[:, 0]).square() - answers.logprobs - 0.1 * answers.entropies
-        return scale * terms.sum(), [float(len(batch)), float(batch[:, 0].sum())]
-
-    return loss_of
-
-
 def accumulate(
     backend: TrainingBackend,
+    subject: Subject = CHOICES,
     size: int = 4,
     num_shards: int = NUM_SHARDS,
     *,
@@ -261,8 +310,9 @@ def accumulate(
     """Row r belongs to shard r % num_shards. Returns the reduced statistics."""
     backend.begin(2)
     for shard in backend.shards:
-        for part in BATCH[shard::num_shards].split(size):
-            backend.backward(shard, part, _loss(part, scale), entropies=True)
+        for first in range(shard, NUM_ROWS, size * num_shards):
+            part = subject.rows(slice(first, min(first + size * num_shards, NUM_ROWS), num_shards))
+            backend.backward(shard, part, subject.loss_of(part, scale), entropies=True)
             pause()
         backend.count(shard, [0.0, 1.0])
     return backend.reduce()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -51,18 +51,14 @@ class TrainerConfig(OptimizerConfig):
     @property
     def ranks_per_replica(self) -> int | None:
         """What the options of the backend say of `plan.num_ranks_per_replica.actor`; None: nothing."""
-        return MegatronOptions(**self._options).ranks_per_replica if self.backend == "megatron" else None
+        return MegatronOptions.of(self.backend_options).ranks_per_replica if self.backend == "megatron" else None
 
     def conflicts(self) -> Iterator[Conflict]:
         try:
             _ = self.ranks_per_replica
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             keys = ("actor.backend_options", "actor.backend")
             yield Conflict(keys=keys, text=f": {str(error).removeprefix(f'{keys[0]}: ')}")
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        return dict(self.backend_options)
 
 
 class ClusterConfig(Section):

@@ -224,7 +224,7 @@ class ReasoningConfig(JobConfig):
         if said is not None and said != size:
             yield Conflict(
                 keys=("plan.num_ranks_per_replica.actor", "actor.backend_options"),
-                text=f"={said}, but with actor.backend_options a replica has {size} ranks; leave it out",
+                text=f"={said}, but actor.backend_options make replicas of {size}; leave it out",
             )
         if size > 1 and self.mode == "auto":
             yield Conflict(

@@ -16,7 +16,14 @@ from rlinf.errors import UserError
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Gpu, Lengths
 from rlinf_sched.derive.lengths import MEAN_SHARE_OF_LIMIT
-from rlinf_sched.derive.memory import RankMemory, ReplicatedJob, forward_memory, generator_memory, trainer_memory
+from rlinf_sched.derive.memory import (
+    RankMemory,
+    ReplicatedJob,
+    forward_memory,
+    generator_memory,
+    trainer_memory,
+    trainer_of,
+)
 from rlinf_sched.derive.shapes import ModelShape, resolve_model
 from rlinf_sched.errors import ProfileError
 from rlinf_sched.plan import Plan, StagePlan
@@ -114,7 +121,8 @@ def rank_memory(
 def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices: int) -> None:
     """Whether each worker group alone fits GPUs that need not be there, spread over all. Raises: as `check_memory`."""
     job = replicated_job(config)
-    num_ranks = {"actor": math.gcd(job.num_shards, num_devices)}
+    span = trainer_of(job).span(job)
+    num_ranks = {"actor": math.gcd(job.num_shards, max(1, num_devices // span)) * span}
     found = rank_memory(shape, job, num_ranks, reference_shape(config, shape))
     for group, memory in found.items():
         alone = Load(group=group, memory=memory, num_items=1, offload=True)

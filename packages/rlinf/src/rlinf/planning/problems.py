@@ -15,7 +15,9 @@ from rlinf.config.schema import Config
 from rlinf.errors import UserError
 from rlinf.planning.memory import check_gpu, named_shape, reference_shape, replicated_job
 from rlinf_sched.derive import find_gpu, gpu_cluster
+from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_sched.derive.replicated import replicated_profiles
+from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.errors import SchedError
 from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
 from rlinf_sched.problem import Problem
@@ -52,6 +54,7 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
     assert isinstance(settled, ReasoningConfig), "settling keeps the job"
     try:
         model = named_shape(config.model.path)
+        _check_cut(config, model, config.cluster.num_devices)
         job, sheet = replicated_job(settled), find_gpu(gpu)
         check_gpu(settled, model, sheet, config.cluster.num_devices)
         group_bytes = TOKEN_BYTES * job.lengths.group_tokens
@@ -64,6 +67,23 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
         )
     except SchedError as error:
         raise UserError(str(error)) from error
+
+
+def _check_cut(config: ReasoningConfig, model: ModelShape, num_devices: int) -> None:
+    """Whether the actor's backend can cut the model so, on so many devices. Raises: UserError."""
+    if config.actor.backend != "megatron":
+        return
+    cut = MegatronOptions.of(config.actor.backend_options)
+    try:
+        cut.check_model(model)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if num_devices % cut.ranks_per_replica:
+        raise UserError(
+            f"cluster.num_devices={num_devices} is not a multiple of the {cut.ranks_per_replica} ranks that hold one "
+            f"copy of the model ({cut})",
+            hint="change one of them",
+        )
 
 
 def num_sampled_prompts(config: ReasoningConfig) -> int:

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_sched.derive.memory.activations import update_bytes, warm_start_bytes
 from rlinf_sched.derive.memory.job import ReplicatedJob
+from rlinf_sched.derive.memory.megatron import compute_bytes, megatron_memory
 from rlinf_sched.derive.memory.rank import RankMemory
 from rlinf_sched.derive.shapes import ModelShape
 
@@ -22,6 +24,8 @@ class Trainer:
     """Copies of the weights that each of so many ranks sends and receives in an update."""
     frozen_bytes: Callable[[ReplicatedJob], int] = lambda job: job.dtype_bytes
     """Bytes of each number of a model that the backend holds frozen, the reference."""
+    span: Callable[[ReplicatedJob], int] = lambda job: 1
+    """Ranks that hold one copy of the model together, each on a device of its own."""
 
 
 def trainer_of(job: ReplicatedJob) -> Trainer:
@@ -100,6 +104,12 @@ TRAINERS: Mapping[str, Trainer] = {
         memory=_fsdp2_memory,
         copies_sent=lambda job, num_ranks: 3 * _num_passes(job, num_ranks),  # gathered twice and reduced in each pass
         frozen_bytes=_fsdp2_compute_bytes,
+    ),
+    "megatron": Trainer(
+        memory=megatron_memory,
+        copies_sent=lambda job, num_ranks: 2,
+        frozen_bytes=compute_bytes,
+        span=lambda job: MegatronOptions.of(job.backend_options).ranks_per_replica,
     ),
 }
 """Name of the backend (`actor.backend`) -> how it is counted."""

@@ -1,7 +1,7 @@
 """What a model says of a batch: whole sequences in, log-probabilities and entropies of some of their tokens out.
 
-megatron-core's own attention knows no packed sequences and no cache that gradients flow through. So a prompt stands
-before each of its completions, and padding behind them, which causal attention never sees.
+megatron-core's layers know no cache that gradients flow through. So a prompt stands before each of its completions, and
+padding behind them, which causal attention never sees.
 
 Legend: R rows, S positions of a sequence, T tokens that are asked for, V vocabulary, of which a rank has V / tp.
 """
@@ -81,13 +81,8 @@ class Asked:
 
     def arguments(self) -> dict[str, Any]:
         """What a GPTModel is called with."""
-        size = self.token_ids.shape[1]
-        device = self.token_ids.device
-        return {
-            "input_ids": self.token_ids,
-            "position_ids": torch.arange(size, device=device).expand_as(self.token_ids),
-            "attention_mask": torch.ones(size, size, dtype=torch.bool, device=device).triu(1)[None, None],  # hidden
-        }
+        places = torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
+        return {"input_ids": self.token_ids, "position_ids": places.expand_as(self.token_ids), "attention_mask": None}
 
 
 def rows_of(number: int, num_parts: int, num_rows: int) -> Tensor:

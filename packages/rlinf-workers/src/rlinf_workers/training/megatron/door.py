@@ -69,7 +69,7 @@ def check(options: Mapping[str, Any], config: Mapping[str, Any]) -> None:
 
     Raises: ValueError with what was allowed, or what to install.
     """
-    sizes = MegatronOptions(**options)
+    sizes = MegatronOptions.of(options)
     _check_installed()
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:

@@ -1,6 +1,6 @@
 """The GPTModel of megatron-core that holds this rank's part of a Hugging Face model.
 
-Layers are those of megatron-core's local spec: no Transformer Engine, no fused kernels.
+Layers are those of megatron-core's local spec, without Transformer Engine; attention is torch's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rlinf_comm.weights.layouts import TransformerShape, megatron
 from rlinf_comm.weights.layouts.assembly import rounded_up
 from rlinf_sched.derive.megatron import WHERE, MegatronOptions
 from rlinf_workers.training.megatron.answers import Asked, answers_of_states
+from rlinf_workers.training.megatron.attention import CausalAttention
 
 VOCAB_MULTIPLE = 8
 """Rows of the embedding on each rank are a multiple of it, which tensor cores want of bfloat16."""
@@ -52,7 +53,7 @@ def make_model(config: Any, shape: TransformerShape, options: MegatronOptions) -
     """
     made = _transformer_config(config, shape, options)
     spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization="RMSNorm")
-    _own_norms(spec)
+    _own_parts(spec)
     return AnsweringModel(
         config=made,
         transformer_layer_spec=spec,  # pyright: ignore[reportArgumentType], a block's spec is taken as well
@@ -102,12 +103,14 @@ class RMSNorm:
         return norm
 
 
-def _own_norms(spec: Any) -> None:
+def _own_parts(spec: Any) -> None:
+    """Norms and attention of ours in a block's spec."""
     spec.layer_norm = RMSNorm
     for layer in spec.layer_specs:
         parts = layer.submodules
         parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
         attention = parts.self_attention.submodules
+        attention.core_attention = CausalAttention
         for name in ("q_layernorm", "k_layernorm"):
             if isinstance(getattr(attention, name), type) and "Identity" not in getattr(attention, name).__name__:
                 setattr(attention, name, RMSNorm)

@@ -1,0 +1,23 @@
+"""Causal attention by torch's fused kernels: megatron-core's own keeps [S, S] scores for every head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class CausalAttention(MegatronModule):
+    """Takes the place of DotProductAttention in a layer spec. Padding has to be behind the tokens."""
+
+    def __init__(self, config: TransformerConfig, *_: Any, **__: Any) -> None:
+        super().__init__(config=config)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+        """query [S, R, heads, D], key and value [S, R, groups, D] -> [S, R, heads * D]"""
+        q, k, v = (part.permute(1, 2, 0, 3) for part in (query, key, value))
+        found = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return found.permute(2, 0, 1, 3).flatten(2)
