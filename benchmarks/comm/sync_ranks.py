@@ -111,10 +111,13 @@ class Rank:
         self.side, self.layout, self.rank = side, layout, rank
         self.buffers, self.memory = buffers_of(layout.ranks[rank])
         if side == "send":
-            for block, values in contents(layout, rank, next(iter(self.buffers.values())).dtype):
-                view_of(block, self.buffers).copy_(values)
+            self._fill()
         reset_peak()
         self.before = memory_bytes()
+
+    def _fill(self) -> None:
+        for block, values in contents(self.layout, self.rank, next(iter(self.buffers.values())).dtype):
+            view_of(block, self.buffers).copy_(values)
 
     def open(self, plan: bytes, address: Any) -> None:
         reshard, store = unpack(plan), WeightStore.open(address)
