@@ -82,14 +82,25 @@ def last_checkpoint(path):
     return max((Path(path) / "checkpoints").iterdir())
 
 
-def weights(path):
-    """The bytes of every tensor of the last checkpoint, optimizer included."""
+def tensors(folder, stem="model"):
+    """The tensors of a folder, whichever files they are shared out over."""
     from safetensors.torch import load_file
 
     return {
-        f"{file.name}:{name}": tensor.numpy().tobytes()
-        for file in sorted(last_checkpoint(path).rglob("*.safetensors"))
+        name: tensor
+        for file in sorted(Path(folder).glob(f"{stem}*.safetensors"))
         for name, tensor in load_file(file).items()
+    }
+
+
+def weights(path):
+    """The bytes of every tensor of the last checkpoint, optimizer included."""
+    folders = {file.parent for file in last_checkpoint(path).rglob("*.safetensors")}
+    return {
+        f"{folder.relative_to(last_checkpoint(path))}/{stem}:{name}": tensor.numpy().tobytes()
+        for folder in folders
+        for stem in ("model", "optimizer")
+        for name, tensor in tensors(folder, stem).items()
     }
 
 

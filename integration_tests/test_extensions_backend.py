@@ -50,12 +50,9 @@ def test_a_policy_trains_with_it_too(tmp_path):
 
 
 def check_numbers(own, shipped):
-    """Equal to the bit; of the optimizer's state the first rank has half in the shipped one's file."""
+    """Equal to the bit, whoever wrote which tensor."""
     assert rows(own) == rows(shipped)
-    found, expected = weights(own), weights(shipped)
-    state = {name for name in expected if name.startswith("optimizer.")}
-    assert {name: found[name] for name in expected.keys() - state} == {n: expected[n] for n in expected.keys() - state}
-    assert {name for name in found if name.startswith("optimizer.")} < state
+    assert weights(own) == weights(shipped)
 
 
 def test_the_docs_show_it_as_it_is():

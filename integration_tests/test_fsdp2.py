@@ -3,9 +3,8 @@
 import shutil
 
 import pytest
-from safetensors.torch import load_file
 
-from command_line import SHORT_SORT, last_checkpoint, rows, train
+from command_line import SHORT_SORT, last_checkpoint, rows, tensors, train
 
 pytestmark = pytest.mark.slow
 TWO = SHORT_SORT | {"cluster.num_devices": 2, "run.num_steps": 2, "run.evaluate_every": 100, "run.checkpoint_every": 2}
@@ -37,6 +36,6 @@ def test_a_checkpoint_of_one_goes_on_under_the_other(tmp_path, mode, first):
     for row, wanted in zip(other, expected, strict=True):
         for key in ("actor/loss", "actor/grad_norm", "reward/mean"):
             assert row.get(key) == pytest.approx(wanted.get(key), rel=1e-6, abs=1e-7), key
-    wanted = load_file(last_checkpoint(found["replicated"]) / "model" / "model.safetensors")
-    for name, tensor in load_file(last_checkpoint(found["fsdp2"]) / "model" / "model.safetensors").items():
+    wanted = tensors(last_checkpoint(found["replicated"]) / "model")
+    for name, tensor in tensors(last_checkpoint(found["fsdp2"]) / "model").items():
         assert (tensor - wanted[name]).abs().max() <= 1e-5 * wanted[name].abs().max(), name

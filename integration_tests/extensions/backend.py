@@ -5,7 +5,7 @@ Each steps its part of the parameters and sends it to the others; forward and ba
 
 import torch
 
-from rlinf_workers.training.checkpoint import load_optimizer, save_optimizer
+from rlinf_workers.training.checkpoint import host_copy, optimizer_tensors
 from rlinf_workers.training.replicated.backend import ReplicatedBackend
 
 
@@ -29,14 +29,14 @@ class SplitOptimizer(ReplicatedBackend):
         for number, parameter in enumerate(self._model.parameters()):
             yield (number + self._backwards) % num_ranks, parameter
 
-    def save_optimizer(self, folder):
-        super().save_optimizer(folder)
-        if self._worker.identity.replica == 0:
-            save_optimizer(self._optimizer, self._model, self._part(folder))
+    def optimizer_tensors(self):
+        """Each rank of the first replica writes the state that it has."""
+        if self._worker.identity.replica > 0:
+            return {}
+        return {key: host_copy(value) for key, value in optimizer_tensors(self._optimizer, self._model).items()}
 
     def load_optimizer(self, folder):
         super().load_optimizer(folder)
-        load_optimizer(self._optimizer, self._model, self._part(folder))
-
-    def _part(self, folder):
-        return f"{folder}/optimizer-{self._worker.replica_ranks.rank}.safetensors"
+        for owner, parameter in self._owned():
+            if owner != self._worker.replica_ranks.rank:
+                self._optimizer.state.pop(parameter, None)

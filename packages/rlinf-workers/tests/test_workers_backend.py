@@ -99,6 +99,16 @@ class SavesNoMoments(ReplicatedBackend):
         self.num_steps = 2
 
 
+class WritesWhatItTrains(ReplicatedBackend):
+    def model_tensors(self):
+        return self.weights()
+
+
+class WritesNoMoments(ReplicatedBackend):
+    def optimizer_tensors(self):
+        return {}
+
+
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
@@ -113,6 +123,8 @@ class SavesNoMoments(ReplicatedBackend):
         (KeepsTheOptimizersState, "differ"),
         (TakesNoWeightsOver, "differ"),
         (SavesNoMoments, "differ"),
+        (WritesWhatItTrains, "differ"),
+        (WritesNoMoments, r"the files of the optimizer lack 0\.bias:exp_avg, "),
     ],
 )
 def test_the_suite_finds(broken, says, tmp_path):
@@ -137,8 +149,8 @@ def test_two_ranks_conform_and_have_the_numbers_of_one(tmp_path):
 class TwoRanks(ReplicatedBackend):
     """Writes down, when its files are checked, what three updates make of a backend for this worker."""
 
-    def save_optimizer(self, folder):
-        super().save_optimizer(folder)
+    def load_optimizer(self, folder):
+        super().load_optimizer(folder)
         save_file(trained(self._worker), f"{folder}/{self._worker.rank}")
 
 

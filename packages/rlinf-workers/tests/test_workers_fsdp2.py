@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
+from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.testing.backends import BATCH, Chooser, check_backend, check_ranks, trial_worker
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.training.base import OptimizerSettings
+from rlinf_workers.training.checkpoint import CheckpointFiles
 from rlinf_workers.training.fsdp2.backend import fsdp2
 from rlinf_workers.training.replicated.backend import ReplicatedBackend
 from rlinf_workers.worker import Worker
@@ -72,8 +73,7 @@ class Uneven(Worker):
     def learn(self, model, folder: str, options: dict) -> list[float]:
         policy, critic, norms = train(fsdp2, self, model, WIDTHS[self.rank], **options)
         for backend, name in ((policy, "policy"), (critic, "critic")):
-            backend.save_model(f"{folder}/{name}")
-            backend.save_optimizer(f"{folder}/{name}")
+            save(backend, self, f"{folder}/{name}")
         return norms
 
     def idle_update(self, folder: str) -> float:
@@ -118,17 +118,29 @@ def test_ranks_with_different_micro_batches_learn_what_one_rank_learns(tmp_path,
     assert idle[0] == idle[1] > 0
 
 
+def save(backend, worker, folder: str):
+    files = CheckpointFiles(worker, folder)
+    files.add_model(backend)
+    files.add_optimizer(backend)
+    files.start().wait()
+
+
+def tensors_in(folder: Path, stem: str):
+    files = WeightFiles(folder, stem)
+    return {name: files.read(name).clone() for name in files.specs}
+
+
 def check_files(backend, found: Path, folder: Path):
-    """What two ranks wrote is what one would, and one goes on from it."""
-    backend.save_model(str(folder))
-    backend.save_optimizer(str(folder))
-    assert {path.name for path in found.iterdir()} == {path.name for path in folder.iterdir()}
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        tensors, wanted = load_file(found / name), load_file(folder / name)
+    """Two ranks wrote what one would, each its share, and one goes on from it."""
+    save(backend, trial_worker(), str(folder))
+    for stem in ("model", "optimizer"):
+        tensors, wanted = tensors_in(found, stem), tensors_in(folder, stem)
         assert tensors.keys() == wanted.keys()
         for key, tensor in tensors.items():
             assert tensor.dtype == wanted[key].dtype
-            torch.testing.assert_close(tensor, wanted[key], rtol=1e-5, atol=1e-6, msg=f"{name}: {key}")
+            torch.testing.assert_close(tensor, wanted[key], rtol=1e-5, atol=1e-6, msg=f"{stem}: {key}")
+        one, other = (path.stat().st_size for path in sorted(found.glob(f"{stem}-0000?-of-00002.safetensors")))
+        assert 0.5 < one / other < 2
     backend.load_model(str(found))
     backend.load_optimizer(str(found))
     assert json.loads((found / "optimizer.json").read_text()) == {"num_steps": 3}

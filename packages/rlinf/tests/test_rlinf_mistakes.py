@@ -92,7 +92,32 @@ class NoEnv:
 NUMBER = 3
 """
 
+LORA = f"{GSM8K} --actor.lora.rank 4"
+
 MISTAKES = [
+    # -- adapters
+    Mistake(line=f"{GSM8K} --actor.lora.rank 0", says="--actor.lora.rank=0; allowed: 1 or more"),
+    Mistake(
+        line=f"{LORA} --actor.lora.targets [q_proj,query]",
+        says="actor.lora.targets: 'query' is no layer of qwen2; use all-linear, or of down_proj, gate_proj, k_proj, ",
+    ),
+    Mistake(
+        line=f"{LORA} --actor.lora.targets [lm_head]",
+        says="'lm_head' means lm_head, the head; only linear layers below the head have adapters",
+    ),
+    Mistake(line=f"{LORA} --actor.lora.targets [norm]", says="means model.norm, a Qwen2RMSNorm; only linear layers"),
+    Mistake(line=f"{LORA} --actor.lora.targets []", says="actor.lora.targets is empty; name layers, or use all-linear"),
+    Mistake(line=f"{LORA} --actor.lora.dropout 0.1", says="sampled without dropout"),
+    Mistake(
+        line=f"{LORA} --actor.backend mine:Mine",
+        says="actor.lora: actor.backend=mine:Mine cannot train adapters",
+        files={"mine.py": "class Mine:\n    def __init__(self, model, worker, *, optimizer, num_shards): ...\n"},
+    ),
+    Mistake(
+        line="train sort-grpo --actor.lora.rank 4 --warm_start null",
+        says="model.path is not set; actor.lora changes a model that has been trained",
+    ),
+    Mistake(line="train sort-grpo --actor.lora.rank 4", says="warm_start cannot go before actor.lora"),
     # -- data
     Mistake(line=GSM8K, says="/train.jsonl: holds no problem", files={"train.jsonl": ""}),
     Mistake(line=GSM8K, says="/train.jsonl: holds no problem", files={"train.jsonl": "\n\n"}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlinf_workers.launcher.base import Identity
 
+T = TypeVar("T")
 TIMEOUT = timedelta(minutes=10)
 
 
@@ -40,6 +41,14 @@ class RankGroup:
             group = self._process_group
             dist.broadcast(tensor, source if group is None else dist.get_global_rank(group, source), group=group)
         return tensor
+
+    def objects(self, value: T) -> list[T]:
+        """What each of these ranks says, by rank; for small things that pickle."""
+        if self.num_ranks == 1:
+            return [value]
+        found: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(found, value, group=self._process_group)
+        return found
 
     def barrier(self) -> None:
         """Returns when every rank has come here."""

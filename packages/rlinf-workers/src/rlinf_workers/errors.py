@@ -13,6 +13,10 @@ class FlowDefinitionError(WorkersError, ValueError):
     """A flow, a worker class or a call that cannot be right; says what and what was allowed."""
 
 
+class WeightFilesError(WorkersError, ValueError):
+    """Files of weights that are not whole, or not those of the model; says which and what to do."""
+
+
 class RemoteError(WorkersError):
     """An exception raised inside a worker process, with the traceback from there.
 

@@ -23,9 +23,11 @@ from rlinf_workers.language.actor_loss import TOTALS, ActorLoss
 from rlinf_workers.language.critic import Critic
 from rlinf_workers.language.learning_groups import MicroBatch, Updates
 from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.lora import LoraModel, LoraSettings
+from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.records.language import ExampleBatch, ScoredGroup
-from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings
+from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
 from rlinf_workers.training.worker import TrainingWorker
 
 
@@ -42,6 +44,10 @@ class ActorSettings:
     warm_start: OptimizerSettings | None = None
     backend: BackendSettings = field(default_factory=BackendSettings)
     """Its shards are those of a batch."""
+    lora: LoraSettings | None = None
+    """An adapter is trained in place of the model; the model has weights."""
+    knows_reference: bool = False
+    """The reference is the model without its adapter, and groups come without its log-probabilities."""
     micro_batch_groups: int
     """Groups in one forward and backward."""
     num_prompts: int
@@ -59,7 +65,9 @@ class Actor(TrainingWorker):
         self._settings = settings
         algorithm = settings.algorithm
         self._optimizer = settings.optimizer
-        policy = TokenModel(settings.model, settings.temperature)
+        policy: Trainable = TokenModel(settings.model, settings.temperature)
+        if settings.lora is not None:
+            policy = LoraModel(policy, settings.model, settings.lora)
         self._backends = {"": settings.backend.make(policy, self, self._optimizer)}
         self._critic = None
         if algorithm.has_critic:
@@ -72,6 +80,7 @@ class Actor(TrainingWorker):
             self,
             self._backend,
             self._critic.values if self._critic is not None else None,
+            self._ref_logprobs if settings.knows_reference else None,
             num_shards=settings.backend.num_shards,
             micro_batch_groups=settings.micro_batch_groups,
             num_prompts=settings.num_prompts,
@@ -140,6 +149,9 @@ class Actor(TrainingWorker):
         for name, total in zip(self._loss.statistics, sums, strict=True):
             self.record(name, total / max(trained, 1.0))
 
+    def _ref_logprobs(self, batch: SequenceBatch) -> Tensor:
+        return self._backend.forward(batch, adapter=False).logprobs
+
     def _optimize_with(self, optimizer: OptimizerSettings) -> None:
         """A warm start has an optimizer of its own; each begins when the other ends."""
         if optimizer is not self._optimizer:
@@ -158,9 +170,9 @@ class Actor(TrainingWorker):
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, folder: str) -> None:
+    def begin_checkpoint(self, folder: str) -> None:
         self._optimize_with(self._settings.optimizer)
-        super().save_checkpoint(folder)
+        super().begin_checkpoint(folder)
 
     def load_checkpoint(self, folder: str) -> None:
         self._optimize_with(self._settings.optimizer)

@@ -263,11 +263,12 @@ class Updates:
     """The optimizer steps of a training step, each as its micro-batches.
 
     Where one update is made of advantages that need their own group alone, micro-batches come while groups still
-    arrive; else the groups of the step are gathered first.
+    arrive; else, and where the model itself has to be asked first, the groups of the step are gathered.
 
     Args:
         worker: records what is learned of the groups; it has the step.
         values: what the critic says of tokens, [B, T]; None: the algorithm has no critic.
+        ref_logprobs: what the reference says of tokens, [B, T]; None: the groups have it, or the algorithm needs none.
         micro_batch_groups: groups of a micro-batch.
         num_prompts: groups that a step trains on; with oversampling more arrive.
     """
@@ -278,6 +279,7 @@ class Updates:
         worker: Worker,
         backend: TrainingBackend,
         values: Callable[[SequenceBatch], Tensor] | None,
+        ref_logprobs: Callable[[SequenceBatch], Tensor] | None = None,
         *,
         num_shards: int,
         micro_batch_groups: int,
@@ -286,6 +288,7 @@ class Updates:
     ) -> None:
         self._algorithm, self._worker, self._backend, self._values = algorithm, worker, backend, values
         self._num_shards, self._size, self._num_prompts = num_shards, micro_batch_groups, num_prompts
+        self._ref_logprobs = ref_logprobs
         self._max_completion_tokens = max_completion_tokens
         self.advantages = AdvantageMaker(algorithm, max_completion_tokens=max_completion_tokens)
         self._kl_sums = torch.zeros(0)
@@ -297,7 +300,7 @@ class Updates:
     def of_step(self, scored: Iterable[Sequence[ScoredGroup]]) -> Iterator[Iterator[MicroBatch]]:
         """An update is used up before the next is asked for. `scored` has the groups in the order of their index."""
         self._kl_sums = torch.zeros(len(self._backend.shards), 2, dtype=torch.float64)
-        if self._algorithm.gathers_whole_step:
+        if self._algorithm.gathers_whole_step or self._ref_logprobs is not None:
             yield from self._gathered([group for chunk in scored for group in chunk])
         else:
             yield self._micro_batches(group for chunk in scored for group in self._learning(chunk))
@@ -329,8 +332,14 @@ class Updates:
                 )
 
     def _prepared(self, scored: Sequence[ScoredGroup]) -> list[LearningGroup]:
-        """What has to be known before the first update: values, advantages, and the log-probabilities that anchor the
-        ratio."""
+        """What has to be known before the first update: what the reference says, values, advantages, and the
+        log-probabilities that anchor the ratio."""
+        if self._ref_logprobs is not None:
+            said = self._ask(scored, self._ref_logprobs)
+            scored = [
+                replace(group, samples=replace(group.samples, ref_logprobs=said[group.samples.index]))
+                for group in scored
+            ]
         values = {} if self._values is None else self._ask(scored, self._values)
         proximal: dict[int, Tensor] = {}
         if self._algorithm.num_updates > 1:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rlinf_algos.head import head_logprobs, head_logprobs_and_entropy
-from rlinf_sched.derive.replicated import MAX_LOGITS_BYTES
+from rlinf_sched.derive.memory import MAX_LOGITS_BYTES
 from rlinf_workers.training.base import Evaluation
 
 PLAIN_HEADS = frozenset({"gemma", "gemma2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})

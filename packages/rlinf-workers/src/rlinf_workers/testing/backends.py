@@ -23,10 +23,12 @@ from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launcher.base import Identity
 from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.registry import BACKENDS
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.links import parts_of
 from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings, Trainable, TrainingBackend
+from rlinf_workers.training.checkpoint import MODEL, OPTIMIZER, CheckpointFiles
 from rlinf_workers.worker import Worker
 
 NUM_ROWS, NUM_INPUTS, NUM_CHOICES, NUM_SHARDS = 24, 5, 3, 2
@@ -205,19 +207,37 @@ def _check_restart(used: TrainingBackend, new: TrainingBackend) -> None:
 
 
 def _check_files(make: MakeBackend, worker: Worker, folder: str) -> None:
-    """Training goes on from files to the bit."""
+    """Each tensor is written once, whole, and not the buffer that the next step writes into; training goes on from
+    files to the bit, whoever wrote them."""
     one, other = (make(Chooser(seed), worker, optimizer=ORDINARY, num_shards=NUM_SHARDS) for seed in (0, 1))
     for _ in range(2):
         update(one)
-    one.save_model(f"{folder}/model")
-    one.save_optimizer(folder)
+    files = CheckpointFiles(worker, folder)
+    files.add_model(one)
+    files.add_optimizer(one)
+    update(one)
+    files.start().wait()
     worker.ranks.barrier()
-    other.load_model(f"{folder}/model")
+    _check_shapes(folder)
+    other.load_model(folder)
     other.load_optimizer(folder)
     assert other.num_steps == 2, f"{other.num_steps} steps loaded, 2 saved"
-    for backend in (one, other):
-        update(backend)
+    update(other)
     _check_same(other, one)
+
+
+def _check_shapes(folder: str) -> None:
+    """Model and moments are whole in the files, under the model's names."""
+    model = Chooser().build(torch.device("cpu"))
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    moments = {f"{name}:{moment}" for name, _ in model.named_parameters() for moment in ("exp_avg", "exp_avg_sq")}
+    for stem, wanted in ((MODEL, set(shapes)), (OPTIMIZER, moments)):
+        specs = WeightFiles(folder, stem).specs
+        missing = wanted - specs.keys()
+        assert not missing, f"the files of the {stem} lack {', '.join(sorted(missing))}"
+        for name in wanted:
+            found, shape = specs[name].shape, shapes[name.partition(":")[0]]
+            assert found == shape, f"the files of the {stem}: {name} is {found}, not {shape}"
 
 
 def _loss(batch: Tensor, scale: float = 1.0) -> LossOf:

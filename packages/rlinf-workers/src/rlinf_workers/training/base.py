@@ -23,16 +23,20 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
-from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from rlinf_comm.records import record
 from rlinf_comm.weights import Layout
+from rlinf_workers.models.placement import tensors_of
+from rlinf_workers.models.weight_names import StoredWeights, plain_weights
 from rlinf_workers.registry import BACKENDS
+from rlinf_workers.training.checkpoint import MODEL
+from rlinf_workers.training.served import Served
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
-WEIGHTS_FILE = "model.safetensors"
+Make = TypeVar("Make", bound=Callable[..., Any])
+_TRAINS_ADAPTERS = "_trains_adapters"
 
 
 @record
@@ -88,6 +92,9 @@ class Evaluation:
 class Trainable(ABC):
     """One kind of model: how it is made, what it answers, how its files lie in a folder."""
 
+    stem = MODEL
+    """With this the names of its files with tensors begin."""
+
     @abstractmethod
     def build(self, device: torch.device) -> nn.Module:
         """The model with its first weights, the same in every process."""
@@ -96,17 +103,55 @@ class Trainable(ABC):
     def answers(self, model: Any, batch: Any, *, entropies: bool) -> Evaluation:
         """One forward, differentiable; the batch is on the model's device."""
 
+    def base_answers(self, model: Any, batch: Any) -> Evaluation:
+        """As `answers`, of the model as it was before an adapter changed it."""
+        raise NotImplementedError(f"{type(self).__name__} has no adapter")
+
     def num_calls(self, batch: Any) -> int:
         """How often `answers` calls the model; ranks that hold a model together have to call it alike."""
         return 1
 
-    def save(self, model: Any, folder: str) -> None:
-        """Writes the model into an existing folder."""
-        save_model(model, f"{folder}/{WEIGHTS_FILE}")
+    def outline(self) -> nn.Module | None:
+        """The model that `build` makes, without its numbers, for a backend whose ranks keep parts of it: called inside
+        `models.parts.KeptParts`. None: this kind can only be made whole."""
+        return None
+
+    def first_weights(self, model: Any) -> StoredWeights | None:
+        """What of an `outline` lies in files; None: all of it was made."""
+        return None
+
+    def stored_weights(self, model: Any, folder: str) -> StoredWeights:
+        """What `load` reads, for an `outline`. Raises: WeightFilesError, as `load` does."""
+        return plain_weights(model, folder)
+
+    def served(self, tensors: Mapping[str, Tensor]) -> Served:
+        """What a weight sync reads.
+
+        Args:
+            tensors: all of the model, each by its first name.
+        """
+        return Served(weights=tensors)
+
+    def saved(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Of all tensors of the model, those that its files hold; among them is every one that is trained."""
+        return tensors
+
+    def written_together(self, model: Any, names: Iterable[str]) -> Iterable[Sequence[str]]:
+        """Names of the model's tensors, those together that `to_files` makes one tensor of."""
+        return ([name] for name in names)
+
+    def to_files(self, model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Some of the model's tensors by their names -> as they are in files; those that belong together are there."""
+        return tensors
+
+    def describe(self, folder: str) -> None:
+        """Writes what a folder holds of a model beside its tensors: config, tokenizer. Called in a thread."""
+        return
 
     def load(self, model: Any, folder: str) -> None:
-        """Fills the model in place. Raises: RuntimeError naming tensors that are missing or of another shape."""
-        load_model(model, f"{folder}/{WEIGHTS_FILE}")
+        """Fills the model in place. Raises: WeightFilesError naming tensors that are missing or of another shape."""
+        stored = plain_weights(model, folder)
+        stored.files.fill(stored.layout, 0, tensors_of(model))
 
 
 LossOf = Callable[[Evaluation], tuple[Tensor, Sequence[float]]]
@@ -122,6 +167,11 @@ class TrainingBackend(Protocol):
     """
 
     @property
+    def kind(self) -> Trainable:
+        """The model that it was constructed with."""
+        ...
+
+    @property
     def shards(self) -> Sequence[int]:
         """The shards of a batch that this replica works on, ascending; a recipe fixes their number."""
         ...
@@ -131,8 +181,13 @@ class TrainingBackend(Protocol):
         """Steps of the optimizer in use; the next one takes the learning rate of this number."""
         ...
 
-    def forward(self, batch: Any, *, entropies: bool = False) -> Evaluation:
-        """Answers without gradient. A batch's numbers depend on nothing but the weights and the batch."""
+    def forward(self, batch: Any, *, entropies: bool = False, adapter: bool = True) -> Evaluation:
+        """Answers without gradient. A batch's numbers depend on nothing but the weights and the batch.
+
+        Args:
+            adapter: False: as the model answered before its adapter was trained; without entropies. Only a backend that
+                `trains_adapters` is asked, of a model that has one.
+        """
         ...
 
     def begin(self, num_statistics: int) -> None:
@@ -174,7 +229,8 @@ class TrainingBackend(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """This rank's part of what is trained, as the layout says; no copies."""
+        """This rank's part of what is served (`Trainable.served`), as the layout says; every rank calls. No copies, but
+        of weights that an adapter changes, which are made when they are read."""
         ...
 
     def layout(self) -> Layout:
@@ -187,18 +243,35 @@ class TrainingBackend(Protocol):
     def offload(self) -> None:
         """Takes them off, also in the middle of an update, which then goes on as if nothing had been."""
 
-    def save_model(self, folder: str) -> None:
-        """Writes the whole model, as the Trainable has it, into a folder that is made if need be. Every rank calls;
-        when all have returned it is there."""
+    def model_tensors(self) -> Mapping[str, Tensor]:
+        """Copies in host memory of what this rank writes of the model: whole tensors, as they are in files. Every rank
+        calls; together they have each tensor once, shared out evenly."""
+        ...
 
     def load_model(self, folder: str) -> None:
-        """Takes weights that `save_model` wrote, with any number of ranks."""
+        """Takes a model that any number of ranks of any backend wrote."""
 
-    def save_optimizer(self, folder: str) -> None:
-        """Writes the optimizer's state and its count of steps, as `save_model`."""
+    def optimizer_tensors(self) -> Mapping[str, Tensor]:
+        """As `model_tensors`: the optimizer's state as `<parameter>:<state>`, by the names that the parameters have in
+        the model."""
+        ...
 
     def load_optimizer(self, folder: str) -> None:
-        """The inverse: training goes on bit for bit where the ranks are as they were."""
+        """Takes an optimizer's state and its count of steps; training goes on bit for bit where the ranks are as they
+        were."""
+
+
+def trains_adapters(make: Make) -> Make:
+    """Marks a backend, or the function that makes it, that keeps what the protocol says of models with an adapter:
+    parameters without a gradient stay and cost neither gradients nor optimizer state, what is served is merged, and
+    `forward` can leave the adapter out."""
+    setattr(make, _TRAINS_ADAPTERS, True)
+    return make
+
+
+def can_train_adapters(make: object) -> bool:
+    """Whether a backend is marked so."""
+    return getattr(make, _TRAINS_ADAPTERS, False)
 
 
 @record

@@ -1,32 +1,157 @@
-"""An optimizer's state as a safetensors file, by the names of the parameters."""
+"""What the ranks of a group write of a checkpoint: copied to host memory, then written by a thread.
+
+Each rank writes whole tensors, those that its backend gives, into a file of its own; the first one adds the index and
+the small files. So no rank ever has the whole model, and training goes on while the files are written.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING
+
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from rlinf_workers.models.placement import tensors_of
+from rlinf_workers.models.weight_files import WeightFiles, file_names, index_name
+from rlinf_workers.models.weight_writer import index_of, write_tensors
+from rlinf_workers.worker import Worker
 
-def save_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, path: str) -> None:
-    """The state of every parameter as `<parameter>:<state>`."""
+if TYPE_CHECKING:
+    from rlinf_workers.training.base import Trainable, TrainingBackend
+
+MODEL, OPTIMIZER = "model", "optimizer"
+"""With these the names of the files begin."""
+STEPS_FILE = "optimizer.json"
+
+
+class CheckpointFiles:
+    """The files that one rank writes. Every rank of the group makes the same calls in the same order.
+
+    Args:
+        folder: seen by all ranks.
+    """
+
+    def __init__(self, worker: Worker, folder: str) -> None:
+        self._worker, self._folder = worker, Path(folder)
+        self._writes: list[Callable[[], object]] = []
+        self._digests: dict[str, str] = {}
+        self._end: Future[None] = Future()
+
+    def add_model(self, backend: TrainingBackend, under: str = "") -> None:
+        """Copies what this rank writes of a model."""
+        self._add_tensors(Path(under), backend.kind.stem, backend.model_tensors())
+        if self._worker.rank == 0:
+            self._writes.append(partial(backend.kind.describe, str(self._folder / under)))
+
+    def add_optimizer(self, backend: TrainingBackend, under: str = "") -> None:
+        """Copies what this rank writes of the state of a model's optimizer."""
+        self._add_tensors(Path(under), OPTIMIZER, backend.optimizer_tensors())
+        self.add_text(Path(under, STEPS_FILE), json.dumps({"num_steps": backend.num_steps}))
+
+    def add_text(self, name: Path, text: str) -> None:
+        """A small file, which the first rank writes."""
+        if self._worker.rank == 0:
+            self._writes.append(partial((self._folder / name).write_text, text, encoding="utf-8"))
+
+    def start(self) -> CheckpointFiles:
+        """Begins to write, in a thread."""
+        Thread(target=self._write, name="checkpoint", daemon=True).start()
+        return self
+
+    def wait(self) -> dict[str, str]:
+        """Returns when all files of this rank are there: file with tensors -> its SHA-256. Raises: what writing
+        raised."""
+        self._end.result()
+        return self._digests
+
+    def _write(self) -> None:
+        try:
+            for write in self._writes:
+                write()
+        except BaseException as error:  # noqa: BLE001 - it belongs to who waits
+            self._end.set_exception(error)
+        else:
+            self._end.set_result(None)
+        self._writes.clear()  # and with them the copies
+
+    def _add_tensors(self, under: Path, stem: str, tensors: Mapping[str, Tensor]) -> None:
+        (self._folder / under).mkdir(parents=True, exist_ok=True)
+        sizes = self._worker.ranks.objects({name: tensor.nbytes for name, tensor in tensors.items()})
+        twice = sum(map(len, sizes)) - len(set().union(*sizes))
+        assert not twice, f"{twice} tensors of the {stem} are written by several ranks"
+        writers = [rank for rank, found in enumerate(sizes) if found] or [0]
+        names = dict(zip(writers, file_names(stem, len(writers)), strict=True))
+        if self._worker.rank in names:
+            self._writes.append(partial(self._write_tensors, under / names[self._worker.rank], tensors))
+        if len(writers) > 1:
+            self.add_text(under / index_name(stem), index_of({name: sizes[rank] for rank, name in names.items()}))
+
+    def _write_tensors(self, name: Path, tensors: Mapping[str, Tensor]) -> None:
+        path = self._folder / name
+        try:
+            self._digests[str(name)] = write_tensors(path, tensors)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say which file
+
+
+def writers(kind: Trainable, model: nn.Module, num_ranks: int) -> dict[str, int]:
+    """Tensor that is saved -> the rank that writes it. Bytes are shared out evenly, the largest first, and what is one
+    tensor in a file is written by one rank. Ranks that have the same model have the same answer."""
+    sizes = {name: tensor.nbytes for name, tensor in kind.saved(tensors_of(model)).items()}
+    units = [(sum(sizes[name] for name in unit), unit) for unit in kind.written_together(model, sizes)]
+    loads, found = [0] * num_ranks, dict[str, int]()
+    for size, unit in sorted(units, key=lambda item: (-item[0], item[1][0])):
+        rank = loads.index(min(loads))
+        loads[rank] += size
+        found.update(dict.fromkeys(unit, rank))
+    return found
+
+
+def host_copy(tensor: Tensor) -> Tensor:
+    """A copy that later steps leave alone."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The state of every parameter that has one as `<parameter>:<state>`; no copies."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    save_file(
-        {
-            f"{names[p]}:{key}": value.cpu().contiguous()
-            for p, state in optimizer.state.items()
-            for key, value in state.items()
-        },
-        path,
-    )
+    return {
+        f"{names[parameter]}:{key}": value
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+    }
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, path: str) -> None:
-    """The inverse of `save_optimizer`; the parameters must have the same names."""
+def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, folder: str) -> int:
+    """Takes the state of every parameter; they must have the same names.
+
+    Returns: the optimizer's number of steps.
+    """
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
-    for key, value in load_file(path).items():
-        name, _, field = key.rpartition(":")
-        if name not in parameters:
-            raise ValueError(f"{path}: holds state for {name!r}, which the model does not have")
-        on = value if field == "step" else value.to(parameters[name].device)
-        optimizer.state[parameters[name]][field] = on
+    files = WeightFiles(folder, OPTIMIZER)
+    for key in files.specs:
+        name, field = parameter_of(key, parameters, folder)
+        device = "cpu" if field == "step" else parameters[name].device
+        optimizer.state[parameters[name]][field] = files.read(key).to(device, copy=True)
+    return num_steps_in(folder)
+
+
+def parameter_of(key: str, parameters: Collection[str], folder: str) -> tuple[str, str]:
+    """Parameter and state that a tensor of the optimizer's files is about. Raises: ValueError where the model does not
+    have the parameter."""
+    name, _, field = key.rpartition(":")
+    if name not in parameters:
+        raise ValueError(f"{folder}: its {OPTIMIZER} has state for {name!r}, which the model does not have")
+    return name, field
+
+
+def num_steps_in(folder: str) -> int:
+    """The optimizer's number of steps."""
+    return int(json.loads(Path(folder, STEPS_FILE).read_text(encoding="utf-8"))["num_steps"])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlinf_comm.weights import Layout
 from rlinf_workers.training.base import TrainingBackend
+from rlinf_workers.training.checkpoint import CheckpointFiles
 from rlinf_workers.worker import Worker
 
 MODEL_FOLDER = "model"
@@ -24,6 +25,8 @@ class TrainingWorker(Worker):
     _backends: Mapping[str, TrainingBackend]
     """Folder in a checkpoint -> what is saved there; "" is the policy, which is sent."""
     _version = 0
+    _checkpoint: CheckpointFiles
+    """The newest that was begun."""
 
     @property
     def _backend(self) -> TrainingBackend:
@@ -57,20 +60,32 @@ class TrainingWorker(Worker):
 
     def save_model(self, folder: str) -> None:
         """Writes the policy alone; a language model as a folder that any Hugging Face tool loads."""
-        self._backend.save_model(folder)
+        files = CheckpointFiles(self, folder)
+        files.add_model(self._backend)
+        files.start().wait()
 
     def load_model(self, folder: str) -> None:
         """The inverse; takes any Hugging Face folder of the same architecture."""
         self._backend.load_model(folder)
 
-    def save_checkpoint(self, folder: str) -> None:
-        """Everything that training needs to go on as if it had not stopped; every rank calls."""
+    def begin_checkpoint(self, folder: str) -> None:
+        """Copies everything that training needs to go on as if it had not stopped, and begins to write it. Every rank
+        calls, and may go on training."""
+        files = CheckpointFiles(self, folder)
         for name, backend in self._backends.items():
-            backend.save_model(str(Path(folder, name, MODEL_FOLDER)))
-            backend.save_optimizer(str(Path(folder, name)))
-        if self.rank == 0:
-            state = {"policy_version": self._version, **self._state()}
-            Path(folder, STATE_FILE).write_text(json.dumps(state))
+            files.add_model(backend, str(Path(name, MODEL_FOLDER)))
+            files.add_optimizer(backend, name)
+        files.add_text(Path(STATE_FILE), json.dumps({"policy_version": self._version, **self._state()}))
+        self._checkpoint = files.start()
+
+    def end_checkpoint(self) -> dict[str, str]:
+        """Waits until this rank has written the checkpoint that it began. Returns: file with tensors -> its SHA-256."""
+        return self._checkpoint.wait()
+
+    def save_checkpoint(self, folder: str) -> dict[str, str]:
+        """Begins a checkpoint and ends it; every rank calls."""
+        self.begin_checkpoint(folder)
+        return self.end_checkpoint()
 
     def load_checkpoint(self, folder: str) -> None:
         """The inverse, on every rank."""

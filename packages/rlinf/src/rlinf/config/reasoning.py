@@ -118,8 +118,41 @@ class ReferenceConfig(Section):
     )
 
 
+class LoraConfig(Section):
+    """Low-rank changes of the model's linear layers (LoRA), which are trained in place of the model."""
+
+    rank: int = Field(ge=1, description="Rank of the change of a layer; decides how many weights are trained.")
+    alpha: float = Field(default=32.0, gt=0, description="A change is scaled by alpha / rank.")
+    dropout: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Only 0: completions are sampled without dropout, so a gradient with it is that of another policy.",
+    )
+    targets: tuple[Annotated[str, Field(min_length=1)], ...] | Literal["all-linear"] = Field(
+        default="all-linear",
+        description="Layers that are changed, by module names or their ends, for example [q_proj, v_proj]; all-linear: "
+        "every linear layer but the head.",
+    )
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.dropout:
+            yield Conflict(
+                keys=("actor.lora.dropout",),
+                text=f"={self.dropout}: completions are sampled without dropout, and with it the gradient, the ratios "
+                "and the KL would be those of another policy; use 0",
+            )
+        if not self.targets:
+            yield Conflict(keys=("actor.lora.targets",), text=" is empty; name layers, or use all-linear")
+
+
 class ActorConfig(TrainerConfig):
     """The optimizer (AdamW) and how a batch is cut."""
+
+    lora: LoraConfig | None = Field(
+        default=None,
+        description="Train low-rank changes of model.path alone (docs/backends.md); null: the whole model.",
+    )
 
     micro_batch_groups: int = Field(
         default=8, ge=1, description="Groups of one forward and backward pass; decides the memory peak."
@@ -165,15 +198,86 @@ class ReasoningConfig(JobConfig):
     )
     critic: CriticConfig = Field(default=CriticConfig(), description="The optimizer of the critic, where there is one.")
 
+    @property
+    def replica_sizes(self) -> dict[str, int]:
+        """With what follows from the actor's backend."""
+        size = self.actor.ranks_per_replica
+        return super().replica_sizes | ({"actor": size} if size is not None and size > 1 else {})
+
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
+        yield from self._backend_conflicts()
         yield from self._model_conflicts()
         yield from self._task_conflicts()
         yield from self._batch_conflicts()
         yield from self._critic_conflicts()
+        yield from self._lora_conflicts()
         yield from self._algorithm_conflicts()
         if self.actor.num_shards != "auto":
             yield from self._shard_conflicts(self.actor.num_shards)
+
+    def _backend_conflicts(self) -> Iterator[Conflict]:
+        """What the actor's backend cannot do, or has said already."""
+        size, said = self.actor.ranks_per_replica, self.plan.num_ranks_per_replica.get("actor")
+        if size is None:
+            return
+        if said is not None and said != size:
+            yield Conflict(
+                keys=("plan.num_ranks_per_replica.actor", "actor.backend_options"),
+                text=f"={said}, but with actor.backend_options a replica has {size} ranks; leave it out",
+            )
+        if size > 1 and self.mode == "auto":
+            yield Conflict(
+                keys=("mode", "actor.backend_options"),
+                text=f"=auto plans ranks that each hold a whole model, and actor.backend=megatron has {size} ranks a "
+                "replica; use another mode, for example mode=collocated",
+            )
+        if self.algorithm.has_critic:
+            yield Conflict(
+                keys=("actor.backend", "algorithm.advantage"),
+                text=f"=megatron trains no critic, and algorithm.advantage={self.algorithm.advantage} has one; use "
+                "replicated or fsdp2",
+            )
+        if self.model.dtype == "bfloat16" and self.actor.backend_options.get("compute_dtype") != "bfloat16":
+            yield Conflict(
+                keys=("actor.backend_options", "model.dtype"),
+                text=": actor.backend=megatron computes in compute_dtype, and model.dtype=bfloat16 is served; give "
+                "compute_dtype: bfloat16, too",
+            )
+
+    @property
+    def knows_reference(self) -> bool:
+        """The KL is to the model that the actor's adapter changes, so the actor says the reference's log-probabilities:
+        no other worker holds that model."""
+        return bool(self.algorithm.kl_coef) and self.actor.lora is not None and self.reference.path is None
+
+    @property
+    def has_reference_worker(self) -> bool:
+        """Whether a worker group of its own says the reference's log-probabilities."""
+        return bool(self.algorithm.kl_coef) and not self.knows_reference
+
+    @property
+    def gathers_whole_step(self) -> bool:
+        """Whether the actor has read all groups of a step before it computes."""
+        return self.algorithm.gathers_whole_step or self.knows_reference
+
+    def _lora_conflicts(self) -> Iterator[Conflict]:
+        """An adapter belongs to a model that has a folder and stays as it is."""
+        if self.actor.lora is None:
+            return
+        if self.warm_start is not None:
+            yield Conflict(
+                keys=("warm_start", "actor.lora"),
+                text=" cannot go before actor.lora: it would train the adapter, and the reference is the model without "
+                "it; train without actor.lora first and give the model of its checkpoint with --model.path, "
+                "--warm_start null",
+            )
+        if self.model.path is None:
+            yield Conflict(
+                keys=("model.path", "actor.lora"),
+                text=" is not set; actor.lora changes a model that has been trained, so give its folder with "
+                "--model.path FOLDER --model.architecture null",
+            )
 
     def _algorithm_conflicts(self) -> Iterator[Conflict]:
         """What the algorithm needs of other sections."""

@@ -6,6 +6,7 @@ rollout
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.generation import PromptMaker, check_engine, make_encoder, sampling_settings
+from rlinf.jobs.lora import base_digest, lora_settings
 from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
 from rlinf.jobs.training import backend_settings, optimizer_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
@@ -55,6 +57,10 @@ NUM_CHUNKS = 8
 """Pieces in which a batch of prompts goes through a pipelined plan."""
 MODEL_FOLDER = "initial_model"
 REFERENCE_FOLDER = "reference_model"
+MEGATRON_ON_CPU = (
+    "megatron-core runs on CPUs: what it asks of CUDA is replaced in the actor's processes "
+    "(rlinf_workers.training.megatron.shim)"
+)
 
 
 class ReasoningJob(Job):
@@ -85,13 +91,16 @@ class ReasoningJob(Job):
                 hint="give a Hugging Face folder with model.path",
             )
         self._algorithm = config.algorithm
-        self._backend = backend_settings(config.actor, config.actor.settled_shards)
+        self._backend = backend_settings(config.actor, config.actor.settled_shards, self._model_config())
+        self._lora = lora_settings(config)
         if config.reference.path is not None:
             self._check_teacher(config.reference.path)
         self._encoder, prompt_notes = self._make_encoder()
         if isinstance(self._task, FileProblems):
             self._task.fit(self._encoder, config.rollout.max_prompt_tokens)
         self.notes = [*reward_notes, *prompt_notes, *self._task.notes]
+        if config.actor.backend == "megatron" and device_kind(config.cluster, machine) == "cpu":
+            self.notes.append(MEGATRON_ON_CPU)
         self._held_out = self._task.held_out()
         if config.model.path is not None:
             self._check_positions(config.model.path)
@@ -102,6 +111,22 @@ class ReasoningJob(Job):
             sends_rows=try_rewards(config.reward, self._task.train_problem(0)),
         )
         self._warm_start: Flow | None = None
+
+    def _model_config(self) -> dict[str, Any]:
+        """config.json of the model, as far as sizes go."""
+        if self.config.model.path is not None:
+            return json.loads((self.config.model.path / "config.json").read_text(encoding="utf-8"))
+        made = self.config.model.architecture
+        assert made is not None, "a config has a path or an architecture"
+        return {
+            "model_type": made.family,
+            "hidden_size": made.hidden_size,
+            "intermediate_size": made.intermediate_size,
+            "num_hidden_layers": made.num_layers,
+            "num_attention_heads": made.num_heads,
+            "num_key_value_heads": made.num_kv_heads,
+            "vocab_size": len(self._tokenizer),
+        }
 
     def _check_positions(self, folder: Path) -> None:
         """Beyond the positions that it was made for, a model writes without sense, or fails."""
@@ -144,7 +169,7 @@ class ReasoningJob(Job):
         config = self.config
         flow = Flow(self._algorithm.name.rpartition(":")[2])
         flow.worker("rollout", Rollout, self._rollout_settings(model))
-        if config.algorithm.kl_coef:
+        if config.has_reference_worker:
             teacher = config.reference.path
             judge = model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
             flow.worker("reference", Reference, judge, config.rollout.temperature, self._backend)
@@ -153,7 +178,7 @@ class ReasoningJob(Job):
 
         flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
         samples = "samples"
-        if config.algorithm.kl_coef:
+        if config.has_reference_worker:
             flow.stage("reference", Reference.logprobs, reads="samples", writes="referenced")
             samples = "referenced"
         flow.stage("reward", Reward.score, reads=samples, writes="scored", needs_device=False)
@@ -240,6 +265,8 @@ class ReasoningJob(Job):
             and OptimizerSettings(learning_rate=warm_start.learning_rate, warmup_steps=WARMUP_STEPS),
             critic=optimizer_settings(self.config.critic) if algorithm.has_critic else None,
             backend=self._backend,
+            lora=self._lora and replace(self._lora, base_digest=base_digest(Path(model.folder))),
+            knows_reference=self.config.knows_reference,
             micro_batch_groups=actor.micro_batch_groups,
             num_prompts=self.config.rollout.num_prompts,
             max_completion_tokens=self.config.rollout.max_new_tokens,
@@ -321,8 +348,10 @@ class ReasoningJob(Job):
             session.note(f"warm start: made anew and not kept: {kept.why_not}")
             return
         try:
-            with kept.keeping(self.config.name, accuracy) as folder:
-                session.group("actor").call("save_checkpoint", str(folder))
+            digests: dict[str, str] = {}
+            with kept.keeping(self.config.name, accuracy, digests) as folder:
+                for found in session.group("actor").call("save_checkpoint", str(folder)):
+                    digests.update(found)
         except (OSError, UserError) as error:
             session.note(f"warm start: not kept for the next run: {error}")
         else:

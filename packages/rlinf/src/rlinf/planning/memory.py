@@ -1,7 +1,7 @@
 """Whether a reasoning recipe's model fits: what each rank of its workers will hold, before any of them starts.
 
-Every rank holds the whole model, in the recipe's dtype, or with `actor.backend: fsdp2` its part of what is trained
-(rlinf_sched.derive.replicated counts it). `rlinf plan` plans with these numbers and `rlinf train` refuses by them.
+`rlinf_sched.derive.memory` counts it, with a line for each training backend. `rlinf plan` plans with these numbers and
+`rlinf train` refuses by them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ from rlinf.errors import UserError
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Gpu, Lengths
 from rlinf_sched.derive.lengths import MEAN_SHARE_OF_LIMIT
-from rlinf_sched.derive.replicated import (
-    RankMemory,
-    ReplicatedJob,
-    forward_memory,
-    generator_memory,
-    trainer_memory,
-)
+from rlinf_sched.derive.memory import RankMemory, ReplicatedJob, forward_memory, generator_memory, trainer_memory
 from rlinf_sched.derive.shapes import ModelShape, resolve_model
 from rlinf_sched.errors import ProfileError
 from rlinf_sched.plan import Plan, StagePlan
@@ -37,25 +31,17 @@ NUM_STORED = 2
 """Copies of the weights in the host's store between trainer and engines: the version that is served, and the next."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 HINT = (
-    "every rank holds the whole model, nothing is sharded: use a smaller model, --model.dtype bfloat16, a smaller "
-    "--actor.micro_batch_groups, --actor.num_shards or --rollout.max_new_tokens, --actor.backend fsdp2 over several "
-    "devices, or devices with more memory"
-)
-SHARDED_HINT = (
-    "the actor's ranks share its model out, all others hold a whole one: use more ranks for the actor, a smaller "
-    "model, a smaller --actor.micro_batch_groups or --rollout.max_new_tokens, --actor.backend_options '{compute_dtype: "
-    "bfloat16, recompute: true}', or devices with more memory"
+    "use a smaller model, --model.dtype bfloat16, a smaller --actor.micro_batch_groups, --actor.num_shards or "
+    "--rollout.max_new_tokens, --actor.backend fsdp2 over several devices, or devices with more memory"
 )
 
 
 def replicated_job(config: ReasoningConfig) -> ReplicatedJob:
     """What a step of the recipe asks of its ranks; `actor.num_shards` is settled."""
     rollout, algorithm = config.rollout, config.algorithm
-    is_sharded, options = config.actor.backend == "fsdp2", config.actor.backend_options
     return ReplicatedJob(
-        is_sharded=is_sharded,
-        compute_bytes=2 if is_sharded and options.get("compute_dtype") == "bfloat16" else None,
-        recomputes=is_sharded and bool(options.get("recompute")),
+        backend=config.actor.backend,
+        backend_options=config.actor.backend_options,
         lengths=Lengths(
             mean_tokens=max(1.0, rollout.max_new_tokens * MEAN_SHARE_OF_LIMIT),
             limit_tokens=rollout.max_new_tokens,
@@ -102,8 +88,8 @@ def reference_shape(config: ReasoningConfig, shape: ModelShape) -> ModelShape | 
     Args:
         shape: the shape of the actor's model.
     """
-    if not config.algorithm.kl_coef or config.reference.path is None:
-        return shape if config.algorithm.kl_coef else None
+    if not config.has_reference_worker or config.reference.path is None:
+        return shape if config.has_reference_worker else None
     try:
         return named_shape(config.reference.path)
     except ProfileError:
@@ -153,7 +139,7 @@ class Load:
     @property
     def process(self) -> int:
         """Bytes that the rank's process takes on a CPU slot, without the store of weights."""
-        work = self.peak - self.memory.state
+        work = self.memory.work(self.num_items)
         working = self.peak + round(HEAP_SHARE * (work + self.memory.optimizer))
         return PROCESS_BYTES + max(working, self.memory.state + self.memory.host_start)
 
@@ -222,5 +208,5 @@ def _misfit(
     return UserError(
         f"model.path: {shape.name}, {shape.num_parameters / 1e9:.2f} billion parameters, does not fit: {who} about "
         f"{needed / 2**30:.1f} GiB, and {where} has {has / 2**30:.1f}\n  - " + "\n  - ".join(sorted(lines)),
-        hint=SHARDED_HINT if replicated_job(config).is_sharded else HINT,
+        hint=HINT,
     )

@@ -73,7 +73,7 @@ def num_sampled_prompts(config: ReasoningConfig) -> int:
 
 def actor_granularities(config: ReasoningConfig) -> tuple[int, ...]:
     """Hand-overs that make sense for the actor, which computes once a micro-batch of every shard is there."""
-    if config.algorithm.gathers_whole_step:
+    if config.gathers_whole_step:
         return (0,)
     unit = config.actor.micro_batch_groups * config.actor.settled_shards
     return (*range(unit, num_sampled_prompts(config), unit), 0)
@@ -88,7 +88,7 @@ def grpo_flow(config: ReasoningConfig, *, group_bytes: float) -> FlowGraph:
     """
     stages = [Stage(name="rollout", worker="rollout", role="rollout", reads=("prompts",), writes=("samples",))]
     samples = "samples"
-    if config.algorithm.kl_coef:
+    if config.has_reference_worker:
         stages.append(
             Stage(name="reference", worker="reference", role="reference", reads=(samples,), writes=("referenced",))
         )

@@ -8,45 +8,56 @@ all of its items, and none waits in a collective for one that waits for a device
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts.fsdp2 import fsdp2 as fsdp2_layout
+from rlinf_comm.weights.layouts.fsdp2 import shard_boxes
+from rlinf_workers.models.parts import KeptParts
 from rlinf_workers.models.placement import tensors_of
-from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, Trainable, TrainingBackend
+from rlinf_workers.models.weight_files import WeightFiles
+from rlinf_workers.models.weight_names import StoredWeights
+from rlinf_workers.training.base import (
+    Evaluation,
+    LossOf,
+    OptimizerSettings,
+    Trainable,
+    TrainingBackend,
+    trains_adapters,
+)
+from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, optimizer_tensors, parameter_of, writers
 from rlinf_workers.training.fsdp2.rounds import Pass, Rounds
 from rlinf_workers.training.fsdp2.sharding import (
     fill,
     gathered,
+    give_memory,
     local,
     part_of,
     recompute_feed_forward,
     shard,
     skeleton,
+    whole,
     whole_model,
 )
-from rlinf_workers.training.replicated.backend import COUNT_FILE, STATE_FILE, ReplicatedBackend
+from rlinf_workers.training.replicated.backend import ReplicatedBackend
+from rlinf_workers.training.served import LowRank, Served
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
 DTYPES = ("float32", "bfloat16")
 
 
+@trains_adapters
 def fsdp2(
     model: Trainable,
     worker: Worker,
@@ -77,7 +88,8 @@ class _InDtype(Trainable):
 
     def __init__(self, kind: Trainable, dtype: torch.dtype) -> None:
         self._kind, self._dtype = kind, dtype
-        self.answers, self.save, self.load = kind.answers, kind.save, kind.load
+        self.answers, self.load, self.describe = kind.answers, kind.load, kind.describe
+        self.written_together, self.to_files = kind.written_together, kind.to_files
 
     def build(self, device: torch.device) -> nn.Module:
         model = self._kind.build(device)
@@ -118,15 +130,22 @@ class FSDP2Backend:
         self._kind, self._worker = model, worker
         self._rounds = Rounds.of(worker)
         self._number = self._rounds.enter(self)
-        self._model = model.build(torch.device("cpu"))
+        with KeptParts(worker.rank, worker.num_ranks) as parts:
+            outline = model.outline()
+        self._is_outline = outline is not None
+        self._model = model.build(torch.device("cpu")) if outline is None else outline
         self._bare = skeleton(self._model)
         if recompute:
             recompute_feed_forward(self._model)
         if not dist.is_initialized():  # one rank alone; a mesh needs a group all the same
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         mesh = init_device_mesh(worker.device.type, (worker.num_ranks,))
+        first = {name: parts.take(p) for name, p in self._model.named_parameters() if p.is_meta}
         self._root = shard(self._model, mesh, lower)
-        self._root.to(worker.device)  # buffers
+        give_memory(self._model, first, worker.device)
+        self._root.to(worker.device)  # buffers; and fully_shard sees the new parameters
+        if self._is_outline and (stored := self._kind.first_weights(self._model)) is not None:
+            self._read(stored)
         self.shards: Sequence[int] = range(worker.rank, num_shards, worker.num_ranks)
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._waiting: list[tuple[Pass, int, Any, LossOf, bool]] = []
@@ -134,14 +153,29 @@ class FSDP2Backend:
         self._statistics: dict[int, Tensor] = {}
         self.restart(optimizer)
 
+    @property
+    def kind(self) -> Trainable:
+        return self._kind
+
+    def _read(self, stored: StoredWeights) -> None:
+        buffers = stored.layout.ranks[0].buffers
+        tensors = {name: tensor for name, tensor in tensors_of(self._model).items() if name in buffers}
+        layout = fsdp2_layout(tensors, whole=stored.layout)
+        stored.files.fill(layout, self._worker.rank, {name: local(tensor) for name, tensor in tensors.items()})
+
     # -- an update -------------------------------------------------------------------------------------------------
 
-    def forward(self, batch: Any, *, entropies: bool = False) -> Evaluation:
-        return self._rounds.take(self._pass(batch, False), batch, lambda: self._answers(batch, entropies))
+    def forward(self, batch: Any, *, entropies: bool = False, adapter: bool = True) -> Evaluation:
+        return self._rounds.take(self._pass(batch, False), batch, lambda: self._answers(batch, entropies, adapter))
 
     @torch.no_grad()
-    def _answers(self, batch: Any, entropies: bool) -> Evaluation:
-        found = self._root(lambda: self._kind.answers(self._model, batch, entropies=entropies))
+    def _answers(self, batch: Any, entropies: bool = False, adapter: bool = True) -> Evaluation:
+        def answers() -> Evaluation:
+            if not adapter:
+                return self._kind.base_answers(self._model, batch)
+            return self._kind.answers(self._model, batch, entropies=entropies)
+
+        found = self._root(answers)
         cast(FSDPModule, self._root).reshard()
         return found
 
@@ -179,7 +213,7 @@ class FSDP2Backend:
 
     def idle(self, batch: Any, backward: bool) -> None:
         if not backward:
-            self._answers(batch, False)
+            self._answers(batch)
             return
 
         def nothing() -> Tensor:
@@ -223,11 +257,22 @@ class FSDP2Backend:
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
-    def weights(self) -> dict[str, Tensor]:
-        return {name: local(tensor) for name, tensor in tensors_of(self._model).items()}
+    def weights(self) -> Mapping[str, Tensor]:
+        """An adapter is gathered, and changes the rows of a weight that are here."""
+        served, rank, num_ranks = self._served(), self._worker.rank, self._worker.num_ranks
+        held = {name: local(tensor) for name, tensor in served.weights.items()}
+        changes: dict[str, LowRank] = {}
+        for name, change in served.changes.items():
+            rows, columns = part_of(name, served.weights[name], rank, num_ranks)
+            a, b = whole(change.a)[:, columns], whole(change.b)[rows]
+            changes[name] = LowRank(a=a, b=b, scale=change.scale)
+        return Served(weights=held, changes=changes).merged()
 
     def layout(self) -> Layout:
-        return fsdp2_layout(tensors_of(self._model))
+        return fsdp2_layout(self._served().weights)
+
+    def _served(self) -> Served:
+        return self._kind.served(tensors_of(self._model))
 
     @torch.no_grad()
     def start_from(self, other: FSDP2Backend) -> None:
@@ -255,54 +300,43 @@ class FSDP2Backend:
 
     # -- files -----------------------------------------------------------------------------------------------------
 
-    def save_model(self, folder: str) -> None:
-        self._rounds.finish()
-        is_first = self._worker.rank == 0
-        found: dict[Tensor, Tensor | None] = {}
-        state: dict[str, Tensor] = {}
-        for name, tensor in self._model.state_dict(keep_vars=True).items():
-            if tensor not in found:
-                found[tensor] = gathered(tensor, is_first)
-            state[name] = cast(Tensor, found[tensor])
-        if is_first:
-            os.makedirs(folder, exist_ok=True)
-            model = skeleton(self._bare)
-            model.load_state_dict(state, assign=True)
-            self._kind.save(model, folder)
-        self._worker.ranks.barrier()
+    def model_tensors(self) -> dict[str, Tensor]:
+        return self._kind.to_files(self._bare, self._gathered(self._kind.saved(tensors_of(self._model))))
 
     def load_model(self, folder: str) -> None:
+        if self._is_outline:
+            self._read(self._kind.stored_weights(self._model, folder))
+            return
         model = whole_model(self._bare)
         self._kind.load(model, folder)
-        fill(tensors_of(self._model), model.state_dict(), self._worker.rank, self._worker.num_ranks)
+        mine = self._kind.saved(tensors_of(self._model))
+        fill(mine, model.state_dict(), self._worker.rank, self._worker.num_ranks)
 
-    def save_optimizer(self, folder: str) -> None:
-        is_first = self._worker.rank == 0
-        state: dict[str, Tensor | None] = {}
-        for name, parameter in self._parameters.items():
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                state[f"{name}:{key}"] = gathered(value, is_first)
-        if is_first:
-            os.makedirs(folder, exist_ok=True)
-            save_file(cast(dict[str, Tensor], state), f"{folder}/{STATE_FILE}")
-            Path(folder, COUNT_FILE).write_text(json.dumps({"num_steps": self.num_steps}))
-        self._worker.ranks.barrier()
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        return self._gathered(optimizer_tensors(self._optimizer, self._model))
+
+    def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those that this rank writes, whole; a state is written by who writes its parameter."""
+        self._rounds.finish()
+        found = {name: gathered(tensor, self._writers[name.partition(":")[0]]) for name, tensor in tensors.items()}
+        return {name: whole for name, whole in found.items() if whole is not None}
+
+    @cached_property
+    def _writers(self) -> dict[str, int]:
+        return writers(self._kind, self._bare, self._worker.num_ranks)
 
     def load_optimizer(self, folder: str) -> None:
         """Reads of the moments what this rank keeps."""
-        path = f"{folder}/{STATE_FILE}"
         self._optimizer.state.clear()
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118, it is no mapping
-                name, _, field = key.rpartition(":")
-                if name not in self._parameters:
-                    raise ValueError(f"{path}: holds state for {name!r}, which the model does not have")
-                parameter = self._parameters[name]
-                if field == "step":
-                    self._optimizer.state[parameter][field] = file.get_tensor(key)
-                    continue
-                moment = torch.zeros_like(parameter, requires_grad=False)
-                part = part_of(name, parameter, self._worker.rank, self._worker.num_ranks)
-                local(moment).copy_(file.get_slice(key)[part])
-                self._optimizer.state[parameter][field] = moment
-        self.num_steps = int(json.loads(Path(folder, COUNT_FILE).read_text())["num_steps"])
+        files = WeightFiles(folder, OPTIMIZER)
+        for key in files.specs:
+            name, field = parameter_of(key, self._parameters, folder)
+            parameter = self._parameters[name]
+            if field == "step":
+                self._optimizer.state[parameter][field] = files.read(key).clone()
+                continue
+            moment = torch.zeros_like(parameter, requires_grad=False)
+            box = shard_boxes(name, parameter, list(range(self._worker.num_ranks)))[self._worker.rank]
+            local(moment).copy_(files.read(key, box))
+            self._optimizer.state[parameter][field] = moment
+        self.num_steps = num_steps_in(folder)

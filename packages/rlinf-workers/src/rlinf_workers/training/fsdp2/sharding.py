@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from rlinf_comm.weights.layouts.fsdp2 import shard_boxes
+from rlinf_workers.training.checkpoint import host_copy
 
 T = TypeVar("T")
 
@@ -44,7 +46,8 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
 
     Gradients are sums over ranks, made in the dtype of the parameters, whatever is computed in.
     """
-    reduce_dtype = None if compute_dtype is None else next(model.parameters()).dtype
+    trained = next(p for p in model.parameters() if p.requires_grad)
+    reduce_dtype = None if compute_dtype is None else trained.dtype
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=True)
     for layer in layers_of(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
@@ -56,6 +59,31 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
             module.set_force_sum_reduction_for_comms(True)
             module.set_reduce_scatter_unused_params(True)  # a loss may leave parameters out on one rank alone
     return root
+
+
+def give_memory(model: nn.Module, parts: dict[str, Tensor | None], device: torch.device) -> None:
+    """Lets the parameters of a sharded outline have memory.
+
+    Args:
+        parts: name -> this rank's part, which becomes the parameter's own; None: of any content. It is used up.
+    """
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    made: dict[Tensor, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.is_meta:
+                continue
+            if parameter not in made:  # tied parameters stay one
+                assert isinstance(parameter, DTensor), "fully_shard makes DTensors of all parameters"
+                part = parts.pop(names[parameter])
+                if part is None:
+                    whole = torch.empty_like(parameter, device=device)
+                else:
+                    mesh, placements = parameter.device_mesh, parameter.placements
+                    shape = {"shape": parameter.shape, "stride": parameter.stride()}
+                    whole = DTensor.from_local(part.to(device), mesh, placements, run_check=False, **shape)
+                made[parameter] = nn.Parameter(whole, parameter.requires_grad)
+            setattr(module, name, made[parameter])
 
 
 def recompute_feed_forward(model: nn.Module) -> None:
@@ -89,13 +117,26 @@ def _copy(model: nn.Module, like: Callable[[Tensor], Tensor]) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def gathered(tensor: Tensor, keep: bool) -> Tensor | None:
-    """The whole tensor in host memory where `keep`, else None; every rank of its mesh calls."""
-    whole = tensor.detach()
-    if isinstance(whole, DTensor):
-        whole = whole.full_tensor()
-    # A clone, because a whole tensor may be a view of a gathered buffer with padding behind it.
-    return whole.cpu().clone() if keep else None
+def whole(tensor: Tensor) -> Tensor:
+    """The whole tensor, without gradient, where it lies; every rank of its mesh calls."""
+    detached = tensor.detach()
+    return detached.full_tensor() if isinstance(detached, DTensor) else detached
+
+
+def gathered(tensor: Tensor, writer: int) -> Tensor | None:
+    """The whole tensor in host memory on the rank that writes it, else None; every rank of its mesh calls.
+
+    No other rank ever has more than its own part of it.
+    """
+    mine = local(tensor)
+    if not isinstance(tensor, DTensor):
+        return host_copy(mine) if dist.get_rank() == writer else None
+    mesh, (num_rows, *widths) = tensor.device_mesh, tensor.shape
+    part = mine.new_zeros(-(-num_rows // mesh.size()), *widths)  # as long as the longest
+    part[: len(mine)] = mine
+    parts = [torch.empty_like(part) for _ in range(mesh.size())] if mesh.get_local_rank() == writer else None
+    dist.gather(part, parts, group=mesh.get_group(), group_dst=writer)
+    return None if parts is None else torch.cat(parts)[:num_rows].cpu()
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -111,7 +152,7 @@ def part_of(name: str, tensor: Tensor, rank: int, num_ranks: int) -> tuple[slice
 
 
 @torch.no_grad()
-def fill(tensors: Mapping[str, Tensor], whole: Mapping[str, Tensor], rank: int, num_ranks: int) -> None:
+def fill(tensors: Mapping[str, Tensor], sources: Mapping[str, Tensor], rank: int, num_ranks: int) -> None:
     """Copies into each tensor its part of the whole one of the same name."""
     for name, tensor in tensors.items():
-        local(tensor).copy_(whole[name][part_of(name, tensor, rank, num_ranks)])
+        local(tensor).copy_(sources[name][part_of(name, tensor, rank, num_ranks)])

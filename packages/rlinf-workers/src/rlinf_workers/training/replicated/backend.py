@@ -9,11 +9,9 @@ two ranks make (s0 + s2) + (s1 + s3), which agrees with one rank's sum up to rou
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -21,14 +19,15 @@ from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.models.placement import tensors_of
-from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, Trainable
-from rlinf_workers.training.checkpoint import load_optimizer, save_optimizer
+from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, Trainable, trains_adapters
+from rlinf_workers.training.checkpoint import host_copy, load_optimizer, optimizer_tensors, writers
+from rlinf_workers.training.served import Served
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
-STATE_FILE, COUNT_FILE = "optimizer.safetensors", "optimizer.json"
 
 
+@trains_adapters
 class ReplicatedBackend:
     """The model, a gradient buffer for each shard and the optimizer; see training/base.py for what the methods
     promise."""
@@ -62,10 +61,16 @@ class ReplicatedBackend:
         self._buffers = {shard: torch.zeros(size, dtype=first.dtype, device=first.device) for shard in self.shards}
         self.restart(optimizer)
 
+    @property
+    def kind(self) -> Trainable:
+        return self._kind
+
     # -- an update -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def forward(self, batch: Any, *, entropies: bool = False) -> Evaluation:
+    def forward(self, batch: Any, *, entropies: bool = False, adapter: bool = True) -> Evaluation:
+        if not adapter:
+            return self._kind.base_answers(self._model, batch)
         return self._kind.answers(self._model, batch, entropies=entropies)
 
     def begin(self, num_statistics: int) -> None:
@@ -93,7 +98,7 @@ class ReplicatedBackend:
 
     def step(self, divisor: float) -> float:
         self._buffers[self.shards[0]] *= 1.0 / divisor
-        grad_norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.max_grad_norm))
+        grad_norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
         if not math.isfinite(grad_norm):
             raise FloatingPointError(
                 f"{self._worker.name}: optimizer step {self.num_steps}: the gradient norm is {grad_norm}; "
@@ -117,7 +122,7 @@ class ReplicatedBackend:
 
     def restart(self, optimizer: OptimizerSettings) -> None:
         self._settings = optimizer
-        self._optimizer = optimizer.adamw(self._model.parameters())
+        self._optimizer = optimizer.adamw(self._parameters)
         self.num_steps = 0
 
     def _attach(self, shard: int) -> None:
@@ -129,11 +134,14 @@ class ReplicatedBackend:
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
-    def weights(self) -> dict[str, Tensor]:
-        return tensors_of(self._model)
+    def weights(self) -> Mapping[str, Tensor]:
+        return self._served().merged()
 
     def layout(self) -> Layout:
-        return Layout.replicated(specs_of(self.weights()), self._worker.num_ranks)
+        return Layout.replicated(specs_of(self._served().weights), self._worker.num_ranks)
+
+    def _served(self) -> Served:
+        return self._kind.served(tensors_of(self._model))
 
     @torch.no_grad()
     def start_from(self, other: ReplicatedBackend) -> None:
@@ -167,19 +175,25 @@ class ReplicatedBackend:
 
     # -- files -----------------------------------------------------------------------------------------------------
 
-    def save_model(self, folder: str) -> None:
-        if self._worker.rank == 0:
-            os.makedirs(folder, exist_ok=True)
-            self._kind.save(self._model, folder)
+    def model_tensors(self) -> dict[str, Tensor]:
+        saved = self._kind.saved(tensors_of(self._model))
+        mine = {name: host_copy(tensor) for name, tensor in saved.items() if self._writes(name)}
+        return self._kind.to_files(self._model, mine)
 
     def load_model(self, folder: str) -> None:
         self._kind.load(self._model, folder)
 
-    def save_optimizer(self, folder: str) -> None:
-        if self._worker.rank == 0:
-            save_optimizer(self._optimizer, self._model, f"{folder}/{STATE_FILE}")
-            Path(folder, COUNT_FILE).write_text(json.dumps({"num_steps": self.num_steps}))
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        found = optimizer_tensors(self._optimizer, self._model)
+        return {key: host_copy(value) for key, value in found.items() if self._writes(key.rpartition(":")[0])}
 
     def load_optimizer(self, folder: str) -> None:
-        load_optimizer(self._optimizer, self._model, f"{folder}/{STATE_FILE}")
-        self.num_steps = int(json.loads(Path(folder, COUNT_FILE).read_text())["num_steps"])
+        self.num_steps = load_optimizer(self._optimizer, self._model, folder)
+
+    def _writes(self, name: str) -> bool:
+        """Whether this rank writes a tensor of the model and its state."""
+        return self._writers[name] == self._worker.rank
+
+    @cached_property
+    def _writers(self) -> dict[str, int]:
+        return writers(self._kind, self._model, self._worker.num_ranks)

@@ -1,0 +1,49 @@
+"""What a step asks of the ranks that hold models."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf_sched.derive.lengths import Lengths
+from rlinf_sched.errors import ProfileError
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicatedJob:
+    """What a step asks of such a system. `lengths.prompt_tokens` is the longest prompt."""
+
+    lengths: Lengths
+    num_groups: int
+    dtype_bytes: int = FLOAT_BYTES
+    """Bytes of each number in weights, gradients, moments and activations."""
+    num_shards: int = 1
+    """Parts of a batch, dealt out to the ranks of the trainer."""
+    backend: str = "replicated"
+    """What trains (`actor.backend`); how it is counted stands in `trainers`."""
+    backend_options: Mapping[str, Any] = field(default_factory=dict)
+    """`actor.backend_options`; read by the backend's line in `trainers` alone."""
+    micro_batch_groups: int = 1
+    """Groups of one forward and backward pass."""
+    num_updates: int = 1
+    """Optimizer steps of a batch."""
+    has_critic: bool = False
+    """A second model of the same shape in the trainer's processes."""
+    warm_start_sequences: int = 0
+    """Whole sequences of one forward and backward pass of a supervised warm start, whose moments stay; 0: there is
+    none."""
+    on_gpu: bool = True
+    """Where the ranks are; torch works in larger pieces there."""
+    max_sequences: int = 512
+    """Most sequences that a rank generates at once."""
+
+    def __post_init__(self) -> None:
+        for key in ("num_groups", "dtype_bytes", "num_shards", "micro_batch_groups", "num_updates", "max_sequences"):
+            if getattr(self, key) < 1:
+                raise ProfileError(f"{key}={getattr(self, key)} must be at least 1")
+
+    @property
+    def num_models(self) -> int:
+        """Models that a rank of the trainer trains."""
+        return 2 if self.has_critic else 1

@@ -1,0 +1,225 @@
+"""LoRA (arXiv:2106.09685) by peft: a language model whose weights stay, and low-rank changes of some that are trained.
+
+What differs from peft's use elsewhere: the adapter is float32 whatever the model is, because steps of AdamW round away
+in bfloat16; it has no dropout, because completions are sampled without and their policy is the one to train; and what
+serves is given merged weights, so that no engine knows of adapters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from rlinf_comm.records import record
+from rlinf_workers.models.language_model import ADAPTER_CONFIG, ModelSettings
+from rlinf_workers.models.placement import tensors_of
+from rlinf_workers.training.base import Evaluation, Trainable
+from rlinf_workers.training.served import LowRank, Served
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+ALL_LINEAR = "all-linear"
+ADAPTER_STEM = "adapter_model"
+ADAPTER_WEIGHTS = f"{ADAPTER_STEM}.safetensors"
+"""Beside ADAPTER_CONFIG in an adapter's folder; peft names both."""
+BASE_FILE = "base.json"
+"""Beside them: which base the adapter changes (`digest`), and the dtype that its weights are used in (`dtype`)."""
+A, B, HELD = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer."
+"""Parts of parameters' names in a model with an adapter."""
+PEFT_PREFIX = "base_model.model."
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraSettings:
+    """The adapter of a model."""
+
+    rank: int
+    alpha: float
+    """Changes are scaled by alpha / rank."""
+    targets: tuple[str, ...]
+    """Names of linear layers, or how they end; see `find_targets`."""
+    base_digest: str
+    """Of the base's files. An adapter is loaded onto the base that it was trained on, and no other."""
+
+
+def find_targets(folder: str, targets: Sequence[str]) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
+    """Which layers of a model the targets mean; the model is made without memory, from its config.
+
+    Args:
+        targets: module names, or how they end (`q_proj`); or `all-linear` alone, all but the head.
+    Returns: the targets for `LoraSettings`, as short as can be; and name -> (inputs, outputs) of every layer.
+    Raises: ValueError for a target that means no layer, or one that cannot be adapted.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    head = model.get_output_embeddings()
+    modules = {name: module for name, module in model.named_modules() if name}
+    linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head}
+    if tuple(targets) == (ALL_LINEAR,):
+        chosen = linear
+    else:
+        chosen = {}
+        for target in targets:
+            found = _matching(modules, [target])
+            if not found:
+                ends = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+                raise ValueError(f"{target!r} is no layer of {model.config.model_type}; use {ALL_LINEAR}, or of {ends}")
+            if wrong := sorted(found - linear.keys()):
+                what = "the head" if modules[wrong[0]] is head else f"a {type(modules[wrong[0]]).__name__}"
+                raise ValueError(
+                    f"{target!r} means {wrong[0]}, {what}; only linear layers below the head have adapters"
+                )
+            chosen |= {name: linear[name] for name in found}
+    ends = sorted({name.rpartition(".")[2] for name in chosen})
+    short = ends if _matching(modules, ends) == chosen.keys() else sorted(chosen)
+    return tuple(short), {name: (layer.in_features, layer.out_features) for name, layer in chosen.items()}
+
+
+def _matching(modules: Mapping[str, Any], targets: Sequence[str]) -> set[str]:
+    """As peft matches names."""
+    return {name for name in modules if any(name == one or name.endswith(f".{one}") for one in targets)}
+
+
+class LoraModel(Trainable):
+    """A language model with an adapter, which alone is trained and saved. Its files are one for all ranks.
+
+    Args:
+        base: how the model is made and what it answers.
+        model: its folder, which has weights.
+    """
+
+    stem = ADAPTER_STEM
+
+    def __init__(self, base: Trainable, model: ModelSettings, lora: LoraSettings) -> None:
+        self._base, self._settings, self._lora = base, model, lora
+
+    def build(self, device: torch.device) -> nn.Module:
+        """The same adapter in every process, by the seed; its change is 0."""
+        from peft import inject_adapter_in_model
+
+        model = self._base.build(device).requires_grad_(False)
+        with torch.random.fork_rng():
+            torch.manual_seed(self._settings.seed)
+            inject_adapter_in_model(self._peft_config(trains=True), model)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+        return model.eval()
+
+    def answers(self, model: Any, batch: Any, *, entropies: bool) -> Evaluation:
+        return self._base.answers(model, batch, entropies=entropies)
+
+    def base_answers(self, model: Any, batch: Any) -> Evaluation:
+        with _adapter_off(model):
+            return self._base.answers(model, batch, entropies=False)
+
+    def num_calls(self, batch: Any) -> int:
+        return self._base.num_calls(batch)
+
+    def served(self, tensors: Mapping[str, Tensor]) -> Served:
+        scale = self._lora.alpha / self._lora.rank
+        held = {name: tensor for name, tensor in tensors.items() if not name.endswith((A, B))}
+        layers = [name.removesuffix(A) for name in tensors if name.endswith(A)]
+        changes = {
+            f"{layer}.weight": LowRank(a=tensors[layer + A], b=tensors[layer + B], scale=scale) for layer in layers
+        }
+        return Served(weights={name.replace(HELD, "."): tensor for name, tensor in held.items()}, changes=changes)
+
+    def saved(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {name: tensor for name, tensor in tensors.items() if name.endswith((A, B))}
+
+    def written_together(self, model: Any, names: Iterable[str]) -> Iterable[Sequence[str]]:
+        """All: peft reads one file."""
+        return [list(names)]
+
+    def to_files(self, model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {peft_name(name): tensor for name, tensor in tensors.items()}
+
+    def describe(self, folder: str) -> None:
+        """The adapter's config and which base it is of, beside the base's own config and tokenizer: a folder that peft
+        loads onto the base, which stays where it is."""
+        self._base.describe(folder)
+        self._peft_config(trains=False).save_pretrained(folder)
+        said = {"digest": self._lora.base_digest, "dtype": self._settings.dtype}
+        Path(folder, BASE_FILE).write_text(json.dumps(said), encoding="utf-8")
+
+    @torch.no_grad()
+    def load(self, model: Any, folder: str) -> None:
+        """Raises: ValueError for a folder without an adapter, one of another base, or of another shape."""
+        if not is_adapter(folder):
+            raise ValueError(f"{folder}: holds a whole model, and actor.lora trains an adapter; leave actor.lora out")
+        check_base(folder, self._lora.base_digest, self._settings.folder)
+        found, own = load_file(f"{folder}/{ADAPTER_WEIGHTS}"), self.saved(tensors_of(model))
+        said, wanted = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (found, own))
+        if said != (wanted := {peft_name(name): shape for name, shape in wanted.items()}):
+            name = sorted(said.items() ^ wanted.items())[0][0]
+            raise ValueError(
+                f"{folder}: {name} is {said.get(name, 'absent')} there and {wanted.get(name, 'absent')} by actor.lora; "
+                "use the rank and the targets that it was trained with"
+            )
+        for name, tensor in own.items():
+            tensor.copy_(found[peft_name(name)])
+
+    def _peft_config(self, *, trains: bool) -> LoraConfig:
+        from peft import LoraConfig
+
+        config = LoraConfig(
+            r=self._lora.rank,
+            lora_alpha=self._lora.alpha,  # pyright: ignore[reportArgumentType], any number is divided by the rank
+            target_modules=list(self._lora.targets),
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=self._settings.folder,
+            inference_mode=not trains,
+        )
+        config.target_modules = sorted(self._lora.targets)  # pyright: ignore[reportAttributeAccessIssue], a set has no order
+        return config
+
+
+def peft_name(name: str) -> str:
+    """What peft calls a parameter of an adapter in a file."""
+    return PEFT_PREFIX + name.replace(".default.", ".")
+
+
+def is_adapter(folder: str) -> bool:
+    """Whether a folder holds an adapter, not a model."""
+    return Path(folder, ADAPTER_CONFIG).is_file()
+
+
+def check_base(folder: str, digest: str, base: str) -> None:
+    """Raises: ValueError unless the adapter in a folder was trained on the base of that digest."""
+    said = json.loads(Path(folder, BASE_FILE).read_text(encoding="utf-8"))["digest"]
+    if said != digest:
+        was = json.loads(Path(folder, ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        raise ValueError(
+            f"{folder}: its adapter was trained on another base than {base} (digest {said[:12]}, not {digest[:12]}); "
+            f"the run had {was}"
+        )
+
+
+@contextmanager
+def _adapter_off(model: nn.Module) -> Iterator[None]:
+    """The model computes as its base does. peft's own way also switches gradients off and on, which a model cut over
+    ranks remembers."""
+    from peft.tuners.lora import LoraLayer
+
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    try:
+        for layer in layers:
+            layer._disable_adapters = True  # pyright: ignore[reportPrivateUsage]
+        assert layers and all(layer.disable_adapters for layer in layers), "peft switches its adapters otherwise"
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False  # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,162 @@
+"""Where the tensors of a folder lie in a model in memory, as a layout of one rank that has the model whole.
+
+Most have one name on disk and in memory. transformers 5 holds the experts of a layer in one tensor, and writes each by
+itself; what it makes of which names are its own tables (`transformers.conversion_mapping`), read here as data: tensors
+that are stacked, and stacks that are joined, are boxes. Earlier versions hold in memory what is on disk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlinf_comm.weights import Block, BufferSpec, Layout, RankLayout, specs_of
+from rlinf_workers.errors import WeightFilesError
+from rlinf_workers.models.weight_files import WeightFiles
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredWeights:
+    """Weights on disk, and where they belong."""
+
+    files: WeightFiles
+    layout: Layout
+    """One rank, whose buffers are tensors of the model."""
+
+
+def plain_weights(model: Any, folder: str | Path) -> StoredWeights:
+    """Files whose names are those of the model. Raises: WeightFilesError."""
+    return _stored(model, WeightFiles(folder), {})
+
+
+def pretrained_weights(model: Any, folder: str | Path, without: Collection[str] = ()) -> StoredWeights:
+    """A Hugging Face folder of a transformers model of the same architecture.
+
+    Args:
+        model: its parameters may be on the meta device.
+        without: names of tensors that are not looked for.
+
+    Raises: WeightFilesError naming tensors that are missing or of another shape.
+    """
+    files = WeightFiles(folder)
+    return _stored(model, files, _conversions(model, files), without)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Conversion:
+    """Tensors on disk that make up one in memory: each row is stacked, then the rows are joined.
+
+    Example: two experts' gates and ups of shape [3, 5], in memory [2, 6, 5]:
+        rows = [["0.gate", "1.gate"], ["0.up", "1.up"]], stacked = 0, joined = 1
+    """
+
+    rows: Sequence[Sequence[str]]
+    stacked: int | None = None
+    """The new dimension; None: a row has one tensor."""
+    joined: int = 0
+    """The dimension, of the stacks."""
+
+    @property
+    def is_plain(self) -> bool:
+        """One tensor is the other."""
+        return self.stacked is None and len(self.rows) == 1
+
+    def blocks(self, buffer: str, shape: tuple[int, ...], files: WeightFiles) -> list[Block]:
+        """Where each lies in the tensor in memory.
+
+        Raises: WeightFilesError where they do not make up a tensor of this shape.
+        """
+        strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+        kept = tuple(stride for dim, stride in enumerate(strides) if dim != self.stacked)
+        blocks, length = [], 0
+        for row in self.rows:
+            spec = files.specs[row[0]]
+            own = list(spec.shape)
+            if self.stacked is not None:
+                own.insert(self.stacked, len(row))
+            for number, name in enumerate(row):
+                offset = length * strides[self.joined] if length else 0
+                offset += number * strides[self.stacked] if self.stacked is not None else 0
+                blocks.append(Block(name, spec.whole, buffer, offset, kept))
+            if len(self.rows) > 1:
+                length += own[self.joined]
+                own[self.joined] = length if row is self.rows[-1] else shape[self.joined]
+            if tuple(own) != shape or any(files.specs[name].shape != spec.shape for name in row):
+                raise WeightFilesError(
+                    f"{files.folder}: {row[0]} and what belongs to it make up {own}; the model's {buffer} is "
+                    f"{list(shape)}"
+                )
+        return blocks
+
+
+def _stored(
+    model: Any, files: WeightFiles, conversions: Mapping[str, _Conversion], without: Collection[str] = ()
+) -> StoredWeights:
+    aliases: dict[Tensor, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        aliases.setdefault(tensor, []).append(name)
+    wanted = {names[0]: tensor for tensor, names in aliases.items() if not set(names) & set(without)}
+    specs, blocks = specs_of(wanted), []
+    made_of: dict[str, _Conversion] = {}
+    for name, tensor in wanted.items():
+        on_disk = next((other for other in aliases[tensor] if other in conversions or other in files.specs), name)
+        made_of[name] = conversions.get(on_disk, _Conversion(rows=[[on_disk]]))
+    plain = {one.rows[0][0]: specs[name].shape for name, one in made_of.items() if one.is_plain}
+    files.check(plain)
+    for name, conversion in made_of.items():
+        blocks += conversion.blocks(name, specs[name].shape, files)
+    kept = {block.name: files.specs[block.name] for block in blocks}
+    buffers = {name: BufferSpec(spec.shape, spec.dtype) for name, spec in specs.items()}
+    return StoredWeights(files=files, layout=Layout(kept, (RankLayout(buffers, tuple(blocks)),)))
+
+
+def _conversions(model: Any, files: WeightFiles) -> dict[str, _Conversion]:
+    """Name in memory -> what it is made of, for names that differ from those on disk.
+
+    Raises: WeightFilesError for a tensor that is made in another way than by stacking and joining.
+    """
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    except ImportError:
+        return {}
+    table = get_model_conversion_mapping(model)
+    renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in table if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    state = model.state_dict()
+    found: dict[str, dict[str, list[str]]] = {}
+    for name in sorted(files.specs, key=_natural):
+        made, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if made != name and made in state:
+            found.setdefault(made, {}).setdefault(pattern or "", []).append(name)
+    return {made: _conversion(made, rows, by_pattern) for made, rows in found.items()}
+
+
+def _conversion(made: str, rows: Mapping[str, list[str]], by_pattern: Mapping[str, Any]) -> _Conversion:
+    if (renamed := rows.get("")) is not None:
+        return _Conversion(rows=[renamed])
+    converter = by_pattern[next(iter(rows))]
+    ways = [type(operation).__name__ for operation in converter.operations]
+    dims = {way: operation.dim for way, operation in zip(ways, converter.operations, strict=True) if way in _BOXES}
+    if ways not in (["MergeModulelist"], ["Concatenate"], ["MergeModulelist", "Concatenate"]):
+        raise WeightFilesError(
+            f"{made}: transformers makes it of {next(iter(rows.values()))[0]} and others by {', '.join(ways)}, which "
+            "cannot be read in parts; use actor.backend=replicated"
+        )
+    ordered = [rows[pattern] for pattern in converter.source_patterns if pattern in rows]
+    return _Conversion(rows=ordered, stacked=dims.get("MergeModulelist"), joined=dims.get("Concatenate", 0))
+
+
+_BOXES = ("MergeModulelist", "Concatenate")
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Numbers in names count: experts.2 before experts.10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
