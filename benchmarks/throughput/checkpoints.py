@@ -85,7 +85,7 @@ class Sides:
         began_s = time.perf_counter()
         with writing_sealed(self._path / "inside", {}) as partial:
             (partial / "model").mkdir()
-            safetensors.torch.save_file(self._backend.weights(), partial / "model" / "model.safetensors")
+            safetensors.torch.save_file(dict(self._backend.weights()), partial / "model" / "model.safetensors")
             moments = optimizer_tensors(self._backend._optimizer, self._backend._model)
             safetensors.torch.save_file(moments, partial / "optimizer.safetensors")
         seconds = time.perf_counter() - began_s
