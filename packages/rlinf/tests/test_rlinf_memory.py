@@ -1,6 +1,7 @@
 """What ranks hold: against a real model's parameters and autograd's own records, and refusals with numbers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from rlinf_sched.derive import Lengths
 from rlinf_sched.derive.memory import ReplicatedJob, forward_memory, trainer_memory
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.plan import Plan, StagePlan
-from rlinf_workers.models.sequences import SequenceBatch, completion_logits
+from rlinf_workers.models.packed import pack_without_padding, packed_logits
+from rlinf_workers.models.sequences import SequenceBatch, completion_logits, pack_groups
+from rlinf_workers.records.language import Prompt, SampleGroup
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -39,7 +42,8 @@ def config_of(*overrides: str) -> ReasoningConfig:
     return config
 
 
-def test_what_a_backward_pass_keeps_is_what_autograd_records() -> None:
+@pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
+def test_what_a_backward_pass_keeps_is_what_autograd_records(is_packed: bool) -> None:
     """Every tensor that autograd saves, by storage, once; parameters aside."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -48,11 +52,12 @@ def test_what_a_backward_pass_keeps_is_what_autograd_records() -> None:
     config._attn_implementation = "sdpa"
     model = Qwen2ForCausalLM(config)
     group_size, prompt, limit = 8, 16, 48
-    batch = SequenceBatch(
-        prompt_ids=torch.zeros(1, prompt, dtype=torch.int64),
-        prompt_mask=torch.ones(1, prompt, dtype=torch.int64),
+    group = SampleGroup(
+        prompt=Prompt(index=0, token_ids=torch.zeros(prompt, dtype=torch.int64), reference_answer=""),
         completion_ids=torch.zeros(group_size, limit, dtype=torch.int64),
         loss_mask=torch.ones(group_size, limit),
+        rollout_logprobs=torch.zeros(group_size, limit),
+        policy_version=0,
     )
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     saved: dict[int, int] = {}
@@ -64,13 +69,21 @@ def test_what_a_backward_pass_keeps_is_what_autograd_records() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = token_logprobs(completion_logits(model, batch), batch.completion_ids).sum()
+        if is_packed:
+            batch = pack_without_padding([group])
+            loss = token_logprobs(packed_logits(model, batch), batch.ids).sum()
+        else:
+            batch = pack_groups([group])
+            loss = token_logprobs(completion_logits(model, batch), batch.completion_ids).sum()
     shape = ModelShape(name="small", num_layers=6, head_dim=16, qkv_bias=True, **SMALL)
     assert shape.num_parameters == sum(parameter.numel() for parameter in model.parameters())
     lengths = Lengths(mean_tokens=limit, limit_tokens=limit, prompt_tokens=prompt, group_size=group_size)
-    counted = trainer_memory(shape, ReplicatedJob(lengths=lengths, num_groups=1), 1).work
+    budget = 1000 if is_packed else None
+    job = ReplicatedJob(lengths=lengths, num_groups=1, max_tokens_per_micro_batch=budget)
     assert loss.requires_grad
+    counted = trainer_memory(shape, job, 1).work
     assert counted / sum(saved.values()) == pytest.approx(1.1, abs=0.2)  # the gradients of the logits come on top
+    assert trainer_memory(shape, replace(job, max_tokens_per_micro_batch=200), 1).work < 0.6 * counted
 
 
 def test_a_backward_pass_holds_back_a_gradient_of_every_layer() -> None:

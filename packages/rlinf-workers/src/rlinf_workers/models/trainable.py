@@ -20,17 +20,21 @@ from rlinf_workers.models.language_model import (
     describe_model,
     load_tokenizer,
 )
+from rlinf_workers.models.packed import PackedBatch, packed_logits, packed_states
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_states, num_calls
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import Evaluation, Trainable
 
+CompletionBatch = SequenceBatch | PackedBatch
+"""Completions behind their prompts, padded or not; both have `completion_ids` and `loss_mask`, [B, T]."""
+
 
 class TokenModel(Trainable):
-    """A causal language model. Answers a SequenceBatch with the log-probabilities of its completion tokens, an
+    """A causal language model. Answers a CompletionBatch with the log-probabilities of its completion tokens, an
     ExampleBatch with those of all tokens but the first.
 
     Args:
-        temperature: divides the logits of a SequenceBatch; the rollout's, 0 stands for 1.
+        temperature: divides the logits of a CompletionBatch; the rollout's, 0 stands for 1.
     """
 
     def __init__(self, settings: ModelSettings, temperature: float) -> None:
@@ -40,20 +44,34 @@ class TokenModel(Trainable):
     def build(self, device: torch.device) -> nn.Module:
         return build_model(self._settings, device)
 
-    def answers(self, model: Any, batch: SequenceBatch | ExampleBatch, *, entropies: bool) -> Evaluation:
+    def answers(self, model: Any, batch: CompletionBatch | ExampleBatch, *, entropies: bool) -> Evaluation:
         if isinstance(batch, ExampleBatch):
             return _example_answers(model, batch)
+        if isinstance(batch, PackedBatch):
+            found = self._packed_answers(model, batch, entropies)
+            told = {name: getattr(found, name) for name in ("logprobs", "entropies")}
+            return Evaluation(**{name: batch.spread(rows) for name, rows in told.items() if rows.numel()})
         if has_large_logits(model, batch.completion_ids.numel()):
             states, ids, mask = completion_states(model, batch), batch.completion_ids, batch.loss_mask
             return answers_of_states(model, states, ids, mask, self._temperature, entropies=entropies)
-        logits, ids = completion_logits(model, batch), batch.completion_ids
+        return self._answers_of_logits(completion_logits(model, batch), batch.completion_ids, entropies)
+
+    def _packed_answers(self, model: Any, batch: PackedBatch, entropies: bool) -> Evaluation:
+        """For the completion tokens alone, [M]."""
+        ids = batch.ids
+        if not has_large_logits(model, len(ids)):
+            return self._answers_of_logits(packed_logits(model, batch), ids, entropies)
+        states, mask = packed_states(model, batch), torch.ones_like(ids)
+        return answers_of_states(model, states, ids, mask, self._temperature, entropies=entropies)
+
+    def _answers_of_logits(self, logits: Tensor, ids: Tensor, entropies: bool) -> Evaluation:
         if not entropies:
             return Evaluation(logprobs=token_logprobs(logits, ids, temperature=self._temperature))
         logprobs, found = logprobs_and_entropy(logits, ids, self._temperature)
         return Evaluation(logprobs=logprobs, entropies=found)
 
-    def num_calls(self, batch: SequenceBatch | ExampleBatch) -> int:
-        return 1 if isinstance(batch, ExampleBatch) else num_calls(batch)
+    def num_calls(self, batch: CompletionBatch | ExampleBatch) -> int:
+        return num_calls(batch) if isinstance(batch, SequenceBatch) else 1
 
     def written_together(self, model: Any, names: Iterable[str]) -> Iterable[Sequence[str]]:
         return converted_together(model, names)
@@ -79,7 +97,7 @@ class TokenModel(Trainable):
 
 class ValueModel(Trainable):
     """A causal language model whose head gives one number a token: the reward still to come before each token of a
-    SequenceBatch is chosen. The head begins at 0."""
+    CompletionBatch is chosen. The head begins at 0."""
 
     def __init__(self, settings: ModelSettings) -> None:
         self._settings = settings
@@ -93,11 +111,13 @@ class ValueModel(Trainable):
         model.set_output_embeddings(head)
         return model.to(device)
 
-    def answers(self, model: Any, batch: SequenceBatch, *, entropies: bool) -> Evaluation:
+    def answers(self, model: Any, batch: CompletionBatch, *, entropies: bool) -> Evaluation:
+        if isinstance(batch, PackedBatch):
+            return Evaluation(values=batch.spread(packed_logits(model, batch)[..., 0].float()))
         return Evaluation(values=completion_logits(model, batch)[..., 0].float())
 
-    def num_calls(self, batch: SequenceBatch) -> int:
-        return num_calls(batch)
+    def num_calls(self, batch: CompletionBatch) -> int:
+        return num_calls(batch) if isinstance(batch, SequenceBatch) else 1
 
 
 def _example_answers(model: Any, batch: ExampleBatch) -> Evaluation:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from rlinf.config.common import OptimizerConfig, TrainerConfig
 from rlinf.doors import named_class
+from rlinf.errors import UserError
+from rlinf_workers.models.packed_attention import ARCHITECTURES, refusal
 from rlinf_workers.registry import BACKENDS
 from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
@@ -17,6 +21,15 @@ def backend_settings(actor: TrainerConfig, num_shards: int) -> BackendSettings:
     settings = {"optimizer": None, "num_shards": num_shards}
     named_class(BACKENDS, name, options, None, None, at=f"actor.backend={name}", **settings)
     return BackendSettings(name=name, options=options, num_shards=num_shards)
+
+
+def check_packs(folder: Path | None, key: str) -> None:
+    """Raises: UserError for a model whose sequences cannot be packed."""
+    if folder is None:
+        return
+    found = str(json.loads((folder / "config.json").read_text()).get("model_type"))
+    if found not in ARCHITECTURES:
+        raise UserError(f"{key}={folder}: {refusal(found)}")
 
 
 def optimizer_settings(section: OptimizerConfig, **others: Any) -> OptimizerSettings:

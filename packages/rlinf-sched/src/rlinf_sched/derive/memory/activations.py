@@ -14,8 +14,14 @@ TILE_BYTES = 640 << 20
 
 
 def micro_batch_bytes(model: ModelShape, job: ReplicatedJob, *, recomputes: bool = False) -> tuple[int, int]:
-    """Bytes that autograd holds of a micro-batch's prompts, and of its completions."""
-    lengths = job.lengths
+    """Bytes that autograd holds of a micro-batch's prompts, and of its completions; of a packed one, which goes through
+    the model once, 0 and all of it."""
+    lengths, packed = job.lengths, job.packed_tokens
+    if packed is not None:
+        attended = packed + packed // lengths.limit_tokens * lengths.prompt_tokens  # each completion has its prompt
+        return 0, kept_bytes(model, job, packed, attended, recomputes=recomputes) + trained_head_bytes(
+            model, job, packed
+        )
     num_groups = min(job.micro_batch_groups, max(1, job.num_groups // job.num_shards))
     num_answered = lengths.group_size * lengths.limit_tokens
     num_attended = lengths.group_size * (lengths.prompt_tokens + lengths.limit_tokens)

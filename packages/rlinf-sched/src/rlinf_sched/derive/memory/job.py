@@ -25,7 +25,9 @@ class ReplicatedJob:
     backend_options: Mapping[str, Any] = field(default_factory=dict)
     """`actor.backend_options`; read by the backend's line in `trainers` alone."""
     micro_batch_groups: int = 1
-    """Groups of one forward and backward pass."""
+    """Groups of one forward and backward pass, padded to one length."""
+    max_tokens_per_micro_batch: int | None = None
+    """Tokens of one forward and backward pass, packed without padding; None: as `micro_batch_groups` says."""
     num_updates: int = 1
     """Optimizer steps of a batch."""
     has_critic: bool = False
@@ -40,6 +42,18 @@ class ReplicatedJob:
         for key in ("num_groups", "dtype_bytes", "num_shards", "micro_batch_groups", "num_updates", "max_sequences"):
             if getattr(self, key) < 1:
                 raise ProfileError(f"{key}={getattr(self, key)} must be at least 1")
+
+    @property
+    def packed_tokens(self) -> int | None:
+        """Tokens of the largest packed micro-batch, at most all of a shard; None where micro-batches are padded."""
+        if self.max_tokens_per_micro_batch is None:
+            return None
+        return min(self.max_tokens_per_micro_batch, max(1, self.num_groups // self.num_shards) * self.group_tokens)
+
+    @property
+    def group_tokens(self) -> int:
+        """Tokens of the longest group, whose prompt is computed once."""
+        return round(self.lengths.prompt_tokens + self.lengths.group_size * self.lengths.limit_tokens)
 
     @property
     def num_models(self) -> int:

@@ -10,16 +10,19 @@ from rlinf_sched.derive.shapes import ModelShape
 
 
 def forward_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
-    """The memory of a rank that computes log-probabilities, a group at a time: first the inside of one layer, then the
-    logits."""
+    """The memory of a rank that computes log-probabilities, a group or a packed part of it at a time: first the inside
+    of one layer, then the logits."""
     job = replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job))
     lengths, size = job.lengths, job.lengths.group_size
-    layer = size * lengths.limit_tokens * 4 * mlp_width(model) * job.dtype_bytes
-    logits = head_bytes(model, job, size * lengths.limit_tokens, 2 * job.dtype_bytes + 2 * FLOAT_BYTES, num_kept=0)
+    num_tokens = min(size * lengths.limit_tokens, job.packed_tokens or size * lengths.limit_tokens)
+    layer = num_tokens * 4 * mlp_width(model) * job.dtype_bytes
+    logits = head_bytes(model, job, num_tokens, 2 * job.dtype_bytes + 2 * FLOAT_BYTES, num_kept=0)
     return RankMemory(
         weights=job.dtype_bytes * model.num_parameters,
         activations=max(layer, logits),
-        kv_cache=size * (lengths.prompt_tokens + lengths.limit_tokens) * kv_bytes(model, job),
+        kv_cache=0
+        if job.packed_tokens
+        else size * (lengths.prompt_tokens + lengths.limit_tokens) * kv_bytes(model, job),
     )
 
 

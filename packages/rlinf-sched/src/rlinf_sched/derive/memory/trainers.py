@@ -1,5 +1,6 @@
 """How the parts of each training backend are counted. A backend that ships has one line in `TRAINERS`."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -53,9 +54,12 @@ def _update_bytes(model: ModelShape, job: ReplicatedJob) -> int:
     are left of it, whichever is more.
 
     A prompt is computed once for all its completions, in a forward pass of its own. So every weight is used twice, and
-    autograd holds the gradient of one use, a whole copy of the weights, until it has that of the other.
+    autograd holds the gradient of one use, a whole copy of the weights, until it has that of the other. A packed
+    micro-batch uses them once.
     """
     prompts, completions = micro_batch_bytes(model, job)
+    if job.packed_tokens is not None:
+        return completions
     return prompts + max(completions, job.dtype_bytes * model.num_parameters)
 
 
@@ -93,7 +97,10 @@ def _fsdp2_compute_bytes(job: ReplicatedJob) -> int:
 def _num_passes(job: ReplicatedJob, num_ranks: int) -> int:
     """Micro-batches of an update on a rank."""
     groups = -(-job.num_groups // (num_ranks * job.num_updates))
-    return max(1, -(-groups // job.micro_batch_groups))
+    if job.max_tokens_per_micro_batch is None:
+        return max(1, -(-groups // job.micro_batch_groups))
+    tokens = groups * (job.lengths.prompt_tokens + job.lengths.group_size * job.lengths.mean_tokens)
+    return max(1, math.ceil(tokens / job.max_tokens_per_micro_batch))
 
 
 TRAINERS: Mapping[str, Trainer] = {
