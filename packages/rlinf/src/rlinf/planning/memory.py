@@ -140,7 +140,7 @@ class Load:
     @property
     def process(self) -> int:
         """Bytes that the rank's process takes on a CPU slot, without the store of weights."""
-        work = self.peak - self.memory.state
+        work = self.memory.work(self.num_items)
         working = self.peak + round(HEAP_SHARE * (work + self.memory.optimizer))
         return PROCESS_BYTES + max(working, self.memory.state + self.memory.host_start)
 

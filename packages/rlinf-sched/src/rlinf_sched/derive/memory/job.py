@@ -35,6 +35,8 @@ class ReplicatedJob:
     warm_start_sequences: int = 0
     """Whole sequences of one forward and backward pass of a supervised warm start, whose moments stay; 0: there is
     none."""
+    on_gpu: bool = True
+    """Where the ranks are; torch works in larger pieces there."""
     max_sequences: int = 512
     """Most sequences that a rank generates at once."""
 
@@ -42,18 +44,6 @@ class ReplicatedJob:
         for key in ("num_groups", "dtype_bytes", "num_shards", "micro_batch_groups", "num_updates", "max_sequences"):
             if getattr(self, key) < 1:
                 raise ProfileError(f"{key}={getattr(self, key)} must be at least 1")
-
-    @property
-    def packed_tokens(self) -> int | None:
-        """Tokens of the largest packed micro-batch, at most all of a shard; None where micro-batches are padded."""
-        if self.max_tokens_per_micro_batch is None:
-            return None
-        return min(self.max_tokens_per_micro_batch, max(1, self.num_groups // self.num_shards) * self.group_tokens)
-
-    @property
-    def group_tokens(self) -> int:
-        """Tokens of the longest group, whose prompt is computed once."""
-        return round(self.lengths.prompt_tokens + self.lengths.group_size * self.lengths.limit_tokens)
 
     @property
     def num_models(self) -> int:

@@ -2,7 +2,13 @@
 
 from dataclasses import replace
 
-from rlinf_sched.derive.memory.activations import NUM_LOGIT_COPIES, head_bytes, kv_bytes, mlp_width
+from rlinf_sched.derive.memory.activations import (
+    feed_forward_bytes,
+    head_bytes,
+    kv_bytes,
+    packed_pass,
+    passes_of_micro_batch,
+)
 from rlinf_sched.derive.memory.job import FLOAT_BYTES, ReplicatedJob
 from rlinf_sched.derive.memory.rank import RankMemory
 from rlinf_sched.derive.memory.trainers import trainer_of
@@ -10,19 +16,21 @@ from rlinf_sched.derive.shapes import ModelShape
 
 
 def forward_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
-    """The memory of a rank that computes log-probabilities, a group or a packed part of it at a time: first the inside
-    of one layer, then the logits."""
-    job = replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job))
-    lengths, size = job.lengths, job.lengths.group_size
-    num_tokens = min(size * lengths.limit_tokens, job.packed_tokens or size * lengths.limit_tokens)
-    layer = num_tokens * 4 * mlp_width(model) * job.dtype_bytes
-    logits = head_bytes(model, job, num_tokens, 2 * job.dtype_bytes + 2 * FLOAT_BYTES, num_kept=0)
+    """The memory of a rank that computes log-probabilities, a group (packed, at most a budget) at a time: first the
+    inside of one layer, then the logits, put together from those of the prompts and of the completions."""
+    job = replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job), micro_batch_groups=1)
+    prompts, completions = passes_of_micro_batch(job)
+    packed = packed_pass(replace(job, num_groups=job.num_shards))  # a group, or a part of it
+    completions = packed or completions
+    keys = completions.num_rows * (completions.num_before + completions.num_tokens)
+    attention = 2 * keys * model.num_heads * model.head_dim * job.dtype_bytes
+    inside = max(attention, completions.all_tokens * feed_forward_bytes(model, job))
+    logits = head_bytes(model, job, completions.all_tokens, 2 * job.dtype_bytes, num_kept=0)
+    cached = 0 if packed is not None else keys + prompts.all_tokens
     return RankMemory(
         weights=job.dtype_bytes * model.num_parameters,
-        activations=max(layer, logits),
-        kv_cache=0
-        if job.packed_tokens
-        else size * (lengths.prompt_tokens + lengths.limit_tokens) * kv_bytes(model, job),
+        activations=max(inside, logits),
+        kv_cache=cached * kv_bytes(model, job),
     )
 
 
@@ -31,7 +39,7 @@ def generator_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
     lengths = job.lengths
     context = lengths.prompt_tokens + lengths.limit_tokens
     cache = context * kv_bytes(model, job) * (1 + 1 / model.num_layers)
-    logits = model.vocab_size * (job.dtype_bytes + NUM_LOGIT_COPIES * FLOAT_BYTES)
+    logits = model.vocab_size * (job.dtype_bytes + 3 * FLOAT_BYTES)
     return RankMemory(
         weights=job.dtype_bytes * model.num_parameters,
         kv_cache_of_item=round(lengths.group_size * cache),
