@@ -590,7 +590,7 @@ MISTAKES = [
     ),
     Mistake(line="train sort-grpo --run.wandb.project rl", says="run.wandb.project=rl: wandb is not installed"),
     Mistake(
-        line="export", says="argument COMMAND: invalid choice: 'export' (choose from 'train', 'eval', 'profile', 'pla"
+        line="publish", says="argument COMMAND: invalid choice: 'publish' (choose from 'train', 'eval', 'export', 'pro"
     ),
     Mistake(line="train sort-grpo --seed -1", says="--seed=-1; allowed: 0 or more"),
     Mistake(
