@@ -36,17 +36,17 @@ class TokenModel(Trainable):
     """
 
     def __init__(self, settings: ModelSettings, temperature: float) -> None:
-        self._settings = settings
-        self._temperature = temperature or 1.0
+        self.settings = settings
+        self.temperature = temperature or 1.0
 
     def build(self, device: torch.device) -> nn.Module:
-        return build_model(self._settings, device)
+        return build_model(self.settings, device)
 
     def outline(self) -> nn.Module:
-        return outline_model(self._settings)
+        return outline_model(self.settings)
 
     def first_weights(self, model: Any) -> StoredWeights | None:
-        return pretrained_weights(model, self._settings.folder) if self._settings.has_weights else None
+        return pretrained_weights(model, self.settings.folder) if self.settings.has_weights else None
 
     def stored_weights(self, model: Any, folder: str) -> StoredWeights:
         _refuse_adapter(folder)
@@ -57,11 +57,11 @@ class TokenModel(Trainable):
             return _example_answers(model, batch)
         if has_large_logits(model, batch.completion_ids.numel()):
             states, ids, mask = completion_states(model, batch), batch.completion_ids, batch.loss_mask
-            return answers_of_states(model, states, ids, mask, self._temperature, entropies=entropies)
+            return answers_of_states(model, states, ids, mask, self.temperature, entropies=entropies)
         logits, ids = completion_logits(model, batch), batch.completion_ids
         if not entropies:
-            return Evaluation(logprobs=token_logprobs(logits, ids, temperature=self._temperature))
-        logprobs, found = logprobs_and_entropy(logits, ids, self._temperature)
+            return Evaluation(logprobs=token_logprobs(logits, ids, temperature=self.temperature))
+        logprobs, found = logprobs_and_entropy(logits, ids, self.temperature)
         return Evaluation(logprobs=logprobs, entropies=found)
 
     def num_calls(self, batch: SequenceBatch | ExampleBatch) -> int:
@@ -74,8 +74,8 @@ class TokenModel(Trainable):
         return under_file_names(model, tensors)
 
     def describe(self, folder: str) -> None:
-        describe_model(self._settings, folder)
-        load_tokenizer(self._settings.folder).save_pretrained(folder)
+        describe_model(self.settings, folder)
+        load_tokenizer(self.settings.folder).save_pretrained(folder)
 
     def load(self, model: Any, folder: str) -> None:
         """Through transformers' own loader. A frozen model takes the tensors themselves, uncopied: the last bits of a
@@ -93,20 +93,20 @@ class ValueModel(Trainable):
     SequenceBatch is chosen. The head begins at 0."""
 
     def __init__(self, settings: ModelSettings) -> None:
-        self._settings = settings
+        self.settings = settings
 
     def build(self, device: torch.device) -> nn.Module:
-        return _with_value_head(build_model(self._settings, torch.device("cpu"))).to(device)
+        return _with_value_head(build_model(self.settings, torch.device("cpu"))).to(device)
 
     def outline(self) -> nn.Module:
-        return _with_value_head(outline_model(self._settings))
+        return _with_value_head(outline_model(self.settings))
 
     def first_weights(self, model: Any) -> StoredWeights | None:
-        if not self._settings.has_weights:
+        if not self.settings.has_weights:
             return None
         head = model.get_output_embeddings()
         own = [name for name, tensor in model.named_parameters() if any(tensor is other for other in head.parameters())]
-        return pretrained_weights(model, self._settings.folder, without=own)
+        return pretrained_weights(model, self.settings.folder, without=own)
 
     def answers(self, model: Any, batch: SequenceBatch, *, entropies: bool) -> Evaluation:
         return Evaluation(values=completion_logits(model, batch)[..., 0].float())
