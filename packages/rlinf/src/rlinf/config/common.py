@@ -245,7 +245,7 @@ class JobConfig(Section):
                     text=f"={size}: nothing is predicted for replicas of several ranks; leave plan.profile away",
                 )
 
-    def _backend_conflicts(self, backend: str) -> Iterator[Conflict]:
+    def _cut_conflicts(self, backend: str) -> Iterator[Conflict]:
         size = self.plan.num_ranks_per_replica.get("actor", 1)
         if backend == "fsdp2" and size > 1:
             yield Conflict(
