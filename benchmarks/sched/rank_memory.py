@@ -290,13 +290,8 @@ def main() -> None:
     """Measures what the command line names, or all."""
     pattern = sys.argv[1] if len(sys.argv) > 1 else ""
     before = json.loads(RESULT.read_text())["cases"] if RESULT.exists() else {}
-    rows = {}
-    for case in cases():
-        if pattern not in case.name and case.name in before:
-            rows[case.name] = before[case.name]
-            continue
-        if pattern not in case.name:
-            continue
+    rows = {case.name: before[case.name] for case in cases() if case.name in before}
+    for case in (case for case in cases() if pattern in case.name):
         row = rows[case.name] = run(case)
         print(
             f"{case.name:60} counted {row['counted_bytes'] / 2**20:7.1f} MiB, exact {row['exact_bytes'] / 2**20:7.1f}, "
@@ -304,7 +299,7 @@ def main() -> None:
             f"{row['state_bytes']['counted'] / 2**20:.1f} / {row['state_bytes']['exact'] / 2**20:.1f}",
             flush=True,
         )
-    RESULT.write_text(json.dumps({"torch": torch.__version__, "cases": rows}, indent=1) + "\n")
+        RESULT.write_text(json.dumps({"torch": torch.__version__, "cases": rows}, indent=1) + "\n")
 
 
 def _begin() -> None:

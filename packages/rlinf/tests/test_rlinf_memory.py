@@ -219,6 +219,40 @@ def test_a_model_that_cannot_fit_is_refused_before_anything_starts() -> None:
     assert "optimizer" in message
 
 
+def test_settings_that_a_refusal_names_fit() -> None:
+    """Each of them, given as it stands there; and no key of it is there for nothing."""
+    flags = ["--warm_start=null", "--actor.num_shards=2", "--actor.micro_batch_groups=8"]
+    shape = ModelShape(name="wide", num_layers=4, head_dim=64, **WIDE)
+    stages = tuple(
+        StagePlan(stage=name, devices=(0, 1), num_ranks=2, granularity=0, offload=True, turn=turn)
+        for turn, name in enumerate(("rollout", "actor"))
+    )
+    plan = Plan(flow="grpo", mode="collocated", stages=stages, reason="")
+
+    def refusal(memory_bytes: int, *overrides: str) -> str:
+        cluster = Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=memory_bytes)
+        try:
+            check_memory(config_of(*flags, *overrides), shape, plan, cluster, 1 << 40)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    lines: list[str] = []
+    needed = max(load.peak for load in loads_of(config_of(*flags), shape, plan))
+    for share in (0.99, 0.8, 0.6, 0.4):
+        memory_bytes = round(share * needed)
+        _, _, found = refusal(memory_bytes).partition("any of these fits:\n")
+        for line in found.splitlines():
+            overrides = line.partition(":")[0].split("--")[1:]
+            given = [f"--{override.strip().replace(' ', '=')}" for override in overrides]
+            assert not refusal(memory_bytes, *given), line
+            assert all(refusal(memory_bytes, *(one for one in given if one != left)) for left in given), line
+            lines.append(line)
+    assert any("--actor.backend fsdp2" in line for line in lines), lines
+    assert any("--model.dtype bfloat16" in line for line in lines), lines
+    assert "no other number of groups, precision or backend fits" in refusal(1 << 20)
+
+
 def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
     config = config_of("--warm_start=null")
     shape = ModelShape(name="wide", num_layers=2, head_dim=64, **WIDE)

@@ -28,7 +28,8 @@ from rlinf.jobs.training import backend_settings, optimizer_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
 from rlinf.planning.cluster import make_cluster
-from rlinf.planning.memory import check_memory, shape_of
+from rlinf.planning.memory import check_memory, fullest_place, shape_of
+from rlinf.planning.memory_table import memory_lines
 from rlinf.planning.problems import actor_granularities, num_sampled_prompts
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks import Problem, make_task
@@ -153,6 +154,13 @@ class ReasoningJob(Job):
         if shape is not None:
             cluster = make_cluster(self.config.cluster, self.machine)
             check_memory(self.config, shape, plan, cluster, self.machine.memory_bytes)
+
+    def memory_lines(self, plan: Plan) -> list[str]:
+        shape = shape_of(self.config, len(self._tokenizer))
+        if shape is None:
+            return []
+        cluster = make_cluster(self.config.cluster, self.machine)
+        return memory_lines(fullest_place(self.config, shape, plan, cluster, self.machine.memory_bytes))
 
     def build(self, folder: Path) -> Flows:
         train = self._train_flow(self._model_settings(folder))

@@ -2,6 +2,19 @@
 
 from dataclasses import dataclass
 
+KINDS = (
+    "weights",
+    "masters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "gathered weights",
+    "KV cache",
+    "optimizer's step",
+    "weight sync",
+)
+"""What bytes may be for, in the order of `RankMemory.parts`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankMemory:
