@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_sched.derive.shapes import ModelShape
@@ -31,7 +31,7 @@ def megatron(
     expert_parallel: int = 1,
     distributed_optimizer: bool = False,
     recompute: bool = False,
-    compute_dtype: str = "float32",
+    compute_dtype: Literal["float32", "bfloat16"] = "float32",
 ) -> TrainingBackend:
     """A language model in replicas of tensor, pipeline and expert parallelism; see MegatronOptions for the options.
 
