@@ -163,7 +163,8 @@ class TrainingBackend(Protocol):
 
     Constructed as `cls(model, worker, optimizer=..., num_shards=..., **options)`: the worker it works for has its
     device and its collectives, the options are the recipe's; without an optimizer the model is frozen, and everything
-    between `begin` and `step` is forbidden.
+    between `begin` and `step` is forbidden. A GPU is first used after `onload`: others may have it while the backend is
+    made.
     """
 
     @property

@@ -243,6 +243,8 @@ class FSDP2Backend:
         for group in self._optimizer.param_groups:
             group["lr"] = self._settings.learning_rate_at(self.num_steps)
         self._optimizer.step()
+        for parameter in self._parameters.values():
+            parameter.grad = None  # nothing of it stays, or goes anywhere, before the next update
         self.num_steps += 1
         return grad_norm
 
