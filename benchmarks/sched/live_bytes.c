@@ -108,3 +108,7 @@ int munmap(void *start, size_t size) {
   if (start) note(start, size, NULL, -1);
   return (int)syscall(SYS_munmap, start, size);
 }
+
+void *mmap64(void *at, size_t size, int protection, int flags, int file, off_t offset) {
+  return mmap(at, size, protection, flags, file, offset);
+}
