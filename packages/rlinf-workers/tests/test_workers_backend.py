@@ -217,8 +217,8 @@ def test_between_updates_gradients_are_given_up_and_training_goes_on_to_the_bit(
 
 def test_a_served_model_that_is_sent_anew_is_moved_neither_way():
     """But for buffers that no sync sends."""
-    model = Chooser().build(torch.device("cpu"))
-    model.register_buffer("table", torch.arange(4.0), persistent=False)
+    model, table = Chooser().build(torch.device("cpu")), torch.arange(4.0)
+    model.register_buffer("table", table, persistent=False)
     served = ServedModule(model, torch.device("cpu"))
     weights = {name: weight.detach().clone() for name, weight in served.weights().items()}
     moved = served._moved
@@ -228,12 +228,12 @@ def test_a_served_model_that_is_sent_anew_is_moved_neither_way():
     with torch.no_grad():
         for weight in served.weights().values():
             weight.fill_(7)
-    model.table.fill_(8)
+    model.get_buffer("table").fill_(8)
     moved.leave(frozenset(weights))
     assert all(torch.equal(weight, weights[name]) for name, weight in served.weights().items()), "7 was copied"
-    assert model.table.tolist() == [8] * 4
+    assert model.get_buffer("table").tolist() == [8] * 4
     moved.return_to(torch.device("cpu"), frozenset(weights))
-    assert model.table.tolist() == [8] * 4
+    assert model.get_buffer("table").tolist() == [8] * 4
 
 
 def test_learning_rate_schedule():

@@ -1,8 +1,8 @@
 """FSDP2Backend: the ranks of a group hold one model together and each works on its shards of a batch.
 
 Weights, gradients and the optimizer's moments are cut over the ranks; a layer is gathered when a pass comes to it and
-given up behind it. A gradient goes into the shards as soon as a layer's backward pass ends, so no rank ever has a
-gradient of the whole model. `backward` keeps the micro-batch, and `reduce` makes the passes: then every rank has read
+given up behind it. A layer's gradient goes into the shards when autograd has all of it; a padded micro-batch uses each
+layer twice, so it waits for the second use (rlinf_sched.derive.memory). `backward` keeps the micro-batch, and `reduce` makes the passes: then every rank has read
 all of its items, and none waits in a collective for one that waits for a device.
 """
 
