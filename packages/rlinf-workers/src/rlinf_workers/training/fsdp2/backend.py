@@ -2,8 +2,9 @@
 
 Weights, gradients and the optimizer's moments are cut over the ranks; a layer is gathered when a pass comes to it and
 given up behind it. A layer's gradient goes into the shards when autograd has all of it; a padded micro-batch uses each
-layer twice, so it waits for the second use (rlinf_sched.derive.memory). `backward` keeps the micro-batch, and `reduce` makes the passes: then every rank has read
-all of its items, and none waits in a collective for one that waits for a device.
+layer twice, so it waits for the second use (rlinf_sched.derive.memory). `backward` keeps the micro-batch, and `reduce`
+makes the passes: then every rank has read all of its items, and none waits in a collective for one that waits for a
+device.
 """
 
 from __future__ import annotations
