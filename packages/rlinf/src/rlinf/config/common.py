@@ -97,7 +97,7 @@ class ClusterConfig(Section):
         default="auto",
         min_length=1,
         description="What carries weights from those who train to those who serve them: auto, by where both are; "
-        "shared, through memory of one machine; or package.module:Class.",
+        "shared, through memory of one machine; streams, between processes of any machines; or package.module:Class.",
     )
     weight_link_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Keyword arguments of the weight link's constructor."
@@ -244,6 +244,15 @@ class JobConfig(Section):
                     keys=(f"plan.num_ranks_per_replica.{group}", "plan.profile"),
                     text=f"={size}: nothing is predicted for replicas of several ranks; leave plan.profile away",
                 )
+
+    def _cut_conflicts(self, backend: str) -> Iterator[Conflict]:
+        size = self.plan.num_ranks_per_replica.get("actor", 1)
+        if backend == "fsdp2" and size > 1:
+            yield Conflict(
+                keys=("plan.num_ranks_per_replica.actor", "actor.backend"),
+                text=f"={size}: fsdp2 cuts the model over all ranks of the actor and gives each its own micro-batches; "
+                "leave it away and set plan.num_ranks.actor",
+            )
 
     def _shard_conflicts(self, num_shards: int) -> Iterator[Conflict]:
         num_ranks = self.plan.num_ranks.get("actor", 0) // self.replica_sizes.get("actor", 1)
