@@ -4,7 +4,6 @@ worth."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +13,10 @@ from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
 from rlinf_workers.models.file_names import converted_together, under_file_names
 from rlinf_workers.models.head import answers_of_states, has_large_logits
 from rlinf_workers.models.language_model import (
-    ADAPTER_CONFIG,
     ModelSettings,
     build_model,
     describe_model,
+    is_adapter,
     load_tokenizer,
 )
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_states, num_calls
@@ -70,7 +69,7 @@ class TokenModel(Trainable):
         product on the CPU depend on where its operands begin in memory, so a copy answers with other bits.
 
         Raises: ValueError for an adapter's folder, which transformers would load together with its base."""
-        if Path(folder, ADAPTER_CONFIG).is_file():
+        if is_adapter(folder):
             raise ValueError(f"{folder}: holds an adapter, not a whole model; merge it first (rlinf export --merged)")
         first = next(model.parameters())
         loaded = type(model).from_pretrained(folder, dtype=first.dtype)
