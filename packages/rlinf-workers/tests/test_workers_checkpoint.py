@@ -16,8 +16,10 @@ from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.models.weight_files import WeightFiles, file_names, index_name
 from rlinf_workers.models.weight_writer import index_of, write_tensors
 from rlinf_workers.testing.architectures import ARCHITECTURES, SIZES, tiny_architecture
+from rlinf_workers.testing.backends import Chooser, trial_worker
 from rlinf_workers.testing.engines import tiny_model
-from rlinf_workers.training.checkpoint import writers
+from rlinf_workers.training.checkpoint import CheckpointFiles, writers
+from rlinf_workers.training.replicated.backend import ReplicatedBackend
 
 
 def test_a_file_is_that_of_the_safetensors_library(tmp_path):
@@ -104,3 +106,12 @@ def test_what_becomes_one_tensor_in_a_file_is_written_by_one_rank(monkeypatch):
     for layer in range(2):
         assert len({ranks[f"model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qkv"}) == 1
     assert set(ranks.values()) == {0, 1, 2, 3}
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    (tmp_path / "model.safetensors").symlink_to("/dev/full")
+    worker = trial_worker()
+    files = CheckpointFiles(worker, str(tmp_path))
+    files.add_model(ReplicatedBackend(Chooser(), worker, optimizer=None, num_shards=1))
+    with pytest.raises(OSError, match=r"No space left on device: '.*/model\.safetensors'"):
+        files.start().wait()

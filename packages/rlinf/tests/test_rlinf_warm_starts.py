@@ -24,7 +24,7 @@ def warm_start(*overrides: str, num_ranks: int = 2, device: str = "cpu") -> Warm
 
 
 def keep(kept: WarmStarts) -> None:
-    with kept.keeping("mine", 0.375) as folder:
+    with kept.keeping("mine", 0.375, {}) as folder:
         (folder / "weights").write_bytes(b"weights")
 
 

@@ -31,10 +31,12 @@ class WorkerGroup:
     def num_ranks(self) -> int:
         return len(self.handles)
 
-    def start_call(self, method: str, *args: Any, ranks: Sequence[int] | None = None) -> list[Future[Any]]:
-        """Calls without waiting; one future for each rank."""
+    def start_call(
+        self, method: str, *args: Any, ranks: Sequence[int] | None = None, lane: int = 0
+    ) -> list[Future[Any]]:
+        """Calls without waiting; one future for each rank. For lanes see `WorkerHandle.call`."""
         chosen = range(self.num_ranks) if ranks is None else ranks
-        return [self.handles[rank].call(method, *args) for rank in chosen]
+        return [self.handles[rank].call(method, *args, lane=lane) for rank in chosen]
 
     def call(
         self, method: str, *args: Any, ranks: Sequence[int] | None = None, timeout_s: float | None = None

@@ -109,6 +109,8 @@ TRAINING = (
         time/step_s | s | Wall time of the step.
         time/<stage>_s | s | Computing time of a stage, all its ranks together.
         time/sync_s | s | Time that ranks spent in handing the new weights over, all together.
+        time/checkpoint_s | s | Time until the checkpoint that became whole in this step was: copied, written, sealed.
+        time/checkpoint_wait_s | s | The part of it for which training waited: the copy, and the checkpoint before.
         """,
     ),
 )

@@ -93,7 +93,11 @@ class CheckpointFiles:
             self.add_text(under / index_name(stem), index_of({name: sizes[rank] for rank, name in names.items()}))
 
     def _write_tensors(self, name: Path, tensors: Mapping[str, Tensor]) -> None:
-        self._digests[str(name)] = write_tensors(self._folder / name, tensors)
+        path = self._folder / name
+        try:
+            self._digests[str(name)] = write_tensors(path, tensors)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say which file
 
 
 def writers(kind: Trainable, model: nn.Module, num_ranks: int) -> dict[str, int]:

@@ -325,8 +325,10 @@ class ReasoningJob(Job):
             session.note(f"warm start: made anew and not kept: {kept.why_not}")
             return
         try:
-            with kept.keeping(self.config.name, accuracy) as folder:
-                session.group("actor").call("save_checkpoint", str(folder))
+            digests: dict[str, str] = {}
+            with kept.keeping(self.config.name, accuracy, digests) as folder:
+                for found in session.group("actor").call("save_checkpoint", str(folder)):
+                    digests.update(found)
         except (OSError, UserError) as error:
             session.note(f"warm start: not kept for the next run: {error}")
         else:

@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -81,8 +81,8 @@ class WarmStarts:
         return self._path, text
 
     @contextmanager
-    def keeping(self, name: str, accuracy: float) -> Iterator[Path]:
-        """Yields a folder to save into, which later runs find.
+    def keeping(self, name: str, accuracy: float, digests: Mapping[str, str]) -> Iterator[Path]:
+        """Yields a folder to save into, which later runs find; `digests` as in `writing_sealed`.
 
         Raises: OSError, UserError where the cache cannot be written.
         """
@@ -92,7 +92,8 @@ class WarmStarts:
         try:
             if self._path.exists():
                 shutil.rmtree(self._path)
-            with writing_sealed(self._path, {"name": name, "made": timestamp(), "accuracy": accuracy}) as partial:
+            state = {"name": name, "made": timestamp(), "accuracy": accuracy}
+            with writing_sealed(self._path, state, digests) as partial:
                 yield partial
             _prune(folder)
         finally:

@@ -16,6 +16,7 @@ from pathlib import Path
 from rlinf.config.devices import device_kind
 from rlinf.console.progress import Progress
 from rlinf.jobs.base import Job, Score
+from rlinf.loop.checkpoint_writer import CheckpointWriter
 from rlinf.loop.ending import reasons_to_end
 from rlinf.loop.plan_times import PlanTimes, busy_seconds
 from rlinf.loop.session import Session
@@ -57,6 +58,8 @@ class TrainingLoop:
         self._times: list[PlanTimes] = []
         self._result = ""
         self._only_measures = False
+        self._saved_step: int | None = None
+        """Step of the newest checkpoint, whole or under way."""
         self._placements: list[RunPlans] = []
         """In a measurement, the placements that are still to be measured."""
         on_slots = device_kind(job.config.cluster, job.machine) == "cpu"
@@ -105,13 +108,18 @@ class TrainingLoop:
             forks=self._forks,
         )
         self._session = Session(self._job, self._flows, executor, self._folder, self.progress)
-        with executor:
+        with CheckpointWriter(self._folder, self._session.note) as self._checkpoints, executor:
             self._begin_plan(planned)
             try:
                 for flow in self._flows:
                     executor.start(flow, planned.plans[flow.name])
-                return self._train(self._resume_or_prepare())
-            except WorkersError as error:
+                planned_next = self._train(self._resume_or_prepare())
+                self._checkpoints.wait()
+                return planned_next
+            except Exception as error:
+                self._checkpoints.settle()  # the processes that are left write theirs to the end
+                if not isinstance(error, WorkersError):
+                    raise
                 logs = None if self._only_measures else self._folder.path / "logs"
                 raise run_failed(error, logs, during=f"step {self._clock.step}: ") from error
 
@@ -166,6 +174,7 @@ class TrainingLoop:
             if stop.is_made or is_last or done % run.checkpoint_every == 0:
                 self._save_checkpoint()
             if stop.is_made:
+                self._checkpoints.wait()
                 self.progress.message(f"stopped after step {done}; its checkpoint is saved")
                 raise KeyboardInterrupt
             if asks_for_plan and self._only_measures:
@@ -239,6 +248,7 @@ class TrainingLoop:
         """Returns the latest score."""
         state = self._folder.read_state(checkpoint)
         clock = self._clock = _Clock(**{field.name: state[field.name] for field in fields(_Clock)})
+        self._saved_step = clock.step
         self._session.stage_s.update(state["stage_s"])
         self._session.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
         self._session.sync_weights()
@@ -253,6 +263,7 @@ class TrainingLoop:
     def _finish(self, score: float) -> None:
         from rlinf.report import write_report
 
+        self._checkpoints.wait()
         clock, training_s = self._clock, self._training_s()
         best = self._folder.best_checkpoint()
         best_score = self._folder.read_state(best)["own_score"] if best else math.nan
@@ -296,23 +307,25 @@ class TrainingLoop:
             if span.category in (COMPUTE, SYNC):
                 stage_s[span.name if span.category == COMPUTE else "sync"] += span.duration_s
         times = {"time/step_s": run.duration_s, **{f"time/{stage}_s": seconds for stage, seconds in stage_s.items()}}
+        self._checkpoints.check()
+        times.update(self._checkpoints.take_times())
         self._folder.metrics(step, {**run.metrics, **times}, time_s=self._training_s())
         self._folder.samples(step, run.shown)
         self.progress.step(step, run.metrics, run.duration_s, stage_s)
 
     def _save_checkpoint(self) -> None:
-        """Saves a checkpoint of the present weights; does nothing where this step has one."""
-        step, latest = self._clock.step, self._folder.latest_checkpoint()
-        if latest is not None and self._folder.read_state(latest)["step"] == step:
+        """Begins a checkpoint of the present weights; does nothing where this step has one."""
+        step = self._clock.step
+        if self._saved_step == step:
             return
+        self._saved_step = step
         state = {
             **asdict(self._clock),
             "elapsed_s": self._training_s(),
             "score": self._folder.last_evaluation().get(self._job.score.name, self._clock.before),
             "stage_s": dict(self._session.stage_s),
         }
-        with self._folder.new_checkpoint(step, state) as folder:
-            self._session.group(self._job.trainer).call("save_checkpoint", str(folder))
+        self._checkpoints.save(self._session.group(self._job.trainer), step, state)
         self._folder.write_plan_times([times.to_json() for times in self._times])
 
     def _training_s(self) -> float:

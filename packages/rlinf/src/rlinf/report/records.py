@@ -102,8 +102,11 @@ class RunRecords:
                 yield _span(event, lanes.get(event.get("pid", -1), "?"))
 
 
+OTHER_TIMES = ("time/step_s", "time/checkpoint_s", "time/checkpoint_wait_s")
+
+
 def is_stage_time(name: str) -> bool:
-    return name.startswith("time/") and name.endswith("_s") and name != "time/step_s"
+    return name.startswith("time/") and name.endswith("_s") and name not in OTHER_TIMES
 
 
 def read_run(path: Path) -> RunRecords:

@@ -25,6 +25,7 @@ MODEL = "model"
 BEST = "best"
 BAD_SUFFIX = ".bad"
 PARTIAL_SUFFIX = ".partial"
+NONE: Mapping[str, str] = {}
 _NAME = re.compile(r"step-(\d{6,})")
 
 
@@ -46,8 +47,12 @@ def checkpoint_name(step: int) -> str:
 
 
 @contextmanager
-def writing_sealed(final: Path, state: Mapping[str, Any]) -> Iterator[Path]:
-    """Yields a folder to write into; when the block ends it is there under its name, sealed, with state.json."""
+def writing_sealed(final: Path, state: Mapping[str, Any], digests: Mapping[str, str] = NONE) -> Iterator[Path]:
+    """Yields a folder to write into; when the block ends it is there under its name, sealed, with state.json.
+
+    Args:
+        digests: file -> SHA-256, of those whose writers know it; looked at when the block ends.
+    """
     assert not final.exists(), f"{final} is there already"
     partial = _partial(final)
     if partial.exists():
@@ -57,7 +62,7 @@ def writing_sealed(final: Path, state: Mapping[str, Any]) -> Iterator[Path]:
         yield partial
         # NaN stays NaN here, unlike in the rows: what is read back must be what was written.
         (partial / STATE).write_text(json.dumps(dict(state), indent=1), encoding="utf-8")
-        write_seal(partial)
+        write_seal(partial, digests)
         for path in (*partial.rglob("*"), partial):
             sync(path)
     except BaseException:

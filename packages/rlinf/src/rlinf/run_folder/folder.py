@@ -176,16 +176,21 @@ class RunFolder:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def new_checkpoint(self, step: int, state: Mapping[str, Any]) -> Iterator[Path]:
+    def new_checkpoint(
+        self, step: int, state: Mapping[str, Any], digests: Mapping[str, str] = checkpoints.NONE
+    ) -> Iterator[Path]:
         """Yields a folder to save into; when the block ends it becomes `checkpoints/step-<step>`, and old ones go.
 
         Args:
             step: number of training steps done.
             state: what the driver needs to go on; JSON values. "step" is set to `step`; "own_score" is what the best
                 checkpoint is chosen by, null for one that was not evaluated.
+            digests: see `writing_sealed`.
+
+        The block may end in another thread than the one that writes the folder.
         """
         final = self.path / "checkpoints" / checkpoints.checkpoint_name(step)
-        with checkpoints.writing_sealed(final, {**state, "step": step}) as partial:
+        with checkpoints.writing_sealed(final, {**state, "step": step}, digests) as partial:
             yield partial
             for name in (METRICS, EVALUATIONS, SAMPLES):  # a checkpoint must not outlive the rows that came before it
                 if (self.path / name).exists():

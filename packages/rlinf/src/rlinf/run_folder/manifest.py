@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,12 +24,13 @@ INTERRUPTED = "interrupted"
 
 
 class Manifest:
-    """A folder's manifest.json; a change is written at once."""
+    """A folder's manifest.json; a change is written at once. A note may come from any thread."""
 
     def __init__(self, folder: Path, values: dict[str, Any]) -> None:
         self._file = folder / "manifest.json"
         self.values = values
         """What it holds."""
+        self._lock = threading.Lock()
 
     @classmethod
     def read(cls, folder: Path, *, what: str) -> Manifest:
@@ -45,10 +47,11 @@ class Manifest:
 
     def note(self, *texts: str) -> None:
         """Adds what a reader must know; the same text only once."""
-        new = [text for text in dict.fromkeys(texts) if text not in self.values["notes"]]
-        if new:
-            self.values["notes"] += new
-            self._write()
+        with self._lock:
+            new = [text for text in dict.fromkeys(texts) if text not in self.values["notes"]]
+            if new:
+                self.values["notes"] += new
+                self._write()
 
     def begin_session(self, command: Sequence[str], **more: Any) -> None:
         session = {"started": timestamp(), "ended": None, "command": list(command), **more}

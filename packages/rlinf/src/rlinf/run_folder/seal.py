@@ -19,14 +19,18 @@ BLOCK_BYTES = 1 << 20
 _LINE = re.compile(r"^([0-9a-f]{64})  (\S.*)$", re.MULTILINE)
 
 
-def write_seal(folder: Path) -> None:
-    """Seals all files of a folder, of which state.json is one."""
+def write_seal(folder: Path, digests: Mapping[str, str]) -> None:
+    """Seals all files of a folder, of which state.json is one.
+
+    Args:
+        digests: of files that are not read again, because who wrote them digested what was written.
+    """
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert STATE in names, f"{folder} has no {STATE}"
     names = [name for name in names if name not in (STATE, SUMS)] + [STATE]
     with ThreadPoolExecutor(NUM_THREADS) as threads:
-        digests = threads.map(file_digest, [folder / name for name in names])
-        sums = dict(zip(names, digests, strict=True))
+        found = threads.map(lambda name: digests.get(name) or file_digest(folder / name), names)
+        sums = dict(zip(names, found, strict=True))
     (folder / SUMS).write_text(_lines(sums), encoding="utf-8")
 
 

@@ -1,0 +1,61 @@
+"""A run goes on from its checkpoint under another plan or backend."""
+
+import shutil
+
+import pytest
+
+from command_line import SHORT_SORT, last_checkpoint, rows, train, weights
+
+SHORT = SHORT_SORT | {
+    "actor.num_shards": 4,
+    "run.num_steps": 2,
+    "run.evaluate_every": 100,
+    "cluster.oversubscribe": True,
+}
+"""Checkpoints before the first step and after the second."""
+
+
+def plan(mode, num_devices, num_ranks, backend="replicated"):
+    return {
+        "mode": mode,
+        "cluster.num_devices": num_devices,
+        "plan.num_ranks": f"{{actor: {num_ranks}}}",
+        "actor.backend": backend,
+    }
+
+
+ONE, TWO = plan("collocated", 1, 1), plan("collocated", 2, 2)
+APART = plan("disaggregated", 4, 2)
+SHARDED_TWO, SHARDED_FOUR = plan("collocated", 2, 2, "fsdp2"), plan("collocated", 4, 4, "fsdp2")
+
+
+def resumed(first, folder, others):
+    """Goes on with a copy of the run for one step under each plan."""
+    for number, other in enumerate(others):
+        shutil.copytree(first, folder / str(number), symlinks=True)
+        yield train(None, folder / str(number), other | {"run.num_steps": 3})
+
+
+def test_replicated_ranks_and_modes_go_on_to_the_bit(tmp_path):
+    first = train("sort-grpo", tmp_path / "first", SHORT | {"actor.num_shards": 2} | TWO)
+    assert len(list((last_checkpoint(first) / "model").glob("model-0000?-of-00002.safetensors"))) == 2
+    expected, *others = resumed(first, tmp_path, [ONE, APART])
+    assert any(row["actor/grad_norm"] > 0 for row in rows(expected)[2:])
+    for other in others:
+        assert rows(other) == rows(expected)
+        assert weights(other) == weights(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "others"),
+    [(SHARDED_TWO, [SHARDED_TWO, SHARDED_FOUR, ONE]), (ONE, [ONE, TWO, SHARDED_TWO, SHARDED_FOUR, APART])],
+    ids=["fsdp2", "replicated"],
+)
+def test_other_backends_and_numbers_of_ranks_go_on_within_rounding(tmp_path, first, others):
+    written = train("sort-grpo", tmp_path / "first", SHORT | first)
+    expected, *found = (rows(run)[2] for run in resumed(written, tmp_path, others))
+    assert expected["actor/grad_norm"] > 0
+    for row in found:
+        for key in ("actor/loss", "actor/grad_norm", "reward/mean"):
+            assert row[key] == pytest.approx(expected[key], rel=1e-6, abs=1e-7), key
