@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,9 +123,12 @@ def test_an_adapter_learns_from_rows_made_here(tmp_path, model_folder):
     check(output, "gsm8k", 6)
     assert not (output / "logs" / "reference").exists()
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    adapted = PeftModel.from_pretrained(base, last_checkpoint(output) / "model")
+    adapted: Any = PeftModel.from_pretrained(base, last_checkpoint(output) / "model")
     assert adapted.peft_config["default"].r == 32
-    scores = [evaluate(tmp_path / f"eval-{name}", eval_file, model) for name, model in (("run", output), ("base", model_folder))]
+    scores = [
+        evaluate(tmp_path / f"eval-{name}", eval_file, model)
+        for name, model in (("run", output), ("base", model_folder))
+    ]
     assert [row["problem"] for row in scores[0]] == [row["problem"] for row in scores[1]]
 
 

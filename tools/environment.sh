@@ -48,6 +48,8 @@ install_everything() {
   "${pip[@]}" install -c tools/constraints.txt --no-build-isolation \
     -e packages/rlinf-comm -e packages/rlinf-sched -e "packages/rlinf-algos[math]" -e "packages/rlinf-envs[maniskill,video]" \
     -e "packages/rlinf-workers[lora]" -e packages/rlinf
+  # megatron-core's own requirements are installed by now, and pip must not touch torch for it.
+  "${pip[@]}" install -c tools/constraints.txt --no-deps megatron-core packaging
 }
 
 ensure_environment() {

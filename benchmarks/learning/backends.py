@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+
+from rlinf_workers.models.weight_files import WeightFiles
 
 RESULT = Path(__file__).parents[1] / "results" / "backends.json"
 NUM_STEPS, NUM_BEFORE = 20, 2
@@ -64,8 +65,8 @@ def metrics(run: Path, name: str) -> list[float]:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    (file,) = run.glob(f"checkpoints/step-{NUM_STEPS + NUM_BEFORE:06}/**/model/model.safetensors")
-    return load_file(file)
+    files = WeightFiles(run / f"checkpoints/step-{NUM_STEPS + NUM_BEFORE:06}/model")
+    return {name: files.read(name).clone() for name in files.specs}
 
 
 def relative(found: float, expected: float) -> float:

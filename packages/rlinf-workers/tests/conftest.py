@@ -1,5 +1,7 @@
 """A language model small enough for a test, and workers without a process."""
 
+import pathlib
+import sys
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -11,6 +13,8 @@ from rlinf_workers.launcher.base import Identity
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.worker import Phase, StepContext
+
+sys.path.append(str(pathlib.Path(__file__).parent))  # for workers_megatron_ranks.py, here and in processes
 
 
 @pytest.fixture(scope="session")

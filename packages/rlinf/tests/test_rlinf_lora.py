@@ -11,13 +11,15 @@ import torch
 from rlinf.config.inputs import check_model_folder
 from rlinf.errors import UserError
 from rlinf.evaluation.model import load_model
-from rlinf.jobs.lora import base_digest, with_base
+from rlinf.jobs.lora import with_base
 from rlinf.planning.memory import named_shape
+from rlinf.run_folder.adapters import base_digest
+from rlinf.run_folder.export import export
 from rlinf.run_folder.seal import write_seal
 from rlinf_sched.derive import Lengths
 from rlinf_sched.derive.memory import Adapter, ReplicatedJob, trainer_memory
 from rlinf_workers.models.language_model import ModelSettings, build_model
-from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets, write_merged
+from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.testing.architectures import ARCHITECTURES, tiny_architecture
 from rlinf_workers.testing.backends import trial_worker
@@ -46,9 +48,9 @@ def run(tmp_path, base):
     checkpoint = tmp_path / "run" / "checkpoints" / "step-000001"
     files = CheckpointFiles(trial_worker(), str(checkpoint))
     files.add_model(backend, "model")
-    files.start().wait()
+    digests = files.start().wait()
     (checkpoint / "state.json").write_text("{}")
-    write_seal(checkpoint)
+    write_seal(checkpoint, digests)
     return tmp_path / "run", lora, {name: tensor.clone() for name, tensor in backend.weights().items()}
 
 
@@ -85,11 +87,10 @@ def test_gradients_and_moments_are_counted_for_what_is_trained(tmp_path, backend
 
 
 def test_an_adapter_stands_for_the_model_that_it_makes(run, tmp_path):
-    """In `rlinf eval`, by itself and merged into a folder; every number of what was served is there."""
+    """In `rlinf eval`, and exported merged; every number of what was served is there."""
     folder, _, served = run
     found = load_model(folder)
-    (tmp_path / "merged").mkdir()
-    write_merged(str(found.folder), str(tmp_path / "merged"))
+    export(found.folder.parent, tmp_path / "merged", merged=True)
     check_model_folder(tmp_path / "merged")
     for place in (found.folder, tmp_path / "merged"):
         settings = ModelSettings(folder=str(place), has_weights=True)
@@ -97,6 +98,18 @@ def test_an_adapter_stands_for_the_model_that_it_makes(run, tmp_path):
         assert state.keys() == served.keys()
         for name, tensor in served.items():
             torch.testing.assert_close(state[name], tensor, rtol=1e-6, atol=1e-7)
+
+
+def test_an_export_leaves_the_adapter_as_it_is_and_merges_nothing_else(run, tmp_path, base):
+    checkpoint = run[0] / "checkpoints" / "step-000001"
+    export(checkpoint, tmp_path / "adapter")
+    names = {path.name: path.read_bytes() for path in (checkpoint / "model").iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "adapter").iterdir()} == names
+    shutil.rmtree(checkpoint / "model")
+    shutil.copytree(base.folder, checkpoint / "model")
+    write_seal(checkpoint, {})
+    with pytest.raises(UserError, match="--merged: .* holds a whole model, no adapter"):
+        export(checkpoint, tmp_path / "merged", merged=True)
 
 
 def test_an_adapter_is_no_model_to_train(run):

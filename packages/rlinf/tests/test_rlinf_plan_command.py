@@ -16,6 +16,7 @@ from rlinf.machine import Machine
 from rlinf.planning.problems import grpo_flow, problem_of_recipe
 from rlinf_sched import Plan
 from rlinf_sched.derive import find_model
+from rlinf_sched.derive.memory.rank import KINDS
 from rlinf_sched.problem_schema import problem_schema
 
 EXAMPLES = Path(__file__).parents[2] / "rlinf-sched" / "examples"
@@ -90,6 +91,22 @@ def test_a_recipe_is_planned_for_gpus_that_are_not_there(plan):
     assert told["plan"]["flow"] == "grpo"
     assert {stage["stage"] for stage in told["plan"]["stages"]} == {"rollout", "reference", "reward", "actor"}
     assert "16 x NVIDIA H200" in told["sentences"][0]
+
+
+def test_what_a_rank_needs_is_told_by_kind(plan, tmp_path: Path):
+    """On the terminal and on the page; the kinds of a pass add up to the peak."""
+    out = plan(*RECIPE, "--output", "page").out
+    header, *rows = out.partition("memory of a rank, GiB\n")[2].partition("\n\n")[0].splitlines()
+    kinds = [kind for kind in KINDS if kind in header]
+    assert {"weights", "gradients", "optimizer", "activations", "KV cache"} < set(kinds)
+    assert [row.split()[0] for row in rows] == ["rollout", "reference", "actor"]
+    actor = [float(number) for number in rows[-1].split()[1:]]
+    assert actor[0] == round(4 * find_model("Qwen2.5-1.5B").num_parameters / 2**30, 2)
+    assert sum(actor[:4]) == pytest.approx(actor[-1], abs=0.03)
+    page = (tmp_path / "page" / "plan.html").read_text()
+    assert "Memory of a rank by kind, GiB" in page
+    assert all(f"{number:.2f}" in page for number in actor)
+    assert "memory of a rank" not in plan(LAPTOP).out
 
 
 def test_the_problem_of_a_recipe_has_its_numbers():

@@ -86,6 +86,16 @@ def test_a_row_is_in_the_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
     ]
 
 
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    for name in ("metrics.jsonl", ".problem.json.partial"):
+        (folder.path / name).symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*/run/metrics\.jsonl'"):
+        folder.metrics(0, {"a": 0.1}, time_s=2.5)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/run/problem\.json'"):
+        folder.write("problem.json", "{}")
+
+
 def test_last_evaluation(tmp_path: Path) -> None:
     folder = create(tmp_path / "run")
     assert folder.last_evaluation() == {}

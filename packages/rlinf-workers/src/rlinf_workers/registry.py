@@ -15,8 +15,14 @@ BACKENDS: Registry[Any] = Registry(
     {
         "replicated": "rlinf_workers.training.replicated.backend:ReplicatedBackend",
         "fsdp2": "rlinf_workers.training.fsdp2.backend:fsdp2",
+        "megatron": "rlinf_workers.training.megatron.door:megatron",
     },
 )
+BACKEND_CHECKS: Registry[Any] = Registry(
+    "check of a training backend", {"megatron": "rlinf_workers.training.megatron.door:check"}
+)
+"""What looks at a recipe's options, beside the constructor's signature, before any process starts: called with them and
+the model's config.json. Not every backend has one."""
 ENGINES: Registry[Any] = Registry(
     "generation engine", {"huggingface": "rlinf_workers.generation.huggingface:HuggingFaceEngine"}
 )

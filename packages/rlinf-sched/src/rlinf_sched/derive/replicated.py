@@ -58,7 +58,7 @@ def _train_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProf
                 points=_proportional(item_s, job.num_groups),
                 step_s=job.num_updates * (sent / gpu.network_bytes_per_s + moved / gpu.memory_bytes_per_s),
                 state_bytes=memory.state,
-                work_bytes=memory.work,
+                work_bytes=memory.work(),
             )
         )
     return StageProfile(
@@ -74,7 +74,7 @@ def _forward_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StagePr
     instance = InstanceProfile(
         points=_proportional(_forward_s(model, gpu, job), job.num_groups),
         state_bytes=memory.state,
-        work_bytes=memory.work,
+        work_bytes=memory.work(),
     )
     return StageProfile(
         instances=(instance,),
@@ -101,7 +101,7 @@ def _generate_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageP
         prefill_s = n * lengths.prompt_tokens * model.forward_flops(lengths.prompt_tokens / 2) / rate
         points.append(TimePoint(num_items=n, seconds=lengths.longest_of_group_tokens * token_s + prefill_s))
     instance = InstanceProfile(
-        points=tuple(points), max_items=most, state_bytes=memory.state, item_work_bytes=memory.work_of_item
+        points=tuple(points), max_items=most, state_bytes=memory.state, item_work_bytes=memory.work(1)
     )
     return StageProfile(
         instances=(instance,),

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from rlinf_comm.records import record
+from rlinf_workers.models.parts import meta_parameters
 
 ADAPTER_CONFIG = "adapter_config.json"
 """A folder with this file holds an adapter (models/lora.py), not a model."""
@@ -42,21 +43,35 @@ def build_model(settings: ModelSettings, device: torch.device) -> Any:
     """A causal language model (`transformers.PreTrainedModel`) in eval mode. transformers chooses the attention: SDPA,
     or its plain one for a model that cannot do without (Gemma 2 caps attention scores). Of an adapter's folder, the
     model that it makes of its base."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     dtype = getattr(torch, settings.dtype)
     if is_adapter(settings.folder):
         from rlinf_workers.models.lora import merged_model
 
         return merged_model(settings.folder, dtype).to(device).eval()
-    if settings.has_weights:
-        model: Any = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=dtype)
-    else:
-        with torch.random.fork_rng():
-            torch.manual_seed(settings.seed)
-            config = AutoConfig.from_pretrained(settings.folder)
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if not settings.has_weights:
+        return _from_config(settings).to(device).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=dtype)
     return model.to(device).eval()
+
+
+def outline_model(settings: ModelSettings) -> Any:
+    """The same inside `models.parts.KeptParts`: its parameters have no memory, and weights of the folder are not
+    read."""
+    if not settings.has_weights:
+        return _from_config(settings).eval()
+    with meta_parameters():
+        return _from_config(settings).eval()
+
+
+def _from_config(settings: ModelSettings) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(settings.seed)
+        config = AutoConfig.from_pretrained(settings.folder)
+        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
 
 
 def describe_model(settings: ModelSettings, folder: str) -> None:

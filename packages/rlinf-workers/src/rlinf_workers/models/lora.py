@@ -202,10 +202,14 @@ def merged_model(folder: str, dtype: torch.dtype) -> Any:
     return PeftModel.from_pretrained(base, folder).merge_and_unload()  # pyright: ignore[reportCallIssue]
 
 
-def write_merged(folder: str, output: str) -> None:
-    """Writes that model, in the dtype that the adapter was trained on, and its tokenizer into an existing folder."""
-    dtype = getattr(torch, json.loads(Path(folder, BASE_FILE).read_text(encoding="utf-8"))["dtype"])
-    merged_model(folder, dtype).save_pretrained(output)
+def write_merged(folder: str, output: str, dtype: str | None = None) -> None:
+    """Writes that model and its tokenizer into an existing folder.
+
+    Args:
+        dtype: in which it is made; None: in that of the weights that the adapter was trained on.
+    """
+    said: dict[str, str] = json.loads(Path(folder, BASE_FILE).read_text(encoding="utf-8"))
+    merged_model(folder, getattr(torch, dtype or said["dtype"])).save_pretrained(output)
     load_tokenizer(folder).save_pretrained(output)
 
 

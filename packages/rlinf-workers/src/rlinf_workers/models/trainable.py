@@ -18,8 +18,10 @@ from rlinf_workers.models.language_model import (
     describe_model,
     is_adapter,
     load_tokenizer,
+    outline_model,
 )
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_states, num_calls
+from rlinf_workers.models.weight_names import StoredWeights, pretrained_weights
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import Evaluation, Trainable
 
@@ -33,22 +35,32 @@ class TokenModel(Trainable):
     """
 
     def __init__(self, settings: ModelSettings, temperature: float) -> None:
-        self._settings = settings
-        self._temperature = temperature or 1.0
+        self.settings = settings
+        self.temperature = temperature or 1.0
 
     def build(self, device: torch.device) -> nn.Module:
-        return build_model(self._settings, device)
+        return build_model(self.settings, device)
+
+    def outline(self) -> nn.Module:
+        return outline_model(self.settings)
+
+    def first_weights(self, model: Any) -> StoredWeights | None:
+        return pretrained_weights(model, self.settings.folder) if self.settings.has_weights else None
+
+    def stored_weights(self, model: Any, folder: str) -> StoredWeights:
+        _refuse_adapter(folder)
+        return pretrained_weights(model, folder)
 
     def answers(self, model: Any, batch: SequenceBatch | ExampleBatch, *, entropies: bool) -> Evaluation:
         if isinstance(batch, ExampleBatch):
             return _example_answers(model, batch)
         if has_large_logits(model, batch.completion_ids.numel()):
             states, ids, mask = completion_states(model, batch), batch.completion_ids, batch.loss_mask
-            return answers_of_states(model, states, ids, mask, self._temperature, entropies=entropies)
+            return answers_of_states(model, states, ids, mask, self.temperature, entropies=entropies)
         logits, ids = completion_logits(model, batch), batch.completion_ids
         if not entropies:
-            return Evaluation(logprobs=token_logprobs(logits, ids, temperature=self._temperature))
-        logprobs, found = logprobs_and_entropy(logits, ids, self._temperature)
+            return Evaluation(logprobs=token_logprobs(logits, ids, temperature=self.temperature))
+        logprobs, found = logprobs_and_entropy(logits, ids, self.temperature)
         return Evaluation(logprobs=logprobs, entropies=found)
 
     def num_calls(self, batch: SequenceBatch | ExampleBatch) -> int:
@@ -61,16 +73,15 @@ class TokenModel(Trainable):
         return under_file_names(model, tensors)
 
     def describe(self, folder: str) -> None:
-        describe_model(self._settings, folder)
-        load_tokenizer(self._settings.folder).save_pretrained(folder)
+        describe_model(self.settings, folder)
+        load_tokenizer(self.settings.folder).save_pretrained(folder)
 
     def load(self, model: Any, folder: str) -> None:
         """Through transformers' own loader. A frozen model takes the tensors themselves, uncopied: the last bits of a
         product on the CPU depend on where its operands begin in memory, so a copy answers with other bits.
 
         Raises: ValueError for an adapter's folder, which transformers would load together with its base."""
-        if is_adapter(folder):
-            raise ValueError(f"{folder}: holds an adapter, not a whole model; merge it first (rlinf export --merged)")
+        _refuse_adapter(folder)
         first = next(model.parameters())
         loaded = type(model).from_pretrained(folder, dtype=first.dtype)
         model.load_state_dict(loaded.to(first.device).state_dict(), assign=not first.requires_grad)
@@ -81,22 +92,39 @@ class ValueModel(Trainable):
     SequenceBatch is chosen. The head begins at 0."""
 
     def __init__(self, settings: ModelSettings) -> None:
-        self._settings = settings
+        self.settings = settings
 
     def build(self, device: torch.device) -> nn.Module:
-        model = build_model(self._settings, torch.device("cpu"))
-        width = model.get_output_embeddings().in_features
-        head = nn.Linear(width, 1, bias=True, dtype=model.dtype)
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
-        model.set_output_embeddings(head)
-        return model.to(device)
+        return _with_value_head(build_model(self.settings, torch.device("cpu"))).to(device)
+
+    def outline(self) -> nn.Module:
+        return _with_value_head(outline_model(self.settings))
+
+    def first_weights(self, model: Any) -> StoredWeights | None:
+        if not self.settings.has_weights:
+            return None
+        head = model.get_output_embeddings()
+        own = [name for name, tensor in model.named_parameters() if any(tensor is other for other in head.parameters())]
+        return pretrained_weights(model, self.settings.folder, without=own)
 
     def answers(self, model: Any, batch: SequenceBatch, *, entropies: bool) -> Evaluation:
         return Evaluation(values=completion_logits(model, batch)[..., 0].float())
 
     def num_calls(self, batch: SequenceBatch) -> int:
         return num_calls(batch)
+
+
+def _refuse_adapter(folder: str) -> None:
+    if is_adapter(folder):
+        raise ValueError(f"{folder}: holds an adapter, not a whole model; merge it first (rlinf export --merged)")
+
+
+def _with_value_head(model: Any) -> Any:
+    head = nn.Linear(model.get_output_embeddings().in_features, 1, bias=True, dtype=model.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    model.set_output_embeddings(head)
+    return model
 
 
 def _example_answers(model: Any, batch: ExampleBatch) -> Evaluation:

@@ -37,9 +37,9 @@ DTYPES = {
     "BOOL": "bool",
 }
 """Names of dtypes in the format -> in torch (safetensors' own table is private)."""
-MAX_MAPPED_BYTES = 64 << 20
-"""A file is mapped into memory while it is read, and every page that was touched counts as the process's; after so many
-bytes it is mapped anew."""
+MAX_MAPPED_BYTES = 4 << 20
+"""A file is mapped into memory while it is read, and what was touched, with as much around it, counts as the process's;
+after so many bytes it is mapped anew."""
 MAX_NAMED = 8
 """Tensors that a message names."""
 

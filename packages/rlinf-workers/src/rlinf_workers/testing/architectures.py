@@ -31,8 +31,21 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
+def write_tokenizer(folder: Path) -> dict[str, int]:
+    """Writes a tokenizer of single characters: digits and "=". Returns its vocabulary, 0 pads and 1 ends."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<end>", *"0123456789="])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>").save_pretrained(folder)
+    return vocabulary
+
+
 def tiny_architecture(name: str, folder: Path, **changes: Any) -> ModelSettings:
-    """Writes the model without a tokenizer; every tensor is random, norms and biases too.
+    """Writes the model and a tokenizer; every tensor is random, norms and biases too.
 
     Args:
         changes: other values of its config.
@@ -46,4 +59,5 @@ def tiny_architecture(name: str, folder: Path, **changes: Any) -> ModelSettings:
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
     model.save_pretrained(folder)
+    write_tokenizer(folder)
     return ModelSettings(folder=str(folder), has_weights=True)

@@ -24,6 +24,7 @@ from rlinf_workers.generation.base import Completions, GenerationEngine
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, stop_token_ids
 from rlinf_workers.records.language import Prompt
+from rlinf_workers.testing.architectures import write_tokenizer
 
 MakeEngine = Callable[..., GenerationEngine]
 
@@ -39,14 +40,9 @@ SAMPLING = SamplingSettings(group_size=4, max_new_tokens=6)
 
 def tiny_model(folder: Path) -> ModelSettings:
     """Writes a Qwen2 of two layers with weights and a tokenizer of single characters."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config
+    from transformers import Qwen2Config
 
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<end>", *"0123456789="])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>").save_pretrained(folder)
+    vocabulary = write_tokenizer(folder)
     Qwen2Config(
         vocab_size=len(vocabulary),
         hidden_size=32,

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from rlinf_comm.records import record
 from rlinf_comm.weights import Layout
 from rlinf_workers.models.placement import tensors_of
-from rlinf_workers.models.weight_names import plain_weights
+from rlinf_workers.models.weight_names import StoredWeights, plain_weights
 from rlinf_workers.registry import BACKENDS
 from rlinf_workers.training.checkpoint import MODEL
 from rlinf_workers.training.served import Served
@@ -110,6 +110,19 @@ class Trainable(ABC):
     def num_calls(self, batch: Any) -> int:
         """How often `answers` calls the model; ranks that hold a model together have to call it alike."""
         return 1
+
+    def outline(self) -> nn.Module | None:
+        """The model that `build` makes, without its numbers, for a backend whose ranks keep parts of it: called inside
+        `models.parts.KeptParts`. None: this kind can only be made whole."""
+        return None
+
+    def first_weights(self, model: Any) -> StoredWeights | None:
+        """What of an `outline` lies in files; None: all of it was made."""
+        return None
+
+    def stored_weights(self, model: Any, folder: str) -> StoredWeights:
+        """What `load` reads, for an `outline`. Raises: WeightFilesError, as `load` does."""
+        return plain_weights(model, folder)
 
     def served(self, tensors: Mapping[str, Tensor]) -> Served:
         """What a weight sync reads.

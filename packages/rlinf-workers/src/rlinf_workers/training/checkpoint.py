@@ -7,7 +7,7 @@ the small files. So no rank ever has the whole model, and training goes on while
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -143,7 +143,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, folder: s
     return num_steps_in(folder)
 
 
-def parameter_of(key: str, parameters: Mapping[str, Tensor], folder: str) -> tuple[str, str]:
+def parameter_of(key: str, parameters: Collection[str], folder: str) -> tuple[str, str]:
     """Parameter and state that a tensor of the optimizer's files is about. Raises: ValueError where the model does not
     have the parameter."""
     name, _, field = key.rpartition(":")

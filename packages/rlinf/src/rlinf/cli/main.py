@@ -18,6 +18,7 @@ from rlinf.cli import (
     config_command,
     doctor_command,
     eval_command,
+    export_command,
     plan_command,
     profile_command,
     report_command,
@@ -28,7 +29,17 @@ from rlinf.cli.address_space import address_space_hint
 from rlinf.config.overrides import split_overrides
 from rlinf.errors import RunFailed, UserError
 
-COMMANDS = (train, eval_command, profile_command, plan_command, config_command, report_command, summary, doctor_command)
+COMMANDS = (
+    train,
+    eval_command,
+    export_command,
+    profile_command,
+    plan_command,
+    config_command,
+    report_command,
+    summary,
+    doctor_command,
+)
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 

@@ -17,6 +17,8 @@ from rlinf.config.yaml_source import parse_file
 from rlinf.errors import UserError
 
 if TYPE_CHECKING:
+    from rlinf.config.schema import Config
+    from rlinf.planning.memory import Load
     from rlinf_sched import Problem
     from rlinf_sched.explain import Explanation
 
@@ -66,21 +68,27 @@ def run(args: argparse.Namespace) -> int:
     from rlinf_sched.explain import explain_problem, explanation_text
 
     try:
-        problem = _problem(args.problem, args.overrides, args.gpu)
+        problem, config = _problem(args.problem, args.overrides, args.gpu)
         modes = None if args.mode == "auto" else (args.mode,)
         explanation = explain_problem(problem, modes=modes, asks_what_if=args.what_if)
     except SchedError as error:
         raise UserError(str(error)) from error
-    page = None if args.output is None else _write(explanation, args.output)
+    loads = [] if config is None else _loads(config, explanation)
+    page = None if args.output is None else _write(explanation, loads, args.output)
     if args.json:
         print(explanation.to_json(), end="")
         return 0
     print(explanation_text(explanation), end="")
+    if loads:
+        from rlinf.planning.memory_table import memory_text
+
+        print(f"\n{memory_text(loads)}")
     print(f"\npage: {page}" if page else "\nfor the page with the timeline, add --output FOLDER")
     return 0
 
 
-def _problem(name: str, overrides: list[str], gpu: str | None) -> Problem:
+def _problem(name: str, overrides: list[str], gpu: str | None) -> tuple[Problem, Config | None]:
+    """The problem, and the config where it is that of a recipe."""
     from rlinf_sched.derive import WORKLOADS, workload
     from rlinf_sched.problem_file import read_problem
 
@@ -91,7 +99,7 @@ def _problem(name: str, overrides: list[str], gpu: str | None) -> Problem:
             )
         if gpu is not None:
             raise UserError(f"--gpu {gpu}: {name} says itself which GPUs it has", hint="--gpu is for recipes")
-        return workload(name) if name in WORKLOADS else read_problem(name)
+        return workload(name) if name in WORKLOADS else read_problem(name), None
     recipes = list(shipped_recipes())
     if name not in recipes and Path(name).suffix not in SUFFIXES:
         close = difflib.get_close_matches(name, [*WORKLOADS, *recipes], n=1, cutoff=0.5)
@@ -102,7 +110,14 @@ def _problem(name: str, overrides: list[str], gpu: str | None) -> Problem:
     from rlinf.planning.problems import problem_of_recipe
 
     given = parse_overrides(overrides)
-    return problem_of_recipe(load_config(name, [*_unread_data(name, given), *given]), gpu=gpu or "H100")
+    config = load_config(name, [*_unread_data(name, given), *given])
+    return problem_of_recipe(config, gpu=gpu or "H100"), config
+
+
+def _loads(config: Config, explanation: Explanation) -> list[Load]:
+    from rlinf.planning.problems import loads_of_recipe
+
+    return loads_of_recipe(config, explanation.plan)
 
 
 def _unread_data(name: str, given: Sequence[Override]) -> list[Override]:
@@ -127,7 +142,7 @@ def _is_problem_file(path: Path) -> bool:
     return any(key in values for key in PROBLEM_KEYS)
 
 
-def _write(explanation: Explanation, folder: Path) -> Path:
+def _write(explanation: Explanation, loads: Sequence[Load], folder: Path) -> Path:
     from rlinf.plan_page import render
     from rlinf.run_folder.rows import write_file
     from rlinf_sched.explain import trace_json
@@ -136,7 +151,7 @@ def _write(explanation: Explanation, folder: Path) -> Path:
         "plan.json": explanation.plan.to_json(),
         "explanation.json": explanation.to_json(),
         "trace.json": trace_json(explanation.spans, explanation.plan, explanation.problem.flow),
-        "plan.html": render(explanation),
+        "plan.html": render(explanation, loads),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from rlinf.config.base import Conflict, InputPath, Section, Seed
+from rlinf_sched.derive.megatron import MegatronOptions
 
 ENGINE = "What samples completions: huggingface, or package.module:Class of one's own (docs/doors/engine.md)."
 ENGINE_OPTIONS = "Further arguments of an engine of one's own."
@@ -38,12 +39,30 @@ class TrainerConfig(OptimizerConfig):
     backend: str = Field(
         default="replicated",
         min_length=1,
-        description="What holds and trains the model: replicated, fsdp2 (docs/backends.md), or package.module:Class of "
-        "one's own (docs/doors/backend.md).",
+        description="What holds and trains the model: replicated, fsdp2, megatron (docs/backends.md), or "
+        "package.module:Class of one's own (docs/doors/backend.md).",
     )
     backend_options: dict[str, bool | int | float | str] = Field(
-        default={}, description="Further arguments of the backend: compute_dtype and recompute of fsdp2, or one's own."
+        default={},
+        description="Further arguments of the backend: compute_dtype and recompute of fsdp2, tensor_parallel and "
+        "more of megatron (docs/backends.md), or one's own.",
     )
+
+    @property
+    def ranks_per_replica(self) -> int | None:
+        """What the options of the backend say of `plan.num_ranks_per_replica.actor`; None: nothing."""
+        return MegatronOptions(**self._options).ranks_per_replica if self.backend == "megatron" else None
+
+    def conflicts(self) -> Iterator[Conflict]:
+        try:
+            _ = self.ranks_per_replica
+        except (TypeError, ValueError) as error:
+            keys = ("actor.backend_options", "actor.backend")
+            yield Conflict(keys=keys, text=f": {str(error).removeprefix(f'{keys[0]}: ')}")
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return dict(self.backend_options)
 
 
 class ClusterConfig(Section):
@@ -180,6 +199,11 @@ class JobConfig(Section):
     plan: PlanConfig = Field(default=PlanConfig(), description="Placement choices by hand.")
     run: RunConfig = Field(description="Length of the run, and what it writes down when.")
 
+    @property
+    def replica_sizes(self) -> dict[str, int]:
+        """Worker group -> ranks that hold one copy of its model together, where they are more than one."""
+        return dict(self.plan.num_ranks_per_replica)
+
     def conflicts(self) -> Iterator[Conflict]:
         if self.mode == "auto":
             for choice in ("granularity", "devices", "num_ranks", "num_ranks_per_replica"):
@@ -208,7 +232,7 @@ class JobConfig(Section):
             )
 
     def _replica_conflicts(self) -> Iterator[Conflict]:
-        for group, size in self.plan.num_ranks_per_replica.items():
+        for group, size in self.replica_sizes.items():
             num_ranks = self.plan.num_ranks.get(group, size)
             if num_ranks % size:
                 yield Conflict(
@@ -222,7 +246,7 @@ class JobConfig(Section):
                 )
 
     def _shard_conflicts(self, num_shards: int) -> Iterator[Conflict]:
-        num_ranks = self.plan.num_ranks.get("actor", 0) // self.plan.num_ranks_per_replica.get("actor", 1)
+        num_ranks = self.plan.num_ranks.get("actor", 0) // self.replica_sizes.get("actor", 1)
         if num_ranks and num_shards % num_ranks:
             yield Conflict(
                 keys=("plan.num_ranks.actor", "actor.num_shards"),

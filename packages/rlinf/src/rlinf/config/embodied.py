@@ -137,6 +137,10 @@ class EmbodiedConfig(JobConfig):
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
+        if self.actor.backend == "megatron":
+            yield Conflict(
+                keys=("actor.backend",), text="=megatron holds language models alone; use replicated or fsdp2"
+            )
         yield from not_multiple("env.num_envs", self.env.num_envs, "env.num_groups", self.env.num_groups)
         shards = ("actor.num_shards", self.actor.num_shards)
         yield from not_multiple("env.num_groups", self.env.num_groups, *shards)

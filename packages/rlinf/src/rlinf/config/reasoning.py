@@ -198,8 +198,15 @@ class ReasoningConfig(JobConfig):
     )
     critic: CriticConfig = Field(default=CriticConfig(), description="The optimizer of the critic, where there is one.")
 
+    @property
+    def replica_sizes(self) -> dict[str, int]:
+        """With what follows from the actor's backend."""
+        size = self.actor.ranks_per_replica
+        return super().replica_sizes | ({"actor": size} if size is not None and size > 1 else {})
+
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
+        yield from self._backend_conflicts()
         yield from self._model_conflicts()
         yield from self._task_conflicts()
         yield from self._batch_conflicts()
@@ -208,6 +215,35 @@ class ReasoningConfig(JobConfig):
         yield from self._algorithm_conflicts()
         if self.actor.num_shards != "auto":
             yield from self._shard_conflicts(self.actor.num_shards)
+
+    def _backend_conflicts(self) -> Iterator[Conflict]:
+        """What the actor's backend cannot do, or has said already."""
+        size, said = self.actor.ranks_per_replica, self.plan.num_ranks_per_replica.get("actor")
+        if size is None:
+            return
+        if said is not None and said != size:
+            yield Conflict(
+                keys=("plan.num_ranks_per_replica.actor", "actor.backend_options"),
+                text=f"={said}, but with actor.backend_options a replica has {size} ranks; leave it out",
+            )
+        if size > 1 and self.mode == "auto":
+            yield Conflict(
+                keys=("mode", "actor.backend_options"),
+                text=f"=auto plans ranks that each hold a whole model, and actor.backend=megatron has {size} ranks a "
+                "replica; use another mode, for example mode=collocated",
+            )
+        if self.algorithm.has_critic:
+            yield Conflict(
+                keys=("actor.backend", "algorithm.advantage"),
+                text=f"=megatron trains no critic, and algorithm.advantage={self.algorithm.advantage} has one; use "
+                "replicated or fsdp2",
+            )
+        if self.model.dtype == "bfloat16" and self.actor.backend_options.get("compute_dtype") != "bfloat16":
+            yield Conflict(
+                keys=("actor.backend_options", "model.dtype"),
+                text=": actor.backend=megatron computes in compute_dtype, and model.dtype=bfloat16 is served; give "
+                "compute_dtype: bfloat16, too",
+            )
 
     @property
     def knows_reference(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlinf.config.inputs import TOKENIZER_FILES, WEIGHT_FILES, check_model_folder, is_adapter
 from rlinf.errors import UserError
-from rlinf.jobs.lora import check_adapter
+from rlinf.run_folder.adapters import check_adapter
 from rlinf.run_folder.checkpoints import MODEL, checkpoint_steps, is_checkpoint, refuse_damaged_model
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
 

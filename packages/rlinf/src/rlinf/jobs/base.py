@@ -68,6 +68,10 @@ class Job:
     def check_memory(self, plan: Plan) -> None:
         """Raises: UserError where the plan's ranks do not fit the devices' memory, as far as it is known before."""
 
+    def memory_lines(self, plan: Plan) -> Sequence[str]:
+        """What each role needs under the plan, in words; empty where it is not known before."""
+        return ()
+
     def build(self, folder: Path) -> Flows:
         """The flows; `folder` is the run's, which need not exist yet."""
         raise NotImplementedError

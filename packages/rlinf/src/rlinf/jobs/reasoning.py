@@ -6,6 +6,7 @@ rollout
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,8 @@ from rlinf.jobs.training import backend_settings, optimizer_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
 from rlinf.planning.cluster import make_cluster
-from rlinf.planning.memory import check_memory, shape_of
+from rlinf.planning.memory import check_memory, fullest_place, shape_of
+from rlinf.planning.memory_table import memory_lines
 from rlinf.planning.problems import actor_granularities, num_sampled_prompts
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks import Problem, make_task
@@ -56,6 +58,10 @@ NUM_CHUNKS = 8
 """Pieces in which a batch of prompts goes through a pipelined plan."""
 MODEL_FOLDER = "initial_model"
 REFERENCE_FOLDER = "reference_model"
+MEGATRON_ON_CPU = (
+    "megatron-core runs on CPUs: what it asks of CUDA is replaced in the actor's processes "
+    "(rlinf_workers.training.megatron.shim)"
+)
 
 
 class ReasoningJob(Job):
@@ -86,7 +92,7 @@ class ReasoningJob(Job):
                 hint="give a Hugging Face folder with model.path",
             )
         self._algorithm = config.algorithm
-        self._backend = backend_settings(config.actor, config.actor.settled_shards)
+        self._backend = backend_settings(config.actor, config.actor.settled_shards, self._model_config())
         self._lora = lora_settings(config)
         if config.reference.path is not None:
             self._check_teacher(config.reference.path)
@@ -94,6 +100,8 @@ class ReasoningJob(Job):
         if isinstance(self._task, FileProblems):
             self._task.fit(self._encoder, config.rollout.max_prompt_tokens)
         self.notes = [*reward_notes, *prompt_notes, *self._task.notes]
+        if config.actor.backend == "megatron" and device_kind(config.cluster, machine) == "cpu":
+            self.notes.append(MEGATRON_ON_CPU)
         self._held_out = self._task.held_out()
         if config.model.path is not None:
             self._check_positions(config.model.path)
@@ -104,6 +112,22 @@ class ReasoningJob(Job):
             sends_rows=try_rewards(config.reward, self._task.train_problem(0)),
         )
         self._warm_start: Flow | None = None
+
+    def _model_config(self) -> dict[str, Any]:
+        """config.json of the model, as far as sizes go."""
+        if self.config.model.path is not None:
+            return json.loads((self.config.model.path / "config.json").read_text(encoding="utf-8"))
+        made = self.config.model.architecture
+        assert made is not None, "a config has a path or an architecture"
+        return {
+            "model_type": made.family,
+            "hidden_size": made.hidden_size,
+            "intermediate_size": made.intermediate_size,
+            "num_hidden_layers": made.num_layers,
+            "num_attention_heads": made.num_heads,
+            "num_key_value_heads": made.num_kv_heads,
+            "vocab_size": len(self._tokenizer),
+        }
 
     def _check_positions(self, folder: Path) -> None:
         """Beyond the positions that it was made for, a model writes without sense, or fails."""
@@ -130,6 +154,13 @@ class ReasoningJob(Job):
         if shape is not None:
             cluster = make_cluster(self.config.cluster, self.machine)
             check_memory(self.config, shape, plan, cluster, self.machine.memory_bytes)
+
+    def memory_lines(self, plan: Plan) -> list[str]:
+        shape = shape_of(self.config, len(self._tokenizer))
+        if shape is None:
+            return []
+        cluster = make_cluster(self.config.cluster, self.machine)
+        return memory_lines(fullest_place(self.config, shape, plan, cluster, self.machine.memory_bytes))
 
     def build(self, folder: Path) -> Flows:
         train = self._train_flow(folder)

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from rlinf.config.common import OptimizerConfig, TrainerConfig
 from rlinf.doors import named_class
-from rlinf_workers.registry import BACKENDS
+from rlinf.errors import UserError
+from rlinf_workers.registry import BACKEND_CHECKS, BACKENDS
 from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
 
-def backend_settings(actor: TrainerConfig, num_shards: int) -> BackendSettings:
-    """Raises: UserError where there is no such backend, or its constructor does not take the options."""
+def backend_settings(actor: TrainerConfig, num_shards: int, model: Mapping[str, Any] | None = None) -> BackendSettings:
+    """Args:
+        model: what stands, or will, in the config.json of a language model.
+
+    Raises: UserError where there is no such backend, its constructor does not take the options, or it cannot hold the
+        model so.
+    """
     name, options = actor.backend, dict(actor.backend_options)
     settings = {"optimizer": None, "num_shards": num_shards}
     named_class(BACKENDS, name, options, None, None, at=f"actor.backend={name}", **settings)
+    if name in BACKEND_CHECKS.names():
+        try:
+            BACKEND_CHECKS.get(name)(options, model or {})
+        except ValueError as error:
+            raise UserError(str(error)) from error
     return BackendSettings(name=name, options=options, num_shards=num_shards)
 
 

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from rlinf.processes.executor import run_failed
 from rlinf.run_folder import RunFolder
 from rlinf.run_folder.checkpoints import checkpoint_name
+from rlinf.run_folder.rows import naming
 from rlinf_workers import WorkersError
 from rlinf_workers.group import WorkerGroup
 
@@ -83,7 +84,8 @@ class CheckpointWriter:
         if self._thread is None:
             return
         try:
-            seconds = self._written.result()
+            with naming(self._folder.path / "checkpoints" / self._name):
+                seconds = self._written.result()
         except WorkersError as error:
             logs = self._folder.path / "logs"
             raise run_failed(error, logs, during=f"checkpoint {self._name} could not be written: ") from error

@@ -129,6 +129,8 @@ class TrainingLoop:
         for note in (*self._job.notes, *planned.notes):
             self._session.note(note)
         self.progress.message(f"{self._config.name}, {plan.mode} on {planned.cluster.describe()}; {plan.reason}")
+        for line in self._job.memory_lines(plan):
+            self.progress.message(line)
         self._begin_times()
 
     def _begin_times(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
+from rlinf.planning.memory import Load
+from rlinf.planning.memory_table import memory_rows
 from rlinf.report import html
 from rlinf.report.axes import percent
 from rlinf_sched.describe import ranges
@@ -31,6 +33,19 @@ def draw_memory(explanation: Explanation, colors: Mapping[str, str]) -> str:
         html.color_key(entries),
         *(_bar(use, largest, colors) for use in explanation.memory),
         note="The outline is the capacity. State is weights, gradients, optimizer and environments.",
+    )
+
+
+def memory_by_kind(loads: Sequence[Load]) -> str:
+    """The section as HTML; empty where nothing is known by kind."""
+    if not loads:
+        return ""
+    unit, (header, *rows) = memory_rows(loads)
+    return html.section(
+        f"Memory of a rank by kind, {unit}",
+        html.table(header, rows, numeric=range(1, len(header))),
+        note="At the longest sequences that the recipe allows. The optimizer's step and the weight sync come at other "
+        "times than a pass, so the peak may be less than the sum.",
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from rlinf.plan_page.gantt import draw_gantt
-from rlinf.plan_page.memory import draw_memory
+from rlinf.plan_page.memory import draw_memory, memory_by_kind
+from rlinf.planning.memory import Load
 from rlinf.report import html
 from rlinf.report.axes import percent
 from rlinf_sched.explain import Explanation
@@ -16,8 +17,12 @@ from rlinf_sched.explain.quantities import counted, seconds
 NUM_COLORS = 7
 
 
-def render(explanation: Explanation) -> str:
-    """The page; it loads nothing from anywhere."""
+def render(explanation: Explanation, loads: Sequence[Load] = ()) -> str:
+    """The page; it loads nothing from anywhere.
+
+    Args:
+        loads: what the ranks hold, where it is known by kind.
+    """
     plan, name = explanation.plan, explanation.problem.flow.name
     plan_json = plan.to_json()
     stages = [stage.stage for stage in plan.stages]
@@ -34,6 +39,7 @@ def render(explanation: Explanation) -> str:
         _what_if(explanation),
         html.section("Plan", html.plan_table(json.loads(plan_json), json.loads(explanation.problem.flow.to_json()))),
         draw_memory(explanation, colors),
+        memory_by_kind(loads),
         html.section("Plan as data", html.folded("JSON", f"<pre>{escape(plan_json)}</pre>")),
     ]
     footer = "Written by rlinf plan. Times are predictions; trace.json beside this page opens in ui.perfetto.dev."

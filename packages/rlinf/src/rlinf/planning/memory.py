@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
+from rlinf.planning.fitting import fitting_changes, hint_of
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Gpu, Lengths
 from rlinf_sched.derive.lengths import MEAN_SHARE_OF_LIMIT
@@ -37,16 +38,13 @@ moments, which are allocated in between; chosen so that no worker in the same me
 NUM_STORED = 2
 """Copies of the weights in the host's store between trainer and engines: the version that is served, and the next."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-HINT = (
-    "use a smaller model, --model.dtype bfloat16, a smaller --actor.micro_batch_groups, --actor.num_shards or "
-    "--rollout.max_new_tokens, --actor.backend fsdp2 over several devices, or devices with more memory"
-)
 
 
-def replicated_job(config: ReasoningConfig) -> ReplicatedJob:
+def replicated_job(config: ReasoningConfig, *, on_gpu: bool = True) -> ReplicatedJob:
     """What a step of the recipe asks of its ranks; `actor.num_shards` is settled."""
     rollout, algorithm, lora = config.rollout, config.algorithm, config.actor.lora
     return ReplicatedJob(
+        on_gpu=on_gpu,
         backend=config.actor.backend,
         adapter=lora and Adapter(rank=lora.rank, targets=None if lora.targets == "all-linear" else lora.targets),
         backend_options=config.actor.backend_options,
@@ -119,16 +117,6 @@ def rank_memory(
     return found if reference is None else {**found, "reference": forward_memory(reference, job)}
 
 
-def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices: int) -> None:
-    """Whether each worker group alone fits GPUs that need not be there, spread over all. Raises: as `check_memory`."""
-    job = replicated_job(config)
-    num_ranks = {"actor": math.gcd(job.num_shards, num_devices)}
-    found = rank_memory(shape, job, num_ranks, reference_shape(config, shape))
-    for group, memory in found.items():
-        alone = Load(group=group, memory=memory, num_items=1, offload=True)
-        _check_device(config, [alone], shape, gpu.name, gpu.memory_bytes)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
     """What a rank of a worker group puts on a device."""
@@ -147,14 +135,14 @@ class Load:
     @property
     def process(self) -> int:
         """Bytes that the rank's process takes on a CPU slot, without the store of weights."""
-        work = self.peak - self.memory.state
+        work = self.memory.work(self.num_items)
         working = self.peak + round(HEAP_SHARE * (work + self.memory.optimizer))
         return PROCESS_BYTES + max(working, self.memory.state + self.memory.host_start)
 
 
-def loads_of(config: ReasoningConfig, shape: ModelShape, plan: Plan) -> list[Load]:
+def loads_of(config: ReasoningConfig, shape: ModelShape, plan: Plan, *, on_gpu: bool = True) -> list[Load]:
     """The load of every rank of the plan that has a model."""
-    job = replicated_job(config)
+    job = replicated_job(config, on_gpu=on_gpu)
     ranks = {stage.stage: stage.num_ranks for stage in plan.stages}
     of_group = rank_memory(shape, job, ranks, reference_shape(config, shape))
     loads = []
@@ -179,21 +167,65 @@ def _most_at_once(config: ReasoningConfig, job: ReplicatedJob, stage: StagePlan)
     return most
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Memory that ranks share, and what they need of it at most."""
+
+    name: str
+    has_bytes: int
+    needed_bytes: int
+    loads: tuple[Load, ...]
+    needs: str = "a device needs"
+    """Who needs it, in words."""
+
+    @property
+    def missing_bytes(self) -> int:
+        """Negative where there is room."""
+        return self.needed_bytes - self.has_bytes
+
+
+def fullest_place(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster, memory_bytes: int) -> Place:
+    """The device that has least to spare; the host where the devices are CPU slots, on which offloading leaves
+    everything where it is."""
+    on_gpu = cluster.devices[0].kind == "cuda"
+    loads = loads_of(config, shape, plan, on_gpu=on_gpu)
+    if not on_gpu:
+        needed = sum(load.process for load in loads) + stored_bytes(shape, config)
+        who = f"the {len(loads)} processes need"
+        return Place(name="this machine", has_bytes=memory_bytes, needed_bytes=needed, loads=tuple(loads), needs=who)
+    places = [
+        device_place(f"{device.name} (device {index})", device.memory_bytes, [x for x in loads if index in x.devices])
+        for index, device in enumerate(cluster.devices)
+    ]
+    return max(places, key=lambda place: place.missing_bytes)
+
+
+def device_place(name: str, has_bytes: int, loads: Sequence[Load]) -> Place:
+    """What stays there, and the largest of those that take turns."""
+    resident = sum(load.memory.state for load in loads if not load.offload)
+    needed = max((resident + load.peak - (0 if load.offload else load.memory.state) for load in loads), default=0)
+    return Place(name=name, has_bytes=has_bytes, needed_bytes=needed, loads=tuple(loads))
+
+
 def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster, memory_bytes: int) -> None:
     """Whether the plan's ranks fit their devices, or all of them the host where the devices are CPU slots.
 
-    Raises: UserError with what each needs and what there is.
+    Raises: UserError with what each needs, what there is, and which settings would fit.
     """
-    loads = loads_of(config, shape, plan)
-    if cluster.devices[0].kind == "cpu":
-        needed = sum(load.process for load in loads) + stored_bytes(shape, config)
-        if needed > memory_bytes:  # offloading leaves everything where it is
-            who = f"the {len(loads)} processes need"
-            raise _misfit(config, shape, loads, who, needed, "this machine", memory_bytes)
-        return
-    for index, device in enumerate(cluster.devices):
-        mine = [load for load in loads if index in load.devices]
-        _check_device(config, mine, shape, f"{device.name} (device {index})", device.memory_bytes)
+
+    actor = plan.stage("actor")
+    room = min(len(actor.devices), config.rollout.num_prompts // config.algorithm.num_minibatches)
+    most_ranks = max((count for count in range(1, room + 1) if len(actor.devices) % count == 0), default=1)
+
+    def place_of(changed: ReasoningConfig) -> Place:
+        num_ranks = actor.num_ranks
+        if changed.actor.settled_shards > config.actor.settled_shards:
+            num_ranks = changed.actor.settled_shards
+        stages = (replace(stage, num_ranks=num_ranks) if stage is actor else stage for stage in plan.stages)
+        return fullest_place(changed, shape, replace(plan, stages=tuple(stages)), cluster, memory_bytes)
+
+    if place_of(config).missing_bytes > 0:
+        raise misfit(config, shape, place_of, num_ranks=actor.num_ranks, most_ranks=max(actor.num_ranks, most_ranks))
 
 
 def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
@@ -201,20 +233,46 @@ def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
     return NUM_STORED * DTYPE_BYTES[config.model.dtype] * shape.num_parameters
 
 
-def _check_device(config: ReasoningConfig, loads: list[Load], shape: ModelShape, name: str, memory_bytes: int) -> None:
-    """What stays there, and the largest of those that take turns."""
-    resident = sum(load.memory.state for load in loads if not load.offload)
-    needed = max((resident + load.peak - (0 if load.offload else load.memory.state) for load in loads), default=0)
-    if needed > memory_bytes:
-        raise _misfit(config, shape, loads, "a device needs", needed, name, memory_bytes)
-
-
-def _misfit(
-    config: ReasoningConfig, shape: ModelShape, loads: list[Load], who: str, needed: int, where: str, has: int
+def misfit(
+    config: ReasoningConfig,
+    shape: ModelShape,
+    place_of: Callable[[ReasoningConfig], Place],
+    *,
+    num_ranks: int,
+    most_ranks: int,
 ) -> UserError:
-    lines = {f"{load.group} {load.peak / 2**30:.2f} ({load.memory.describe(load.num_items)})" for load in loads}
+    """The refusal of a config that is short of memory, with the nearest settings that are not.
+
+    Args:
+        place_of: the place of a config that is fullest.
+        num_ranks: ranks of the actor; `most_ranks` could be.
+    """
+
+    def fitting(changed: ReasoningConfig) -> int | None:
+        place = place_of(changed)
+        return None if place.missing_bytes > 0 else place.needed_bytes
+
+    place = place_of(config)
+    lines = {f"{load.group} {load.peak / 2**30:.2f} ({load.memory.describe(load.num_items)})" for load in place.loads}
     return UserError(
-        f"model.path: {shape.name}, {shape.num_parameters / 1e9:.2f} billion parameters, does not fit: {who} about "
-        f"{needed / 2**30:.1f} GiB, and {where} has {has / 2**30:.1f}\n  - " + "\n  - ".join(sorted(lines)),
-        hint=HINT,
+        f"model.path: {shape.name}, {shape.num_parameters / 1e9:.2f} billion parameters, does not fit: {place.needs} "
+        f"about {place.needed_bytes / 2**30:.1f} GiB, and {place.name} has {place.has_bytes / 2**30:.1f}\n  - "
+        + "\n  - ".join(sorted(lines)),
+        hint=hint_of(fitting_changes(config, fitting, num_ranks=num_ranks, most_ranks=most_ranks)),
     )
+
+
+def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices: int) -> None:
+    """Whether each worker group alone fits GPUs that need not be there, spread over all. Raises: as `check_memory`."""
+
+    def place_of(changed: ReasoningConfig) -> Place:
+        job = replicated_job(changed)
+        ranks = {"actor": math.gcd(job.num_shards, num_devices)}
+        found = rank_memory(shape, job, ranks, reference_shape(changed, shape))
+        alone = [Load(group=group, memory=memory, num_items=1, offload=True) for group, memory in found.items()]
+        places = [device_place(gpu.name, gpu.memory_bytes, [load]) for load in alone]
+        return max(places, key=lambda place: place.missing_bytes)
+
+    if place_of(config).missing_bytes > 0:
+        num_ranks = math.gcd(config.actor.settled_shards, num_devices)
+        raise misfit(config, shape, place_of, num_ranks=num_ranks, most_ranks=num_devices)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlinf.config.common import PlanConfig
+from rlinf.config.common import JobConfig, PlanConfig
 from rlinf.config.devices import device_notes
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
@@ -120,7 +120,8 @@ def complete_problem(job: Job, problem: Problem) -> Problem:
 def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> tuple[Plan, Sequence[str]]:
     chosen = job.config.plan
     choices: dict[str, Any] = chosen.model_dump(exclude={"profile"})
-    _check_num_ranks(graph, chosen)
+    choices["num_ranks_per_replica"] = job.config.replica_sizes
+    _check_num_ranks(graph, job.config)
     first = plan_for_mode(graph, cluster, mode, **choices)
     notes = []
     for group, names in graph.workers.items():
@@ -164,11 +165,11 @@ def _check_cycles(plan: Plan, graph: FlowGraph) -> None:
             )
 
 
-def _check_num_ranks(graph: FlowGraph, chosen: PlanConfig) -> None:
+def _check_num_ranks(graph: FlowGraph, config: JobConfig) -> None:
     """Raises: UserError for a number of ranks whose replicas do not divide the parts of a group's work."""
-    for group, num_ranks in chosen.num_ranks.items():
+    for group, num_ranks in config.plan.num_ranks.items():
         parts = graph.stage(graph.workers[group][0]).num_parts if group in graph.workers else 0
-        num_replicas = num_ranks // chosen.num_ranks_per_replica.get(group, 1)
+        num_replicas = num_ranks // config.replica_sizes.get(group, 1)
         if num_replicas and parts % num_replicas:
             which = f"={num_ranks}" if num_replicas == num_ranks else f"={num_ranks}, {num_replicas} replicas,"
             raise UserError(

@@ -13,11 +13,12 @@ from rlinf.config.devices import settle
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.schema import Config
 from rlinf.errors import UserError
-from rlinf.planning.memory import check_gpu, named_shape, reference_shape, replicated_job
+from rlinf.planning.memory import Load, check_gpu, loads_of, named_shape, reference_shape, replicated_job
 from rlinf_sched.derive import find_gpu, gpu_cluster
 from rlinf_sched.derive.replicated import replicated_profiles
 from rlinf_sched.errors import SchedError
 from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
+from rlinf_sched.plan import Plan
 from rlinf_sched.problem import Problem
 
 TOKEN_BYTES = 12
@@ -64,6 +65,13 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
         )
     except SchedError as error:
         raise UserError(str(error)) from error
+
+
+def loads_of_recipe(config: Config, plan: Plan) -> list[Load]:
+    """What the ranks of a plan for `problem_of_recipe` hold."""
+    settled = settle(config, int(config.cluster.num_devices))
+    assert isinstance(settled, ReasoningConfig) and settled.model.path is not None, "there is a problem of it"
+    return loads_of(settled, named_shape(settled.model.path), plan)
 
 
 def num_sampled_prompts(config: ReasoningConfig) -> int:

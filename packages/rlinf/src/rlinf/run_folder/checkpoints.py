@@ -54,15 +54,23 @@ def writing_sealed(final: Path, state: Mapping[str, Any], digests: Mapping[str, 
         digests: file -> SHA-256, of those whose writers know it; looked at when the block ends.
     """
     assert not final.exists(), f"{final} is there already"
+    with writing_whole(final) as partial:
+        yield partial
+        # NaN stays NaN here, unlike in the rows: what is read back must be what was written.
+        (partial / STATE).write_text(json.dumps(dict(state), indent=1), encoding="utf-8")
+        write_seal(partial, digests)
+
+
+@contextmanager
+def writing_whole(final: Path) -> Iterator[Path]:
+    """Yields a folder to write into; when the block ends it is brought to the disk and is there under its name, which
+    may be that of an empty folder. After an error nothing is there."""
     partial = _partial(final)
     if partial.exists():
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
     try:
         yield partial
-        # NaN stays NaN here, unlike in the rows: what is read back must be what was written.
-        (partial / STATE).write_text(json.dumps(dict(state), indent=1), encoding="utf-8")
-        write_seal(partial, digests)
         for path in (*partial.rglob("*"), partial):
             sync(path)
     except BaseException:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Adds rows to a file in one write; the file appears with the first row."""
     if rows:
-        with path.open("a", encoding="utf-8") as file:
+        with naming(path), path.open("a", encoding="utf-8") as file:
             file.write("".join(f"{to_json(row)}\n" for row in rows))
 
 
@@ -56,12 +57,23 @@ def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
 def write_file(path: Path, content: str | bytes) -> None:
     """Writes the file under another name, then renames it: readers see the old content or the new one, never half."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
+    with naming(path), partial.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
     sync(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Adds the path to an error that does not say where it was; a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def sync(path: Path) -> None:

@@ -1,63 +1,136 @@
 """What a pass through a decoder of the Llama family keeps for its backward pass, and what the head takes."""
 
+from dataclasses import dataclass, replace
+
 from rlinf_sched.derive.memory.job import FLOAT_BYTES, ReplicatedJob
 from rlinf_sched.derive.shapes import BYTES_PER_PARAMETER, ModelShape
 
-NUM_LOGIT_COPIES = 3
-"""float32 tensors of the size of the logits that exist at the peak of a backward pass: the logits at the temperature,
-their logarithmic softmax and its gradient."""
 MAX_LOGITS_BYTES = 1 << 30
 """Bytes of a pass's logits in float32 above which the head works in tiles; so many bytes of logits are kept for the
 backward pass, the others are computed again."""
-TILE_BYTES = 640 << 20
-"""Bytes of the buffers in which a head without logits works on a GPU: two of 256 MiB in float32, one below that."""
+GPU_CHUNK_BYTES, CPU_CHUNK_BYTES = 256 << 20, 4 << 20
+"""Bytes of float32 in which the statistics of logits are worked out at once (rlinf_algos.logprobs)."""
+GPU_TILE_BYTES, CPU_TILE_BYTES = 640 << 20, 160 << 20
+"""Bytes of the buffers in which a head without logits works: two in float32 (256 or 64 MiB each), one below that
+(rlinf_algos.head)."""
 
 
-def micro_batch_bytes(model: ModelShape, job: ReplicatedJob, *, recomputes: bool = False) -> tuple[int, int]:
-    """Bytes that autograd holds of a micro-batch's prompts, and of its completions."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """What a call of the model has before it: rows of new tokens, each after tokens that have keys and values."""
+
+    num_rows: int
+    num_tokens: int
+    """New tokens of a row."""
+    num_before: int = 0
+    """Tokens of a row whose keys and values are there."""
+    recomputes: bool = False
+    """The feed-forward half of each layer is computed again in the backward pass."""
+
+    @property
+    def all_tokens(self) -> int:
+        """New tokens of all rows."""
+        return self.num_rows * self.num_tokens
+
+
+def passes_of_micro_batch(job: ReplicatedJob, *, recomputes: bool = False) -> tuple[Pass, Pass]:
+    """The call for a micro-batch's prompts, and the one for its completions; a prompt is computed once."""
     lengths = job.lengths
     num_groups = min(job.micro_batch_groups, max(1, job.num_groups // job.num_shards))
-    num_answered = lengths.group_size * lengths.limit_tokens
-    num_attended = lengths.group_size * (lengths.prompt_tokens + lengths.limit_tokens)
-    prompts = kept_bytes(model, job, num_groups * lengths.prompt_tokens, num_groups * lengths.prompt_tokens)
-    completions = kept_bytes(model, job, num_groups * num_answered, num_groups * num_attended, recomputes=recomputes)
-    return prompts, completions + trained_head_bytes(model, job, num_groups * num_answered)
-
-
-def warm_start_bytes(model: ModelShape, job: ReplicatedJob, *, recomputes: bool = False) -> int:
-    """Bytes that autograd holds for a batch of whole sequences."""
-    num_tokens = job.warm_start_sequences * (job.lengths.prompt_tokens + job.lengths.limit_tokens)
-    return kept_bytes(model, job, num_tokens, num_tokens, recomputes=recomputes) + trained_head_bytes(
-        model, job, num_tokens
+    prompts = Pass(num_rows=num_groups, num_tokens=lengths.prompt_tokens, recomputes=recomputes)
+    num_rows = num_groups * lengths.group_size
+    return prompts, replace(
+        prompts, num_rows=num_rows, num_tokens=lengths.limit_tokens, num_before=lengths.prompt_tokens
     )
 
 
-def kept_bytes(
-    model: ModelShape, job: ReplicatedJob, num_tokens: int, num_attended: int, *, recomputes: bool = False
-) -> int:
-    """Bytes that autograd keeps in all layers.
+def update_bytes(model: ModelShape, job: ReplicatedJob, *, recomputes: bool = False) -> int:
+    """Bytes at the peak of a micro-batch's backward pass: at its start, or when only the prompts are left of it,
+    whichever is more.
 
-    Counted in the blocks of transformers' Llama and Qwen2. For each token: input, normalised and scaled values of two
-    norms (6 h, the last of each being the input of projections; below float32 also a float32 copy of both inputs),
-    queries, the output of attention and its contiguous copy (3 q), and gate, up, activation and product (4 I). For each
-    token that a row attends to: keys and values, once for each query head where a mask hides padding (2 q).
-
-    Args:
-        recomputes: the feed-forward half of each layer is computed again in the backward pass.
+    A prompt is computed once for all its completions, in a forward pass of its own. So every weight is used twice, and
+    autograd holds the gradient of one use, a whole copy of the weights, until it has that of the other. For the head,
+    with which the prompts' backward pass begins, both and their sum are there at once. Tied embeddings come to that
+    earlier, while the gradient of the logits is there.
     """
-    query_width = model.num_heads * model.head_dim
-    of_mlp = 0 if recomputes else 4 * mlp_width(model)
-    of_token = job.dtype_bytes * (6 * model.hidden_size + 3 * query_width + of_mlp)
-    if job.dtype_bytes < FLOAT_BYTES:
-        of_token += 2 * FLOAT_BYTES * model.hidden_size
-    again = num_tokens * 4 * mlp_width(model) * job.dtype_bytes if recomputes else 0  # one layer at a time
-    return again + model.num_layers * (num_tokens * of_token + num_attended * 2 * query_width * job.dtype_bytes)
+    prompts, completions = passes_of_micro_batch(job, recomputes=recomputes)
+    start = layers_bytes(model, job, completions) + turn_bytes(model, job, completions)
+    if job.adapter is None or job.has_critic:
+        held_back = job.dtype_bytes * model.num_parameters + 2 * head_gradient_bytes(model, job)
+    else:
+        held_back = FLOAT_BYTES * job.adapter.num_parameters(model)
+    held_back += prompts.all_tokens * kv_bytes(model, job)  # gradients of what completions attend to
+    if model.tied_embeddings:
+        held_back += logits_bytes(model, job, completions) // 2
+    return layers_bytes(model, job, prompts) + max(start, held_back)
 
 
-def trained_head_bytes(model: ModelShape, job: ReplicatedJob, num_tokens: int) -> int:
-    """Bytes of a backward pass through the head, gradients of weights aside."""
-    of_logit = 2 * job.dtype_bytes + NUM_LOGIT_COPIES * FLOAT_BYTES
-    return head_bytes(model, job, num_tokens, of_logit, num_kept=MAX_LOGITS_BYTES)
+def warm_start_bytes(model: ModelShape, job: ReplicatedJob, *, recomputes: bool = False) -> int:
+    """Bytes at the peak of a backward pass over a batch of whole sequences."""
+    num_tokens = job.lengths.prompt_tokens + job.lengths.limit_tokens
+    whole = Pass(num_rows=job.warm_start_sequences, num_tokens=num_tokens, recomputes=recomputes)
+    return layers_bytes(model, job, whole) + turn_bytes(model, job, whole)
+
+
+def layers_bytes(model: ModelShape, job: ReplicatedJob, call: Pass) -> int:
+    """Bytes that autograd keeps of a call until its backward pass, the head's logits aside.
+
+    Counted in the blocks of transformers' Qwen2, Qwen3, Qwen3-MoE and Llama, tensor by tensor as autograd records them
+    (`saved_tensors_hooks`). d is the bytes of a number, F = 4 those of a float32. For each token and layer:
+
+        two norms           2 h (F + 2 d)   the input in float32, the normalised value, the input of what follows
+        norms of q and k    (q + k)(F + d)  models of the Qwen3 family
+        attention           2 q d + F heads queries, output, logarithmic sums of the scores
+        mask                K d             one number for each key of the row, converted anew in each layer
+        gated MLP           4 I d           gate, activation, up, product
+        experts             n (2 h + 4 I) d gathered input and output, and the MLP's, for each of the token's n experts
+        router              h d + F E       its input is the norm's, its probabilities
+
+    For each key of a row: keys and values, repeated for every query head because of the mask (2 q d). Attention is
+    taken to be fused (flash or memory-efficient), as torch chooses it on CPUs and GPUs: no [T, K] scores are kept.
+    The last norm and the input of the head come on top.
+    """
+    d, h, q = job.dtype_bytes, model.hidden_size, model.num_heads * model.head_dim
+    norm, num_keys = h * (FLOAT_BYTES + 2 * d), call.num_before + call.num_tokens
+    of_token = 2 * norm + 2 * q * d + FLOAT_BYTES * model.num_heads + num_keys * d
+    if model.qk_norm:
+        of_token += (q + model.num_kv_heads * model.head_dim) * (FLOAT_BYTES + d)
+    feed_forward = feed_forward_bytes(model, job)
+    of_token += h * d if call.recomputes else feed_forward
+    of_layers = model.num_layers * (call.all_tokens * of_token + call.num_rows * num_keys * 2 * q * d)
+    return of_layers + call.all_tokens * (norm + (feed_forward if call.recomputes else 0))  # one layer at a time
+
+
+def feed_forward_bytes(model: ModelShape, job: ReplicatedJob) -> int:
+    """Bytes that the feed-forward half of a layer keeps for a token, its input aside."""
+    d = job.dtype_bytes
+    if not model.num_experts:
+        return 4 * model.intermediate_size * d
+    of_expert = (2 * model.hidden_size + 4 * model.expert_intermediate_size) * d
+    return model.num_active_experts * of_expert + FLOAT_BYTES * model.num_experts
+
+
+def turn_bytes(model: ModelShape, job: ReplicatedJob, call: Pass) -> int:
+    """Bytes that a backward pass adds where it begins: the logits and the gradient of the head, or the inside of the
+    last layer, whichever is more.
+
+    The logits are kept once, in the dtype of the model. Their gradient is made beside them, in chunks
+    (rlinf_algos.logprobs); when they are freed, the head's products take a copy of it without gaps.
+    """
+    logits = logits_bytes(model, job, call)
+    inside = 2 * call.all_tokens * mlp_width(model) * job.dtype_bytes
+    chunk = min(FLOAT_BYTES * call.all_tokens * model.vocab_size, GPU_CHUNK_BYTES if job.on_gpu else CPU_CHUNK_BYTES)
+    return max(logits + max(chunk, head_gradient_bytes(model, job)), inside + head_gradient_bytes(model, job))
+
+
+def logits_bytes(model: ModelShape, job: ReplicatedJob, call: Pass) -> int:
+    """Bytes of a call's logits and their gradient, or of what works in place of them."""
+    return head_bytes(model, job, call.all_tokens, 2 * job.dtype_bytes, num_kept=MAX_LOGITS_BYTES)
+
+
+def head_gradient_bytes(model: ModelShape, job: ReplicatedJob) -> int:
+    """Bytes of the gradient of the head."""
+    return model.vocab_size * model.hidden_size * job.dtype_bytes
 
 
 def head_bytes(model: ModelShape, job: ReplicatedJob, num_tokens: int, of_logit: int, *, num_kept: int) -> int:
@@ -66,7 +139,8 @@ def head_bytes(model: ModelShape, job: ReplicatedJob, num_tokens: int, of_logit:
     num_logits = num_tokens * model.vocab_size
     if FLOAT_BYTES * num_logits <= MAX_LOGITS_BYTES:
         return num_logits * of_logit
-    return TILE_BYTES + num_kept + num_tokens * model.hidden_size * (2 * job.dtype_bytes + FLOAT_BYTES)
+    tiles = GPU_TILE_BYTES if job.on_gpu else CPU_TILE_BYTES
+    return tiles + num_kept + num_tokens * model.hidden_size * (2 * job.dtype_bytes + FLOAT_BYTES)
 
 
 def mlp_width(model: ModelShape) -> int:

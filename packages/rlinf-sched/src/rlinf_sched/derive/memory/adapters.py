@@ -37,6 +37,7 @@ class Adapter:
             weights=round((1 + trained) * whole.weights),
             gradients=round(share * whole.gradients),
             optimizer=round(share * whole.optimizer),
+            step=whole.step if num_models > 1 else round(share * whole.step),
         )
 
 

@@ -34,6 +34,8 @@ class ReplicatedJob:
     warm_start_sequences: int = 0
     """Whole sequences of one forward and backward pass of a supervised warm start, whose moments stay; 0: there is
     none."""
+    on_gpu: bool = True
+    """Where the ranks are; torch works in larger pieces there."""
     max_sequences: int = 512
     """Most sequences that a rank generates at once."""
 

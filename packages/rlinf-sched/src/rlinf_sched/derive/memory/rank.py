@@ -2,12 +2,26 @@
 
 from dataclasses import dataclass
 
+KINDS = (
+    "weights",
+    "masters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "gathered weights",
+    "KV cache",
+    "optimizer's step",
+    "weight sync",
+)
+"""What bytes may be for, in the order of `RankMemory.parts`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankMemory:
     """Bytes on the device of one rank, by what they are for.
 
-    The first four stay between the rank's turns. The others come and go while it works, and add up at its peak.
+    The first four stay between the rank's turns. The others come and go while it works: those of a pass add up, and the
+    optimizer's step and the sync of weights come at other times.
     """
 
     weights: int
@@ -27,6 +41,10 @@ class RankMemory:
     """Further activations for each item that is worked on at once."""
     kv_cache_of_item: int = 0
     """Keys and values for each item that is worked on at once."""
+    step: int = 0
+    """What the optimizer's step works with: the norm of the gradient, the denominators of AdamW."""
+    sync: int = 0
+    """What a weight sync adds at its peak."""
     host_start: int = 0
     """Bytes of host memory that the rank needs beside its state while it is made or loads a checkpoint."""
 
@@ -35,33 +53,41 @@ class RankMemory:
         """Bytes that stay between the rank's turns."""
         return self.weights + self.masters + self.gradients + self.optimizer
 
-    @property
-    def work(self) -> int:
-        """Further bytes at the peak of the rank's turn, whatever the number of items."""
-        return self.activations + self.gathered + self.kv_cache
-
-    @property
-    def work_of_item(self) -> int:
-        """Further bytes for each item that is worked on at once."""
-        return self.activations_of_item + self.kv_cache_of_item
+    def work(self, num_items: int = 1) -> int:
+        """Further bytes at the peak of the rank's turn, on so many items at once."""
+        return max(sum(self._of_pass(num_items).values()), self.step, self.sync)
 
     def peak(self, num_items: int = 1) -> int:
         """Bytes while the rank works on so many items at once."""
-        return self.state + self.work + num_items * self.work_of_item
+        return self.state + self.work(num_items)
+
+    def _of_pass(self, num_items: int) -> dict[str, int]:
+        return {
+            "activations": self.activations + num_items * self.activations_of_item,
+            "gathered weights": self.gathered,
+            "KV cache": self.kv_cache + num_items * self.kv_cache_of_item,
+        }
 
     def parts(self, num_items: int = 1) -> dict[str, int]:
-        """Kind -> bytes at the peak; kinds that take nothing are left out."""
+        """Kind -> bytes; kinds that take nothing are left out. All but the last two add up to the peak, unless one of
+        these is more than the pass."""
         parts = {
             "weights": self.weights,
             "masters": self.masters,
             "gradients": self.gradients,
             "optimizer": self.optimizer,
-            "activations": self.activations + num_items * self.activations_of_item,
-            "gathered weights": self.gathered,
-            "KV cache": self.kv_cache + num_items * self.kv_cache_of_item,
+            **self._of_pass(num_items),
+            "optimizer's step": self.step,
+            "weight sync": self.sync,
         }
         return {name: size for name, size in parts.items() if size}
 
     def describe(self, num_items: int = 1) -> str:
-        """The parts in words: `weights 28.40, gradients 28.40, optimizer 56.70, activations 3.10 GiB`."""
-        return ", ".join(f"{name} {size / 2**30:.2f}" for name, size in self.parts(num_items).items()) + " GiB"
+        """The parts of the peak in words: `weights 28.40, gradients 28.40, optimizer 56.70, activations 3.10 GiB`."""
+        parts = self.parts(num_items)
+        for moment, size in (("optimizer's step", self.step), ("weight sync", self.sync)):
+            if size < self.work(num_items):
+                parts.pop(moment, None)
+        if sum(self._of_pass(num_items).values()) < self.work(num_items):
+            parts = {name: size for name, size in parts.items() if name not in self._of_pass(num_items)}
+        return ", ".join(f"{name} {size / 2**30:.2f}" for name, size in parts.items()) + " GiB"

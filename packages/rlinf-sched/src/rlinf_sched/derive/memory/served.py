@@ -2,7 +2,12 @@
 
 from dataclasses import replace
 
-from rlinf_sched.derive.memory.activations import NUM_LOGIT_COPIES, head_bytes, kv_bytes, mlp_width
+from rlinf_sched.derive.memory.activations import (
+    feed_forward_bytes,
+    head_bytes,
+    kv_bytes,
+    passes_of_micro_batch,
+)
 from rlinf_sched.derive.memory.job import FLOAT_BYTES, ReplicatedJob
 from rlinf_sched.derive.memory.rank import RankMemory
 from rlinf_sched.derive.memory.trainers import trainer_of
@@ -11,15 +16,18 @@ from rlinf_sched.derive.shapes import ModelShape
 
 def forward_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
     """The memory of a rank that computes log-probabilities, a group at a time: first the inside of one layer, then the
-    logits."""
-    job = replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job))
-    lengths, size = job.lengths, job.lengths.group_size
-    layer = size * lengths.limit_tokens * 4 * mlp_width(model) * job.dtype_bytes
-    logits = head_bytes(model, job, size * lengths.limit_tokens, 2 * job.dtype_bytes + 2 * FLOAT_BYTES, num_kept=0)
+    logits, put together from those of the prompts and of the completions."""
+    job = replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job), micro_batch_groups=1)
+    prompts, completions = passes_of_micro_batch(job)
+    keys = completions.num_rows * (completions.num_before + completions.num_tokens)
+    attention = 2 * keys * model.num_heads * model.head_dim * job.dtype_bytes
+    inside = max(attention, completions.all_tokens * feed_forward_bytes(model, job))
+    logits = head_bytes(model, job, completions.all_tokens, 2 * job.dtype_bytes, num_kept=0)
+    cached = keys + prompts.all_tokens
     return RankMemory(
         weights=job.dtype_bytes * model.num_parameters,
-        activations=max(layer, logits),
-        kv_cache=size * (lengths.prompt_tokens + lengths.limit_tokens) * kv_bytes(model, job),
+        activations=max(inside, logits),
+        kv_cache=cached * kv_bytes(model, job),
     )
 
 
@@ -28,7 +36,7 @@ def generator_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
     lengths = job.lengths
     context = lengths.prompt_tokens + lengths.limit_tokens
     cache = context * kv_bytes(model, job) * (1 + 1 / model.num_layers)
-    logits = model.vocab_size * (job.dtype_bytes + NUM_LOGIT_COPIES * FLOAT_BYTES)
+    logits = model.vocab_size * (job.dtype_bytes + 3 * FLOAT_BYTES)
     return RankMemory(
         weights=job.dtype_bytes * model.num_parameters,
         kv_cache_of_item=round(lengths.group_size * cache),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from rlinf_sched.derive.memory.activations import micro_batch_bytes, warm_start_bytes
+from rlinf_sched.derive.memory.activations import update_bytes, warm_start_bytes
 from rlinf_sched.derive.memory.job import ReplicatedJob
 from rlinf_sched.derive.memory.rank import RankMemory
 from rlinf_sched.derive.shapes import ModelShape
@@ -47,19 +47,16 @@ def _replicated_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) ->
         weights=copy,
         gradients=-(-job.num_shards // num_ranks) * copy,
         optimizer=NUM_MOMENTS * copy,
-        activations=max(_update_bytes(model, job), warm_start_bytes(model, job)),
+        activations=max(update_bytes(model, job), warm_start_bytes(model, job)),
+        step=copy // job.num_models if job.on_gpu else 2 * _largest_bytes(model, job),
     )
 
 
-def _update_bytes(model: ModelShape, job: ReplicatedJob) -> int:
-    """Bytes that autograd holds for a micro-batch of groups, at the start of its backward pass or when only the prompts
-    are left of it, whichever is more.
-
-    A prompt is computed once for all its completions, in a forward pass of its own. So every weight is used twice, and
-    autograd holds the gradient of one use, a whole copy of the weights, until it has that of the other.
-    """
-    prompts, completions = micro_batch_bytes(model, job)
-    return prompts + max(completions, job.dtype_bytes * model.num_parameters)
+def _largest_bytes(model: ModelShape, job: ReplicatedJob) -> int:
+    """Bytes of the largest tensor of the model: the embeddings, or all experts of a layer."""
+    experts = 2 * model.num_experts * model.hidden_size * model.expert_intermediate_size
+    widest = max(model.vocab_size * model.hidden_size, model.intermediate_size * model.hidden_size, experts)
+    return job.dtype_bytes * widest
 
 
 # -- fsdp2 -------------------------------------------------------------------------------------------------------------
@@ -68,8 +65,8 @@ def _update_bytes(model: ModelShape, job: ReplicatedJob) -> int:
 def _fsdp2_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> RankMemory:
     """A part of weights, one gradient and moments, and what a pass has gathered.
 
-    What is in no layer is gathered for the whole pass and has a whole gradient until the end of it. Of the layers, one
-    is in use, the next is on its way and a third has its gradient. A gradient is sent in the dtype of the weights.
+    What is in no layer is gathered for the whole pass. Of the layers, one is in use, the next is on its way, and a
+    gradient is sent in the dtype of the weights. The norm squares a gradient in float64.
     """
     copy = job.dtype_bytes * model.num_parameters
     part = job.num_models * -(-copy // num_ranks)
@@ -78,13 +75,14 @@ def _fsdp2_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> Rank
     rest = embeddings + model.hidden_size + model.vision_parameters
     layer = -(-(model.num_parameters - rest) // model.num_layers)
     recomputes = bool(job.backend_options.get("recompute"))
-    prompts, completions = micro_batch_bytes(model, computed, recomputes=recomputes)
+    update = update_bytes(model, computed, recomputes=recomputes)
     return RankMemory(
         weights=part,
         gradients=part,
         optimizer=NUM_MOMENTS * part,
-        activations=max(prompts + completions, warm_start_bytes(model, computed, recomputes=recomputes)),
-        gathered=computed.dtype_bytes * (2 * rest + 3 * layer) + job.dtype_bytes * max(rest, layer),
+        activations=max(update, warm_start_bytes(model, computed, recomputes=recomputes)),
+        gathered=computed.dtype_bytes * (rest + 2 * layer) + (0 if num_ranks == 1 else job.dtype_bytes * layer),
+        step=-(-2 * 8 * _largest_bytes(model, job) // (job.dtype_bytes * num_ranks)),
         host_start=2 * copy,
     )
 

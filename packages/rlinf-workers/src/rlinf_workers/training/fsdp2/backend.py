@@ -23,8 +23,10 @@ from torch.distributed.fsdp import FSDPModule
 from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts.fsdp2 import fsdp2 as fsdp2_layout
 from rlinf_comm.weights.layouts.fsdp2 import shard_boxes
+from rlinf_workers.models.parts import KeptParts
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.weight_files import WeightFiles
+from rlinf_workers.models.weight_names import StoredWeights
 from rlinf_workers.training.base import (
     Evaluation,
     LossOf,
@@ -38,6 +40,7 @@ from rlinf_workers.training.fsdp2.rounds import Pass, Rounds
 from rlinf_workers.training.fsdp2.sharding import (
     fill,
     gathered,
+    give_memory,
     local,
     part_of,
     recompute_feed_forward,
@@ -127,15 +130,22 @@ class FSDP2Backend:
         self._kind, self._worker = model, worker
         self._rounds = Rounds.of(worker)
         self._number = self._rounds.enter(self)
-        self._model = model.build(torch.device("cpu"))
+        with KeptParts(worker.rank, worker.num_ranks) as parts:
+            outline = model.outline()
+        self._is_outline = outline is not None
+        self._model = model.build(torch.device("cpu")) if outline is None else outline
         self._bare = skeleton(self._model)
         if recompute:
             recompute_feed_forward(self._model)
         if not dist.is_initialized():  # one rank alone; a mesh needs a group all the same
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         mesh = init_device_mesh(worker.device.type, (worker.num_ranks,))
+        first = {name: parts.take(p) for name, p in self._model.named_parameters() if p.is_meta}
         self._root = shard(self._model, mesh, lower)
-        self._root.to(worker.device)  # buffers
+        give_memory(self._model, first, worker.device)
+        self._root.to(worker.device)  # buffers; and fully_shard sees the new parameters
+        if self._is_outline and (stored := self._kind.first_weights(self._model)) is not None:
+            self._read(stored)
         self.shards: Sequence[int] = range(worker.rank, num_shards, worker.num_ranks)
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._waiting: list[tuple[Pass, int, Any, LossOf, bool]] = []
@@ -146,6 +156,12 @@ class FSDP2Backend:
     @property
     def kind(self) -> Trainable:
         return self._kind
+
+    def _read(self, stored: StoredWeights) -> None:
+        buffers = stored.layout.ranks[0].buffers
+        tensors = {name: tensor for name, tensor in tensors_of(self._model).items() if name in buffers}
+        layout = fsdp2_layout(tensors, whole=stored.layout)
+        stored.files.fill(layout, self._worker.rank, {name: local(tensor) for name, tensor in tensors.items()})
 
     # -- an update -------------------------------------------------------------------------------------------------
 
@@ -288,6 +304,9 @@ class FSDP2Backend:
         return self._kind.to_files(self._bare, self._gathered(self._kind.saved(tensors_of(self._model))))
 
     def load_model(self, folder: str) -> None:
+        if self._is_outline:
+            self._read(self._kind.stored_weights(self._model, folder))
+            return
         model = whole_model(self._bare)
         self._kind.load(model, folder)
         mine = self._kind.saved(tensors_of(self._model))

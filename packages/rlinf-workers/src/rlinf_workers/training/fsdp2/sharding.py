@@ -61,6 +61,31 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
     return root
 
 
+def give_memory(model: nn.Module, parts: dict[str, Tensor | None], device: torch.device) -> None:
+    """Lets the parameters of a sharded outline have memory.
+
+    Args:
+        parts: name -> this rank's part, which becomes the parameter's own; None: of any content. It is used up.
+    """
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    made: dict[Tensor, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.is_meta:
+                continue
+            if parameter not in made:  # tied parameters stay one
+                assert isinstance(parameter, DTensor), "fully_shard makes DTensors of all parameters"
+                part = parts.pop(names[parameter])
+                if part is None:
+                    whole = torch.empty_like(parameter, device=device)
+                else:
+                    mesh, placements = parameter.device_mesh, parameter.placements
+                    shape = {"shape": parameter.shape, "stride": parameter.stride()}
+                    whole = DTensor.from_local(part.to(device), mesh, placements, run_check=False, **shape)
+                made[parameter] = nn.Parameter(whole, parameter.requires_grad)
+            setattr(module, name, made[parameter])
+
+
 def recompute_feed_forward(model: nn.Module) -> None:
     """Lets the backward pass compute the feed-forward half of each layer again instead of keeping its activations.
 

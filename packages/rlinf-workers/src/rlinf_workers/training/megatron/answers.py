@@ -1,0 +1,159 @@
+"""What a model says of a batch: whole sequences in, log-probabilities and entropies of some of their tokens out.
+
+megatron-core's own attention knows no packed sequences and no cache that gradients flow through. So a prompt stands
+before each of its completions, and padding behind them, which causal attention never sees.
+
+Legend: R rows, S positions of a sequence, T tokens that are asked for, V vocabulary, of which a rank has V / tp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import linear, pad
+from torch.utils.checkpoint import checkpoint
+
+from rlinf_sched.derive.memory import MAX_LOGITS_BYTES
+from rlinf_workers.models.sequences import SequenceBatch
+from rlinf_workers.records.language import ExampleBatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """Sequences, and of which of their tokens the model is asked."""
+
+    token_ids: Tensor
+    """[R, S] int64, padded on the right."""
+    before: Tensor
+    """[R, T] int64, the position before each token that is asked for."""
+    targets: Tensor
+    """[R, T] int64, those tokens."""
+    temperature: float
+    num_rows: int
+    """Rows of the whole micro-batch, of which these may be a part."""
+
+    @classmethod
+    def of(cls, batch: SequenceBatch | ExampleBatch, temperature: float) -> Asked:
+        """All tokens of the completions; of examples, all tokens but the first, at temperature 1."""
+        if isinstance(batch, ExampleBatch):
+            ids, temperature = batch.token_ids, 1.0
+            before = torch.arange(ids.shape[1] - 1, device=ids.device).expand(len(ids), -1)
+            return cls(token_ids=ids, before=before, targets=ids[:, 1:], temperature=temperature, num_rows=len(ids))
+        size, targets = batch.group_size, batch.completion_ids
+        padding = (batch.prompt_mask == 0).sum(-1, keepdim=True).repeat_interleave(size, 0)
+        both = torch.cat([batch.prompt_ids.repeat_interleave(size, 0), targets], 1)
+        places = torch.arange(both.shape[1], device=both.device) + padding
+        moved = both.gather(1, places.clamp(max=both.shape[1] - 1)).masked_fill(places >= both.shape[1], 0)
+        first = batch.prompt_ids.shape[1] - 1 - padding
+        before = first + torch.arange(targets.shape[1], device=both.device)
+        return cls(token_ids=moved, before=before, targets=targets, temperature=temperature, num_rows=len(both))
+
+    def part(self, number: int, num_parts: int) -> Asked:
+        """Every `num_parts`-th row from `number` on; parts have equally many, the last row stands in for missing
+        ones."""
+        if num_parts == 1:
+            return self
+        rows = rows_of(number, num_parts, self.num_rows).clamp(max=self.num_rows - 1).to(self.targets.device)
+        return Asked(
+            token_ids=self.token_ids[rows],
+            before=self.before[rows],
+            targets=self.targets[rows],
+            temperature=self.temperature,
+            num_rows=self.num_rows,
+        )
+
+    def padded(self, multiple: int) -> Asked:
+        """With so many positions that `multiple` divides their number."""
+        missing = -self.token_ids.shape[1] % multiple
+        if not missing:
+            return self
+        return Asked(
+            token_ids=pad(self.token_ids, (0, missing)),
+            before=self.before,
+            targets=self.targets,
+            temperature=self.temperature,
+            num_rows=self.num_rows,
+        )
+
+    def arguments(self) -> dict[str, Any]:
+        """What a GPTModel is called with."""
+        size = self.token_ids.shape[1]
+        device = self.token_ids.device
+        return {
+            "input_ids": self.token_ids,
+            "position_ids": torch.arange(size, device=device).expand_as(self.token_ids),
+            "attention_mask": torch.ones(size, size, dtype=torch.bool, device=device).triu(1)[None, None],  # hidden
+        }
+
+
+def rows_of(number: int, num_parts: int, num_rows: int) -> Tensor:
+    """The rows of a part; those from `num_rows` on are no rows."""
+    return torch.arange(number, -(-num_rows // num_parts) * num_parts, num_parts)
+
+
+def answers_of_states(states: Tensor, weight: Tensor, asked: Asked, first: int, num_words: int, group: Any) -> Tensor:
+    """Log-probabilities and entropies, [2, R, T] float32, the same on all ranks of the group.
+
+    Args:
+        states: [R, S, H], whole on each rank of the group.
+        weight: [rows of this rank, H], the head; perhaps with rows for no word.
+        first: the word of its first row.
+        num_words: V
+        group: ranks that share the vocabulary out.
+    """
+    found = states.gather(1, asked.before[..., None].expand(-1, -1, states.shape[-1])).flatten(0, 1)
+    targets = asked.targets.flatten()
+
+    def answer(states: Tensor, targets: Tensor) -> Tensor:
+        logits = linear(states, weight).float() / asked.temperature
+        return _Answers.apply(logits, targets, first, num_words, group)  # pyright: ignore[reportReturnType]
+
+    at_once = max(1, MAX_LOGITS_BYTES // (4 * len(weight)))
+    if len(targets) <= at_once:
+        answers = answer(found, targets)
+    else:  # logits of so many tokens at a time, computed again in the backward pass
+        parts = zip(found.split(at_once), targets.split(at_once), strict=True)
+        answers = torch.cat([checkpoint(answer, *part, use_reentrant=False) for part in parts], 1)  # pyright: ignore
+    return answers.view(2, *asked.targets.shape)
+
+
+class _Answers(torch.autograd.Function):
+    """Log-probabilities and entropies of a softmax whose logits are shared out over the ranks of a group.
+
+    With p = softmax(z), L = log p and H = -sum p L: dL_t/dz = [z is z_t] - p, dH/dz = -p (L + H).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, first: int, num_words: int, group: Any) -> Tensor:
+        """logits [N, rows of this rank], targets [N] -> [2, N]"""
+        words = torch.arange(first, first + logits.shape[1], device=logits.device)
+        logits = logits.masked_fill(words >= num_words, float("-inf"))  # rows that stand for no word
+        largest = logits.max(-1).values
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        is_mine = (targets >= first) & (targets < first + logits.shape[1])
+        places = (targets - first).clamp(0, logits.shape[1] - 1)
+        shifted = logits - largest[:, None]
+        weights = shifted.exp()
+        target = shifted.gather(1, places[:, None])[:, 0].masked_fill(~is_mine, 0.0)
+        weighted = (weights * shifted.masked_fill(weights == 0, 0.0)).sum(-1)
+        total, target, weighted = sums = torch.stack([weights.sum(-1), target, weighted])
+        dist.all_reduce(sums, group=group)
+        entropy = total.log() - weighted / total
+        ctx.save_for_backward(shifted - total.log()[:, None], entropy, places, is_mine)
+        return torch.stack([target - total.log(), entropy])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        ((of_logprobs, of_entropies),) = gradients
+        logprobs, entropy, places, is_mine = ctx.saved_tensors
+        softmax = logprobs.exp()
+        of_logits = -softmax * of_logprobs[:, None]
+        if bool((of_entropies != 0).any()):
+            finite = logprobs.masked_fill(softmax == 0, 0.0)
+            of_logits -= softmax * (finite + entropy[:, None]) * of_entropies[:, None]
+        of_logits.scatter_add_(1, places[:, None], (of_logprobs * is_mine)[:, None])
+        return of_logits, None, None, None, None

@@ -1,0 +1,384 @@
+"""MegatronBackend: replicas of several ranks hold a language model by tensor, pipeline and expert parallelism.
+
+Every rank of a replica gets the same micro-batches. Its last stage has the answers, which are made whole there, so that
+the loss is computed on each of its ranks alike; their gradient goes back through the parts. Replicas are data parallel:
+gradients are summed over them in `reduce`, by megatron-core's own DistributedDataParallel, and its optimizer steps.
+With a pipeline `backward` keeps the micro-batch, and `reduce` runs them all as one 1F1B schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rlinf_comm.weights import Layout, ReshardExecutor, plan
+from rlinf_comm.weights.layouts import TransformerShape, huggingface
+from rlinf_sched.derive.megatron import MegatronOptions
+from rlinf_sched.derive.shapes import ModelShape
+from rlinf_workers.models.language_model import build_model
+from rlinf_workers.models.sequences import SequenceBatch
+from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.models.weight_files import WeightFiles
+from rlinf_workers.records.language import ExampleBatch
+from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings
+from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, parameter_of
+from rlinf_workers.training.megatron.answers import Asked, rows_of
+from rlinf_workers.training.megatron.files import box_in, gathered, owned, region, stacked, writers
+from rlinf_workers.training.megatron.storages import Storages
+from rlinf_workers.worker import Worker
+
+T = TypeVar("T")
+Finish = Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Any]]]
+"""Answers of this rank's rows -> a scalar whose gradient they get, and what megatron-core wants beside it."""
+
+
+class MegatronBackend:
+    """See training/base.py for what the methods promise."""
+
+    num_steps = 0
+
+    def __init__(
+        self,
+        model: TokenModel,
+        worker: Worker,
+        *,
+        optimizer: OptimizerSettings | None,
+        num_shards: int,
+        options: MegatronOptions,
+    ) -> None:
+        if worker.device.type == "cpu":
+            from rlinf_workers.training.megatron import shim
+
+            shim.apply()
+        from transformers import AutoConfig
+
+        from rlinf_workers.training.megatron.model import layout_of, make_model
+        from rlinf_workers.training.megatron.parallel import connect
+
+        self.kind, self._settings = model, model.settings
+        self._worker, self._options = worker, options
+        self._config = AutoConfig.from_pretrained(self._settings.folder)
+        self._shape = TransformerShape.from_config(self._config.to_dict(), self._settings.dtype)
+        options.check_model(ModelShape.from_config(self._config.to_dict()))
+        self._place = connect(worker, options)
+        sizes = (self._shape, options, worker.num_ranks)
+        self._layout = layout_of(*sizes, options.compute_dtype)
+        self._masters_layout = layout_of(*sizes, "float32")
+        self._model = make_model(self._config, *sizes[:2]).to(worker.device)
+        self._model.num_words = self._shape.vocab
+        self._called: Any = self._model
+        """The model, in what megatron-core wraps it."""
+        self._storages = Storages(self._tensors)
+        self._optimizer: Any = None
+        self._masters: Any = None
+        self.shards: Sequence[int] = []
+        self._waiting: list[tuple[Asked, Finish]] = []
+        """Micro-batches of a pipeline, whose passes come with `reduce`."""
+        self._statistics: dict[int, Tensor] = {}
+        self._wrap(trains=optimizer is not None)
+        if optimizer is not None:
+            self.shards = self._own_shards(num_shards)
+            self.restart(optimizer)
+        self._take(self._first_weights())
+
+    def _wrap(self, trains: bool) -> None:
+        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+        from megatron.core.transformer.module import Float16Module
+
+        from rlinf_workers.training.megatron.optimizer import Masters, make_optimizer
+
+        config = self._model.config
+        if config.bf16:
+            self._called = Float16Module(config, self._model)
+        if not trains:
+            self._model.requires_grad_(False)
+            return
+        how = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, use_distributed_optimizer=self._options.distributed_optimizer
+        )
+        self._called = DistributedDataParallel(config, how, self._called)
+        self._optimizer = make_optimizer(self._called, self._options)
+        self._masters = Masters(self._optimizer)
+
+    def _own_shards(self, num_shards: int) -> range:
+        replica, num_replicas = self._worker.identity.replica, self._worker.identity.num_replicas
+        if num_shards % num_replicas:
+            raise ValueError(
+                f"actor.num_shards={num_shards} is not a multiple of its {num_replicas} replicas; "
+                f"use {num_replicas} or a multiple of it"
+            )
+        return range(replica, num_shards, num_replicas)
+
+    # -- an update -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def forward(
+        self, batch: SequenceBatch | ExampleBatch, *, entropies: bool = False, adapter: bool = True
+    ) -> Evaluation:
+        asked = Asked.of(batch, self.kind.temperature)
+        whole = torch.zeros(2, *asked.targets.shape, device=self._worker.device)
+
+        def keep(answers: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+            self._insert(whole, answers)
+            return answers.sum(), torch.tensor(0), {}
+
+        self._run([(asked, keep)], forward_only=True)
+        self._worker.replica_ranks.sum_(whole)
+        return Evaluation(logprobs=whole[0], entropies=whole[1] if entropies else NOT_ASKED)
+
+    def begin(self, num_statistics: int) -> None:
+        self._waiting.clear()
+        self._called.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        self._statistics = {shard: torch.zeros(num_statistics, dtype=torch.float64) for shard in self.shards}
+
+    def backward(
+        self, shard: int, batch: SequenceBatch | ExampleBatch, loss_of: LossOf, *, entropies: bool = False
+    ) -> None:
+        def finish(answers: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+            whole = torch.zeros(2, *asked.targets.shape, device=answers.device)
+            self._insert(whole, answers.detach())
+            self._place.stage.sum_(whole).requires_grad_()
+            found = Evaluation(logprobs=whole[0], entropies=whole[1] if entropies else NOT_ASKED)
+            loss, statistics = loss_of(found)
+            self.count(shard, statistics)
+            (gradient,) = torch.autograd.grad(loss, whole)
+            return (answers * self._own_rows(gradient, answers)).sum(), torch.tensor(0), {}
+
+        asked = Asked.of(batch, self.kind.temperature)
+        self._waiting.append((asked, finish))
+        if self._options.pipeline_parallel == 1:
+            self._run_waiting()
+
+    def count(self, shard: int, statistics: Sequence[float]) -> None:
+        self._statistics[shard] += torch.tensor(statistics, dtype=torch.float64)
+
+    def reduce(self) -> list[float]:
+        from megatron.core.distributed import finalize_model_grads
+
+        self._run_waiting()
+        finalize_model_grads([self._called])
+        sums = torch.stack(list(self._statistics.values())).sum(0)
+        self._worker.replica_ranks.broadcast_(sums, self._options.ranks_per_replica - 1)  # of the last stage
+        return self._worker.replicas.sum_(sums).tolist()
+
+    @torch.no_grad()
+    def step(self, divisor: float) -> float:
+        self._called.scale_gradients(1.0 / divisor)
+        self._optimizer.prepare_grads()
+        grad_norm = float(self._optimizer.get_grad_norm())
+        if not math.isfinite(grad_norm):
+            raise FloatingPointError(
+                f"{self._worker.name}: optimizer step {self.num_steps}: the gradient norm is {grad_norm}; "
+                "nothing was changed"
+            )
+        for one in self._optimizer.chained_optimizers:
+            for parameter in one.get_parameters():
+                parameter.grad *= min(1.0, self._schedule.max_grad_norm / (grad_norm + 1e-6))  # as torch clips
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._schedule.learning_rate_at(self.num_steps)
+        self._optimizer.step_with_ready_grads()
+        self.num_steps += 1
+        return grad_norm
+
+    def sum_over_shards(self, rows: Tensor) -> Tensor:
+        return self._worker.replicas.sum_(rows.sum(0))
+
+    def restart(self, optimizer: OptimizerSettings) -> None:
+        from rlinf_workers.training.megatron.optimizer import settle
+
+        self._schedule = optimizer
+        settle(self._optimizer, optimizer)
+        self.num_steps = 0
+
+    # -- passes ----------------------------------------------------------------------------------------------------
+
+    def _run_waiting(self) -> None:
+        if self._waiting:
+            self._run(self._waiting, forward_only=False)
+            self._waiting.clear()
+
+    def _run(self, passes: Sequence[tuple[Asked, Finish]], *, forward_only: bool) -> None:
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        def forward_step(waiting: Iterator[tuple[Asked, Finish]], model: Any) -> tuple[Tensor, Finish]:
+            asked, finish = next(waiting)
+            self._model.asked = asked.part(self._place.part, self._options.num_parts)
+            multiple = self._options.tensor_parallel if self._options.sequence_parallel else 1
+            return model(**self._model.asked.padded(multiple).arguments()), finish
+
+        get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(passes),
+            model=[self._called],
+            num_microbatches=len(passes),
+            seq_length=1,  # stages tell each other the real ones
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+
+    def _insert(self, whole: Tensor, answers: Tensor) -> None:
+        """Writes this rank's rows [2, R, T] of [2, B, T], where no other rank of its stage does."""
+        if self._place.tensor == 0:
+            rows = self._rows(whole.shape[1])
+            whole[:, rows] = answers[:, : len(rows)]
+
+    def _own_rows(self, whole: Tensor, answers: Tensor) -> Tensor:
+        """The inverse; 0 for rows that only fill up."""
+        rows = self._rows(whole.shape[1])
+        own = torch.zeros_like(answers)
+        own[:, : len(rows)] = whole[:, rows]
+        return own
+
+    def _rows(self, num_rows: int) -> Tensor:
+        rows = rows_of(self._place.part, self._options.num_parts, num_rows)
+        return rows[rows < num_rows].to(self._worker.device)
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _parameters(self) -> dict[str, torch.nn.Parameter]:
+        """By the names of the layout."""
+        return dict(self._model.named_parameters())
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: self._storages.readable(parameter.detach()) for name, parameter in self._parameters.items()}
+
+    def layout(self) -> Layout:
+        return self._layout
+
+    @torch.no_grad()
+    def start_from(self, other: MegatronBackend) -> None:
+        theirs = other._masters_here()
+        for name, parameter in self._parameters.items():
+            if name in theirs and theirs[name].shape == parameter.shape:
+                self._masters.set_weight(parameter, theirs[name])
+
+    @torch.no_grad()
+    def on_model(self, do: Callable[[Any], T]) -> T:
+        return do(self._model)
+
+    def onload(self) -> None:
+        self._storages.onload()
+
+    def offload(self) -> None:
+        if self._worker.device.type != "cpu":
+            self._storages.offload()
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """Everything that is on the device between two calls."""
+        yield from self._model.parameters()
+        yield from self._model.buffers()
+        if self._optimizer is None:
+            return
+        for buffer in [*self._called.buffers, *self._called.expert_parallel_buffers]:
+            yield buffer.grad_data
+        for one in self._optimizer.chained_optimizers:
+            for parameter in one.get_parameters():
+                yield parameter
+                if parameter.grad is not None:
+                    yield parameter.grad
+                yield from (value for key, value in one.optimizer.state.get(parameter, {}).items() if key != "step")
+
+    def _masters_here(self) -> dict[str, Tensor]:
+        """float32, in host memory, by the names of the layout; every rank calls."""
+        if self._masters is None:
+            return {name: parameter.detach().float().cpu() for name, parameter in self._parameters.items()}
+        return {name: self._masters.weight(parameter) for name, parameter in self._parameters.items()}
+
+    def _take(self, weights: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._parameters.items():
+            if self._masters is None:
+                parameter.data.copy_(weights[name])
+            else:
+                self._masters.set_weight(parameter, weights[name])
+
+    def _first_weights(self) -> dict[str, Tensor]:
+        if self._settings.has_weights:
+            return self._read(self._settings.folder)
+        found = self._unwritten()
+        model = build_model(self._settings, torch.device("cpu")).float()
+        reshard = plan(self._in_memory, self._masters_layout)
+        ReshardExecutor(reshard, self._worker.rank).run([dict(model.named_parameters())], found)
+        return found
+
+    def _read(self, folder: str) -> dict[str, Tensor]:
+        found = self._unwritten()
+        WeightFiles(folder).fill(self._masters_layout, self._worker.rank, found)
+        return found
+
+    def _unwritten(self) -> dict[str, Tensor]:
+        """0, where the vocabulary is padded too."""
+        return {name: torch.zeros(parameter.shape) for name, parameter in self._parameters.items()}
+
+    @cached_property
+    def _in_memory(self) -> Layout:
+        """Of transformers' model, in float32."""
+        import transformers
+
+        is_fused = int(transformers.__version__.split(".")[0]) >= 5
+        return huggingface(self._shape, fused_experts=is_fused, dtype="float32")
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def model_tensors(self) -> dict[str, Tensor]:
+        gather = partial(self._gathered, self._masters_here())
+        return self._shared_out({name: spec.num_bytes for name, spec in self._layout.specs.items()}, gather)
+
+    def load_model(self, folder: str) -> None:
+        self._take(self._read(folder))
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """By the names in transformers' model, as other backends have them."""
+        from rlinf_workers.training.megatron.optimizer import MOMENTS
+
+        state: dict[str, Tensor] = {}
+        sizes = {name: buffer.num_elements for name, buffer in self._in_memory.ranks[0].buffers.items()}
+        for field in MOMENTS if self.num_steps else ():
+            local = {name: self._masters.moment(parameter, field) for name, parameter in self._parameters.items()}
+            put_together = partial(stacked, layout=self._in_memory, gather=partial(self._gathered, local))
+            for name, moment in self._shared_out(sizes, put_together).items():
+                state[f"{name}:{field}"], state[f"{name}:step"] = moment, torch.tensor(float(self.num_steps))
+        return state
+
+    def load_optimizer(self, folder: str) -> None:
+        """Reads of the moments what this rank keeps."""
+        from rlinf_workers.training.megatron.optimizer import MOMENTS
+
+        self.restart(self._schedule)
+        self.num_steps = num_steps_in(folder)
+        files, (whole,) = WeightFiles(folder, OPTIMIZER), self._in_memory.ranks
+        for key in files.specs:
+            parameter_of(key, whole.buffers, folder)
+        blocks = {block.name: block for block in whole.blocks}
+        for field in MOMENTS if files.specs else ():
+            found = self._unwritten()
+            for mine in self._layout.ranks[self._worker.rank].blocks:
+                block = blocks[mine.name]
+                box = box_in(block, mine.box, whole.buffers[block.buffer].shape)
+                read = files.read(f"{block.buffer}:{field}", box).view(mine.box.shape)
+                region(found[mine.buffer], mine).copy_(read)
+            for name, parameter in self._parameters.items():
+                self._masters.set_moment(parameter, field, found[name])
+        if files.specs:
+            self._masters.set_steps(self.num_steps)
+
+    def _shared_out(self, sizes: Mapping[str, int], gather: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        """What this rank writes of tensors with these sizes; every rank makes each of them."""
+        of = writers(sizes, self._worker.num_ranks)
+        found = ((name, gather(name)) for name in sizes)
+        return {name: whole for name, whole in found if of[name] == self._worker.rank}
+
+    def _gathered(self, local: Mapping[str, Tensor], name: str) -> Tensor:
+        """A canonical tensor, whole, of which each rank of a replica has parts; every rank calls."""
+        mine = [(block.box, region(local[block.buffer], block)) for block in self._owned.get(name, ())]
+        return gathered(self._layout.specs[name].shape, mine, self._worker.replica_ranks, torch.float32)
+
+    @cached_property
+    def _owned(self) -> Mapping[str, Any]:
+        return owned(self._layout, self._worker.identity.rank_in_replica, self._options.ranks_per_replica)

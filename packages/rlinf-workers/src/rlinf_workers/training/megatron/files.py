@@ -1,0 +1,80 @@
+"""Tensors of a model that ranks share out, as files have them: canonical weights, and AdamW's state by the names that
+transformers' model has in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from rlinf_comm.weights import Block, Box, Layout
+from rlinf_workers.collectives import RankGroup
+
+
+def region(buffer: Tensor, block: Block) -> Tensor:
+    """The box of a block, in the buffer."""
+    return buffer.as_strided(block.box.shape, block.strides, buffer.storage_offset() + block.offset)
+
+
+def inside(whole: Tensor, box: Box) -> Tensor:
+    """A box of a tensor, no copy."""
+    return whole[tuple(slice(first, first + size) for first, size in zip(box.start, box.shape, strict=True))]
+
+
+def owned(layout: Layout, rank: int, num_ranks: int) -> dict[str, list[Block]]:
+    """Canonical name -> the blocks that a rank of the first replica hands out: of a box that several ranks have, the
+    first does."""
+    seen: set[tuple[str, Box]] = set()
+    found: dict[str, list[Block]] = {}
+    for number in range(num_ranks):
+        for block in layout.ranks[number].blocks:
+            key = block.name, block.box
+            if key not in seen:
+                seen.add(key)
+                if number == rank:
+                    found.setdefault(block.name, []).append(block)
+    return found
+
+
+def gathered(shape: tuple[int, ...], mine: list[tuple[Box, Tensor]], ranks: RankGroup, dtype: torch.dtype) -> Tensor:
+    """A whole tensor in host memory, on each of the ranks.
+
+    Args:
+        mine: the boxes that this rank hands out; no two ranks have the same element.
+    """
+    whole = torch.zeros(shape, dtype=dtype)
+    for box, part in mine:
+        inside(whole, box).copy_(part)
+    ranks.sum_(whole.view(torch.uint8))  # as bytes, so that -0.0 stays what it is
+    return whole
+
+
+def box_in(block: Block, box: Box, shape: tuple[int, ...]) -> Box:
+    """Where a box of a canonical tensor lies in a buffer of this shape that has it whole, perhaps in a stack."""
+    offset = block.offset + sum(first * stride for first, stride in zip(box.start, block.strides, strict=True))
+    start = []
+    for size in reversed(shape):
+        offset, first = divmod(offset, size)
+        start.append(first)
+    return Box(tuple(reversed(start)), (1,) * (len(shape) - len(box.shape)) + box.shape)
+
+
+def stacked(buffer: str, layout: Layout, gather: Callable[[str], Tensor]) -> Tensor:
+    """A buffer of a model that one rank has whole, put together from the canonical tensors in it."""
+    (rank,) = layout.ranks
+    found = torch.zeros(rank.buffers[buffer].shape)
+    for block in rank.blocks:
+        if block.buffer == buffer:
+            region(found, block).copy_(gather(block.name))
+    return found
+
+
+def writers(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
+    """Name -> the rank that writes it; the bytes are shared out evenly, the largest first."""
+    loads, found = [0] * num_ranks, dict[str, int]()
+    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        rank = loads.index(min(loads))
+        loads[rank] += size
+        found[name] = rank
+    return found

@@ -1,0 +1,197 @@
+"""The GPTModel of megatron-core that holds this rank's part of a Hugging Face model.
+
+Layers are those of megatron-core's local spec: no Transformer Engine, no fused kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from rlinf_comm.weights import Layout
+from rlinf_comm.weights.layouts import TransformerShape, megatron
+from rlinf_comm.weights.layouts.assembly import rounded_up
+from rlinf_sched.derive.megatron import WHERE, MegatronOptions
+from rlinf_workers.training.megatron.answers import Asked, answers_of_states
+
+VOCAB_MULTIPLE = 8
+"""Rows of the embedding on each rank are a multiple of it, which tensor cores want of bfloat16."""
+
+
+def layout_of(shape: TransformerShape, options: MegatronOptions, num_ranks: int, dtype: str) -> Layout:
+    """What each rank keeps of the canonical tensors: those of one replica, as often as there are replicas."""
+    of_replica = megatron(
+        shape,
+        tp=options.tensor_parallel,
+        pp=options.pipeline_parallel,
+        dp=options.num_parts,
+        ep=options.expert_parallel,
+        expert_tp=options.expert_tensor_parallel,
+        transformer_engine=False,
+        experts="sequential",
+        vocab_multiple=VOCAB_MULTIPLE,
+        dtype=dtype,
+    )
+    return Layout(of_replica.specs, of_replica.ranks * (num_ranks // options.ranks_per_replica))
+
+
+def make_model(config: Any, shape: TransformerShape, options: MegatronOptions) -> AnsweringModel:
+    """This rank's part, with weights that nobody has written yet.
+
+    Args:
+        config: of transformers.
+
+    Raises: ValueError for a variant of the architecture that megatron-core would compute otherwise.
+    """
+    made = _transformer_config(config, shape, options)
+    spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization="RMSNorm")
+    _own_norms(spec)
+    return AnsweringModel(
+        config=made,
+        transformer_layer_spec=spec,  # pyright: ignore[reportArgumentType], a block's spec is taken as well
+        vocab_size=rounded_up(shape.vocab, VOCAB_MULTIPLE * options.tensor_parallel),
+        max_sequence_length=config.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=shape.tied_embeddings,
+        position_embedding_type="rope",
+        rotary_base=_rope_base(config),  # pyright: ignore[reportArgumentType], it is only divided by
+    )
+
+
+class AnsweringModel(GPTModel):
+    """Gives what `asked` asks for in place of logits."""
+
+    asked: Asked
+    """Of the next call, on the last stage."""
+    num_words: int
+    """Of the vocabulary, without padding."""
+
+    def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Answers [2, R, T] float32 on the last stage; elsewhere the hidden states go on to the next."""
+        if not self.post_process:
+            return hidden_states
+        group = parallel_state.get_tensor_model_parallel_group()
+        if self.config.sequence_parallel:
+            states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=True).transpose(
+                0, 1
+            )
+        else:  # transposed before, because 0.16.1 loses the sum over ranks of a gradient that is not contiguous
+            states = copy_to_tensor_model_parallel_region(hidden_states.transpose(0, 1))
+        shared = self.share_embeddings_and_output_weights
+        weight = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
+        assert weight is not None, "the last stage has a head"
+        first = parallel_state.get_tensor_model_parallel_rank() * len(weight)
+        return answers_of_states(states, weight, self.asked, first, self.num_words, group)
+
+
+class RMSNorm:
+    """torch's, which megatron-core refuses to share over positions, marked so that its gradient is summed then."""
+
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> nn.RMSNorm:  # pyright: ignore
+        norm = nn.RMSNorm(hidden_size, eps=eps)
+        for parameter in norm.parameters():
+            setattr(parameter, "sequence_parallel", config.sequence_parallel)  # noqa: B010, an attribute of theirs
+        return norm
+
+
+def _own_norms(spec: Any) -> None:
+    spec.layer_norm = RMSNorm
+    for layer in spec.layer_specs:
+        parts = layer.submodules
+        parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+        attention = parts.self_attention.submodules
+        for name in ("q_layernorm", "k_layernorm"):
+            if isinstance(getattr(attention, name), type) and "Identity" not in getattr(attention, name).__name__:
+                setattr(attention, name, RMSNorm)
+
+
+def _transformer_config(config: Any, shape: TransformerShape, options: MegatronOptions) -> TransformerConfig:
+    _check_variant(config)
+    dtype = getattr(torch, options.compute_dtype)
+    settings: dict[str, Any] = {}
+    if shape.num_experts:
+        settings |= {
+            "num_moe_experts": shape.num_experts,
+            "moe_ffn_hidden_size": shape.expert_intermediate,
+            "moe_layer_freq": [int(shape.has_experts(layer)) for layer in range(shape.num_layers)],
+            "moe_router_topk": config.num_experts_per_tok,
+            "moe_router_pre_softmax": not config.norm_topk_prob,
+            "moe_router_load_balancing_type": "none",
+            "moe_grouped_gemm": False,
+        }
+    if options.recompute:
+        settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden,
+        ffn_hidden_size=shape.intermediate or shape.expert_intermediate,
+        num_attention_heads=shape.num_heads,
+        num_query_groups=shape.num_kv_heads,
+        kv_channels=shape.head_dim,
+        tensor_model_parallel_size=options.tensor_parallel,
+        sequence_parallel=options.sequence_parallel,
+        pipeline_model_parallel_size=options.pipeline_parallel,
+        expert_model_parallel_size=options.expert_parallel,
+        expert_tensor_parallel_size=options.expert_tensor_parallel,
+        moe_token_dispatcher_type="alltoall",  # for dense models, too, without it there are no variable lengths
+        variable_seq_lengths=options.pipeline_parallel > 1,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        normalization="RMSNorm",
+        layernorm_epsilon=config.rms_norm_eps,
+        gated_linear_unit=True,
+        activation_func=nn.functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=shape.qk_norm,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        calculate_per_token_loss=True,  # sums: nothing is divided by numbers of tokens, micro-batches or ranks
+        # Weights get their marks, which norms are computed by, only where they are initialised, too.
+        init_method=_left_alone,
+        output_layer_init_method=_left_alone,
+        embedding_init_method=_left_alone,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+        transformer_impl="local",
+        **settings,
+    )
+
+
+def _left_alone(weight: Tensor) -> None:
+    """Weights are written when the model is there."""
+
+
+def _rope_base(config: Any) -> float:
+    """transformers 5 has `rope_parameters`, 4 had `rope_theta` beside `rope_scaling`."""
+    said = getattr(config, "rope_parameters", None) or {}
+    return float(said.get("rope_theta") or config.rope_theta)
+
+
+def _check_variant(config: Any) -> None:
+    said = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kind = said.get("rope_type", said.get("type", "default"))
+    wrong = {
+        f"rope_type={kind!r}": kind != "default",
+        "use_sliding_window=true": bool(getattr(config, "use_sliding_window", False)),
+        f"hidden_act={config.hidden_act!r}": config.hidden_act != "silu",
+        "attention_dropout": bool(getattr(config, "attention_dropout", 0.0)),
+    }
+    if found := [name for name, is_wrong in wrong.items() if is_wrong]:
+        raise ValueError(
+            f"actor.backend=megatron: {', '.join(found)} in the model's config.json is not mapped to megatron-core "
+            f"({WHERE} cannot change that); train under replicated or fsdp2"
+        )

@@ -1,0 +1,132 @@
+"""Megatron-core's optimizer, and where it has the masters and moments of each parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from torch import Tensor, nn
+
+from rlinf_sched.derive.megatron import MegatronOptions
+from rlinf_workers.training.base import OptimizerSettings
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def make_optimizer(model: DistributedDataParallel, options: MegatronOptions) -> Any:
+    """An optimizer that decays every parameter, as torch's AdamW does; `settle` says how."""
+    settings = OptimizerConfig(
+        optimizer="adam",
+        lr=1.0,  # set before each step
+        bf16=options.compute_dtype == "bfloat16",
+        params_dtype=getattr(torch, options.compute_dtype),
+        use_distributed_optimizer=options.distributed_optimizer,
+    )
+    return get_megatron_optimizer(settings, [model], config_overrides={})  # pyright: ignore[reportArgumentType]
+
+
+def settle(optimizer: Any, settings: OptimizerSettings) -> None:
+    """Without state, and with these settings but for the learning rate."""
+    for one in optimizer.chained_optimizers:
+        one.optimizer.state.clear()
+        for group in one.param_groups:
+            group.pop("step", None)  # of the fused AdamW
+            group |= {
+                "betas": settings.betas,
+                "eps": settings.epsilon,
+                "weight_decay": settings.weight_decay,
+                "wd_mult": 1.0,
+            }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Held:
+    """What this rank steps of a parameter."""
+
+    master: Tensor
+    """What the inner optimizer steps, and its state goes by; the parameter itself, or a part of it, in float32."""
+    optimizer: Any
+    """The inner one."""
+    first: int
+    """Place of the master's first element in the flat parameter."""
+
+
+class Masters:
+    """The float32 weights and the moments that an optimizer has, parameter by parameter, whole."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._held: dict[nn.Parameter, _Held] = {}
+        self._groups: list[Any] = []
+        """Ranks among which dense parameters are shared out, and those for experts; empty where nothing is."""
+        for one in optimizer.chained_optimizers:
+            is_shared = hasattr(one, "shard_fp32_groups")
+            if is_shared:
+                self._groups.append(one.data_parallel_group)
+            for parameter, master in _pairs(one, is_shared):
+                first = one._get_model_param_range_map(parameter)["param"].start if is_shared else 0
+                self._held[parameter] = _Held(master=master, optimizer=one.optimizer, first=first)
+
+    def weight(self, parameter: nn.Parameter) -> Tensor:
+        """In host memory; where masters are shared out all ranks that do so call."""
+        if parameter.dtype == torch.float32:
+            return parameter.detach().cpu()
+        held = self._held.get(parameter)
+        return self._whole(parameter, held and held.master)
+
+    def moment(self, parameter: nn.Parameter, name: str) -> Tensor:
+        """As `weight`."""
+        held = self._held.get(parameter)
+        return self._whole(parameter, held and held.optimizer.state[held.master][name])
+
+    @torch.no_grad()
+    def set_weight(self, parameter: nn.Parameter, value: Tensor) -> None:
+        """The parameter's, too."""
+        parameter.copy_(value)
+        if (held := self._held.get(parameter)) is not None and held.master.dtype != parameter.dtype:
+            held.master.copy_(self._part(held, value))
+
+    @torch.no_grad()
+    def set_moment(self, parameter: nn.Parameter, name: str, value: Tensor) -> None:
+        if (held := self._held.get(parameter)) is not None:
+            part = self._part(held, value).to(held.master)
+            held.optimizer.state[held.master][name] = part.clone(memory_format=torch.contiguous_format)
+
+    def set_steps(self, count: int) -> None:
+        """Steps behind the moments."""
+        for held in self._held.values():
+            held.optimizer.state[held.master]["step"] = torch.tensor(float(count))
+
+    def _part(self, held: _Held, value: Tensor) -> Tensor:
+        return value.flatten()[held.first : held.first + held.master.numel()].view_as(held.master)
+
+    def _whole(self, parameter: nn.Parameter, part: Tensor | None) -> Tensor:
+        if not self._groups:
+            assert part is not None, "who shares nothing out has all"
+            return part.detach().cpu()
+        flat = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+        if part is not None:
+            first = self._held[parameter].first
+            flat[first : first + part.numel()] = part.detach().flatten()
+        is_expert = not getattr(parameter, "allreduce", True)
+        dist.all_reduce(flat.view(torch.uint8), group=self._groups[is_expert])  # as bytes: -0.0 stays what it is
+        return flat.cpu().view(parameter.shape)
+
+
+def _pairs(one: Any, is_shared: bool) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Parameters of one of megatron-core's three kinds of optimizer, with what it steps of them."""
+    if is_shared:
+        names = [("model_float16_groups", "shard_fp32_from_float16_groups"), ("model_fp32_groups", "shard_fp32_groups")]
+    elif hasattr(one, "fp32_from_float16_groups"):
+        names = [("float16_groups", "fp32_from_float16_groups"), ("fp32_from_fp32_groups", "fp32_from_fp32_groups")]
+    else:
+        for parameter in one.get_parameters():
+            yield parameter, parameter
+        return
+    for ours, theirs in names:
+        for parameters, masters in zip(getattr(one, ours), getattr(one, theirs), strict=True):
+            yield from zip(parameters, masters, strict=True)

@@ -1,0 +1,88 @@
+"""The process groups of megatron-core, which are global to a process, and where this rank stands in them.
+
+Ranks of a replica are consecutive. Within one, tensor parallelism is fastest, then the parts of a micro-batch's rows,
+then the stages of the pipeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+from rlinf_sched.derive.megatron import MegatronOptions
+from rlinf_workers.collectives import RankGroup
+from rlinf_workers.worker import Worker
+
+SEED = 1
+"""Any: the weights are loaded, and nothing is dropped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """This rank in its replica."""
+
+    tensor: int
+    """Rank among those that share its matrices out."""
+    part: int
+    """Which of `options.num_parts` parts of a micro-batch's rows are its own."""
+    is_last: bool
+    """In the last stage of the pipeline, which has the head."""
+    stage: RankGroup
+    """The ranks of its stage."""
+
+
+_made: dict[MegatronOptions, Place] = {}
+"""At most one; the groups of a process are made once."""
+
+
+def connect(worker: Worker, options: MegatronOptions) -> Place:
+    """Makes the groups, on all ranks of the worker group together, or returns the place in those that are there.
+
+    Raises: ValueError where the ranks cannot be cut so, or this process has groups of other sizes.
+    """
+    if options in _made:
+        return _made[options]
+    if _made:
+        raise ValueError(f"this process has a model with {next(iter(_made))}; it cannot have one with {options} too")
+    options.check_ranks(worker.num_ranks, worker.identity.num_ranks_per_replica)
+    worker.ranks.barrier()  # connects
+    if not dist.is_initialized():  # one rank alone
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=options.tensor_parallel,
+        pipeline_model_parallel_size=options.pipeline_parallel,
+        expert_model_parallel_size=options.expert_parallel,
+        expert_tensor_parallel_size=options.expert_tensor_parallel,
+        # Stages outermost, as layouts have it, unless replicas are outside of them.
+        order="tp-cp-ep-pp-dp" if worker.num_ranks > options.ranks_per_replica else "tp-cp-ep-dp-pp",
+    )
+    with torch.random.fork_rng(devices=[]):
+        model_parallel_cuda_manual_seed(SEED)
+    _made[options] = _place(worker, options)
+    return _made[options]
+
+
+def disconnect() -> None:
+    """Ends the groups; models of them must not be used any more."""
+    parallel_state.destroy_model_parallel()
+    _made.clear()
+
+
+def _place(worker: Worker, options: MegatronOptions) -> Place:
+    size, within = options.ranks_per_stage, worker.identity.rank_in_replica
+    stage = worker.replica_ranks
+    if options.pipeline_parallel > 1:
+        # Every rank takes part in making every group, in the same order.
+        groups: list[Any] = [dist.new_group(range(first, first + size)) for first in range(0, worker.num_ranks, size)]
+        stage = RankGroup(worker.rank % size, size, groups[worker.rank // size])
+    return Place(
+        tensor=within % options.tensor_parallel,
+        part=within % size // options.tensor_parallel,
+        is_last=within // size == options.pipeline_parallel - 1,
+        stage=stage,
+    )

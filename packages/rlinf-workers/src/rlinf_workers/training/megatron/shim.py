@@ -1,0 +1,104 @@
+"""Lets megatron-core 0.16 run on CPUs over gloo: it asks for CUDA devices, streams and generators by name.
+
+Used only in a process whose worker has a CPU slot, and then for good: the names below change for the whole process,
+in torch as well. What they mean on a machine without a GPU is nothing, so nobody else asks for them. Found by running
+each feature without its line; the lines say which feature that is. Not imported on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FACTORIES = (
+    "tensor", "as_tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint",
+    "empty_like", "zeros_like", "ones_like", "full_like",
+)  # fmt: skip
+"""Functions that megatron-core calls with the literal device "cuda"."""
+
+_applied = False
+
+
+def apply() -> None:
+    """Once in a process, before a model is made."""
+    global _applied
+    if _applied:
+        return
+    _applied = True
+    _devices()
+    _generators()
+    _experts()
+
+
+def _devices() -> None:
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: torch.device("cpu")  # everything
+    cuda.synchronize = lambda *_, **__: None  # pipelines
+    cuda.Stream = cuda.Event = _Stream  # experts
+    cuda.current_stream = lambda *_: _Stream()
+    cuda.stream = lambda _: contextlib.nullcontext()
+    setattr(Tensor, "cuda", lambda self, *_, **__: self)  # noqa: B010, pipelines of a model with tied embeddings
+    for name in FACTORIES:  # pipelines, the optimizer
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+    real_type = Tensor.type
+
+    def type_name(self: Tensor, dtype: Any = None, *others: Any, **named: Any) -> Any:
+        """The optimizer takes tensors of torch.cuda.FloatTensor alone."""
+        found = real_type(self, dtype, *others, **named) if dtype is not None else real_type(self)
+        return found.replace("torch.", "torch.cuda.", 1) if isinstance(found, str) else found
+
+    setattr(Tensor, "type", type_name)  # noqa: B010, the class has no such setter for type checkers
+
+
+class _Stream:
+    """A stream or an event, which has nothing to wait for."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def wait_stream(self, *_: Any) -> _Stream:
+        return self
+
+    wait_event = record_event = synchronize = wait = record = wait_stream
+
+
+def _on_cpu(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(factory)
+    def made(*arguments: Any, **named: Any) -> Tensor:
+        if str(named.get("device", "")).startswith("cuda"):
+            named["device"] = "cpu"
+        if named.get("pin_memory"):
+            named["pin_memory"] = False
+        return factory(*arguments, **named)
+
+    return made
+
+
+def _generators() -> None:
+    """Every forward pass: dropout and recomputation keep states of CUDA's generator."""
+    from megatron.core.tensor_parallel import random
+
+    cuda, here = torch.cuda, random
+    setattr(cuda, "manual_seed", lambda seed: torch.default_generator.manual_seed(int(seed)))  # noqa: B010
+    setattr(cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state())  # noqa: B010
+    setattr(cuda, "set_rng_state", lambda state, *_, **__: torch.set_rng_state(state))  # noqa: B010
+    setattr(here, "_get_cuda_rng_state", lambda *_, **__: torch.get_rng_state())  # noqa: B010
+    setattr(here, "_set_cuda_rng_state", lambda state, *_, **__: torch.set_rng_state(state))  # noqa: B010
+
+
+def _experts() -> None:
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 forgets the name without Transformer Engine
+        setattr(moe_utils, "te_general_gemm", None)  # noqa: B010
+
+    def moved(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
+        """Counts of tokens: all_to_all refuses tensors as split sizes, which CPU tensors stay there."""
+        return tensor.numpy() if as_numpy and isinstance(tensor, Tensor) else tensor
+
+    setattr(token_dispatcher, "maybe_move_tensor_to_cpu", moved)  # noqa: B010

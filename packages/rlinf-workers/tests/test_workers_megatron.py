@@ -1,0 +1,178 @@
+"""The backend `megatron` on two ranks against transformers' model, torch's AdamW and `replicated`."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from workers_megatron_ranks import ADAMW, NUM_SHARDS, Ranks, study, write_models
+
+from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.models.trainable import TokenModel, ValueModel
+from rlinf_workers.testing.backends import trial_worker
+from rlinf_workers.testing.launchers import launched, start
+from rlinf_workers.training.megatron.door import check, megatron
+from rlinf_workers.training.megatron.storages import Storages
+from rlinf_workers.training.replicated.backend import ReplicatedBackend
+
+pytest.importorskip("megatron.core")  # tools/environment.sh installs it
+NUM_STEPS = 5
+ACROSS = {"tensor_parallel": 2}
+SHARED = {"tensor_parallel": 2, "sequence_parallel": True}
+CASES = {
+    "TP2": ("qwen2", 2, ACROSS),
+    "TP2 SP": ("qwen3", 2, SHARED),
+    "PP2, tied, recomputed": ("qwen2_tied", 2, {"pipeline_parallel": 2, "recompute": True}),
+    "EP2": ("qwen3_moe", 2, {"expert_parallel": 2}),
+    "TP2 EP2": ("qwen3_moe", 2, {**SHARED, "expert_parallel": 2}),
+    "DP2, distributed optimizer": ("qwen2", 1, {"distributed_optimizer": True}),
+}
+MORE = {
+    "DP2": ("qwen2", 1, {}),
+    "TP2, tied": ("qwen2_tied", 2, ACROSS),
+    "TP2, experts": ("qwen3_moe", 2, SHARED),
+    "PP2, experts": ("qwen3_moe", 2, {"pipeline_parallel": 2}),
+    "EP2, distributed optimizer": ("qwen3_moe", 2, {"expert_parallel": 2, "distributed_optimizer": True}),
+    "TP2 recomputed": ("qwen2", 2, {**ACROSS, "recompute": True}),
+}
+
+
+def stored(folder: Path, stem: str) -> dict[str, torch.Tensor]:
+    """The tensors of files that several ranks wrote."""
+    found = {}
+    for path in folder.glob(f"{stem}*.safetensors"):
+        found |= load_file(path)
+    return found
+
+
+def worst(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[float, str]:
+    """The largest difference, as a share of its tensor's largest number."""
+    assert found.keys() == expected.keys()
+    differences = ((found[name] - tensor).abs().max() / tensor.abs().max() for name, tensor in expected.items())
+    return max(zip(map(float, differences), expected, strict=True))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def references(models, tmp_path_factory):
+    """What one rank of `replicated` makes of a model in so many steps, and in which folder its files are."""
+    made = {}
+
+    def reference(name: str, num_steps: int) -> tuple[dict, Path]:
+        if (name, num_steps) not in made:
+            folder = tmp_path_factory.mktemp(name)
+            found = study(ReplicatedBackend, trial_worker(), models[name], str(folder), num_steps=num_steps)
+            made[name, num_steps] = found, folder
+        return made[name, num_steps]
+
+    return reference
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Two ranks, which are one replica or two as a test wants them."""
+    with launched(LocalLauncher) as launcher:
+        yield start(launcher, tmp_path_factory.mktemp("ranks"), Ranks, num_ranks=2)
+
+
+def check_case(case, num_steps: int, ranks, models, references, folder: Path) -> None:
+    name, per_replica, options = case
+    expected, there = references(name, num_steps)
+    for found in ranks.call("study", models[name], str(folder), per_replica, num_steps, options):
+        for answer in ("logprobs", "entropies", "examples"):
+            difference = (torch.tensor(found[answer]) - torch.tensor(expected[answer])).abs().max()
+            assert difference <= 2e-6, (answer, difference)
+        assert found["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+        for sums, wanted in zip(found["statistics"], expected["statistics"], strict=True):
+            assert sums == pytest.approx(wanted, rel=1e-5)
+    before, after = stored(Path(models[name].folder), "model"), stored(folder / "unchanged", "model")
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[key].view(torch.int32), tensor.view(torch.int32)) for key, tensor in before.items())
+    for files, stem in (("gradient", "optimizer"), ("trained", "model"), ("trained", "optimizer")):
+        difference = worst(stored(folder / files, stem), stored(there / files, stem))
+        assert difference[0] <= 1e-5, (files, stem, difference)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_ranks_compute_and_learn_what_one_does(case, ranks, models, references, tmp_path):
+    check_case(case, NUM_STEPS, ranks, models, references, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*CASES.values(), *MORE.values()], ids=[*CASES, *MORE])
+def test_twenty_steps(case, ranks, models, references, tmp_path):
+    check_case(case, 20, ranks, models, references, tmp_path)
+
+
+@pytest.mark.parametrize(("per_replica", "options"), [(2, ACROSS), (1, {"distributed_optimizer": True})])
+def test_bfloat16_has_float32_masters(per_replica, options, ranks, models, references, tmp_path):
+    """Files have the masters to the bit; what is computed is as near as 8 bits of mantissa allow."""
+    options = {**options, "compute_dtype": "bfloat16"}
+    expected, there = references("qwen2", NUM_STEPS)
+    found = ranks.call("study", models["qwen2"], str(tmp_path), per_replica, NUM_STEPS, options)
+    assert found[0] == found[1]
+    assert found[0]["norms"] != pytest.approx(expected["norms"], rel=1e-5)
+    assert found[0]["norms"] == pytest.approx(expected["norms"], rel=0.05)
+    before, after = stored(Path(models["qwen2"].folder), "model"), stored(tmp_path / "unchanged", "model")
+    assert all(torch.equal(after[key], tensor) for key, tensor in before.items())
+    trained, wanted = stored(tmp_path / "trained", "model"), stored(there / "trained", "model")
+    assert {tensor.dtype for tensor in trained.values()} == {torch.float32}
+    assert 1e-5 < worst(trained, wanted)[0] < 0.05
+
+
+def test_storages_go_and_come_back():
+    whole = torch.arange(6.0)
+    first, second = whole[:2], whole[2:4]
+    storages = Storages(lambda: (first, second, whole))
+    storages.offload()
+    storages.offload()
+    assert whole.untyped_storage().nbytes() == 0
+    assert storages.readable(second).tolist() == [2.0, 3.0]
+    storages.onload()
+    storages.onload()
+    assert whole.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "config", "says"),
+    [
+        (
+            {"tensor_parallel": 3},
+            {},
+            "tensor_parallel=3 does not divide the model's 4 attention heads; use one of 1, 2, 4",
+        ),
+        ({"tensor_parallel": 4}, {}, "2 KV groups; use one of 1, 2"),
+        ({"pipeline_parallel": 4}, {}, "pipeline_parallel=4 does not divide the model's 2 layers; use one of 1, 2"),
+        ({"expert_parallel": 2}, {}, "the model has no experts; leave it out"),
+        ({"tensor_parallel": 2, "expert_parallel": 3}, {}, "one must be a multiple of the other"),
+        ({"expert_parallel": 3}, {"model_type": "qwen3_moe"}, "does not divide the model's 4 experts"),
+        ({"tensor_parallel": 2}, {"model_type": "qwen3_moe"}, "needs sequence_parallel: true"),
+        ({"sequence_parallel": True}, {}, "needs tensor_parallel of 2 or more"),
+        ({"tensor_parallel": 0}, {}, "tensor_parallel=0 is not a number of ranks"),
+        ({"recompute": "yes"}, {}, "recompute='yes' is neither true nor false"),
+        ({"compute_dtype": "float16"}, {}, "not one of float32, bfloat16"),
+        ({}, {"model_type": "gemma2"}, "model_type='gemma2' has no mapping to megatron-core; those that have: qwen2"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_starts(options, config, says, models):
+    from transformers import AutoConfig
+
+    kind = "qwen3_moe" if config.get("model_type") == "qwen3_moe" else "qwen2"
+    sizes = AutoConfig.from_pretrained(models[kind].folder).to_dict()
+    with pytest.raises(ValueError, match=says.replace("(", r"\(")):
+        check(options, {**sizes, **config})
+
+
+def test_a_critic_is_refused(models):
+    with pytest.raises(ValueError, match="holds no ValueModel"):
+        megatron(ValueModel(models["qwen2"]), trial_worker(), optimizer=ADAMW, num_shards=1)
+
+
+def test_one_frozen_model_is_whole_on_its_rank(models):
+    kind = TokenModel(models["qwen2"], 1.0)
+    frozen = megatron(kind, trial_worker(), optimizer=None, num_shards=NUM_SHARDS, tensor_parallel=2)
+    assert isinstance(frozen, ReplicatedBackend)

@@ -1,0 +1,166 @@
+"""Models, batches and ranks for the tests of the backend `megatron`."""
+
+import dataclasses
+from concurrent.futures import Future
+from pathlib import Path
+
+import torch
+from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
+
+from rlinf_workers.execution.worker_host import WorkerHost
+from rlinf_workers.models.language_model import ModelSettings, build_model
+from rlinf_workers.models.sequences import SequenceBatch
+from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.records.language import ExampleBatch
+from rlinf_workers.testing.engines import tiny_model
+from rlinf_workers.training.base import OptimizerSettings
+from rlinf_workers.training.checkpoint import CheckpointFiles
+from rlinf_workers.worker import Worker
+
+VOCAB, TEMPERATURE, NUM_SHARDS = 14, 0.8, 2
+PLAIN = OptimizerSettings(learning_rate=1e-2, epsilon=1.0, max_grad_norm=1e9)
+"""AdamW's first average is the gradient, but for a factor, and nothing is clipped."""
+ADAMW = OptimizerSettings(learning_rate=3e-3, epsilon=1e-4, weight_decay=0.1, max_grad_norm=0.5, warmup_steps=3)
+COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+}
+EXPERTS = {
+    "moe_intermediate_size": 24,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "head_dim": 8,
+}
+
+
+def write_models(folder: Path) -> dict[str, ModelSettings]:
+    """Model type -> a tiny model of it, with weights that no initialisation would give and a tokenizer."""
+    configs = {
+        "qwen2": Qwen2Config(**COMMON, tie_word_embeddings=False),
+        "qwen2_tied": Qwen2Config(**COMMON, tie_word_embeddings=True),
+        "qwen3": Qwen3Config(**COMMON, head_dim=16, tie_word_embeddings=False),
+        "qwen3_moe": Qwen3MoeConfig(**COMMON, **EXPERTS, tie_word_embeddings=False),
+    }
+    found = {}
+    for name, config in configs.items():
+        tiny_model(folder / name)
+        config.save_pretrained(folder / name)
+        settings = ModelSettings(folder=str(folder / name), has_weights=False, seed=3)
+        model = build_model(settings, torch.device("cpu"))
+        generator = torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                drawn = 0.1 * torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(drawn + (1.0 if "norm" in key else 0.0))
+        model.save_pretrained(folder / name)
+        found[name] = dataclasses.replace(settings, has_weights=True)
+    return found
+
+
+def batch_of(seed: int, num_prompts: int = 2, size: int = 3, widths: tuple[int, int] = (5, 7)) -> SequenceBatch:
+    """Prompts and completions of several lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    width, length = widths
+
+    def tokens(rows: int, columns: int) -> torch.Tensor:
+        return torch.randint(2, VOCAB, (rows, columns), generator=generator)
+
+    prompts, prompt_mask = tokens(num_prompts, width), torch.ones(num_prompts, width, dtype=torch.int64)
+    mask = torch.ones(num_prompts * size, length)
+    for row in range(num_prompts):
+        prompt_mask[row, : row % width] = 0
+    for row in range(len(mask)):
+        mask[row, length - row % length :] = 0
+    return SequenceBatch(
+        prompt_ids=prompts * prompt_mask,
+        prompt_mask=prompt_mask,
+        completion_ids=tokens(len(mask), length) * mask.long(),
+        loss_mask=mask,
+    )
+
+
+def examples() -> ExampleBatch:
+    ids = torch.arange(18).view(3, 6) % (VOCAB - 2) + 2
+    return ExampleBatch(shard=0, token_ids=ids, loss_mask=torch.ones(3, 6))
+
+
+def loss_on(batch: SequenceBatch):
+    """A loss of both answers, with statistics."""
+
+    def loss_of(answers):
+        terms = answers.logprobs.exp() - 0.3 * answers.entropies
+        return (terms * batch.loss_mask).sum(), [float(batch.loss_mask.sum()), float(answers.logprobs.detach()[0, 0])]
+
+    return loss_of
+
+
+def update(backend, number: int) -> tuple[list[float], float]:
+    """Micro-batches of different sizes, whichever replica has their shard."""
+    backend.begin(2)
+    for shard in backend.shards:
+        for part in range(2):
+            batch = batch_of(100 * number + 10 * shard + part, 1 + part, 3 - part, (4 + part, 6 - part + shard))
+            backend.backward(shard, batch, loss_on(batch), entropies=True)
+        backend.count(shard, [0.0, 1.0])
+    statistics = backend.reduce()
+    return statistics, backend.step(statistics[0])
+
+
+def study(make, worker: Worker, model: ModelSettings, folder: str, *, num_steps: int, seed: int = 0, **options) -> dict:
+    """Answers, the gradient of an update and what so many steps give; files go to the folder."""
+
+    def made(optimizer):
+        kind = TokenModel(model, TEMPERATURE)
+        return make(kind, worker, optimizer=optimizer, num_shards=NUM_SHARDS, **options)
+
+    def write(name: str, optimizer: bool = True, model: bool = True) -> None:
+        files = CheckpointFiles(worker, f"{folder}/{name}")
+        if model:
+            files.add_model(backend)
+        if optimizer:
+            files.add_optimizer(backend)
+        files.start().wait()
+
+    backend = made(PLAIN)
+    write("unchanged", optimizer=False)
+    answers = backend.forward(batch_of(1), entropies=True)
+    supervised = backend.forward(examples()).logprobs
+    update(backend, 0)
+    write("gradient", model=False)
+    backend = made(ADAMW)
+    taken = [update(backend, number) for number in range(num_steps)]
+    write("trained")
+    return {
+        "logprobs": answers.logprobs.tolist(),
+        "entropies": answers.entropies.tolist(),
+        "examples": supervised.tolist(),
+        "statistics": [statistics for statistics, _ in taken],
+        "norms": [norm for _, norm in taken],
+    }
+
+
+class Ranks(Worker):
+    """Ranks that hold one model after the other, each cut otherwise."""
+
+    def study(self, model: ModelSettings, folder: str, per_replica: int, num_steps: int, options: dict) -> dict:
+        from rlinf_workers.training.megatron import parallel
+        from rlinf_workers.training.megatron.door import megatron
+
+        found = study(megatron, self.cut(per_replica), model, folder, num_steps=num_steps, **options)
+        parallel.disconnect()
+        return found
+
+    def cut(self, per_replica: int) -> Worker:
+        """This rank, in replicas of another size."""
+        assert self.ranks, "connects"
+        identity = dataclasses.replace(self.identity, num_ranks_per_replica=per_replica)
+        return WorkerHost(identity, lambda *_, **__: Future()).make(Worker)

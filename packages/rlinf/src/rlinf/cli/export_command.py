@@ -1,0 +1,42 @@
+"""`rlinf export RUN --output FOLDER`: a checkpoint's model as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rlinf.cli.output_folder import cannot_write
+from rlinf.run_folder.export import BEST, DTYPES, NEWEST, export, find_checkpoint
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "export",
+        help="a checkpoint's model as a Hugging Face folder",
+        description="Writes a trained language model with its config and tokenizer into a folder of its own, which "
+        "transformers and inference engines load. The checkpoint's digests are checked first.",
+    )
+    parser.add_argument("path", type=Path, metavar="RUN", help="folder of a run, or one of its checkpoints")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="what to make; not there yet")
+    parser.add_argument(
+        "--checkpoint",
+        metavar="WHICH",
+        help=f"of a run: {NEWEST} (default), {BEST} by its score, or a name as step-000100",
+    )
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as they were trained)")
+    parser.add_argument(
+        "--merged", action="store_true", help="of a run with LoRA: the model that the adapter makes of its base"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        made = export(find_checkpoint(args.path, args.checkpoint), args.output, args.dtype, merged=args.merged)
+    except PermissionError as error:
+        raise cannot_write(args.output, error) from error
+    score = "" if made.score is None else f", score {made.score:.3g}"
+    files = "1 file" if made.num_files == 1 else f"{made.num_files} files"
+    print(f"{made.checkpoint}{score}\n{made.folder}: {made.num_bytes:,} bytes of weights in {files}")
+    return 0

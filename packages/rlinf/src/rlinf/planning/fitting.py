@@ -1,0 +1,116 @@
+"""Which settings would fit: changes of a recipe that are tried, not a list of advice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Any
+
+from rlinf.config.reasoning import ReasoningConfig
+
+MOST_KEYS = 3
+"""Keys that a suggestion changes at most."""
+MOST_SHOWN = 4
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """Another value of one key."""
+
+    key: Key
+    value: Any
+
+    @property
+    def text(self) -> str:
+        """As on the command line."""
+        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
+        return f"--{'.'.join(self.key)} {value}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """Changes with which a recipe fits."""
+
+    changes: tuple[Change, ...]
+    needed_bytes: int
+
+    @property
+    def text(self) -> str:
+        """The overrides, and what they leave."""
+        return f"{' '.join(change.text for change in self.changes)}: {self.needed_bytes / 2**30:.1f} GiB"
+
+
+def fitting_changes(
+    config: ReasoningConfig, fitting: Callable[[ReasoningConfig], int | None], *, num_ranks: int, most_ranks: int
+) -> list[Fit]:
+    """The first few changes of as few keys as will do, the cheapest first.
+
+    Args:
+        fitting: bytes that a config needs where it needs most; None: it does not fit.
+        num_ranks: ranks of the actor.
+        most_ranks: as many as its devices could hold.
+    """
+    found: list[Fit] = []
+    axes = list(_axes(config, num_ranks, most_ranks))
+    for num_keys in range(1, MOST_KEYS + 1):
+        for chosen in combinations(axes, num_keys):
+            keys = {axis[0].key for axis in chosen}
+            if any(keys > {change.key for change in fit.changes} for fit in found):
+                continue  # fewer keys will do
+            for changes in product(*chosen):
+                changed = _changed(config, changes)
+                if changed is not None and (size := fitting(changed)) is not None:
+                    found.append(Fit(changes=changes, needed_bytes=size))
+                    break
+        if found:
+            break
+    return found[:MOST_SHOWN]
+
+
+def hint_of(fits: list[Fit]) -> str:
+    """What a refusal says of them."""
+    if not fits:
+        return (
+            "no other number of groups, precision or backend fits: use a smaller model, shorter sequences "
+            "(rollout.max_new_tokens, rollout.max_prompt_tokens), or devices with more memory"
+        )
+    return "any of these fits:\n" + "\n".join(f"  {fit.text}" for fit in fits)
+
+
+def _axes(config: ReasoningConfig, num_ranks: int, most_ranks: int) -> Iterator[list[Change]]:
+    """Values of a key to try, mild ones first; the keys in the order of what they cost."""
+    actor, options = config.actor, ("actor", "backend_options")
+    size = actor.micro_batch_groups  # costs time alone
+    if size > 1:
+        key = ("actor", "micro_batch_groups")
+        yield [Change(key=key, value=size >> halvings) for halvings in range(1, size.bit_length())]
+    if most_ranks > num_ranks:  # the last bits of the numbers
+        yield [Change(key=("actor", "num_shards"), value=most_ranks)]
+    elif actor.backend == "replicated" and actor.settled_shards > num_ranks:
+        yield [Change(key=("actor", "num_shards"), value=num_ranks)]
+    if actor.backend == "fsdp2":
+        if not actor.backend_options.get("recompute"):  # time
+            yield [Change(key=(*options, "recompute"), value=True)]
+        if actor.backend_options.get("compute_dtype") != "bfloat16" and config.model.dtype == "float32":
+            yield [Change(key=(*options, "compute_dtype"), value="bfloat16")]
+    elif actor.backend == "replicated" and most_ranks > 1:  # what ranks send each other
+        yield [Change(key=("actor", "backend"), value="fsdp2")]
+    if config.model.dtype == "float32":  # precision
+        yield [Change(key=("model", "dtype"), value="bfloat16")]
+
+
+def _changed(config: ReasoningConfig, changes: tuple[Change, ...]) -> ReasoningConfig | None:
+    """The config with the changes; None where they contradict it."""
+    for change in changes:
+        config = _with(config, change.key, change.value)
+    return None if any(True for _ in config.conflicts()) else config
+
+
+def _with(section: Any, key: Key, value: Any) -> Any:
+    first, *rest = key
+    if isinstance(section, dict):
+        return {**section, first: value}
+    inner = getattr(section, first)
+    return section.model_copy(update={first: _with(inner, tuple(rest), value) if rest else value})

@@ -1,0 +1,160 @@
+"""A checkpoint's model as a Hugging Face folder of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlinf.config.inputs import is_adapter
+from rlinf.errors import UserError
+from rlinf.run_folder.adapters import write_merged
+from rlinf.run_folder.checkpoints import (
+    MODEL,
+    best_checkpoint,
+    checkpoint_steps,
+    is_checkpoint,
+    read_state,
+    writing_whole,
+)
+from rlinf.run_folder.seal import damage
+
+CHECKPOINTS, CONFIG = "checkpoints", "config.json"
+BEST, NEWEST = "best", "newest"
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """What an export wrote."""
+
+    checkpoint: Path
+    score: float | None
+    """What the run's best checkpoint is chosen by; None where it was not evaluated."""
+    folder: Path
+    num_bytes: int
+    num_files: int
+    """Of weights."""
+
+
+def find_checkpoint(path: Path, which: str | None) -> Path:
+    """The checkpoint that a command line means.
+
+    Args:
+        path: a run's folder or a checkpoint.
+        which: `newest` (as None), `best` or a checkpoint's name; None for a path that is a checkpoint.
+
+    Raises: UserError.
+    """
+    if is_checkpoint(path) and path.is_dir():
+        if which is not None:
+            raise UserError(f"--checkpoint {which}: {path} is a checkpoint already", hint="leave --checkpoint out")
+        return path.resolve()
+    folder = path / CHECKPOINTS
+    if not (path / "manifest.json").is_file() and not folder.is_dir():
+        what = "is no folder of a run and no checkpoint" if path.is_dir() else "does not exist"
+        raise UserError(f"{path} {what}", hint="give the --output of rlinf train, or one of its checkpoints/step-*")
+    steps = [found for _, found in checkpoint_steps(folder)]
+    if not steps:
+        raise UserError(f"{path}: the run has no checkpoint yet", hint="let it run on, or --resume it")
+    if which == BEST:
+        best = best_checkpoint(folder)
+        if best is None:
+            raise UserError(
+                f"{path}: none of its checkpoints was evaluated, so none is the best",
+                hint="use --checkpoint newest, or see --run.evaluate_every and --run.checkpoint_every",
+            )
+        return best
+    found = steps[-1] if which in (None, NEWEST) else folder / str(which)
+    if found not in steps:
+        names = ", ".join((NEWEST, BEST, *(one.name for one in steps)))
+        raise UserError(f"--checkpoint {which}: {path} has no such checkpoint", hint=f"there are {names}")
+    return found
+
+
+def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: bool = False) -> Exported:
+    """Writes the model of a checkpoint, whose digests are looked at before; nothing of it is there until all is. Of a
+    run with LoRA it is the adapter, as peft loads it, or `merged` the model that it makes of its base.
+
+    Args:
+        folder: must not exist, or be empty.
+        dtype: of the floating-point tensors; None leaves every bit as it is.
+
+    Raises: UserError.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--output={folder} is there already", hint="an export overwrites nothing; choose another name")
+    _check_whole(checkpoint)
+    model = checkpoint / MODEL
+    if not (model / CONFIG).is_file() and not is_adapter(model):
+        files = ", ".join(str(file) for file in sorted(model.glob("*.safetensors")))
+        raise UserError(
+            f"{checkpoint}: its policy is not a Hugging Face model, so there is no folder to make of it",
+            hint=f"its weights, under the names of the policy's state_dict, are {files or 'not there'}",
+        )
+    if merged and not is_adapter(model):
+        raise UserError(f"--merged: {checkpoint} holds a whole model, no adapter", hint="leave --merged out")
+    with writing_whole(folder) as partial:
+        if merged:
+            write_merged(model, partial, dtype)
+        write = shutil.copyfile if dtype is None else _in_dtype(dtype)
+        for file in sorted(model.iterdir()) if not merged else ():
+            write(file, partial / file.name)
+    weights = list(folder.glob("*.safetensors"))
+    return Exported(
+        checkpoint=checkpoint,
+        score=read_state(checkpoint).get("own_score"),
+        folder=folder,
+        num_bytes=sum(file.stat().st_size for file in weights),
+        num_files=len(weights),
+    )
+
+
+def _check_whole(checkpoint: Path) -> None:
+    problem = damage(checkpoint, under=f"{MODEL}/")
+    if problem is None:
+        return
+    earlier = [path for _, path in checkpoint_steps(checkpoint.parent) if path.name < checkpoint.name]
+    whole = next((path for path in reversed(earlier) if damage(path, under=f"{MODEL}/") is None), None)
+    raise UserError(
+        f"checkpoint {checkpoint} is damaged: {problem}",
+        hint=f"the newest whole one before it is {whole}" if whole else "copy it again; no earlier one is whole",
+    )
+
+
+def _in_dtype(dtype: str) -> Callable[[Path, Path], object]:
+    """Copies a file of a model folder with tensors in another dtype."""
+    import torch
+    from safetensors.torch import load_file
+
+    from rlinf_workers.models.weight_files import index_name
+    from rlinf_workers.models.weight_writer import index_of, write_tensors
+
+    wanted = getattr(torch, dtype)
+    index, sizes = index_name(MODEL), dict[str, dict[str, int]]()
+
+    def write(source: Path, target: Path) -> None:
+        if source.suffix == ".safetensors":
+            tensors = {
+                name: tensor.to(wanted) if tensor.is_floating_point() else tensor
+                for name, tensor in load_file(source).items()
+            }
+            write_tensors(target, tensors)
+            sizes[source.name] = {name: tensor.nbytes for name, tensor in tensors.items()}
+        elif source.name == CONFIG:
+            config = json.loads(source.read_text(encoding="utf-8"))
+            config[_dtype_key(config)] = dtype
+            target.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        elif source.name == index:
+            target.write_text(index_of(sizes), encoding="utf-8")
+        else:
+            shutil.copyfile(source, target)
+
+    return write
+
+
+def _dtype_key(config: dict[str, object]) -> str:
+    """Releases of transformers before 5 call it otherwise."""
+    return "torch_dtype" if "torch_dtype" in config else "dtype"

@@ -1,0 +1,173 @@
+"""`rlinf export`: a Hugging Face folder out of a checkpoint."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from rlinf.cli.main import main
+from rlinf.run_folder import RunFolder
+from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.models.weight_files import WeightFiles, file_names, index_name
+from rlinf_workers.models.weight_writer import index_of, write_tensors
+from rlinf_workers.testing.architectures import tiny_architecture
+from rlinf_workers.testing.backends import Chooser, trial_worker
+from rlinf_workers.testing.engines import tiny_model
+from rlinf_workers.training.base import Trainable
+from rlinf_workers.training.checkpoint import CheckpointFiles
+from rlinf_workers.training.replicated.backend import ReplicatedBackend
+
+
+def save(run: Path, step: int, kind: Trainable, score: float | None = None) -> Path:
+    """A checkpoint as a run writes it."""
+    new = not (run / "manifest.json").exists()
+    with RunFolder(run, config_yaml="name: a\n", command=["rlinf"], keep_checkpoints=9, resume=not new) as folder:
+        digests: dict[str, str] = {}
+        with folder.new_checkpoint(step, {"own_score": score}, digests) as path:
+            worker = trial_worker()
+            files = CheckpointFiles(worker, str(path))
+            files.add_model(ReplicatedBackend(kind, worker, optimizer=None, num_shards=1), "model")
+            digests.update(files.start().wait())
+    return run / "checkpoints" / f"step-{step:06d}"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with three checkpoints of models that differ; the second was the best."""
+    base = tmp_path_factory.mktemp("base")
+    settings = tiny_architecture("qwen3_moe", base / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(tiny_model(base / "tokenizer").folder, name), base / "model")
+    GenerationConfig(eos_token_id=1, do_sample=True, temperature=0.5).save_pretrained(settings.folder)
+    run = base / "run"
+    for step, score in ((0, 0.25), (10, 0.75), (20, 0.5)):
+        kind = TokenModel(ModelSettings(folder=settings.folder, has_weights=False, seed=step), 1.0)
+        save(run, step, kind, score)
+    shutil.copytree(settings.folder, base / "saved")
+    return run
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path / "run", symlinks=True)
+    return tmp_path / "run"
+
+
+def weights(folder: Path, **how: object) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(folder, **how).state_dict()
+
+
+def check_equal(folder: Path, checkpoint: Path) -> None:
+    found, wanted = weights(folder), weights(checkpoint / "model")
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("which", "step"), [([], 20), (["--checkpoint", "best"], 10), (["--checkpoint", "step-000000"], 0)]
+)
+def test_the_checkpoint_that_is_meant_loads_bit_equal(run: Path, capsys: pytest.CaptureFixture[str], which, step):
+    output = run.parent / "model"
+    assert main(["export", str(run), *which, "--output", str(output)]) == 0
+    checkpoint = run / "checkpoints" / f"step-{step:06d}"
+    check_equal(output, checkpoint)
+    assert {file.name for file in output.iterdir()} == {file.name for file in (checkpoint / "model").iterdir()}
+    assert not list(run.parent.glob(".model*"))
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith(f"{checkpoint}, score 0.")
+    assert out[1].startswith(f"{output}: ")
+
+
+def test_a_checkpoint_by_its_path_and_in_another_dtype(run: Path):
+    """Of several files, as more ranks write them; the index and the config go with the dtype."""
+    checkpoint = run / "checkpoints" / "step-000010"
+    files = WeightFiles(checkpoint / "model")
+    tensors = {name: files.read(name).clone() for name in files.specs}
+    shutil.copytree(checkpoint / "model", run.parent / "shared")
+    (run.parent / "shared" / "model.safetensors").unlink()
+    shared = run.parent / "shared"
+    parts = {}
+    for rank, name in enumerate(file_names("model", 2)):
+        part = dict(list(tensors.items())[rank::2])
+        write_tensors(shared / name, part)
+        parts[name] = {key: tensor.nbytes for key, tensor in part.items()}
+    (shared / index_name("model")).write_text(index_of(parts))
+    folder = RunFolder(run, config_yaml="", command=[], keep_checkpoints=9, resume=True)
+    with folder, folder.new_checkpoint(30, {"own_score": None}) as path:
+        shutil.copytree(shared, path / "model")
+
+    output = run.parent / "bf16"
+    one = str(run / "checkpoints" / "step-000030")
+    assert main(["export", one, "--dtype", "bfloat16", "--output", str(output)]) == 0
+    found = WeightFiles(output)
+    assert set(found.specs) == set(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(found.read(name), tensor.bfloat16()), name
+    config = json.loads((output / "config.json").read_text())
+    assert config["dtype"] == "bfloat16" and config["model_type"] == "qwen3_moe"
+    total = json.loads((output / index_name("model")).read_text())["metadata"]["total_size"]
+    assert total == sum(tensor.nbytes for tensor in tensors.values()) // 2
+    assert {tensor.dtype for tensor in weights(output, dtype="auto").values()} == {torch.bfloat16}
+    assert main(["export", one, "--output", str(run.parent / "same")]) == 0
+    check_equal(run.parent / "same", run / "checkpoints" / "step-000010")
+
+
+def damaged(run: Path, name: str) -> None:
+    file = run / "checkpoints" / name / "model" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-7] ^= 4
+    file.write_bytes(content)
+
+
+BEFORE = r"\nhint: the newest whole one before it is .*step-000000$"
+MISTAKES = {
+    "nowhere --output out": r"nowhere does not exist\nhint: give the --output of rlinf train",
+    "folder --output out": r"folder is no folder of a run and no checkpoint\nhint: ",
+    "new --output out": r"new: the run has no checkpoint yet\nhint: let it run on",
+    "run --output full": r"--output=full is there already\nhint: an export overwrites nothing",
+    "run --output folder/file": r"--output=folder/file is there already",
+    "run --checkpoint step-7 --output out": r"run has no such checkpoint\nhint: there are newest, best, step-000000, ",
+    "run/checkpoints/step-000000 --checkpoint best --output out": r"is a checkpoint already\nhint: leave",
+    "unscored --checkpoint best --output out": r"none of its checkpoints was evaluated.*\nhint: use --checkpoint new",
+    "flipped --output out": r"step-000020 is damaged: model/model\.safetensors: is not what was written" + BEFORE,
+    "lost --output out": r"step-000010 is damaged: model/model\.safetensors: No such file.*" + BEFORE,
+    "robot --output out": r"its policy is not a Hugging Face model.*\nhint: its weights.*are .*model\.safetensors$",
+    "run --dtype int8 --output out": r"argument --dtype: invalid choice: 'int8'",
+    "run": r"the following arguments are required: --output",
+}
+
+
+@pytest.fixture(scope="module")
+def mistaken(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("mistakes")
+    for name in ("run", "flipped", "lost"):
+        shutil.copytree(trained, root / name, symlinks=True)
+    for name in ("step-000010", "step-000020"):
+        damaged(root / "flipped", name)
+    shutil.rmtree(root / "lost" / "checkpoints" / "step-000020")
+    (root / "lost" / "checkpoints" / "step-000010" / "model" / "model.safetensors").unlink()
+    (root / "folder").mkdir()
+    (root / "folder" / "file").touch()
+    (root / "full").mkdir()
+    (root / "full" / "file").touch()
+    RunFolder(root / "new", config_yaml="", command=[], keep_checkpoints=1).close()
+    save(root / "unscored", 5, Chooser())
+    save(root / "robot", 5, Chooser(), 0.5)
+    return root
+
+
+@pytest.mark.parametrize(("line", "says"), MISTAKES.items())
+def test_mistakes_are_answered_on_one_screen(line: str, says: str, mistaken: Path, monkeypatch, capsys):
+    monkeypatch.chdir(mistaken)
+    before = sorted(mistaken.rglob("*"))
+    assert main(["export", *line.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) <= 4
+    assert re.search(says, err.strip()), err
+    assert sorted(mistaken.rglob("*")) == before
