@@ -108,7 +108,7 @@ def test_an_export_leaves_the_adapter_as_it_is_and_merges_nothing_else(run, tmp_
     shutil.rmtree(checkpoint / "model")
     shutil.copytree(base.folder, checkpoint / "model")
     write_seal(checkpoint, {})
-    with pytest.raises(UserError, match="--merged: .* holds a whole model, no adapter"):
+    with pytest.raises(UserError, match=r"--merged: .* holds a whole model, no adapter"):
         export(checkpoint, tmp_path / "merged", merged=True)
 
 
