@@ -163,7 +163,8 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def store() -> Iterator[Flip]:
+def store(in_use: bool) -> Iterator[Flip]:
+    """In the store's memory or, with `in_use`, in the served tensors, which are checked after they were used."""
     reshard = plan(LAYOUT, LAYOUT)
     made = WeightStore.create(reshard, name="flipped weights")
     sender, receiver = WeightSender(made, reshard, 0), WeightReceiver(made, reshard, 0)
@@ -176,10 +177,16 @@ def store() -> Iterator[Flip]:
         for tensor in published.values():
             tensor.neg_()
         sender.publish(published, version, timeout_s=TIMEOUT_S)
-        content = published["a"].view(torch.int16).numpy().tobytes()
-        start = memory.tobytes().index(content)
-        flip_in(memory[start : start + len(content)], random)
-        is_caught = is_refused(lambda: receiver.receive(served, version, timeout_s=TIMEOUT_S))
+        if in_use:
+            check = receiver.take(served, version, timeout_s=TIMEOUT_S)
+            served["b"].sum()
+            flip_in(served[str(random.choice(list(served)))].view(torch.uint8).numpy(), random)
+            is_caught = is_refused(check)
+        else:
+            content = published["a"].view(torch.int16).numpy().tobytes()
+            start = memory.tobytes().index(content)
+            flip_in(memory[start : start + len(content)], random)
+            is_caught = is_refused(lambda: receiver.receive(served, version, timeout_s=TIMEOUT_S))
         version += 1
         sender.publish(published, version, timeout_s=TIMEOUT_S)
         receiver.receive(served, version, timeout_s=TIMEOUT_S)
@@ -250,7 +257,8 @@ WAYS: dict[str, Callable[[], Any]] = {
     "peers over TCP": peers_over_tcp,
     "channel (checked=True)": checked_channel,
     "pool (checked=True)": checked_pool,
-    "weight store": store,
+    "weight store": lambda: store(in_use=False),
+    "weight store, checked while it is used": lambda: store(in_use=True),
     "weight stream, dense": lambda: stream(deltas=False),
     "weight stream, delta": lambda: stream(deltas=True),
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "rlinf/comm/check.h"
@@ -14,16 +15,15 @@ namespace {
 // 64-bit odd constants without structure: the fractional parts of the golden ratio and of the square root of 3.
 constexpr uint64_t kIndexStep = 0x9e3779b97f4a7c15;
 constexpr uint64_t kSpread = 0xbb67ae8584caa73b;
+constexpr uint64_t kDigit = (uint64_t{1} << 52) - 1;
 
 inline DigestSum factor_of(uint64_t word_index) {
   uint64_t state = (word_index + 1) * kIndexStep;
   state ^= state >> 32;
   state *= kSpread;
   state ^= state >> 29;
-  const DigestSum product = static_cast<DigestSum>(state) * kIndexStep;
-  const uint64_t low = static_cast<uint64_t>(product) ^ state;
-  const uint64_t high = static_cast<uint64_t>(product >> 64) + state * kSpread;
-  return (static_cast<DigestSum>(high) << 64) | (low | 1);
+  const DigestSum product = static_cast<DigestSum>(state >> 12) * (kIndexStep & kDigit);
+  return (state << 1 & kDigit) | 1 | (product >> 52 << 52) | (product << 104);
 }
 
 uint64_t ones_for(int64_t element_bytes) {
@@ -86,11 +86,7 @@ void DigestAdder::add_strided(const std::byte* elements, int64_t memory_stride, 
 void DigestAdder::add_words(const std::byte* words, uint64_t word_index, int64_t num_words) {
 #if defined(__x86_64__)
   while (has_lanes_ && num_words > 0) {
-    if (lanes_.num_steps == kMaxDigestSteps) {
-      flush();
-    }
-    const int64_t room = 8 * int64_t{kMaxDigestSteps - lanes_.num_steps};
-    const int64_t step = num_words < room ? num_words : room;
+    const int64_t step = std::min(num_words, 8 * steps_left());
     add_words_avx512(lanes_, words, word_index, step, ones_);
     words += 8 * step;
     word_index += static_cast<uint64_t>(step);
@@ -104,6 +100,30 @@ void DigestAdder::add_words(const std::byte* words, uint64_t word_index, int64_t
     sum += factor_of(word_index + static_cast<uint64_t>(i)) * (static_cast<DigestSum>(word) + ones_);
   }
   sum_ += sum;
+}
+
+void DigestAdder::copy_lines([[maybe_unused]] std::byte* dst, [[maybe_unused]] const std::byte* src,
+                             [[maybe_unused]] uint64_t index, int64_t num_lines, [[maybe_unused]] bool casts,
+                             [[maybe_unused]] bool streams) {
+  RLINF_CHECK_INTERNAL(has_lanes_ || num_lines == 0, num_lines);
+#if defined(__x86_64__)
+  uint64_t word_index = index / static_cast<uint64_t>(num_per_word_);
+  while (num_lines > 0) {
+    const int64_t step = std::min(num_lines, steps_left());
+    copy_words_avx512(lanes_, dst, src, word_index, step, ones_, casts, streams);
+    dst += 64 * step;
+    src += (casts ? 128 : 64) * step;
+    word_index += static_cast<uint64_t>(8 * step);
+    num_lines -= step;
+  }
+#endif
+}
+
+int64_t DigestAdder::steps_left() {
+  if (lanes_.num_steps == kMaxDigestSteps) {
+    flush();
+  }
+  return kMaxDigestSteps - lanes_.num_steps;
 }
 
 void DigestAdder::flush() {

@@ -11,6 +11,7 @@ namespace {
 
 // Elements that are digested and then copied: they stay in the first-level cache in between.
 constexpr int64_t kChunkElements = 2048;
+constexpr int64_t kLineBytes = 64;
 
 // Steps through the rows of a step: byte offsets in source and destination, flat index.
 class RowWalk {
@@ -72,7 +73,8 @@ void copy_rows(const CopyStep& step, const CopyPart& part, const PartContext& co
   }
 }
 
-// Digests rows, and copies them while they are in the cache.
+// Digests rows, and copies them on the way: line by line from the register where rows are dense on both sides, else in
+// chunks that stay in the cache.
 class DigestingCopy {
  public:
   DigestingCopy(const CopyStep& step, const PartContext& context, bool may_stream)
@@ -82,13 +84,41 @@ class DigestingCopy {
         has_dst_(step.dst_buffer != kNone),
         is_src_dense_(row_.length == 1 || row_.src_stride == src_bytes_),
         is_in_place_(is_src_dense_ && step.src_dtype == step.dst_dtype),
+        may_stream_(may_stream),
         adder_(dst_bytes_, context.instructions) {
     const bool is_dst_dense = row_.length == 1 || row_.dst_stride == dst_bytes_;
+    casts_ = step.src_dtype == DataType::kFloat32 && step.dst_dtype == DataType::kBfloat16;
+    has_lines_ = adder_.can_copy() && has_dst_ && is_dst_dense && is_src_dense_ && (is_in_place_ || casts_) &&
+                 row_.index_stride == 1;
     gather_ = find_row_kernel(context.instructions, step.src_dtype, step.dst_dtype, !is_src_dense_, false);
     scatter_ = find_row_kernel(context.instructions, step.dst_dtype, step.dst_dtype, !is_dst_dense, may_stream);
   }
 
   void add(std::byte* dst, const std::byte* src, uint64_t index, int64_t num_elements) {
+    if (!has_lines_) {
+      add_chunks(dst, src, index, num_elements);
+      return;
+    }
+    // Lines begin where a word of the tensor does and, to be written past the caches, where one of the memory does.
+    const int64_t num_per_word = 8 / dst_bytes_;
+    const auto gap_bytes = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(dst) & (kLineBytes - 1));
+    const int64_t to_line = gap_bytes / dst_bytes_;
+    const auto to_word = static_cast<int64_t>(-index & static_cast<uint64_t>(num_per_word - 1));
+    const bool streams = may_stream_ && gap_bytes % dst_bytes_ == 0 && to_line % num_per_word == to_word;
+    const int64_t head = std::min(num_elements, streams ? to_line : to_word);
+    const int64_t num_lines = (num_elements - head) * dst_bytes_ / kLineBytes;
+    const int64_t tail = head + num_lines * (kLineBytes / dst_bytes_);
+    add_chunks(dst, src, index, head);
+    adder_.copy_lines(dst + head * dst_bytes_, src + head * src_bytes_, index + static_cast<uint64_t>(head), num_lines,
+                      casts_, streams);
+    add_chunks(dst + tail * dst_bytes_, src + tail * src_bytes_, index + static_cast<uint64_t>(tail),
+               num_elements - tail);
+  }
+
+  DigestSum sum() { return adder_.sum(); }
+
+ private:
+  void add_chunks(std::byte* dst, const std::byte* src, uint64_t index, int64_t num_elements) {
     // What is only read, and where it lies, needs no cutting up.
     const int64_t chunk = is_in_place_ && !has_dst_ ? num_elements : kChunkElements;
     for (int64_t done = 0; done < num_elements; done += chunk) {
@@ -110,15 +140,15 @@ class DigestingCopy {
     }
   }
 
-  DigestSum sum() { return adder_.sum(); }
-
- private:
   const CopyLoop& row_;
   int64_t src_bytes_;
   int64_t dst_bytes_;
   bool has_dst_;
   bool is_src_dense_;
   bool is_in_place_;
+  bool may_stream_;
+  bool casts_;
+  bool has_lines_;
   DigestAdder adder_;
   RowKernel gather_;
   RowKernel scatter_;

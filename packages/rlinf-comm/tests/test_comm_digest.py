@@ -25,10 +25,9 @@ def reference_digest(tensor: torch.Tensor) -> int:
         state ^= state >> 32
         state = state * 0xBB67AE8584CAA73B % M64
         state ^= state >> 29
-        product = state * 0x9E3779B97F4A7C15
-        low = product % M64 ^ state
-        high = (product // M64 + state * 0xBB67AE8584CAA73B) % M64
-        return high << 64 | low | 1
+        product = (state >> 12) * (0x9E3779B97F4A7C15 % 2**52)
+        low, middle, high = state % 2**51 * 2 + 1, product >> 52, product % 2**24
+        return high << 104 | middle << 52 | low
 
     raw = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
     element_bytes = min(tensor.element_size(), 8)

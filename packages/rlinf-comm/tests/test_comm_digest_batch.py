@@ -31,10 +31,9 @@ def factor(word_index):
     state ^= state >> 32
     state = state * 0xBB67AE8584CAA73B % M64
     state ^= state >> 29
-    product = state * 0x9E3779B97F4A7C15
-    low = product % M64 ^ state
-    high = (product // M64 + state * 0xBB67AE8584CAA73B) % M64
-    return high << 64 | low | 1
+    product = (state >> 12) * (0x9E3779B97F4A7C15 % 2**52)
+    low, middle, high = state % 2**51 * 2 + 1, product >> 52, product % 2**24
+    return high << 104 | middle << 52 | low
 
 
 def reference(elements: list[int], indices: list[int], element_bytes: int) -> int:
@@ -186,18 +185,21 @@ def test_the_digest_of_a_copy_is_that_of_what_arrives(data):
     )
 
 
-def test_large_copies_with_digests_are_exact():
-    """Past the caches, in rows, at an unaligned destination."""
-    source = torch.randn(1500, 2048)
-    memory = torch.zeros(1500 * 1024 + 1, dtype=torch.bfloat16)
-    target = memory[1:].view(1500, 1024)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("place", [0, 1, 4, 40])
+def test_large_copies_with_digests_are_exact(place, dtype):
+    """Past the caches, in rows, at destinations that begin a line, a word, or neither."""
+    source = torch.randn(1500, 2048).to(dtype)
+    memory = torch.zeros(1500 * 1024 + 96, dtype=torch.bfloat16)
+    to_line = -memory.data_ptr() % 64 // 2
+    target = memory[to_line + place :][: 1500 * 1024].view(1500, 1024)
     copy = StridedCopy(
         src_buffer=0,
         dst_buffer=0,
         shape=(1500, 1024),
-        src_strides=(8192, 4),
+        src_strides=(2048 * dtype.itemsize, dtype.itemsize),
         dst_strides=(2048, 2),
-        src_dtype="float32",
+        src_dtype=str(dtype).removeprefix("torch."),
         dst_dtype="bfloat16",
     )
     box = StridedBox(

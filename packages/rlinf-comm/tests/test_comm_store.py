@@ -156,6 +156,24 @@ def test_what_is_served_is_checked_and_not_what_was_stored():
     assert caught.value.tensors == ("a",)
 
 
+def test_a_check_may_come_later_and_keeps_its_version_in_the_store():
+    _, sender, receiver = pair()
+    tensors = blank(LAYOUTS["one"], 0)
+    for version in range(2):
+        sender.publish(FULL, version)
+        check = receiver.take(tensors, version)
+        assert_bitwise_equal(tensors, FULL)
+        assert check().policy_version == version
+    sender.publish(FULL, 2)
+    check = receiver.take(tensors, 2)
+    sender.publish(FULL, 3)
+    with pytest.raises(WeightTimeout, match=r"receivers \[0\] have not taken version 2"):
+        sender.publish(FULL, 4, timeout_s=0.01)
+    tensors["w"].view(torch.uint8)[2, 3, 5] ^= 16
+    with pytest.raises(WeightMismatchError, match="receiver 0 must not serve version 2: w differs"):
+        check()
+
+
 def test_a_piece_that_was_not_published_is_noticed():
     store, sender, receiver = pair()
     sender.publish(FULL, 0)

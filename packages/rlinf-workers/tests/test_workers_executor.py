@@ -44,11 +44,15 @@ def context(step: int) -> StepContext:
     return StepContext(step=step, phase="train", seed=0, num_items=len(NUMBERS))
 
 
-def execute(tmp_path, mode, **choices):
+def execute(tmp_path, mode, weight_link="auto", **choices):
     flow = toy_flow()
     plan = plan_for_mode(flow.graph(), CLUSTER, mode, **choices)
     with Executor(
-        cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path, environment={"OMP_NUM_THREADS": "1"}
+        cluster=CLUSTER,
+        launcher=LocalLauncher(),
+        log_folder=tmp_path,
+        environment={"OMP_NUM_THREADS": "1"},
+        weight_link=weight_link,
     ) as executor:
         executor.start(flow, plan)
         executor.sync_weights()
@@ -66,6 +70,7 @@ def execute(tmp_path, mode, **choices):
         ("collocated", {"granularity": {"scale": 3, "shift": 2, "learn": 4}}),
         ("disaggregated", {"granularity": {"scale": 5}}),
         ("hybrid", {"num_ranks": {"learn": 2}}),
+        ("collocated", {"num_ranks": {"learn": 2, "scale": 2}, "weight_link": "streams"}),
         (
             "collocated",
             {

@@ -64,6 +64,15 @@ def message(recipe: str, line: str) -> str:
             "--actor.num_shards: warm_start.batch_size=256 is not a multiple of actor.num_shards=3; use 255 or 258",
         ),
         (
+            "--actor.max_tokens_per_micro_batch=10",
+            "--actor.max_tokens_per_micro_batch=10 is less than rollout.max_prompt_tokens + rollout.max_new_tokens = "
+            "25, and a sequence is not cut; use at least 25",
+        ),
+        (
+            "--actor.balance_shards=true",
+            "--actor.balance_shards=true needs actor.max_tokens_per_micro_batch, which is not set; set it, or leave",
+        ),
+        (
             "--mode=hybrid --plan.num_ranks.actor=4 --plan.num_ranks_per_replica.actor=3",
             "--plan.num_ranks_per_replica.actor=3 does not divide plan.num_ranks.actor=4; every replica has as many "
             "ranks",

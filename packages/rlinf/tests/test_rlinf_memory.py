@@ -1,6 +1,7 @@
 """What ranks hold: against a real model's parameters and autograd's own records, and refusals with numbers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from rlinf_algos.logprobs import token_logprobs
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Lengths
 from rlinf_sched.derive.memory import ReplicatedJob, forward_memory, trainer_memory
-from rlinf_sched.derive.memory.activations import layers_bytes, passes_of_micro_batch
+from rlinf_sched.derive.memory.activations import layers_bytes, packed_pass, passes_of_micro_batch
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.plan import Plan, StagePlan
+from rlinf_workers.models.packed import pack_without_padding, packed_logits
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits
+from rlinf_workers.records.language import Prompt, SampleGroup
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -54,7 +57,10 @@ EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 
         ("qwen3_moe", "bfloat16", EXPERTS),
     ],
 )
-def test_what_a_backward_pass_keeps_is_what_autograd_records(kind: str, dtype: str, more: dict[str, Any]) -> None:
+@pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
+def test_what_a_backward_pass_keeps_is_what_autograd_records(
+    kind: str, dtype: str, more: dict[str, Any], is_packed: bool
+) -> None:
     """Every tensor that autograd saves, by storage, once; parameters aside."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -76,16 +82,38 @@ def test_what_a_backward_pass_keeps_is_what_autograd_records(kind: str, dtype: s
             saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
+    groups = [
+        SampleGroup(
+            prompt=Prompt(index=index, token_ids=batch.prompt_ids[index], reference_answer=""),
+            completion_ids=ids,
+            loss_mask=torch.ones(group_size, limit),
+            rollout_logprobs=torch.zeros(group_size, limit),
+            policy_version=0,
+        )
+        for index, ids in enumerate(batch.completion_ids.split(group_size))
+    ]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        logits = completion_logits(model, batch)
+        logits = packed_logits(model, pack_without_padding(groups)) if is_packed else completion_logits(model, batch)
     shape = ModelShape.from_config({"model_type": kind, **values})
     assert shape.num_parameters == sum(parameter.numel() for parameter in model.parameters())
     lengths = Lengths(mean_tokens=limit, limit_tokens=limit, prompt_tokens=prompt, group_size=group_size)
     job = ReplicatedJob(lengths=lengths, num_groups=2, micro_batch_groups=2, dtype_bytes={"float32": 4}.get(dtype, 2))
-    counted = sum(layers_bytes(shape, job, call) for call in passes_of_micro_batch(job))
+    row = packed_pass(replace(job, max_tokens_per_micro_batch=10_000))
+    assert row is not None
+    counted = sum(layers_bytes(shape, job, call) for call in ((row,) if is_packed else passes_of_micro_batch(job)))
     assert logits.requires_grad
     recorded = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
     assert counted / recorded == pytest.approx(1.0, abs=0.05)  # the last completion token is not computed
+
+
+def test_a_packed_micro_batch_is_counted_by_its_budget() -> None:
+    shape = ModelShape(name="small", num_layers=6, head_dim=16, qkv_bias=True, **SMALL)
+    lengths = Lengths(mean_tokens=40, limit_tokens=48, prompt_tokens=16, group_size=8)
+    job = ReplicatedJob(lengths=lengths, num_groups=8, micro_batch_groups=8)
+    work = [trainer_memory(shape, replace(job, max_tokens_per_micro_batch=n), 1).activations for n in (800, 1600)]
+    assert 1.7 < work[1] / work[0] < 2.1
+    asked = [forward_memory(shape, replace(job, max_tokens_per_micro_batch=n)).activations for n in (200, 400, 800)]
+    assert asked[0] < asked[1] == asked[2]  # no pass has tokens of two groups
 
 
 def test_a_backward_pass_holds_back_a_gradient_of_every_layer() -> None:

@@ -531,6 +531,11 @@ MISTAKES = [
         line=GSM8K + " --rollout.max_new_tokens 999999",
         says="/model was made for 1024 positions (max_position_embeddings of its config.json)",
     ),
+    Mistake(
+        line=GSM8K + " --actor.max_tokens_per_micro_batch 4096",
+        says="is 'gpt2'; leave the key out",
+        files={"model/config.json": '{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}'},
+    ),
     Mistake(line="train sort-grpo --plan.profile absent.json", says="No such file or directory"),
     Mistake(
         line="train sort-grpo --plan.profile p.json",

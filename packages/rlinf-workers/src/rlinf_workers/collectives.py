@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlinf_comm.codec import pack, unpack
 from rlinf_workers.launcher.base import Identity
 
 T = TypeVar("T")
@@ -42,6 +44,26 @@ class RankGroup:
             dist.broadcast(tensor, source if group is None else dist.get_global_rank(group, source), group=group)
         return tensor
 
+    def exchange(self, blobs: Sequence[bytes]) -> list[bytes]:
+        """Bytes for each of these ranks -> those that each of them has for this one."""
+        sizes = torch.zeros(self.num_ranks, self.num_ranks, dtype=torch.int64)
+        sizes[self.rank] = torch.tensor([len(blob) for blob in blobs])
+        coming = self.sum_(sizes)[:, self.rank].tolist()
+        found = [torch.zeros(size, dtype=torch.uint8) for size in coming]
+        pending = []
+        for number, (blob, into) in enumerate(zip(blobs, found, strict=True)):
+            if number == self.rank:
+                found[number] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+                continue
+            if blob:
+                sent = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+                pending.append((dist.isend(sent, group=self._process_group, group_dst=number), sent))
+            if len(into):
+                pending.append((dist.irecv(into, group=self._process_group, group_src=number), into))
+        for work, _ in pending:
+            work.wait()
+        return [tensor.numpy().tobytes() for tensor in found]
+
     def objects(self, value: T) -> list[T]:
         """What each of these ranks says, by rank; for small things that pickle."""
         if self.num_ranks == 1:
@@ -53,6 +75,13 @@ class RankGroup:
     def barrier(self) -> None:
         """Returns when every rank has come here."""
         self.sum_(torch.zeros(1))
+
+
+def exchanged(values: Sequence[T], ranks: RankGroup) -> list[T]:
+    """A value for each of some ranks -> those that each of them has for this one; what can cross a channel."""
+    if ranks.num_ranks == 1:
+        return list(values)
+    return [unpack(blob) for blob in ranks.exchange([pack(value) for value in values])]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

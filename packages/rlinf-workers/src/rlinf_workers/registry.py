@@ -28,4 +28,10 @@ ENGINES: Registry[Any] = Registry(
 )
 POLICIES: Registry[Any] = Registry("policy", {"actor_critic": "rlinf_workers.policies.actor_critic:ActorCritic"})
 LAUNCHERS: Registry[Any] = Registry("launcher", {"local": "rlinf_workers.launcher.local:LocalLauncher"})
-WEIGHT_LINKS: Registry[Any] = Registry("weight link", {"shared": "rlinf_workers.links.shared:SharedWeightLink"})
+WEIGHT_LINKS: Registry[Any] = Registry(
+    "weight link",
+    {
+        "shared": "rlinf_workers.links.shared:SharedWeightLink",
+        "streams": "rlinf_workers.links.streams:StreamsWeightLink",
+    },
+)

@@ -43,13 +43,16 @@ RLINF_HOST_DEVICE uint64_t high_product(uint64_t a, uint64_t b) {
 RLINF_HOST_DEVICE Wide digest_factor(uint64_t word_index) {
   constexpr uint64_t kIndexStep = 0x9e3779b97f4a7c15;
   constexpr uint64_t kSpread = 0xbb67ae8584caa73b;
+  constexpr uint64_t kDigit = (uint64_t{1} << 52) - 1;
   uint64_t state = (word_index + 1) * kIndexStep;
   state ^= state >> 32;
   state *= kSpread;
   state ^= state >> 29;
-  const uint64_t low = (state * kIndexStep) ^ state;
-  const uint64_t high = high_product(state, kIndexStep) + state * kSpread;
-  return (static_cast<Wide>(high) << 64) | (low | 1);
+  const uint64_t upper = state >> 12;
+  const uint64_t step = kIndexStep & kDigit;
+  const uint64_t low = upper * step;  // of the product, of which bits 52 to 103 and then 0 to 23 are the upper digits
+  const uint64_t middle = high_product(upper, step) << 12 | low >> 52;
+  return (static_cast<Wide>(middle) << 52) | (static_cast<Wide>(low) << 104) | (state << 1 & kDigit) | 1;
 }
 
 // Little-endian, from loads of 2^load_log2 bytes.

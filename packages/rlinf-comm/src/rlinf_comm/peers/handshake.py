@@ -21,7 +21,7 @@ import struct
 from rlinf_comm.errors import DecodeError
 
 MAGIC = b"rlpeer"
-VERSION = 2
+VERSION = 3
 """Version of the whole protocol between peers; every change of the protocol increases it."""
 
 GREETING = struct.Struct("<6sH16s")  # magic, version, random

@@ -266,7 +266,7 @@ def _check_disjoint(name: str, boxes: tuple[BoxDigest, ...]) -> None:
 
 
 def verify(expected: WeightManifest, served: WeightManifest) -> None:
-    """Whether the served weights are the expected ones, bit for bit (up to a chance of 2^-64).
+    """Whether the served weights are the expected ones, bit for bit (up to a chance of about 2^-63).
 
     Raises:
         WeightMismatchError: another version, or tensors that differ, are missing, are there in part only, or are not

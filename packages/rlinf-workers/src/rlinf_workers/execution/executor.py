@@ -209,8 +209,9 @@ class Executor:
     def _connect(self, edge: WeightEdge) -> None:
         reshard = reshard_plan(self._layout(edge.source), self._layout(edge.target))
         self._weights_bytes[edge] = sum(spec.num_bytes for spec in reshard.specs.values())
-        link = choose(self._weight_link, edge.name, self._nodes(edge.source) | self._nodes(edge.target))
-        opened = self._links[edge] = WEIGHT_LINKS.get(link)(edge.name, reshard, **self._weight_link_options)
+        nodes = self._nodes(edge.source) | self._nodes(edge.target)
+        link, options = choose(self._weight_link, self._weight_link_options, nodes)
+        opened = self._links[edge] = WEIGHT_LINKS.get(link)(edge.name, reshard, **options)
         sides: dict[Literal["send", "receive"], str] = {"send": edge.source, "receive": edge.target}
         futures = [
             handle.call(

@@ -35,6 +35,10 @@ class Pauses:
     def end_chunk(self) -> None:
         """The stage has asked for more, so it has stopped computing on the chunk before."""
 
+    def before_put(self) -> None:
+        """The stage is about to hand items on: returns when the weights that it made them with are known to be those
+        that were published, and raises WeightMismatchError when they are not."""
+
 
 ItemEnd = Channel | FirstRank | OtherRank
 """A channel, or how the ranks of a replica see it."""
@@ -132,6 +136,7 @@ class Writer(Generic[T]):
 
     def put_many(self, items: Sequence[tuple[int, T]]) -> None:
         """Hands (key, item) pairs on, several in one piece where the readers' granularity allows it."""
+        self._stage.before_put()
         for partition in range(self._port.num_partitions):
             mine = [pair for pair in items if pair[0] % self._port.num_partitions == partition]
             size = self._port.granularity or max(1, len(mine))

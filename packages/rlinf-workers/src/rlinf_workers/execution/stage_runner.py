@@ -59,6 +59,7 @@ class StageRunner(Pauses):
             self.begin_chunk(0)
         getattr(self._worker, call.method)(*readers, *writers)
         self.end_chunk()
+        self.before_put()  # metrics and weights leave too
         for edge in call.publishes:
             self._enter()
             with self._span("publish weights", SYNC), self._waits(f"room for weights {edge}"):
@@ -125,6 +126,12 @@ class StageRunner(Pauses):
             counted = num_items if self._is_first else 0  # the items of a replica count once
             self._add_span(self._call.stage, COMPUTE, start_ns, counted)
 
+    def before_put(self) -> None:
+        if self._host.has_unconfirmed_weights:
+            with self._span("check weights", SYNC), self._waits("the check of the weights"):
+                self._host.confirm_weights()
+        self._host.confirm_weights()
+
     # -- lease, state, weights -------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
@@ -143,6 +150,8 @@ class StageRunner(Pauses):
                 if self._host.served_versions.get(edge) != version:
                     with self._span("receive weights", SYNC), self._waits(f"weights {edge} version {version}"):
                         self._host.receive_weights(edge, version)
+                        if self._call.told is not None:  # what another rank makes with these weights leaves elsewhere
+                            self._host.confirm_weights()
                     self._worker.weights_received(version)
         self._lock()
 
@@ -152,6 +161,7 @@ class StageRunner(Pauses):
         self._lock()
         self._host.num_inside -= 1
         if self._call.offloads and not self._host.num_inside:
+            self.before_put()  # a check reads the weights where they are
             with self._span("offload", LEASE):
                 self._host.unload()
         self._unlock()

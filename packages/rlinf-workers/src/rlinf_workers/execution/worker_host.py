@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import resource
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import torch
@@ -48,9 +49,11 @@ class WorkerHost:
         self.is_loaded = True
         """Whether the worker's state is on its devices."""
         self.served_versions: dict[str, int] = {}
-        """Edge -> version that the worker's weights hold, whole and verified."""
+        """Edge -> version that the worker's weights hold, whole; see `confirm_weights`."""
         self._senders: dict[str, WeightSender] = {}
         self._receivers: dict[str, WeightReceiver] = {}
+        self._checks: dict[str, Future[object]] = {}
+        """Edge -> the check of the weights that came last."""
         self._of_thread = threading.local()
 
     def make(self, worker_class: type[W], *arguments: Any) -> W:
@@ -72,6 +75,10 @@ class WorkerHost:
     @step.setter
     def step(self, context: StepContext) -> None:
         self._of_thread.step = context
+
+    @functools.cached_property
+    def _checker(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="rlinf-weight-check")
 
     @functools.cached_property
     def rank_groups(self) -> RankGroups:
@@ -104,10 +111,27 @@ class WorkerHost:
         return self.worker.policy_version
 
     def receive_weights(self, edge: str, policy_version: int) -> None:
-        """Fills the worker's weights with what was published on one edge."""
-        self.served_versions.pop(edge, None)  # until it is whole and verified, nothing is served
-        self._receivers[edge].receive(self.worker.weights(), policy_version)
+        """Fills the worker's weights with what was published on one edge. Their check may go on; `confirm_weights` ends
+        it."""
+        wait(self._checks.values())  # it reads what is about to change
+        self.served_versions.pop(edge, None)
+        check = self._receivers[edge].receive(self.worker.weights(), policy_version)
+        self._checks[edge] = _checked() if check is None else self._checker.submit(check)
         self.served_versions[edge] = policy_version
+
+    @property
+    def has_unconfirmed_weights(self) -> bool:
+        return not all(check.done() for check in self._checks.values())
+
+    def confirm_weights(self) -> None:
+        """Returns when the weights are known to be what was published; from any thread.
+
+        Raises: WeightMismatchError, and again until other weights have come.
+        """
+        for edge, check in list(self._checks.items()):
+            if check.exception() is not None:
+                self.served_versions.pop(edge, None)
+            check.result()
 
     def memory_bytes(self) -> tuple[int, int]:
         """What this process holds of its device at the moment, and at most since it began; of the host's memory on a
@@ -120,3 +144,10 @@ class WorkerHost:
 
     def current_waits(self) -> list[Wait]:
         return self.waits.current()
+
+
+def _checked() -> Future[object]:
+    """The check of a link that has checked already."""
+    done: Future[object] = Future()
+    done.set_result(None)
+    return done

@@ -24,8 +24,7 @@ from rlinf_workers.language.critic import Critic
 from rlinf_workers.language.learning_groups import MicroBatch, Updates
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.lora import LoraModel, LoraSettings
-from rlinf_workers.models.sequences import SequenceBatch
-from rlinf_workers.models.trainable import TokenModel, ValueModel
+from rlinf_workers.models.trainable import CompletionBatch, TokenModel, ValueModel
 from rlinf_workers.records.language import ExampleBatch, ScoredGroup
 from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
 from rlinf_workers.training.worker import TrainingWorker
@@ -49,7 +48,11 @@ class ActorSettings:
     knows_reference: bool = False
     """The reference is the model without its adapter, and groups come without its log-probabilities."""
     micro_batch_groups: int
-    """Groups in one forward and backward."""
+    """Groups in one forward and backward, padded to one length."""
+    max_tokens_per_micro_batch: int | None = None
+    """Tokens in one forward and backward, packed without padding; None: as `micro_batch_groups` says."""
+    balance_shards: bool = False
+    """Gathers the groups of a step and gives each shard equally many tokens; needs a budget of tokens."""
     num_prompts: int
     """Groups that a step trains on; with oversampling more arrive."""
     max_completion_tokens: int
@@ -85,6 +88,8 @@ class Actor(TrainingWorker):
             micro_batch_groups=settings.micro_batch_groups,
             num_prompts=settings.num_prompts,
             max_completion_tokens=settings.max_completion_tokens,
+            max_tokens=settings.max_tokens_per_micro_batch,
+            balances=settings.balance_shards,
         )
 
     # -- stages ----------------------------------------------------------------------------------------------------
@@ -149,7 +154,7 @@ class Actor(TrainingWorker):
         for name, total in zip(self._loss.statistics, sums, strict=True):
             self.record(name, total / max(trained, 1.0))
 
-    def _ref_logprobs(self, batch: SequenceBatch) -> Tensor:
+    def _ref_logprobs(self, batch: CompletionBatch) -> Tensor:
         return self._backend.forward(batch, adapter=False).logprobs
 
     def _optimize_with(self, optimizer: OptimizerSettings) -> None:

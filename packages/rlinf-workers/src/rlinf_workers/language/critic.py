@@ -11,7 +11,7 @@ from torch import Tensor
 from rlinf_algos.algorithm import Algorithm
 from rlinf_workers.algorithm_parts import value_loss
 from rlinf_workers.language.learning_groups import Tokens
-from rlinf_workers.models.sequences import SequenceBatch
+from rlinf_workers.models.trainable import CompletionBatch
 from rlinf_workers.training.base import Evaluation, TrainingBackend
 
 NUM_STATISTICS = 5
@@ -33,7 +33,7 @@ class Critic:
         if self.backend.num_steps == 0:
             self.backend.start_from(policy)
 
-    def values(self, batch: SequenceBatch) -> Tensor:
+    def values(self, batch: CompletionBatch) -> Tensor:
         """[B, T] float32, before each token is chosen."""
         return self.backend.forward(batch).values
 

@@ -7,8 +7,9 @@ the step -> updates -> micro-batches
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,11 @@ from rlinf_algos.normalization import Moments
 from rlinf_algos.parts import BUILTIN_ADVANTAGES, BUILTIN_POLICY_LOSSES
 from rlinf_algos.presets import KLS
 from rlinf_workers.algorithm_parts import AdvantagePart
-from rlinf_workers.models.sequences import SequenceBatch, fit_width, pack_groups
+from rlinf_workers.collectives import exchanged
+from rlinf_workers.language.token_budget import balanced, bins_within, filled_up, num_tokens_of, split
+from rlinf_workers.models.packed import pack_without_padding
+from rlinf_workers.models.sequences import fit_width, pack_groups
+from rlinf_workers.models.trainable import CompletionBatch
 from rlinf_workers.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.training.base import TrainingBackend
 from rlinf_workers.worker import Worker
@@ -48,6 +53,12 @@ class LearningGroup:
     @property
     def index(self) -> int:
         return self.samples.index
+
+    def part(self, rows: slice) -> LearningGroup:
+        """Some of its completions."""
+        taken: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "samples"}
+        taken = {name: None if value is None else value[rows] for name, value in taken.items()}
+        return LearningGroup(samples=self.samples.part(rows), **taken)
 
 
 def kl_estimate(algorithm: Algorithm) -> Callable[..., Tensor] | None:
@@ -191,13 +202,17 @@ def _parts_of(group: ScoredGroup) -> Tensor:
     return group.parts
 
 
-def whiten(groups: Sequence[LearningGroup], num_shards: int, backend: TrainingBackend) -> None:
-    """Mean 0 and deviation 1 over all tokens of the step, whatever its shards and ranks."""
+def whiten(groups: Sequence[LearningGroup], shard_of: Callable[[int], int], backend: TrainingBackend) -> None:
+    """Mean 0 and deviation 1 over all tokens of the step, whatever its shards and ranks.
+
+    Args:
+        shard_of: index of a group -> its shard.
+    """
     by_shard: dict[int, list[Tensor]] = {shard: [torch.zeros(0)] for shard in backend.shards}
     for group in groups:
         mask, advantages = group.samples.loss_mask != 0, group.advantages
         by_token = advantages if advantages.ndim == 2 else advantages[:, None].expand(mask.shape)
-        by_shard[group.index % num_shards].append(by_token[mask])
+        by_shard[shard_of(group.index)].append(by_token[mask])
     parts = [torch.cat(tokens) for tokens in by_shard.values()]
     moments = Moments.of_parts(parts, backend.sum_over_shards, name="advantages")
     for group in groups:
@@ -208,7 +223,7 @@ def whiten(groups: Sequence[LearningGroup], num_shards: int, backend: TrainingBa
 class Tokens:
     """Groups side by side, on the device. B completions of at most T tokens."""
 
-    sequences: SequenceBatch
+    sequences: CompletionBatch
     advantages: Tensor
     """[B] or [B, T]"""
     rollout_logprobs: Tensor
@@ -220,12 +235,15 @@ class Tokens:
     """[B, T]; None: the groups have none."""
 
 
-def tokens_of(groups: Sequence[LearningGroup], device: torch.device) -> Tokens | None:
+Pack = Callable[[Sequence[SampleGroup]], CompletionBatch]
+
+
+def tokens_of(groups: Sequence[LearningGroup], device: torch.device, pack: Pack = pack_groups) -> Tokens | None:
     """The groups side by side, cut at the longest completion; None: there are none."""
     if not groups:
         return None
     samples = [group.samples for group in groups]
-    sequences = pack_groups(samples).to(device)
+    sequences = pack(samples).to(device)
     width = sequences.loss_mask.shape[1]
 
     def joined(tensors: Iterable[Tensor | None]) -> Tensor | None:
@@ -263,13 +281,16 @@ class Updates:
     """The optimizer steps of a training step, each as its micro-batches.
 
     Where one update is made of advantages that need their own group alone, micro-batches come while groups still
-    arrive; else, and where the model itself has to be asked first, the groups of the step are gathered.
+    arrive; else, and where the model itself has to be asked first, the groups of the step are gathered, and with a
+    budget of tokens shared out over the shards anew.
 
     Args:
         worker: records what is learned of the groups; it has the step.
         values: what the critic says of tokens, [B, T]; None: the algorithm has no critic.
         ref_logprobs: what the reference says of tokens, [B, T]; None: the groups have it, or the algorithm needs none.
-        micro_batch_groups: groups of a micro-batch.
+        micro_batch_groups: groups of a micro-batch, which is padded.
+        max_tokens: tokens of a micro-batch, which is packed; None: as `micro_batch_groups` says.
+        balances: gathers the groups of a step in any case, so that shards have equally many tokens.
         num_prompts: groups that a step trains on; with oversampling more arrive.
     """
 
@@ -278,18 +299,24 @@ class Updates:
         algorithm: Algorithm,
         worker: Worker,
         backend: TrainingBackend,
-        values: Callable[[SequenceBatch], Tensor] | None,
-        ref_logprobs: Callable[[SequenceBatch], Tensor] | None = None,
+        values: Callable[[CompletionBatch], Tensor] | None,
+        ref_logprobs: Callable[[CompletionBatch], Tensor] | None = None,
         *,
         num_shards: int,
         micro_batch_groups: int,
         num_prompts: int,
         max_completion_tokens: int,
+        max_tokens: int | None = None,
+        balances: bool = False,
     ) -> None:
         self._algorithm, self._worker, self._backend, self._values = algorithm, worker, backend, values
         self._num_shards, self._size, self._num_prompts = num_shards, micro_batch_groups, num_prompts
+        self._max_completion_tokens, self._max_tokens = max_completion_tokens, max_tokens
+        self._pack: Pack = pack_groups if max_tokens is None else pack_without_padding
         self._ref_logprobs = ref_logprobs
-        self._max_completion_tokens = max_completion_tokens
+        self._gathers = algorithm.gathers_whole_step or balances or ref_logprobs is not None
+        self._shards: dict[int, int] = {}
+        """Index of a group -> its shard, of those that were shared out by their tokens in this step."""
         self.advantages = AdvantageMaker(algorithm, max_completion_tokens=max_completion_tokens)
         self._kl_sums = torch.zeros(0)
         """[shards of this rank, 2] float64, of a KL in the reward: nats, completions."""
@@ -300,7 +327,8 @@ class Updates:
     def of_step(self, scored: Iterable[Sequence[ScoredGroup]]) -> Iterator[Iterator[MicroBatch]]:
         """An update is used up before the next is asked for. `scored` has the groups in the order of their index."""
         self._kl_sums = torch.zeros(len(self._backend.shards), 2, dtype=torch.float64)
-        if self._algorithm.gathers_whole_step or self._ref_logprobs is not None:
+        self._shards.clear()
+        if self._gathers:
             yield from self._gathered([group for chunk in scored for group in chunk])
         else:
             yield self._micro_batches(group for chunk in scored for group in self._learning(chunk))
@@ -315,21 +343,44 @@ class Updates:
         return self._with_advantages(chunk)
 
     def _gathered(self, scored: Sequence[ScoredGroup]) -> Iterator[Iterator[MicroBatch]]:
-        """Several updates, or advantages that the whole step decides about."""
+        """Several updates, advantages that the whole step decides about, or shards of equally many tokens."""
         algorithm, num_groups = self._algorithm, self._worker.step.num_items
         have_signal = self._signals(scored)
-        positions = {group.samples.index: group.samples.index for group in scored}
+        positions = {index: index for index in range(num_groups)}
         if algorithm.dynamic_sampling:
             positions = choose_groups(scored, have_signal, self._backend, num_groups, self._num_prompts)
             num_groups = len(positions)
-        groups = self._prepared([group for group in scored if group.samples.index in positions])
+        update_of = {index: position * algorithm.num_minibatches // num_groups for index, position in positions.items()}
+        scored = [group for group in scored if group.samples.index in positions]
+        if self._max_tokens is not None:
+            scored = self._shared_out(scored, update_of)
+        groups = self._prepared(scored)
         for _ in range(algorithm.num_epochs):
             for minibatch in range(algorithm.num_minibatches):
-                yield self._micro_batches(
-                    group
-                    for group in groups
-                    if positions[group.index] * algorithm.num_minibatches // num_groups == minibatch
-                )
+                yield self._micro_batches(group for group in groups if update_of[group.index] == minibatch)
+
+    def _shared_out(self, scored: Sequence[ScoredGroup], update_of: Mapping[int, int]) -> list[ScoredGroup]:
+        """The groups of this replica's shards, once the shards of every update have about equally many tokens; replicas
+        send each other what is another's now. All of them know all lengths, so they find the same shards."""
+        sizes = torch.zeros(len(self._backend.shards), self._worker.step.num_items, dtype=torch.int64)
+        learned = signals(scored, by_parts=self._algorithm.reads_parts)
+        for group, has_signal in zip(scored, learned, strict=True):
+            if has_signal or self._learns_from_all or self._values is not None:
+                sizes[0][group.samples.index] = num_tokens_of(group.samples)
+        known = self._backend.sum_over_shards(sizes).tolist()
+        for update in range(self._algorithm.num_minibatches):
+            members = sorted(index for index, number in update_of.items() if number == update)
+            shards = balanced([known[index] for index in members], self._num_shards)
+            self._shards.update(zip(members, shards, strict=True))
+        replicas = self._worker.replicas
+        sent: list[list[ScoredGroup]] = [[] for _ in range(replicas.num_ranks)]
+        for group in scored:
+            sent[self._shard_of(group.samples.index) % replicas.num_ranks].append(group)
+        mine = [group for groups in exchanged(sent, replicas) for group in groups]
+        return sorted(mine, key=lambda group: group.samples.index)
+
+    def _shard_of(self, index: int) -> int:
+        return self._shards.get(index, index % self._num_shards)
 
     def _prepared(self, scored: Sequence[ScoredGroup]) -> list[LearningGroup]:
         """What has to be known before the first update: what the reference says, values, advantages, and the
@@ -348,7 +399,7 @@ class Updates:
         for group in groups:
             group.proximal_logprobs = proximal.get(group.index)
         if self._algorithm.whiten_advantages:
-            whiten(groups, self._num_shards, self._backend)
+            whiten(groups, self._shard_of, self._backend)
         return groups
 
     def _signals(self, scored: Sequence[ScoredGroup]) -> list[bool]:
@@ -366,28 +417,37 @@ class Updates:
             if group.token_kl is not None:
                 kl, tokens = group.token_kl.sum(-1), float(before.samples.loss_mask.sum())
                 self._worker.record("actor/ref_kl", float(kl.sum()) / max(tokens, 1.0), weight=tokens)
-                row = self._backend.shards.index(group.index % self._num_shards)
+                row = self._backend.shards.index(self._shard_of(group.index))
                 self._kl_sums[row] += torch.tensor([float(kl.double().sum()), len(kl)], dtype=torch.float64)
         return made
 
-    def _ask(self, scored: Sequence[ScoredGroup], answer: Callable[[SequenceBatch], Tensor]) -> dict[int, Tensor]:
+    def _ask(self, scored: Sequence[ScoredGroup], answer: Callable[[CompletionBatch], Tensor]) -> dict[int, Tensor]:
         """Index of a group -> what a forward says of its tokens, [G, T]. In micro-batches of a shard, so that numbers
         do not depend on the number of ranks."""
-        found: dict[int, Tensor] = {}
+        found: dict[int, list[Tensor]] = {}
         for shard in self._backend.shards:
-            mine = [group.samples for group in scored if group.samples.index % self._num_shards == shard]
-            for start in range(0, len(mine), self._size):
-                samples = mine[start : start + self._size]
-                batch = pack_groups(samples).to(self._worker.device)
-                rows = answer(batch).cpu().split(batch.group_size)
-                for sample, row in zip(samples, rows, strict=True):
-                    found[sample.index] = fit_width(row, sample.completion_ids.shape[1]) * sample.loss_mask
-        return found
+            mine = [group.samples for group in scored if self._shard_of(group.samples.index) == shard]
+            for samples in self._cut(mine):
+                rows = answer(self._pack(samples).to(self._worker.device)).cpu()
+                for sample, row in zip(samples, rows.split([len(s.loss_mask) for s in samples]), strict=True):
+                    told = fit_width(row, sample.completion_ids.shape[1]) * sample.loss_mask
+                    found.setdefault(sample.index, []).append(told)
+        return {index: rows[0] if len(rows) == 1 else torch.cat(rows) for index, rows in found.items()}
+
+    def _cut(self, mine: Sequence[SampleGroup]) -> list[Sequence[SampleGroup]]:
+        """Groups, or parts of them in their order, that are asked at once."""
+        if self._max_tokens is None:
+            return [mine[start : start + self._size] for start in range(0, len(mine), self._size)]
+        parts = [group.part(rows) for group in mine for rows in split(group, self._max_tokens)]
+        return list(filled_up(parts, num_tokens_of, self._max_tokens))
 
     def _micro_batches(self, groups: Iterable[LearningGroup]) -> Iterator[MicroBatch]:
+        if self._max_tokens is not None:
+            yield from self._by_tokens(groups, self._max_tokens)
+            return
         waiting: dict[int, list[LearningGroup]] = {shard: [] for shard in self._backend.shards}
         for group in groups:
-            shard = group.index % self._num_shards
+            shard = self._shard_of(group.index)
             waiting[shard].append(group)
             if len(waiting[shard]) == self._size:
                 yield self._micro_batch(shard, waiting[shard])
@@ -396,15 +456,41 @@ class Updates:
             if rest:
                 yield self._micro_batch(shard, rest)
 
-    def _micro_batch(self, shard: int, groups: Sequence[LearningGroup]) -> MicroBatch:
+    def _by_tokens(self, groups: Iterable[LearningGroup], limit: int) -> Iterator[MicroBatch]:
+        """Packed micro-batches: of a gathered step about equal ones, else each as full as it gets while groups come."""
+        waiting: dict[int, list[LearningGroup]] = {shard: [] for shard in self._backend.shards}
+        for group in groups:
+            shard, parts = self._shard_of(group.index), [group.part(rows) for rows in split(group.samples, limit)]
+            waiting[shard] += parts
+            if not self._gathers:
+                *full, waiting[shard] = filled_up(waiting[shard], self._num_computed, limit)
+                for batch in full:
+                    yield self._micro_batch(shard, batch)
+        for shard, rest in waiting.items():
+            if rest:
+                for items in bins_within([self._num_computed(part) for part in rest], limit):
+                    yield self._micro_batch(shard, [rest[item] for item in items])
+
+    def _num_computed(self, group: LearningGroup) -> int:
+        """Tokens that the models compute for a group; 0 for one that only counts."""
+        is_computed = self._is_useful(group) or (self._values is not None and bool(group.samples.loss_mask.any()))
+        return num_tokens_of(group.samples) if is_computed else 0
+
+    def _is_useful(self, group: LearningGroup) -> bool:
         """Groups without any advantage teach the policy nothing, but for a penalty in the loss."""
+        if not group.samples.loss_mask.any():
+            return False
+        return self._learns_from_all or bool((group.advantages != 0).any())
+
+    def _micro_batch(self, shard: int, groups: Sequence[LearningGroup]) -> MicroBatch:
         name, limit = self._algorithm.aggregation, self._max_completion_tokens
         masks = [group.samples.loss_mask for group in groups]
         kept = [group for group, mask in zip(groups, masks, strict=True) if mask.any()]
-        useful = [group for group in kept if self._learns_from_all or bool((group.advantages != 0).any())]
-        for_policy, for_critic = tokens_of(useful, self._worker.device), None
+        useful = [group for group in kept if self._is_useful(group)]
+        for_policy, for_critic = tokens_of(useful, self._worker.device, self._pack), None
         if self._values is not None:
-            for_critic = for_policy if len(useful) == len(kept) else tokens_of(kept, self._worker.device)
+            is_same = len(useful) == len(kept)
+            for_critic = for_policy if is_same else tokens_of(kept, self._worker.device, self._pack)
         return MicroBatch(
             shard=shard,
             divisor=sum(divisor(name, mask, max_completion_tokens=limit) for mask in masks),

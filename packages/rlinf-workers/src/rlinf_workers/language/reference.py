@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+from torch import Tensor
+
 from rlinf_workers.execution.ports import Reader, Writer
+from rlinf_workers.language.token_budget import split
 from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.sequences import fit_width, pack_groups
-from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.models.trainable import CompletionBatch, TokenModel
 from rlinf_workers.records.language import SampleGroup
 from rlinf_workers.training.base import BackendSettings
 from rlinf_workers.training.worker import TrainingWorker
@@ -18,17 +23,30 @@ class Reference(TrainingWorker):
 
     Args:
         temperature: the rollout's.
+        max_tokens: tokens of a forward, which is packed; None: a group at a time, padded.
     """
 
-    def __init__(self, model: ModelSettings, temperature: float, backend: BackendSettings) -> None:
+    def __init__(
+        self, model: ModelSettings, temperature: float, backend: BackendSettings, max_tokens: int | None = None
+    ) -> None:
         self._backends = {"": backend.make(TokenModel(model, temperature), self)}
+        self._max_tokens = max_tokens
 
     def logprobs(self, samples: Reader[SampleGroup], referenced: Writer[SampleGroup]) -> None:
-        """Stage: groups in, the same groups with `ref_logprobs` out. One forward a group, so that numbers do not
-        depend on the chunk."""
+        """Stage: groups in, the same groups with `ref_logprobs` out. No forward has tokens of two groups, so that
+        numbers do not depend on the chunk."""
         for chunk in samples:
             for group in chunk:
-                logprobs = self._backend.forward(pack_groups([group]).to(self.device)).logprobs
-                padded = fit_width(logprobs.cpu(), group.completion_ids.shape[1])
-                told = dataclasses.replace(group, ref_logprobs=padded * group.loss_mask)
+                told = dataclasses.replace(group, ref_logprobs=self._logprobs_of(group) * group.loss_mask)
                 referenced.put(told, key=group.index)
+
+    def _logprobs_of(self, group: SampleGroup) -> Tensor:
+        """[G, T]"""
+        width = group.completion_ids.shape[1]
+        if self._max_tokens is None:
+            return self._asked(pack_groups([group]), width)
+        parts = [group.part(rows) for rows in split(group, self._max_tokens)]
+        return torch.cat([self._asked(pack_without_padding([part]), width) for part in parts])
+
+    def _asked(self, batch: CompletionBatch, width: int) -> Tensor:
+        return fit_width(self._backend.forward(batch.to(self.device)).logprobs.cpu(), width)

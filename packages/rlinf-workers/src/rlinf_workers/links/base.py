@@ -2,14 +2,15 @@
 
     driver      link = MyLink("actor -> rollout", reshard); WeightPort(..., address=link.address) to each rank
     a trainer   sender = MyLink.open_sender(port);     sender.publish(weights, 7)
-    a server    receiver = MyLink.open_receiver(port); receiver.receive(weights, 7)     in place, verified
+    a server    receiver = MyLink.open_receiver(port); check = receiver.receive(weights, 7)     in place
+                check()     before anything that was made with them leaves
 
 The reshard plan, which both ends know, says which box of which tensor goes from which rank to which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -17,6 +18,9 @@ from torch import Tensor
 
 from rlinf_comm.records import record
 from rlinf_comm.weights import ReshardPlan
+
+Check = Callable[[], object]
+"""Finds out whether the tensors of a receiver hold what was published; raises WeightMismatchError when they do not."""
 
 
 @record
@@ -52,13 +56,17 @@ class WeightSender(Protocol):
 class WeightReceiver(Protocol):
     """A serving rank's end."""
 
-    def receive(self, tensors: Mapping[str, Tensor], policy_version: int, timeout_s: float = 60.0) -> object:
-        """Waits for exactly that version, fills `tensors` in place, and checks that they hold what was published.
-        It may be called again, also after it raised.
+    def receive(self, tensors: Mapping[str, Tensor], policy_version: int, timeout_s: float = 60.0) -> Check | None:
+        """Waits for exactly that version and fills `tensors` in place. It may be called again, also after it raised.
 
         Args:
             tensors: this rank's buffers, as its layout says; on any device.
             timeout_s: seconds to wait for the senders.
+
+        Returns:
+            None when the tensors are known to hold what was published. Or what finds it out, and raises as this does:
+            it is called once, maybe in another thread while a model computes with the tensors, which neither change nor
+            move until it has returned. Nothing that was made with them leaves the worker before.
 
         Raises:
             rlinf_comm.errors.WeightTimeout: the version has not come in time; the text names it.

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from rlinf_comm import weights
-from rlinf_comm.errors import WeightMismatchError
 from rlinf_comm.weights import ReshardPlan, WeightStore, WeightStoreAddress
-from rlinf_workers.links.base import WeightPort
+from rlinf_workers.links.base import Check, WeightPort
+from rlinf_workers.links.host_memory import HostCopies
 
 
 class SharedWeightLink:
@@ -47,27 +46,18 @@ class SharedSender:
 
 
 class SharedReceiver:
-    """The serving end. The store holds host memory. Tensors on a GPU are filled through a copy there, which is
-    verified, and read back to be compared."""
+    """The serving end. The store holds host memory; tensors on a GPU are filled and checked through copies there."""
 
     def __init__(self, receiver: weights.WeightReceiver) -> None:
         self._receiver = receiver
-        self._staging: dict[str, Tensor] = {}
+        self._copies = HostCopies()
 
-    def receive(self, tensors: Mapping[str, Tensor], policy_version: int, timeout_s: float = 60.0) -> None:
-        on_host = {name: self._host_tensor(name, tensor) for name, tensor in tensors.items()}
-        self._receiver.receive(on_host, policy_version, timeout_s)
-        for name, tensor in tensors.items():
-            if tensor.device.type != "cpu":
-                tensor.detach().copy_(on_host[name])
-                if not torch.equal(tensor.detach().cpu(), on_host[name]):
-                    raise WeightMismatchError(
-                        f"{name}: the device holds other bytes than it was sent (version {policy_version})"
-                    )
+    def receive(self, tensors: Mapping[str, Tensor], policy_version: int, timeout_s: float = 60.0) -> Check:
+        check_copies = self._receiver.take(self._copies.of(tensors), policy_version, timeout_s)
+        self._copies.place(tensors)
 
-    def _host_tensor(self, name: str, tensor: Tensor) -> Tensor:
-        if tensor.device.type == "cpu":
-            return tensor
-        if name not in self._staging:
-            self._staging[name] = torch.empty_like(tensor, device="cpu")
-        return self._staging[name]
+        def check() -> None:
+            check_copies()
+            self._copies.check(tensors, policy_version)
+
+        return check

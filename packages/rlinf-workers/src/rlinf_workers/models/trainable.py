@@ -20,18 +20,22 @@ from rlinf_workers.models.language_model import (
     load_tokenizer,
     outline_model,
 )
+from rlinf_workers.models.packed import PackedBatch, packed_logits, packed_states
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_states, num_calls
 from rlinf_workers.models.weight_names import StoredWeights, pretrained_weights
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import Evaluation, Trainable
 
+CompletionBatch = SequenceBatch | PackedBatch
+"""Completions behind their prompts, padded or not; both have `completion_ids` and `loss_mask`, [B, T]."""
+
 
 class TokenModel(Trainable):
-    """A causal language model. Answers a SequenceBatch with the log-probabilities of its completion tokens, an
+    """A causal language model. Answers a CompletionBatch with the log-probabilities of its completion tokens, an
     ExampleBatch with those of all tokens but the first.
 
     Args:
-        temperature: divides the logits of a SequenceBatch; the rollout's, 0 stands for 1.
+        temperature: divides the logits of a CompletionBatch; the rollout's, 0 stands for 1.
     """
 
     def __init__(self, settings: ModelSettings, temperature: float) -> None:
@@ -51,20 +55,34 @@ class TokenModel(Trainable):
         _refuse_adapter(folder)
         return pretrained_weights(model, folder)
 
-    def answers(self, model: Any, batch: SequenceBatch | ExampleBatch, *, entropies: bool) -> Evaluation:
+    def answers(self, model: Any, batch: CompletionBatch | ExampleBatch, *, entropies: bool) -> Evaluation:
         if isinstance(batch, ExampleBatch):
             return _example_answers(model, batch)
+        if isinstance(batch, PackedBatch):
+            found = self._packed_answers(model, batch, entropies)
+            told = {name: getattr(found, name) for name in ("logprobs", "entropies")}
+            return Evaluation(**{name: batch.spread(rows) for name, rows in told.items() if rows.numel()})
         if has_large_logits(model, batch.completion_ids.numel()):
             states, ids, mask = completion_states(model, batch), batch.completion_ids, batch.loss_mask
             return answers_of_states(model, states, ids, mask, self.temperature, entropies=entropies)
-        logits, ids = completion_logits(model, batch), batch.completion_ids
+        return self._answers_of_logits(completion_logits(model, batch), batch.completion_ids, entropies)
+
+    def _packed_answers(self, model: Any, batch: PackedBatch, entropies: bool) -> Evaluation:
+        """For the completion tokens alone, [M]."""
+        ids = batch.ids
+        if not has_large_logits(model, len(ids)):
+            return self._answers_of_logits(packed_logits(model, batch), ids, entropies)
+        states, mask = packed_states(model, batch), torch.ones_like(ids)
+        return answers_of_states(model, states, ids, mask, self.temperature, entropies=entropies)
+
+    def _answers_of_logits(self, logits: Tensor, ids: Tensor, entropies: bool) -> Evaluation:
         if not entropies:
             return Evaluation(logprobs=token_logprobs(logits, ids, temperature=self.temperature))
         logprobs, found = logprobs_and_entropy(logits, ids, self.temperature)
         return Evaluation(logprobs=logprobs, entropies=found)
 
-    def num_calls(self, batch: SequenceBatch | ExampleBatch) -> int:
-        return 1 if isinstance(batch, ExampleBatch) else num_calls(batch)
+    def num_calls(self, batch: CompletionBatch | ExampleBatch) -> int:
+        return num_calls(batch) if isinstance(batch, SequenceBatch) else 1
 
     def written_together(self, model: Any, names: Iterable[str]) -> Iterable[Sequence[str]]:
         return converted_together(model, names)
@@ -89,7 +107,7 @@ class TokenModel(Trainable):
 
 class ValueModel(Trainable):
     """A causal language model whose head gives one number a token: the reward still to come before each token of a
-    SequenceBatch is chosen. The head begins at 0."""
+    CompletionBatch is chosen. The head begins at 0."""
 
     def __init__(self, settings: ModelSettings) -> None:
         self.settings = settings
@@ -107,11 +125,13 @@ class ValueModel(Trainable):
         own = [name for name, tensor in model.named_parameters() if any(tensor is other for other in head.parameters())]
         return pretrained_weights(model, self.settings.folder, without=own)
 
-    def answers(self, model: Any, batch: SequenceBatch, *, entropies: bool) -> Evaluation:
+    def answers(self, model: Any, batch: CompletionBatch, *, entropies: bool) -> Evaluation:
+        if isinstance(batch, PackedBatch):
+            return Evaluation(values=batch.spread(packed_logits(model, batch)[..., 0].float()))
         return Evaluation(values=completion_logits(model, batch)[..., 0].float())
 
-    def num_calls(self, batch: SequenceBatch) -> int:
-        return num_calls(batch)
+    def num_calls(self, batch: CompletionBatch) -> int:
+        return num_calls(batch) if isinstance(batch, SequenceBatch) else 1
 
 
 def _refuse_adapter(folder: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -54,6 +54,12 @@ class SampleGroup:
     @property
     def index(self) -> int:
         return self.prompt.index
+
+    def part(self, rows: slice) -> SampleGroup:
+        """Some of the completions, behind the same prompt."""
+        names = ("completion_ids", "loss_mask", "rollout_logprobs", "ref_logprobs", "truncated")
+        taken = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: None if value is None else value[rows] for name, value in taken.items()})
 
 
 @record

@@ -109,7 +109,9 @@ class Server(Worker):
     def receive(self, version: int, timeout_s: float) -> list[dict[str, Tensor]]:
         """What each rank holds then."""
         for receiver, tensors in zip(self._receivers, self._held, strict=True):
-            receiver.receive(tensors, version, timeout_s)
+            check = receiver.receive(tensors, version, timeout_s)
+            if check is not None:
+                check()
         return self._held
 
 

@@ -155,7 +155,22 @@ class ActorConfig(TrainerConfig):
     )
 
     micro_batch_groups: int = Field(
-        default=8, ge=1, description="Groups of one forward and backward pass; decides the memory peak."
+        default=8,
+        ge=1,
+        description="Groups of one forward and backward pass, padded to one length; decides the memory peak. Not read "
+        "where actor.max_tokens_per_micro_batch is set.",
+    )
+    max_tokens_per_micro_batch: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens of one forward and backward pass, packed without padding, each prompt once for its "
+        "completions (docs/batches.md). At least rollout.max_prompt_tokens + rollout.max_new_tokens. null: padded "
+        "passes of actor.micro_batch_groups.",
+    )
+    balance_shards: bool = Field(
+        default=False,
+        description="Read all groups of a step before the first pass, and give every shard equally many tokens; needs "
+        "actor.max_tokens_per_micro_batch. Algorithms that read all groups first anyway do so without it.",
     )
     num_shards: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=2,
@@ -357,6 +372,24 @@ class ReasoningConfig(JobConfig):
                     "leave it out",
                 )
 
+    def _budget_conflicts(self) -> Iterator[Conflict]:
+        """What a budget of tokens needs."""
+        budget = self.actor.max_tokens_per_micro_batch
+        if budget is None:
+            if self.actor.balance_shards:
+                yield Conflict(
+                    keys=("actor.balance_shards", "actor.max_tokens_per_micro_batch"),
+                    text="=true needs actor.max_tokens_per_micro_batch, which is not set; set it, or leave this out",
+                )
+            return
+        longest = self.rollout.max_prompt_tokens + self.rollout.max_new_tokens
+        if budget < longest:
+            yield Conflict(
+                keys=("actor.max_tokens_per_micro_batch", "rollout.max_prompt_tokens", "rollout.max_new_tokens"),
+                text=f"={budget} is less than rollout.max_prompt_tokens + rollout.max_new_tokens = {longest}, and a "
+                f"sequence is not cut; use at least {longest}",
+            )
+
     def _batch_conflicts(self) -> Iterator[Conflict]:
         num_prompts, num_minibatches = self.rollout.num_prompts, self.algorithm.num_minibatches
         num_prompts_per_update = num_prompts // num_minibatches
@@ -367,6 +400,7 @@ class ReasoningConfig(JobConfig):
                 text=f"={self.actor.num_shards} is more than the {num_prompts_per_update} prompts of an optimizer "
                 f"step; use at most {num_prompts_per_update}",
             )
+        yield from self._budget_conflicts()
         buffer, limit = self.algorithm.overlong_buffer_tokens, self.rollout.max_new_tokens
         if buffer > limit:
             yield Conflict(

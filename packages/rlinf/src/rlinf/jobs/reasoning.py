@@ -24,7 +24,7 @@ from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.generation import PromptMaker, check_engine, make_encoder, sampling_settings
 from rlinf.jobs.lora import lora_settings, with_base
 from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
-from rlinf.jobs.training import backend_settings, optimizer_settings
+from rlinf.jobs.training import backend_settings, check_packs, optimizer_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
 from rlinf.planning.cluster import make_cluster
@@ -91,6 +91,9 @@ class ReasoningJob(Job):
                 "model.architecture makes a tokenizer of single characters, but this task is natural language",
                 hint="give a Hugging Face folder with model.path",
             )
+        if config.actor.max_tokens_per_micro_batch is not None:
+            for key, path in (("model.path", config.model.path), ("reference.path", config.reference.path)):
+                check_packs(path, key)
         self._algorithm = config.algorithm
         self._backend = backend_settings(config.actor, config.actor.settled_shards, self._model_config())
         self._lora = lora_settings(config)
@@ -180,7 +183,8 @@ class ReasoningJob(Job):
         if config.has_reference_worker:
             teacher = config.reference.path
             judge = model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
-            flow.worker("reference", Reference, judge, config.rollout.temperature, self._backend)
+            budget = config.actor.max_tokens_per_micro_batch
+            flow.worker("reference", Reference, judge, config.rollout.temperature, self._backend, budget)
         flow.worker("reward", Reward, self._reward_settings(model))
         flow.worker("actor", Actor, self._actor_settings(model, folder))
 
@@ -276,6 +280,8 @@ class ReasoningJob(Job):
             lora=with_base(self._lora, Path(model.folder), folder),
             knows_reference=self.config.knows_reference,
             micro_batch_groups=actor.micro_batch_groups,
+            max_tokens_per_micro_batch=actor.max_tokens_per_micro_batch,
+            balance_shards=actor.balance_shards,
             num_prompts=self.config.rollout.num_prompts,
             max_completion_tokens=self.config.rollout.max_new_tokens,
             temperature=self.config.rollout.temperature,

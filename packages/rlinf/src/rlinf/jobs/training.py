@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from rlinf.config.common import OptimizerConfig, TrainerConfig
 from rlinf.doors import named_class
 from rlinf.errors import UserError
+from rlinf_workers.models.packed_attention import ARCHITECTURES, refusal
 from rlinf_workers.registry import BACKEND_CHECKS, BACKENDS
 from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
@@ -29,6 +32,15 @@ def backend_settings(actor: TrainerConfig, num_shards: int, model: Mapping[str, 
         except ValueError as error:
             raise UserError(str(error)) from error
     return BackendSettings(name=name, options=options, num_shards=num_shards)
+
+
+def check_packs(folder: Path | None, key: str) -> None:
+    """Raises: UserError for a model whose sequences cannot be packed."""
+    if folder is None:
+        return
+    found = str(json.loads((folder / "config.json").read_text()).get("model_type"))
+    if found not in ARCHITECTURES:
+        raise UserError(f"{key}={folder}: {refusal(found)}")
 
 
 def optimizer_settings(section: OptimizerConfig, **others: Any) -> OptimizerSettings:

@@ -58,6 +58,7 @@ def replicated_job(config: ReasoningConfig, *, on_gpu: bool = True) -> Replicate
         dtype_bytes=DTYPE_BYTES[config.model.dtype],
         num_shards=config.actor.settled_shards,
         micro_batch_groups=config.actor.micro_batch_groups,
+        max_tokens_per_micro_batch=config.actor.max_tokens_per_micro_batch,
         num_updates=algorithm.num_updates,
         has_critic=algorithm.has_critic,
         warm_start_sequences=config.warm_start.batch_size // config.actor.settled_shards if config.warm_start else 0,

@@ -81,9 +81,15 @@ def num_sampled_prompts(config: ReasoningConfig) -> int:
 
 def actor_granularities(config: ReasoningConfig) -> tuple[int, ...]:
     """Hand-overs that make sense for the actor, which computes once a micro-batch of every shard is there."""
-    if config.gathers_whole_step:
+    actor = config.actor
+    if config.gathers_whole_step or actor.balance_shards:
         return (0,)
-    unit = config.actor.micro_batch_groups * config.actor.settled_shards
+    size = actor.micro_batch_groups
+    if actor.max_tokens_per_micro_batch is not None:
+        lengths = replicated_job(config).lengths
+        group = lengths.prompt_tokens + lengths.group_size * lengths.mean_tokens
+        size = max(1, int(actor.max_tokens_per_micro_batch / group))
+    unit = size * actor.settled_shards
     return (*range(unit, num_sampled_prompts(config), unit), 0)
 
 

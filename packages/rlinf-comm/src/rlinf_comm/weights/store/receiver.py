@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,6 +45,20 @@ class WeightReceiver(StoreSide):
             LayoutError: a tensor is of another shape or dtype, is not of this layout, or not on the CPU; names it.
             PeerLost: a sender died.
         """
+        return self.take(tensors, policy_version, timeout_s)()
+
+    def take(
+        self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0
+    ) -> Callable[[], SyncReport]:
+        """The first half of `receive`: copies the version. What it returns is the other half, the check.
+
+        The check only reads the tensors, and leaves the GIL to others meanwhile: it may run in another thread while
+        they are used. Until it has returned, whatever is made with them must not leave, and they must neither change
+        nor move. It is called before the next `take`.
+
+        Raises:
+            As `receive`; that tensors differ or are missing is what the check raises.
+        """
         tensors = self._checked(tensors)
         transfer = self._transfer(tensors)
         control, words = self._control, self._words
@@ -61,18 +75,22 @@ class WeightReceiver(StoreSide):
         addresses = addresses_of(tensors.values())
         transfer.receive.run(slot_addresses, addresses)
         copied_s = time.monotonic()
-        self._verify(transfer.attest.run(addresses), slots, policy_version)
-        digested_s = time.monotonic()
-        words.store(control.served(self._rank), policy_version)
-        words.notify_all()
-        return SyncReport(
-            policy_version=policy_version,
-            num_bytes=sum(placed.num_bytes for placed in self._own),
-            num_tensors=len({placed.piece.name for placed in self._own}),
-            wait_s=wait_s,
-            copy_s=copied_s - start_s,
-            digest_s=digested_s - copied_s,
-        )
+
+        def check() -> SyncReport:
+            checking_s = time.monotonic()
+            self._verify(transfer.attest.run(addresses_of(tensors.values())), slots, policy_version)
+            words.store(control.served(self._rank), policy_version)
+            words.notify_all()
+            return SyncReport(
+                policy_version=policy_version,
+                num_bytes=sum(placed.num_bytes for placed in self._own),
+                num_tensors=len({placed.piece.name for placed in self._own}),
+                wait_s=wait_s,
+                copy_s=copied_s - start_s,
+                digest_s=time.monotonic() - checking_s,
+            )
+
+        return check
 
     def _wait_for_version(self, policy_version: int, timeout_s: float) -> tuple[float, dict[int, int]]:
         """(seconds waited, slot of each sender)."""

@@ -15,7 +15,7 @@ Memory: each side keeps a copy of what it sent or got, against which deltas are 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -84,6 +84,7 @@ class WeightStreamSender:
 
     Args:
         dst_names: The name that the link has for every destination rank of the plan, in their order.
+        dst_ranks: Publishes to these alone; by default to all that need any of what this rank stores.
         bucket_bytes: The most that is packed at a time, for each receiver.
         deltas: False: always dense, and no copy is kept on either side.
         new_choice: Makes what decides between delta and dense, one for each receiver.
@@ -99,6 +100,7 @@ class WeightStreamSender:
         link: Link,
         dst_names: Sequence[str],
         *,
+        dst_ranks: Collection[int] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         deltas: bool = True,
         new_choice: Callable[[], DeltaChoice] = DeltaChoice,
@@ -120,7 +122,7 @@ class WeightStreamSender:
         self._published = -1
         self._destinations: dict[int, _Destination] = {}
         ranks: set[int] = set(plan.table.dst_rank[plan.table.src_rank == src_rank].tolist())
-        for rank in sorted(ranks):
+        for rank in sorted(ranks if dst_ranks is None else ranks.intersection(dst_ranks)):
             pair = Pair(plan, src_rank, rank, "src", bucket_bytes)
             self._destinations[rank] = _Destination(dst_names[rank], pair, new_choice())
 

@@ -26,6 +26,8 @@ class Pass:
     """Tokens of a row whose keys and values are there."""
     recomputes: bool = False
     """The feed-forward half of each layer is computed again in the backward pass."""
+    is_packed: bool = False
+    """The rows lie in one without padding, and no mask goes with them."""
 
     @property
     def all_tokens(self) -> int:
@@ -44,6 +46,24 @@ def passes_of_micro_batch(job: ReplicatedJob, *, recomputes: bool = False) -> tu
     )
 
 
+def packed_pass(job: ReplicatedJob, *, recomputes: bool = False) -> Pass | None:
+    """The call for the largest packed micro-batch: completions of the longest kind, whose tokens and those of their
+    prompts fill the budget. None where micro-batches are padded."""
+    if job.max_tokens_per_micro_batch is None:
+        return None
+    lengths = job.lengths
+    group_tokens = lengths.prompt_tokens + lengths.group_size * lengths.limit_tokens
+    num_tokens = min(job.max_tokens_per_micro_batch, max(1, job.num_groups // job.num_shards) * group_tokens)
+    num_rows = max(1, num_tokens // lengths.limit_tokens)
+    return Pass(
+        num_rows=num_rows,
+        num_tokens=-(-num_tokens // num_rows),
+        num_before=lengths.prompt_tokens,
+        recomputes=recomputes,
+        is_packed=True,
+    )
+
+
 def update_bytes(model: ModelShape, job: ReplicatedJob, *, recomputes: bool = False) -> int:
     """Bytes at the peak of a micro-batch's backward pass: at its start, or when only the prompts are left of it,
     whichever is more.
@@ -51,8 +71,11 @@ def update_bytes(model: ModelShape, job: ReplicatedJob, *, recomputes: bool = Fa
     A prompt is computed once for all its completions, in a forward pass of its own. So every weight is used twice, and
     autograd holds the gradient of one use, a whole copy of the weights, until it has that of the other. For the head,
     with which the prompts' backward pass begins, both and their sum are there at once. Tied embeddings come to that
-    earlier, while the gradient of the logits is there.
+    earlier, while the gradient of the logits is there. A packed micro-batch goes through the model once.
     """
+    packed = packed_pass(job, recomputes=recomputes)
+    if packed is not None:
+        return layers_bytes(model, job, packed) + turn_bytes(model, job, packed)
     prompts, completions = passes_of_micro_batch(job, recomputes=recomputes)
     start = layers_bytes(model, job, completions) + turn_bytes(model, job, completions)
     if job.adapter is None or job.has_critic:
@@ -86,18 +109,20 @@ def layers_bytes(model: ModelShape, job: ReplicatedJob, call: Pass) -> int:
         experts             n (2 h + 4 I) d gathered input and output, and the MLP's, for each of the token's n experts
         router              h d + F E       its input is the norm's, its probabilities
 
-    For each key of a row: keys and values, repeated for every query head because of the mask (2 q d). Attention is
+    For each key of a row: keys and values, repeated for every query head because of the mask (2 q d). A packed call has
+    no mask of a row and repeats nothing (2 k d); its output is kept in the order of the row, too (q d). Attention is
     taken to be fused (flash or memory-efficient), as torch chooses it on CPUs and GPUs: no [T, K] scores are kept.
     The last norm and the input of the head come on top.
     """
     d, h, q = job.dtype_bytes, model.hidden_size, model.num_heads * model.head_dim
     norm, num_keys = h * (FLOAT_BYTES + 2 * d), call.num_before + call.num_tokens
-    of_token = 2 * norm + 2 * q * d + FLOAT_BYTES * model.num_heads + num_keys * d
+    of_token = 2 * norm + 2 * q * d + FLOAT_BYTES * model.num_heads + (q if call.is_packed else num_keys) * d
+    key_width = model.num_kv_heads * model.head_dim if call.is_packed else q
     if model.qk_norm:
         of_token += (q + model.num_kv_heads * model.head_dim) * (FLOAT_BYTES + d)
     feed_forward = feed_forward_bytes(model, job)
     of_token += h * d if call.recomputes else feed_forward
-    of_layers = model.num_layers * (call.all_tokens * of_token + call.num_rows * num_keys * 2 * q * d)
+    of_layers = model.num_layers * (call.all_tokens * of_token + call.num_rows * num_keys * 2 * key_width * d)
     return of_layers + call.all_tokens * (norm + (feed_forward if call.recomputes else 0))  # one layer at a time
 
 

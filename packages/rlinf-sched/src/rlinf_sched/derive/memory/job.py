@@ -24,7 +24,9 @@ class ReplicatedJob:
     backend_options: Mapping[str, Any] = field(default_factory=dict)
     """`actor.backend_options`; read by the backend's line in `trainers` alone."""
     micro_batch_groups: int = 1
-    """Groups of one forward and backward pass."""
+    """Groups of one forward and backward pass, padded to one length."""
+    max_tokens_per_micro_batch: int | None = None
+    """Tokens of one forward and backward pass, packed without padding; None: as `micro_batch_groups` says."""
     num_updates: int = 1
     """Optimizer steps of a batch."""
     adapter: Adapter | None = None

@@ -6,6 +6,7 @@ from rlinf_sched.derive.memory.activations import (
     feed_forward_bytes,
     head_bytes,
     kv_bytes,
+    packed_pass,
     passes_of_micro_batch,
 )
 from rlinf_sched.derive.memory.job import FLOAT_BYTES, ReplicatedJob
@@ -15,15 +16,17 @@ from rlinf_sched.derive.shapes import ModelShape
 
 
 def forward_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
-    """The memory of a rank that computes log-probabilities, a group at a time: first the inside of one layer, then the
-    logits, put together from those of the prompts and of the completions."""
+    """The memory of a rank that computes log-probabilities, a group (packed, at most a budget) at a time: first the
+    inside of one layer, then the logits, put together from those of the prompts and of the completions."""
     job = replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job), micro_batch_groups=1)
     prompts, completions = passes_of_micro_batch(job)
+    packed = packed_pass(replace(job, num_groups=job.num_shards))  # a group, or a part of it
+    completions = packed or completions
     keys = completions.num_rows * (completions.num_before + completions.num_tokens)
     attention = 2 * keys * model.num_heads * model.head_dim * job.dtype_bytes
     inside = max(attention, completions.all_tokens * feed_forward_bytes(model, job))
     logits = head_bytes(model, job, completions.all_tokens, 2 * job.dtype_bytes, num_kept=0)
-    cached = keys + prompts.all_tokens
+    cached = 0 if packed is not None else keys + prompts.all_tokens
     return RankMemory(
         weights=job.dtype_bytes * model.num_parameters,
         activations=max(inside, logits),

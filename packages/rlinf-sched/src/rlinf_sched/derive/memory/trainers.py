@@ -1,5 +1,6 @@
 """How the parts of each training backend are counted. A backend that ships has one line in `TRAINERS`."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -94,7 +95,10 @@ def _fsdp2_compute_bytes(job: ReplicatedJob) -> int:
 def _num_passes(job: ReplicatedJob, num_ranks: int) -> int:
     """Micro-batches of an update on a rank."""
     groups = -(-job.num_groups // (num_ranks * job.num_updates))
-    return max(1, -(-groups // job.micro_batch_groups))
+    if job.max_tokens_per_micro_batch is None:
+        return max(1, -(-groups // job.micro_batch_groups))
+    tokens = groups * (job.lengths.prompt_tokens + job.lengths.group_size * job.lengths.mean_tokens)
+    return max(1, math.ceil(tokens / job.max_tokens_per_micro_batch))
 
 
 TRAINERS: Mapping[str, Trainer] = {

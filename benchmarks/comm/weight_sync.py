@@ -1,0 +1,173 @@
+"""What a sync of weights costs through the shared store: `python -m benchmarks.comm.weight_sync`.
+
+Trainers as FSDP2, Megatron TP2 PP2 and Megatron TP2 EP2 hold weights, an engine with TP2 as SGLang and vLLM hold them,
+a gigabyte in bfloat16; each rank is a process with one thread, and ranks of a side work at the same time. Sides of a
+round: a flat copy of the bytes that the engine serves, the sync without digests, and the same sync attested. `critical`
+is what generation waits for: publishing (with the digests of what is sent) and the copy into the engine's tensors.
+`all` has the check too, which reads them again beside the first chunk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.comm.sync_ranks import serve
+from benchmarks.harness import compare, report
+
+from rlinf_comm import pack
+from rlinf_comm.weights import Layout, WeightStore
+from rlinf_comm.weights import plan as reshard_plan
+from rlinf_comm.weights.layouts import TransformerShape, megatron, merged
+
+DENSE = TransformerShape(
+    num_layers=24, hidden=896, num_heads=14, num_kv_heads=2, head_dim=64, vocab=151936, intermediate=4864,
+    qkv_bias=True, tied_embeddings=True,
+)  # fmt: skip
+"""Qwen2.5-0.5B."""
+MOE = TransformerShape(
+    num_layers=6, hidden=1024, num_heads=16, num_kv_heads=4, head_dim=64, vocab=32768, num_experts=64,
+    expert_intermediate=384, qk_norm=True,
+)  # fmt: skip
+"""Qwen3-MoE's kinds of tensors, 1,152 of them of experts."""
+
+
+@dataclass(frozen=True)
+class Case:
+    trainer: Layout
+    engine: Layout
+
+
+def cases() -> dict[str, Case]:
+    dense, moe = merged(DENSE, tp=2), merged(MOE, tp=2)
+    return {
+        "FSDP2 x 2": Case(Layout.sharded(DENSE.specs(), 2), dense),
+        "FSDP2 x 2, float32": Case(Layout.sharded(DENSE.specs(), 2, dtype="float32"), dense),
+        "Megatron TP2 PP2": Case(megatron(DENSE, tp=2, pp=2), dense),
+        "Megatron TP2 EP2, MoE": Case(megatron(MOE, tp=2, ep=2), moe),
+    }
+
+
+class Ranks:
+    """The processes of one side."""
+
+    def __init__(self, side: str, layout: Layout) -> None:
+        spawn = get_context("spawn")
+        self._pipes, self._processes = [], []
+        for rank in range(layout.num_ranks):
+            here, there = spawn.Pipe()
+            process = spawn.Process(target=serve, args=(side, layout, rank, there))
+            process.start()
+            self._pipes.append(here)
+            self._processes.append(process)
+        for pipe in self._pipes:
+            assert pipe.recv() == "ready"
+
+    def order(self, *order: Any) -> tuple[float, list[Any]]:
+        """(seconds until all have answered, their answers)"""
+        start_s = time.perf_counter()
+        for pipe in self._pipes:
+            pipe.send(order)
+        answers = [pipe.recv() for pipe in self._pipes]
+        return time.perf_counter() - start_s, answers
+
+    def end(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(30)
+
+
+def measure(case: Case, num_warmup: int, num_rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """(seconds of each side and part in every round, what else was found)"""
+    start_s = time.perf_counter()
+    made = reshard_plan(case.trainer, case.engine)
+    plan_s = time.perf_counter() - start_s
+    packed = pack(made)
+    store = WeightStore.create(made, name="weight sync")
+    trainer, engine = Ranks("send", case.trainer), Ranks("receive", case.engine)
+    samples: dict[str, list[float]] = {}
+    try:
+        open_s = max(trainer.order("open", packed, store.address)[0], engine.order("open", packed, store.address)[0])
+        version = 0
+        for number in range(num_warmup + num_rounds):
+            spent = {"flat copy": engine.order("flat_copy")[0]}
+            for way in ("plain", "attested") if number % 2 else ("attested", "plain"):
+                version += 1
+                spent[f"{way}, publish"] = trainer.order("publish", version, way == "attested")[0]
+                spent[f"{way}, take"] = engine.order("take", version, way == "attested")[0]
+                check_s = engine.order("check")[0]
+                spent[f"{way}, critical"] = spent[f"{way}, publish"] + spent[f"{way}, take"]
+                if way == "attested":
+                    spent["attested, check"] = check_s
+                    spent["attested, all"] = spent["attested, critical"] + check_s
+            if number >= num_warmup:
+                for name, seconds in spent.items():
+                    samples.setdefault(name, []).append(seconds)
+        extra_bytes = [side.order("extra_bytes")[1] for side in (trainer, engine)]
+        wrong = engine.order("num_wrong")[1]  # needs memory of its own
+        findings = {
+            "num_bytes": made.num_bytes,
+            "elements_that_differ": sum(wrong),
+            "num_moves": len(made.moves),
+            "num_pieces": len(made.pieces),
+            "plan_s": plan_s,
+            "packed_plan_bytes": len(packed),
+            "open_s": open_s,
+            "extra_bytes_of_trainer_ranks": extra_bytes[0],
+            "extra_bytes_of_engine_ranks": extra_bytes[1],
+            "store_bytes": 2 * made.num_bytes,
+        }
+    finally:
+        trainer.end()
+        engine.end()
+    return samples, findings
+
+
+def rates(samples: dict[str, list[float]], num_bytes: int) -> dict[str, float]:
+    return {name: num_bytes / statistics.median(seconds) / 1e9 for name, seconds in samples.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--warmup", type=int, default=10, help="the stores' kind is measured in the first eight")
+    parser.add_argument("--case", action="append", choices=list(cases()))
+    parser.add_argument("--output", type=Path)
+    chosen = parser.parse_args(arguments)
+    all_samples: dict[str, list[float]] = {}
+    comparisons, findings = [], {}
+    for name, case in cases().items():
+        if chosen.case and name not in chosen.case:
+            continue
+        samples, found = measure(case, chosen.warmup, chosen.rounds)
+        samples = {f"{name}: {side}": seconds for side, seconds in samples.items()}
+        all_samples |= samples
+        findings[name] = found | {"gb_per_s": rates(samples, found["num_bytes"])}
+        for above, below in (
+            ("attested, all", "plain, critical"),
+            ("attested, critical", "plain, critical"),
+            ("flat copy", "attested, take"),
+            ("flat copy", "attested, critical"),
+            ("flat copy", "attested, all"),
+        ):
+            comparisons.append(compare(samples, f"{name}: {above}", f"{name}: {below}"))
+        print(name, {key: value for key, value in found.items() if key != "gb_per_s"}, flush=True)
+    report(
+        "weight-sync",
+        settings={"rounds": chosen.rounds, "warmup": chosen.warmup, "threads_of_a_rank": 1},
+        samples_s=all_samples,
+        comparisons=comparisons,
+        findings=findings,
+        output=chosen.output,
+    )
+
+
+if __name__ == "__main__":
+    main()

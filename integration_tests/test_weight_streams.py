@@ -1,0 +1,22 @@
+"""Which link carries the weights changes no number of a run."""
+
+import pytest
+
+from command_line import SHORT_SORT, rows, train, weights
+
+TWO_RANKS = SHORT_SORT | {
+    "mode": "collocated",
+    "cluster.num_devices": 2,
+    "run.num_steps": 3,
+    "run.evaluate_every": 3,
+    "run.checkpoint_every": 3,
+}
+
+
+@pytest.mark.slow
+def test_streams_give_the_numbers_of_shared_memory(tmp_path):
+    shared, streams = (
+        train("sort-grpo", tmp_path / link, TWO_RANKS | {"cluster.weight_link": link}) for link in ("shared", "streams")
+    )
+    assert rows(streams) == rows(shared)
+    assert weights(streams) == weights(shared)

@@ -1,0 +1,165 @@
+"""Weights between peers (rlinf_comm.peers), on one machine or several: each pair of ranks takes the best transport that
+it finds, and a version travels as what has changed where that is faster.
+
+A trainer must not wait for the version that it publishes, and the two ends of a stream wait for each other. So a
+trainer's rank keeps each version in host memory, and a thread for each serving rank hands it out when that one comes.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout, WeightMismatchError, WeightTimeout
+from rlinf_comm.peers import Peer
+from rlinf_comm.peers.secret import SECRET_VARIABLE, is_loopback, job_secret
+from rlinf_comm.weights import ReshardPlan, WeightStreamReceiver, WeightStreamSender
+from rlinf_workers.links.base import WeightPort
+from rlinf_workers.links.host_memory import HostCopies
+
+NUM_KEPT = 2
+"""Versions that a trainer's rank keeps for a serving one: the one that it may be taking, and the next."""
+MEETING_S = 3600.0
+"""A sender that has waited so long for its receiver offers its version anew."""
+JOIN_S = ROOM_S = 60.0
+
+
+class StreamsWeightLink:
+    """The directory in which the ranks of an edge find each other.
+
+    Args:
+        host: address of the driver that all machines of the edge reach; loopback for one machine. Other machines need
+            the job's secret in their environment (rlinf_comm.peers.secret).
+        deltas: whether a version may travel as what has changed. Both ends of a pair then keep a copy of what they sent
+            or got.
+    """
+
+    def __init__(self, edge: str, reshard: ReshardPlan, *, host: str = "127.0.0.1", deltas: bool = True) -> None:
+        directory = f"{host}:{_free_port(host)}"
+        self._peer = Peer.join(directory, f"driver of {edge}", serve=True)
+        # Within one machine the launcher's pipe hands the secret on; beyond, it has been set by hand.
+        self.address = (directory, job_secret().decode() if is_loopback(host) else "", deltas)
+
+    @staticmethod
+    def open_sender(port: WeightPort) -> StreamsSender:
+        return StreamsSender(port)
+
+    @staticmethod
+    def open_receiver(port: WeightPort) -> StreamsReceiver:
+        return StreamsReceiver(port)
+
+
+class StreamsSender:
+    """The trainer's end."""
+
+    def __init__(self, port: WeightPort) -> None:
+        deltas = port.address[2]
+        self._peer = _join(port)
+        plan = port.reshard
+        names = [_name(port.edge, "receive", rank) for rank in range(plan.num_dst_ranks)]
+        ranks = sorted(set(plan.table.dst_rank[plan.table.src_rank == port.rank].tolist()))
+        self._ways = [
+            _Way(
+                self._peer,
+                names[rank],
+                WeightStreamSender(plan, port.rank, self._peer, names, dst_ranks=[rank], deltas=deltas),
+            )
+            for rank in ranks
+        ]
+
+    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
+        kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        for way in self._ways:
+            way.put(kept, policy_version)
+
+
+class _Way:
+    """The versions that one serving rank has not taken yet, and the thread that hands them out."""
+
+    def __init__(self, peer: Peer, name: str, sender: WeightStreamSender) -> None:
+        self._peer, self._name, self._sender = peer, name, sender
+        self._kept: queue.Queue[tuple[dict[str, Tensor], int]] = queue.Queue()
+        self._room = threading.Semaphore(NUM_KEPT)
+        self._failure: Exception | None = None
+        threading.Thread(target=self._hand_out, name=f"weights to {name}", daemon=True).start()
+
+    def put(self, tensors: dict[str, Tensor], policy_version: int) -> None:
+        """Waits until at most one older version is kept. Raises WeightTimeout, or what kept an older one from going."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._room.acquire(timeout=ROOM_S):
+            raise WeightTimeout(
+                f"{self._name} has not taken the last {NUM_KEPT} versions within {ROOM_S:.0f} s, and version "
+                f"{policy_version} needs their place",
+                expected_version=policy_version,
+            )
+        self._kept.put((tensors, policy_version))
+
+    def _hand_out(self) -> None:
+        while True:
+            tensors, policy_version = self._kept.get()
+            try:
+                while not self._is_taken(tensors, policy_version):
+                    pass
+            except PeerLeft:  # this process ends
+                return
+            except Exception as error:  # noqa: BLE001 - the next put raises it
+                self._failure = error
+                return
+            del tensors
+            self._room.release()
+
+    def _is_taken(self, tensors: dict[str, Tensor], policy_version: int) -> bool:
+        """Meets the receiver once. False: it is to be tried again."""
+        try:
+            self._sender.publish(tensors, policy_version, timeout_s=MEETING_S)
+        except WeightMismatchError as error:
+            # Other bytes came, or another sender was late: it may ask again. Or it wants a later one.
+            return (error.expected_version or 0) > policy_version
+        except (WeightTimeout, PeerTimeout):
+            return False
+        except PeerLeft:
+            raise
+        except PeerLost:
+            self._peer.wait_for(self._name, timeout_s=MEETING_S)  # a replacement
+            return False
+        return True
+
+
+class StreamsReceiver:
+    """The serving end."""
+
+    def __init__(self, port: WeightPort) -> None:
+        self._peer = _join(port)
+        names = [_name(port.edge, "send", rank) for rank in range(port.reshard.num_src_ranks)]
+        self._receiver = WeightStreamReceiver(port.reshard, port.rank, self._peer, names)
+        self._copies = HostCopies()
+
+    def receive(self, tensors: Mapping[str, Tensor], policy_version: int, timeout_s: float = 60.0) -> None:
+        self._receiver.receive(self._copies.of(tensors), policy_version, timeout_s)
+        self._copies.place(tensors)
+        self._copies.check(tensors, policy_version)
+
+
+def _join(port: WeightPort) -> Peer:
+    directory, secret, _ = port.address
+    if secret:
+        os.environ.setdefault(SECRET_VARIABLE, secret)
+    return Peer.join(directory, _name(port.edge, port.side, port.rank), serve=False, timeout_s=JOIN_S)
+
+
+def _name(edge: str, side: str, rank: int) -> str:
+    """Of a rank's peer."""
+    return f"{edge}, {side} {rank}"
+
+
+def _free_port(host: str) -> int:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as found:
+        found.bind(address)
+        return found.getsockname()[1]

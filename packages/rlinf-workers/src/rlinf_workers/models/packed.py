@@ -1,0 +1,129 @@
+"""Groups as one row of tokens without padding, each prompt once for all its completions.
+
+    [prompt | completion 1 | completion 2 | ...] of the first group, [prompt | ...] of the next, ...
+
+Layers and head compute these tokens and no others; attention keeps sequences apart (packed_attention.py). The last
+token of a completion is left out, since nothing is asked of what comes after it. What the model says is spread to
+[B, T] with zeros in between, so a loss does not know how its batch was computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_workers.models.packed_attention import PackedAttention, attention_of, packed
+from rlinf_workers.models.sequences import PAD_ID, fit_width
+from rlinf_workers.records.language import SampleGroup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedBatch:
+    """N tokens of groups; B completions of at most T tokens, M in all.
+
+    Example: prompt [7, 8] with completions [5, 9] and [4, 2, 3]:
+        token_ids = [7, 8, 5, 4, 2], position_ids = [0, 1, 2, 2, 3], answers_at = [1, 2, 1, 3, 4]
+    """
+
+    token_ids: Tensor
+    """[N] int64"""
+    position_ids: Tensor
+    """[N] int64, from 0 in each sequence."""
+    attention: PackedAttention
+    answers_at: Tensor
+    """[M] int64, the token whose state says what comes next, for each completion token."""
+    completion_ids: Tensor
+    """[B, T] int64"""
+    loss_mask: Tensor
+    """[B, T] float32, 1 on the M tokens."""
+
+    @property
+    def ids(self) -> Tensor:
+        """[M], the completion tokens."""
+        return self.completion_ids[self.loss_mask != 0]
+
+    def spread(self, found: Tensor) -> Tensor:
+        """[M] -> [B, T], 0 outside the mask."""
+        zeros = found.new_zeros(self.loss_mask.shape)
+        return zeros.masked_scatter(self.loss_mask != 0, found)
+
+    def to(self, device: torch.device) -> PackedBatch:
+        names = ("token_ids", "position_ids", "attention", "answers_at", "completion_ids", "loss_mask")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+
+def num_computed_tokens(prompt_length: int, lengths: Tensor) -> int:
+    """Tokens of a packed group: its prompt, and its completions without the last token of each."""
+    return prompt_length + int((lengths - 1).clamp(min=0).sum())
+
+
+def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
+    """The groups one after the other. They may differ in size; a completion without any token takes no place."""
+    width = max(int(group.loss_mask.sum(-1).max()) for group in groups)
+    loss_mask = torch.cat([fit_width(group.loss_mask, width) for group in groups])
+    completion_ids = torch.cat([fit_width(group.completion_ids, width, PAD_ID) for group in groups])
+    lengths = (loss_mask.sum(-1).long() - 1).clamp(min=0)  # [B], what is computed of each completion
+    prompt_lengths = torch.tensor([len(group.prompt.token_ids) for group in groups])
+    sizes = torch.tensor([len(group.completion_ids) for group in groups])
+    prompts = torch.arange(len(groups)).repeat_interleave(sizes)  # [B]
+
+    # Segments of the row: each prompt, followed by its completions.
+    is_completion = torch.ones(len(groups) + len(lengths), dtype=torch.bool)
+    is_completion[(sizes + 1).cumsum(0) - (sizes + 1)] = False
+    of_segment = torch.empty(len(is_completion), dtype=torch.int64)
+    of_segment[~is_completion], of_segment[is_completion] = prompt_lengths, lengths
+    start = of_segment.cumsum(0) - of_segment
+    first_position = torch.zeros_like(start)
+    first_position[is_completion] = prompt_lengths[prompts]
+    positions = torch.arange(int(of_segment.sum())) + (first_position - start).repeat_interleave(of_segment)
+
+    prompt_starts, starts = start[~is_completion], start[is_completion]
+    tokens = []
+    is_computed = torch.arange(width) < lengths[:, None]
+    for group, ids, computed in zip(
+        groups, completion_ids.split(sizes.tolist()), is_computed.split(sizes.tolist()), strict=True
+    ):
+        tokens += [group.prompt.token_ids, ids[computed]]
+    before = starts[:, None] + torch.arange(width) - 1  # [B, T], whose state says each token
+    before[:, 0] = (prompt_starts + prompt_lengths - 1)[prompts]
+    return PackedBatch(
+        token_ids=torch.cat(tokens),
+        position_ids=positions,
+        attention=attention_of(prompt_lengths, prompt_starts, lengths, starts, prompts),
+        answers_at=before[loss_mask != 0],
+        completion_ids=completion_ids,
+        loss_mask=loss_mask,
+    )
+
+
+def packed_logits(model: Any, batch: PackedBatch) -> Tensor:
+    """What the model's head gives before each completion token, [M, V]."""
+    return _call(model, model, batch, logits_to_keep=batch.answers_at).logits[0]
+
+
+def packed_states(model: Any, batch: PackedBatch) -> Tensor:
+    """What the head is given before each completion token, [M, H]."""
+    return _call(model, model.base_model, batch).last_hidden_state[0, batch.answers_at]
+
+
+def _call(model: Any, called: Any, batch: PackedBatch, **arguments: Any) -> Any:
+    attention = batch.attention
+    with packed(model):
+        attention.num_calls = 0
+        found = called(
+            input_ids=batch.token_ids[None],
+            position_ids=batch.position_ids[None],
+            use_cache=False,
+            attend=attention,
+            **arguments,
+        )
+    if attention.num_calls != model.config.num_hidden_layers:
+        raise RuntimeError(
+            f"{type(model).__name__}: {attention.num_calls} of {model.config.num_hidden_layers} layers kept the packed "
+            "sequences apart; leave actor.max_tokens_per_micro_batch out"
+        )
+    return found

@@ -1,0 +1,186 @@
+"""Attention over a packed row: a completion sees its prompt and itself, a prompt itself.
+
+transformers lets a name stand for an attention function (`AttentionInterface`). Ours is handed `attend`, an argument of
+the model's call that reaches every layer, and makes no mask for the row: what belongs together is read out of the row,
+and each block of it is one call of torch's scaled_dot_product_attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+ARCHITECTURES = frozenset({"gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
+"""Those (`model_type`) whose layers hand every argument to the attention function, tested against whole sequences."""
+NAME = "rlinf_packed"
+MIN_SPREAD_TOKENS = 16
+"""Completions that differ by no more share a call, whatever their length is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionBlock:
+    """Rows of one call: b sequences with K keys each, whose last Q are queries too.
+
+    Example: a prompt of two tokens at 0 in the packed row, with completions of two at 2 and of one at 4:
+        queries = [[2, 3], [4, 4]], keys = [[0, 1, 2, 3], [0, 1, 4, 4]]
+    What is padded stands at the end, where causality hides it.
+    """
+
+    queries: Tensor
+    """[b, Q] int64, places in the packed row; a shorter sequence repeats its last."""
+    keys: Tensor
+    """[b, K] int64"""
+
+    def to(self, device: torch.device) -> AttentionBlock:
+        return AttentionBlock(queries=self.queries.to(device), keys=self.keys.to(device))
+
+
+class PackedAttention:
+    """How each token of a packed row attends.
+
+    Args:
+        blocks: every token of the row is a query in one of them.
+        answers: [N] int64, where each token's answer stands in the answers of all blocks one after the other.
+    """
+
+    def __init__(self, blocks: Sequence[AttentionBlock], answers: Tensor) -> None:
+        self.blocks, self._answers = blocks, answers
+        self.num_calls = 0
+        """Layers that have asked so far; 0 after a forward: the model attends in another way."""
+
+    def to(self, device: torch.device) -> PackedAttention:
+        return PackedAttention([block.to(device) for block in self.blocks], self._answers.to(device))
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """[1, N, H, D] of queries [1, H, N, D] and of keys and values [1, KV, N, D].
+
+        Args:
+            window: a token sees so many tokens, itself the last; None: all before it.
+            softcap: scores are softcap * tanh(score / softcap); None: as they are.
+        """
+        self.num_calls += 1
+        rows = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]  # [N, H * D] each
+        size, found = query.shape[-1], []
+        for block in self.blocks:
+            q, k, v = (
+                row.index_select(0, places.flatten()).view(*places.shape, -1, size).transpose(1, 2)
+                for row, places in zip(rows, (block.queries, block.keys, block.keys), strict=True)
+            )
+            answer = _causal(q, k, v, scale, window, softcap)  # [b, H, Q, D]
+            found.append(answer.transpose(1, 2).flatten(2).flatten(0, 1))
+        answers = torch.cat(found).index_select(0, self._answers)
+        return answers.view(1, len(answers), -1, size)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
+    """[b, H, Q, D]; the queries are those of the last Q keys."""
+    num_queries, num_keys = q.shape[2], k.shape[2]
+    if num_keys <= (window or num_keys):
+        window = None
+    if window is None and softcap is None and num_queries == num_keys:
+        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    sees = torch.ones(num_queries, num_keys, dtype=torch.bool, device=q.device).tril(num_keys - num_queries)
+    if window is not None:
+        sees = sees.triu(num_keys - num_queries - window + 1)
+    if softcap is None and not q.is_cuda:
+        return scaled_dot_product_attention(q, k, v, attn_mask=sees, scale=scale, enable_gqa=True)
+    k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
+    if softcap is None:  # CUDA's fast kernels take no mask with shared keys
+        return scaled_dot_product_attention(q, k, v, attn_mask=sees, scale=scale)
+    scores = softcap * (q @ k.mT * scale / softcap).tanh()
+    return scores.masked_fill(~sees, float("-inf")).softmax(-1, dtype=torch.float32).to(q.dtype) @ v
+
+
+def attention_of(
+    prompt_lengths: Tensor, prompt_starts: Tensor, lengths: Tensor, starts: Tensor, prompts: Tensor
+) -> PackedAttention:
+    """One call for the prompts of a length, and one for completions of similar length behind prompts of a length.
+
+    Args:
+        prompt_lengths, prompt_starts: [P] int64, where prompts begin in the packed row.
+        lengths, starts: [B] int64, of completions; those of length 0 have no place in the row.
+        prompts: [B] int64, the prompt of each.
+    """
+    blocks: list[AttentionBlock] = []
+    answers = torch.empty(int(prompt_lengths.sum() + lengths.sum()), dtype=torch.int64)
+    num_answers = 0
+
+    def add(queries: Tensor, keys: Tensor, num_tokens: Tensor) -> None:
+        """`num_tokens`: [b], of each row."""
+        nonlocal num_answers
+        is_real = torch.arange(queries.shape[1]) < num_tokens[:, None]
+        answers[queries[is_real]] = num_answers + is_real.flatten().nonzero()[:, 0]
+        num_answers += queries.numel()
+        blocks.append(AttentionBlock(queries=queries, keys=keys))
+
+    for length in prompt_lengths.unique().tolist():
+        places = prompt_starts[:, None] + torch.arange(length)  # [P, L], right for prompts of this length
+        are_such = prompt_lengths == length
+        add(places[are_such], places[are_such], prompt_lengths[are_such])
+        rows = (are_such[prompts] & (lengths > 0)).nonzero()[:, 0]
+        for alike in _of_similar_length(rows[lengths[rows].argsort(descending=True, stable=True)], lengths):
+            inside = torch.arange(int(lengths[alike[0]])).expand(len(alike), -1)
+            queries = starts[alike, None] + inside.minimum(lengths[alike, None] - 1)
+            add(queries, torch.cat([places[prompts[alike]], queries], 1), lengths[alike])
+    return PackedAttention(blocks, answers)
+
+
+def _of_similar_length(rows: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+    """Rows, the longest first, cut where a row is a quarter shorter than the first of its part."""
+    while len(rows):
+        longest = int(lengths[rows[0]])
+        num_alike = int((lengths[rows] >= longest - max(longest // 4, MIN_SPREAD_TOKENS)).sum())
+        yield rows[:num_alike]
+        rows = rows[num_alike:]
+
+
+@contextmanager
+def packed(model: Any) -> Iterator[None]:
+    """The model's layers attend by the `attend` that its call is given.
+
+    Raises: ValueError for an architecture that is not known to do so; RuntimeError when none of its layers did.
+    """
+    from transformers import AttentionInterface
+
+    if model.config.model_type not in ARCHITECTURES:
+        raise ValueError(refusal(model.config.model_type))
+    AttentionInterface.register(NAME, _attention)
+    before = model.config._attn_implementation
+    model.config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+
+
+def refusal(model_type: str) -> str:
+    """Why an architecture is not packed, and what to do."""
+    return (
+        "actor.max_tokens_per_micro_batch: packed sequences are known to work with "
+        f"{', '.join(sorted(ARCHITECTURES))}, and this model is {model_type!r}; leave the key out"
+    )
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    attend: Callable[..., Tensor],
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """As transformers calls it."""
+    return attend(query, key, value, scale=scaling, window=sliding_window, softcap=softcap), None

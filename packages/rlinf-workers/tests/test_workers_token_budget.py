@@ -1,0 +1,225 @@
+"""Micro-batches by a budget of tokens: every completion once, none too large, and what is learned stays the same."""
+
+import dataclasses
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_algos import preset
+from rlinf_comm.testing import assert_bitwise_equal
+from rlinf_workers.language.actor import Actor, ActorSettings
+from rlinf_workers.language.reference import Reference
+from rlinf_workers.language.token_budget import balanced, bins_within, filled_up, num_tokens_of, split
+from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.models.packed import PackedBatch
+from rlinf_workers.records.language import Prompt, SampleGroup, ScoredGroup
+from rlinf_workers.testing.launchers import launched, start
+from rlinf_workers.training.base import BackendSettings, OptimizerSettings
+from rlinf_workers.worker import StepContext, Worker
+
+NUM_TOKENS, LIMIT = 6, 24
+ALGORITHMS = {
+    "grpo": {},
+    "grpo gathered": {},
+    "with a KL": {"kl_coef": 0.1},
+    "updates": {"num_minibatches": 2, "num_epochs": 2},
+    "dapo": {"dynamic_sampling": True, "oversampling": 1.5},
+    "ppo": {},
+}
+
+
+def sample_group(index, prompt_length, lengths):
+    generator = torch.Generator().manual_seed(index)
+    mask = (torch.arange(NUM_TOKENS) < torch.tensor(lengths)[:, None]).float()
+    prompt_ids = torch.randint(2, 13, (prompt_length,), generator=generator)
+    return SampleGroup(
+        prompt=Prompt(index=index, token_ids=prompt_ids, reference_answer=""),
+        completion_ids=torch.randint(2, 13, mask.shape, generator=generator),
+        loss_mask=mask,
+        rollout_logprobs=-torch.rand(mask.shape, generator=generator) * mask,
+        ref_logprobs=-torch.rand(mask.shape, generator=generator) * mask,
+        policy_version=0,
+    )
+
+
+def scored_groups(num_groups=9, group_size=4):
+    generator = torch.Generator().manual_seed(3)
+    found = []
+    for index in range(num_groups):
+        lengths = torch.randint(1, NUM_TOKENS + 1, (group_size,), generator=generator).tolist()
+        samples = sample_group(index, 1 + index % 4, lengths)
+        rewards = torch.zeros(group_size)
+        rewards[: index % 4] = 1.0  # every fourth group has no signal
+        found.append(ScoredGroup(samples=samples, rewards=rewards, completions=("",) * group_size))
+    return found
+
+
+def settings_of(model, name, **changes):
+    algorithm = preset("ppo" if name == "ppo" else "grpo", **ALGORITHMS[name])
+    given = ActorSettings(
+        model=model,
+        algorithm=algorithm,
+        optimizer=OptimizerSettings(learning_rate=1e-2, epsilon=1e-3),
+        critic=OptimizerSettings(learning_rate=1e-2, epsilon=1e-3),
+        backend=BackendSettings(num_shards=2),
+        micro_batch_groups=2,
+        max_tokens_per_micro_batch=LIMIT,
+        balance_shards=name == "grpo gathered",
+        num_prompts=6,
+        max_completion_tokens=NUM_TOKENS,
+        temperature=1.0,
+    )
+    return dataclasses.replace(given, **changes)
+
+
+sizes_st = st.lists(st.integers(0, 40), min_size=1, max_size=30)
+group_st = st.tuples(st.integers(1, 9), st.lists(st.integers(0, NUM_TOKENS), min_size=1, max_size=8))
+
+
+@given(group_st, st.integers(4, 40))
+def test_a_group_is_split_into_parts_within_the_limit(drawn, limit):
+    group = sample_group(0, *drawn)
+    parts = [group.part(rows) for rows in split(group, limit)]
+    assert torch.equal(torch.cat([part.completion_ids for part in parts]), group.completion_ids)
+    assert all(num_tokens_of(part) <= limit or len(part.loss_mask) == 1 for part in parts)
+    for one, other in pairwise(parts):  # none could have taken the next completion too
+        assert num_tokens_of(one) + num_tokens_of(other.part(slice(0, 1))) - len(group.prompt.token_ids) > limit
+
+
+@given(sizes_st, st.integers(1, 6))
+def test_no_bin_is_fuller_than_another_by_more_than_its_smallest_item(sizes, num_bins):
+    bins = balanced(sizes, num_bins)
+    filled = [[size for size, number in zip(sizes, bins, strict=True) if number == n] for n in range(num_bins)]
+    assert sum(map(len, filled)) == len(sizes)
+    for items in filled:
+        assert sum(items) - min(items, default=0) <= min(map(sum, filled))
+
+
+@given(sizes_st, st.integers(1, 50))
+def test_bins_hold_every_item_once_and_keep_to_the_limit(sizes, limit):
+    for bins in (bins_within(sizes, limit), list(filled_up(range(len(sizes)), sizes.__getitem__, limit))):
+        assert sorted(item for items in bins for item in items) == list(range(len(sizes)))
+        assert all(sum(sizes[item] for item in items) <= limit or len(items) == 1 for items in bins)
+
+
+def micro_batches_of(make_worker, reader, settings, groups):
+    """Those of one training step, each update a list."""
+    actor = make_worker(Actor, settings, num_items=len(groups))
+    return [list(update) for update in actor._updates.of_step(reader([groups]))], actor
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_completion_is_in_one_micro_batch_of_an_epoch_and_the_budget_holds(make_worker, reader, model, name):
+    groups = scored_groups()
+    updates, _ = micro_batches_of(make_worker, reader, settings_of(model, name), groups)
+    told = Counter()
+    for batch in (batch for update in updates for batch in update):
+        for tokens in (batch.for_policy, batch.for_critic):
+            if tokens is not None:
+                assert isinstance(tokens.sequences, PackedBatch)
+                assert len(tokens.sequences.token_ids) <= LIMIT
+        if batch.for_policy is not None:
+            mask = batch.for_policy.sequences.loss_mask
+            ids = batch.for_policy.sequences.completion_ids
+            told.update(tuple(row[inside != 0].tolist()) for row, inside in zip(ids, mask, strict=True))
+    algorithm = settings_of(model, name).algorithm
+    learned = [g for g in groups if algorithm.has_critic or algorithm.kl_coef or len(set(g.rewards.tolist())) > 1]
+    expected = Counter(
+        tuple(row[inside != 0].tolist())
+        for group in learned[: 6 if algorithm.dynamic_sampling else None]
+        for row, inside in zip(group.samples.completion_ids, group.samples.loss_mask, strict=True)
+    )
+    assert told == Counter({key: count * algorithm.num_epochs for key, count in expected.items()})
+
+
+def trained(make_worker, reader, settings, groups, chunk=2):
+    """Weights after two steps, and what was recorded."""
+    actor = make_worker(Actor, settings, num_items=len(groups))
+    for _ in range(2):
+        actor.train(reader(groups[i : i + chunk] for i in range(0, len(groups), chunk)))
+    return torch.cat([weight.detach().flatten() for weight in actor.weights().values()])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_budget_changes_what_is_learned_by_rounding_alone(make_worker, reader, model, name):
+    groups = scored_groups()
+    unset = settings_of(model, name, max_tokens_per_micro_batch=None, balance_shards=False)
+    expected = trained(make_worker, reader, unset, groups)
+    for limit in (12, LIMIT, 1000):
+        found = trained(make_worker, reader, settings_of(model, name, max_tokens_per_micro_batch=limit), groups)
+        torch.testing.assert_close(found, expected, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("name", ["grpo", "grpo gathered", "ppo"])
+def test_chunks_change_no_bit(make_worker, reader, model, name):
+    found = [trained(make_worker, reader, settings_of(model, name), scored_groups(), chunk) for chunk in (1, 3, 9)]
+    assert_bitwise_equal(found[0], found[1])
+    assert_bitwise_equal(found[0], found[2])
+
+
+def test_micro_batches_come_while_groups_arrive(make_worker, model):
+    groups, read = scored_groups(), []
+
+    def coming():
+        for group in groups:
+            read.append(group.samples.index)
+            yield [group]
+
+    actor = make_worker(Actor, settings_of(model, "grpo"), num_items=len(groups))
+    (first_update,) = (update for update in actor._updates.of_step(coming()))
+    assert next(first_update).for_policy is not None
+    assert len(read) < len(groups)
+
+
+class Learner(Worker):
+    """A rank that gets the groups whose index is its own."""
+
+    def learn(self, told: ActorSettings) -> tuple[dict[int, int], dict[str, torch.Tensor]]:
+        """Two steps; group -> shard of the last, and this rank's part of the weights."""
+        actor = Actor.__new__(Actor)  # a worker in this one's place
+        actor._host, actor.identity = self._host, self.identity
+        actor.__init__(told)
+        groups = [group for group in scored_groups() if group.samples.index % self.num_ranks == self.rank]
+        self._host.step = StepContext(step=0, phase="train", seed=0, num_items=len(scored_groups()))
+        for _ in range(2):
+            actor.train([groups])  # pyright: ignore
+        return dict(actor._updates._shards), {name: part.detach() for name, part in actor.weights().items()}
+
+
+CASES = [("grpo", "replicated"), ("ppo", "replicated"), ("grpo", "fsdp2"), ("grpo gathered", "fsdp2"), ("ppo", "fsdp2")]
+
+
+def test_two_ranks_learn_what_one_learns(tmp_path, make_worker, reader, model):
+    """Replicated ones to the bit; groups that are another's by their tokens are sent there."""
+    with launched(LocalLauncher) as launcher:
+        ranks = start(launcher, tmp_path, Learner, num_ranks=2)
+        for name, backend in CASES:
+            told = settings_of(model, name, backend=BackendSettings(name=backend, num_shards=2))
+            (shards, first), (others, second) = ranks.call("learn", told)
+            assert shards == others
+            assert any(index % 2 != shard for index, shard in shards.items()) == (name != "grpo")
+
+            one = make_worker(Actor, settings_of(model, name), num_items=len(scored_groups()))
+            for _ in range(2):
+                one.train(reader([scored_groups()]))
+            for key, weight in one.weights().items():
+                if backend == "replicated":
+                    assert_bitwise_equal(first[key], weight.detach())
+                else:
+                    whole = torch.cat([first[key], second[key]])
+                    torch.testing.assert_close(whole, weight.detach(), rtol=0, atol=1e-5)
+
+
+def test_the_reference_says_the_same_within_a_budget(make_worker, reader, writer, model):
+    told = []
+    for limit in (None, 12, 1000):
+        reference, out = make_worker(Reference, model, 1.0, BackendSettings(), limit), type(writer)()
+        groups = [group.samples for group in scored_groups()]
+        reference.logprobs(reader([groups]), out)
+        told.append([item.ref_logprobs for item in out.items])
+    for other in told[1:]:
+        torch.testing.assert_close(other, told[0], rtol=0, atol=2e-6)
