@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def learn(seed: int, overrides: list[str], folder: Path) -> dict[str, Any]:
     return found
 
 
-def train(output: Path, settings: dict[str, object], overrides: list[str] | None = None) -> None:
+def train(output: Path, settings: Mapping[str, object], overrides: list[str] | None = None) -> None:
     flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     command = [str(Path(sys.executable).with_name("rlinf")), "train", "sort-grpo", "--output", str(output)]
     done = subprocess.run([*command, *flags, *(overrides or [])], text=True, capture_output=True)
