@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from rlinf.config.common import ClusterConfig
+from rlinf.doors import named_class
 from rlinf.errors import UserError
 from rlinf.processes.executor import check_doors, make_executor
+from rlinf_algos.registry import Registry
 from rlinf_sched.cluster import Cluster
 
 MADE: list[dict[str, object]] = []
@@ -24,6 +26,18 @@ def make(tmp_path: Path, **config):
     return make_executor(ClusterConfig(**config), cluster, log_folder=tmp_path, worker_timeout_s=7.0, forks=True)
 
 
+class Typed:
+    def __init__(self, sizes: tuple[int, ...], free, unknown: "Unknown" = None) -> None: ...  # noqa: F821  # pyright: ignore
+
+
+def test_values_are_checked_where_the_constructor_says_what_it_takes() -> None:
+    def check(**options: object) -> None:
+        named_class(Registry("thing", {}), f"{__name__}:Typed", options, at="thing")
+
+    check(sizes=[1, 2], free="anything")
+    check(sizes=[1], free=[{}], unknown="its own business")
+
+
 def test_a_launcher_of_ones_own_gets_the_settings_of_the_run_and_its_options(tmp_path: Path) -> None:
     path = f"{Recording.__module__}:Recording"
     make(tmp_path, launcher=path, launcher_options={"color": "blue"}, pin_slots=False).shutdown()
@@ -39,6 +53,10 @@ def test_a_launcher_of_ones_own_gets_the_settings_of_the_run_and_its_options(tmp
         ({"launcher_options": {"forks": True}}, "cluster.launcher_options: local is given 'forks' by the run"),
         ({"weight_link": "share"}, "cluster.weight_link: no weight link is called 'share'; did you mean 'shared'?"),
         ({"weight_link_options": {"port": 1}}, "cluster.weight_link_options: auto takes none"),
+        (
+            {"launcher": f"{__name__}:Recording", "launcher_options": {"color": 1}},
+            f"cluster.launcher_options.color=1: {__name__}:Recording wants it to be a valid string",
+        ),
         (
             {"weight_link": "shared", "weight_link_options": {"port": 1}},
             "cluster.weight_link_options: shared got an unexpected keyword argument 'port'",

@@ -96,6 +96,18 @@ LORA = f"{GSM8K} --actor.lora.rank 4"
 
 MISTAKES = [
     # -- adapters
+    Mistake(
+        line="train sort-grpo --actor.backend fsdp2 --actor.backend_options.compute_dtype float8",
+        says="actor.backend_options.compute_dtype='float8': fsdp2 wants it to be 'float32' or 'bfloat16'",
+    ),
+    Mistake(
+        line="train sort-grpo --actor.backend fsdp2 --actor.backend_options.recompute always",
+        says="actor.backend_options.recompute='always': fsdp2 wants it to be a valid boolean",
+    ),
+    Mistake(
+        line="train sort-grpo --mode collocated --actor.backend fsdp2 --plan.num_ranks_per_replica.actor 2",
+        says="plan.num_ranks_per_replica.actor=2: fsdp2 cuts the model over all ranks of the actor",
+    ),
     Mistake(line=f"{GSM8K} --actor.lora.rank 0", says="--actor.lora.rank=0; allowed: 1 or more"),
     Mistake(
         line=f"{LORA} --actor.lora.targets [q_proj,query]",
@@ -595,12 +607,12 @@ MISTAKES = [
     ),
     Mistake(line="train sort-grpo --run.wandb.project rl", says="run.wandb.project=rl: wandb is not installed"),
     Mistake(
-        line="export", says="argument COMMAND: invalid choice: 'export' (choose from 'train', 'eval', 'profile', 'pla"
+        line="publish", says="argument COMMAND: invalid choice: 'publish' (choose from 'train', 'eval', 'export', 'pro"
     ),
     Mistake(line="train sort-grpo --seed -1", says="--seed=-1; allowed: 0 or more"),
     Mistake(
-        line="train sort-grpo --actor.lr 1e-6",
-        says="--actor.lr is not a key; keys of actor: learning_rate, betas, weight_decay, max_grad_nor",
+        line="train sort-grpo --actor.rate 1e-6",
+        says="--actor.rate is not a key; keys of actor: learning_rate, betas, weight_decay, max_grad_nor",
     ),
     Mistake(
         line="train sort-grpo --algorithm.name grpoo",

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import json
 from abc import ABCMeta
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
+from rlinf.config.yaml_source import describe
 from rlinf.errors import UserError
 from rlinf_algos.errors import AlgosError
 from rlinf_algos.registry import Registry
@@ -31,7 +36,7 @@ def named_class(
         base: a class that it inherits from, without leaving anything abstract.
 
     Raises: UserError for a name that is not known, a class that is not whole, or options that its constructor does not
-        take.
+        take, by their names or, where it says the types of its arguments, by their values.
     """
     try:
         found = registry.get(name)
@@ -40,12 +45,31 @@ def named_class(
     if base and (not (inspect.isclass(found) and issubclass(found, base)) or inspect.isabstract(found)):
         lacks = ", ".join(sorted(getattr(found, "__abstractmethods__", ()) or base.__abstractmethods__))
         raise UserError(f"{at}: {name} is no whole {base.__module__}.{base.__name__}; it has to define {lacks}")
+    key = at.partition("=")[0]
+    place, hint = options_at or f"{key}_options", f"they are keyword arguments of the constructor of {name}"
     try:
         if twice := sorted(settings.keys() & options.keys()):
             raise TypeError(f"is given {twice[0]!r} by the run")
         inspect.signature(found).bind(*arguments, **settings, **options)
     except TypeError as error:
-        key = at.partition("=")[0]
-        hint = f"they are keyword arguments of the constructor of {name}"
-        raise UserError(f"{options_at or f'{key}_options'}: {name} {error}", hint=hint) from error
+        raise UserError(f"{place}: {name} {error}", hint=hint) from error
+    for option, value in options.items():
+        if (wrong := _wrong(found, option, value)) is not None:
+            raise UserError(f"{place}.{option}={describe(value)}: {name} {wrong}", hint=hint)
     return found
+
+
+def _wrong(constructor: Any, option: str, value: Any) -> str | None:
+    """What a value should have been; None: it is one, or the constructor does not say.
+
+    Values come from YAML and are read as JSON is: strictly, but a list may be a tuple.
+    """
+    try:
+        hints = get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor)
+        adapter = TypeAdapter(hints.get(option, Any), config=ConfigDict(strict=True))
+        adapter.validate_json(json.dumps(value, default=str))
+    except (NameError, PydanticSchemaGenerationError, PydanticUserError):  # it names a type that only it knows
+        return None
+    except ValidationError as error:
+        return "; ".join(detail["msg"].replace("Input should", "wants it to") for detail in error.errors())
+    return None

@@ -245,6 +245,15 @@ class JobConfig(Section):
                     text=f"={size}: nothing is predicted for replicas of several ranks; leave plan.profile away",
                 )
 
+    def _cut_conflicts(self, backend: str) -> Iterator[Conflict]:
+        size = self.plan.num_ranks_per_replica.get("actor", 1)
+        if backend == "fsdp2" and size > 1:
+            yield Conflict(
+                keys=("plan.num_ranks_per_replica.actor", "actor.backend"),
+                text=f"={size}: fsdp2 cuts the model over all ranks of the actor and gives each its own micro-batches; "
+                "leave it away and set plan.num_ranks.actor",
+            )
+
     def _shard_conflicts(self, num_shards: int) -> Iterator[Conflict]:
         num_ranks = self.plan.num_ranks.get("actor", 0) // self.replica_sizes.get("actor", 1)
         if num_ranks and num_shards % num_ranks:

@@ -156,6 +156,7 @@ class EmbodiedConfig(JobConfig):
                 text=f"={self.env.eval_seed} + env.num_eval_episodes={self.env.num_eval_episodes} exceeds 2**31, where "
                 "the seeds of training begin; use a smaller seed",
             )
+        yield from self._cut_conflicts(self.actor.backend)
         yield from self._shard_conflicts(self.actor.num_shards)
 
     def minibatch_conflict(self, chunk_size: int = 1) -> str | None:

@@ -228,6 +228,7 @@ class ReasoningConfig(JobConfig):
         yield from self._critic_conflicts()
         yield from self._lora_conflicts()
         yield from self._algorithm_conflicts()
+        yield from self._cut_conflicts(self.actor.backend)
         if self.actor.num_shards != "auto":
             yield from self._shard_conflicts(self.actor.num_shards)
 

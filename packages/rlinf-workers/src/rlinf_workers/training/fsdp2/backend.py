@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -54,7 +54,6 @@ from rlinf_workers.training.served import LowRank, Served
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
-DTYPES = ("float32", "bfloat16")
 
 
 @trains_adapters
@@ -64,7 +63,7 @@ def fsdp2(
     *,
     optimizer: OptimizerSettings | None,
     num_shards: int,
-    compute_dtype: str = "float32",
+    compute_dtype: Literal["float32", "bfloat16"] = "float32",
     recompute: bool = False,
 ) -> TrainingBackend:
     """A sharded model; whole on every rank where it is frozen, because ranks are then asked at different times.
@@ -75,8 +74,6 @@ def fsdp2(
 
     Raises: ValueError naming the key of the recipe.
     """
-    if compute_dtype not in DTYPES:
-        raise ValueError(f"actor.backend_options: compute_dtype={compute_dtype!r} is not one of {', '.join(DTYPES)}")
     lower = torch.bfloat16 if compute_dtype == "bfloat16" else None
     if optimizer is None:
         return ReplicatedBackend(_InDtype(model, lower) if lower else model, worker, optimizer=None, num_shards=1)
