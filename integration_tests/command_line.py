@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -105,12 +106,12 @@ def weights(path):
 
 
 def worker_processes(path):
-    """Worker name -> process id, from the first line of each log."""
+    """Worker name -> process id, from the newest first line of a process in each log."""
     found = {}
     for log in (Path(path) / "logs").glob("*/*.log"):
-        first = log.read_text().split("\n", 1)[0]
-        if "process " in first:
-            found[f"{log.parent.name}/{log.stem}"] = int(first.split("process ")[1].split(",")[0])
+        firsts = re.findall(r"^worker \S+, process (\d+),", log.read_text(), flags=re.MULTILINE)
+        if firsts:
+            found[f"{log.parent.name}/{log.stem}"] = int(firsts[-1])
     return found
 
 

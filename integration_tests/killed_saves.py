@@ -1,17 +1,26 @@
-"""Saves that are killed at each of their steps: `python killed_saves.py FOLDER`, run by test_checkpoints.py.
+"""Saves that are killed (SIGKILL): `python killed_saves.py FOLDER [NUMBER]`, run by test_checkpoints.py.
 
-A fork of this process saves a checkpoint, and kills itself (SIGKILL) right before its Nth change of the disk; then the
-folder is opened as the next start opens it. N counts up until a save comes to its end. Prints a line of JSON for each.
+Without a number, a fork of this process saves a checkpoint and kills itself right before its Nth change of the disk; N
+counts up until a save comes to its end. With one, a fork saves one checkpoint after the other, of 17 MB each, and is
+killed at a random moment, so often. After each kill the folder is opened as the next start opens it, and a line of JSON
+says what was found.
 """
 
+import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import sys
+import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
+
+import torch
+from torch import nn
 
 from rlinf.loop.checkpoint_writer import CheckpointWriter
 from rlinf.run_folder import RunFolder
@@ -24,12 +33,21 @@ CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
-class OneRank:
-    """A worker group of this process, as `CheckpointWriter` calls it, that trains the model of a seed."""
+class Wide(Chooser):
+    """Takes a while to write."""
 
-    def __init__(self, seed: int) -> None:
+    def build(self, device: torch.device) -> nn.Module:
+        model = super().build(device)
+        model.register_buffer("much", torch.full((1 << 21,), float(self._seed), dtype=torch.float64))
+        return model
+
+
+class OneRank:
+    """A worker group of this process, as `CheckpointWriter` calls it, that has the model of a step."""
+
+    def __init__(self, step: int, kind: type[Chooser]) -> None:
         self._worker = trial_worker()
-        self.backend = ReplicatedBackend(Chooser(seed), self._worker, optimizer=None, num_shards=1)
+        self.backend = ReplicatedBackend(kind(step), self._worker, optimizer=None, num_shards=1)
 
     def call(self, method: str, folder: str) -> None:
         self._files = CheckpointFiles(self._worker, folder)
@@ -47,9 +65,10 @@ def opened(path: Path, *, resume: bool) -> RunFolder:
     return RunFolder(path, config_yaml="", command=[], keep_checkpoints=1, trace_bytes=0, resume=resume)
 
 
-def save(path: Path, step: int, *, resume: bool) -> None:
+def save(path: Path, steps: Iterable[int], kind: type[Chooser], *, resume: bool) -> None:
     with opened(path, resume=resume) as folder, CheckpointWriter(folder, print) as writer:
-        writer.save(cast(Any, OneRank(step)), step, {"own_score": step / 10})
+        for step in steps:
+            writer.save(cast(Any, OneRank(step, kind)), step, {"own_score": step / 10})
         writer.wait()
 
 
@@ -75,40 +94,61 @@ def killed_at(point: int) -> None:
     os.fsync = counted_fsync
 
 
-def try_point(base: Path, path: Path, point: int) -> bool:
-    """Whether the save came to its end."""
-    shutil.copytree(base, path, symlinks=True)
-    child = os.fork()
-    if not child:
-        killed_at(point)
-        save(path, 2, resume=True)
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    assert os.WIFSIGNALED(status) or not status, status
+def found_after(path: Path, kind: type[Chooser]) -> dict[str, Any]:
+    """What the next start finds."""
     with opened(path, resume=True) as folder:
         newest = folder.latest_checkpoint()
         assert newest is not None
-        loaded, step = OneRank(9), int(newest.name[-1])
+        loaded = OneRank(-1, kind)
         loaded.backend.load_model(str(newest / "model"))
-        names = sorted(entry.name for entry in (path / "checkpoints").iterdir())
-        found = {
-            "killed": os.WIFSIGNALED(status),
-            "names": names,
+        return {
+            "names": sorted(entry.name for entry in (path / "checkpoints").iterdir()),
             "temporary": [str(entry) for entry in path.rglob("*.partial")],
             "damage": damage(newest),
-            "is_bit_equal": loaded.bits() == OneRank(step).bits(),
+            "is_bit_equal": loaded.bits() == OneRank(int(newest.name[-6:]), kind).bits(),
         }
-    print(json.dumps(found), flush=True)
-    shutil.rmtree(path)
-    return not status
+
+
+def at_each_point(folder: Path) -> None:
+    save(folder / "base", [1], Chooser, resume=False)
+    status = point = 1
+    while status:
+        path = shutil.copytree(folder / "base", folder / "at", symlinks=True)
+        child = os.fork()
+        if not child:
+            killed_at(point)
+            save(path, [2], Chooser, resume=True)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        assert not status or os.WIFSIGNALED(status), status
+        print(json.dumps({"killed": bool(status), **found_after(path, Chooser)}), flush=True)
+        shutil.rmtree(path)
+        point += 1
+
+
+def at_random_moments(path: Path, number: int) -> None:
+    draw = random.Random(14)
+    save(path, [1], Wide, resume=False)
+    for _ in range(number):
+        newest = max(int(entry.name[-6:]) for entry in (path / "checkpoints").glob("step-*"))
+        child = os.fork()
+        if not child:
+            save(path, itertools.count(newest + 1), Wide, resume=True)
+        while not any((path / "checkpoints").glob(".step-*")):
+            time.sleep(0.001)
+        time.sleep(draw.uniform(0.0, 1.0))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        inside = [entry.name for entry in (path / "checkpoints").glob(".*")]
+        print(json.dumps({"inside": inside, **found_after(path, Wide)}), flush=True)
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    save(folder / "base", 1, resume=False)
-    point = 1
-    while not try_point(folder / "base", folder / f"at-{point}", point):
-        point += 1
+    folder, *number = sys.argv[1:]
+    if number:
+        at_random_moments(Path(folder, "run"), int(number[0]))
+    else:
+        at_each_point(Path(folder))
 
 
 if __name__ == "__main__":

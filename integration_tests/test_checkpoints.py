@@ -45,6 +45,7 @@ def plan(mode, num_devices, num_ranks, backend="replicated"):
     }
 
 
+NUM_KILLS = 10
 OFTEN = {
     "mode": "collocated",
     "cluster.num_devices": 2,
@@ -92,31 +93,46 @@ def test_other_backends_and_numbers_of_ranks_go_on_within_rounding(tmp_path, fir
             assert row[key] == pytest.approx(expected[key], rel=1e-6, abs=1e-7), key
 
 
-def test_a_save_killed_at_any_of_its_steps_leaves_a_whole_checkpoint(tmp_path):
-    """Nothing temporary stays after the next start, and the newest checkpoint has the bits that were saved."""
+def killed_saves(*arguments):
     script = Path(__file__).with_name("killed_saves.py")
     done = subprocess.run(
-        [sys.executable, script, tmp_path], capture_output=True, text=True, env=environment(), timeout=END_TIMEOUT_S
+        [sys.executable, script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=END_TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["killed"] for one in found] == [True] * (len(found) - 1) + [False]
-    assert len(found) > 20
     for one in found:
         assert one["damage"] is None and one["is_bit_equal"] and not one["temporary"], one
-        assert not any(name.startswith(".") for name in one["names"]), one
+        assert not any(name.startswith(".") or ".bad" in name for name in one["names"]), one
+    return found
+
+
+def test_a_save_killed_at_any_of_its_steps_leaves_a_whole_checkpoint(tmp_path):
+    """Nothing temporary stays after the next start, and the newest checkpoint has the bits that were saved."""
+    found = killed_saves(tmp_path)
+    assert [one["killed"] for one in found] == [True] * (len(found) - 1) + [False]
+    assert len(found) > 20
     for newest in ("step-000001", "step-000002"):
         assert any(max(one["names"]) == newest for one in found)
 
 
 @pytest.mark.slow
-def test_50_runs_killed_while_they_save_go_on(tmp_path):
+def test_50_saves_killed_at_random_moments_leave_a_whole_checkpoint(tmp_path):
+    found = killed_saves(tmp_path, 50)
+    assert len(found) == 50 and any(one["inside"] for one in found)
+
+
+@pytest.mark.slow
+def test_runs_killed_while_they_save_go_on(tmp_path):
     """The driver or a rank that writes is killed at a random moment after a save has begun."""
     output, draw = tmp_path / "run", random.Random(14)
     folder = output / "checkpoints"
     process = start("sort-grpo", output, SHORT_SORT | OFTEN)
     newest = num_inside = 0
-    for number in range(50):
+    for number in range(NUM_KILLS):
         wait_for_save(folder, newest + draw.randrange(2, 4), process)
         time.sleep(draw.uniform(0.0, 0.2))
         workers = worker_processes(output)
@@ -130,7 +146,7 @@ def test_50_runs_killed_while_they_save_go_on(tmp_path):
         process = start(None, output, {})
     process.kill()
     process.communicate()
-    print(f"{num_inside} of 50 inside a save")
+    print(f"{num_inside} of {NUM_KILLS} inside a save")
     train(None, output, {"run.num_steps": newest_step(folder) + 1})
     assert not list(output.rglob("*.partial")) and not list(folder.glob("*.bad"))
 

@@ -74,13 +74,13 @@ def _syncs(result: dict[str, Any]) -> Iterator[str]:
         "\nA sync of about a gigabyte through the shared store to an engine with TP2, one process and thread for each "
         "rank; medians over rounds of the ratios within a round. `critical`: publishing and the copy into the engine's "
         "tensors; `in all`: their check too, which runs beside the first chunk. Targets: 1.2 on the critical path and "
-        "2.5 in all of the same sync without digests; 0.8 of a flat copy; 64 MB of extra memory for each rank "
+        "2.5 in all of the same sync without digests; 0.8 of a flat copy "
         f"({result['machine']['processor']}, {result['date'][:10]}, load "
         f"{result['machine']['load_average_1_min']:.1f}).\n"
     )
     yield (
         "| trainer | critical, attested / not | in all, attested / not | flat copy / receiving | flat copy / critical "
-        "| most extra memory of a rank | moves, plan |\n|---|---|---|---|---|---|---|"
+        "| moves, plan |\n|---|---|---|---|---|---|"
     )
     ratios = {(c["numerator"], c["denominator"]): c["median_of_ratios"] for c in result["comparisons"]}
     for name, found in result["findings"].items():
@@ -91,9 +91,8 @@ def _syncs(result: dict[str, Any]) -> Iterator[str]:
             ("flat copy", "attested, critical"),
         )
         cells = " | ".join(f"{ratios[f'{name}: {above}', f'{name}: {below}']:.2f}" for above, below in sides)
-        extra = max(*found["extra_bytes_of_trainer_ranks"], *found["extra_bytes_of_engine_ranks"])
         yield (
-            f"| {name} | {cells} | {extra / 1e6:.1f} MB | {found['num_moves']:,}, {1e3 * found['plan_s']:.0f} ms, "
+            f"| {name} | {cells} | {found['num_moves']:,}, {1e3 * found['plan_s']:.0f} ms, "
             f"{found['packed_plan_bytes'] / 1e3:.0f} KB packed |"
         )
     yield ""

@@ -2,14 +2,19 @@
 
 import ctypes
 import socket
+import time
 from typing import Any
 
 import pytest
+import torch
 
+from rlinf_comm.errors import LayoutError, WeightTimeout
+from rlinf_comm.weights import plan
+from rlinf_workers.links.base import WeightPort
 from rlinf_workers.links.choose import choose
 from rlinf_workers.links.shared import SharedWeightLink
 from rlinf_workers.links.streams import StreamsWeightLink
-from rlinf_workers.testing.links import CHECKS, check_a_flipped_byte, check_a_missing_version
+from rlinf_workers.testing.links import CHECKS, WHOLE, check_a_flipped_byte, check_a_missing_version
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -56,6 +61,39 @@ class FlippingLink(StreamsWeightLink):
 
 def test_streams_refuse_a_flipped_byte():
     check_a_flipped_byte(FlippingLink, lambda link: None)
+
+
+@pytest.fixture
+def sender():
+    """A sender whose receiver never comes."""
+    reshard = plan(WHOLE, WHOLE)
+    link = StreamsWeightLink("edge", reshard)
+    port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, link="streams", address=link.address)
+    sender = StreamsWeightLink.open_sender(port)
+    yield sender
+    sender._peer.close()
+    link._peer.close()
+
+
+TENSORS = {"a": torch.ones(5, 4), "b": torch.arange(6)}
+
+
+def test_a_sender_of_streams_keeps_two_versions_and_then_says_who_is_late(sender, monkeypatch):
+    monkeypatch.setattr("rlinf_workers.links.streams.ROOM_S", 0.05)
+    sender.publish(TENSORS, 0)
+    sender.publish(TENSORS, 1)
+    with pytest.raises(WeightTimeout, match=r"edge, receive 0 has not taken the last 2 versions .* version 2 needs"):
+        sender.publish(TENSORS, 2)
+
+
+def test_what_keeps_a_version_from_going_is_raised_by_the_next(sender):
+    sender.publish({"a": torch.ones(3, 4), "b": torch.arange(6)}, 0)
+    end_s = time.monotonic() + 30
+    while sender._ways[0]._failure is None:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    with pytest.raises(LayoutError, match="a: has the shape"):
+        sender.publish(TENSORS, 1)
 
 
 def test_auto_chooses_by_where_the_ends_are():

@@ -607,12 +607,12 @@ MISTAKES = [
     ),
     Mistake(line="train sort-grpo --run.wandb.project rl", says="run.wandb.project=rl: wandb is not installed"),
     Mistake(
-        line="export", says="argument COMMAND: invalid choice: 'export' (choose from 'train', 'eval', 'profile', 'pla"
+        line="publish", says="argument COMMAND: invalid choice: 'publish' (choose from 'train', 'eval', 'export', 'pro"
     ),
     Mistake(line="train sort-grpo --seed -1", says="--seed=-1; allowed: 0 or more"),
     Mistake(
-        line="train sort-grpo --actor.lr 1e-6",
-        says="--actor.lr is not a key; keys of actor: learning_rate, betas, weight_decay, max_grad_nor",
+        line="train sort-grpo --actor.rate 1e-6",
+        says="--actor.rate is not a key; keys of actor: learning_rate, betas, weight_decay, max_grad_nor",
     ),
     Mistake(
         line="train sort-grpo --algorithm.name grpoo",
