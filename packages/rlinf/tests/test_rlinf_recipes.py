@@ -13,9 +13,8 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.config.schema import JOBS, Config, json_schema
 from rlinf.errors import UserError
 
-NEEDED = {
-    "gsm8k-grpo": ["--model.path=some/model", "--task.train_files=[train.jsonl]", "--task.eval_files=[test.jsonl]"],
-}
+GSM8K = ["--model.path=some/model", "--task.train_files=[train.jsonl]", "--task.eval_files=[test.jsonl]"]
+NEEDED = {"gsm8k-grpo": GSM8K, "gsm8k-grpo-lora": GSM8K}
 """Recipe -> what a user has to bring."""
 RECIPES = sorted(shipped_recipes())
 
@@ -29,7 +28,7 @@ def text_of(name: str) -> str:
 
 
 def test_these_recipes_are_shipped():
-    assert RECIPES == ["add-grpo", "gsm8k-grpo", "pushcube-ppo", "sort-grpo"]
+    assert RECIPES == ["add-grpo", "gsm8k-grpo", "gsm8k-grpo-lora", "pushcube-ppo", "sort-grpo"]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -105,7 +104,7 @@ def accepts(schema: dict, node: dict, value: object) -> bool:
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_schema_accepts_every_recipe(name: str):
     schema = json_schema()
-    values = read_recipe(name).values if name != "gsm8k-grpo" else json.loads(load(name).model_dump_json())
+    values = read_recipe(name).values if name not in NEEDED else json.loads(load(name).model_dump_json())
     assert accepts(schema, schema, values)
     assert accepts(schema, schema, {"extends": "sort-grpo", "seed": 3})
     assert accepts(schema, schema, json.loads(load(name).model_dump_json()))

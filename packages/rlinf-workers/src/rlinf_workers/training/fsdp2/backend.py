@@ -231,15 +231,9 @@ class FSDP2Backend:
             gradient *= 1.0 / divisor
             squares += gradient.double().square().sum().cpu()
         grad_norm = math.sqrt(self._worker.ranks.sum_(squares).item())
-        if not math.isfinite(grad_norm):
-            raise FloatingPointError(
-                f"{self._worker.name}: optimizer step {self.num_steps}: the gradient norm is {grad_norm}; "
-                "nothing was changed"
-            )
+        self._settings.begin_step(self._optimizer, self.num_steps, grad_norm, self._worker)
         for gradient in gradients:
             gradient *= min(1.0, self._settings.max_grad_norm / (grad_norm + 1e-6))  # as torch clips
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate_at(self.num_steps)
         self._optimizer.step()
         for parameter in self._parameters.values():
             parameter.grad = None  # nothing of it stays, or goes anywhere, before the next update

@@ -9,7 +9,6 @@ two ranks make (s0 + s2) + (s1 + s3), which agrees with one rank's sum up to rou
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -111,13 +110,7 @@ class ReplicatedBackend:
         self._is_updating = False
         self._buffers[self.shards[0]] *= 1.0 / divisor
         grad_norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
-        if not math.isfinite(grad_norm):
-            raise FloatingPointError(
-                f"{self._worker.name}: optimizer step {self.num_steps}: the gradient norm is {grad_norm}; "
-                "nothing was changed"
-            )
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate_at(self.num_steps)
+        self._settings.begin_step(self._optimizer, self.num_steps, grad_norm, self._worker)
         self._take_step()
         self.num_steps += 1
         return grad_norm
