@@ -2,11 +2,13 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from command_line import last_checkpoint, rows, train
+from command_line import END_TIMEOUT_S, RLINF, environment, last_checkpoint, rows, train
 
 DATA = Path(os.environ.get("RLINF_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 """A folder with the public benchmark files; tests on real rows are skipped where it is absent."""
@@ -77,19 +79,17 @@ def write_rows(path, some_rows):
     return path
 
 
-def run(tmp_path, model_folder, train_file, eval_file, further):
+def run(tmp_path, model_folder, train_file, eval_file, further, recipe="gsm8k-grpo"):
     settings = SHORT | {
         "task.eval_sets": f"{{{further[0]}: {further[1]}}}",
         "model.path": model_folder,
         "task.train_files": f"[{train_file}]",
         "task.eval_files": f"[{eval_file}]",
     }
-    return train("gsm8k-grpo", tmp_path / "run", settings)
+    return train(recipe, tmp_path / "run", settings)
 
 
 def check(output, further, num_problems):
-    from transformers import AutoModelForCausalLM
-
     metrics = rows(output)
     assert len(metrics) == 2
     assert metrics[0]["actor/ref_kl"] == pytest.approx(0.0, abs=1e-6), "the reference is the policy at the start"
@@ -98,13 +98,47 @@ def check(output, further, num_problems):
     assert evaluation["num_problems"] == 4
     assert evaluation[f"num_problems/{further}"] == num_problems, "a further set is not limited by num_held_out"
     assert 0 <= evaluation[f"accuracy/{further}"] <= 1
-    AutoModelForCausalLM.from_pretrained(last_checkpoint(output) / "model")
 
 
 def test_rows_made_here(tmp_path, model_folder):
+    from transformers import AutoModelForCausalLM
+
     train_file = write_rows(tmp_path / "train.jsonl", own_rows(16))
     eval_file = write_rows(tmp_path / "eval.jsonl", own_rows(6, start=16))
-    check(run(tmp_path, model_folder, train_file, eval_file, ("gsm8k", eval_file)), "gsm8k", 6)
+    output = run(tmp_path, model_folder, train_file, eval_file, ("gsm8k", eval_file))
+    check(output, "gsm8k", 6)
+    AutoModelForCausalLM.from_pretrained(last_checkpoint(output) / "model")
+
+
+@pytest.mark.slow
+def test_an_adapter_learns_from_rows_made_here(tmp_path, model_folder):
+    """And peft loads what a checkpoint holds, as `rlinf eval` does."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    train_file = write_rows(tmp_path / "train.jsonl", own_rows(16))
+    eval_file = write_rows(tmp_path / "eval.jsonl", own_rows(6, start=16))
+    output = run(tmp_path, model_folder, train_file, eval_file, ("gsm8k", eval_file), "gsm8k-grpo-lora")
+    check(output, "gsm8k", 6)
+    assert not (output / "logs" / "reference").exists()
+    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    adapted: Any = PeftModel.from_pretrained(base, last_checkpoint(output) / "model")
+    assert adapted.peft_config["default"].r == 32
+    scores = [
+        evaluate(tmp_path / f"eval-{name}", eval_file, model)
+        for name, model in (("run", output), ("base", model_folder))
+    ]
+    assert [row["problem"] for row in scores[0]] == [row["problem"] for row in scores[1]]
+
+
+def evaluate(output, eval_file, model):
+    """The samples of an evaluation."""
+    flags = ["--k", "2", "--temperature", "1.0", "--max_new_tokens", "6", "--cluster.num_devices", "1"]
+    command = [*RLINF, "eval", f"gsm8k={eval_file}", "--model", str(model), "--output", str(output), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=END_TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in (output / "samples.jsonl").read_text().splitlines()]
 
 
 def test_real_rows(tmp_path, model_folder):

@@ -34,14 +34,25 @@ class ModelSettings:
     seed: int = 0
 
 
+def is_adapter(folder: str) -> bool:
+    """Whether a folder holds an adapter, not a model."""
+    return Path(folder, ADAPTER_CONFIG).is_file()
+
+
 def build_model(settings: ModelSettings, device: torch.device) -> Any:
     """A causal language model (`transformers.PreTrainedModel`) in eval mode. transformers chooses the attention: SDPA,
-    or its plain one for a model that cannot do without (Gemma 2 caps attention scores)."""
+    or its plain one for a model that cannot do without (Gemma 2 caps attention scores). Of an adapter's folder, the
+    model that it makes of its base."""
     from transformers import AutoModelForCausalLM
 
+    dtype = getattr(torch, settings.dtype)
+    if is_adapter(settings.folder):
+        from rlinf_workers.models.lora import merged_model
+
+        return merged_model(settings.folder, dtype).to(device).eval()
     if not settings.has_weights:
         return _from_config(settings).to(device).eval()
-    model: Any = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=getattr(torch, settings.dtype))
+    model: Any = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=dtype)
     return model.to(device).eval()
 
 

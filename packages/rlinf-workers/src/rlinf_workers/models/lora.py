@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rlinf_comm.records import record
-from rlinf_workers.models.language_model import ADAPTER_CONFIG, ModelSettings
+from rlinf_workers.models.language_model import ADAPTER_CONFIG, ModelSettings, is_adapter, load_tokenizer
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.training.base import Evaluation, Trainable
 from rlinf_workers.training.served import LowRank, Served
@@ -192,19 +192,39 @@ def peft_name(name: str) -> str:
     return PEFT_PREFIX + name.replace(".default.", ".")
 
 
-def is_adapter(folder: str) -> bool:
-    """Whether a folder holds an adapter, not a model."""
-    return Path(folder, ADAPTER_CONFIG).is_file()
+def merged_model(folder: str, dtype: torch.dtype) -> Any:
+    """The plain model (`transformers.PreTrainedModel`) that an adapter makes of its base, by peft's own merge. Raises:
+    OSError where the base is not where it was."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(base_of(folder), dtype=dtype)
+    return PeftModel.from_pretrained(base, folder).merge_and_unload()  # pyright: ignore[reportCallIssue]
+
+
+def write_merged(folder: str, output: str, dtype: str | None = None) -> None:
+    """Writes that model and its tokenizer into an existing folder.
+
+    Args:
+        dtype: in which it is made; None: in that of the weights that the adapter was trained on.
+    """
+    said: dict[str, str] = json.loads(Path(folder, BASE_FILE).read_text(encoding="utf-8"))
+    merged_model(folder, getattr(torch, dtype or said["dtype"])).save_pretrained(output)
+    load_tokenizer(folder).save_pretrained(output)
+
+
+def base_of(folder: str) -> str:
+    """The folder of the base that an adapter was trained on."""
+    return json.loads(Path(folder, ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
 
 
 def check_base(folder: str, digest: str, base: str) -> None:
     """Raises: ValueError unless the adapter in a folder was trained on the base of that digest."""
     said = json.loads(Path(folder, BASE_FILE).read_text(encoding="utf-8"))["digest"]
     if said != digest:
-        was = json.loads(Path(folder, ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
         raise ValueError(
             f"{folder}: its adapter was trained on another base than {base} (digest {said[:12]}, not {digest[:12]}); "
-            f"the run had {was}"
+            f"it was {base_of(folder)}"
         )
 
 

@@ -4,7 +4,6 @@ worth."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +13,10 @@ from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
 from rlinf_workers.models.file_names import converted_together, under_file_names
 from rlinf_workers.models.head import answers_of_states, has_large_logits
 from rlinf_workers.models.language_model import (
-    ADAPTER_CONFIG,
     ModelSettings,
     build_model,
     describe_model,
+    is_adapter,
     load_tokenizer,
     outline_model,
 )
@@ -136,7 +135,7 @@ class ValueModel(Trainable):
 
 
 def _refuse_adapter(folder: str) -> None:
-    if Path(folder, ADAPTER_CONFIG).is_file():
+    if is_adapter(folder):
         raise ValueError(f"{folder}: holds an adapter, not a whole model; merge it first (rlinf export --merged)")
 
 

@@ -25,12 +25,15 @@ def add_parser(subparsers: Any) -> None:
         help=f"of a run: {NEWEST} (default), {BEST} by its score, or a name as step-000100",
     )
     parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as they were trained)")
+    parser.add_argument(
+        "--merged", action="store_true", help="of a run with LoRA: the model that the adapter makes of its base"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        made = export(find_checkpoint(args.path, args.checkpoint), args.output, args.dtype)
+        made = export(find_checkpoint(args.path, args.checkpoint), args.output, args.dtype, merged=args.merged)
     except PermissionError as error:
         raise cannot_write(args.output, error) from error
     score = "" if made.score is None else f", score {made.score:.3g}"

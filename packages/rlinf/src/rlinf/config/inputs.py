@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from rlinf.errors import UserError
 
 INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG = "adapter_config.json"
 HINT = "the download or the copy was cut short; fetch the file again"
 
 WEIGHT_FILES = ("model.safetensors", INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -18,12 +19,22 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 """And one of these; without any, transformers may make up an empty tokenizer instead of complaining."""
 
 
+def is_adapter(path: Path) -> bool:
+    """Whether a folder holds an adapter (peft), which changes a base that lies elsewhere."""
+    return (path / ADAPTER_CONFIG).is_file()
+
+
 def check_model_folder(path: Path, *, key: str = "model.path") -> None:
     """Whether `path`, which the config calls `key`, can be a Hugging Face model folder.
 
-    Raises: UserError when it does not exist, is not a folder, or lacks a readable config.json, whole
+    Raises: UserError when it does not exist, is not a folder, holds an adapter, or lacks a readable config.json, whole
         weights or a tokenizer.
     """
+    if is_adapter(path):
+        raise UserError(
+            f"{key}={path}: the folder holds an adapter, not a model",
+            hint="make a model of it and its base: rlinf export RUN --merged --output FOLDER",
+        )
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "does not exist"
         raise UserError(

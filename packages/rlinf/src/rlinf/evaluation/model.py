@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf.config.inputs import TOKENIZER_FILES, WEIGHT_FILES, check_model_folder
+from rlinf.config.inputs import TOKENIZER_FILES, WEIGHT_FILES, check_model_folder, is_adapter
 from rlinf.errors import UserError
+from rlinf.run_folder.adapters import check_adapter
 from rlinf.run_folder.checkpoints import MODEL, checkpoint_steps, is_checkpoint, refuse_damaged_model
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
 
@@ -34,11 +35,15 @@ def load_model(path: Path) -> EvaluatedModel:
     """The model behind a path; its weights are only looked at.
 
     Args:
-        path: a model folder, a checkpoint of a run, or a run's folder, of which the newest checkpoint is taken.
+        path: a model folder, a checkpoint of a run, or a run's folder, of which the newest checkpoint is taken. An
+            adapter among them stands for the model that it makes of its base.
     Raises: UserError.
     """
     folder = model_folder(path)
-    check_model_folder(folder, key="model")
+    if is_adapter(folder):
+        check_adapter(folder, key="model")
+    else:
+        check_model_folder(folder, key="model")
     tokenizer = load_checkpoint_tokenizer(folder, key="model")
     return EvaluatedModel(
         folder=folder, tokenizer=tokenizer, max_positions=max_positions(folder), fingerprint=fingerprint(folder)

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.config.evaluation import EvalConfig
+from rlinf.config.inputs import is_adapter
 from rlinf.config.load import to_yaml
 from rlinf.console.eval_progress import EvalProgress
+from rlinf.errors import UserError
 from rlinf.evaluation.benchmarks import Benchmark, Benchmarks, prepare_benchmarks
 from rlinf.evaluation.folder import EvalFolder
 from rlinf.evaluation.model import EvaluatedModel, load_model
@@ -197,6 +199,11 @@ def prepare(config: EvalConfig) -> EvalRun:
     check_doors(config.cluster)
     check_engine(config.engine, config.engine_options)
     model = load_model(config.model)
+    if is_adapter(model.folder) and config.engine != "huggingface":
+        raise UserError(
+            f"model={config.model} holds an adapter, and engine={config.engine} may take whole models alone",
+            hint="rlinf export RUN --merged --output FOLDER, then --model FOLDER",
+        )
     config, notes = asked_as_in_run(config, model)
     benchmarks = prepare_benchmarks(config, model)
     if config.prompt_format == "auto":

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
-from rlinf.config.inputs import INDEX, WEIGHT_FILES
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
-from rlinf.run_folder.seal import file_digest
+from rlinf.run_folder.adapters import base_digest, check_peft, check_same_base
+from rlinf.run_folder.checkpoints import MODEL, checkpoint_steps
 from rlinf_workers.models.lora import ALL_LINEAR, LoraSettings, find_targets
 from rlinf_workers.registry import BACKENDS
 from rlinf_workers.training.base import can_train_adapters
+
+CHECKPOINTS = "checkpoints"
 
 
 def lora_settings(config: ReasoningConfig) -> LoraSettings | None:
@@ -24,8 +25,7 @@ def lora_settings(config: ReasoningConfig) -> LoraSettings | None:
     if lora is None:
         return None
     assert base is not None, "the config was checked: an adapter has a base"
-    if importlib.util.find_spec("peft") is None:
-        raise UserError("actor.lora needs the package peft, which is not installed", hint="pip install 'rlinf[lora]'")
+    check_peft("actor.lora ")
     backend = config.actor.backend
     if not can_train_adapters(BACKENDS.get(backend)):
         raise UserError(
@@ -40,11 +40,18 @@ def lora_settings(config: ReasoningConfig) -> LoraSettings | None:
     return LoraSettings(rank=lora.rank, alpha=lora.alpha, targets=found, base_digest="")
 
 
-def base_digest(folder: Path) -> str:
-    """Of the config and the weights of a model folder; of an index and its files where there is one."""
-    digest = hashlib.sha256()
-    shards = {path.name for path in folder.glob("*.safetensors")} if (folder / INDEX).is_file() else set()
-    for name in sorted({"config.json", *WEIGHT_FILES, *shards}):
-        if (folder / name).is_file():
-            digest.update(f"{name} {file_digest(folder / name)}\n".encode())
-    return digest.hexdigest()
+def with_base(lora: LoraSettings | None, base: Path, run: Path) -> LoraSettings | None:
+    """The settings with the digest of the base, which is read for it.
+
+    Args:
+        run: its folder, which need not exist.
+
+    Raises: UserError where the run's newest checkpoint was trained on another base.
+    """
+    if lora is None:
+        return None
+    digest = base_digest(base)
+    newest = [path / MODEL for _, path in checkpoint_steps(run / CHECKPOINTS)][-1:]
+    for folder in newest:
+        check_same_base(folder, digest, base, key="model.path")
+    return replace(lora, base_digest=digest)

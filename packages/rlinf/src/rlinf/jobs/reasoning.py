@@ -22,7 +22,7 @@ from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.generation import PromptMaker, check_engine, make_encoder, sampling_settings
-from rlinf.jobs.lora import base_digest, lora_settings
+from rlinf.jobs.lora import lora_settings, with_base
 from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
 from rlinf.jobs.training import backend_settings, check_packs, optimizer_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
@@ -166,7 +166,7 @@ class ReasoningJob(Job):
         return memory_lines(fullest_place(self.config, shape, plan, cluster, self.machine.memory_bytes))
 
     def build(self, folder: Path) -> Flows:
-        train = self._train_flow(self._model_settings(folder))
+        train = self._train_flow(folder)
         evaluate = Flow("evaluate").workers_of(train, "rollout", "reward")
         evaluate.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
         evaluate.stage("reward", Reward.score, reads="samples", writes="scored", needs_device=False)
@@ -176,8 +176,8 @@ class ReasoningJob(Job):
         warm_start.stage("actor", Actor.imitate, reads="examples", dispatch="key", ordered=True, trains=True)
         return Flows(train=train, evaluate=evaluate, others=[warm_start])
 
-    def _train_flow(self, model: ModelSettings) -> Flow:
-        config = self.config
+    def _train_flow(self, folder: Path) -> Flow:
+        config, model = self.config, self._model_settings(folder)
         flow = Flow(self._algorithm.name.rpartition(":")[2])
         flow.worker("rollout", Rollout, self._rollout_settings(model))
         if config.has_reference_worker:
@@ -186,7 +186,7 @@ class ReasoningJob(Job):
             budget = config.actor.max_tokens_per_micro_batch
             flow.worker("reference", Reference, judge, config.rollout.temperature, self._backend, budget)
         flow.worker("reward", Reward, self._reward_settings(model))
-        flow.worker("actor", Actor, self._actor_settings(model))
+        flow.worker("actor", Actor, self._actor_settings(model, folder))
 
         flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
         samples = "samples"
@@ -267,7 +267,7 @@ class ReasoningJob(Job):
             num_shown=self.config.run.num_samples_logged,
         )
 
-    def _actor_settings(self, model: ModelSettings) -> ActorSettings:
+    def _actor_settings(self, model: ModelSettings, folder: Path) -> ActorSettings:
         actor, algorithm, warm_start = self.config.actor, self._algorithm, self.config.warm_start
         return ActorSettings(
             model=model,
@@ -277,7 +277,7 @@ class ReasoningJob(Job):
             and OptimizerSettings(learning_rate=warm_start.learning_rate, warmup_steps=WARMUP_STEPS),
             critic=optimizer_settings(self.config.critic) if algorithm.has_critic else None,
             backend=self._backend,
-            lora=self._lora and replace(self._lora, base_digest=base_digest(Path(model.folder))),
+            lora=with_base(self._lora, Path(model.folder), folder),
             knows_reference=self.config.knows_reference,
             micro_batch_groups=actor.micro_batch_groups,
             max_tokens_per_micro_batch=actor.max_tokens_per_micro_batch,

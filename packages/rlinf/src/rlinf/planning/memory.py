@@ -18,6 +18,7 @@ from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Gpu, Lengths
 from rlinf_sched.derive.lengths import MEAN_SHARE_OF_LIMIT
 from rlinf_sched.derive.memory import (
+    Adapter,
     RankMemory,
     ReplicatedJob,
     forward_memory,
@@ -42,10 +43,11 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 def replicated_job(config: ReasoningConfig, *, on_gpu: bool = True) -> ReplicatedJob:
     """What a step of the recipe asks of its ranks; `actor.num_shards` is settled."""
-    rollout, algorithm = config.rollout, config.algorithm
+    rollout, algorithm, lora = config.rollout, config.algorithm, config.actor.lora
     return ReplicatedJob(
         on_gpu=on_gpu,
         backend=config.actor.backend,
+        adapter=lora and Adapter(rank=lora.rank, targets=None if lora.targets == "all-linear" else lora.targets),
         backend_options=config.actor.backend_options,
         lengths=Lengths(
             mean_tokens=max(1.0, rollout.max_new_tokens * MEAN_SHARE_OF_LIMIT),

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlinf.config.inputs import is_adapter
 from rlinf.errors import UserError
+from rlinf.run_folder.adapters import write_merged
 from rlinf.run_folder.checkpoints import (
     MODEL,
     best_checkpoint,
@@ -19,7 +21,7 @@ from rlinf.run_folder.checkpoints import (
 )
 from rlinf.run_folder.seal import damage
 
-CHECKPOINTS, CONFIG, ADAPTER_CONFIG = "checkpoints", "config.json", "adapter_config.json"
+CHECKPOINTS, CONFIG = "checkpoints", "config.json"
 BEST, NEWEST = "best", "newest"
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -72,9 +74,9 @@ def find_checkpoint(path: Path, which: str | None) -> Path:
     return found
 
 
-def export(checkpoint: Path, folder: Path, dtype: str | None = None) -> Exported:
+def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: bool = False) -> Exported:
     """Writes the model of a checkpoint, whose digests are looked at before; nothing of it is there until all is. Of a
-    run with LoRA it is the adapter, as peft loads it.
+    run with LoRA it is the adapter, as peft loads it, or `merged` the model that it makes of its base.
 
     Args:
         folder: must not exist, or be empty.
@@ -86,15 +88,19 @@ def export(checkpoint: Path, folder: Path, dtype: str | None = None) -> Exported
         raise UserError(f"--output={folder} is there already", hint="an export overwrites nothing; choose another name")
     _check_whole(checkpoint)
     model = checkpoint / MODEL
-    if not (model / CONFIG).is_file() and not (model / ADAPTER_CONFIG).is_file():
+    if not (model / CONFIG).is_file() and not is_adapter(model):
         files = ", ".join(str(file) for file in sorted(model.glob("*.safetensors")))
         raise UserError(
             f"{checkpoint}: its policy is not a Hugging Face model, so there is no folder to make of it",
             hint=f"its weights, under the names of the policy's state_dict, are {files or 'not there'}",
         )
+    if merged and not is_adapter(model):
+        raise UserError(f"--merged: {checkpoint} holds a whole model, no adapter", hint="leave --merged out")
     with writing_whole(folder) as partial:
+        if merged:
+            write_merged(model, partial, dtype)
         write = shutil.copyfile if dtype is None else _in_dtype(dtype)
-        for file in sorted(model.iterdir()):
+        for file in sorted(model.iterdir()) if not merged else ():
             write(file, partial / file.name)
     weights = list(folder.glob("*.safetensors"))
     return Exported(

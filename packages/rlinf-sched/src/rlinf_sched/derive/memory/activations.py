@@ -78,7 +78,10 @@ def update_bytes(model: ModelShape, job: ReplicatedJob, *, recomputes: bool = Fa
         return layers_bytes(model, job, packed) + turn_bytes(model, job, packed)
     prompts, completions = passes_of_micro_batch(job, recomputes=recomputes)
     start = layers_bytes(model, job, completions) + turn_bytes(model, job, completions)
-    held_back = job.dtype_bytes * model.num_parameters + 2 * head_gradient_bytes(model, job)
+    if job.adapter is None or job.has_critic:
+        held_back = job.dtype_bytes * model.num_parameters + 2 * head_gradient_bytes(model, job)
+    else:
+        held_back = FLOAT_BYTES * job.adapter.num_parameters(model)
     held_back += prompts.all_tokens * kv_bytes(model, job)  # gradients of what completions attend to
     if model.tied_embeddings:
         held_back += logits_bytes(model, job, completions) // 2

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_sched.derive.lengths import Lengths
+from rlinf_sched.derive.memory.adapters import FLOAT_BYTES, Adapter
 from rlinf_sched.errors import ProfileError
-
-FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +29,8 @@ class ReplicatedJob:
     """Tokens of one forward and backward pass, packed without padding; None: as `micro_batch_groups` says."""
     num_updates: int = 1
     """Optimizer steps of a batch."""
+    adapter: Adapter | None = None
+    """What is trained of the policy; None: all of it."""
     has_critic: bool = False
     """A second model of the same shape in the trainer's processes."""
     warm_start_sequences: int = 0

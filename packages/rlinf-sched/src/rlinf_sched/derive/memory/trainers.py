@@ -36,7 +36,10 @@ def trainer_of(job: ReplicatedJob) -> Trainer:
 
 def trainer_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> RankMemory:
     """The memory of one of `num_ranks` ranks that train."""
-    return trainer_of(job).memory(model, job, num_ranks)
+    whole = trainer_of(job).memory(model, job, num_ranks)
+    if job.adapter is None:
+        return whole
+    return job.adapter.added_to(whole, model, job.dtype_bytes * model.num_parameters, job.num_models)
 
 
 # -- replicated --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,50 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685): how many weights are trained where the model itself stays."""
+
+from dataclasses import dataclass, replace
+
+from rlinf_sched.derive.memory.rank import RankMemory
+from rlinf_sched.derive.shapes import ModelShape
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """The adapter of a decoder of the Llama family; its weights are float32 whatever the model is."""
+
+    rank: int
+    targets: tuple[str, ...] | None = None
+    """Linear layers by their names' ends in transformers' models, each in every layer of the decoder; None: all but the
+    head."""
+
+    def num_parameters(self, model: ModelShape) -> int:
+        """rank * (inputs + outputs) of each layer that is changed; one of an unknown name counts as a square one."""
+        widths = _widths(model)
+        ends = tuple(widths) if self.targets is None else {target.rpartition(".")[2] for target in self.targets}
+        return model.num_layers * self.rank * sum(widths.get(end, 2 * model.hidden_size) for end in ends)
+
+    def added_to(self, whole: RankMemory, model: ModelShape, copy: int, num_models: int) -> RankMemory:
+        """What a rank holds that trains the adapter of its first model and the others whole.
+
+        Args:
+            whole: what it holds where it trains all of them.
+            copy: bytes of one model.
+        """
+        trained = FLOAT_BYTES * self.num_parameters(model) / (num_models * copy)
+        share = trained + (num_models - 1) / num_models
+        return replace(
+            whole,
+            weights=round((1 + trained) * whole.weights),
+            gradients=round(share * whole.gradients),
+            optimizer=round(share * whole.optimizer),
+            step=whole.step if num_models > 1 else round(share * whole.step),
+        )
+
+
+def _widths(model: ModelShape) -> dict[str, int]:
+    """Inputs and outputs together of each linear layer; experts are stored as one tensor and have no adapter."""
+    h, i = model.hidden_size, model.intermediate_size
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    attention = {"q_proj": h + queries, "k_proj": h + keys, "v_proj": h + keys, "o_proj": queries + h}
+    dense = {} if model.num_experts else dict.fromkeys(("gate_proj", "up_proj", "down_proj"), h + i)
+    return attention | dense

@@ -1,0 +1,77 @@
+"""Adapters that runs have saved: whether they can be used, and the model that one makes of its base."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from pathlib import Path
+
+from rlinf.config.inputs import ADAPTER_CONFIG, INDEX, WEIGHT_FILES, check_model_folder
+from rlinf.errors import UserError
+from rlinf.run_folder.seal import file_digest
+
+BASE_FILE = "base.json"
+"""Beside an adapter: which base it was trained on."""
+
+
+def base_digest(folder: Path) -> str:
+    """Of the config and the weights of a model folder; of an index and its files where there is one."""
+    digest = hashlib.sha256()
+    shards = {path.name for path in folder.glob("*.safetensors")} if (folder / INDEX).is_file() else set()
+    for name in sorted({"config.json", *WEIGHT_FILES, *shards}):
+        if (folder / name).is_file():
+            digest.update(f"{name} {file_digest(folder / name)}\n".encode())
+    return digest.hexdigest()
+
+
+def check_adapter(folder: Path, *, key: str) -> None:
+    """Whether an adapter that a run saved can be used: its base is there, and is the one that it was trained on.
+
+    Args:
+        key: what the config calls the folder.
+
+    Raises: UserError.
+    """
+    check_peft(f"{key}={folder}: it holds an adapter, which ")
+    if not (folder / BASE_FILE).is_file():
+        raise UserError(
+            f"{key}={folder}: the adapter has no {BASE_FILE}, which says what it was trained on",
+            hint="give an adapter that rlinf trained, or a model that peft has merged (merge_and_unload)",
+        )
+    from rlinf_workers.models.lora import base_of
+
+    base = Path(base_of(str(folder)))
+    check_model_folder(base, key=f"the base of {key}, {ADAPTER_CONFIG}'s base_model_name_or_path")
+    check_same_base(folder, base_digest(base), base, key=key)
+
+
+def check_same_base(folder: Path, digest: str, base: Path, *, key: str) -> None:
+    """Whether a saved adapter was trained on a base of that digest. Raises: UserError."""
+    if not (folder / BASE_FILE).is_file():
+        return  # damaged, which is said of checkpoints elsewhere
+    from rlinf_workers.models.lora import check_base
+
+    try:
+        check_base(str(folder), digest, str(base))
+    except ValueError as error:
+        raise UserError(f"{key}: {error}", hint="put the base back where it was, as it was") from error
+
+
+def check_peft(who: str) -> None:
+    """Raises: UserError that begins with what needs it."""
+    if importlib.util.find_spec("peft") is None:
+        raise UserError(f"{who}needs the package peft, which is not installed", hint="pip install 'rlinf[lora]'")
+
+
+def write_merged(folder: Path, output: Path, dtype: str | None) -> None:
+    """Writes the model that an adapter makes of its base into an existing folder.
+
+    Args:
+        dtype: None: in which the adapter was trained.
+
+    Raises: UserError.
+    """
+    check_adapter(folder, key="the adapter")
+    from rlinf_workers.models.lora import write_merged as write
+
+    write(str(folder), str(output), dtype)
