@@ -85,7 +85,7 @@ def write_model(folder: Path) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def make_flow(folder: Path, micro_batch_groups: int, num_shards: int) -> Flow:
+def make_flow(folder: Path, micro_batch_groups: int, max_tokens: int | None, num_shards: int) -> Flow:
     """rollout -> reward -> actor -> weights -> rollout"""
     model = ModelSettings(folder=str(folder), has_weights=True)
     sampling = SamplingSettings(group_size=trl_task.GROUP_SIZE, max_new_tokens=trl_task.MAX_NEW_TOKENS)
@@ -101,6 +101,7 @@ def make_flow(folder: Path, micro_batch_groups: int, num_shards: int) -> Flow:
         algorithm=preset("grpo", group_size=trl_task.GROUP_SIZE),
         backend=BackendSettings(num_shards=num_shards),
         micro_batch_groups=micro_batch_groups,
+        max_tokens_per_micro_batch=max_tokens,
         num_prompts=trl_task.NUM_PROMPTS,
         max_completion_tokens=trl_task.MAX_NEW_TOKENS,
         temperature=1.0,
@@ -213,7 +214,8 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def _start_flow(stack: ExitStack, folder: Path, options: argparse.Namespace) -> FlowSide:
-    flow, cluster = make_flow(folder, options.micro_batch_groups, options.slots), Cluster.cpu_slots(options.slots)
+    flow = make_flow(folder, options.micro_batch_groups, options.max_tokens, options.slots)
+    cluster = Cluster.cpu_slots(options.slots)
     plan = plan_for_mode(flow.graph(), cluster, "collocated")
     environment = worker_environment(ClusterConfig(threads_per_device=1))
     executor = stack.enter_context(Executor(cluster=cluster, environment=environment))
@@ -251,6 +253,7 @@ def _report(
             "max_new_tokens": trl_task.MAX_NEW_TOKENS,
             "slots": options.slots,
             "micro_batch_groups": options.micro_batch_groups,
+            "max_tokens_per_micro_batch": options.max_tokens,
             "trl_micro_batch_completions": options.trl_micro_batch,
             "warmup": options.warmup,
             "target_ratio": TARGET,
@@ -283,6 +286,9 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=2, help="CPU slots of the flow, one thread each")
     parser.add_argument(
         "--micro-batch-groups", type=int, default=32, help="groups in one of our forwards; a rank has 32"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=None, help="tokens in one of our forwards, packed; instead of groups"
     )
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=2, help="rounds that do not count")

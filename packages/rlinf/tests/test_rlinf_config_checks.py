@@ -69,6 +69,10 @@ def message(recipe: str, line: str) -> str:
             "25, and a sequence is not cut; use at least 25",
         ),
         (
+            "--actor.max_tokens_per_micro_batch=600 --actor.backend=megatron --mode=collocated",
+            "--actor.max_tokens_per_micro_batch=600 packs sequences, and actor.backend=megatron computes padded ones",
+        ),
+        (
             "--actor.balance_shards=true",
             "--actor.balance_shards=true needs actor.max_tokens_per_micro_batch, which is not set; set it, or leave",
         ),

@@ -383,6 +383,12 @@ class ReasoningConfig(JobConfig):
                     text="=true needs actor.max_tokens_per_micro_batch, which is not set; set it, or leave this out",
                 )
             return
+        if self.actor.backend == "megatron":
+            yield Conflict(
+                keys=("actor.max_tokens_per_micro_batch", "actor.backend"),
+                text=f"={budget} packs sequences, and actor.backend=megatron computes padded ones alone; leave it out, "
+                "or use replicated or fsdp2",
+            )
         longest = self.rollout.max_prompt_tokens + self.rollout.max_new_tokens
         if budget < longest:
             yield Conflict(
