@@ -8,6 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.collectives import RankGroup, RankGroups
+from rlinf_workers.models.placement import HostPlaces
+from rlinf_workers.serving import ServedModule
 from rlinf_workers.testing.backends import (
     NUM_SHARDS,
     ORDINARY,
@@ -168,22 +170,70 @@ def test_settings_make_a_backend_by_name_or_import_path():
         assert list(made.shards) == [0, 1]
 
 
-def test_gradients_move_with_what_they_hold(monkeypatch):
+def away(backend: ReplicatedBackend) -> None:
+    """Into host memory and back, from a device that is the CPU itself."""
+    backend._leave()
+    backend._return_to(torch.device("cpu"))
+
+
+def test_gradients_move_with_what_they_hold():
     """The sums stay, the views follow, and what was reduced is still each parameter's gradient."""
     moved, stayed = (
         ReplicatedBackend(Chooser(), trial_worker(), optimizer=ORDINARY, num_shards=NUM_SHARDS) for _ in range(2)
     )
-    elsewhere = torch.device("cpu", 0)  # not equal to torch.device("cpu"), so the backend believes in the move
-    accumulate(moved, pause=lambda: moved._move(elsewhere))
-    moved._move(elsewhere)
+    accumulate(moved, pause=lambda: away(moved))
+    away(moved)
     accumulate(stayed)
     for one, other in zip(moved._model.parameters(), stayed._model.parameters(), strict=True):
         assert one.grad is not None and other.grad is not None
         assert torch.equal(one.grad, other.grad)
-    untouched = ReplicatedBackend(Chooser(), trial_worker(), optimizer=ORDINARY, num_shards=NUM_SHARDS)
-    monkeypatch.setattr(untouched._model, "to", lambda device: None)
-    untouched._move(torch.device("meta"))
-    assert {buffer.device.type for buffer in untouched._buffers.values()} == {"meta"}
+
+
+def test_between_updates_gradients_are_given_up_and_training_goes_on_to_the_bit(monkeypatch):
+    """Weights and moments go to the same places each time; of gradients nothing is copied."""
+    copied: list[str] = []
+    take = HostPlaces.take
+    monkeypatch.setattr(
+        HostPlaces, "take", lambda self, name, *a, **k: copied.append(name) or take(self, name, *a, **k)
+    )
+    moved, stayed = (
+        ReplicatedBackend(Chooser(), trial_worker(), optimizer=ORDINARY, num_shards=NUM_SHARDS) for _ in range(2)
+    )
+    places = []
+    for _ in range(3):
+        for backend in (moved, stayed):
+            update(backend)
+        moved._leave()
+        assert moved._buffers == {} and all(one.grad is None for one in moved._model.parameters())
+        places.append({name: weight.data_ptr() for name, weight in moved.weights().items()})
+        moved._return_to(torch.device("cpu"))
+        assert {name: weight.data_ptr() for name, weight in moved.weights().items()} != places[-1]
+    assert places[0] == places[1] == places[2]
+    assert not [name for name in copied if name.startswith("gradient")]
+    assert {"exp_avg 0", "exp_avg_sq 0", "0.weight", "count"} < set(copied)
+    for one, other in zip(moved.weights().values(), stayed.weights().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_served_model_that_is_sent_anew_is_moved_neither_way():
+    """But for buffers that no sync sends."""
+    model, table = Chooser().build(torch.device("cpu")), torch.arange(4.0)
+    model.register_buffer("table", table, persistent=False)
+    served = ServedModule(model, torch.device("cpu"))
+    weights = {name: weight.detach().clone() for name, weight in served.weights().items()}
+    moved = served._moved
+    moved.leave()
+    moved.return_to(torch.device("cpu"))
+    assert all(torch.equal(weight, weights[name]) for name, weight in served.weights().items())
+    with torch.no_grad():
+        for weight in served.weights().values():
+            weight.fill_(7)
+    model.get_buffer("table").fill_(8)
+    moved.leave(frozenset(weights))
+    assert all(torch.equal(weight, weights[name]) for name, weight in served.weights().items()), "7 was copied"
+    assert model.get_buffer("table").tolist() == [8] * 4
+    moved.return_to(torch.device("cpu"), frozenset(weights))
+    assert model.get_buffer("table").tolist() == [8] * 4
 
 
 def test_learning_rate_schedule():

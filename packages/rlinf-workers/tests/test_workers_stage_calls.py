@@ -1,5 +1,7 @@
 """PlannedFlow: what each rank is told, from a flow and its plan alone."""
 
+from dataclasses import replace
+
 import pytest
 
 from rlinf_comm.channel import ChannelAddress
@@ -9,7 +11,7 @@ from rlinf_sched.modes import plan_for_mode
 from rlinf_sched.plan import Mode
 from rlinf_workers import Flow, Reader, StepContext, Worker, Writer
 from rlinf_workers.execution.stage_calls import PlannedFlow
-from rlinf_workers.testing.toy_flow import toy_flow
+from rlinf_workers.testing.toy_flow import Scale, toy_flow
 
 CLUSTER = Cluster.cpu_slots(4)
 ADDRESS = ChannelAddress(name="c", creator_pid=1, creator_start_ticks=1, fd=0, nonce=0)
@@ -74,6 +76,21 @@ def test_a_stage_serves_synced_edges_to_it_and_publishes_on_those_from_it():
     assert (found["learn", 0].receives, found["learn", 0].publishes) == ({}, ("learn -> scale", "learn -> other"))
     found = calls(planned(toy_flow()), synced=())
     assert (found["scale", 0].receives, found["learn", 0].publishes) == ({}, ())
+
+
+def test_weights_may_be_lost_where_the_same_run_publishes_others():
+    assert {stage: call.discards for (stage, _), call in calls(planned(toy_flow())).items()} == {
+        "scale": True,
+        "shift": False,
+        "learn": False,
+    }
+    assert not calls(planned(toy_flow(), "disaggregated"))["scale", 0].discards
+    evaluation = Flow("evaluation").workers_of(toy_flow(), "scale")
+    evaluation.stage("scale", Scale.scale, reads="numbers", writes="scaled")
+    made = planned(evaluation)
+    offloading = replace(made.plan, stages=tuple(replace(stage, offload=True) for stage in made.plan.stages))
+    evaluated = calls(replace(made, plan=offloading), EDGES[:1])["scale", 0]
+    assert evaluated.offloads and evaluated.receives and not evaluated.discards
 
 
 def test_turns_that_share_devices_take_leases():

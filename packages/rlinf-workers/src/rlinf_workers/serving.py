@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_workers.generation.base import GenerationEngine
-from rlinf_workers.models.placement import move_model, tensors_of
+from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, tensors_of
 from rlinf_workers.worker import Worker
 
 
@@ -17,15 +17,27 @@ class ServedModule:
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._module, self._device = module, device
+        self._moved = MovedModel(module, HostPlaces())
+        self._discarded: frozenset[str] = frozenset()
+        """Weights that are on their way from a sync."""
 
     def weights(self) -> Mapping[str, Tensor]:
         return tensors_of(self._module)
 
     def onload(self) -> None:
-        move_model(self._module, self._device)
+        if not self._moved.is_on(self._device):
+            self._moved.return_to(self._device, self._discarded)
+        self._discarded = frozenset()
 
     def offload(self) -> None:
-        move_model(self._module, torch.device("cpu"))
+        if not self._moved.is_on(HOST):
+            self._moved.leave(self._discarded)
+
+    def discard(self) -> None:
+        """`offload` of weights that a sync fills after `onload`, before they are read: they are moved neither way."""
+        if not self._moved.is_on(HOST):
+            self._discarded = frozenset(self.weights())
+            self._moved.leave(self._discarded)
 
 
 class ServingWorker(Worker):
@@ -51,3 +63,9 @@ class ServingWorker(Worker):
 
     def offload(self) -> None:
         self._served.offload()
+
+    def discard(self) -> None:
+        if isinstance(self._served, ServedModule):
+            self._served.discard()
+        else:
+            self._served.offload()

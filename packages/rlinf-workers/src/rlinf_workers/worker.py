@@ -116,6 +116,11 @@ class Worker:
     def offload(self) -> None:
         """Takes the state off the devices for whoever shares them. Called just before the lease is given back."""
 
+    def discard(self) -> None:
+        """`offload` where a sync fills `weights()` after the next `onload`, before anything reads them; they need not
+        be kept."""
+        self.offload()
+
     def weights(self) -> Mapping[str, Tensor]:
         """This rank's part of the tensors that the worker trains or serves, as `layout` says; a receiver's are filled
         in place."""

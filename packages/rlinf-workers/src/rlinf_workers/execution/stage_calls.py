@@ -61,6 +61,8 @@ class StageCall:
     """The turn to take on shared devices; None for a stage that shares none."""
     offloads: bool
     """Whether the worker's state leaves the devices whenever the lease is given back."""
+    discards: bool
+    """Whether the weights that it receives may be lost at its end, since this run publishes others."""
     receives: dict[str, int]
     """Weight edge -> policy version to serve before the first chunk."""
     publishes: tuple[str, ...]
@@ -166,6 +168,11 @@ class PlannedFlow:
     def _turns(self) -> dict[str, tuple[str, ...]]:
         return {name: turn for turn in self.graph.turns() for name in turn}
 
+    def _are_renewed(self, worker: str, versions: Mapping[WeightEdge, int]) -> bool:
+        """Whether all weights that a group receives are published anew in every run."""
+        sources = {edge.source for edge in versions if edge.target == worker}
+        return bool(sources) and sources <= {stage.worker for stage in self.graph.stages if stage.trains}
+
     def _stage_call(
         self,
         name: str,
@@ -191,6 +198,7 @@ class PlannedFlow:
             ),
             lease_turn=placed.turn if placed.turn in self.shared_devices else None,
             offloads=placed.offload,
+            discards=placed.offload and self._are_renewed(stage.worker, versions),
             receives={edge.name: version for edge, version in versions.items() if edge.target == stage.worker},
             publishes=tuple(edge.name for edge in versions if edge.source == stage.worker and stage.trains),
             told=next((addresses[channel] for channel, told in self.told_channels.items() if told == name), None),

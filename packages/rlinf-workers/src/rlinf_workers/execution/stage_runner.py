@@ -64,7 +64,7 @@ class StageRunner(Pauses):
             self._enter()
             with self._span("publish weights", SYNC), self._waits(f"room for weights {edge}"):
                 self._host.publish_weights(edge)
-        self._leave()
+        self._leave(is_last=True)
         if self._is_first:
             for port in call.writes:
                 _open_channel(port.address).close()
@@ -155,7 +155,7 @@ class StageRunner(Pauses):
                     self._worker.weights_received(version)
         self._lock()
 
-    def _leave(self) -> None:
+    def _leave(self, *, is_last: bool = False) -> None:
         if not self._inside:
             return
         self._lock()
@@ -163,7 +163,7 @@ class StageRunner(Pauses):
         if self._call.offloads and not self._host.num_inside:
             self.before_put()  # a check reads the weights where they are
             with self._span("offload", LEASE):
-                self._host.unload()
+                self._host.unload(discards=is_last and self._call.discards)
         self._unlock()
         self._inside = False
         if self._call.lease_turn is not None:

@@ -48,6 +48,8 @@ class WorkerHost:
         """Stages that hold their lease."""
         self.is_loaded = True
         """Whether the worker's state is on its devices."""
+        self._onloaded_bytes = 0
+        """What it held of its device when it was last offloaded."""
         self.served_versions: dict[str, int] = {}
         """Edge -> version that the worker's weights hold, whole; see `confirm_weights`."""
         self._senders: dict[str, WeightSender] = {}
@@ -61,6 +63,7 @@ class WorkerHost:
         worker = worker_class.__new__(worker_class)
         self.worker, worker._host, worker.identity = worker, self, self.identity
         worker.__init__(*arguments)
+        self.is_loaded = worker.device.type != "cuda"  # models are made on the host, and first come with a lease
         return worker
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -90,9 +93,19 @@ class WorkerHost:
         """Runs one stage for one run of the flow."""
         return StageRunner(self, call).run()
 
-    def unload(self) -> None:
-        """Takes the state off the devices until the worker's next turn."""
-        self.worker.offload()
+    def unload(self, discards: bool = False) -> None:
+        """Takes the state off the devices until the worker's next turn.
+
+        Args:
+            discards: the weights that it serves may be lost; they are received anew, whatever version comes.
+        """
+        if self.is_loaded:
+            self._onloaded_bytes = self._device_bytes()
+        if discards:
+            self.served_versions.clear()
+            self.worker.discard()
+        else:
+            self.worker.offload()
         self.is_loaded = False
         if self.worker.device.type == "cuda":
             torch.cuda.empty_cache()  # or the caching allocator keeps what others on this device need
@@ -134,13 +147,17 @@ class WorkerHost:
             check.result()
 
     def memory_bytes(self) -> tuple[int, int]:
-        """What this process holds of its device at the moment, and at most since it began; of the host's memory on a
-        CPU slot."""
+        """What this process holds of its device between its stages, with its state there, and at most since it began;
+        of the host's memory on a CPU slot. One whose state is away says what it was when it went."""
+        on_gpu = self.worker.device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        return self._device_bytes() if self.is_loaded else self._onloaded_bytes, peak
+
+    def _device_bytes(self) -> int:
         if self.worker.device.type == "cuda":
-            return torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+            return torch.cuda.memory_allocated()
         with open("/proc/self/statm") as file:
-            resident = int(file.read().split()[1]) * resource.getpagesize()
-        return resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return int(file.read().split()[1]) * resource.getpagesize()
 
     def current_waits(self) -> list[Wait]:
         return self.waits.current()

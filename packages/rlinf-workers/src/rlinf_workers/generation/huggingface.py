@@ -24,6 +24,7 @@ from rlinf_workers.models.language_model import (
     pad_token_id,
     stop_token_ids,
 )
+from rlinf_workers.models.placement import HOST
 from rlinf_workers.models.sequences import pad_left
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.serving import ServedModule
@@ -50,7 +51,7 @@ class HuggingFaceEngine(ServedModule):
         max_prompt_tokens: int | None,
         max_batch_sequences: int = 512,
     ) -> None:
-        self._model = build_model(model, device)
+        self._model = build_model(model, HOST)
         super().__init__(self._model, device)
         tokenizer = load_tokenizer(model.folder)
         self._stop_ids = torch.tensor(stop_token_ids(self._model, tokenizer), device=device)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
+
+HOST = torch.device("cpu")
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -15,11 +19,60 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for tensor, name in names.items()}
 
 
-def move_model(model: nn.Module, device: torch.device) -> None:
-    """Moves a model whose parameters are all on one device, where they are not there already.
+class HostPlaces:
+    """Where tensors wait in host memory while others use their device: each always in its own place, which is pinned
+    where the device is a GPU, so that going there is one copy and no allocation."""
 
-    The question costs microseconds. `Module.to` walks over all modules even when nothing has to move, which on CPU
-    slots cost more than the device lease around it.
-    """
-    if next(model.parameters()).device != device:
-        model.to(device)
+    def __init__(self) -> None:
+        self._places: dict[str, Tensor] = {}
+
+    def take(self, name: str, tensor: Tensor, *, copies: bool = True) -> Tensor:
+        """The tensor in its place.
+
+        Args:
+            copies: False leaves there what was, for a tensor that is overwritten before it is read.
+        """
+        place = self._places.get(name)
+        if place is None or (place.shape, place.dtype) != (tensor.shape, tensor.dtype):
+            pinned = tensor.device.type == "cuda"
+            place = self._places[name] = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
+        if copies:
+            place.copy_(tensor)
+        return place
+
+    def bring(self, tensor: Tensor, device: torch.device, *, copies: bool = True) -> Tensor:
+        """A tensor on the device, like one that waits; its place stays.
+
+        Args:
+            copies: False for one that is written before it is read.
+        """
+        brought = torch.empty_like(tensor, device=device, pin_memory=False)
+        return brought.copy_(tensor, non_blocking=True) if copies else brought
+
+
+class MovedModel:
+    """A model that leaves its device and comes back, with all parameters and buffers."""
+
+    def __init__(self, model: nn.Module, places: HostPlaces) -> None:
+        self._model, self._places = model, places
+
+    def is_on(self, device: torch.device) -> bool:
+        """By the first parameter, in microseconds: `Module.to` walks over all modules even when nothing has to move,
+        which on CPU slots cost more than the device lease around it."""
+        return next(self._model.parameters()).device == device
+
+    @torch.no_grad()
+    def leave(self, without: Collection[str] = ()) -> None:
+        """Into host memory; of the tensors named there is nothing to keep."""
+        for name, tensor in self._tensors().items():
+            tensor.data = self._places.take(name, tensor.detach(), copies=name not in without)
+
+    @torch.no_grad()
+    def return_to(self, device: torch.device, without: Collection[str] = ()) -> None:
+        """Onto the device; the tensors named are filled there."""
+        for name, tensor in self._tensors().items():
+            tensor.data = self._places.bring(tensor.detach(), device, copies=name not in without)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Each once, buffers that are not saved too."""
+        return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}

@@ -17,6 +17,7 @@ backend may run forward and backward of several micro-batches at once, or the la
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,6 +70,18 @@ class OptimizerSettings:
         return torch.optim.AdamW(
             parameters, self.learning_rate, betas=self.betas, eps=self.epsilon, weight_decay=self.weight_decay
         )
+
+    def begin_step(self, optimizer: torch.optim.Optimizer, step: int, grad_norm: float, worker: Worker) -> None:
+        """Sets the learning rate of optimizer step `step`.
+
+        Raises: FloatingPointError when the norm of its gradient is not finite.
+        """
+        if not math.isfinite(grad_norm):
+            raise FloatingPointError(
+                f"{worker.name}: optimizer step {step}: the gradient norm is {grad_norm}; nothing was changed"
+            )
+        for group in optimizer.param_groups:
+            group["lr"] = self.learning_rate_at(step)
 
 
 NOT_ASKED = torch.zeros(0)
@@ -163,7 +176,8 @@ class TrainingBackend(Protocol):
 
     Constructed as `cls(model, worker, optimizer=..., num_shards=..., **options)`: the worker it works for has its
     device and its collectives, the options are the recipe's; without an optimizer the model is frozen, and everything
-    between `begin` and `step` is forbidden.
+    between `begin` and `step` is forbidden. A GPU is first used after `onload`: others may have it while the backend is
+    made.
     """
 
     @property

@@ -82,9 +82,10 @@ def hint_of(fits: list[Fit]) -> str:
 def _axes(config: ReasoningConfig, num_ranks: int, most_ranks: int) -> Iterator[list[Change]]:
     """Values of a key to try, mild ones first; the keys in the order of what they cost."""
     actor, options = config.actor, ("actor", "backend_options")
-    size = actor.micro_batch_groups  # costs time alone
+    budget = actor.max_tokens_per_micro_batch  # costs time alone
+    key = ("actor", "micro_batch_groups" if budget is None else "max_tokens_per_micro_batch")
+    size = actor.micro_batch_groups if budget is None else budget
     if size > 1:
-        key = ("actor", "micro_batch_groups")
         yield [Change(key=key, value=size >> halvings) for halvings in range(1, size.bit_length())]
     if most_ranks > num_ranks:  # the last bits of the numbers
         yield [Change(key=("actor", "num_shards"), value=most_ranks)]

@@ -1,9 +1,10 @@
 """FSDP2Backend: the ranks of a group hold one model together and each works on its shards of a batch.
 
 Weights, gradients and the optimizer's moments are cut over the ranks; a layer is gathered when a pass comes to it and
-given up behind it. A gradient goes into the shards as soon as a layer's backward pass ends, so no rank ever has a
-gradient of the whole model. `backward` keeps the micro-batch, and `reduce` makes the passes: then every rank has read
-all of its items, and none waits in a collective for one that waits for a device.
+given up behind it. A layer's gradient goes into the shards when autograd has all of it; a padded micro-batch uses each
+layer twice, so it waits for the second use (rlinf_sched.derive.memory). `backward` keeps the micro-batch, and `reduce`
+makes the passes: then every rank has read all of its items, and none waits in a collective for one that waits for a
+device.
 """
 
 from __future__ import annotations
@@ -230,16 +231,12 @@ class FSDP2Backend:
             gradient *= 1.0 / divisor
             squares += gradient.double().square().sum().cpu()
         grad_norm = math.sqrt(self._worker.ranks.sum_(squares).item())
-        if not math.isfinite(grad_norm):
-            raise FloatingPointError(
-                f"{self._worker.name}: optimizer step {self.num_steps}: the gradient norm is {grad_norm}; "
-                "nothing was changed"
-            )
+        self._settings.begin_step(self._optimizer, self.num_steps, grad_norm, self._worker)
         for gradient in gradients:
             gradient *= min(1.0, self._settings.max_grad_norm / (grad_norm + 1e-6))  # as torch clips
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate_at(self.num_steps)
         self._optimizer.step()
+        for parameter in self._parameters.values():
+            parameter.grad = None  # nothing of it stays, or goes anywhere, before the next update
         self.num_steps += 1
         return grad_norm
 

@@ -9,7 +9,6 @@ two ranks make (s0 + s2) + (s1 + s3), which agrees with one rank's sum up to rou
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout, specs_of
-from rlinf_workers.models.placement import tensors_of
+from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, tensors_of
 from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, Trainable, trains_adapters
 from rlinf_workers.training.checkpoint import host_copy, load_optimizer, optimizer_tensors, writers
 from rlinf_workers.training.served import Served
@@ -39,13 +38,17 @@ class ReplicatedBackend:
         self, model: Trainable, worker: Worker, *, optimizer: OptimizerSettings | None, num_shards: int
     ) -> None:
         self._kind, self._worker = model, worker
-        self._model = model.build(worker.device)
+        self._model = model.build(HOST)
+        self._places = HostPlaces()
+        self._moved = MovedModel(self._model, self._places)
         self.shards: Sequence[int] = []
         """Empty where the model is frozen."""
         self._buffers: dict[int, Tensor] = {}
         self._statistics: dict[int, Tensor] = {}
         self._attached: int | None = None
         """The shard whose buffer the parameters' gradients are in."""
+        self._is_updating = False
+        """Between `begin` and `step`, when gradients count."""
         if optimizer is None:
             self._model.requires_grad_(False)
             return
@@ -57,8 +60,8 @@ class ReplicatedBackend:
             )
         self.shards = range(ranks.rank, num_shards, ranks.num_ranks)
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        size, first = sum(parameter.numel() for parameter in self._parameters), self._parameters[0]
-        self._buffers = {shard: torch.zeros(size, dtype=first.dtype, device=first.device) for shard in self.shards}
+        if worker.device == HOST:
+            self._make_buffers()
         self.restart(optimizer)
 
     @property
@@ -73,7 +76,14 @@ class ReplicatedBackend:
             return self._kind.base_answers(self._model, batch)
         return self._kind.answers(self._model, batch, entropies=entropies)
 
+    def _make_buffers(self) -> None:
+        size, first = sum(parameter.numel() for parameter in self._parameters), self._parameters[0]
+        self._buffers = {shard: torch.zeros(size, dtype=first.dtype, device=first.device) for shard in self.shards}
+
     def begin(self, num_statistics: int) -> None:
+        if not self._buffers:
+            self._make_buffers()
+        self._is_updating = True
         for shard in self.shards:
             self._buffers[shard].zero_()
             self._statistics[shard] = torch.zeros(num_statistics, dtype=torch.float64)
@@ -97,15 +107,10 @@ class ReplicatedBackend:
         return self._worker.replicas.sum_(self._statistics[first]).tolist()
 
     def step(self, divisor: float) -> float:
+        self._is_updating = False
         self._buffers[self.shards[0]] *= 1.0 / divisor
         grad_norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
-        if not math.isfinite(grad_norm):
-            raise FloatingPointError(
-                f"{self._worker.name}: optimizer step {self.num_steps}: the gradient norm is {grad_norm}; "
-                "nothing was changed"
-            )
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate_at(self.num_steps)
+        self._settings.begin_step(self._optimizer, self.num_steps, grad_norm, self._worker)
         self._take_step()
         self.num_steps += 1
         return grad_norm
@@ -155,21 +160,42 @@ class ReplicatedBackend:
         return do(self._model)
 
     def onload(self) -> None:
-        self._move(self._worker.device)
+        if not self._moved.is_on(self._worker.device):
+            self._return_to(self._worker.device)
 
     def offload(self) -> None:
-        self._move(torch.device("cpu"))
+        if not self._moved.is_on(HOST):
+            self._leave()
 
-    def _move(self, device: torch.device) -> None:
-        """The gradients are off the parameters meanwhile: moved by them, they would part from the buffers."""
-        if next(self._model.parameters()).device == device:  # `Module.to` walks over all modules, moved or not
+    def _leave(self) -> None:
+        """Into host memory. The gradients are off the parameters meanwhile; between two updates they are given up."""
+        self._detach()
+        self._moved.leave()
+        if self._is_updating:
+            self._buffers = {n: self._places.take(f"gradient {n}", buffer) for n, buffer in self._buffers.items()}
+        else:
+            self._buffers, self._attached = {}, None
+        self._move_moments(self._places.take)
+        self._reattach()
+
+    def _return_to(self, device: torch.device) -> None:
+        self._detach()
+        self._moved.return_to(device)
+        self._buffers = {n: self._places.bring(buffer, device) for n, buffer in self._buffers.items()}
+        self._move_moments(lambda _, moment: self._places.bring(moment, device))
+        self._reattach()
+
+    def _move_moments(self, moved: Callable[[str, Tensor], Tensor]) -> None:
+        if not self.shards:
             return
+        for number, state in enumerate(self._optimizer.state.values()):
+            state.update({k: moved(f"{k} {number}", moment) for k, moment in state.items() if k != "step"})
+
+    def _detach(self) -> None:
         for parameter in self._model.parameters():
             parameter.grad = None
-        self._model.to(device)
-        if self.shards:
-            self._buffers = {shard: buffer.to(device) for shard, buffer in self._buffers.items()}
-            self._optimizer.load_state_dict(self._optimizer.state_dict())  # follows the parameters
+
+    def _reattach(self) -> None:
         if self._attached is not None:
             self._attach(self._attached)
 

@@ -1,0 +1,47 @@
+"""What a host does with its worker's state: when it goes, what is told of it meanwhile, what is received anew."""
+
+from concurrent.futures import Future
+
+from rlinf_workers.execution.worker_host import WorkerHost
+from rlinf_workers.launcher.base import Identity
+from rlinf_workers.worker import Worker
+
+
+class Noting(Worker):
+    def __init__(self):
+        self.calls = []
+
+    def offload(self):
+        self.calls.append("offload")
+
+    def discard(self):
+        self.calls.append("discard")
+
+
+def host() -> tuple[WorkerHost, Noting]:
+    made = WorkerHost(Identity(role="noting", rank=0, num_ranks=1), lambda *_, **__: Future())
+    return made, made.make(Noting)
+
+
+def test_the_state_of_a_worker_that_is_away_is_what_it_was(monkeypatch):
+    held = {"bytes": 500}
+    tried, _ = host()
+    monkeypatch.setattr(tried, "_device_bytes", lambda: held["bytes"])
+    assert tried.memory_bytes()[0] == 500
+    tried.unload()
+    held["bytes"] = 3
+    assert tried.memory_bytes()[0] == 500
+    tried.unload()  # there is nothing left to measure
+    assert tried.memory_bytes()[0] == 500
+    tried.is_loaded = True
+    assert tried.memory_bytes()[0] == 3
+
+
+def test_discarded_weights_are_received_again_whatever_version_comes():
+    tried, worker = host()
+    tried.served_versions["actor -> noting"] = 7
+    tried.unload()
+    assert tried.served_versions == {"actor -> noting": 7}
+    tried.unload(discards=True)
+    assert tried.served_versions == {}
+    assert worker.calls == ["offload", "discard"]
