@@ -119,11 +119,6 @@ def message(recipe: str, line: str) -> str:
             "--plan.num_ranks_per_replica.actor=2, but actor.backend_options make replicas of 1; leave it out",
         ),
         (
-            "--actor.backend=megatron --actor.max_tokens_per_micro_batch=4096",
-            "--actor.max_tokens_per_micro_batch=4096 packs sequences, and actor.backend=megatron computes whole ones; "
-            "leave it out, actor.micro_batch_groups decides",
-        ),
-        (
             "--actor.backend=megatron --algorithm.name=ppo",
             "--actor.backend=megatron trains no critic, and algorithm.advantage=gae has one; use replicated or fsdp2",
         ),

@@ -254,12 +254,6 @@ class ReasoningConfig(JobConfig):
                 text=f"=megatron trains no critic, and algorithm.advantage={self.algorithm.advantage} has one; use "
                 "replicated or fsdp2",
             )
-        if self.actor.max_tokens_per_micro_batch is not None:
-            yield Conflict(
-                keys=("actor.max_tokens_per_micro_batch", "actor.backend"),
-                text=f"={self.actor.max_tokens_per_micro_batch} packs sequences, and actor.backend=megatron computes "
-                "whole ones; leave it out, actor.micro_batch_groups decides",
-            )
         if self.model.dtype == "bfloat16" and self.actor.backend_options.get("compute_dtype") != "bfloat16":
             yield Conflict(
                 keys=("actor.backend_options", "model.dtype"),
