@@ -275,6 +275,7 @@ def test_config_list_shows_each_recipe_with_its_first_line(rlinf):
     assert [line.split()[0] for line in lines] == [
         "add-grpo",
         "gsm8k-grpo",
+        "gsm8k-grpo-fsdp2",
         "gsm8k-grpo-lora",
         "gsm8k-grpo-megatron",
         "pushcube-ppo",
