@@ -32,7 +32,7 @@ def test_the_public_command_line_is_this():
         "rlinf": ["-h", "--help", "--version", "--traceback"],
         "rlinf train": ["-h", "--help", "recipe", "--output", "--resume"],
         "rlinf eval": ["-h", "--help", "benchmarks", "--output", "--resume"],
-        "rlinf export": ["-h", "--help", "path", "--output", "--checkpoint", "--dtype"],
+        "rlinf export": ["-h", "--help", "path", "--output", "--checkpoint", "--dtype", "--merged"],
         "rlinf profile": ["-h", "--help", "recipe", "--output"],
         "rlinf plan": [
             *("-h", "--help", "problem", "--gpu", "--mode", "--what-if", "--output", "--json", "--schema"),
