@@ -3,18 +3,14 @@ transformers' model has in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from rlinf_comm.weights import Block, Box, Layout
 from rlinf_workers.collectives import RankGroup
-
-
-def region(buffer: Tensor, block: Block) -> Tensor:
-    """The box of a block, in the buffer."""
-    return buffer.as_strided(block.box.shape, block.strides, buffer.storage_offset() + block.offset)
+from rlinf_workers.models.weight_files import region
 
 
 def inside(whole: Tensor, box: Box) -> Tensor:
@@ -67,14 +63,4 @@ def stacked(buffer: str, layout: Layout, gather: Callable[[str], Tensor]) -> Ten
     for block in rank.blocks:
         if block.buffer == buffer:
             region(found, block).copy_(gather(block.name))
-    return found
-
-
-def writers(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
-    """Name -> the rank that writes it; the bytes are shared out evenly, the largest first."""
-    loads, found = [0] * num_ranks, dict[str, int]()
-    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
-        rank = loads.index(min(loads))
-        loads[rank] += size
-        found[name] = rank
     return found
