@@ -8,7 +8,7 @@ from rlinf_sched.derive.datasheets import Gpu
 from rlinf_sched.derive.generation import BANDWIDTH_UTILISATION, EAGER_LAYER_S
 from rlinf_sched.derive.memory import ReplicatedJob, forward_memory, generator_memory, trainer_memory, trainer_of
 from rlinf_sched.derive.memory.activations import kv_bytes
-from rlinf_sched.derive.memory.trainers import NUM_MOMENTS
+from rlinf_sched.derive.memory.rank import NUM_MOMENTS
 from rlinf_sched.derive.profiles import RULE_REWARD_S, host_profile
 from rlinf_sched.derive.shapes import BYTES_PER_PARAMETER, ModelShape
 from rlinf_sched.derive.training import powers_up_to, utilisation

@@ -5,10 +5,9 @@ from dataclasses import replace
 from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_sched.derive.memory.activations import MAX_LOGITS_BYTES, Pass, layers_bytes
 from rlinf_sched.derive.memory.job import FLOAT_BYTES, ReplicatedJob
-from rlinf_sched.derive.memory.rank import RankMemory
+from rlinf_sched.derive.memory.rank import NUM_MOMENTS, RankMemory
 from rlinf_sched.derive.shapes import ModelShape
 
-NUM_MOMENTS = 2
 OF_LOGIT = 4
 """Float32 numbers for each logit of a chunk at the head's peak: the logits, what is kept, its exponential, the
 gradient."""

@@ -8,11 +8,8 @@ from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_sched.derive.memory.activations import update_bytes, warm_start_bytes
 from rlinf_sched.derive.memory.job import ReplicatedJob
 from rlinf_sched.derive.memory.megatron import compute_bytes, megatron_memory
-from rlinf_sched.derive.memory.rank import RankMemory
+from rlinf_sched.derive.memory.rank import NUM_MOMENTS, RankMemory
 from rlinf_sched.derive.shapes import ModelShape
-
-NUM_MOMENTS = 2
-"""Running averages that AdamW keeps for each weight, in the type of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
