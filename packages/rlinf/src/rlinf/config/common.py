@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlinf.config.base import Conflict, InputPath, Section, Seed
-from rlinf_sched.derive.megatron import MegatronOptions
 
 ENGINE = "What samples completions: huggingface, or package.module:Class of one's own (docs/doors/engine.md)."
 ENGINE_OPTIONS = "Further arguments of an engine of one's own."
@@ -51,7 +50,11 @@ class TrainerConfig(OptimizerConfig):
     @property
     def ranks_per_replica(self) -> int | None:
         """What the options of the backend say of `plan.num_ranks_per_replica.actor`; None: nothing."""
-        return MegatronOptions.of(self.backend_options).ranks_per_replica if self.backend == "megatron" else None
+        if self.backend != "megatron":
+            return None
+        from rlinf_sched.derive.megatron import MegatronOptions  # imports numpy, which looking at recipes does without
+
+        return MegatronOptions.of(self.backend_options).ranks_per_replica
 
     def conflicts(self) -> Iterator[Conflict]:
         try:
