@@ -7,7 +7,7 @@ the small files. So no rank ever has the whole model, and training goes on while
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -104,12 +104,17 @@ def writers(kind: Trainable, model: nn.Module, num_ranks: int) -> dict[str, int]
     """Tensor that is saved -> the rank that writes it. Bytes are shared out evenly, the largest first, and what is one
     tensor in a file is written by one rank. Ranks that have the same model have the same answer."""
     sizes = {name: tensor.nbytes for name, tensor in kind.saved(tensors_of(model)).items()}
-    units = [(sum(sizes[name] for name in unit), unit) for unit in kind.written_together(model, sizes)]
-    loads, found = [0] * num_ranks, dict[str, int]()
-    for size, unit in sorted(units, key=lambda item: (-item[0], item[1][0])):
-        rank = loads.index(min(loads))
-        loads[rank] += size
-        found.update(dict.fromkeys(unit, rank))
+    units = sorted(kind.written_together(model, sizes), key=lambda unit: unit[0])
+    ranks = shared_out([sum(sizes[name] for name in unit) for unit in units], num_ranks)
+    return {name: rank for unit, rank in zip(units, ranks, strict=True) for name in unit}
+
+
+def shared_out(sizes: Sequence[int], num_ranks: int) -> list[int]:
+    """The rank of each item: the largest first, each to a rank that has the fewest bytes so far."""
+    loads, found = [0] * num_ranks, [0] * len(sizes)
+    for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
+        found[item] = rank = loads.index(min(loads))
+        loads[rank] += sizes[item]
     return found
 
 

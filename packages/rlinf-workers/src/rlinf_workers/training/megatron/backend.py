@@ -26,9 +26,9 @@ from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings
-from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, parameter_of
+from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
 from rlinf_workers.training.megatron.answers import Asked, rows_of
-from rlinf_workers.training.megatron.files import box_in, gathered, owned, region, stacked, writers
+from rlinf_workers.training.megatron.files import box_in, gathered, owned, region, renamed, stacked
 from rlinf_workers.training.megatron.storages import Storages
 from rlinf_workers.worker import Worker
 
@@ -250,7 +250,8 @@ class MegatronBackend:
         return {name: self._storages.readable(parameter.detach()) for name, parameter in self._parameters.items()}
 
     def layout(self) -> Layout:
-        return self._layout
+        """By the names in transformers' model, as engines and other backends say them."""
+        return self._served
 
     @torch.no_grad()
     def start_from(self, other: MegatronBackend) -> None:
@@ -317,6 +318,10 @@ class MegatronBackend:
         return {name: torch.zeros(parameter.shape) for name, parameter in self._parameters.items()}
 
     @cached_property
+    def _served(self) -> Layout:
+        return renamed(self._layout, self._in_memory)
+
+    @cached_property
     def _in_memory(self) -> Layout:
         """Of transformers' model, in float32."""
         import transformers
@@ -370,9 +375,9 @@ class MegatronBackend:
 
     def _shared_out(self, sizes: Mapping[str, int], gather: Callable[[str], Tensor]) -> dict[str, Tensor]:
         """What this rank writes of tensors with these sizes; every rank makes each of them."""
-        of = writers(sizes, self._worker.num_ranks)
-        found = ((name, gather(name)) for name in sizes)
-        return {name: whole for name, whole in found if of[name] == self._worker.rank}
+        ranks = shared_out(list(sizes.values()), self._worker.num_ranks)
+        found = ((name, gather(name), rank) for name, rank in zip(sizes, ranks, strict=True))
+        return {name: whole for name, whole, rank in found if rank == self._worker.rank}
 
     def _gathered(self, local: Mapping[str, Tensor], name: str) -> Tensor:
         """A canonical tensor, whole, of which each rank of a replica has parts; every rank calls."""

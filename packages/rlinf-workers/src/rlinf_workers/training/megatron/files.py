@@ -3,12 +3,13 @@ transformers' model has in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from rlinf_comm.weights import Block, Box, Layout
+from rlinf_comm.weights import Block, Box, Layout, RankLayout, TensorSpec
 from rlinf_workers.collectives import RankGroup
 
 
@@ -60,6 +61,23 @@ def box_in(block: Block, box: Box, shape: tuple[int, ...]) -> Box:
     return Box(tuple(reversed(start)), (1,) * (len(shape) - len(box.shape)) + box.shape)
 
 
+def renamed(layout: Layout, whole: Layout) -> Layout:
+    """A layout of canonical tensors as one of the buffers that a rank has them whole in: of a stack of experts, say."""
+    (rank,) = whole.ranks
+    places = {block.name: block for block in rank.blocks}
+    dtypes = {places[name].buffer: spec.dtype for name, spec in layout.specs.items()}
+    specs = {name: TensorSpec(buffer.shape, dtypes[name]) for name, buffer in rank.buffers.items()}
+
+    def moved(block: Block) -> Block:
+        place = places[block.name]
+        box = box_in(place, block.box, specs[place.buffer].shape)
+        strides = (1,) * (len(box.shape) - len(block.strides)) + block.strides
+        return replace(block, name=place.buffer, box=box, strides=strides)
+
+    ranks = (RankLayout(one.buffers, tuple(moved(block) for block in one.blocks)) for one in layout.ranks)
+    return Layout(specs, tuple(ranks))
+
+
 def stacked(buffer: str, layout: Layout, gather: Callable[[str], Tensor]) -> Tensor:
     """A buffer of a model that one rank has whole, put together from the canonical tensors in it."""
     (rank,) = layout.ranks
@@ -67,14 +85,4 @@ def stacked(buffer: str, layout: Layout, gather: Callable[[str], Tensor]) -> Ten
     for block in rank.blocks:
         if block.buffer == buffer:
             region(found, block).copy_(gather(block.name))
-    return found
-
-
-def writers(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
-    """Name -> the rank that writes it; the bytes are shared out evenly, the largest first."""
-    loads, found = [0] * num_ranks, dict[str, int]()
-    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
-        rank = loads.index(min(loads))
-        loads[rank] += size
-        found[name] = rank
     return found
