@@ -16,7 +16,8 @@ TWO = {"mode": "collocated", "cluster.num_devices": 2}
 def test_two_ranks_of_a_replica_learn_to_sort(tmp_path):
     enough = {"run.stop_at_score": 0.75, "run.num_steps": 100, "run.max_minutes": 8}
     run = train("sort-grpo", tmp_path / "run", TWO | ACROSS | enough)
-    assert max(row.get("evaluation/accuracy", 0.0) for row in rows(run)) >= 0.75
+    result = json.loads((run / "result.json").read_text())
+    assert result["after"] >= max(0.75, result["before"] + 0.15)
     notes = json.loads((run / "manifest.json").read_text())["notes"]
     assert any("megatron-core runs on CPUs" in note for note in notes)
 

@@ -24,7 +24,7 @@ from rlinf_algos import head_logprobs, head_logprobs_and_entropy
 
 HIDDEN, VOCAB = 1536, 151_936
 KEPT_SHARE = 1 / 20
-"""Of the plain formula's memory at its least, three float32 tensors of the size of the logits."""
+"""Share of the plain formula's memory at its least, three float32 tensors of the size of the logits."""
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 

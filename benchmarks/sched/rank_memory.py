@@ -30,8 +30,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlinf_sched.derive import Lengths, ModelShape
 from rlinf_sched.derive.memory import (
+    JobShape,
     RankMemory,
-    ReplicatedJob,
     forward_memory,
     generator_memory,
     trainer_memory,
@@ -249,7 +249,7 @@ def count(case: Case, folder: str) -> RankMemory:
     """What a rank of the case is said to hold."""
     groups, size, prompt_tokens, limit = SIZES[case.size]
     shape = ModelShape.from_folder(folder)
-    job = ReplicatedJob(
+    job = JobShape(
         lengths=Lengths(mean_tokens=limit, limit_tokens=limit, prompt_tokens=prompt_tokens, group_size=size),
         num_groups=groups * case.num_shards,
         dtype_bytes=DTYPES[case.dtype],

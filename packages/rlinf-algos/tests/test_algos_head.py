@@ -42,7 +42,7 @@ def plain(hidden, weight, bias, ids, temperature, softcap):
 
 
 def gradients(logprobs, entropies, leaves):
-    """Of a loss that weighs each token otherwise, some of them with 0."""
+    """The gradient of a loss that weighs each token otherwise, some of them with 0."""
     weights = torch.linspace(-1.0, 2.0, NUM_TOKENS).to(logprobs.dtype)
     weights[::4] = 0.0
     loss = (weights * logprobs).sum()

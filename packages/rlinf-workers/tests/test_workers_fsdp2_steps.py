@@ -24,7 +24,7 @@ from rlinf_workers.worker import Worker
 SETTINGS = OptimizerSettings(learning_rate=1e-3, epsilon=1e-4, weight_decay=0.1, max_grad_norm=1.0)
 NUM_STEPS, NUM_BATCHES = 20, 8
 BOUNDS = {"float32": (1e-5, 1e-5), "float64": (1e-13, 1e-13)}
-"""Of losses and norms, and of weights, relative to the largest."""
+"""Largest differences of losses and norms, and of weights, relative to the largest."""
 
 
 def batch_of(step: int, number: int) -> SequenceBatch:

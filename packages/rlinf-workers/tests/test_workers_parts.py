@@ -111,8 +111,8 @@ for has_weights in (True, False):
 
 
 def test_a_rank_never_has_the_memory_of_the_whole_model(tmp_path):
-    """Of 4 ranks, from a folder and from a seed, and while a checkpoint is read: its quarter, the largest tensor, what
-    is mapped of the files, and little more."""
+    """From a folder and from a seed, and while a checkpoint is read: one of 4 ranks has its quarter, the largest
+    tensor, what is mapped of the files, and little more."""
     tiny_architecture("qwen3", tmp_path / "small")
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "head_dim": 128}
     tiny_architecture("qwen3", tmp_path / "large", **sizes)

@@ -32,7 +32,7 @@ def test_the_public_command_line_is_this():
         "rlinf": ["-h", "--help", "--version", "--traceback"],
         "rlinf train": ["-h", "--help", "recipe", "--output", "--resume"],
         "rlinf eval": ["-h", "--help", "benchmarks", "--output", "--resume"],
-        "rlinf export": ["-h", "--help", "path", "--output", "--checkpoint", "--dtype"],
+        "rlinf export": ["-h", "--help", "path", "--output", "--checkpoint", "--dtype", "--merged"],
         "rlinf profile": ["-h", "--help", "recipe", "--output"],
         "rlinf plan": [
             *("-h", "--help", "problem", "--gpu", "--mode", "--what-if", "--output", "--json", "--schema"),
@@ -275,6 +275,7 @@ def test_config_list_shows_each_recipe_with_its_first_line(rlinf):
     assert [line.split()[0] for line in lines] == [
         "add-grpo",
         "gsm8k-grpo",
+        "gsm8k-grpo-fsdp2",
         "gsm8k-grpo-lora",
         "gsm8k-grpo-megatron",
         "pushcube-ppo",

@@ -122,7 +122,7 @@ def test_an_unknown_recipe_is_answered_with_a_close_one(recipe):
     text = message("sort-grop")
     assert text.startswith("'sort-grop' is neither a shipped recipe nor a YAML file; did you mean sort-grpo?")
     assert (
-        "shipped recipes: add-grpo, gsm8k-grpo, gsm8k-grpo-lora, gsm8k-grpo-megatron, pushcube-ppo, "
+        "shipped recipes: add-grpo, gsm8k-grpo, gsm8k-grpo-fsdp2, gsm8k-grpo-lora, gsm8k-grpo-megatron, pushcube-ppo, "
         "qwen3-moe-grpo-megatron, sort-grpo" in text
     )
 

@@ -245,7 +245,7 @@ def run_of(inputs: Path):
             (model / "chat_template.jinja").write_text(chat_template)
         (run / "config.yaml").write_text(to_yaml(load_config(recipe, parse_overrides(overrides))))
         (model.parent / "state.json").write_text(json.dumps({"step": 2}))
-        write_seal(model.parent)
+        write_seal(model.parent, {})
         return run
 
     return make

@@ -85,7 +85,7 @@ def test_the_checkpoint_that_is_meant_loads_bit_equal(run: Path, capsys: pytest.
 
 
 def test_a_checkpoint_by_its_path_and_in_another_dtype(run: Path):
-    """Of several files, as more ranks write them; the index and the config go with the dtype."""
+    """A model of several files, as more ranks write them; the index and the config go with the dtype."""
     checkpoint = run / "checkpoints" / "step-000010"
     files = WeightFiles(checkpoint / "model")
     tensors = {name: files.read(name).clone() for name in files.specs}

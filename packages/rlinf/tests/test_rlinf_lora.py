@@ -17,7 +17,7 @@ from rlinf.run_folder.adapters import base_digest
 from rlinf.run_folder.export import export
 from rlinf.run_folder.seal import write_seal
 from rlinf_sched.derive import Lengths
-from rlinf_sched.derive.memory import Adapter, ReplicatedJob, trainer_memory
+from rlinf_sched.derive.memory import Adapter, JobShape, trainer_memory
 from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
 from rlinf_workers.models.trainable import TokenModel
@@ -69,7 +69,7 @@ def test_gradients_and_moments_are_counted_for_what_is_trained(tmp_path, backend
     """In bfloat16, where the adapter is float32 all the same; a critic is trained whole."""
     tiny_architecture("qwen2", tmp_path)
     shape, adapter = named_shape(tmp_path), Adapter(rank=3)
-    job = ReplicatedJob(
+    job = JobShape(
         lengths=LENGTHS,
         num_groups=4,
         num_shards=4,

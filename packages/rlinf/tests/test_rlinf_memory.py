@@ -14,11 +14,11 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf.machine import Machine
-from rlinf.planning.memory import check_memory, loads_of, rank_memory, reference_shape, replicated_job, shape_of
+from rlinf.planning.memory import check_memory, job_shape, loads_of, rank_memory, reference_shape, shape_of
 from rlinf_algos.logprobs import token_logprobs
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Lengths
-from rlinf_sched.derive.memory import ReplicatedJob, forward_memory, trainer_memory
+from rlinf_sched.derive.memory import JobShape, forward_memory, trainer_memory
 from rlinf_sched.derive.memory.activations import layers_bytes, packed_pass, passes_of_micro_batch
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.plan import Plan, StagePlan
@@ -97,7 +97,7 @@ def test_what_a_backward_pass_keeps_is_what_autograd_records(
     shape = ModelShape.from_config({"model_type": kind, **values})
     assert shape.num_parameters == sum(parameter.numel() for parameter in model.parameters())
     lengths = Lengths(mean_tokens=limit, limit_tokens=limit, prompt_tokens=prompt, group_size=group_size)
-    job = ReplicatedJob(lengths=lengths, num_groups=2, micro_batch_groups=2, dtype_bytes={"float32": 4}.get(dtype, 2))
+    job = JobShape(lengths=lengths, num_groups=2, micro_batch_groups=2, dtype_bytes={"float32": 4}.get(dtype, 2))
     row = packed_pass(replace(job, max_tokens_per_micro_batch=10_000))
     assert row is not None
     counted = sum(layers_bytes(shape, job, call) for call in ((row,) if is_packed else passes_of_micro_batch(job)))
@@ -109,7 +109,7 @@ def test_what_a_backward_pass_keeps_is_what_autograd_records(
 def test_a_packed_micro_batch_is_counted_by_its_budget() -> None:
     shape = ModelShape(name="small", num_layers=6, head_dim=16, qkv_bias=True, **SMALL)
     lengths = Lengths(mean_tokens=40, limit_tokens=48, prompt_tokens=16, group_size=8)
-    job = ReplicatedJob(lengths=lengths, num_groups=8, micro_batch_groups=8)
+    job = JobShape(lengths=lengths, num_groups=8, micro_batch_groups=8)
     work = [trainer_memory(shape, replace(job, max_tokens_per_micro_batch=n), 1).activations for n in (800, 1600)]
     assert 1.7 < work[1] / work[0] < 2.1
     asked = [forward_memory(shape, replace(job, max_tokens_per_micro_batch=n)).activations for n in (200, 400, 800)]
@@ -138,7 +138,7 @@ def test_a_backward_pass_holds_back_a_gradient_of_every_layer() -> None:
     assert events[0] == "through"
     shape = ModelShape(name="small", num_layers=3, head_dim=16, qkv_bias=True, **SMALL)
     lengths = Lengths(mean_tokens=2, limit_tokens=2, prompt_tokens=2, group_size=2)
-    work = trainer_memory(shape, ReplicatedJob(lengths=lengths, num_groups=1), 1).work()
+    work = trainer_memory(shape, JobShape(lengths=lengths, num_groups=1), 1).work()
     heads = 2 * 4 * shape.vocab_size * shape.hidden_size
     assert 4 * shape.num_parameters + heads < work < 4.3 * shape.num_parameters + heads
 
@@ -147,7 +147,7 @@ def test_a_warm_start_keeps_more_than_a_small_micro_batch() -> None:
     shape = shape_of(config_of(), 13)
     assert shape is not None
     flags = ("--actor.micro_batch_groups=1", "--algorithm.group_size=2")
-    job, without = replicated_job(config_of(*flags)), replicated_job(config_of(*flags, "--warm_start=null"))
+    job, without = job_shape(config_of(*flags)), job_shape(config_of(*flags, "--warm_start=null"))
     assert job.warm_start_sequences == 128
     sizes = [trainer_memory(shape, one, 1).work() for one in (job, without)]
     assert sizes[0] > 10 * sizes[1]
@@ -176,7 +176,7 @@ def test_a_teacher_is_counted_with_its_own_shape(tmp_path) -> None:
     teacher = reference_shape(config, small)
     assert teacher is not None
     assert (teacher.num_layers, teacher.hidden_size) == (9, 4096)
-    memory = rank_memory(small, replicated_job(config), {}, teacher)
+    memory = rank_memory(small, job_shape(config), {}, teacher)
     assert memory["reference"].weights == 4 * teacher.num_parameters > 100 * memory["actor"].weights
     assert reference_shape(config_of("--algorithm.kl_coef=0.1"), small) is small
     assert reference_shape(config_of(), small) is None
@@ -207,11 +207,11 @@ def test_a_rank_has_weights_its_shards_gradients_and_two_moments() -> None:
     assert shape is not None
     copy = 4 * shape.num_parameters
     for num_ranks, num_buffers in ((1, 8), (4, 2), (8, 1)):
-        memory = rank_memory(shape, replicated_job(config), {"actor": num_ranks}, None)
+        memory = rank_memory(shape, job_shape(config), {"actor": num_ranks}, None)
         assert memory["actor"].state == (1 + num_buffers + 2) * copy
         assert memory["rollout"].state == copy
     warm = config_of("--actor.num_shards=8")
-    assert trainer_memory(shape, replicated_job(warm), 8).state == (1 + 1 + 2) * copy  # one optimizer after the other
+    assert trainer_memory(shape, job_shape(warm), 8).state == (1 + 1 + 2) * copy  # one optimizer after the other
 
 
 def test_ranks_that_share_a_model_out_have_parts_of_all_but_the_work() -> None:
@@ -221,7 +221,7 @@ def test_ranks_that_share_a_model_out_have_parts_of_all_but_the_work() -> None:
     assert shape is not None
     copy = 4 * shape.num_parameters
     for num_ranks in (1, 2, 8):
-        memory = rank_memory(shape, replicated_job(config), {"actor": num_ranks}, shape)
+        memory = rank_memory(shape, job_shape(config), {"actor": num_ranks}, shape)
         part = -(-copy // num_ranks)
         assert (memory["actor"].weights, memory["actor"].gradients, memory["actor"].optimizer) == (part, part, 2 * part)
         assert memory["rollout"].state == memory["reference"].state == copy
@@ -230,8 +230,8 @@ def test_ranks_that_share_a_model_out_have_parts_of_all_but_the_work() -> None:
             config_of(*flags, "--actor.backend_options={dtype: float32}"), Machine(num_cpus=2, memory_bytes=16 << 30)
         )
     for options in ("{compute_dtype: bfloat16}", "{recompute: true}"):
-        cheaper = rank_memory(shape, replicated_job(config_of(*flags, f"--actor.backend_options={options}")), {}, None)
-        dearer = rank_memory(shape, replicated_job(config), {}, None)
+        cheaper = rank_memory(shape, job_shape(config_of(*flags, f"--actor.backend_options={options}")), {}, None)
+        dearer = rank_memory(shape, job_shape(config), {}, None)
         assert cheaper["actor"].work() < dearer["actor"].work()
 
 
@@ -284,7 +284,7 @@ def test_settings_that_a_refusal_names_fit() -> None:
 def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
     config = config_of("--warm_start=null")
     shape = ModelShape(name="wide", num_layers=2, head_dim=64, **WIDE)
-    job = replicated_job(config)
+    job = job_shape(config)
     memory = rank_memory(shape, job, {"actor": 1}, None)
     rollout, actor = memory["rollout"].peak(64), memory["actor"].peak(64)
 
@@ -310,7 +310,7 @@ def test_beyond_a_size_more_tokens_need_no_more_logits() -> None:
 
     def work(group_size: int) -> tuple[int, int]:
         lengths = Lengths(mean_tokens=256, limit_tokens=256, prompt_tokens=16, group_size=group_size)
-        job = ReplicatedJob(lengths=lengths, num_groups=1)
+        job = JobShape(lengths=lengths, num_groups=1)
         return trainer_memory(shape, job, 1).work(), forward_memory(shape, job).work()
 
     logits = 4 * 256 << 17  # of a sequence, in float32

@@ -611,6 +611,10 @@ MISTAKES = [
     ),
     Mistake(line="train sort-grpo --seed -1", says="--seed=-1; allowed: 0 or more"),
     Mistake(
+        line="train sort-grpo --actor.lr 1e-6",
+        says="--actor.lr is not a key; did you mean --actor.learning_rate?",
+    ),
+    Mistake(
         line="train sort-grpo --actor.rate 1e-6",
         says="--actor.rate is not a key; keys of actor: learning_rate, betas, weight_decay, max_grad_nor",
     ),

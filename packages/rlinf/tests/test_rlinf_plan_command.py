@@ -159,6 +159,11 @@ def test_a_plan_promises_no_cut_that_cannot_be(plan, arguments, says):
     assert outcome.code != 0 and says in " ".join(outcome.err.split())
 
 
+def test_a_refusal_of_megatron_tries_its_own_options(plan):
+    outcome = plan(*MEGATRON, "--actor.backend_options.recompute", "false", "--gpu", "H200")
+    assert "--actor.backend_options.recompute true: " in outcome.err
+
+
 @pytest.mark.parametrize("kl_coef", ["0", "0.1"])
 def test_the_flow_of_a_recipe_is_that_of_the_job(kl_coef: str):
     from rlinf.jobs.reasoning import ReasoningJob

@@ -15,7 +15,7 @@ from rlinf.errors import UserError
 
 GSM8K = ["--model.path=some/model", "--task.train_files=[train.jsonl]", "--task.eval_files=[test.jsonl]"]
 NEEDED: dict[str, list[str]] = dict.fromkeys(
-    ("gsm8k-grpo", "gsm8k-grpo-lora", "gsm8k-grpo-megatron", "qwen3-moe-grpo-megatron"), GSM8K
+    ("gsm8k-grpo", "gsm8k-grpo-fsdp2", "gsm8k-grpo-lora", "gsm8k-grpo-megatron", "qwen3-moe-grpo-megatron"), GSM8K
 )
 """Recipe -> what a user has to bring."""
 RECIPES = sorted(shipped_recipes())
@@ -33,6 +33,7 @@ def test_these_recipes_are_shipped():
     assert RECIPES == [
         "add-grpo",
         "gsm8k-grpo",
+        "gsm8k-grpo-fsdp2",
         "gsm8k-grpo-lora",
         "gsm8k-grpo-megatron",
         "pushcube-ppo",

@@ -59,7 +59,7 @@ class MegatronOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> MegatronOptions:
-        """Of what a recipe says. Raises: ValueError, also for a key that is not there."""
+        """What a recipe says, as options. Raises: ValueError, also for a key that is not there."""
         known = [field.name for field in fields(cls)]
         for key in options:
             if key not in known:

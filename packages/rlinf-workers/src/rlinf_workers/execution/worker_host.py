@@ -134,7 +134,7 @@ class WorkerHost:
 
     @property
     def has_unconfirmed_weights(self) -> bool:
-        return not all(check.done() for check in self._checks.values())
+        return not all(check.done() for check in list(self._checks.values()))
 
     def confirm_weights(self) -> None:
         """Returns when the weights are known to be what was published; from any thread.

@@ -154,7 +154,7 @@ def _join(port: WeightPort) -> Peer:
 
 
 def _name(edge: str, side: str, rank: int) -> str:
-    """Of a rank's peer."""
+    """The name of a rank's peer."""
     return f"{edge}, {side} {rank}"
 
 

@@ -49,7 +49,7 @@ class LoraSettings:
     targets: tuple[str, ...]
     """Names of linear layers, or how they end; see `find_targets`."""
     base_digest: str
-    """Of the base's files. An adapter is loaded onto the base that it was trained on, and no other."""
+    """Digest of the base's files. An adapter is loaded onto the base that it was trained on, and no other."""
 
 
 def find_targets(folder: str, targets: Sequence[str]) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
@@ -162,8 +162,9 @@ class LoraModel(Trainable):
             raise ValueError(f"{folder}: holds a whole model, and actor.lora trains an adapter; leave actor.lora out")
         check_base(folder, self._lora.base_digest, self._settings.folder)
         found, own = load_file(f"{folder}/{ADAPTER_WEIGHTS}"), self.saved(tensors_of(model))
-        said, wanted = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (found, own))
-        if said != (wanted := {peft_name(name): shape for name, shape in wanted.items()}):
+        said = {name: tuple(tensor.shape) for name, tensor in found.items()}
+        wanted = {peft_name(name): tuple(tensor.shape) for name, tensor in own.items()}
+        if said != wanted:
             name = sorted(said.items() ^ wanted.items())[0][0]
             raise ValueError(
                 f"{folder}: {name} is {said.get(name, 'absent')} there and {wanted.get(name, 'absent')} by actor.lora; "

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_algos.logprobs import logprobs_and_entropy, token_logprobs
-from rlinf_workers.models.file_names import converted_together, under_file_names
 from rlinf_workers.models.head import answers_of_states, has_large_logits
 from rlinf_workers.models.language_model import (
     ModelSettings,
@@ -22,7 +21,12 @@ from rlinf_workers.models.language_model import (
 )
 from rlinf_workers.models.packed import PackedBatch, packed_logits, packed_states
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_states, num_calls
-from rlinf_workers.models.weight_names import StoredWeights, pretrained_weights
+from rlinf_workers.models.weight_names import (
+    StoredWeights,
+    converted_together,
+    pretrained_weights,
+    under_file_names,
+)
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import Evaluation, Trainable
 

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rlinf_comm.weights import Box, Layout, TensorSpec
+from rlinf_comm.weights import Block, Box, Layout, TensorSpec
 from rlinf_workers.errors import WeightFilesError
 
 DTYPES = {
@@ -95,8 +95,7 @@ class WeightFiles:
         self.check({name: spec.shape for name, spec in layout.specs.items()})
         for block in sorted(layout.ranks[rank].blocks, key=lambda block: self._file_of[block.name]):
             if (buffer := buffers.get(block.buffer)) is not None:
-                offset = buffer.storage_offset() + block.offset
-                buffer.as_strided(block.box.shape, block.strides, offset).copy_(self.read(block.name, block.box))
+                region(buffer, block).copy_(self.read(block.name, block.box))
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Whether the files have these tensors. Raises: WeightFilesError naming those that are missing or of another
@@ -134,6 +133,11 @@ class WeightFiles:
             self._mapped = None  # unmapped before the next is mapped
             self._mapped, self._mapped_bytes = (path, _opened(path)), 0
         return self._mapped[1]
+
+
+def region(buffer: Tensor, block: Block) -> Tensor:
+    """The box of a block, in the buffer; no copy."""
+    return buffer.as_strided(block.box.shape, block.strides, buffer.storage_offset() + block.offset)
 
 
 def file_names(stem: str, num_files: int = 1) -> list[str]:

@@ -1,14 +1,18 @@
-"""Where the tensors of a folder lie in a model in memory, as a layout of one rank that has the model whole.
+"""Names of a transformers model's tensors on disk and in memory, both ways.
 
-Most have one name on disk and in memory. transformers 5 holds the experts of a layer in one tensor, and writes each by
-itself; what it makes of which names are its own tables (`transformers.conversion_mapping`), read here as data: tensors
-that are stacked, and stacks that are joined, are boxes. Earlier versions hold in memory what is on disk.
+Most have one name. transformers 5 holds the experts of a layer in one tensor, and writes each by itself; what it makes
+of which names are its own tables (`transformers.conversion_mapping`). To read, they are taken as data: a layout of one
+rank that has the model whole says where the tensors of a folder lie in it; those that are stacked, and stacks that are
+joined, are boxes. To write, transformers' own functions convert the tensors that one rank writes. Earlier versions hold
+in memory what is on disk.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,6 +23,9 @@ from torch import Tensor
 from rlinf_comm.weights import Block, BufferSpec, Layout, RankLayout, specs_of
 from rlinf_workers.errors import WeightFilesError
 from rlinf_workers.models.weight_files import WeightFiles
+
+CONVERTS = importlib.util.find_spec("transformers.core_model_loading") is not None
+"""Whether this release of transformers has other names in memory than on disk; those before 5 do not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,11 +128,11 @@ def _conversions(model: Any, files: WeightFiles) -> dict[str, _Conversion]:
 
     Raises: WeightFilesError for a tensor that is made in another way than by stacking and joining.
     """
-    try:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-    except ImportError:
+    if not CONVERTS:
         return {}
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
     table = get_model_conversion_mapping(model)
     renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in table if isinstance(entry, WeightConverter)]
@@ -160,3 +167,31 @@ _BOXES = ("MergeModulelist", "Concatenate")
 def _natural(name: str) -> list[tuple[int, str]]:
     """Numbers in names count: experts.2 before experts.10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def converted_together(model: Any, names: Iterable[str]) -> list[Sequence[str]]:
+    """Names of tensors in memory, those together that become one tensor in a file."""
+    if not CONVERTS:
+        return [[name] for name in names]
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, apply_converters
+
+    loaded_with = getattr(model, "_weight_conversions", None)
+    found = get_model_conversion_mapping(model, add_legacy=False) if loaded_with is None else loaded_with
+    reverts = [one.reverse_transform() for one in reversed(found)]
+    converters = [one for one in reverts if isinstance(one, WeightConverter)]
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        groups[apply_converters(name, converters)[0]].append(name)
+    return list(groups.values())
+
+
+def under_file_names(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by their names in memory -> as they are in files."""
+    ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    kept = {name: tensor for name, tensor in tensors.items() if name not in ignored}
+    if not CONVERTS:
+        return kept
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return revert_weight_conversion(model, kept)

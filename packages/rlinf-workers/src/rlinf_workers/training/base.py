@@ -146,7 +146,7 @@ class Trainable(ABC):
         return Served(weights=tensors)
 
     def saved(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Of all tensors of the model, those that its files hold; among them is every one that is trained."""
+        """Those of the model's tensors that its files hold; among them is every one that is trained."""
         return tensors
 
     def written_together(self, model: Any, names: Iterable[str]) -> Iterable[Sequence[str]]:

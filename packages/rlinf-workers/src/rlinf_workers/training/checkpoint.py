@@ -7,7 +7,7 @@ the small files. So no rank ever has the whole model, and training goes on while
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -101,20 +101,24 @@ class CheckpointFiles:
 
 
 def writers(kind: Trainable, model: nn.Module, num_ranks: int) -> dict[str, int]:
-    """Tensor that is saved -> the rank that writes it. Bytes are shared out evenly, the largest first, and what is one
-    tensor in a file is written by one rank. Ranks that have the same model have the same answer."""
+    """Tensor that is saved -> the rank that writes it. What is one tensor in a file is written by one rank. Ranks that
+    have the same model have the same answer."""
     sizes = {name: tensor.nbytes for name, tensor in kind.saved(tensors_of(model)).items()}
-    units = sorted(kind.written_together(model, sizes), key=lambda unit: unit[0])
-    ranks = shared_out([sum(sizes[name] for name in unit) for unit in units], num_ranks)
-    return {name: rank for unit, rank in zip(units, ranks, strict=True) for name in unit}
+    units = ((sum(sizes[name] for name in unit), unit) for unit in kind.written_together(model, sizes))
+    return shared_out(units, num_ranks)
 
 
-def shared_out(sizes: Sequence[int], num_ranks: int) -> list[int]:
-    """The rank of each item: the largest first, each to a rank that has the fewest bytes so far."""
-    loads, found = [0] * num_ranks, [0] * len(sizes)
-    for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
-        found[item] = rank = loads.index(min(loads))
-        loads[rank] += sizes[item]
+def shared_out(units: Iterable[tuple[int, Sequence[str]]], num_ranks: int) -> dict[str, int]:
+    """Name -> the rank that writes it; the bytes are shared out evenly, the largest first.
+
+    Args:
+        units: bytes, and the names of what is written by one rank.
+    """
+    loads, found = [0] * num_ranks, dict[str, int]()
+    for size, unit in sorted(units, key=lambda item: (-item[0], item[1][0])):
+        rank = loads.index(min(loads))
+        loads[rank] += size
+        found.update(dict.fromkeys(unit, rank))
     return found
 
 

@@ -238,7 +238,7 @@ class JobConfig(Section):
             if size > 1 and self.plan.profile:
                 yield Conflict(
                     keys=(f"plan.num_ranks_per_replica.{group}", "plan.profile"),
-                    text=f"={size}: nothing is predicted for replicas of several ranks; leave plan.profile away",
+                    text=f"={size}: nothing is predicted for replicas of several ranks; leave plan.profile out",
                 )
 
     def _cut_conflicts(self, backend: str) -> Iterator[Conflict]:
@@ -247,7 +247,7 @@ class JobConfig(Section):
             yield Conflict(
                 keys=("plan.num_ranks_per_replica.actor", "actor.backend"),
                 text=f"={size}: fsdp2 cuts the model over all ranks of the actor and gives each its own micro-batches; "
-                "leave it away and set plan.num_ranks.actor",
+                "leave it out and set plan.num_ranks.actor",
             )
 
     def _shard_conflicts(self, num_shards: int) -> Iterator[Conflict]:

@@ -111,7 +111,9 @@ def _unknown_key(key: Key, tree: Tree, model: Any) -> str:
     *parents, name = key
     siblings = {dotted((*parents, field)): field for field in _fields(model, tuple(parents), tree.values)}
     guesses = [dotted(known) for known in _all_keys(model, (), tree.values) if known[-1] == name]
-    if not guesses:  # or else the right name in the wrong section
+    if not guesses:  # else it was the right name in the wrong section
+        guesses = [dotted((*parents, field)) for field in siblings.values() if _initials(field) == name]
+    if not guesses:
         close = difflib.get_close_matches(str(name), list(siblings.values()), n=1, cutoff=0.6)
         guesses = [dotted((*parents, found)) for found in close]
     place = _place(key, tree) or ""
@@ -122,6 +124,12 @@ def _unknown_key(key: Key, tree: Tree, model: Any) -> str:
         section = dotted(tuple(parents)) or "a recipe"
         advice = f"keys of {section}: {', '.join(siblings.values()) or 'none'}"
     return f"{_located(key, tree)} is not a key; {advice}"
+
+
+def _initials(name: str) -> str:
+    """learning_rate -> lr"""
+    words = name.split("_")
+    return "".join(word[:1] for word in words) if len(words) > 1 else ""
 
 
 def key_of(location: tuple[str | int, ...], values: Any, error_type: str) -> Key:

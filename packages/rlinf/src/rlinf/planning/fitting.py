@@ -74,7 +74,8 @@ def hint_of(fits: list[Fit]) -> str:
     if not fits:
         return (
             "no other number of groups, precision or backend fits: use a smaller model, shorter sequences "
-            "(rollout.max_new_tokens, rollout.max_prompt_tokens), or devices with more memory"
+            "(rollout.max_new_tokens, rollout.max_prompt_tokens), parts for more ranks (actor.backend_options of "
+            "megatron), or devices with more memory"
         )
     return "any of these fits:\n" + "\n".join(f"  {fit.text}" for fit in fits)
 
@@ -91,7 +92,7 @@ def _axes(config: ReasoningConfig, num_ranks: int, most_ranks: int) -> Iterator[
         yield [Change(key=("actor", "num_shards"), value=most_ranks)]
     elif actor.backend == "replicated" and actor.settled_shards > num_ranks:
         yield [Change(key=("actor", "num_shards"), value=num_ranks)]
-    if actor.backend == "fsdp2":
+    if actor.backend in ("fsdp2", "megatron"):
         if not actor.backend_options.get("recompute"):  # time
             yield [Change(key=(*options, "recompute"), value=True)]
         if actor.backend_options.get("compute_dtype") != "bfloat16" and config.model.dtype == "float32":

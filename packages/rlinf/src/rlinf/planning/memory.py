@@ -19,8 +19,8 @@ from rlinf_sched.derive import Gpu, Lengths
 from rlinf_sched.derive.lengths import MEAN_SHARE_OF_LIMIT
 from rlinf_sched.derive.memory import (
     Adapter,
+    JobShape,
     RankMemory,
-    ReplicatedJob,
     forward_memory,
     generator_memory,
     trainer_memory,
@@ -41,10 +41,10 @@ NUM_STORED = 2
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
-def replicated_job(config: ReasoningConfig, *, on_gpu: bool = True) -> ReplicatedJob:
+def job_shape(config: ReasoningConfig, *, on_gpu: bool = True) -> JobShape:
     """What a step of the recipe asks of its ranks; `actor.num_shards` is settled."""
     rollout, algorithm, lora = config.rollout, config.algorithm, config.actor.lora
-    return ReplicatedJob(
+    return JobShape(
         on_gpu=on_gpu,
         backend=config.actor.backend,
         adapter=lora and Adapter(rank=lora.rank, targets=None if lora.targets == "all-linear" else lora.targets),
@@ -105,7 +105,7 @@ def reference_shape(config: ReasoningConfig, shape: ModelShape) -> ModelShape | 
 
 
 def rank_memory(
-    shape: ModelShape, job: ReplicatedJob, num_ranks: Mapping[str, int], reference: ModelShape | None
+    shape: ModelShape, job: JobShape, num_ranks: Mapping[str, int], reference: ModelShape | None
 ) -> dict[str, RankMemory]:
     """Worker group -> what one of its ranks holds.
 
@@ -144,7 +144,7 @@ class Load:
 
 def loads_of(config: ReasoningConfig, shape: ModelShape, plan: Plan, *, on_gpu: bool = True) -> list[Load]:
     """The load of every rank of the plan that has a model."""
-    job = replicated_job(config, on_gpu=on_gpu)
+    job = job_shape(config, on_gpu=on_gpu)
     span = trainer_of(job).span(job)  # the planner's plans have a rank for each replica
     ranks = {stage.stage: stage.num_replicas * span if span > 1 else stage.num_ranks for stage in plan.stages}
     of_group = rank_memory(shape, job, ranks, reference_shape(config, shape))
@@ -159,7 +159,7 @@ def loads_of(config: ReasoningConfig, shape: ModelShape, plan: Plan, *, on_gpu: 
     return loads
 
 
-def _most_at_once(config: ReasoningConfig, job: ReplicatedJob, stage: StagePlan) -> int:
+def _most_at_once(config: ReasoningConfig, job: JobShape, stage: StagePlan) -> int:
     """Prompts with `group_size` completions each, in training or, in other words, evaluation."""
     size, num_samples = job.lengths.group_size, config.evaluation.num_samples
     most = 0
@@ -269,7 +269,7 @@ def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices:
     """Whether each worker group alone fits GPUs that need not be there, spread over all. Raises: as `check_memory`."""
 
     def place_of(changed: ReasoningConfig) -> Place:
-        job = replicated_job(changed)
+        job = job_shape(changed)
         span = trainer_of(job).span(job)
         ranks = {"actor": math.gcd(job.num_shards, max(1, num_devices // span)) * span}
         found = rank_memory(shape, job, ranks, reference_shape(changed, shape))

@@ -13,10 +13,10 @@ from rlinf.config.devices import settle
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.schema import Config
 from rlinf.errors import UserError
-from rlinf.planning.memory import Load, check_gpu, loads_of, named_shape, reference_shape, replicated_job
+from rlinf.planning.memory import Load, check_gpu, job_shape, loads_of, named_shape, reference_shape
 from rlinf_sched.derive import find_gpu, gpu_cluster
 from rlinf_sched.derive.megatron import MegatronOptions
-from rlinf_sched.derive.replicated import replicated_profiles
+from rlinf_sched.derive.recipes import recipe_profiles
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.errors import SchedError
 from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
@@ -56,13 +56,13 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
     try:
         model = named_shape(config.model.path)
         _check_cut(config, model, config.cluster.num_devices)
-        job, sheet = replicated_job(settled), find_gpu(gpu)
+        job, sheet = job_shape(settled), find_gpu(gpu)
         check_gpu(settled, model, sheet, config.cluster.num_devices)
         group_bytes = TOKEN_BYTES * job.lengths.group_tokens
         flow = grpo_flow(settled, group_bytes=group_bytes)
         return Problem(
             flow=flow,
-            profiles=replicated_profiles(flow, model, sheet, job, reference_shape(config, model)),
+            profiles=recipe_profiles(flow, model, sheet, job, reference_shape(config, model)),
             cluster=gpu_cluster(gpu, config.cluster.num_devices),
             num_items=job.num_groups,
         )
@@ -106,7 +106,7 @@ def actor_granularities(config: ReasoningConfig) -> tuple[int, ...]:
         return (0,)
     size = actor.micro_batch_groups
     if actor.max_tokens_per_micro_batch is not None:
-        lengths = replicated_job(config).lengths
+        lengths = job_shape(config).lengths
         group = lengths.prompt_tokens + lengths.group_size * lengths.mean_tokens
         size = max(1, int(actor.max_tokens_per_micro_batch / group))
     unit = size * actor.settled_shards

@@ -15,7 +15,7 @@ BASE_FILE = "base.json"
 
 
 def base_digest(folder: Path) -> str:
-    """Of the config and the weights of a model folder; of an index and its files where there is one."""
+    """The digest of a model folder's config and weights; where there is an index, of it and its files."""
     digest = hashlib.sha256()
     shards = {path.name for path in folder.glob("*.safetensors")} if (folder / INDEX).is_file() else set()
     for name in sorted({"config.json", *WEIGHT_FILES, *shards}):

@@ -35,8 +35,9 @@ class Exported:
     """What the run's best checkpoint is chosen by; None where it was not evaluated."""
     folder: Path
     num_bytes: int
+    """Bytes of its files with weights."""
     num_files: int
-    """Of weights."""
+    """How many files with weights it has."""
 
 
 def find_checkpoint(path: Path, which: str | None) -> Path:

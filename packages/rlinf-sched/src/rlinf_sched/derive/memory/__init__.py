@@ -12,7 +12,7 @@ Every count is at the longest sequences that a recipe allows.
 
 from rlinf_sched.derive.memory.activations import MAX_LOGITS_BYTES
 from rlinf_sched.derive.memory.adapters import Adapter
-from rlinf_sched.derive.memory.job import ReplicatedJob
+from rlinf_sched.derive.memory.job import JobShape
 from rlinf_sched.derive.memory.rank import RankMemory
 from rlinf_sched.derive.memory.served import forward_memory, generator_memory
 from rlinf_sched.derive.memory.trainers import TRAINERS, Trainer, trainer_memory, trainer_of
@@ -20,7 +20,7 @@ from rlinf_sched.derive.memory.trainers import TRAINERS, Trainer, trainer_memory
 __all__ = [
     "Adapter",
     "MAX_LOGITS_BYTES",
-    "ReplicatedJob",
+    "JobShape",
     "RankMemory",
     "TRAINERS",
     "Trainer",

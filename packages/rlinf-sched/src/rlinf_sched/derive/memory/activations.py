@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from rlinf_sched.derive.memory.job import FLOAT_BYTES, ReplicatedJob
+from rlinf_sched.derive.memory.job import FLOAT_BYTES, JobShape
 from rlinf_sched.derive.shapes import BYTES_PER_PARAMETER, ModelShape
 
 MAX_LOGITS_BYTES = 1 << 30
@@ -35,7 +35,7 @@ class Pass:
         return self.num_rows * self.num_tokens
 
 
-def passes_of_micro_batch(job: ReplicatedJob, *, recomputes: bool = False) -> tuple[Pass, Pass]:
+def passes_of_micro_batch(job: JobShape, *, recomputes: bool = False) -> tuple[Pass, Pass]:
     """The call for a micro-batch's prompts, and the one for its completions; a prompt is computed once."""
     lengths = job.lengths
     num_groups = min(job.micro_batch_groups, max(1, job.num_groups // job.num_shards))
@@ -46,7 +46,7 @@ def passes_of_micro_batch(job: ReplicatedJob, *, recomputes: bool = False) -> tu
     )
 
 
-def packed_pass(job: ReplicatedJob, *, recomputes: bool = False) -> Pass | None:
+def packed_pass(job: JobShape, *, recomputes: bool = False) -> Pass | None:
     """The call for the largest packed micro-batch: completions of the longest kind, whose tokens and those of their
     prompts fill the budget. None where micro-batches are padded."""
     if job.max_tokens_per_micro_batch is None:
@@ -64,7 +64,7 @@ def packed_pass(job: ReplicatedJob, *, recomputes: bool = False) -> Pass | None:
     )
 
 
-def update_bytes(model: ModelShape, job: ReplicatedJob, *, recomputes: bool = False) -> int:
+def update_bytes(model: ModelShape, job: JobShape, *, recomputes: bool = False) -> int:
     """Bytes at the peak of a micro-batch's backward pass: at its start, or when only the prompts are left of it,
     whichever is more.
 
@@ -88,14 +88,14 @@ def update_bytes(model: ModelShape, job: ReplicatedJob, *, recomputes: bool = Fa
     return layers_bytes(model, job, prompts) + max(start, held_back)
 
 
-def warm_start_bytes(model: ModelShape, job: ReplicatedJob, *, recomputes: bool = False) -> int:
+def warm_start_bytes(model: ModelShape, job: JobShape, *, recomputes: bool = False) -> int:
     """Bytes at the peak of a backward pass over a batch of whole sequences."""
     num_tokens = job.lengths.prompt_tokens + job.lengths.limit_tokens
     whole = Pass(num_rows=job.warm_start_sequences, num_tokens=num_tokens, recomputes=recomputes)
     return layers_bytes(model, job, whole) + turn_bytes(model, job, whole)
 
 
-def layers_bytes(model: ModelShape, job: ReplicatedJob, call: Pass) -> int:
+def layers_bytes(model: ModelShape, job: JobShape, call: Pass) -> int:
     """Bytes that autograd keeps of a call until its backward pass, the head's logits aside.
 
     Counted in the blocks of transformers' Qwen2, Qwen3, Qwen3-MoE and Llama, tensor by tensor as autograd records them
@@ -126,7 +126,7 @@ def layers_bytes(model: ModelShape, job: ReplicatedJob, call: Pass) -> int:
     return of_layers + call.all_tokens * (norm + (feed_forward if call.recomputes else 0))  # one layer at a time
 
 
-def feed_forward_bytes(model: ModelShape, job: ReplicatedJob) -> int:
+def feed_forward_bytes(model: ModelShape, job: JobShape) -> int:
     """Bytes that the feed-forward half of a layer keeps for a token, its input aside."""
     d = job.dtype_bytes
     if not model.num_experts:
@@ -135,7 +135,7 @@ def feed_forward_bytes(model: ModelShape, job: ReplicatedJob) -> int:
     return model.num_active_experts * of_expert + FLOAT_BYTES * model.num_experts
 
 
-def turn_bytes(model: ModelShape, job: ReplicatedJob, call: Pass) -> int:
+def turn_bytes(model: ModelShape, job: JobShape, call: Pass) -> int:
     """Bytes that a backward pass adds where it begins: the logits and the gradient of the head, or the inside of the
     last layer, whichever is more.
 
@@ -148,17 +148,17 @@ def turn_bytes(model: ModelShape, job: ReplicatedJob, call: Pass) -> int:
     return max(logits + max(chunk, head_gradient_bytes(model, job)), inside + head_gradient_bytes(model, job))
 
 
-def logits_bytes(model: ModelShape, job: ReplicatedJob, call: Pass) -> int:
+def logits_bytes(model: ModelShape, job: JobShape, call: Pass) -> int:
     """Bytes of a call's logits and their gradient, or of what works in place of them."""
     return head_bytes(model, job, call.all_tokens, 2 * job.dtype_bytes, num_kept=MAX_LOGITS_BYTES)
 
 
-def head_gradient_bytes(model: ModelShape, job: ReplicatedJob) -> int:
+def head_gradient_bytes(model: ModelShape, job: JobShape) -> int:
     """Bytes of the gradient of the head."""
     return model.vocab_size * model.hidden_size * job.dtype_bytes
 
 
-def head_bytes(model: ModelShape, job: ReplicatedJob, num_tokens: int, of_logit: int, *, num_kept: int) -> int:
+def head_bytes(model: ModelShape, job: JobShape, num_tokens: int, of_logit: int, *, num_kept: int) -> int:
     """Bytes of so many tokens' logits and of what is computed from them, `of_logit` each; or, where they are too many,
     of tiles, of the logits that are kept and of the states' gradients."""
     num_logits = num_tokens * model.vocab_size
@@ -173,6 +173,6 @@ def mlp_width(model: ModelShape) -> int:
     return model.num_active_experts * model.expert_intermediate_size if model.num_experts else model.intermediate_size
 
 
-def kv_bytes(model: ModelShape, job: ReplicatedJob) -> int:
+def kv_bytes(model: ModelShape, job: JobShape) -> int:
     """Bytes of one token's keys and values in all layers."""
     return model.kv_bytes_per_token * job.dtype_bytes // BYTES_PER_PARAMETER

@@ -10,8 +10,8 @@ from rlinf_sched.errors import ProfileError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReplicatedJob:
-    """What a step asks of such a system. `lengths.prompt_tokens` is the longest prompt."""
+class JobShape:
+    """What a step of a recipe asks of its ranks. `lengths.prompt_tokens` is the longest prompt."""
 
     lengths: Lengths
     num_groups: int

@@ -4,17 +4,16 @@ from dataclasses import replace
 
 from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_sched.derive.memory.activations import MAX_LOGITS_BYTES, Pass, layers_bytes
-from rlinf_sched.derive.memory.job import FLOAT_BYTES, ReplicatedJob
-from rlinf_sched.derive.memory.rank import RankMemory
+from rlinf_sched.derive.memory.job import FLOAT_BYTES, JobShape
+from rlinf_sched.derive.memory.rank import NUM_MOMENTS, RankMemory
 from rlinf_sched.derive.shapes import ModelShape
 
-NUM_MOMENTS = 2
 OF_LOGIT = 4
 """Float32 numbers for each logit of a chunk at the head's peak: the logits, what is kept, its exponential, the
 gradient."""
 
 
-def megatron_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> RankMemory:
+def megatron_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
     """The part of a rank in the first or the last stage of the pipeline, whichever is fuller.
 
     Gradients, masters and moments are float32. Masters are there beside bfloat16 weights; they and the moments are
@@ -38,7 +37,7 @@ def megatron_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> Ra
     )
 
 
-def compute_bytes(job: ReplicatedJob) -> int:
+def compute_bytes(job: JobShape) -> int:
     """Bytes of each number that is computed with."""
     return 2 if job.backend_options.get("compute_dtype") == "bfloat16" else FLOAT_BYTES
 
@@ -54,12 +53,12 @@ def parameters_of_rank(model: ModelShape, cut: MegatronOptions) -> tuple[int, in
     return dense, of_stage // (cut.expert_parallel * cut.expert_tensor_parallel)
 
 
-def _rows(job: ReplicatedJob) -> int:
+def _rows(job: JobShape) -> int:
     """Sequences of a micro-batch."""
     return job.micro_batch_groups * job.lengths.group_size
 
 
-def _pass_bytes(model: ModelShape, job: ReplicatedJob, cut: MegatronOptions, num_rows: int) -> int:
+def _pass_bytes(model: ModelShape, job: JobShape, cut: MegatronOptions, num_rows: int) -> int:
     """Bytes that autograd keeps of whole sequences, those of as many micro-batches as a pipeline has stages.
 
     The first stage has 1/stages of the layers and keeps that many micro-batches of them: together all layers of one.

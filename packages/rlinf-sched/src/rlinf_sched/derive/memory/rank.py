@@ -14,6 +14,8 @@ KINDS = (
     "weight sync",
 )
 """What bytes may be for, in the order of `RankMemory.parts`."""
+NUM_MOMENTS = 2
+"""Running averages that AdamW keeps for each trained weight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

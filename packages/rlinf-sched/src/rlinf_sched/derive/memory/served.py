@@ -9,13 +9,13 @@ from rlinf_sched.derive.memory.activations import (
     packed_pass,
     passes_of_micro_batch,
 )
-from rlinf_sched.derive.memory.job import FLOAT_BYTES, ReplicatedJob
+from rlinf_sched.derive.memory.job import FLOAT_BYTES, JobShape
 from rlinf_sched.derive.memory.rank import RankMemory
 from rlinf_sched.derive.memory.trainers import trainer_of
 from rlinf_sched.derive.shapes import ModelShape
 
 
-def forward_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
+def forward_memory(model: ModelShape, job: JobShape) -> RankMemory:
     """The memory of a rank that computes log-probabilities, a group (packed, at most a budget) at a time: first the
     inside of one layer, then the logits, put together from those of the prompts and of the completions."""
     job = replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job), micro_batch_groups=1)
@@ -34,7 +34,7 @@ def forward_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
     )
 
 
-def generator_memory(model: ModelShape, job: ReplicatedJob) -> RankMemory:
+def generator_memory(model: ModelShape, job: JobShape) -> RankMemory:
     """The memory of a rank that generates; an item is a group. Caches grow by copying, one layer at a time."""
     lengths = job.lengths
     context = lengths.prompt_tokens + lengths.limit_tokens

@@ -6,35 +6,32 @@ from dataclasses import dataclass, replace
 
 from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_sched.derive.memory.activations import update_bytes, warm_start_bytes
-from rlinf_sched.derive.memory.job import ReplicatedJob
+from rlinf_sched.derive.memory.job import JobShape
 from rlinf_sched.derive.memory.megatron import compute_bytes, megatron_memory
-from rlinf_sched.derive.memory.rank import RankMemory
+from rlinf_sched.derive.memory.rank import NUM_MOMENTS, RankMemory
 from rlinf_sched.derive.shapes import ModelShape
-
-NUM_MOMENTS = 2
-"""Running averages that AdamW keeps for each weight, in the type of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trainer:
     """How a training backend is counted."""
 
-    memory: Callable[[ModelShape, ReplicatedJob, int], RankMemory]
+    memory: Callable[[ModelShape, JobShape, int], RankMemory]
     """What one of so many ranks of the actor holds."""
-    copies_sent: Callable[[ReplicatedJob, int], int]
+    copies_sent: Callable[[JobShape, int], int]
     """Copies of the weights that each of so many ranks sends and receives in an update."""
-    frozen_bytes: Callable[[ReplicatedJob], int] = lambda job: job.dtype_bytes
+    frozen_bytes: Callable[[JobShape], int] = lambda job: job.dtype_bytes
     """Bytes of each number of a model that the backend holds frozen, the reference."""
-    span: Callable[[ReplicatedJob], int] = lambda job: 1
+    span: Callable[[JobShape], int] = lambda job: 1
     """Ranks that hold one copy of the model together, each on a device of its own."""
 
 
-def trainer_of(job: ReplicatedJob) -> Trainer:
+def trainer_of(job: JobShape) -> Trainer:
     """The line of the job's backend; one of the user's own is counted as if it were `replicated`."""
     return TRAINERS.get(job.backend, TRAINERS["replicated"])
 
 
-def trainer_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> RankMemory:
+def trainer_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
     """The memory of one of `num_ranks` ranks that train."""
     whole = trainer_of(job).memory(model, job, num_ranks)
     if job.adapter is None:
@@ -45,7 +42,7 @@ def trainer_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> Ran
 # -- replicated --------------------------------------------------------------------------------------------------------
 
 
-def _replicated_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> RankMemory:
+def _replicated_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
     """The whole model, a gradient buffer for each of the rank's shards, and both moments."""
     copy = job.num_models * job.dtype_bytes * model.num_parameters
     return RankMemory(
@@ -57,7 +54,7 @@ def _replicated_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) ->
     )
 
 
-def _largest_bytes(model: ModelShape, job: ReplicatedJob) -> int:
+def _largest_bytes(model: ModelShape, job: JobShape) -> int:
     """Bytes of the largest tensor of the model: the embeddings, or all experts of a layer."""
     experts = 2 * model.num_experts * model.hidden_size * model.expert_intermediate_size
     widest = max(model.vocab_size * model.hidden_size, model.intermediate_size * model.hidden_size, experts)
@@ -67,7 +64,7 @@ def _largest_bytes(model: ModelShape, job: ReplicatedJob) -> int:
 # -- fsdp2 -------------------------------------------------------------------------------------------------------------
 
 
-def _fsdp2_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> RankMemory:
+def _fsdp2_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
     """A part of weights, one gradient and moments, and what a pass has gathered.
 
     What is in no layer is gathered for the whole pass. Of the layers, one is in use, the next is on its way, and a
@@ -92,11 +89,11 @@ def _fsdp2_memory(model: ModelShape, job: ReplicatedJob, num_ranks: int) -> Rank
     )
 
 
-def _fsdp2_compute_bytes(job: ReplicatedJob) -> int:
+def _fsdp2_compute_bytes(job: JobShape) -> int:
     return 2 if job.backend_options.get("compute_dtype") == "bfloat16" else job.dtype_bytes
 
 
-def _num_passes(job: ReplicatedJob, num_ranks: int) -> int:
+def _num_passes(job: JobShape, num_ranks: int) -> int:
     """Micro-batches of an update on a rank."""
     groups = -(-job.num_groups // (num_ranks * job.num_updates))
     if job.max_tokens_per_micro_batch is None:

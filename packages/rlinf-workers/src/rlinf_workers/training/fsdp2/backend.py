@@ -86,7 +86,7 @@ class _InDtype(Trainable):
 
     def __init__(self, kind: Trainable, dtype: torch.dtype) -> None:
         self._kind, self._dtype = kind, dtype
-        self.answers, self.load, self.describe = kind.answers, kind.load, kind.describe
+        self.load, self.describe = kind.load, kind.describe
         self.written_together, self.to_files = kind.written_together, kind.to_files
 
     def build(self, device: torch.device) -> nn.Module:

@@ -8,7 +8,6 @@ With a pipeline `backward` keeps the micro-batch, and `reduce` runs them all as 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -23,12 +22,13 @@ from rlinf_sched.derive.shapes import ModelShape
 from rlinf_workers.models.language_model import build_model
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel
-from rlinf_workers.models.weight_files import WeightFiles
+from rlinf_workers.models.weight_files import WeightFiles, region
+from rlinf_workers.models.weight_names import CONVERTS
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings
 from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
 from rlinf_workers.training.megatron.answers import Asked, rows_of
-from rlinf_workers.training.megatron.files import box_in, gathered, owned, region, renamed, stacked
+from rlinf_workers.training.megatron.files import box_in, gathered, owned, renamed, stacked
 from rlinf_workers.training.megatron.storages import Storages
 from rlinf_workers.worker import Worker
 
@@ -172,16 +172,10 @@ class MegatronBackend:
         self._called.scale_gradients(1.0 / divisor)
         self._optimizer.prepare_grads()
         grad_norm = float(self._optimizer.get_grad_norm())
-        if not math.isfinite(grad_norm):
-            raise FloatingPointError(
-                f"{self._worker.name}: optimizer step {self.num_steps}: the gradient norm is {grad_norm}; "
-                "nothing was changed"
-            )
+        self._schedule.begin_step(self._optimizer, self.num_steps, grad_norm, self._worker)
         for one in self._optimizer.chained_optimizers:
             for parameter in one.get_parameters():
                 parameter.grad *= min(1.0, self._schedule.max_grad_norm / (grad_norm + 1e-6))  # as torch clips
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._schedule.learning_rate_at(self.num_steps)
         self._optimizer.step_with_ready_grads()
         self.num_steps += 1
         return grad_norm
@@ -323,11 +317,8 @@ class MegatronBackend:
 
     @cached_property
     def _in_memory(self) -> Layout:
-        """Of transformers' model, in float32."""
-        import transformers
-
-        is_fused = int(transformers.__version__.split(".")[0]) >= 5
-        return huggingface(self._shape, fused_experts=is_fused, dtype="float32")
+        """Where the canonical tensors lie in transformers' model, in float32."""
+        return huggingface(self._shape, fused_experts=CONVERTS, dtype="float32")
 
     # -- files -----------------------------------------------------------------------------------------------------
 
@@ -375,9 +366,9 @@ class MegatronBackend:
 
     def _shared_out(self, sizes: Mapping[str, int], gather: Callable[[str], Tensor]) -> dict[str, Tensor]:
         """What this rank writes of tensors with these sizes; every rank makes each of them."""
-        ranks = shared_out(list(sizes.values()), self._worker.num_ranks)
-        found = ((name, gather(name), rank) for name, rank in zip(sizes, ranks, strict=True))
-        return {name: whole for name, whole, rank in found if rank == self._worker.rank}
+        of = shared_out(((size, [name]) for name, size in sizes.items()), self._worker.num_ranks)
+        found = ((name, gather(name)) for name in sizes)
+        return {name: whole for name, whole in found if of[name] == self._worker.rank}
 
     def _gathered(self, local: Mapping[str, Tensor], name: str) -> Tensor:
         """A canonical tensor, whole, of which each rank of a replica has parts; every rank calls."""

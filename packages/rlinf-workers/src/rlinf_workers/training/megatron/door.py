@@ -16,8 +16,6 @@ from rlinf_workers.worker import Worker
 MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
 """Architectures (`model_type`) with a mapping that was compared with transformers."""
 
-INSTALL = "pip install 'rlinf-workers[megatron]'"
-
 
 def megatron(
     model: Trainable,
@@ -86,6 +84,4 @@ def _check_installed() -> None:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise ValueError(
-            "actor.backend=megatron: megatron-core is not installed; pip install 'rlinf-workers[megatron]'"
-        )
+        raise ValueError("actor.backend=megatron: megatron-core is not installed; pip install 'rlinf[megatron]'")

@@ -11,11 +11,7 @@ from torch import Tensor
 
 from rlinf_comm.weights import Block, Box, Layout, RankLayout, TensorSpec
 from rlinf_workers.collectives import RankGroup
-
-
-def region(buffer: Tensor, block: Block) -> Tensor:
-    """The box of a block, in the buffer."""
-    return buffer.as_strided(block.box.shape, block.strides, buffer.storage_offset() + block.offset)
+from rlinf_workers.models.weight_files import region
 
 
 def inside(whole: Tensor, box: Box) -> Tensor:

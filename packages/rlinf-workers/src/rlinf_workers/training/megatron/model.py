@@ -75,9 +75,9 @@ class AnsweringModel(GPTModel):
     """Gives what `asked` asks for in place of logits."""
 
     asked: Asked
-    """Of the next call, on the last stage."""
+    """What the next call is asked, on the last stage."""
     num_words: int
-    """Of the vocabulary, without padding."""
+    """Size of the vocabulary, without padding."""
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         """Answers [2, R, T] float32 on the last stage; elsewhere the hidden states go on to the next."""

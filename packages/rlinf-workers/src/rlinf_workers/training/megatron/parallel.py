@@ -30,8 +30,6 @@ class Place:
     """Rank among those that share its matrices out."""
     part: int
     """Which of `options.num_parts` parts of a micro-batch's rows are its own."""
-    is_last: bool
-    """In the last stage of the pipeline, which has the head."""
     stage: RankGroup
     """The ranks of its stage."""
 
@@ -83,6 +81,5 @@ def _place(worker: Worker, options: MegatronOptions) -> Place:
     return Place(
         tensor=within % options.tensor_parallel,
         part=within % size // options.tensor_parallel,
-        is_last=within // size == options.pipeline_parallel - 1,
         stage=stage,
     )

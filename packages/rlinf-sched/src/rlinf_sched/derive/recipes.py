@@ -6,9 +6,9 @@ Memory is counted in `memory`. Times are arithmetic at a public utilisation, as 
 
 from rlinf_sched.derive.datasheets import Gpu
 from rlinf_sched.derive.generation import BANDWIDTH_UTILISATION, EAGER_LAYER_S
-from rlinf_sched.derive.memory import ReplicatedJob, forward_memory, generator_memory, trainer_memory, trainer_of
+from rlinf_sched.derive.memory import JobShape, forward_memory, generator_memory, trainer_memory, trainer_of
 from rlinf_sched.derive.memory.activations import kv_bytes
-from rlinf_sched.derive.memory.trainers import NUM_MOMENTS
+from rlinf_sched.derive.memory.rank import NUM_MOMENTS
 from rlinf_sched.derive.profiles import RULE_REWARD_S, host_profile
 from rlinf_sched.derive.shapes import BYTES_PER_PARAMETER, ModelShape
 from rlinf_sched.derive.training import powers_up_to, utilisation
@@ -20,8 +20,8 @@ FLOAT32_RATE = 1 / 16
 (H100)."""
 
 
-def replicated_profiles(
-    flow: FlowGraph, model: ModelShape, gpu: Gpu, job: ReplicatedJob, reference: ModelShape | None = None
+def recipe_profiles(
+    flow: FlowGraph, model: ModelShape, gpu: Gpu, job: JobShape, reference: ModelShape | None = None
 ) -> Profiles:
     """Profiles of the stages of a reasoning flow.
 
@@ -32,7 +32,7 @@ def replicated_profiles(
     return Profiles(stages={stage.name: _stage_profile(stage, models[stage.name], gpu, job) for stage in flow.stages})
 
 
-def _stage_profile(stage: Stage, model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProfile:
+def _stage_profile(stage: Stage, model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
     size = job.lengths.group_size
     if not stage.needs_device:
         return host_profile(RULE_REWARD_S * size, job.num_groups, source="derived: a rule of 2 ms for each answer")
@@ -43,7 +43,7 @@ def _stage_profile(stage: Stage, model: ModelShape, gpu: Gpu, job: ReplicatedJob
     return _forward_profile(model, gpu, job)
 
 
-def _train_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProfile:
+def _train_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
     """One choice for each number of replicas, which decides how many gradient buffers a rank has. An instance is a
     replica, whose ranks share its work out."""
     span = trainer_of(job).span(job)
@@ -72,7 +72,7 @@ def _train_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProf
     )
 
 
-def _forward_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProfile:
+def _forward_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
     memory = forward_memory(model, job)
     instance = InstanceProfile(
         points=_proportional(_forward_s(model, gpu, job), job.num_groups),
@@ -87,7 +87,7 @@ def _forward_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StagePr
     )
 
 
-def _generate_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageProfile:
+def _generate_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
     """A batch runs in eager mode until its longest answer ends, all of its rows at every token."""
     lengths, memory = job.lengths, generator_memory(model, job)
     most = max(1, min(job.num_groups, job.max_sequences // lengths.group_size))
@@ -115,11 +115,11 @@ def _generate_profile(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> StageP
     )
 
 
-def _flops_per_s(gpu: Gpu, job: ReplicatedJob) -> float:
+def _flops_per_s(gpu: Gpu, job: JobShape) -> float:
     return gpu.flops_per_s * (FLOAT32_RATE if job.dtype_bytes > BYTES_PER_PARAMETER else 1.0)
 
 
-def _forward_s(model: ModelShape, gpu: Gpu, job: ReplicatedJob) -> float:
+def _forward_s(model: ModelShape, gpu: Gpu, job: JobShape) -> float:
     """Seconds of a forward pass over one group, whose prompt is computed once."""
     lengths = job.lengths
     num_tokens = lengths.prompt_tokens + lengths.group_size * lengths.mean_tokens
@@ -131,6 +131,6 @@ def _proportional(item_s: float, most: int) -> tuple[TimePoint, ...]:
     return tuple(TimePoint(num_items=n, seconds=n * item_s) for n in powers_up_to(most))
 
 
-def _how(model: ModelShape, job: ReplicatedJob) -> str:
+def _how(model: ModelShape, job: JobShape) -> str:
     dtype = {2: "bfloat16", 4: "float32"}.get(job.dtype_bytes, f"{job.dtype_bytes} bytes a number")
     return f"{dtype}, at {utilisation(model):.0%} of its rate"
