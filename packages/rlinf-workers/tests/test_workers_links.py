@@ -2,6 +2,7 @@
 
 import ctypes
 import socket
+import threading
 import time
 from typing import Any
 
@@ -94,6 +95,22 @@ def test_what_keeps_a_version_from_going_is_raised_by_the_next(sender):
         time.sleep(0.01)
     with pytest.raises(LayoutError, match="a: has the shape"):
         sender.publish(TENSORS, 1)
+
+
+def test_who_waits_for_room_is_told_what_failed(sender, monkeypatch):
+    monkeypatch.setattr("rlinf_workers.links.streams.ROOM_S", 10.0)
+    is_full = threading.Event()
+
+    def fails(*_):
+        is_full.wait()
+        raise LayoutError("broken")
+
+    monkeypatch.setattr(sender._ways[0], "_is_taken", fails)
+    sender.publish(TENSORS, 0)
+    sender.publish(TENSORS, 1)
+    threading.Timer(0.1, is_full.set).start()
+    with pytest.raises(LayoutError, match="broken"):
+        sender.publish(TENSORS, 2)
 
 
 def test_auto_chooses_by_where_the_ends_are():

@@ -90,15 +90,19 @@ class _Way:
 
     def put(self, tensors: dict[str, Tensor], policy_version: int) -> None:
         """Waits until at most one older version is kept. Raises WeightTimeout, or what kept an older one from going."""
-        if self._failure is not None:
-            raise self._failure
+        self._raise_failure()
         if not self._room.acquire(timeout=ROOM_S):
             raise WeightTimeout(
                 f"{self._name} has not taken the last {NUM_KEPT} versions within {ROOM_S:.0f} s, and version "
                 f"{policy_version} needs their place",
                 expected_version=policy_version,
             )
+        self._raise_failure()
         self._kept.put((tensors, policy_version))
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _hand_out(self) -> None:
         while True:
@@ -110,6 +114,7 @@ class _Way:
                 return
             except Exception as error:  # noqa: BLE001 - the next put raises it
                 self._failure = error
+                self._room.release()  # who waits for room learns why there is none
                 return
             del tensors
             self._room.release()
