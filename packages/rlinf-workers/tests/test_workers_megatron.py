@@ -18,11 +18,14 @@ from workers_megatron_ranks import (
 )
 
 from rlinf_algos.registry import path_of
+from rlinf_comm.weights import Layout, execute, layouts, plan, specs_of
+from rlinf_comm.weights.layouts import TransformerShape
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.testing.backends import trial_worker
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.training.megatron.door import check, megatron
+from rlinf_workers.training.megatron.files import renamed
 from rlinf_workers.training.megatron.storages import Storages
 from rlinf_workers.training.replicated.backend import ReplicatedBackend
 
@@ -154,6 +157,28 @@ def test_replicated_megatron_and_replicated_go_on_from_each_others_files(ranks, 
 )
 def test_it_conforms(make, per_replica, ranks, tmp_path):
     ranks.call("conform", path_of(make), str(tmp_path), per_replica)
+
+
+def test_parts_of_a_model_are_the_same_by_the_names_in_memory_and_on_disk(models):
+    """transformers 5 holds the experts of a layer as one stack, of which a rank of megatron-core has single ones."""
+    from transformers import AutoConfig
+
+    shape = TransformerShape.from_config(AutoConfig.from_pretrained(models["qwen3_moe"].folder).to_dict(), "float32")
+    parts = layouts.megatron(
+        shape, tp=2, ep=2, expert_tp=1, transformer_engine=False, experts="sequential", vocab_multiple=8
+    )
+    whole = layouts.huggingface(shape, fused_experts=True)
+    (buffers,) = (rank.buffers for rank in whole.ranks)
+    held = {name: torch.randn(buffer.shape) for name, buffer in buffers.items()}
+    by_disk, by_memory = (
+        [{name: torch.zeros(buffer.shape) for name, buffer in rank.buffers.items()} for rank in parts.ranks]
+        for _ in range(2)
+    )
+    execute(plan(whole, parts), [held], by_disk)
+    execute(plan(Layout.replicated(specs_of(held), 1), renamed(parts, whole)), [held], by_memory)
+    assert any("experts" in name for name in by_disk[0])
+    for expected, found in zip(by_disk, by_memory, strict=True):
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_storages_go_and_come_back():

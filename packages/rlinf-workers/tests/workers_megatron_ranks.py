@@ -71,12 +71,12 @@ def write_models(folder: Path) -> dict[str, ModelSettings]:
 
 
 def batch_of(seed: int, num_prompts: int = 2, size: int = 3, widths: tuple[int, int] = (5, 7)) -> SequenceBatch:
-    """Prompts and completions of several lengths."""
+    """Prompts and completions of several lengths; a policy samples padding (0) and the end (1) in the middle, too."""
     generator = torch.Generator().manual_seed(seed)
     width, length = widths
 
     def tokens(rows: int, columns: int) -> torch.Tensor:
-        return torch.randint(2, VOCAB, (rows, columns), generator=generator)
+        return torch.randint(0, VOCAB, (rows, columns), generator=generator)
 
     prompts, prompt_mask = tokens(num_prompts, width), torch.ones(num_prompts, width, dtype=torch.int64)
     mask = torch.ones(num_prompts * size, length)

@@ -28,7 +28,7 @@ from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings
 from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
 from rlinf_workers.training.megatron.answers import Asked, rows_of
-from rlinf_workers.training.megatron.files import box_in, gathered, owned, stacked
+from rlinf_workers.training.megatron.files import box_in, gathered, owned, renamed, stacked
 from rlinf_workers.training.megatron.storages import Storages
 from rlinf_workers.worker import Worker
 
@@ -244,7 +244,8 @@ class MegatronBackend:
         return {name: self._storages.readable(parameter.detach()) for name, parameter in self._parameters.items()}
 
     def layout(self) -> Layout:
-        return self._layout
+        """By the names in transformers' model, as engines and other backends say them."""
+        return self._served
 
     @torch.no_grad()
     def start_from(self, other: MegatronBackend) -> None:
@@ -309,6 +310,10 @@ class MegatronBackend:
     def _unwritten(self) -> dict[str, Tensor]:
         """0, where the vocabulary is padded too."""
         return {name: torch.zeros(parameter.shape) for name, parameter in self._parameters.items()}
+
+    @cached_property
+    def _served(self) -> Layout:
+        return renamed(self._layout, self._in_memory)
 
     @cached_property
     def _in_memory(self) -> Layout:

@@ -5,6 +5,7 @@ Layers are those of megatron-core's local spec, without Transformer Engine; atte
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def make_model(config: Any, shape: TransformerShape, options: MegatronOptions) -
     made = _transformer_config(config, shape, options)
     spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization="RMSNorm")
     _own_parts(spec)
-    return AnsweringModel(
+    model = AnsweringModel(
         config=made,
         transformer_layer_spec=spec,  # pyright: ignore[reportArgumentType], a block's spec is taken as well
         vocab_size=rounded_up(shape.vocab, VOCAB_MULTIPLE * options.tensor_parallel),
@@ -65,6 +66,9 @@ def make_model(config: Any, shape: TransformerShape, options: MegatronOptions) -
         position_embedding_type="rope",
         rotary_base=_rope_base(config),  # pyright: ignore[reportArgumentType], it is only divided by
     )
+    if model.pre_process and config.pad_token_id is not None:
+        model.embedding.word_embeddings.register_forward_hook(partial(_keep_padding, made, config.pad_token_id))
+    return model
 
 
 class AnsweringModel(GPTModel):
@@ -91,6 +95,24 @@ class AnsweringModel(GPTModel):
         assert weight is not None, "the last stage has a head"
         first = parallel_state.get_tensor_model_parallel_rank() * len(weight)
         return answers_of_states(states, weight, self.asked, first, self.num_words, group)
+
+
+def _keep_padding(
+    config: TransformerConfig, padding: int, _: nn.Module, arguments: tuple[Tensor], found: Tensor
+) -> None:
+    """Takes no gradient for the embedding of padding, as in transformers; a policy may sample it like any token.
+
+    Args:
+        arguments: the token ids [R, S].
+        found: [R, S, H], or this rank's positions [S / tp, R, H].
+    """
+    if not found.requires_grad:
+        return
+    is_padding = arguments[0] == padding
+    if config.sequence_parallel:
+        parts = is_padding.T.chunk(config.tensor_model_parallel_size)
+        is_padding = parts[parallel_state.get_tensor_model_parallel_rank()]
+    found.register_hook(lambda gradient: gradient.masked_fill(is_padding[..., None], 0.0))
 
 
 class RMSNorm:
