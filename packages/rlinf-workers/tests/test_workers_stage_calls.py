@@ -93,6 +93,13 @@ def test_weights_may_be_lost_where_the_same_run_publishes_others():
     assert evaluated.offloads and evaluated.receives and not evaluated.discards
 
 
+def test_weights_stay_for_another_stage_of_the_group():
+    flow = toy_flow()
+    flow.stage("again", Scale.scale, reads="scaled", writes="scaled twice", worker="scale")
+    found = calls(planned(flow))
+    assert found["scale", 0].offloads and not (found["scale", 0].discards or found["again", 0].discards)
+
+
 def test_turns_that_share_devices_take_leases():
     assert planned(toy_flow()).shared_devices == {0: frozenset(range(4)), 2: frozenset(range(4))}
     assert planned(toy_flow(), "disaggregated").shared_devices == {}
