@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from rlinf_workers.balance import balanced
 from rlinf_workers.models.packed import num_computed_tokens
 from rlinf_workers.records.language import SampleGroup
 
@@ -51,16 +52,6 @@ def filled_up(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> It
         filled += size
     if waiting:
         yield waiting
-
-
-def balanced(sizes: Sequence[int], num_bins: int) -> list[int]:
-    """The bin of each item, such that bins are about equal: the largest first, each into the emptiest bin. The fullest
-    is at most 4/3 of the best possible (Graham, 1969)."""
-    filled, bins = [0] * num_bins, [0] * len(sizes)
-    for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
-        bins[item] = min(range(num_bins), key=lambda number: filled[number])
-        filled[bins[item]] += sizes[item]
-    return bins
 
 
 def bins_within(sizes: Sequence[int], limit: int) -> list[list[int]]:

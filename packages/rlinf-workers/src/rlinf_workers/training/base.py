@@ -83,6 +83,26 @@ class OptimizerSettings:
         for group in optimizer.param_groups:
             group["lr"] = self.learning_rate_at(step)
 
+    def clip_factor(self, grad_norm: float) -> float:
+        """What a gradient of this norm is multiplied by, as torch clips."""
+        return min(1.0, self.max_grad_norm / (grad_norm + 1e-6))
+
+
+def shards_of(num_shards: int, part: int, num_parts: int, *, parts: str = "ranks") -> range:
+    """The shards of a batch that one of so many ranks or replicas works on.
+
+    Args:
+        parts: what they are, for the message.
+
+    Raises: ValueError where they cannot have equally many.
+    """
+    if num_shards % num_parts:
+        raise ValueError(
+            f"actor.num_shards={num_shards} is not a multiple of its {num_parts} {parts}; "
+            f"use {num_parts} or a multiple of it"
+        )
+    return range(part, num_shards, num_parts)
+
 
 NOT_ASKED = torch.zeros(0)
 

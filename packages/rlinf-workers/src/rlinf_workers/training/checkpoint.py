@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from rlinf_workers.balance import balanced
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.weight_files import WeightFiles, file_names, index_name
 from rlinf_workers.models.weight_writer import index_of, write_tensors
@@ -114,12 +115,9 @@ def shared_out(units: Iterable[tuple[int, Sequence[str]]], num_ranks: int) -> di
     Args:
         units: bytes, and the names of what is written by one rank.
     """
-    loads, found = [0] * num_ranks, dict[str, int]()
-    for size, unit in sorted(units, key=lambda item: (-item[0], item[1][0])):
-        rank = loads.index(min(loads))
-        loads[rank] += size
-        found.update(dict.fromkeys(unit, rank))
-    return found
+    ordered = sorted(units, key=lambda unit: unit[1][0])
+    ranks = balanced([size for size, _ in ordered], num_ranks)
+    return {name: rank for (_, names), rank in zip(ordered, ranks, strict=True) for name in names}
 
 
 def host_copy(tensor: Tensor) -> Tensor:

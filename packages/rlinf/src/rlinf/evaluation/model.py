@@ -10,10 +10,9 @@ from typing import Any
 from rlinf.config.inputs import TOKENIZER_FILES, WEIGHT_FILES, check_model_folder, is_adapter
 from rlinf.errors import UserError
 from rlinf.run_folder.adapters import check_adapter
-from rlinf.run_folder.checkpoints import MODEL, checkpoint_steps, is_checkpoint, refuse_damaged_model
+from rlinf.run_folder.checkpoints import CHECKPOINTS, MODEL, checkpoint_steps, is_checkpoint, refuse_damaged_model
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
 
-CHECKPOINTS = "checkpoints"
 EDGE_BYTES = 1 << 16
 """Bytes at the beginning and at the end of each weight file that go into the fingerprint. They are enough, because
 training changes every part of a file."""

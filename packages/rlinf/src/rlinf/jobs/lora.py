@@ -8,12 +8,10 @@ from pathlib import Path
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf.run_folder.adapters import base_digest, check_peft, check_same_base
-from rlinf.run_folder.checkpoints import MODEL, checkpoint_steps
+from rlinf.run_folder.checkpoints import CHECKPOINTS, MODEL, checkpoint_steps
 from rlinf_workers.models.lora import ALL_LINEAR, LoraSettings, find_targets
 from rlinf_workers.registry import BACKENDS
 from rlinf_workers.training.base import can_train_adapters
-
-CHECKPOINTS = "checkpoints"
 
 
 def lora_settings(config: ReasoningConfig) -> LoraSettings | None:

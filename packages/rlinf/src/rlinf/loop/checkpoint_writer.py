@@ -16,7 +16,7 @@ from contextlib import ExitStack
 
 from rlinf.processes.executor import run_failed
 from rlinf.run_folder import RunFolder
-from rlinf.run_folder.checkpoints import checkpoint_name
+from rlinf.run_folder.checkpoints import CHECKPOINTS, checkpoint_name
 from rlinf.run_folder.rows import naming
 from rlinf_workers import WorkersError
 from rlinf_workers.group import WorkerGroup
@@ -84,7 +84,7 @@ class CheckpointWriter:
         if self._thread is None:
             return
         try:
-            with naming(self._folder.path / "checkpoints" / self._name):
+            with naming(self._folder.path / CHECKPOINTS / self._name):
                 seconds = self._written.result()
         except WorkersError as error:
             logs = self._folder.path / "logs"

@@ -20,6 +20,8 @@ from rlinf.errors import UserError
 from rlinf.run_folder.rows import sync
 from rlinf.run_folder.seal import STATE, SUMS, damage, write_seal
 
+CHECKPOINTS = "checkpoints"
+"""Folder of a run with its checkpoints."""
 MODEL = "model"
 """Folder of the model in a checkpoint of a language model."""
 BEST = "best"

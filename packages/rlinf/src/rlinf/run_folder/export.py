@@ -12,6 +12,7 @@ from rlinf.config.inputs import is_adapter
 from rlinf.errors import UserError
 from rlinf.run_folder.adapters import write_merged
 from rlinf.run_folder.checkpoints import (
+    CHECKPOINTS,
     MODEL,
     best_checkpoint,
     checkpoint_steps,
@@ -21,7 +22,7 @@ from rlinf.run_folder.checkpoints import (
 )
 from rlinf.run_folder.seal import damage
 
-CHECKPOINTS, CONFIG = "checkpoints", "config.json"
+CONFIG = "config.json"
 BEST, NEWEST = "best", "newest"
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -189,24 +189,24 @@ class RunFolder:
 
         The block may end in another thread than the one that writes the folder.
         """
-        final = self.path / "checkpoints" / checkpoints.checkpoint_name(step)
+        final = self.path / checkpoints.CHECKPOINTS / checkpoints.checkpoint_name(step)
         with checkpoints.writing_sealed(final, {**state, "step": step}, digests) as partial:
             yield partial
             for name in (METRICS, EVALUATIONS, SAMPLES):  # a checkpoint must not outlive the rows that came before it
                 if (self.path / name).exists():
                     sync(self.path / name)
-        if not checkpoints.point_to_best(self.path / "checkpoints"):
+        if not checkpoints.point_to_best(self.path / checkpoints.CHECKPOINTS):
             self.note("the file system has no symbolic links, so checkpoints/best is not there; the report names it")
-        checkpoints.prune(self.path / "checkpoints", keep=self._keep_checkpoints)
+        checkpoints.prune(self.path / checkpoints.CHECKPOINTS, keep=self._keep_checkpoints)
 
     def latest_checkpoint(self) -> Path | None:
         """The newest checkpoint; None for a run without one."""
-        steps = checkpoints.checkpoint_steps(self.path / "checkpoints")
+        steps = checkpoints.checkpoint_steps(self.path / checkpoints.CHECKPOINTS)
         return steps[-1][1] if steps else None
 
     def best_checkpoint(self) -> Path | None:
         """The checkpoint with the best score; None where none was evaluated."""
-        return checkpoints.best_checkpoint(self.path / "checkpoints")
+        return checkpoints.best_checkpoint(self.path / checkpoints.CHECKPOINTS)
 
     def read_state(self, checkpoint: Path) -> dict[str, Any]:
         """What `new_checkpoint` was given, "step" included."""
@@ -216,7 +216,7 @@ class RunFolder:
 
     def _rewind(self) -> None:
         """Takes the folder back to where the run goes on."""
-        folder = self.path / "checkpoints"
+        folder = self.path / checkpoints.CHECKPOINTS
         checkpoints.remove_partial(folder)
         set_aside = checkpoints.set_aside_damaged(folder)
         for text in set_aside:
@@ -268,10 +268,10 @@ def _checkpoint_step(path: Path) -> int | None:
 
     Raises: UserError where there was one, and none is left.
     """
-    steps = checkpoints.checkpoint_steps(path / "checkpoints")
+    steps = checkpoints.checkpoint_steps(path / checkpoints.CHECKPOINTS)
     if steps:
         return steps[-1][0]
-    bad = checkpoints.bad_checkpoints(path / "checkpoints")
+    bad = checkpoints.bad_checkpoints(path / checkpoints.CHECKPOINTS)
     num_steps = len(read_rows(path / METRICS))
     if bad or num_steps:
         what = f"all are damaged ({', '.join(bad)})" if bad else f"{path / 'checkpoints'} holds none"

@@ -81,14 +81,8 @@ class WeightReceiver(StoreSide):
             self._verify(transfer.attest.run(addresses_of(tensors.values())), slots, policy_version)
             words.store(control.served(self._rank), policy_version)
             words.notify_all()
-            return SyncReport(
-                policy_version=policy_version,
-                num_bytes=sum(placed.num_bytes for placed in self._own),
-                num_tensors=len({placed.piece.name for placed in self._own}),
-                wait_s=wait_s,
-                copy_s=copied_s - start_s,
-                digest_s=time.monotonic() - checking_s,
-            )
+            digest_s = time.monotonic() - checking_s
+            return self._report(policy_version, wait_s=wait_s, copy_s=copied_s - start_s, digest_s=digest_s)
 
         return check
 

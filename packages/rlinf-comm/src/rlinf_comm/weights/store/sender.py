@@ -66,14 +66,7 @@ class WeightSender(StoreSide):
         words.store(control.slot_version(rank, slot), policy_version)
         words.store(control.num_published(rank), words.load(control.num_published(rank)) + 1)
         words.notify_all()
-        return SyncReport(
-            policy_version=policy_version,
-            num_bytes=sum(placed.num_bytes for placed in self._own),
-            num_tensors=len({placed.piece.name for placed in self._own}),
-            wait_s=wait_s,
-            copy_s=copy_s,
-            digest_s=0.0,
-        )
+        return self._report(policy_version, wait_s=wait_s, copy_s=copy_s, digest_s=0.0)
 
     def _slot_number(self, src_rank: int) -> int:
         return 0

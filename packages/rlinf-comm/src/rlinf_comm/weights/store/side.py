@@ -14,6 +14,7 @@ from rlinf_comm.errors import LayoutError
 from rlinf_comm.weights.layout import TensorSpec
 from rlinf_comm.weights.plan import Piece, ReshardPlan
 from rlinf_comm.weights.region import Place, checked_tensors
+from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.store.memory import ControlWords, WeightStore, align, bytes_of, plan_words, slot_bytes_of
 from rlinf_comm.weights.transfer import Part, Transfer
 
@@ -102,6 +103,16 @@ class StoreSide:
             )
             for placed in self._own
         ]
+
+    def _report(self, policy_version: int, *, wait_s: float, copy_s: float, digest_s: float) -> SyncReport:
+        return SyncReport(
+            policy_version=policy_version,
+            num_bytes=sum(placed.num_bytes for placed in self._own),
+            num_tensors=len({placed.piece.name for placed in self._own}),
+            wait_s=wait_s,
+            copy_s=copy_s,
+            digest_s=digest_s,
+        )
 
     def _slot_number(self, src_rank: int) -> int:
         """Which of the store buffers of a transfer holds what a source rank hands out."""

@@ -34,6 +34,7 @@ from rlinf_workers.training.base import (
     OptimizerSettings,
     Trainable,
     TrainingBackend,
+    shards_of,
     trains_adapters,
 )
 from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, optimizer_tensors, parameter_of, writers
@@ -120,11 +121,7 @@ class FSDP2Backend:
                 "plan.num_ranks_per_replica.actor: fsdp2 cuts the model over all ranks of the actor and gives each "
                 "its own micro-batches; leave the key out"
             )
-        if num_shards % worker.num_ranks:
-            raise ValueError(
-                f"actor.num_shards={num_shards} is not a multiple of its {worker.num_ranks} ranks; "
-                f"use {worker.num_ranks} or a multiple of it"
-            )
+        self.shards: Sequence[int] = shards_of(num_shards, worker.rank, worker.num_ranks)
         self._kind, self._worker = model, worker
         self._rounds = Rounds.of(worker)
         self._number = self._rounds.enter(self)
@@ -144,7 +141,6 @@ class FSDP2Backend:
         self._root.to(worker.device)  # buffers; and fully_shard sees the new parameters
         if self._is_outline and (stored := self._kind.first_weights(self._model)) is not None:
             self._read(stored)
-        self.shards: Sequence[int] = range(worker.rank, num_shards, worker.num_ranks)
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._waiting: list[tuple[Pass, int, Any, LossOf, bool]] = []
         """Micro-batches whose backward pass comes with `reduce`: pass, shard, batch, loss, whether with entropies."""
@@ -233,7 +229,7 @@ class FSDP2Backend:
         grad_norm = math.sqrt(self._worker.ranks.sum_(squares).item())
         self._settings.begin_step(self._optimizer, self.num_steps, grad_norm, self._worker)
         for gradient in gradients:
-            gradient *= min(1.0, self._settings.max_grad_norm / (grad_norm + 1e-6))  # as torch clips
+            gradient *= self._settings.clip_factor(grad_norm)
         self._optimizer.step()
         for parameter in self._parameters.values():
             parameter.grad = None  # nothing of it stays, or goes anywhere, before the next update

@@ -25,7 +25,7 @@ from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.models.weight_files import WeightFiles, region
 from rlinf_workers.models.weight_names import CONVERTS
 from rlinf_workers.records.language import ExampleBatch
-from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings
+from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings, shards_of
 from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
 from rlinf_workers.training.megatron.answers import Asked, rows_of
 from rlinf_workers.training.megatron.files import box_in, gathered, owned, renamed, stacked
@@ -82,7 +82,8 @@ class MegatronBackend:
         self._statistics: dict[int, Tensor] = {}
         self._wrap(trains=optimizer is not None)
         if optimizer is not None:
-            self.shards = self._own_shards(num_shards)
+            place = worker.identity
+            self.shards = shards_of(num_shards, place.replica, place.num_replicas, parts="replicas")
             self.restart(optimizer)
         self._take(self._first_weights())
 
@@ -104,15 +105,6 @@ class MegatronBackend:
         self._called = DistributedDataParallel(config, how, self._called)
         self._optimizer = make_optimizer(self._called, self._options)
         self._masters = Masters(self._optimizer)
-
-    def _own_shards(self, num_shards: int) -> range:
-        replica, num_replicas = self._worker.identity.replica, self._worker.identity.num_replicas
-        if num_shards % num_replicas:
-            raise ValueError(
-                f"actor.num_shards={num_shards} is not a multiple of its {num_replicas} replicas; "
-                f"use {num_replicas} or a multiple of it"
-            )
-        return range(replica, num_shards, num_replicas)
 
     # -- an update -------------------------------------------------------------------------------------------------
 
@@ -175,7 +167,7 @@ class MegatronBackend:
         self._schedule.begin_step(self._optimizer, self.num_steps, grad_norm, self._worker)
         for one in self._optimizer.chained_optimizers:
             for parameter in one.get_parameters():
-                parameter.grad *= min(1.0, self._schedule.max_grad_norm / (grad_norm + 1e-6))  # as torch clips
+                parameter.grad *= self._schedule.clip_factor(grad_norm)
         self._optimizer.step_with_ready_grads()
         self.num_steps += 1
         return grad_norm

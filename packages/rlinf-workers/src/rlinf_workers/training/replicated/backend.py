@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, tensors_of
-from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, Trainable, trains_adapters
+from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, Trainable, shards_of, trains_adapters
 from rlinf_workers.training.checkpoint import host_copy, load_optimizer, optimizer_tensors, writers
 from rlinf_workers.training.served import Served
 from rlinf_workers.worker import Worker
@@ -53,12 +53,7 @@ class ReplicatedBackend:
             self._model.requires_grad_(False)
             return
         ranks = worker.replicas
-        if num_shards % ranks.num_ranks:
-            raise ValueError(
-                f"actor.num_shards={num_shards} is not a multiple of its {ranks.num_ranks} ranks; "
-                f"use {ranks.num_ranks} or a multiple of it"
-            )
-        self.shards = range(ranks.rank, num_shards, ranks.num_ranks)
+        self.shards = shards_of(num_shards, ranks.rank, ranks.num_ranks)
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         if worker.device == HOST:
             self._make_buffers()
