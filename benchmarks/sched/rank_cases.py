@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlinf_sched.derive import Lengths, ModelShape
 from rlinf_sched.derive.megatron import MegatronOptions
@@ -64,7 +64,21 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-SIZES = {"short": (2, 4, 32, 32), "long": (2, 4, 128, 192)}
+ON_GPU: dict[str, dict[str, Any]] = {
+    "Qwen2.5-0.5B": {
+        "model_type": "qwen2",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+}
+"""Shapes that are measured on a GPU alone."""
+SHAPES = {**MODELS, **ON_GPU}
+SIZES = {"short": (2, 4, 32, 32), "long": (2, 4, 128, 192), "few": (1, 4, 128, 128), "many": (2, 4, 256, 256)}
 """Groups of a micro-batch, completions of each, tokens of a prompt, tokens of a completion."""
 BFLOAT16, RECOMPUTE = {"compute_dtype": "bfloat16"}, {"recompute": True}
 
@@ -140,24 +154,43 @@ def cases() -> list[Case]:
     return made
 
 
+def gpu_cases() -> list[Case]:
+    """One rank of each backend on a GPU, in float32 and bfloat16, with logits (few) and without (many)."""
+    replicated = Case(model="Qwen2.5-0.5B", size="many")
+    fsdp2, megatron = (replace(replicated, backend=backend) for backend in ("fsdp2", "megatron"))
+    made = [replicated, replace(replicated, size="few"), replace(replicated, dtype="bfloat16")]
+    for one in (fsdp2, megatron):
+        made += [one, replace(one, options=BFLOAT16), replace(one, options=RECOMPUTE)]
+    return [*made, replace(fsdp2, lora_rank=16), replace(fsdp2, is_packed=True), replace(megatron, size="few")]
+
+
 def make_folder(model: str, folder: str) -> None:
     """A folder with a config and no weights."""
-    values = dict(MODELS[model])
+    values = dict(SHAPES[model])
     config = AutoConfig.for_model(values.pop("model_type"), **values, max_position_embeddings=1024)
     config.save_pretrained(folder)
 
 
-def import_backend(case: Case) -> None:
-    """What a case's backend imports when it is made, which is no part of its model."""
+def warm_up(case: Case, device: torch.device) -> None:
+    """Imports, and what the first products allocate for good."""
     if case.backend == "megatron":
-        from rlinf_workers.training.megatron import shim
+        if device.type == "cpu":
+            from rlinf_workers.training.megatron import shim
 
-        shim.apply()
+            shim.apply()
         import rlinf_workers.training.megatron.model
         import rlinf_workers.training.megatron.optimizer
         import rlinf_workers.training.megatron.parallel  # noqa: F401
     if case.lora_rank:
         import peft  # noqa: F401
+    few = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    few |= {"vocab_size": 64, "intermediate_size": 32, "moe_intermediate_size": 32, "head_dim": 16}
+    values = {**SHAPES[case.model], **few}
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    for dtype in (torch.float32, torch.bfloat16):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device)
+        model(input_ids=torch.ones(2, 4, dtype=torch.int64, device=device)).logits.sum().backward()
+        torch.optim.AdamW(model.parameters()).step()
 
 
 def backend_of(case: Case, model: ModelSettings, worker: Worker) -> TrainingBackend:
@@ -188,7 +221,7 @@ def _loss(answers: Evaluation) -> tuple[torch.Tensor, list[float]]:
 def batch(case: Case, num_groups: int | None = None) -> SequenceBatch | PackedBatch:
     """The longest micro-batch; one prompt is shorter, so there is a mask where rows are padded."""
     groups, size, prompt_tokens, limit = SIZES[case.size]
-    groups, words = num_groups or groups, MODELS[case.model]["vocab_size"]
+    groups, words = num_groups or groups, SHAPES[case.model]["vocab_size"]
     generator = torch.Generator().manual_seed(0)
     prompt_ids = torch.randint(0, words, (groups, prompt_tokens), generator=generator)
     completion_ids = torch.randint(0, words, (groups * size, limit), generator=generator)

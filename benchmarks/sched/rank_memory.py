@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rank_cases import MODELS, SIZES, Case, backend_of, batch, cases, count, import_backend, make_folder, update
-from transformers import AutoConfig, AutoModelForCausalLM
+from rank_cases import SIZES, Case, backend_of, batch, cases, count, make_folder, update, warm_up
 
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.models.language_model import ModelSettings
@@ -46,7 +45,7 @@ class Measured(Worker):
         """Bytes at the peak of the work by either measure, at that of making the model, and in use afterwards."""
         case = Case(**described)
         do = {"actor": self._train, "reference": self._read, "rollout": self._generate}[case.role]
-        _warm_up(case)
+        warm_up(case, self.device)
         _ = self.ranks
         gc.collect()
         heap = ctypes.CDLL(None)
@@ -120,18 +119,6 @@ def _EngineWithoutTokenizer(model: ModelSettings, device: torch.device, *, max_p
     return huggingface.HuggingFaceEngine(model, device, max_prompt_tokens=max_prompt_tokens)
 
 
-def _warm_up(case: Case) -> None:
-    """Imports, and what the first products allocate for good."""
-    import_backend(case)
-    few = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    values = {**MODELS[case.model], **few, "intermediate_size": 32, "moe_intermediate_size": 32, "head_dim": 16}
-    config = AutoConfig.for_model(values.pop("model_type"), **values)
-    for dtype in (torch.float32, torch.bfloat16):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        model(input_ids=torch.ones(2, 4, dtype=torch.int64)).logits.sum().backward()
-        torch.optim.AdamW(model.parameters()).step()
-
-
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
@@ -168,10 +155,8 @@ def run(case: Case) -> dict[str, Any]:
 def main() -> None:
     """Measures what the command line names, or all."""
     pattern = sys.argv[1] if len(sys.argv) > 1 else ""
-    before = json.loads(RESULT.read_text())["cases"] if RESULT.exists() else {}
-    rows = {case.name: before[case.name] for case in cases() if case.name in before}
     for case in (case for case in cases() if pattern in case.name):
-        row = rows[case.name] = run(case)
+        row = run(case)
         print(
             f"{case.name:60} counted {row['counted_bytes'] / 2**20:7.1f} MiB, exact {row['exact_bytes'] / 2**20:7.1f}, "
             f"ratio {row['counted_over_exact']:.3f}, rss {row['rss_over_exact']:.2f} of exact; state "
@@ -179,7 +164,10 @@ def main() -> None:
             f"{row['begin_bytes']['counted'] / 2**20:.1f} / {row['begin_bytes']['exact'] / 2**20:.1f}",
             flush=True,
         )
-        RESULT.write_text(json.dumps({"torch": torch.__version__, "cases": rows}, indent=1) + "\n")
+        before = json.loads(RESULT.read_text())["cases"] if RESULT.exists() else {}
+        rows = before | {case.name: row}
+        kept = {case.name: rows[case.name] for case in cases() if case.name in rows}
+        RESULT.write_text(json.dumps({"torch": torch.__version__, "cases": kept}, indent=1) + "\n")
 
 
 def _begin() -> None:
