@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from rlinf_comm.copies import (
     code_of_dtype,
 )
 from rlinf_comm.records import record
-from rlinf_comm.weights.layout import Box, TensorSpec
+from rlinf_comm.weights.layout import Box, BufferSpec, TensorSpec
 from rlinf_comm.weights.region import Place, dense_strides, extent_bytes, region_in
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ class Part:
     """Number of the store buffer that it lies in, dense."""
     store_offset: int
     """Bytes from the start of that store buffer."""
+    source: Place | None = None
+    """Where a rank that takes the box finds it in the buffers of the rank that hands it out; None for the latter, and
+    for a box that lies in the memory of another one (tied)."""
 
 
 class Transfer:
@@ -57,6 +60,7 @@ class Transfer:
         self._own_bytes = [extent_bytes(tensor) for tensor in tensors.values()]
         self._number = {name: number for number, name in enumerate(tensors)}
         self._dtype = {name: COPY_DTYPES[code_of_dtype(tensor.dtype)] for name, tensor in tensors.items()}
+        self._programs: dict[tuple[str, int], CopyProgram] = {}
         self._offsets: list[int] = []
         self._strides: list[tuple[int, ...]] = []
         for part in parts:
@@ -79,7 +83,7 @@ class Transfer:
                     dst_buffer=part.store,
                     dst_offset=part.store_offset,
                     dst_strides=dense_strides(part.box.shape, part.spec.element_bytes),
-                    dst_dtype=_code(part.spec),
+                    dst_dtype=_code(part.spec.dtype),
                     shape=part.box.shape,
                 )
             )
@@ -87,29 +91,69 @@ class Transfer:
         table = CopyTable.of(copies, src_bytes=self._own_bytes, dst_bytes=self._store_bytes)
         return CopyProgram(table, DigestTable.of(boxes))
 
-    @cached_property
-    def receive(self) -> CopyProgram:
-        """Program that copies the store to own buffers."""
-        return CopyProgram(
-            CopyTable.of(
-                [
-                    StridedCopy(
-                        src_buffer=part.store,
-                        src_offset=part.store_offset,
-                        src_strides=dense_strides(part.box.shape, part.spec.element_bytes),
-                        src_dtype=_code(part.spec),
-                        dst_buffer=self._number[part.place.buffer],
-                        dst_offset=self._offsets[number],
-                        dst_strides=self._strides[number],
-                        dst_dtype=self._dtype[part.place.buffer],
-                        shape=part.box.shape,
-                    )
-                    for number, part in enumerate(self._parts)
-                ],
-                src_bytes=self._store_bytes,
-                dst_bytes=self._own_bytes,
+    def receive(self, store: int = 0) -> CopyProgram:
+        """Program that copies one store buffer to own buffers; the store buffer is its only source."""
+        return self._kept(("store", store), lambda: self._receive(store))
+
+    def fetch(self, store: int, buffers: Mapping[str, BufferSpec]) -> CopyProgram:
+        """Program that copies to own buffers what would lie in a store buffer, from the buffers of the rank that hands
+        it out, which are contiguous."""
+        return self._kept(("rank", store), lambda: self._fetch(store, buffers))
+
+    def _kept(self, key: tuple[str, int], make: Callable[[], CopyProgram]) -> CopyProgram:
+        if key not in self._programs:
+            self._programs[key] = make()
+        return self._programs[key]
+
+    def _receive(self, store: int) -> CopyProgram:
+        copies = [
+            self._copy_to_own(
+                number,
+                src_buffer=0,
+                src_offset=part.store_offset,
+                src_strides=dense_strides(part.box.shape, part.spec.element_bytes),
+                src_dtype=_code(part.spec.dtype),
             )
+            for number, part in enumerate(self._parts)
+            if part.store == store
+        ]
+        return self._program_to_own(copies, [self._store_bytes[store]])
+
+    def _fetch(self, store: int, buffers: Mapping[str, BufferSpec]) -> CopyProgram:
+        numbers = {name: number for number, name in enumerate(buffers)}
+        sizes = {name: TensorSpec((), spec.dtype).element_bytes for name, spec in buffers.items()}
+        copies = []
+        for number, part in enumerate(self._parts):
+            if part.store == store and part.source is not None:
+                name = part.source.buffer
+                copy = self._copy_to_own(
+                    number,
+                    src_buffer=numbers[name],
+                    src_offset=part.source.offset * sizes[name],
+                    src_strides=tuple(stride * sizes[name] for stride in part.source.strides),
+                    src_dtype=_code(buffers[name].dtype),
+                )
+                copies.append(copy)
+        return self._program_to_own(copies, [spec.num_elements * sizes[name] for name, spec in buffers.items()])
+
+    def _copy_to_own(
+        self, number: int, *, src_buffer: int, src_offset: int, src_strides: tuple[int, ...], src_dtype: str
+    ) -> StridedCopy:
+        part = self._parts[number]
+        return StridedCopy(
+            src_buffer=src_buffer,
+            src_offset=src_offset,
+            src_strides=src_strides,
+            src_dtype=src_dtype,
+            dst_buffer=self._number[part.place.buffer],
+            dst_offset=self._offsets[number],
+            dst_strides=self._strides[number],
+            dst_dtype=self._dtype[part.place.buffer],
+            shape=part.box.shape,
         )
+
+    def _program_to_own(self, copies: list[StridedCopy], src_bytes: list[int]) -> CopyProgram:
+        return CopyProgram(CopyTable.of(copies, src_bytes=src_bytes, dst_bytes=self._own_bytes))
 
     @cached_property
     def attest(self) -> DigestProgram:
@@ -125,14 +169,14 @@ class Transfer:
             shape=part.box.shape,
             strides=self._strides[digest],
             dtype=self._dtype[part.place.buffer],
-            as_dtype=_code(part.spec),
+            as_dtype=_code(part.spec.dtype),
             digest=digest,
             first_index=sum(first * stride for first, stride in zip(part.box.start, index_strides, strict=True)),
             index_strides=index_strides,
         )
 
 
-def _code(spec: TensorSpec) -> str:
-    dtype = dtype_named(spec.dtype)
+def _code(name: str) -> str:
+    dtype = dtype_named(name)
     assert dtype is not None, "specs are checked when a layout is made"
     return COPY_DTYPES[code_of_dtype(dtype)]
