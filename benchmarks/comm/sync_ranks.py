@@ -56,7 +56,7 @@ class Receiver(WeightReceiver):
         transfer = super()._transfer(tensors)
         if self.attests:
             return transfer
-        return type("Plain", (), {"receive": staticmethod(transfer.receive), "attest": _NoDigests(None, 0)})
+        return type("Plain", (), {"receive": transfer.receive, "attest": _NoDigests(None, 0)})
 
     def _verify(self, digests: list[int], slots: dict[int, int], policy_version: int) -> None:
         if self.attests:

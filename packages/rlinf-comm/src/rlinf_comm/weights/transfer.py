@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -83,7 +83,7 @@ class Transfer:
                     dst_buffer=part.store,
                     dst_offset=part.store_offset,
                     dst_strides=dense_strides(part.box.shape, part.spec.element_bytes),
-                    dst_dtype=_code(part.spec.dtype),
+                    dst_dtype=_code(part.spec),
                     shape=part.box.shape,
                 )
             )
@@ -91,68 +91,56 @@ class Transfer:
         table = CopyTable.of(copies, src_bytes=self._own_bytes, dst_bytes=self._store_bytes)
         return CopyProgram(table, DigestTable.of(boxes))
 
-    def receive(self, store: int = 0) -> CopyProgram:
-        """Program that copies one store buffer to own buffers; the store buffer is its only source."""
-        return self._kept(("store", store), lambda: self._receive(store))
+    @cached_property
+    def receive(self) -> CopyProgram:
+        """Program that copies the store to own buffers."""
+        return self._to_own(range(len(self._parts)), self._store_bytes)
 
-    def fetch(self, store: int, buffers: Mapping[str, BufferSpec]) -> CopyProgram:
-        """Program that copies to own buffers what would lie in a store buffer, from the buffers of the rank that hands
-        it out, which are contiguous."""
-        return self._kept(("rank", store), lambda: self._fetch(store, buffers))
+    def stored(self, store: int) -> CopyProgram:
+        """What `receive` copies from one store buffer; the buffers are still those of the store."""
+        numbers = [number for number, part in enumerate(self._parts) if part.store == store]
+        return self._kept(("stored", store), lambda: self._to_own(numbers, self._store_bytes))
+
+    def lent(self, store: int, buffers: Mapping[str, BufferSpec]) -> CopyProgram:
+        """What `receive` copies from one store buffer, from the buffers of the rank that fills it, which are
+        contiguous."""
+        numbers = [number for number, part in enumerate(self._parts) if part.store == store and part.source]
+        num_bytes = [spec.num_elements * TensorSpec((), spec.dtype).element_bytes for spec in buffers.values()]
+        return self._kept(("lent", store), lambda: self._to_own(numbers, num_bytes, buffers))
 
     def _kept(self, key: tuple[str, int], make: Callable[[], CopyProgram]) -> CopyProgram:
         if key not in self._programs:
             self._programs[key] = make()
         return self._programs[key]
 
-    def _receive(self, store: int) -> CopyProgram:
-        copies = [
-            self._copy_to_own(
-                number,
-                src_buffer=0,
-                src_offset=part.store_offset,
-                src_strides=dense_strides(part.box.shape, part.spec.element_bytes),
-                src_dtype=_code(part.spec.dtype),
-            )
-            for number, part in enumerate(self._parts)
-            if part.store == store
-        ]
-        return self._program_to_own(copies, [self._store_bytes[store]])
-
-    def _fetch(self, store: int, buffers: Mapping[str, BufferSpec]) -> CopyProgram:
-        numbers = {name: number for number, name in enumerate(buffers)}
-        sizes = {name: TensorSpec((), spec.dtype).element_bytes for name, spec in buffers.items()}
+    def _to_own(
+        self, numbers: Iterable[int], src_bytes: Sequence[int], lent: Mapping[str, BufferSpec] | None = None
+    ) -> CopyProgram:
+        """Copies the parts with these numbers to own buffers, out of the store or what is lent."""
+        src_numbers = {name: number for number, name in enumerate(lent or {})}
         copies = []
-        for number, part in enumerate(self._parts):
-            if part.store == store and part.source is not None:
-                name = part.source.buffer
-                copy = self._copy_to_own(
-                    number,
-                    src_buffer=numbers[name],
-                    src_offset=part.source.offset * sizes[name],
-                    src_strides=tuple(stride * sizes[name] for stride in part.source.strides),
-                    src_dtype=_code(buffers[name].dtype),
+        for number in numbers:
+            part = self._parts[number]
+            if lent is None or part.source is None:
+                src, offset, spec = part.store, part.store_offset, part.spec
+                strides = dense_strides(part.box.shape, spec.element_bytes)
+            else:
+                src, spec = src_numbers[part.source.buffer], TensorSpec((), lent[part.source.buffer].dtype)
+                offset = part.source.offset * spec.element_bytes
+                strides = tuple(stride * spec.element_bytes for stride in part.source.strides)
+            copies.append(
+                StridedCopy(
+                    src_buffer=src,
+                    src_offset=offset,
+                    src_strides=strides,
+                    src_dtype=_code(spec),
+                    dst_buffer=self._number[part.place.buffer],
+                    dst_offset=self._offsets[number],
+                    dst_strides=self._strides[number],
+                    dst_dtype=self._dtype[part.place.buffer],
+                    shape=part.box.shape,
                 )
-                copies.append(copy)
-        return self._program_to_own(copies, [spec.num_elements * sizes[name] for name, spec in buffers.items()])
-
-    def _copy_to_own(
-        self, number: int, *, src_buffer: int, src_offset: int, src_strides: tuple[int, ...], src_dtype: str
-    ) -> StridedCopy:
-        part = self._parts[number]
-        return StridedCopy(
-            src_buffer=src_buffer,
-            src_offset=src_offset,
-            src_strides=src_strides,
-            src_dtype=src_dtype,
-            dst_buffer=self._number[part.place.buffer],
-            dst_offset=self._offsets[number],
-            dst_strides=self._strides[number],
-            dst_dtype=self._dtype[part.place.buffer],
-            shape=part.box.shape,
-        )
-
-    def _program_to_own(self, copies: list[StridedCopy], src_bytes: list[int]) -> CopyProgram:
+            )
         return CopyProgram(CopyTable.of(copies, src_bytes=src_bytes, dst_bytes=self._own_bytes))
 
     @cached_property
@@ -169,14 +157,14 @@ class Transfer:
             shape=part.box.shape,
             strides=self._strides[digest],
             dtype=self._dtype[part.place.buffer],
-            as_dtype=_code(part.spec.dtype),
+            as_dtype=_code(part.spec),
             digest=digest,
             first_index=sum(first * stride for first, stride in zip(part.box.start, index_strides, strict=True)),
             index_strides=index_strides,
         )
 
 
-def _code(name: str) -> str:
-    dtype = dtype_named(name)
+def _code(spec: TensorSpec) -> str:
+    dtype = dtype_named(spec.dtype)
     assert dtype is not None, "specs are checked when a layout is made"
     return COPY_DTYPES[code_of_dtype(dtype)]

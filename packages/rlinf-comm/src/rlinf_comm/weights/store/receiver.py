@@ -15,7 +15,6 @@ from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.store.memory import NO_VERSION, NUM_SLOTS, WORD_MODULUS, WeightStore, Where
 from rlinf_comm.weights.store.shared_tensors import Mappings, SharedPlace
 from rlinf_comm.weights.store.side import StoreSide
-from rlinf_comm.weights.transfer import Transfer
 from rlinf_comm.weights.unlisted import listed
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ class WeightReceiver(StoreSide):
             As `receive`; that tensors differ or are missing is what the check raises.
         """
         tensors = self._checked(tensors)
-        transfer = self._transfer(tensors)
         control, words = self._control, self._words
         if words.load(control.served(self._rank)) >= policy_version:
             words.store(
@@ -75,14 +73,14 @@ class WeightReceiver(StoreSide):
         wait_s, slots = self._wait_for_version(policy_version, timeout_s)
 
         start_s = time.monotonic()
-        lenders = self._copy(transfer, tensors, policy_version, slots)
+        lenders = self._copy(tensors, slots, policy_version)
         copied_s = time.monotonic()
 
         def check() -> SyncReport:
             checking_s = time.monotonic()
             words.store(control.checking(self._rank), policy_version)
             words.notify_all()
-            digests = transfer.attest.run(addresses_of(tensors.values()))
+            digests = self._digests(tensors)
             self._wait_for_digests(lenders, policy_version, timeout_s)
             self._verify(digests, slots, policy_version)
             words.store(control.served(self._rank), policy_version)
@@ -92,32 +90,49 @@ class WeightReceiver(StoreSide):
 
         return check
 
-    def _copy(
-        self, transfer: Transfer, tensors: Mapping[str, torch.Tensor], policy_version: int, slots: Mapping[int, int]
-    ) -> list[int]:
+    def _copy(self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], policy_version: int) -> list[int]:
         """Fills the tensors, from the store or from where the senders have it. Returns: those who lend."""
         control, words = self._control, self._words
         words.store(control.reading(self._rank), policy_version)  # before it is asked where the version lies
-        addresses, lenders = addresses_of(tensors.values()), []
         try:
-            for number, (src_rank, slot) in enumerate(sorted(slots.items())):
-                where = words.load(control.slot_where(src_rank, slot))
-                if where == Where.GONE:
+            where = {src_rank: words.load(control.slot_where(src_rank, slot)) for src_rank, slot in slots.items()}
+            for src_rank in self._src_ranks:
+                if where[src_rank] == Where.GONE:
                     raise WeightMismatchError(
                         f"weight store {self._store.name!r}: expected version {policy_version}, but the tensors of "
                         f"sender {src_rank} have changed since all receivers had it; it does not come back",
                         expected_version=policy_version,
                     )
-                if where == Where.LENT:
-                    lenders.append(src_rank)
-                    program = transfer.fetch(number, self._plan.src_buffers[src_rank])
-                    program.run(self._lent_addresses(src_rank), addresses)
-                else:
-                    transfer.receive(number).run(np.array([self._slot_address(slot)], np.int64), addresses)
+            lenders = [src_rank for src_rank in self._src_ranks if where[src_rank] == Where.LENT]
+            if not lenders:
+                self._read(tensors, slots, policy_version)
+            else:
+                self._read_lent(tensors, slots, lenders)
         finally:
             words.store(control.reading(self._rank), NO_VERSION)
             words.notify_all()
         return lenders
+
+    def _read(self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], policy_version: int) -> None:
+        """Copies this rank's pieces out of the slots of their senders."""
+        self._transfer(tensors).receive.run(self._slot_addresses(slots), addresses_of(tensors.values()))
+
+    def _read_lent(self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], lenders: list[int]) -> None:
+        """The same, where some senders have theirs in their own tensors."""
+        transfer, addresses = self._transfer(tensors), addresses_of(tensors.values())
+        for number, src_rank in enumerate(self._src_ranks):
+            if src_rank in lenders:
+                program = transfer.lent(number, self._plan.src_buffers[src_rank])
+                program.run(self._lent_addresses(src_rank), addresses)
+            else:
+                transfer.stored(number).run(self._slot_addresses(slots), addresses)
+
+    def _digests(self, tensors: dict[str, torch.Tensor]) -> list[int]:
+        """The digests of the pieces as the tensors hold them."""
+        return self._transfer(tensors).attest.run(addresses_of(tensors.values()))
+
+    def _slot_addresses(self, slots: Mapping[int, int]) -> np.ndarray:
+        return np.array([self._slot_address(slots[src_rank]) for src_rank in self._src_ranks], np.int64)
 
     def _lent_addresses(self, src_rank: int) -> np.ndarray:
         """Where this process sees the buffers of a sender."""

@@ -109,12 +109,9 @@ class WeightSender(StoreSide):
             where, version = Where.GONE, loan.policy_version
             if self._receivers_before(version):
                 where = Where.STORED
-                if self._words.load(self._control.digested(self._rank)) == version:
-                    self._transfer(loan.tensors).publish.run(
-                        addresses_of(loan.tensors.values()), self._slot_pointer(loan.slot)
-                    )
-                else:
-                    self._fill(loan.tensors, loan.slot, version)
+                digests = self._write(loan.tensors, loan.slot)
+                if self._words.load(self._control.digested(self._rank)) != version:  # or they may be compared just now
+                    self._store_digests(digests, loan.slot, version)
             # Who looks from now on finds it there; who looked before has said that it reads.
             self._words.store(self._control.slot_where(self._rank, loan.slot), where)
             self._words.notify_all()
@@ -161,11 +158,14 @@ class WeightSender(StoreSide):
             words.store(control.piece(slot, placed.index), NO_VERSION)
         return slot, wait_s
 
-    def _fill(self, tensors: Mapping[str, torch.Tensor], slot: int, policy_version: int) -> None:
+    def _fill(self, tensors: dict[str, torch.Tensor], slot: int, policy_version: int) -> None:
         """Copies to the slot, with digests."""
-        program = self._transfer(tensors).publish
-        digests = program.run_with_digests(addresses_of(tensors.values()), self._slot_pointer(slot))
-        self._store_digests(digests, slot, policy_version)
+        self._store_digests(self._write(tensors, slot), slot, policy_version)
+
+    def _write(self, tensors: dict[str, torch.Tensor], slot: int) -> list[int]:
+        """Copies this rank's pieces into a slot; returns their digests."""
+        slot_address = np.array([self._slot_address(slot)], np.int64)
+        return self._transfer(tensors).publish.run_with_digests(addresses_of(tensors.values()), slot_address)
 
     def _store_digests(self, digests: Sequence[int], slot: int, policy_version: int) -> None:
         words, control = self._words, self._control
@@ -182,9 +182,6 @@ class WeightSender(StoreSide):
         words.store(control.slot_version(rank, slot), policy_version)
         words.store(control.num_published(rank), words.load(control.num_published(rank)) + 1)
         words.notify_all()
-
-    def _slot_pointer(self, slot: int) -> np.ndarray:
-        return np.array([self._slot_address(slot)], np.int64)
 
     def _slot_number(self, src_rank: int) -> int:
         return 0

@@ -200,7 +200,7 @@ class WeightStreamReceiver:
                 return message
             came_s = time.perf_counter()
             data = self._data_of(message, number, bucket, kept, held is not None, talk, found)
-            transfer.receive().run(np.array([data.ctypes.data], np.int64), addresses)
+            transfer.receive.run(np.array([data.ctypes.data], np.int64), addresses)
             found.digests.append(message.digests)
             found.busy_s += time.perf_counter() - came_s
         found.window_s = time.perf_counter() - start_s
