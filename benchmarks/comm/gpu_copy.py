@@ -65,11 +65,11 @@ def reshard(kind: str, num_bytes: int, source_dtype: torch.dtype) -> dict[str, f
     stream = torch.cuda.current_stream()
     pointers = [shard.data_ptr() for shard in shards], [whole.data_ptr()]
     flat = torch.empty(rows * COLUMNS, dtype=torch.bfloat16, device="cuda")
-    calls: dict[str, Any] = {"memcpy": lambda: flat.copy_(whole.view(-1))}
+    calls: dict[str, Any] = {"memcpy": lambda out=flat: out.copy_(whole.view(-1))}
     for max_ctas in (16, 132, 1056):
         calls[f"max_ctas_{max_ctas}"] = lambda ctas=max_ctas: program.run(*pointers, stream=stream, max_ctas=ctas)
     seconds = median_s(calls)
-    del flat  # or the comparison has no room
+    del flat, calls  # or the comparison has no room
     parts = whole.chunk(TP, 0 if by_rows else 1)
     assert all(torch.equal(part, shard.bfloat16()) for part, shard in zip(parts, shards, strict=True))
     return {name: whole.nbytes / value / 1e9 for name, value in seconds.items()} | {"bytes": float(whole.nbytes)}
