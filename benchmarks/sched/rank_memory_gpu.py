@@ -1,11 +1,12 @@
 """Peak bytes of one rank on a GPU beside what `rlinf_sched.derive.memory` counts: results/rank-memory-gpu.json.
 
-    python benchmarks/sched/rank_memory_gpu.py [--output FILE] [--device cpu] [PATTERN]
+    python benchmarks/sched/rank_memory_gpu.py [--output FILE] [--device cpu:0] [PATTERN]
 
 A model of Qwen2.5-0.5B's shape with random weights, trained by each backend with one rank, all cases at once on one GPU
 in processes of their own. Measured is what torch's allocator had handed out at most during two updates, above what the
 process had of it before its model (`torch.cuda.max_memory_allocated`); the context of a process, about half a GiB, and
-what the allocator keeps for later are not in it. On a CPU it tries the script itself, with nothing measured.
+what the allocator keeps for later are not in it. PATTERN chooses cases by a part of their name. On a CPU the script
+itself is tried, with nothing measured.
 """
 
 from __future__ import annotations
@@ -97,25 +98,28 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("pattern", nargs="?", default="")
     said = parser.parse_args()
-    rows = {}
+    name = torch.cuda.get_device_name() if said.device.startswith("cuda") else "none"
+    rows = json.loads(said.output.read_text())["cases"] if said.output.exists() else {}
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(NUM_AT_ONCE) as threads:
         chosen = [case for case in gpu_cases() if said.pattern in case.name]
         for model in {case.model for case in chosen}:
             make_folder(model, f"{scratch}/{model}")
         for case, row in zip(chosen, threads.map(partial(run, Path(scratch), said.device), chosen), strict=True):
             rows[case.name] = row
-            if "error" in row:
-                print(f"{case.name}: {row['error']}", flush=True)
-                continue
-            sizes = [row["counted_bytes"], row["peak_bytes"], *row["state_bytes"].values(), row["reserved_bytes"]]
-            counted, peak, *state, reserved = (f"{size / 2**20:,.0f}" for size in sizes)
-            print(
-                f"{case.name:70} counted {counted} MiB, measured {peak}, ratio {row['counted_over_peak']:.3f}; "
-                f"state {state[0]} / {state[1]}; reserved {reserved}",
-                flush=True,
+            print(f"{case.name:70} {described(row)}", flush=True)
+            said.output.write_text(
+                json.dumps({"torch": torch.__version__, "device": name, "cases": rows}, indent=1) + "\n"
             )
-    name = torch.cuda.get_device_name() if said.device.startswith("cuda") else "none"
-    said.output.write_text(json.dumps({"torch": torch.__version__, "device": name, "cases": rows}, indent=1) + "\n")
+
+
+def described(row: dict[str, Any]) -> str:
+    """A result as a line for people."""
+    if "error" in row:
+        return row["error"]
+    sizes = [row["counted_bytes"], row["peak_bytes"], *row["state_bytes"].values(), row["reserved_bytes"]]
+    counted, peak, *state, reserved = (f"{size / 2**20:,.0f}" for size in sizes)
+    ratio = f"{row['counted_over_peak']:.3f}"
+    return f"counted {counted} MiB, measured {peak}, ratio {ratio}; state {state[0]} / {state[1]}; reserved {reserved}"
 
 
 def _begin() -> None:

@@ -25,7 +25,9 @@ def megatron_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMem
     if cut.distributed_optimizer:
         kept = -(-dense // (num_replicas * cut.num_parts)) + -(-experts // num_replicas)
     computed = compute_bytes(job)
-    passes = [_Pass(model=model, job=job, cut=cut, num_rows=rows) for rows in (_rows(job), job.warm_start_sequences)]
+    passes = [
+        MegatronPass(model=model, job=job, cut=cut, num_rows=rows) for rows in (_rows(job), job.warm_start_sequences)
+    ]
     return RankMemory(
         weights=computed * (dense + experts),
         masters=0 if computed == FLOAT_BYTES else FLOAT_BYTES * kept,
@@ -64,7 +66,7 @@ def _num_micro_batches(job: JobShape, num_replicas: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Pass:
+class MegatronPass:
     """Forward and backward of so many whole sequences through megatron-core's local layers."""
 
     model: ModelShape
@@ -78,13 +80,19 @@ class _Pass:
         The first stage of a pipeline keeps as many micro-batches as there are stages; the last one keeps one, and has
         the head.
         """
-        stages, num_layers = self.cut.pipeline_parallel, self.model.num_layers // self.cut.pipeline_parallel
-        kept = num_layers * self._kept_of_layer()
-        inside = self._inside_of_layer()
+        stages, kept, inside = self.cut.pipeline_parallel, self.kept_bytes, self._inside_of_layer()
         if stages == 1:
             return kept + max(inside, self._head_bytes())
         first = min(stages, num_micro_batches) * kept + inside
         return max(first, kept + max(inside, self._head_bytes()))
+
+    @property
+    def kept_bytes(self) -> int:
+        """What autograd keeps of the layers of a stage."""
+        num_layers = self.model.num_layers // self.cut.pipeline_parallel
+        if not self.cut.recompute:
+            return num_layers * self._layer_bytes()
+        return num_layers * self._num_tokens * self.model.hidden_size * self._d // self._num_shared  # inputs of layers
 
     @property
     def _d(self) -> int:
@@ -100,11 +108,6 @@ class _Pass:
     def _num_shared(self) -> int:
         """Ranks that share the positions of a sequence out between matrices."""
         return self.cut.tensor_parallel if self.cut.sequence_parallel else 1
-
-    def _kept_of_layer(self) -> int:
-        if not self.cut.recompute:
-            return self._layer_bytes()
-        return self._num_tokens * self.model.hidden_size * self._d // self._num_shared  # its input
 
     def _layer_bytes(self) -> int:
         """Bytes that autograd keeps of a layer, counted tensor by tensor. d is the bytes of a number, F those of a
