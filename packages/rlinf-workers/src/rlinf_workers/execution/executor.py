@@ -209,7 +209,8 @@ class Executor:
             self._versions[edge] = self._groups[edge.source].call("publish_weights", edge.name)[0]
 
     def _connect(self, edge: WeightEdge) -> None:
-        reshard = reshard_plan(self._layout(edge.source), self._layout(edge.target))
+        source = self._layout(edge.source)
+        reshard = reshard_plan(source, self._layout(edge.target).with_dtypes_of(source.specs))
         self._weights_bytes[edge] = sum(spec.num_bytes for spec in reshard.specs.values())
         nodes = self._nodes(edge.source) | self._nodes(edge.target)
         on_gpus = self._is_on_gpus(edge.source) and self._is_on_gpus(edge.target)

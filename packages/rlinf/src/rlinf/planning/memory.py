@@ -57,6 +57,7 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True) -> JobShape:
         ),
         num_groups=rollout.num_prompts,
         dtype_bytes=DTYPE_BYTES[config.model.dtype],
+        served_bytes=DTYPE_BYTES[config.served_dtype],
         num_shards=config.actor.settled_shards,
         micro_batch_groups=config.actor.micro_batch_groups,
         max_tokens_per_micro_batch=config.actor.max_tokens_per_micro_batch,
@@ -233,7 +234,7 @@ def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster
 
 def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
     """Bytes of the store of weights between trainer and engines, which the processes share."""
-    return NUM_STORED * DTYPE_BYTES[config.model.dtype] * shape.num_parameters
+    return NUM_STORED * DTYPE_BYTES[config.served_dtype] * shape.num_parameters
 
 
 def misfit(
