@@ -42,6 +42,7 @@ def test_discarded_weights_are_received_again_whatever_version_comes():
     tried.served_versions["actor -> noting"] = 7
     tried.unload()
     assert tried.served_versions == {"actor -> noting": 7}
-    tried.unload(discards=True)
+    tried.may_discard = True
+    tried.unload()
     assert tried.served_versions == {}
     assert worker.calls == ["offload", "discard"]

@@ -114,7 +114,8 @@ class Worker:
         chunk."""
 
     def offload(self) -> None:
-        """Takes the state off the devices for whoever shares them. Called just before the lease is given back."""
+        """Takes the state off the devices for whoever shares them and comes next. Called while no stage of this worker
+        computes, from a thread of its own."""
 
     def discard(self) -> None:
         """`offload` where a sync fills `weights()` after the next `onload`, before anything reads them; they need not

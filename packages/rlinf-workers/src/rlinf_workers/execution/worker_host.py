@@ -17,7 +17,7 @@ from rlinf_workers.launcher.base import Identity, RequestSender, Wait
 from rlinf_workers.links.base import WeightPort, WeightReceiver, WeightSender
 from rlinf_workers.metrics import MetricTable
 from rlinf_workers.registry import WEIGHT_LINKS
-from rlinf_workers.spans import WaitTable
+from rlinf_workers.spans import LEASE, Span, WaitTable, now_ns
 from rlinf_workers.worker import StepContext, Worker
 
 W = TypeVar("W", bound=Worker)
@@ -48,6 +48,8 @@ class WorkerHost:
         """Stages that hold their lease."""
         self.is_loaded = True
         """Whether the worker's state is on its devices."""
+        self.may_discard = False
+        """Whether the weights that it serves may be lost when its state leaves; they are received anew then."""
         self._onloaded_bytes = 0
         """What it held of its device when it was last offloaded."""
         self.served_versions: dict[str, int] = {}
@@ -93,22 +95,29 @@ class WorkerHost:
         """Runs one stage for one run of the flow."""
         return StageRunner(self, call).run()
 
-    def unload(self, discards: bool = False) -> None:
-        """Takes the state off the devices until the worker's next turn.
-
-        Args:
-            discards: the weights that it serves may be lost; they are received anew, whatever version comes.
-        """
-        if self.is_loaded:
-            self._onloaded_bytes = self._device_bytes()
-        if discards:
-            self.served_versions.clear()
-            self.worker.discard()
-        else:
-            self.worker.offload()
-        self.is_loaded = False
+    def load(self) -> None:
+        """Brings the state onto the devices, within the worker's turn."""
+        self.worker.onload()
         if self.worker.device.type == "cuda":
-            torch.cuda.empty_cache()  # or the caching allocator keeps what others on this device need
+            torch.cuda.synchronize()  # what comes next may read and write it on other streams
+        self.is_loaded = True
+
+    def unload(self) -> Span:
+        """Takes the state off the devices until the worker's next turn; called while it has none. Returns: when."""
+        with self.body_lock:
+            assert not self.num_inside, f"{self.identity.name} is sent away within its turn"
+            start_ns = now_ns()
+            if self.is_loaded:
+                self._onloaded_bytes = self._device_bytes()
+            if self.may_discard:
+                self.served_versions.clear()
+                self.worker.discard()
+            else:
+                self.worker.offload()
+            self.is_loaded = False
+            if self.worker.device.type == "cuda":
+                torch.cuda.empty_cache()  # or the caching allocator keeps what others on this device need
+            return Span("offload", LEASE, start_ns, now_ns() - start_ns, 0, self.identity.name, self.identity.devices)
 
     def open_weights(self, port: WeightPort) -> None:
         """Opens one end of a weight edge."""
