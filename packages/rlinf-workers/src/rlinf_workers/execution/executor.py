@@ -20,12 +20,13 @@ from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import WeightEdge
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.errors import FlowDefinitionError, StepTimeout
-from rlinf_workers.execution.lease import Leases
+from rlinf_workers.execution.lease import LeaseRequest, Leases, Reply
 from rlinf_workers.execution.ports import Pauses, Writer
+from rlinf_workers.execution.residents import Residents
 from rlinf_workers.execution.stage_calls import PlannedFlow, StageCall, StageOutcome
 from rlinf_workers.flow import Flow
 from rlinf_workers.group import WorkerGroup, gather
-from rlinf_workers.launcher.base import Identity, Launcher, Wait, WorkerSpec
+from rlinf_workers.launcher.base import Identity, Launcher, Wait, WorkerHandle, WorkerSpec
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.links.base import WeightLink, WeightPort
 from rlinf_workers.links.choose import choose
@@ -37,6 +38,8 @@ from rlinf_workers.worker import StepContext
 CHANNEL_ITEMS = 4096
 CHANNEL_BYTES = 128 << 20
 OnItems = Callable[[str, Sequence[Any]], None]
+LEAVE_LANE = -1
+"""Of a worker that is sent away from its devices: its stages may be waiting on the others."""
 FEED_PIECE = 64
 """Items that the driver hands over at once, when the reader takes whole batches."""
 
@@ -97,6 +100,7 @@ class Executor:
         self._groups: dict[str, WorkerGroup] = {}
         self._placements: dict[str, StagePlan] = {}
         self._open: dict[str, _OpenFlow] = {}
+        self._residents = Residents(lambda worker: self._handle(worker).call("unload", lane=LEAVE_LANE))
         self._links: dict[WeightEdge, WeightLink] = {}
         self._versions: dict[WeightEdge, int] = {}
         self._weights_bytes: dict[WeightEdge, int] = {}
@@ -271,7 +275,7 @@ class Executor:
             raise FlowDefinitionError(
                 f"flow {flow.name!r} is fed through {list(planned.graph.feeds)}, but got {sorted(feeds)}"
             )
-        leases = Leases(planned.shared_devices)
+        leases = self._leases(planned)
         self._launcher.serve("lease", leases)
         for name, channel in channels.items():
             channel.reopen(planned.num_writers(name))
@@ -286,7 +290,7 @@ class Executor:
         try:
             gather(futures, self._launcher.lost, timeout_s)
         except TimeoutError as error:
-            text = _describe_waits(self._launcher.waits(), leases, channels)
+            text = _describe_waits(self._launcher.waits(), leases, self._residents.leaving(), channels)
             self._abort(opened, "the run passed its deadline")
             raise StepTimeout(
                 f"flow {flow.name!r}, step {context.step}: not done after {timeout_s:.0f} s; who waits for what:\n"
@@ -304,10 +308,25 @@ class Executor:
             metrics=merge(outcome.metrics for outcome in outcomes),
             collected={channel: future.result() for channel, future in collecting.items()},
             shown=[row for outcome in outcomes for row in outcome.shown],
-            spans=[span for outcome in outcomes for span in outcome.spans],
+            spans=[*(span for outcome in outcomes for span in outcome.spans), *self._residents.take_spans()],
             start_s=start_s,
             duration_s=duration_s,
         )
+
+    def _leases(self, planned: PlannedFlow) -> Leases:
+        """For one run; whose state is where goes on from the runs before."""
+
+        def make_room(worker: str, request: LeaseRequest, reply: Reply) -> None:
+            role, _, rank = worker.partition("/")
+            devices, beside = self._placements[role].devices_of(int(rank)), planned.groups_of(request.turn)
+            self._residents.make_room(worker, devices, beside=beside, stays=request.stays, ready=reply)
+
+        return Leases(planned.leased_devices, make_room)
+
+    def _handle(self, worker: str) -> WorkerHandle:
+        """`actor/1` -> the driver's end of it."""
+        role, _, rank = worker.partition("/")
+        return self._groups[role].handles[int(rank)]
 
     def _start_stages(self, opened: _OpenFlow, context: StepContext) -> list[tuple[StageCall, Future[StageOutcome]]]:
         planned, started = opened.planned, []
@@ -351,7 +370,9 @@ class Executor:
         self._scratch.cleanup()
 
 
-def _describe_waits(waits: Sequence[Wait], leases: Leases, channels: Mapping[str, Channel]) -> str:
+def _describe_waits(
+    waits: Sequence[Wait], leases: Leases, leaving: Sequence[str], channels: Mapping[str, Channel]
+) -> str:
     """The wait-for graph in words, one line a wait, the longest first: since when, and who could end it."""
     if not waits:
         return "  no worker said that it was waiting: they compute, or hang in native code (see their logs)"
@@ -361,6 +382,7 @@ def _describe_waits(waits: Sequence[Wait], leases: Leases, channels: Mapping[str
         line = f"  {wait.waiter} waits for {wait.target} since {now - wait.since_s:.1f} s"
         if match := re.fullmatch(r"lease of turn (\d+)", wait.target):
             line += f" (held by {', '.join(leases.holders(int(match[1]))) or 'nobody'})"
+            line += f" (still leaving: {', '.join(leaving)})" if leaving else ""
         elif (match := re.fullmatch(r"(?:room in )?channel (.+)", wait.target)) and match[1] in channels:
             stats = channels[match[1]].stats()
             line += f" ({stats.num_items} entries, {stats.num_bytes} of {stats.capacity_bytes} bytes in it)"
