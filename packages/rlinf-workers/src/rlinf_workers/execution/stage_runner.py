@@ -145,6 +145,10 @@ class StageRunner(Pauses):
             self._inside = True
             self._lock()
             self._host.num_inside += 1
+            start_ns = now_ns()
+            self._host.before_change()
+            if now_ns() - start_ns >= SHORTEST_WAIT_SPAN_NS:
+                self._add_span("keep published weights", SYNC, start_ns)
             if not self._host.is_loaded:
                 with self._span("onload", LEASE):
                     self._host.load()

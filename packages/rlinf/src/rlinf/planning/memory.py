@@ -37,7 +37,8 @@ HEAP_SHARE = 0.4
 """Freed blocks that malloc keeps in such a process, as a share of the memory that comes and goes and of the optimizer's
 moments, which are allocated in between; chosen so that no worker in the same measurements takes more."""
 NUM_STORED = 2
-"""Copies of the weights in the host's store between trainer and engines: the version that is served, and the next."""
+"""Copies of the weights that the host's store between trainer and engines takes at most: the version that is served,
+and the next."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
