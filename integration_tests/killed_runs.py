@@ -1,10 +1,10 @@
 """Whole runs that are killed while they save (SIGKILL): `python killed_runs.py FOLDER NUMBER`, for test_checkpoints.py.
 
-A run saves after every step. The driver and a rank that writes, in turn, are killed at a random moment of a save, or right
-after it (going by how long the one before took). Each time all checkpoints are read and the run is resumed. A line of
-JSON for each kill says what was found: who was killed, whether a save was under way, what is wrong with which checkpoint,
-which step was newest and from which the run went on, and what temporary names of that moment were still there when the
-resumed run had saved again.
+A run saves after every step. The driver and a rank that writes are killed in turn, at a random moment of a save or
+right after it (going by how long the one before took). Each time all checkpoints are read and the run is resumed. A
+line of JSON for each kill says what was found: who was killed, whether a save was under way, what is wrong with which
+checkpoint, which step was newest and from which the run went on, and what temporary names of that moment were still
+there when the resumed run had saved again.
 """
 
 import json
@@ -51,7 +51,6 @@ def main(output: Path, num_kills: int) -> None:
         whole = {path.name: damage(path) for path in sorted(folder.glob("step-??????"))}
         left, newest = temporary(output), newest_step(folder)
         process = start(None, output, {})
-        print(f"{duration_s=}", file=sys.stderr)
         resumed = first_line(process, "resumed from step-")
         wait_for_save(folder, newest + 1, process)
         found = {
