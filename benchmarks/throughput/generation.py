@@ -47,6 +47,7 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
+WAYS = ("graphs", "eager", "generate")
 WARM_UP_TOKENS = 16
 """New tokens of the eager ways' first round, which does not count."""
 NUM_CHECKED, CHECKED_TOKENS = 4, 64
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="graphs is always measured")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -69,8 +71,9 @@ def main() -> None:
     prompts = make_prompts(options.prompts, options.prompt_tokens)
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder), options.layers)
-        engines = {name: make_engine(model, device, graphs=name == "graphs") for name in ("graphs", "eager")}
-        num_tokens: dict[str, list[int]] = {name: [] for name in (*engines, "generate")}
+        named = [name for name in ("graphs", "eager") if name in ("graphs", *options.ways)]
+        engines = {name: make_engine(model, device, graphs=name == "graphs") for name in named}
+        num_tokens: dict[str, list[int]] = {name: [] for name in WAYS}
 
         def side(name: str, generate: Callable[[SamplingSettings, int], int]) -> Callable[[int], float]:
             def step(round_index: int) -> float:
@@ -88,7 +91,8 @@ def main() -> None:
             name: side(name, lambda settings, step, e=engine: count(run(e, prompts, settings, step)))
             for name, engine in engines.items()
         }
-        sides["generate"] = side("generate", lambda settings, _: peer(engines["eager"], prompts, settings, device))
+        if "generate" in options.ways:
+            sides["generate"] = side("generate", lambda settings, _: peer(engines["graphs"], prompts, settings, device))
         samples_s = interleave(sides, num_warmup=1, num_rounds=options.rounds)
         rates = {
             name: [made / seconds for made, seconds in zip(num_tokens[name][1:], samples, strict=True)]
@@ -118,7 +122,7 @@ def main() -> None:
             "shape": SHAPE | {"num_hidden_layers": options.layers},
         },
         samples_s=samples_s,
-        comparisons=[compare(samples_s, other, "graphs") for other in ("eager", "generate")],
+        comparisons=[compare(samples_s, other, "graphs") for other in samples_s if other != "graphs"],
         findings=findings,
         output=options.output,
     )
