@@ -26,6 +26,9 @@ from typing import Any
 import torch
 from benchmarks.harness import compare, interleave, report
 
+from rlinf_sched.derive.lengths import Lengths
+from rlinf_sched.derive.memory import JobShape, generator_memory
+from rlinf_sched.derive.shapes import ModelShape
 from rlinf_workers.generation.base import Completions
 from rlinf_workers.generation.huggingface import HuggingFaceEngine
 from rlinf_workers.generation.sampling import SamplingSettings
@@ -102,7 +105,7 @@ def main() -> None:
             "tokens_per_s": {name: sorted(rate)[len(rate) // 2] for name, rate in rates.items()}
         }
         findings["capturing_s"] = capturing_s(engines["graphs"], prompts, sampling, device)
-        findings["peak_bytes"] = peak_bytes(engines["graphs"], prompts, sampling, device)
+        findings["memory_bytes"] = memory_of(engines["graphs"], prompts, sampling, device)
         findings["log_probabilities"] = {
             f"{name}, {str(dtype).removeprefix('torch.')}": differences(engine, prompts[:NUM_CHECKED], checked, dtype)
             for dtype in (torch.bfloat16, torch.float32)
@@ -199,19 +202,32 @@ def capturing_s(
     return seconds[0] - seconds[1]
 
 
-def peak_bytes(
+def memory_of(
     engine: HuggingFaceEngine, prompts: Sequence[Prompt], sampling: SamplingSettings, device: torch.device
-) -> int | None:
-    """What the device holds at most for a batch, beside what lay there before; None without one."""
+) -> dict[str, int] | None:
+    """Bytes that the device holds at most for a batch beside the weights: as counted before a run, as allocated, and
+    as reserved from the device; None without one."""
     if device.type != "cuda":
         return None
     engine.offload()
     engine.onload()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_reserved(device)
+    before = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     run(engine, prompts, sampling, 0)
-    return torch.cuda.max_memory_reserved(device) - before
+    lengths = Lengths(
+        mean_tokens=sampling.max_new_tokens,
+        limit_tokens=sampling.max_new_tokens,
+        prompt_tokens=len(prompts[0].token_ids),
+        group_size=sampling.group_size,
+    )
+    shape = ModelShape.from_config(engine._model.config.to_dict())
+    counted = generator_memory(shape, JobShape(lengths=lengths, num_groups=len(prompts), dtype_bytes=2))
+    return {
+        "counted": counted.work(len(prompts)),
+        "allocated": torch.cuda.max_memory_allocated(device) - before[0],
+        "reserved": torch.cuda.max_memory_reserved(device) - before[1],
+    }
 
 
 @torch.no_grad()
