@@ -105,6 +105,7 @@ def main() -> None:
             "tokens_per_s": {name: sorted(rate)[len(rate) // 2] for name, rate in rates.items()}
         }
         findings["capturing_s"] = capturing_s(engines["graphs"], prompts, sampling, device)
+        findings["token_s_of_one_prompt"] = token_s(engines["graphs"], prompts[:1], sampling, device)
         findings["memory_bytes"] = memory_of(engines["graphs"], prompts, sampling, device)
         findings["log_probabilities"] = {
             f"{name}, {str(dtype).removeprefix('torch.')}": differences(engine, prompts[:NUM_CHECKED], checked, dtype)
@@ -200,6 +201,18 @@ def capturing_s(
         wait(device)
         seconds.append(time.perf_counter() - began)
     return seconds[0] - seconds[1]
+
+
+def token_s(
+    engine: HuggingFaceEngine, prompts: Sequence[Prompt], sampling: SamplingSettings, device: torch.device
+) -> float:
+    """Seconds that each row's next token takes, the prefill shared out among them; once captured."""
+    run(engine, prompts, sampling, 0)
+    wait(device)
+    began = time.perf_counter()
+    run(engine, prompts, sampling, 0)
+    wait(device)
+    return (time.perf_counter() - began) / sampling.max_new_tokens
 
 
 def memory_of(
