@@ -387,6 +387,24 @@ def test_settings_that_a_refusal_names_fit() -> None:
     assert "no other number of groups, precision or backend fits" in refusal(1 << 20)
 
 
+def test_a_refusal_names_larger_cuts_of_megatron_that_the_model_allows() -> None:
+    flags = ["--warm_start=null", "--actor.backend=megatron", "--actor.micro_batch_groups=1", "--model.dtype=float32"]
+    flags += ["--actor.backend_options={recompute: true}", "--mode=collocated"]
+    shape = ModelShape(name="wide", num_layers=8, head_dim=64, **WIDE)  # two KV groups
+    stages = tuple(
+        StagePlan(stage=name, devices=(0, 1, 2, 3), num_ranks=2, granularity=0, offload=True, turn=turn)
+        for turn, name in enumerate(("rollout", "actor"))
+    )
+    plan = Plan(flow="grpo", mode="collocated", stages=stages, reason="")
+    needed = {load.group: load.peak for load in loads_of(config_of(*flags), shape, plan)}
+    cluster = Cluster.cuda_nodes(1, 4, name="fake", memory_bytes=round(0.6 * needed["actor"]))
+    with pytest.raises(UserError) as caught:
+        check_memory(config_of(*flags), shape, plan, cluster, 1 << 40)
+    found = [line.strip() for line in str(caught.value).splitlines() if "tensor_parallel" in line]
+    assert found and found[0].startswith("--actor.backend_options.tensor_parallel 2:")
+    assert needed["rollout"] < 0.6 * needed["actor"], "the actor is what does not fit"
+
+
 def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
     config = config_of("--warm_start=null")
     shape = ModelShape(name="wide", num_layers=2, head_dim=64, **WIDE)
