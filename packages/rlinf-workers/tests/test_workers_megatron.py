@@ -184,7 +184,7 @@ def test_parts_of_a_model_are_the_same_by_the_names_in_memory_and_on_disk(models
 def test_storages_go_and_come_back():
     whole = torch.arange(6.0)
     first, second = whole[:2], whole[2:4]
-    storages = Storages(lambda: (first, second, whole))
+    storages = Storages(lambda: [("first", first), ("second", second), ("whole", whole)])
     storages.offload()
     storages.offload()
     assert whole.untyped_storage().nbytes() == 0

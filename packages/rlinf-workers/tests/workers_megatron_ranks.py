@@ -170,7 +170,7 @@ def across_put_aside(*arguments, **named):
 
     backend: Any = megatron(*arguments, **named, tensor_parallel=2)
     if named["optimizer"] is not None:
-        backend.offload = backend._storages.offload
+        backend.offload = backend._put_aside
     return backend
 
 
@@ -186,7 +186,7 @@ def sharing_put_aside(*arguments, **named):
 
     backend: Any = megatron(*arguments, **named, distributed_optimizer=True)
     if named["optimizer"] is not None:
-        backend.offload = backend._storages.offload
+        backend.offload = backend._put_aside
     return backend
 
 

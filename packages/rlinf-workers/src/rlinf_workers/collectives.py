@@ -99,10 +99,9 @@ class RankGroups:
 def connect(identity: Identity) -> RankGroups:
     """Meets the other ranks through the rendezvous file; blocks until all are there."""
     if identity.num_ranks > 1 and not dist.is_initialized():
-        on_gpu = any(name.startswith("cuda") for name in identity.devices)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks share this host; needs no name resolution
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            _libraries(identity),
             init_method=f"file://{identity.rendezvous}",
             rank=identity.rank,
             world_size=identity.num_ranks,
@@ -123,3 +122,15 @@ def connect(identity: Identity) -> RankGroups:
         replica=RankGroup(place, size, of_replica[replica]),
         replicas=RankGroup(replica, num_replicas, of_place[place]),
     )
+
+
+def connect_alone(identity: Identity) -> None:
+    """Makes torch's default process group for a rank that has no others, where a library asks for one all the same."""
+    if not dist.is_initialized():
+        dist.init_process_group(_libraries(identity), store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _libraries(identity: Identity) -> str:
+    """What carries the tensors of each kind of device."""
+    on_gpu = any(name.startswith("cuda") for name in identity.devices)
+    return "cpu:gloo,cuda:nccl" if on_gpu else "gloo"

@@ -15,7 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from rlinf_sched.derive.megatron import MegatronOptions
-from rlinf_workers.collectives import RankGroup
+from rlinf_workers.collectives import RankGroup, connect_alone
 from rlinf_workers.worker import Worker
 
 SEED = 1
@@ -49,8 +49,8 @@ def connect(worker: Worker, options: MegatronOptions) -> Place:
         raise ValueError(f"this process has a model with {next(iter(_made))}; it cannot have one with {options} too")
     options.check_ranks(worker.num_ranks, worker.identity.num_ranks_per_replica)
     worker.ranks.barrier()  # connects
-    if not dist.is_initialized():  # one rank alone
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if worker.num_ranks == 1:
+        connect_alone(worker.identity)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=options.tensor_parallel,
         pipeline_model_parallel_size=options.pipeline_parallel,
@@ -59,7 +59,8 @@ def connect(worker: Worker, options: MegatronOptions) -> Place:
         # Stages outermost, as layouts have it, unless replicas are outside of them.
         order="tp-cp-ep-pp-dp" if worker.num_ranks > options.ranks_per_replica else "tp-cp-ep-dp-pp",
     )
-    with torch.random.fork_rng(devices=[]):
+    on_gpu = worker.device.type == "cuda"
+    with torch.random.fork_rng(devices=[worker.device] if on_gpu else []):
         model_parallel_cuda_manual_seed(SEED)
     _made[options] = _place(worker, options)
     return _made[options]

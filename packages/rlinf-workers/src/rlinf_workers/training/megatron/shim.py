@@ -92,10 +92,7 @@ def _generators() -> None:
 
 
 def _experts() -> None:
-    from megatron.core.transformer.moe import moe_utils, token_dispatcher
-
-    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 forgets the name without Transformer Engine
-        setattr(moe_utils, "te_general_gemm", None)  # noqa: B010
+    from megatron.core.transformer.moe import token_dispatcher
 
     def moved(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
         """Counts of tokens: all_to_all refuses tensors as split sizes, which CPU tensors stay there."""

@@ -1,7 +1,7 @@
 """Memory of a device that is put aside in host memory, for tensors that alias each other in many ways.
 
 A model under megatron-core has parameters, gradients and masters that are views of common buffers. So it is the
-storages that go: each keeps its identity, is emptied, and is filled again.
+storages that go: each keeps its identity, is emptied, and is filled again. In host memory each has a place of its own.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from rlinf_workers.models.placement import HostPlaces
+
 
 class Storages:
     """The storages under some tensors.
 
     Args:
-        tensors: all tensors whose memory goes, asked for at each time; several may share a storage.
+        tensors: names and tensors whose memory goes, asked for at each time; several may share a storage, whose place
+            on the host has the name of the first.
     """
 
-    def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
+    def __init__(self, tensors: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
         self._tensors = tensors
-        self._aside: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._places = HostPlaces()
+        self._aside: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
         """Identity of a storage -> it, empty, and its bytes in host memory."""
 
     @torch.no_grad()
@@ -29,18 +33,18 @@ class Storages:
         """Leaves all of the tensors without memory until `onload`; again: nothing happens."""
         if self._aside:
             return
-        for tensor in self._tensors():
+        for name, tensor in self._tensors():
             storage = tensor.detach().untyped_storage()
-            if storage._cdata not in self._aside:
-                self._aside[storage._cdata] = storage, torch.UntypedStorage(storage.nbytes()).copy_(storage)
+            if storage._cdata not in self._aside and storage.nbytes():
+                self._aside[storage._cdata] = storage, self._places.take(name, _bytes(storage))
                 storage.resize_(0)
 
     @torch.no_grad()
     def onload(self) -> None:
         """The inverse; nothing happens where nothing is put aside."""
-        for storage, bytes_aside in self._aside.values():
-            storage.resize_(bytes_aside.nbytes())
-            storage.copy_(bytes_aside)
+        for storage, place in self._aside.values():
+            storage.resize_(place.nbytes)
+            _bytes(storage).copy_(place, non_blocking=True)
         self._aside.clear()
 
     def readable(self, tensor: Tensor) -> Tensor:
@@ -48,4 +52,10 @@ class Storages:
         found = self._aside.get(tensor.untyped_storage()._cdata)
         if found is None:
             return tensor
-        return torch.empty(0, dtype=tensor.dtype).set_(found[1], tensor.storage_offset(), tensor.shape, tensor.stride())  # pyright: ignore[reportCallIssue]
+        place = found[1].untyped_storage()
+        return torch.empty(0, dtype=tensor.dtype).set_(place, tensor.storage_offset(), tensor.shape, tensor.stride())  # pyright: ignore[reportCallIssue]
+
+
+def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    """All of a storage, as a tensor."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # pyright: ignore[reportArgumentType, reportCallIssue]
