@@ -80,7 +80,7 @@ if [ "${codes[build]}" -ne 0 ]; then
   write_result
   exit 1
 fi
-export PYTHONPATH="$work/site"
+export PYTHONPATH="$work/site${PYTHONPATH:+:$PYTHONPATH}"
 # The GPU tests are files of their own, so that the others' needs (hypothesis) are none here; those of peers are skipped without msgspec.
 tests=("$python" -m pytest -q -p no:cacheprovider -o addopts=--import-mode=importlib -m gpu packages/rlinf-comm/tests/*_gpu.py)
 step import 30 "$python" -c 'import rlinf_comm.ipc, rlinf_comm.nccl, rlinf_comm.cuda as c, sys

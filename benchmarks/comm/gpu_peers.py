@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rlinf_comm.errors import PeerLost
-from rlinf_comm.peers import Peer
+from rlinf_comm.peers import Peer, job_secret
 
 SIZES = (4 << 10, 1 << 20, 64 << 20, 1 << 30)
 ROUNDS = 11
@@ -68,6 +68,7 @@ def measure(transport: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    job_secret()  # before there are children, which inherit it
     torch.cuda.init()
     sources = {num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device="cuda") for num_bytes in SIZES}
     copies = {num_bytes: torch.empty_like(source) for num_bytes, source in sources.items()}

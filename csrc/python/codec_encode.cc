@@ -297,8 +297,8 @@ void Encoder::array(PyObject* value) {
 
 // False for arrays that need a copy, and for dtypes that their kind and size do not name.
 bool Encoder::plain_array(PyObject* value) {
-  static const py::str name("__array_struct__");
-  const py::object capsule = steal(PyObject_GetAttr(value, name.ptr()));
+  static PyObject* const name = PyUnicode_InternFromString("__array_struct__");  // never freed: Python ends before it
+  const py::object capsule = steal(PyObject_GetAttr(value, name));
   const auto* array = static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (array == nullptr) {
     throw py::error_already_set();

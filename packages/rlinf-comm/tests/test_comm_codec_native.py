@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from typing import Any
@@ -247,3 +249,9 @@ def test_threads_learn_classes_together():
     for thread in threads:
         thread.join(60)
     assert not failures
+
+
+def test_a_process_that_has_encoded_an_array_ends_well() -> None:
+    """Nothing of Python is touched once the interpreter has gone, which ends a process of Python 3.12 by a signal."""
+    code = "import numpy, rlinf_comm; rlinf_comm.encode(numpy.arange(3))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

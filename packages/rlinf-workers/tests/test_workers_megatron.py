@@ -188,7 +188,7 @@ def test_storages_go_and_come_back():
     storages.offload()
     storages.offload()
     assert whole.untyped_storage().nbytes() == 0
-    assert storages.readable(second).tolist() == [2.0, 3.0]
+    assert storages.here(second).tolist() == [2.0, 3.0]
     storages.onload()
     storages.onload()
     assert whole.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]

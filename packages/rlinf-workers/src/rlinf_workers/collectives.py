@@ -96,12 +96,19 @@ class RankGroups:
     """The ranks at its place in each replica."""
 
 
+def backends_of(device: torch.device) -> str:
+    """What carries the collectives of ranks on such devices, as torch.distributed names it."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
 def connect(identity: Identity) -> RankGroups:
     """Meets the other ranks through the rendezvous file; blocks until all are there."""
     if identity.num_ranks > 1 and not dist.is_initialized():
+        on_gpu = any(name.startswith("cuda") for name in identity.devices)
+        device = torch.device("cuda" if on_gpu else "cpu")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks share this host; needs no name resolution
         dist.init_process_group(
-            _libraries(identity),
+            backends_of(device),
             init_method=f"file://{identity.rendezvous}",
             rank=identity.rank,
             world_size=identity.num_ranks,
@@ -122,15 +129,3 @@ def connect(identity: Identity) -> RankGroups:
         replica=RankGroup(place, size, of_replica[replica]),
         replicas=RankGroup(replica, num_replicas, of_place[place]),
     )
-
-
-def connect_alone(identity: Identity) -> None:
-    """Makes torch's default process group for a rank that has no others, where a library asks for one all the same."""
-    if not dist.is_initialized():
-        dist.init_process_group(_libraries(identity), store=dist.HashStore(), rank=0, world_size=1)
-
-
-def _libraries(identity: Identity) -> str:
-    """What carries the tensors of each kind of device."""
-    on_gpu = any(name.startswith("cuda") for name in identity.devices)
-    return "cpu:gloo,cuda:nccl" if on_gpu else "gloo"

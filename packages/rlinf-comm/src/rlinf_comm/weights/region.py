@@ -38,16 +38,18 @@ class Place:
     strides: tuple[int, ...]
 
 
-def check_tensor(name: str, tensor: torch.Tensor, spec: BufferSpec) -> None:
-    """Raises LayoutError naming the tensor: wrong shape or dtype, not on the CPU, not strided memory of its own."""
+def check_tensor(name: str, tensor: torch.Tensor, spec: BufferSpec, device_type: str = "cpu") -> None:
+    """Raises LayoutError naming the tensor: wrong shape or dtype, not on that kind of device, not strided memory of its
+    own."""
     import torch
 
     if tuple(tensor.shape) != spec.shape:
         raise LayoutError(f"{name}: has the shape {tuple(tensor.shape)}, the layout says {spec.shape}")
     if dtype_name(tensor.dtype) != spec.dtype:
         raise LayoutError(f"{name}: has the dtype {dtype_name(tensor.dtype)}, the layout says {spec.dtype}")
-    if not tensor.is_cpu or tensor.layout is not torch.strided:
-        raise LayoutError(f"{name}: a {tensor.layout} tensor on {tensor.device}; only strided CPU tensors can be moved")
+    if tensor.device.type != device_type or tensor.layout is not torch.strided:
+        found, kind = f"a {tensor.layout} tensor on {tensor.device}", device_type.upper()
+        raise LayoutError(f"{name}: {found}; only strided {kind} tensors can be moved")
     if tensor.is_conj() or tensor.is_neg():
         raise LayoutError(f"{name}: a lazy conjugate or negative view; pass tensor.resolve_conj().resolve_neg()")
     if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
@@ -55,7 +57,12 @@ def check_tensor(name: str, tensor: torch.Tensor, spec: BufferSpec) -> None:
 
 
 def checked_tensors(
-    where: str, who: str, buffers: Mapping[str, BufferSpec], tensors: Mapping[str, torch.Tensor]
+    where: str,
+    who: str,
+    buffers: Mapping[str, BufferSpec],
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    device_type: str = "cpu",
 ) -> dict[str, torch.Tensor]:
     """The tensors of a rank, which are what its layout says, in its order.
 
@@ -67,7 +74,7 @@ def checked_tensors(
         raise WeightMismatchError(f"{where}: {who} misses {listed(missing)}", tensors=missing)
     left_out(f"{where}: {who}", tensors, buffers, (), remedy="do not pass them")
     for name, spec in buffers.items():
-        check_tensor(name, tensors[name], spec)
+        check_tensor(name, tensors[name], spec, device_type)
     return {name: tensors[name] for name in buffers}
 
 

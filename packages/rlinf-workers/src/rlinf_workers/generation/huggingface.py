@@ -3,13 +3,14 @@
 Departs from `model.generate` in three ways, each for a reason: the prompt is prefilled once for all its completions;
 noise belongs to the prompt (sampling.py); and a batch never has fewer than `MIN_ROWS` rows, because below four rows a
 CPU matrix product takes another path with another rounding (measured: rows are bit-equal from 4 to 512, not for 1 to
-3), and numbers must not depend on how a plan cuts the batch.
+3), and numbers must not depend on how a plan cuts the batch. A GPU decodes with a cache of fixed size and captured
+steps (graphs.py); there, rows of another batch may round differently.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,18 +30,23 @@ from rlinf_workers.models.sequences import pad_left
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.serving import ServedModule
 
+if TYPE_CHECKING:
+    from rlinf_workers.generation.graphs import FixedDecoder
+
 MIN_ROWS = 8
 
 
 class HuggingFaceEngine(ServedModule):
     """A GenerationEngine on a `transformers` model, one batch at a time.
 
-    The same prompt, seed and step give the same tokens and log-probabilities in any batch.
+    The same prompt, seed and step give the same tokens and log-probabilities in any batch on a CPU. On a GPU the same
+    batch gives the same; in another one kernels may be chosen that round differently.
 
     Args:
         max_prompt_tokens: prompts are padded to that length on the left, all to the same, so that the shape of a
             batch does not depend on who is in it. None: all prompts have one length; no mask is needed then, and
             attention takes its fast path.
+        cuda_graphs: on a GPU, decode with captured steps where the model allows it; a CPU has none.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class HuggingFaceEngine(ServedModule):
         *,
         max_prompt_tokens: int | None,
         max_batch_sequences: int = 512,
+        cuda_graphs: bool = True,
     ) -> None:
         self._model = build_model(model, HOST)
         super().__init__(self._model, device)
@@ -61,6 +68,7 @@ class HuggingFaceEngine(ServedModule):
         self._max_batch_sequences = max_batch_sequences
         self._batch: tuple[Sequence[Prompt], SamplingSettings, int, int] | None = None
         self._version = -1
+        self._decoder = self._make_decoder() if cuda_graphs and device.type == "cuda" else None
 
     def layout(self) -> Layout:
         return Layout.replicated(specs_of(self.weights()), 1)
@@ -68,8 +76,16 @@ class HuggingFaceEngine(ServedModule):
     def weights_received(self, policy_version: int) -> None:
         self._version = policy_version
 
+    def offload(self) -> None:
+        self._release_graphs()
+        super().offload()
+
+    def discard(self) -> None:
+        self._release_graphs()
+        super().discard()
+
     def close(self) -> None:
-        pass
+        self._release_graphs()
 
     def room(self, group_size: int) -> int:
         return 0 if self._batch else max(1, self._max_batch_sequences // group_size)
@@ -87,7 +103,10 @@ class HuggingFaceEngine(ServedModule):
             return []
         (prompts, sampling, seed, step), self._batch = self._batch, None
         noise = prompt_noise(seed, step, [prompt.index for prompt in prompts], sampling).to(self._device)
-        made = self._generate_batch(prompts, sampling, noise)
+        if self._decoder is None:
+            made = self._generate_batch(prompts, sampling, noise)
+        else:
+            made = self._decoder.generate(*self._pad(prompts, len(prompts)), noise, sampling)
         tokens, logprobs, mask, truncated = (tensor.cpu().split(sampling.group_size) for tensor in made)
         members = tuple(range(sampling.group_size))
         return [
@@ -102,6 +121,20 @@ class HuggingFaceEngine(ServedModule):
             )
             for i, prompt in enumerate(prompts)
         ]
+
+    def _make_decoder(self, *, captures: bool = True) -> FixedDecoder | None:
+        from rlinf_workers.generation.graphs import FixedDecoder, why_not
+
+        if (reason := why_not(self._model)) is not None:
+            print(f"generation: decoding without CUDA graphs, because {reason}", flush=True)
+            return None
+        return FixedDecoder(
+            self._model, self._forward, self._device, stop_ids=self._stop_ids, pad_id=self._pad_id, captures=captures
+        )
+
+    def _release_graphs(self) -> None:
+        if self._decoder is not None:
+            self._decoder.release()
 
     def _generate_batch(
         self, prompts: Sequence[Prompt], settings: SamplingSettings, noise: Tensor

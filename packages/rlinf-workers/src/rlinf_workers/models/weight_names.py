@@ -174,7 +174,7 @@ def converted_together(model: Any, names: Iterable[str]) -> list[Sequence[str]]:
     if not CONVERTS:
         return [[name] for name in names]
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, apply_converters
+    from transformers.core_model_loading import WeightConverter
 
     loaded_with = getattr(model, "_weight_conversions", None)
     found = get_model_conversion_mapping(model, add_legacy=False) if loaded_with is None else loaded_with
@@ -182,7 +182,8 @@ def converted_together(model: Any, names: Iterable[str]) -> list[Sequence[str]]:
     converters = [one for one in reverts if isinstance(one, WeightConverter)]
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        groups[apply_converters(name, converters)[0]].append(name)
+        renamed = (made for made, pattern in (one.rename_source_key(name) for one in converters) if pattern is not None)
+        groups[next(renamed, name)].append(name)  # at most one converter changes a name
     return list(groups.values())
 
 

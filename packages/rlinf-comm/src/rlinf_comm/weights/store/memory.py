@@ -90,11 +90,15 @@ class WeightStore:
         self._segment = segment
 
     @classmethod
-    def create(cls, plan: ReshardPlan, *, name: str) -> WeightStore:
-        """An empty store for `plan`. Memory is only used once weights are published."""
+    def create(cls, plan: ReshardPlan, *, name: str, slot_bytes: int | None = None) -> WeightStore:
+        """An empty store for `plan`. Memory is only used once weights are published.
+
+        Args:
+            slot_bytes: Bytes of a slot; None: what all pieces need.
+        """
         pieces = plan.pieces
         control = ControlWords(plan, len(pieces))
-        slot_bytes = slot_bytes_of(pieces)
+        slot_bytes = slot_bytes_of(pieces) if slot_bytes is None else slot_bytes
         segment = _C.Segment.create(name, _slots_offset(control.num_words) + NUM_SLOTS * slot_bytes)
         pid, start_ticks, fd, nonce = segment.address()
         store = cls(

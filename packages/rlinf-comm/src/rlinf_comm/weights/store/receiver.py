@@ -60,7 +60,6 @@ class WeightReceiver(StoreSide):
             As `receive`; that tensors differ or are missing is what the check raises.
         """
         tensors = self._checked(tensors)
-        transfer = self._transfer(tensors)
         control, words = self._control, self._words
         if words.load(control.served(self._rank)) >= policy_version:
             words.store(
@@ -71,20 +70,27 @@ class WeightReceiver(StoreSide):
         wait_s, slots = self._wait_for_version(policy_version, timeout_s)
 
         start_s = time.monotonic()
-        slot_addresses = np.array([self._slot_address(slots[src_rank]) for src_rank in self._src_ranks], np.int64)
-        addresses = addresses_of(tensors.values())
-        transfer.receive.run(slot_addresses, addresses)
+        self._read(tensors, slots, policy_version)
         copied_s = time.monotonic()
 
         def check() -> SyncReport:
             checking_s = time.monotonic()
-            self._verify(transfer.attest.run(addresses_of(tensors.values())), slots, policy_version)
+            self._verify(self._digests(tensors), slots, policy_version)
             words.store(control.served(self._rank), policy_version)
             words.notify_all()
             digest_s = time.monotonic() - checking_s
             return self._report(policy_version, wait_s=wait_s, copy_s=copied_s - start_s, digest_s=digest_s)
 
         return check
+
+    def _read(self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], policy_version: int) -> None:
+        """Copies this rank's pieces out of the slots of their senders."""
+        slot_addresses = np.array([self._slot_address(slots[src_rank]) for src_rank in self._src_ranks], np.int64)
+        self._transfer(tensors).receive.run(slot_addresses, addresses_of(tensors.values()))
+
+    def _digests(self, tensors: dict[str, torch.Tensor]) -> list[int]:
+        """The digests of the pieces as the tensors hold them."""
+        return self._transfer(tensors).attest.run(addresses_of(tensors.values()))
 
     def _wait_for_version(self, policy_version: int, timeout_s: float) -> tuple[float, dict[int, int]]:
         """(seconds waited, slot of each sender)."""

@@ -55,8 +55,7 @@ class WeightSender(StoreSide):
         for placed in self._own:
             words.store(control.piece(slot, placed.index), NO_VERSION)
         start_s = time.monotonic()
-        slot_address = np.array([self._slot_address(slot)], np.int64)
-        digests = self._transfer(tensors).publish.run_with_digests(addresses_of(tensors.values()), slot_address)
+        digests = self._write(tensors, slot)
         copy_s = time.monotonic() - start_s
         for placed, digest in zip(self._own, digests, strict=True):
             first_word = control.piece(slot, placed.index)
@@ -67,6 +66,11 @@ class WeightSender(StoreSide):
         words.store(control.num_published(rank), words.load(control.num_published(rank)) + 1)
         words.notify_all()
         return self._report(policy_version, wait_s=wait_s, copy_s=copy_s, digest_s=0.0)
+
+    def _write(self, tensors: dict[str, torch.Tensor], slot: int) -> list[int]:
+        """Copies this rank's pieces into a slot; returns their digests."""
+        slot_address = np.array([self._slot_address(slot)], np.int64)
+        return self._transfer(tensors).publish.run_with_digests(addresses_of(tensors.values()), slot_address)
 
     def _slot_number(self, src_rank: int) -> int:
         return 0

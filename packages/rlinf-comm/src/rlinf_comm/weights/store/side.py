@@ -88,8 +88,7 @@ class StoreSide:
         strides = [tensor.stride() for tensor in tensors.values()]
         if self._prepared is None or self._prepared[0] != strides:
             parts = self._parts()
-            store_bytes = [self._slot_bytes] * (1 + max((part.store for part in parts), default=0))
-            self._prepared = (strides, Transfer(parts, tensors, store_bytes))
+            self._prepared = (strides, Transfer(parts, tensors, self._store_bytes()))
         return self._prepared[1]
 
     def _parts(self) -> list[Part]:
@@ -113,6 +112,11 @@ class StoreSide:
             copy_s=copy_s,
             digest_s=digest_s,
         )
+
+    def _store_bytes(self) -> list[int]:
+        """The sizes of the store buffers of a transfer."""
+        last = max((self._slot_number(placed.piece.src_rank) for placed in self._own), default=0)
+        return [self._slot_bytes] * (1 + last)
 
     def _slot_number(self, src_rank: int) -> int:
         """Which of the store buffers of a transfer holds what a source rank hands out."""

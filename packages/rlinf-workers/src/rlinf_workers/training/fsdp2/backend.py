@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import Any, Literal, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
@@ -23,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts.fsdp2 import fsdp2 as fsdp2_layout
 from rlinf_comm.weights.layouts.fsdp2 import shard_boxes
-from rlinf_workers.collectives import connect_alone
+from rlinf_workers.collectives import backends_of
 from rlinf_workers.models.parts import KeptParts
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.weight_files import WeightFiles
@@ -132,8 +133,8 @@ class FSDP2Backend:
         self._bare = skeleton(self._model)
         if recompute:
             recompute_feed_forward(self._model)
-        if worker.num_ranks == 1:
-            connect_alone(worker.identity)  # a mesh needs a group all the same
+        if not dist.is_initialized():  # one rank alone; a mesh needs a group all the same
+            dist.init_process_group(backends_of(worker.device), store=dist.HashStore(), rank=0, world_size=1)
         mesh = init_device_mesh(worker.device.type, (worker.num_ranks,))
         first = {name: parts.take(p) for name, p in self._model.named_parameters() if p.is_meta}
         self._root = shard(self._model, mesh, lower)
@@ -222,11 +223,11 @@ class FSDP2Backend:
     @torch.no_grad()
     def step(self, divisor: float) -> float:
         gradients = [local(p.grad) for p in self._parameters.values() if p.grad is not None]
-        squares = torch.zeros(1, dtype=torch.float64)
+        squares = torch.zeros(1, dtype=torch.float64, device=self._worker.device)
         for gradient in gradients:
             gradient *= 1.0 / divisor
-            squares += gradient.double().square().sum().cpu()
-        grad_norm = math.sqrt(self._worker.ranks.sum_(squares).item())
+            squares += gradient.double().square().sum()
+        grad_norm = math.sqrt(self._worker.ranks.sum_(squares.cpu()).item())
         self._settings.begin_step(self._optimizer, self.num_steps, grad_norm, self._worker)
         for gradient in gradients:
             gradient *= self._settings.clip_factor(grad_norm)

@@ -57,8 +57,31 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            module.set_reduce_scatter_unused_params(True)  # a loss may leave parameters out on one rank alone
+            _reduce_unused(module)
     return root
+
+
+def _reduce_unused(module: FSDPModule) -> None:
+    """Parameters that a loss leaves out on one rank alone take part in the sum over ranks.
+
+    Releases of torch before 2.13 have no setting for it; there the gradients are put in before they are collected.
+    """
+    if hasattr(module, "set_reduce_scatter_unused_params"):
+        module.set_reduce_scatter_unused_params(True)
+        return
+    group: Any = module._get_fsdp_state()._fsdp_param_group  # pyright: ignore
+    if group is None:  # all parameters belong to modules below
+        return
+    collect = group.post_backward
+
+    def post_backward(*arguments: Any) -> None:
+        for held in group.fsdp_params if group.is_unsharded else ():
+            parameter = held.unsharded_param
+            if parameter.requires_grad and parameter.grad is None and held.unsharded_accumulated_grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        collect(*arguments)
+
+    group.post_backward = post_backward
 
 
 def give_memory(model: nn.Module, parts: dict[str, Tensor | None], device: torch.device) -> None:

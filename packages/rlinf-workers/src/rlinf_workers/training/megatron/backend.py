@@ -42,6 +42,8 @@ class MegatronBackend:
     num_steps = 0
     _is_updating = False
     """Between `begin` and `step`, when gradients count."""
+    _begins = False
+    """An update has begun while its gradients were away; they are 0 when they come."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class MegatronBackend:
         )
         self._called = DistributedDataParallel(config, how, self._called)
         self._optimizer = make_optimizer(self._called, self._options)
-        self._masters = Masters(self._optimizer)
+        self._masters = Masters(self._optimizer, self._storages)
 
     # -- an update -------------------------------------------------------------------------------------------------
 
@@ -128,11 +130,16 @@ class MegatronBackend:
 
     def begin(self, num_statistics: int) -> None:
         self._waiting.clear()
-        self._is_updating = True
+        self._is_updating = self._begins = True
+        if not self._storages.are_away:
+            self._zero_gradients()
+        self._statistics = {shard: torch.zeros(num_statistics, dtype=torch.float64) for shard in self.shards}
+
+    def _zero_gradients(self) -> None:
+        self._begins = False
         self._called.restore_grad_buffers(synchronize=False)  # where `offload` freed them
         self._called.zero_grad_buffer()
         self._optimizer.zero_grad()
-        self._statistics = {shard: torch.zeros(num_statistics, dtype=torch.float64) for shard in self.shards}
 
     def backward(
         self, shard: int, batch: SequenceBatch | ExampleBatch, loss_of: LossOf, *, entropies: bool = False
@@ -238,7 +245,7 @@ class MegatronBackend:
         return dict(self._model.named_parameters())
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: self._storages.readable(parameter.detach()) for name, parameter in self._parameters.items()}
+        return {name: self._storages.here(parameter) for name, parameter in self._parameters.items()}
 
     def layout(self) -> Layout:
         """By the names in transformers' model, as engines and other backends say them."""
@@ -257,6 +264,8 @@ class MegatronBackend:
 
     def onload(self) -> None:
         self._storages.onload()
+        if self._begins:
+            self._zero_gradients()
 
     def offload(self) -> None:
         if self._worker.device.type != "cpu":
@@ -286,13 +295,13 @@ class MegatronBackend:
     def _masters_here(self) -> dict[str, Tensor]:
         """float32, in host memory, by the names of the layout; every rank calls."""
         if self._masters is None:
-            return {name: parameter.detach().float().cpu() for name, parameter in self._parameters.items()}
+            return {name: weight.float().cpu() for name, weight in self.weights().items()}
         return {name: self._masters.weight(parameter) for name, parameter in self._parameters.items()}
 
     def _take(self, weights: Mapping[str, Tensor]) -> None:
         for name, parameter in self._parameters.items():
             if self._masters is None:
-                parameter.data.copy_(weights[name])
+                self._storages.here(parameter).copy_(weights[name])
             else:
                 self._masters.set_weight(parameter, weights[name])
 
@@ -370,6 +379,8 @@ class MegatronBackend:
             found = self._read_renamed(files, f":{field}")
             for name, parameter in self._parameters.items():
                 self._masters.set_moment(parameter, field, found[name])
+            if self._storages.are_away:
+                self._put_aside()
         if files.specs:
             self._masters.set_steps(self.num_steps)
 

@@ -15,7 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from rlinf_sched.derive.megatron import MegatronOptions
-from rlinf_workers.collectives import RankGroup, connect_alone
+from rlinf_workers.collectives import RankGroup, backends_of
 from rlinf_workers.worker import Worker
 
 SEED = 1
@@ -49,8 +49,8 @@ def connect(worker: Worker, options: MegatronOptions) -> Place:
         raise ValueError(f"this process has a model with {next(iter(_made))}; it cannot have one with {options} too")
     options.check_ranks(worker.num_ranks, worker.identity.num_ranks_per_replica)
     worker.ranks.barrier()  # connects
-    if worker.num_ranks == 1:
-        connect_alone(worker.identity)
+    if not dist.is_initialized():  # one rank alone
+        dist.init_process_group(backends_of(worker.device), store=dist.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=options.tensor_parallel,
         pipeline_model_parallel_size=options.pipeline_parallel,

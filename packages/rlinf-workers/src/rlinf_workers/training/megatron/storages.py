@@ -28,11 +28,13 @@ class Storages:
         self._aside: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
         """Identity of a storage -> it, empty, and its bytes in host memory."""
 
+    @property
+    def are_away(self) -> bool:
+        return bool(self._aside)
+
     @torch.no_grad()
     def offload(self) -> None:
-        """Leaves all of the tensors without memory until `onload`; again: nothing happens."""
-        if self._aside:
-            return
+        """Leaves all of the tensors without memory until `onload`, those too that were made since the last call."""
         for name, tensor in self._tensors():
             storage = tensor.detach().untyped_storage()
             if storage._cdata not in self._aside and storage.nbytes():
@@ -41,14 +43,18 @@ class Storages:
 
     @torch.no_grad()
     def onload(self) -> None:
-        """The inverse; nothing happens where nothing is put aside."""
-        for storage, place in self._aside.values():
-            storage.resize_(place.nbytes)
-            _bytes(storage).copy_(place, non_blocking=True)
+        """The inverse; nothing happens where nothing is put aside. Tensors that are no more do not come back."""
+        for _, tensor in self._tensors() if self._aside else ():
+            if (found := self._aside.pop(tensor.untyped_storage()._cdata, None)) is not None:
+                storage, place = found
+                storage.resize_(place.nbytes)
+                _bytes(storage).copy_(place, non_blocking=True)
         self._aside.clear()
 
-    def readable(self, tensor: Tensor) -> Tensor:
-        """One of the tensors, from host memory if it is put aside; no copy."""
+    def here(self, tensor: Tensor) -> Tensor:
+        """One of the tensors, detached, where its numbers are now: itself, or the same in host memory while it is put
+        aside. What is written there comes back with it."""
+        tensor = tensor.detach()
         found = self._aside.get(tensor.untyped_storage()._cdata)
         if found is None:
             return tensor

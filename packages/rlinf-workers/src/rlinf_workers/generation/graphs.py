@@ -1,0 +1,399 @@
+"""Decoding with a cache of fixed size: one step of the model, captured in a CUDA graph and replayed for each token.
+
+In eager mode a GPU waits for the host, which starts a thousand small kernels for each token. A replayed graph starts
+them at once. For that nothing in a step may depend on the host: keys and values lie in tensors of one size, the place
+of the next token in them is a number on the device, and whether all rows have ended is asked every `CHECK_EVERY`
+tokens only.
+
+A graph belongs to a number of rows and a number of keys. Both are rounded up (`bucket`), so that a short context is not
+attended to at the length of the longest, and few graphs are captured. When half of the rows have ended, those that run
+are moved together and go on alone. Graphs read the weights where they lie; weights
+that are filled in place stay valid, and weights that move need `release`.
+
+Legend: P prompts, G completions of each, R rows (P * G, rounded up), L prompt width, T new tokens, K keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AttentionInterface, Cache, DynamicCache
+
+from rlinf_workers.errors import WorkersError
+from rlinf_workers.generation.sampling import SamplingSettings, sample_by_blocks
+
+CHECK_EVERY = 16
+"""Tokens between two looks at whether all rows have ended: each waits for the device, and at most so many tokens are
+computed in vain."""
+PREFILL_TOKENS = 16384
+"""Prompt tokens that one forward takes, at least one prompt: bounds what the prefill of a large batch needs."""
+FIRST_DRAWS = 128
+"""Rows whose first tokens are drawn at once, at least one prompt's."""
+FEWEST_ROWS = 8
+FEWEST_KEYS = 64
+"""Keys come in multiples of 16, or SDPA's memory-efficient kernel copies the mask for each layer."""
+ATTENTION = "rlinf_one_query"
+
+Prefill = Callable[[Tensor, Tensor, Any], Tensor]
+"""Token ids [N, L] and their mask [N, L] into a cache; the logits of the last position, [N, V]."""
+Generated = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Token ids, log-probabilities and mask, each [P * G, T], and which completions did not end, [P * G]."""
+
+
+class NotCapturableError(Exception):
+    """A step asks the host for something, so it cannot be captured."""
+
+
+def bucket(size: int, least: int) -> int:
+    """The next of least * (1, 1.5, 2, 3, 4, 6, 8, ...), of which at most a third is idle.
+
+    Example: bucket(129, 64) = 192, bucket(5, 8) = 8.
+    """
+    power = least
+    while power < size:
+        power *= 2
+    smaller = power // 4 * 3
+    return smaller if least < smaller and size <= smaller else power
+
+
+def why_not(model: Any) -> str | None:
+    """Why a model cannot be decoded here; None: it can."""
+    if (attention := model.config._attn_implementation) != "sdpa":
+        return f"its attention is {attention!r}, not 'sdpa'"
+    kinds = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers} - {"DynamicLayer"}
+    return f"its cache has layers of other kinds ({', '.join(sorted(kinds))})" if kinds else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """What a graph is captured for."""
+
+    num_rows: int
+    num_keys: int
+    sampling: SamplingSettings
+    """With neither a group nor a length, which a step does not depend on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Buffers:
+    """What a step reads and writes; all of it stays where it is."""
+
+    keys: tuple[Tensor, ...]
+    """[R, heads, K, size] each layer; the prompts, padded on the left, and then one place a new token."""
+    values: tuple[Tensor, ...]
+    bias: Tensor
+    """[R, 1, 1, K] in the model's dtype; what is added to attention scores: 0, or -inf where there is nothing yet."""
+    slot: Tensor
+    """[1] int64, the place of `tokens` among the keys."""
+    time: Tensor
+    """[1] int64, the column of `token_ids` that is drawn next."""
+    tokens: Tensor
+    """[R] int64, drawn last."""
+    positions: Tensor
+    """[R] int64, of `tokens`"""
+    running: Tensor
+    """[R] bool, the row has not ended."""
+    noise: Tensor
+    """[R, T] float32"""
+    token_ids: Tensor
+    """[R, T] int64"""
+    logprobs: Tensor
+    """[R, T] float32"""
+    loss_mask: Tensor
+    """[R, T] float32"""
+    row: Tensor
+    """[R] int64, which row of the batch this is."""
+
+    def move_up(self, num_rows: int, fewer: int) -> None:
+        """Puts the first `num_rows` in another order: those that run are among the first `fewer`. The others lose
+        their keys and values."""
+        order = (~self.running[:num_rows]).byte().argsort(stable=True)
+        for tensor in (*self.keys, *self.values, self.bias):
+            tensor[:fewer] = tensor[order[:fewer]]
+        of_rows = (self.tokens, self.positions, self.running, self.row)
+        for tensor in (*of_rows, self.noise, self.token_ids, self.logprobs, self.loss_mask):
+            tensor[:num_rows] = tensor[order]
+
+
+class FixedDecoder:
+    """Generates for batches of prompts, one after the other, of one width.
+
+    Args:
+        model: one that `why_not` has nothing against.
+        prefill: puts prompts into a DynamicCache.
+        stop_ids: [S] int64, tokens that end a row.
+        captures: False computes the same step by step, on any device.
+    """
+
+    def __init__(
+        self, model: Any, prefill: Prefill, device: torch.device, *, stop_ids: Tensor, pad_id: int, captures: bool
+    ) -> None:
+        self._model, self._prefill, self._device = model, prefill, device
+        self._stop_ids, self._pad_id = stop_ids, pad_id
+        self._captures = captures
+        self._buffers: _Buffers | None = None
+        self._graphs: dict[_Step, torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
+        AttentionInterface.register(ATTENTION, _one_query)
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that are ready to be replayed."""
+        return len(self._graphs)
+
+    def release(self) -> None:
+        """Gives up graphs, caches and their memory; to be called before the weights move."""
+        if self._buffers is None:
+            return
+        for graph in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()
+        self._buffers = self._pool = None
+
+    @torch.no_grad()
+    def generate(self, prompt_ids: Tensor, prompt_mask: Tensor, noise: Tensor, settings: SamplingSettings) -> Generated:
+        """Samples G completions of each prompt.
+
+        Args:
+            prompt_ids, prompt_mask: [P, L], padded on the left.
+            noise: [P * G, T]
+        """
+        (num_rows, num_tokens), width = noise.shape, prompt_ids.shape[1]
+        rows = bucket(num_rows, FEWEST_ROWS)
+        of_step = replace(settings, group_size=1, max_new_tokens=1)
+        buffers = self._begin(prompt_ids, prompt_mask, noise, settings)
+        for t in range(1, num_tokens):
+            if t % CHECK_EVERY == 0:
+                num_running = int(buffers.running[:rows].sum())
+                if num_running == 0:
+                    break
+                if (fewer := bucket(num_running, FEWEST_ROWS)) <= rows // 2:
+                    buffers.move_up(rows, fewer)
+                    rows = fewer
+            num_keys = min(bucket(width + t, FEWEST_KEYS), buffers.bias.shape[-1])
+            self._advance(_Step(num_rows=rows, num_keys=num_keys, sampling=of_step))
+        order = buffers.row.argsort()[:num_rows]
+        made = (buffers.token_ids, buffers.logprobs, buffers.loss_mask)
+        token_ids, logprobs, loss_mask = (tensor[order, :num_tokens] for tensor in made)
+        return token_ids, logprobs, loss_mask, buffers.running[order]
+
+    def _begin(self, prompt_ids: Tensor, prompt_mask: Tensor, noise: Tensor, settings: SamplingSettings) -> _Buffers:
+        """Fills the buffers with a batch: prompts in the caches, and the first tokens drawn."""
+        (num_rows, num_tokens), (num_prompts, width) = noise.shape, prompt_ids.shape
+        size, rows = settings.group_size, bucket(num_rows, FEWEST_ROWS)
+        buffers, at_once = None, max(1, PREFILL_TOKENS // width)
+        for first in range(0, num_prompts, at_once):
+            chunk = slice(first, first + at_once)
+            cache = DynamicCache(config=self._model.config)
+            logits = self._prefill(prompt_ids[chunk], prompt_mask[chunk], cache)
+            if buffers is None:
+                buffers = self._reserve(rows, width + num_tokens, num_tokens, cache, logits.dtype)
+                self._reset(buffers, prompt_mask, noise, size)
+            self._place(buffers, first * size, cache, size)
+            at = first * size
+            for some in logits.split(max(1, FIRST_DRAWS // size)):
+                self._draw(buffers, slice(at, at + len(some) * size), some.repeat_interleave(size, 0), settings)
+                at += len(some) * size
+        assert buffers is not None, "there is no batch without prompts"
+        buffers.time.add_(1)
+        return buffers
+
+    def _place(self, buffers: _Buffers, first_row: int, cache: Any, size: int) -> None:
+        """Keys and values of prompts into the rows of their completions."""
+        for places, name in ((buffers.keys, "keys"), (buffers.values, "values")):
+            for place, layer in zip(places, cache.layers, strict=True):
+                found = getattr(layer, name).repeat_interleave(size, 0)
+                place[first_row : first_row + len(found), :, : found.shape[2]] = found
+
+    def _reserve(self, rows: int, num_keys: int, num_tokens: int, cache: Any, dtype: torch.dtype) -> _Buffers:
+        """Buffers with room for a batch: those that are there, or new ones, which no graph knows."""
+        num_keys = -(-num_keys // FEWEST_KEYS) * FEWEST_KEYS
+        if (there := self._buffers) is not None:
+            if rows <= len(there.tokens) and num_keys <= there.bias.shape[-1] and num_tokens <= there.noise.shape[1]:
+                return there
+            rows, num_keys = max(rows, len(there.tokens)), max(num_keys, there.bias.shape[-1])
+            num_tokens = max(num_tokens, there.noise.shape[1])
+            del there
+            self.release()
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self._device)
+
+        def places(like: Tensor) -> Tensor:
+            return zeros(rows, like.shape[1], num_keys, like.shape[3], dtype=like.dtype)
+
+        self._buffers = _Buffers(
+            keys=tuple(places(layer.keys) for layer in cache.layers),
+            values=tuple(places(layer.values) for layer in cache.layers),
+            bias=zeros(rows, 1, 1, num_keys, dtype=dtype),
+            slot=zeros(1),
+            time=zeros(1),
+            tokens=zeros(rows),
+            positions=zeros(rows),
+            running=zeros(rows, dtype=torch.bool),
+            noise=zeros(rows, num_tokens, dtype=torch.float32),
+            token_ids=zeros(rows, num_tokens),
+            logprobs=zeros(rows, num_tokens, dtype=torch.float32),
+            loss_mask=zeros(rows, num_tokens, dtype=torch.float32),
+            row=zeros(rows),
+        )
+        return self._buffers
+
+    def _reset(self, buffers: _Buffers, prompt_mask: Tensor, noise: Tensor, size: int) -> None:
+        """As before the first token of a batch; rows past the batch have ended, and see nothing but themselves."""
+        mask = prompt_mask.repeat_interleave(size, 0)
+        (num_rows, num_tokens), width = noise.shape, mask.shape[1]
+        buffers.bias.fill_(-torch.inf)[:num_rows, 0, 0, :width].masked_fill_(mask.bool(), 0.0)
+        buffers.slot.fill_(width)
+        buffers.time.zero_()
+        buffers.positions.zero_()[:num_rows] = mask.sum(1)
+        buffers.running.fill_(False)[:num_rows] = True
+        buffers.noise.zero_()[:num_rows, :num_tokens] = noise
+        buffers.token_ids.fill_(self._pad_id)
+        buffers.logprobs.zero_()
+        buffers.loss_mask.zero_()
+        torch.arange(len(buffers.row), out=buffers.row)
+
+    def _advance(self, step: _Step) -> None:
+        """One token more. A step runs once before it is captured, for what libraries set up at their first call."""
+        if (graph := self._graphs.get(step)) is not None:
+            graph.replay()
+        elif not self._captures:
+            self._run(step)
+        else:
+            try:
+                with _WithoutTheHost():
+                    self._run(step)
+            except NotCapturableError as error:
+                self._stop_capturing(error)
+                return self._run(step)
+            try:
+                self._graphs[step] = self._capture(step)
+            except NotCapturableError as error:
+                self._stop_capturing(error)
+
+    def _stop_capturing(self, reason: NotCapturableError) -> None:
+        print(f"generation: decoding without CUDA graphs, because {reason}", flush=True)
+        self._captures = False
+
+    def _capture(self, step: _Step) -> torch.cuda.CUDAGraph:
+        """A graph of the step, which is not run.
+
+        Raises: NotCapturableError where torch refuses an operation; WorkersError where CUDA does, because torch's
+            allocator does not come back from that (pytorch#180395). `_WithoutTheHost` finds most of it before.
+        """
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        refused = None
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # links copy in other threads
+            try:
+                self._run(step)
+            except RuntimeError as error:
+                refused = error
+            try:
+                graph.capture_end()
+            except RuntimeError as error:
+                raise WorkersError(
+                    f"a decoding step of {type(self._model).__name__} cannot be captured in a CUDA graph: "
+                    f"{refused or error}; set rollout.engine_options.cuda_graphs=false"
+                ) from (refused or error)
+        if refused is not None:
+            graph.reset()
+            raise NotCapturableError(f"torch refused a step of the model: {refused}")
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        return graph
+
+    def _run(self, step: _Step) -> None:
+        """The forward of `tokens`, and the next ones. Until the draw it may be begun again."""
+        assert self._buffers is not None, "reserved by _begin"
+        buffers, rows = self._buffers, slice(0, step.num_rows)
+        buffers.bias.index_fill_(3, buffers.slot, 0.0)
+        config = self._model.config
+        before, config._attn_implementation = config._attn_implementation, ATTENTION
+        try:
+            output = self._model(
+                input_ids=buffers.tokens[rows, None],
+                position_ids=buffers.positions[rows, None],
+                attention_mask=buffers.bias[rows, ..., : step.num_keys],
+                past_key_values=_FixedCache(buffers, step),
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        finally:
+            config._attn_implementation = before
+        self._draw(buffers, rows, output.logits[:, -1], step.sampling)
+        buffers.positions.add_(1)
+        buffers.slot.add_(1)
+        buffers.time.add_(1)
+
+    def _draw(self, buffers: _Buffers, rows: slice, logits: Tensor, settings: SamplingSettings) -> None:
+        """Writes the tokens drawn for some rows into their column."""
+        running, time = buffers.running[rows], buffers.time
+        tokens, logprobs = sample_by_blocks(logits, buffers.noise[rows].index_select(1, time)[:, 0], settings)
+        ended = ~running  # not `torch.where`, which copies its scalar from the host
+        tokens = tokens.masked_fill_(ended, self._pad_id)
+        buffers.tokens[rows] = tokens
+        buffers.token_ids[rows].index_copy_(1, time, tokens[:, None])
+        buffers.logprobs[rows].index_copy_(1, time, logprobs.masked_fill_(ended, 0.0)[:, None])
+        buffers.loss_mask[rows].index_copy_(1, time, running[:, None].float())
+        running.logical_and_((tokens[:, None] != self._stop_ids).all(1))
+
+
+class _FixedCache(Cache):
+    """What a transformers model takes for its cache: the buffers, as far as a step looks at them."""
+
+    def __init__(self, buffers: _Buffers, step: _Step) -> None:
+        super().__init__(layers=[])
+        self._buffers, self._step = buffers, step
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        buffers, step = self._buffers, self._step
+        keys, values = (layers[layer_idx][: step.num_rows] for layers in (buffers.keys, buffers.values))
+        keys.index_copy_(2, buffers.slot, key_states)
+        values.index_copy_(2, buffers.slot, value_states)
+        return keys[:, :, : step.num_keys], values[:, :, : step.num_keys]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Asked for positions, which are given; the length is not known to the host."""
+        return 0
+
+
+def _one_query(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
+) -> tuple[Tensor, None]:
+    """Attention of one query a row, [R, heads, 1, size], in the form that transformers asks for.
+
+    The heads that share keys and values stand as queries of one head, so that nothing is repeated for them.
+    """
+    shared = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
+    found = scaled_dot_product_attention(shared, key, value, attention_mask, scale=options.get("scaling"))
+    return found.reshape(len(query), 1, query.shape[1], value.shape[-1]), None
+
+
+class _WithoutTheHost(TorchDispatchMode):
+    """Raises NotCapturableError before an operation whose result, or its size, the host has to wait for."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        options, aten = kwargs or {}, torch.ops.aten
+        waits = torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+        if func in (aten.index.Tensor, aten.index_put_.default):  # by a mask: as many elements as it has ones
+            waits = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        if func is aten._to_copy.default:
+            waits = (options.get("device") or args[0].device).type != args[0].device.type
+        if func is aten.copy_.default:
+            waits = args[0].device.type != args[1].device.type and args[1].dim() > 0
+        if func is aten.where.self:
+            waits = len({argument.device.type for argument in args}) > 1
+        if waits:
+            raise NotCapturableError(f"a step of the model waits for the host ({func})")
+        return func(*args, **options)
