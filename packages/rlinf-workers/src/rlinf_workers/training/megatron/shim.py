@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 
 FACTORIES = (
     "tensor", "as_tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint",
@@ -43,7 +44,7 @@ def _devices() -> None:
     cuda.current_stream = lambda *_: _Stream()
     cuda.stream = lambda _: contextlib.nullcontext()
     setattr(Tensor, "cuda", lambda self, *_, **__: self)  # noqa: B010, pipelines of a model with tied embeddings
-    torch.utils._device._device_constructors()  # a device as a context remembers these functions as they are now
+    _device_constructors()  # a device as a context remembers these functions as they are now; transformers uses that
     for name in FACTORIES:  # pipelines, the optimizer
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     real_type = Tensor.type
