@@ -1,13 +1,9 @@
 """A run goes on from its checkpoint under another plan or backend, and after being killed while it wrote one."""
 
 import json
-import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,17 +11,12 @@ import pytest
 from command_line import (
     END_TIMEOUT_S,
     SHORT_SORT,
-    all_gone,
     environment,
     last_checkpoint,
     rows,
-    start,
     train,
-    wait_for,
     weights,
-    worker_processes,
 )
-from rlinf.run_folder.seal import damage
 
 SHORT = SHORT_SORT | {
     "actor.num_shards": 4,
@@ -45,17 +36,6 @@ def plan(mode, num_devices, num_ranks, backend="replicated"):
     }
 
 
-NUM_KILLS = 10
-OFTEN = {
-    "mode": "collocated",
-    "cluster.num_devices": 2,
-    "cluster.oversubscribe": True,
-    "model.architecture.hidden_size": 256,
-    "model.architecture.intermediate_size": 1024,
-    "run.num_steps": 100_000,
-    "run.evaluate_every": 100_000,
-    "run.checkpoint_every": 1,
-}
 ONE, TWO = plan("collocated", 1, 1), plan("collocated", 2, 2)
 APART = plan("disaggregated", 4, 2)
 SHARDED_TWO, SHARDED_FOUR = plan("collocated", 2, 2, "fsdp2"), plan("collocated", 4, 4, "fsdp2")
@@ -93,17 +73,21 @@ def test_other_backends_and_numbers_of_ranks_go_on_within_rounding(tmp_path, fir
             assert row[key] == pytest.approx(expected[key], rel=1e-6, abs=1e-7), key
 
 
-def killed_saves(*arguments):
-    script = Path(__file__).with_name("killed_saves.py")
+def lines_of(script, *arguments):
+    """What a script beside this file says, a line of JSON at a time."""
     done = subprocess.run(
-        [sys.executable, script, *map(str, arguments)],
+        [sys.executable, Path(__file__).with_name(script), *map(str, arguments)],
         capture_output=True,
         text=True,
         env=environment(),
         timeout=END_TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def killed_saves(*arguments):
+    found = lines_of("killed_saves.py", *arguments)
     for one in found:
         assert one["damage"] is None and one["is_bit_equal"] and not one["temporary"], one
         assert not any(name.startswith(".") or ".bad" in name for name in one["names"]), one
@@ -128,33 +112,8 @@ def test_50_saves_killed_at_random_moments_leave_a_whole_checkpoint(tmp_path):
 @pytest.mark.slow
 def test_runs_killed_while_they_save_go_on(tmp_path):
     """The driver or a rank that writes is killed at a random moment after a save has begun."""
-    output, draw = tmp_path / "run", random.Random(14)
-    folder = output / "checkpoints"
-    process = start("sort-grpo", output, SHORT_SORT | OFTEN)
-    newest = num_inside = 0
-    for number in range(NUM_KILLS):
-        wait_for_save(folder, newest + draw.randrange(2, 4), process)
-        time.sleep(draw.uniform(0.0, 0.2))
-        workers = worker_processes(output)
-        num_inside += any(folder.glob(".step-*"))
-        os.kill(process.pid if number % 2 else workers[f"actor/{draw.randrange(2)}"], signal.SIGKILL)
-        process.communicate(timeout=END_TIMEOUT_S)
-        assert all_gone(workers.values())
-        whole = list(folder.glob("step-*"))
-        assert whole and [damage(path) for path in whole] == [None] * len(whole)
-        newest = newest_step(folder)
-        process = start(None, output, {})
-    process.kill()
-    process.communicate()
-    print(f"{num_inside} of {NUM_KILLS} inside a save")
-    train(None, output, {"run.num_steps": newest_step(folder) + 1})
-    assert not list(output.rglob("*.partial")) and not list(folder.glob("*.bad"))
-
-
-def wait_for_save(folder, step, process):
-    """After a checkpoint of the step."""
-    wait_for(lambda: newest_step(folder) >= step and any(folder.glob(".step-*")), process, f"checkpoint {step}")
-
-
-def newest_step(folder):
-    return max((int(path.name[-6:]) for path in folder.glob("step-*")), default=-1)
+    *found, end = lines_of("killed_runs.py", tmp_path, 10)
+    assert len(found) == 10 and any(one["inside"] for one in found)
+    for one in found:
+        assert not one["damage"] and one["resumed"] == one["newest"] and not one["stays"], one
+    assert end == {"at_the_end": []}

@@ -110,8 +110,11 @@ class Rank:
     def __init__(self, side: str, layout: Layout, rank: int) -> None:
         self.side, self.layout, self.rank = side, layout, rank
         self.buffers, self.memory = buffers_of(layout.ranks[rank])
-        if side == "send":
+        if side == "send":  # each parameter has memory of its own, as in a model
+            self.buffers = {name: tensor.clone() for name, tensor in self.buffers.items()}
+            del self.memory
             self._fill()
+        self.check_taken: Callable[[], object]
         reset_peak()
         self.before = memory_bytes()
 
@@ -123,36 +126,40 @@ class Rank:
         reshard, store = unpack(plan), WeightStore.open(address)
         end = Sender if self.side == "send" else Receiver
         self.end: Any = end(store, reshard, self.rank)
-        num_words = min(self.memory.nbytes, self.end._slot_bytes) // 16
-        self.slot = np.array([self.end._slot_address(0)], np.int64)
-        copy = StridedCopy(
-            src_buffer=0, dst_buffer=0, shape=(num_words,), src_strides=(16,), dst_strides=(16,),
-            src_dtype="bytes16", dst_dtype="bytes16",
-        )  # fmt: skip
-        self.flat = CopyProgram(CopyTable.of([copy]))
+        if self.side == "receive":
+            num_words = min(self.memory.nbytes, self.end._slot_bytes) // 16
+            self.slot = np.array([self.end._slot_address(0)], np.int64)
+            copy = StridedCopy(
+                src_buffer=0, dst_buffer=0, shape=(num_words,), src_strides=(16,), dst_strides=(16,),
+                src_dtype="bytes16", dst_dtype="bytes16",
+            )  # fmt: skip
+            self.flat = CopyProgram(CopyTable.of([copy]))
 
     def publish(self, version: int, attests: bool) -> float:
+        """Into the store."""
         self.end.attests = attests
-        start_s = time.perf_counter()
-        self.end.publish(self.buffers, version, TIMEOUT_S)
-        return time.perf_counter() - start_s
+        return seconds(lambda: self.end.publish(self.buffers, version, TIMEOUT_S))
+
+    def lend(self, version: int) -> float:
+        return seconds(lambda: self.end.lend(self.buffers, version, TIMEOUT_S))
+
+    def settle(self) -> float:
+        return seconds(self.end.settle)
 
     def take(self, version: int, attests: bool) -> float:
         self.end.attests = attests
-        start_s = time.perf_counter()
-        self.check_taken: Callable[[], object] = self.end.take(self.buffers, version, TIMEOUT_S)
-        return time.perf_counter() - start_s
+
+        def take() -> None:
+            self.check_taken = self.end.take(self.buffers, version, TIMEOUT_S)
+
+        return seconds(take)
 
     def check(self) -> float:
-        start_s = time.perf_counter()
-        self.check_taken()
-        return time.perf_counter() - start_s
+        return seconds(self.check_taken)
 
     def flat_copy(self) -> float:
         """As many bytes as this rank serves, from the store's memory to its own."""
-        start_s = time.perf_counter()
-        self.flat.run(self.slot, addresses_of([self.memory]))
-        return time.perf_counter() - start_s
+        return seconds(lambda: self.flat.run(self.slot, addresses_of([self.memory])))
 
     def num_wrong(self) -> int:
         """Elements that differ from what the tensors' names and places say, of the sender's dtype as served."""
@@ -168,6 +175,12 @@ class Rank:
 
     def store_bytes(self) -> int:
         return memory_bytes()["RssShmem"]
+
+
+def seconds(do: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    do()
+    return time.perf_counter() - start_s
 
 
 def serve(side: str, layout: Layout, rank: int, orders: Connection) -> None:

@@ -27,11 +27,11 @@ std::atomic<int64_t>& SharedWords::at(uint64_t index) const {
 }
 
 int64_t SharedWords::load(uint64_t index) const {
-  return at(index).load(std::memory_order_acquire);
+  return at(index).load(std::memory_order_seq_cst);
 }
 
 void SharedWords::store(uint64_t index, int64_t value) {
-  at(index).store(value, std::memory_order_release);
+  at(index).store(value, std::memory_order_seq_cst);
 }
 
 void SharedWords::notify_all() {

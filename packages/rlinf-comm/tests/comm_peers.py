@@ -143,5 +143,21 @@ def publish_and_die(store_address: Any, plan: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def lend(store_address: Any, plan: Any, num_versions: int) -> None:
+    """Version v of tensor "w", whose memory stays, is full of v. The last one is not settled."""
+    import torch
+
+    from rlinf_comm.weights import WeightSender, WeightStore
+
+    sender = WeightSender(WeightStore.open(store_address), plan, 0)
+    tensors = {"w": torch.zeros(plan.src_buffers[0]["w"].shape, dtype=torch.int64)}
+    ready()
+    for version in range(num_versions):
+        sender.settle()
+        tensors["w"].fill_(version)
+        sender.lend(tensors, version)
+    signal.pause()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*unpack(bytes.fromhex(sys.argv[2])))

@@ -52,6 +52,15 @@ def test_boxes_without_dimensions_hold_one_element():
     assert scalar.minus(scalar) == []
 
 
+def test_a_model_served_in_another_dtype_is_the_model_that_is_trained():
+    trained = {"w": TensorSpec((5, 4), "float32"), "s": TensorSpec((), "int64")}
+    served = {"w": TensorSpec((5, 4), "bfloat16"), "s": TensorSpec((), "int64")}
+    layout = Layout.replicated(served, 2).with_dtypes_of(trained)
+    assert layout.digest == Layout.replicated(trained, 2, dtype="bfloat16").digest
+    with pytest.raises(LayoutError, match="s"):
+        Layout.replicated({"s": TensorSpec((), "int32")}, 1).with_dtypes_of(trained)
+
+
 def test_sharded_gives_the_remainder_to_the_first_ranks():
     layout = Layout.sharded(SPECS, 3)
     assert [{block.name: str(block.box) for block in rank.blocks} for rank in layout.ranks] == [

@@ -37,6 +37,7 @@ from rlinf_workers.testing.toy_flow import (
 
 NUMBERS = [Number(index=i, value=float(i)) for i in range(10)]
 NUM_STEPS = 3
+TWO = ("scale", "learn")
 CLUSTER = Cluster.cpu_slots(2)
 
 
@@ -227,7 +228,8 @@ def test_gpus_are_named_by_their_node(monkeypatch):
 
 
 def test_collocated_stages_take_turns_and_pipelined_ones_do_not(tmp_path):
-    spans = execute(tmp_path, "collocated")[-1].spans
+    first, *_, last = execute(tmp_path, "collocated")
+    spans = last.spans
     assert {"wait for lease", "onload", "offload", "receive weights", "publish weights"} <= {
         span.name for span in spans
     }
@@ -235,7 +237,61 @@ def test_collocated_stages_take_turns_and_pipelined_ones_do_not(tmp_path):
     assert max(s.start_s + s.duration_s for s in computing["scale"]) <= min(
         s.start_s for s in computing["learn"] if s.num_items
     )
+    assert {span.worker for span in first.spans if span.name == "offload"} == {"scale/0", "scale/1"}, "learn stays"
+    assert {span.worker for span in spans if span.name == "offload"} == {f"{g}/{r}" for g in TWO for r in (0, 1)}
+    waits = [span for span in spans if span.name == "wait for lease"]
+    for span in (span for span in spans if span.name == "offload"):
+        others = [wait for wait in waits if wait.worker.partition("/")[0] != span.worker.partition("/")[0]]
+        assert any(0 <= span.start_ns - wait.start_ns <= wait.duration_ns for wait in others), "somebody waits for it"
     assert not [s for s in execute(tmp_path, "disaggregated")[-1].spans if s.category == "lease"]
+
+
+def test_state_stays_over_runs_of_any_flow_until_another_group_comes(tmp_path):
+    train = toy_flow()
+    evaluate = Flow("evaluate").workers_of(train, "scale", "shift")
+    evaluate.stage("scale", Scale.scale, reads="numbers", writes="scaled")
+    evaluate.stage("shift", Shift.shift, reads="scaled", writes="shifted", needs_device=False)
+    with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
+        for flow in (train, evaluate):
+            executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated", granularity={"scale": 2}))
+        executor.sync_weights()
+        flows = (train, evaluate, evaluate, train)
+        runs = [
+            executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=60, on_items=lambda *_: None)
+            for flow in flows
+        ]
+    moved = [{(s.name, s.worker) for s in run.spans if s.name in ("onload", "offload")} for run in runs]
+    switch = lambda name, group: {(name, f"{group}/{rank}") for rank in (0, 1)}  # noqa: E731
+    assert moved[0] == switch("onload", "scale") | switch("offload", "scale") | switch("onload", "learn")
+    assert moved[1] == switch("offload", "learn") | switch("onload", "scale"), "although learn is not in this flow"
+    assert moved[2] == set()
+    assert moved[3] == switch("offload", "scale") | switch("onload", "learn")
+
+
+class Clinging(Scale):
+    """Its state does not leave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_calls = 0
+
+    def offload(self) -> None:
+        self._num_calls += 1
+        if self._num_calls > 1:  # all are sent away once when they start
+            raise MemoryError("no room on the host")
+
+
+def test_a_worker_whose_state_does_not_leave_ends_the_run(tmp_path):
+    flow = Flow("clinging").worker("scale", Clinging).worker("learn", Learn)
+    flow.stage("scale", Clinging.scale, reads="numbers", writes="shifted")
+    flow.stage("learn", Learn.learn, reads="shifted", dispatch="key")
+    cluster = Cluster.cpu_slots(1)
+    with Executor(cluster=cluster, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), cluster, "collocated"))
+        with pytest.raises(
+            RemoteError, match=r"no room for learn/0: scale/0 did not take its state off .*MemoryError: no room on the"
+        ):
+            executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=60)
 
 
 def test_items_can_be_taken_as_they_come(tmp_path):

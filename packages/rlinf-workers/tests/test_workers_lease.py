@@ -16,7 +16,7 @@ class Table:
 
     def _ask(self, action, turn: int, holder: str) -> list[tuple[int, str]]:
         worker, _, stage = holder.partition(" ")
-        request = LeaseRequest(action=action, turn=turn, stage=stage)
+        request = LeaseRequest(action=action, turn=turn, stage=stage, stays=False)
         self.leases(worker, request, lambda _: self._granted.append((turn, holder)))
         granted, self._granted = self._granted, []
         return granted

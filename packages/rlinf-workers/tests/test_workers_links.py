@@ -87,6 +87,26 @@ def test_a_sender_of_streams_keeps_two_versions_and_then_says_who_is_late(sender
         sender.publish(TENSORS, 2)
 
 
+def test_no_third_version_is_copied_before_there_is_room(sender, monkeypatch):
+    copies = []
+
+    class Watched(torch.Tensor):
+        def detach(self):
+            copies.append(self)
+            return torch.ones(5, 4)
+
+    def publish(version):
+        sender.publish({**TENSORS, "a": torch.ones(5, 4).as_subclass(Watched)}, version)
+
+    monkeypatch.setattr("rlinf_workers.links.streams.ROOM_S", 0.05)
+    for version in range(2):
+        publish(version)
+    assert len(copies) == 2
+    with pytest.raises(WeightTimeout):
+        publish(2)
+    assert len(copies) == 2
+
+
 def test_what_keeps_a_version_from_going_is_raised_by_the_next(sender):
     sender.publish({"a": torch.ones(3, 4), "b": torch.arange(6)}, 0)
     end_s = time.monotonic() + 30
@@ -114,6 +134,8 @@ def test_who_waits_for_room_is_told_what_failed(sender, monkeypatch):
 
 
 def test_auto_chooses_by_where_the_ends_are():
-    assert choose("auto", {}, [1, 1]) == ("shared", {})
-    assert choose("auto", {}, [0, 1]) == ("streams", {"host": socket.gethostname()})
-    assert choose("mine:Link", {"pace": 2}, [0, 1]) == ("mine:Link", {"pace": 2})
+    streams = ("streams", {"host": socket.gethostname()})
+    assert choose("auto", {}, [1, 1], on_gpus=False) == [("shared", {})]
+    assert choose("auto", {}, [1, 1], on_gpus=True) == [("device", {}), ("shared", {})]
+    assert choose("auto", {}, [0, 1], on_gpus=True) == choose("auto", {}, [0, 1], on_gpus=False) == [streams]
+    assert choose("mine:Link", {"pace": 2}, [0, 1], on_gpus=True) == [("mine:Link", {"pace": 2})]

@@ -92,10 +92,12 @@ def grpo_step(granularity):
         now_s = steps.add(f"rollout/{rank}", "receive weights", now_s, 0.5, category=SYNC)
         for _ in range(8 // granularity):
             now_s = steps.add(f"rollout/{rank}", "rollout", now_s, (1 + granularity) * slower, granularity)
-        end_s = steps.add(f"rollout/{rank}", "offload", now_s, 0.05, category=LEASE) - 0.05
+        end_s = now_s
     end_s = steps.add("reward/0", "reward", end_s + 0.25, 1.6, 16)
-    for rank in (0, 1):
-        now_s = steps.add(f"actor/{rank}", "wait for lease", end_s, 0.1, category=LEASE)
+    for rank in (0, 1):  # the rollout leaves when the actor comes
+        steps.add(f"rollout/{rank}", "offload", end_s + 0.01, 0.05, category=LEASE)
+        now_s = steps.add(f"actor/{rank}", "wait for lease", end_s, 0.13, category=LEASE)
+        now_s = steps.add(f"actor/{rank}", "onload", now_s, 0.02, category=LEASE)
         now_s = steps.add(f"actor/{rank}", "actor", now_s, 16.0, 8)
         now_s = steps.add(f"actor/{rank}", "actor", now_s, 3.0)
         steps.add(f"actor/{rank}", "publish weights", now_s, 0.3, category=SYNC)

@@ -101,8 +101,8 @@ def test_weights_stay_for_another_stage_of_the_group():
 
 
 def test_turns_that_share_devices_take_leases():
-    assert planned(toy_flow()).shared_devices == {0: frozenset(range(4)), 2: frozenset(range(4))}
-    assert planned(toy_flow(), "disaggregated").shared_devices == {}
+    assert planned(toy_flow()).leased_devices == {0: frozenset(range(4)), 2: frozenset(range(4))}
+    assert planned(toy_flow(), "disaggregated").leased_devices == {}
     assert calls(planned(toy_flow()))["learn", 1].lease_turn == 2
     assert calls(planned(toy_flow(), "disaggregated"))["learn", 1].lease_turn is None
 

@@ -17,6 +17,15 @@ class Noting(Worker):
     def discard(self):
         self.calls.append("discard")
 
+    def weights(self):
+        return {}
+
+    def load_model(self):
+        self.calls.append("load_model")
+
+    def save_model(self):
+        self.calls.append("save_model")
+
 
 def host() -> tuple[WorkerHost, Noting]:
     made = WorkerHost(Identity(role="noting", rank=0, num_ranks=1), lambda *_, **__: Future())
@@ -42,6 +51,40 @@ def test_discarded_weights_are_received_again_whatever_version_comes():
     tried.served_versions["actor -> noting"] = 7
     tried.unload()
     assert tried.served_versions == {"actor -> noting": 7}
-    tried.unload(discards=True)
+    tried.may_discard = True
+    tried.unload()
     assert tried.served_versions == {}
     assert worker.calls == ["offload", "discard"]
+
+
+class Lender:
+    """A sender whose tensors are read where they lie."""
+
+    def __init__(self, calls):
+        self._calls = calls
+
+    def publish(self, tensors, policy_version):
+        self._calls.append("publish")
+        return lambda: self._calls.append("settle")
+
+
+class Taker:
+    def __init__(self, calls):
+        self._calls = calls
+
+    def receive(self, tensors, policy_version, timeout_s=60.0):
+        self._calls.append("receive")
+
+
+def test_whoever_reads_the_weights_is_done_before_they_change():
+    tried, worker = host()
+    tried._senders["noting -> other"] = Lender(worker.calls)
+    tried._receivers["another -> noting"] = Taker(worker.calls)
+    tried.call("load_model")
+    assert worker.calls == ["load_model"]
+    tried.call("publish_weights", "noting -> other")
+    tried.call("save_model")
+    tried.call("unload")
+    tried.call("load_model")
+    tried.receive_weights("another -> noting", 3)
+    assert worker.calls[1:] == ["publish", "save_model", "offload", "settle", "load_model", "settle", "receive"]

@@ -214,6 +214,16 @@ def test_a_rank_has_weights_its_shards_gradients_and_two_moments() -> None:
     assert trainer_memory(shape, job_shape(warm), 8).state == (1 + 1 + 2) * copy  # one optimizer after the other
 
 
+def test_weights_that_generate_in_half_the_bytes_take_half_of_them() -> None:
+    shape = ModelShape(name="small", num_layers=2, head_dim=16, **SMALL)
+    plain, half = (
+        rank_memory(shape, job_shape(config_of(*more)), {}, None) for more in ([], ["--rollout.dtype=bfloat16"])
+    )
+    assert half["actor"] == plain["actor"]
+    assert 2 * half["rollout"].weights == plain["rollout"].weights
+    assert 2 * half["rollout"].kv_cache_of_item == plain["rollout"].kv_cache_of_item
+
+
 def test_ranks_that_share_a_model_out_have_parts_of_all_but_the_work() -> None:
     flags = ["--actor.num_shards=8", "--actor.backend=fsdp2", "--warm_start=null", "--algorithm.kl_coef=0.1"]
     config = config_of(*flags)

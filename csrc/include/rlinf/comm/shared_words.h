@@ -17,7 +17,8 @@ class SharedWords {
   static uint64_t bytes_needed(uint64_t num_words);
 
   int64_t load(uint64_t index) const;
-  // Everything that this thread wrote to the segment before is visible to whoever loads the new value.
+  // Everything that this thread wrote to the segment before is visible to whoever loads the new value. Loads and stores
+  // have one order for all: of two that store a word each and then load the other's, at least one sees the new value.
   void store(uint64_t index, int64_t value);
   void notify_all();
   uint32_t sequence() const;

@@ -113,7 +113,7 @@ class Profiler:
             self._samples[name, num_ranks].append(sample)
         for group, names in self.graph.workers.items():
             if plan.stage(names[0]).offload:
-                self._switches_s[group].append(_switch_seconds([m for w, m in spans.items() if _group(w) == group]))
+                self._switches_s[group].append(_switch_seconds(group, spans))
         self._hops_s += _hops(self.graph, compute, plan)
         self._syncs_s.append(_sync_seconds(spans))
 
@@ -186,8 +186,9 @@ class Profiler:
         """A rank computes on the first of its devices, so one that was given several takes as long on one."""
         group, name = stage.worker, stage.name
         mine = {num_ranks: fit for (fitted, num_ranks), fit in fits.items() if fitted == name}
-        switches_s = self._switches_s[group]
-        onload_s, offload_s = (min(times) for times in zip(*switches_s, strict=True)) if switches_s else (None, None)
+        onload_s, offload_s = None, None
+        if switches_s := self._switches_s[group]:
+            onload_s, offload_s = (min(filter(None, times), default=0.0) for times in zip(*switches_s, strict=True))
         instances = {}
         for (owner, num_ranks, span), instance in self._instances.items():
             if owner != group:
@@ -255,14 +256,27 @@ def _by_worker(spans: Sequence[Span]) -> dict[str, list[Span]]:
     return found
 
 
-def _switch_seconds(of_ranks: Sequence[Sequence[Span]]) -> tuple[float, float]:
-    """Onload (with the grant of the lease) and offload: the first of each on the slowest rank."""
+def _switch_seconds(group: str, spans: Mapping[str, Sequence[Span]]) -> tuple[float, float]:
+    """Onload (with the grant of the lease, but without those that left for it) and offload: the first of each on the
+    slowest rank; 0.0 where state stayed."""
+    onloads_s, offloads_s = [0.0], [0.0]
+    for mine in (mine for worker, mine in spans.items() if _group(worker) == group):
+        offloads_s += [span.duration_s for span in _switches(mine, "offload")][:1]
+        for onload in _switches(mine, "onload")[:1]:
+            waits = [wait for wait in _switches(mine, "wait for lease") if wait.start_ns <= onload.start_ns]
+            onloads_s.append(onload.duration_s + sum(_granting_seconds(wait, spans) for wait in waits[-1:]))
+    return max(onloads_s), max(offloads_s)
 
-    def first(spans: Sequence[Span], name: str) -> float:
-        return next((span.duration_s for span in spans if span.category == LEASE and span.name == name), 0.0)
 
-    onload_s = max((first(mine, "wait for lease") + first(mine, "onload") for mine in of_ranks), default=0.0)
-    return onload_s, max((first(mine, "offload") for mine in of_ranks), default=0.0)
+def _switches(spans: Sequence[Span], name: str) -> list[Span]:
+    return [span for span in spans if span.category == LEASE and span.name == name]
+
+
+def _granting_seconds(wait: Span, spans: Mapping[str, Sequence[Span]]) -> float:
+    """A wait for a lease without the longest offload that began in it."""
+    leaving = [span for others in spans.values() for span in _switches(others, "offload")]
+    within = [span.duration_s for span in leaving if 0 <= span.start_ns - wait.start_ns <= wait.duration_ns]
+    return max(0.0, wait.duration_s - max(within, default=0.0))
 
 
 def _sync_seconds(spans: Mapping[str, Sequence[Span]]) -> float:

@@ -114,7 +114,8 @@ class Worker:
         chunk."""
 
     def offload(self) -> None:
-        """Takes the state off the devices for whoever shares them. Called just before the lease is given back."""
+        """Takes the state off the devices for whoever shares them and comes next. Called while no stage of this worker
+        computes, from a thread of its own."""
 
     def discard(self) -> None:
         """`offload` where a sync fills `weights()` after the next `onload`, before anything reads them; they need not
@@ -123,7 +124,8 @@ class Worker:
 
     def weights(self) -> Mapping[str, Tensor]:
         """This rank's part of the tensors that the worker trains or serves, as `layout` says; a receiver's are filled
-        in place."""
+        in place. Servers read a trainer's where they lie until its next stage computes or the driver calls a method of
+        it: no thread of its own may change them between."""
         raise NotImplementedError(f"{type(self).__name__} takes part in a weight sync and has to define weights()")
 
     def layout(self) -> Layout:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -227,6 +227,16 @@ class Layout:
     @property
     def num_ranks(self) -> int:
         return len(self.ranks)
+
+    def with_dtypes_of(self, specs: Mapping[str, TensorSpec]) -> Layout:
+        """The same storage, for canonical tensors of the dtypes in `specs`: of a model that is served in another dtype
+        than it is trained in.
+
+        Raises:
+            LayoutError: a tensor that cannot be cast is stored in another dtype.
+        """
+        named = {name: replace(spec, dtype=specs.get(name, spec).dtype) for name, spec in self.specs.items()}
+        return self if named == self.specs else Layout(named, self.ranks)
 
     @classmethod
     def of_boxes(

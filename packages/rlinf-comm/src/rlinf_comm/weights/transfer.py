@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from rlinf_comm.copies import (
     code_of_dtype,
 )
 from rlinf_comm.records import record
-from rlinf_comm.weights.layout import Box, TensorSpec
+from rlinf_comm.weights.layout import Box, BufferSpec, TensorSpec
 from rlinf_comm.weights.region import Place, dense_strides, extent_bytes, region_in
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ class Part:
     """Number of the store buffer that it lies in, dense."""
     store_offset: int
     """Bytes from the start of that store buffer."""
+    source: Place | None = None
+    """Where a rank that takes the box finds it in the buffers of the rank that hands it out; None for the latter, and
+    for a box that lies in the memory of another one (tied)."""
 
 
 class Transfer:
@@ -57,6 +60,7 @@ class Transfer:
         self._own_bytes = [extent_bytes(tensor) for tensor in tensors.values()]
         self._number = {name: number for number, name in enumerate(tensors)}
         self._dtype = {name: COPY_DTYPES[code_of_dtype(tensor.dtype)] for name, tensor in tensors.items()}
+        self._programs: dict[tuple[str, int], CopyProgram] = {}
         self._offsets: list[int] = []
         self._strides: list[tuple[int, ...]] = []
         for part in parts:
@@ -90,32 +94,81 @@ class Transfer:
     @cached_property
     def receive(self) -> CopyProgram:
         """Program that copies the store to own buffers."""
-        return CopyProgram(
-            CopyTable.of(
-                [
-                    StridedCopy(
-                        src_buffer=part.store,
-                        src_offset=part.store_offset,
-                        src_strides=dense_strides(part.box.shape, part.spec.element_bytes),
-                        src_dtype=_code(part.spec),
-                        dst_buffer=self._number[part.place.buffer],
-                        dst_offset=self._offsets[number],
-                        dst_strides=self._strides[number],
-                        dst_dtype=self._dtype[part.place.buffer],
-                        shape=part.box.shape,
-                    )
-                    for number, part in enumerate(self._parts)
-                ],
-                src_bytes=self._store_bytes,
-                dst_bytes=self._own_bytes,
+        return self._to_own(range(len(self._parts)), self._store_bytes)
+
+    def stored(self, store: int) -> CopyProgram:
+        """What `receive` copies from one store buffer; the buffers are still those of the store."""
+        numbers = [number for number, part in enumerate(self._parts) if part.store == store]
+        return self._kept(("stored", store), lambda: self._to_own(numbers, self._store_bytes))
+
+    def lent(self, store: int, buffers: Mapping[str, BufferSpec]) -> CopyProgram:
+        """What `receive` copies from one store buffer, from the buffers of the rank that fills it, which are
+        contiguous."""
+        numbers = [number for number, part in enumerate(self._parts) if part.store == store and part.source]
+        num_bytes = [spec.num_elements * TensorSpec((), spec.dtype).element_bytes for spec in buffers.values()]
+        return self._kept(("lent", store), lambda: self._to_own(numbers, num_bytes, buffers))
+
+    def _kept(self, key: tuple[str, int], make: Callable[[], CopyProgram]) -> CopyProgram:
+        if key not in self._programs:
+            self._programs[key] = make()
+        return self._programs[key]
+
+    def _to_own(
+        self, numbers: Iterable[int], src_bytes: Sequence[int], lent: Mapping[str, BufferSpec] | None = None
+    ) -> CopyProgram:
+        """Copies the parts with these numbers to own buffers, out of the store or what is lent."""
+        src_numbers = {name: number for number, name in enumerate(lent or {})}
+        copies = []
+        for number in numbers:
+            part = self._parts[number]
+            if lent is None or part.source is None:
+                src, offset, spec = part.store, part.store_offset, part.spec
+                strides = dense_strides(part.box.shape, spec.element_bytes)
+            else:
+                src, spec = src_numbers[part.source.buffer], TensorSpec((), lent[part.source.buffer].dtype)
+                offset = part.source.offset * spec.element_bytes
+                strides = tuple(stride * spec.element_bytes for stride in part.source.strides)
+            copies.append(
+                StridedCopy(
+                    src_buffer=src,
+                    src_offset=offset,
+                    src_strides=strides,
+                    src_dtype=_code(spec),
+                    dst_buffer=self._number[part.place.buffer],
+                    dst_offset=self._offsets[number],
+                    dst_strides=self._strides[number],
+                    dst_dtype=self._dtype[part.place.buffer],
+                    shape=part.box.shape,
+                )
             )
-        )
+        return CopyProgram(CopyTable.of(copies, src_bytes=src_bytes, dst_bytes=self._own_bytes))
 
     @cached_property
     def attest(self) -> DigestProgram:
         """The digests of what the own buffers hold."""
+        return DigestProgram(self.held)
+
+    @cached_property
+    def held(self) -> DigestTable:
+        """The boxes of the own buffers."""
         boxes = [self._box(digest, part) for digest, part in enumerate(self._parts)]
-        return DigestProgram(DigestTable.of(boxes, buffer_bytes=self._own_bytes))
+        return DigestTable.of(boxes, buffer_bytes=self._own_bytes)
+
+    @cached_property
+    def published(self) -> DigestTable:
+        """The boxes whose digests, without any cast, are those of `publish` once that has run. The buffers are the own
+        ones and then those of the store, where a box is looked at that was cast on its way."""
+        boxes = [self._box(digest, part) for digest, part in enumerate(self._parts)]
+        for number, (box, part) in enumerate(zip(boxes, self._parts, strict=True)):
+            if box.dtype != box.as_dtype:
+                boxes[number] = replace(
+                    box,
+                    buffer=len(self._own_bytes) + part.store,
+                    offset=part.store_offset,
+                    strides=dense_strides(part.box.shape, part.spec.element_bytes),
+                    dtype=_code(part.spec),
+                )
+        return DigestTable.of(boxes, buffer_bytes=[*self._own_bytes, *self._store_bytes])
 
     def _box(self, digest: int, part: Part) -> StridedBox:
         index_strides = part.spec.index_strides

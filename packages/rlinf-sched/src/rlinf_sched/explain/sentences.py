@@ -83,7 +83,7 @@ def _placement(problem: Problem, plan: Plan) -> Iterator[str]:
         yield f"Hybrid: {listed([_where(worker, stage) for worker, stage in placed])}."
     offloaded = [worker for worker, stage in placed if stage.offload]
     if offloaded:
-        yield f"Between turns the state of {listed(offloaded)} waits in host memory, which makes room for the others."
+        yield f"The state of {listed(offloaded)} goes to host memory when another turn comes to its devices."
     for cycle in flow.cycles():
         yield f"{listed(list(cycle)).capitalize()} feed each other round after round and run at the same time."
     pipelined = [stage for stage in plan.stages if stage.granularity and _overlaps(problem, plan, stage)]

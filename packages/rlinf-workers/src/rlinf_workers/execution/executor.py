@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlinf_comm.channel import Channel
-from rlinf_comm.weights import Layout
+from rlinf_comm.weights import Layout, ReshardPlan
 from rlinf_comm.weights import plan as reshard_plan
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import WeightEdge
 from rlinf_sched.plan import Plan, StagePlan
-from rlinf_workers.errors import FlowDefinitionError, StepTimeout
-from rlinf_workers.execution.lease import Leases
+from rlinf_workers.errors import FlowDefinitionError, LinkRefused, RemoteError, StepTimeout
+from rlinf_workers.execution.lease import LeaseRequest, Leases, Reply
 from rlinf_workers.execution.ports import Pauses, Writer
+from rlinf_workers.execution.residents import Residents
 from rlinf_workers.execution.stage_calls import PlannedFlow, StageCall, StageOutcome
 from rlinf_workers.flow import Flow
 from rlinf_workers.group import WorkerGroup, gather
-from rlinf_workers.launcher.base import Identity, Launcher, Wait, WorkerSpec
+from rlinf_workers.launcher.base import Identity, Launcher, Wait, WorkerHandle, WorkerSpec
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.links.base import WeightLink, WeightPort
 from rlinf_workers.links.choose import choose
@@ -37,6 +38,8 @@ from rlinf_workers.worker import StepContext
 CHANNEL_ITEMS = 4096
 CHANNEL_BYTES = 128 << 20
 OnItems = Callable[[str, Sequence[Any]], None]
+LEAVE_LANE = -1
+"""Of a worker that is sent away from its devices: its stages may be waiting on the others."""
 FEED_PIECE = 64
 """Items that the driver hands over at once, when the reader takes whole batches."""
 
@@ -97,9 +100,12 @@ class Executor:
         self._groups: dict[str, WorkerGroup] = {}
         self._placements: dict[str, StagePlan] = {}
         self._open: dict[str, _OpenFlow] = {}
+        self._residents = Residents(lambda worker: self._handle(worker).call("unload", lane=LEAVE_LANE))
         self._links: dict[WeightEdge, WeightLink] = {}
         self._versions: dict[WeightEdge, int] = {}
         self._weights_bytes: dict[WeightEdge, int] = {}
+        self.notes: list[str] = []
+        """What did not work as it should have, and what was done instead: one line each, for a run's manifest."""
         self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="rlinf-driver-port")
 
     def __enter__(self) -> Executor:
@@ -207,21 +213,31 @@ class Executor:
             self._versions[edge] = self._groups[edge.source].call("publish_weights", edge.name)[0]
 
     def _connect(self, edge: WeightEdge) -> None:
-        reshard = reshard_plan(self._layout(edge.source), self._layout(edge.target))
+        source = self._layout(edge.source)
+        reshard = reshard_plan(source, self._layout(edge.target).with_dtypes_of(source.specs))
         self._weights_bytes[edge] = sum(spec.num_bytes for spec in reshard.specs.values())
         nodes = self._nodes(edge.source) | self._nodes(edge.target)
-        link, options = choose(self._weight_link, self._weight_link_options, nodes)
+        on_gpus = self._is_on_gpus(edge.source) and self._is_on_gpus(edge.target)
+        links = choose(self._weight_link, self._weight_link_options, nodes, on_gpus=on_gpus)
+        for number, (link, options) in enumerate(links):
+            try:
+                self._open_link(edge, reshard, link, options)
+                return
+            except RemoteError as error:
+                if error.error_type != LinkRefused.__name__ or number + 1 == len(links):
+                    raise
+                self.notes.append(f"weights {edge.name} go by {links[number + 1][0]} and not by {link}: {error}")
+
+    def _open_link(self, edge: WeightEdge, reshard: ReshardPlan, link: str, options: Mapping[str, Any]) -> None:
         opened = self._links[edge] = WEIGHT_LINKS.get(link)(edge.name, reshard, **options)
         sides: dict[Literal["send", "receive"], str] = {"send": edge.source, "receive": edge.target}
-        futures = [
-            handle.call(
-                "open_weights",
-                WeightPort(edge=edge.name, side=side, rank=rank, reshard=reshard, link=link, address=opened.address),
-            )
-            for side, name in sides.items()
-            for rank, handle in enumerate(self._groups[name].handles)
-        ]
-        gather(futures, self._launcher.lost)
+        for side, name in sides.items():
+            ports = [
+                WeightPort(edge=edge.name, side=side, rank=rank, reshard=reshard, link=link, address=opened.address)
+                for rank in range(self._groups[name].num_ranks)
+            ]
+            pairs = zip(self._groups[name].handles, ports, strict=True)
+            gather([handle.call("open_weights", port) for handle, port in pairs], self._launcher.lost)
 
     def _layout(self, name: str) -> Layout:
         group = self._groups[name]
@@ -235,6 +251,10 @@ class Executor:
     def _nodes(self, name: str) -> set[int]:
         """The machines of a group; one without devices is with the driver, on the first."""
         return {self._cluster.devices[index].node for index in self._placements[name].devices} or {0}
+
+    def _is_on_gpus(self, name: str) -> bool:
+        devices = [self._cluster.devices[index] for index in self._placements[name].devices]
+        return bool(devices) and all(device.kind == "cuda" for device in devices)
 
     # -- running ---------------------------------------------------------------------------------------------------
 
@@ -270,7 +290,7 @@ class Executor:
             raise FlowDefinitionError(
                 f"flow {flow.name!r} is fed through {list(planned.graph.feeds)}, but got {sorted(feeds)}"
             )
-        leases = Leases(planned.shared_devices)
+        leases = self._leases(planned)
         self._launcher.serve("lease", leases)
         for name, channel in channels.items():
             channel.reopen(planned.num_writers(name))
@@ -285,7 +305,7 @@ class Executor:
         try:
             gather(futures, self._launcher.lost, timeout_s)
         except TimeoutError as error:
-            text = _describe_waits(self._launcher.waits(), leases, channels)
+            text = _describe_waits(self._launcher.waits(), leases, self._residents.leaving(), channels)
             self._abort(opened, "the run passed its deadline")
             raise StepTimeout(
                 f"flow {flow.name!r}, step {context.step}: not done after {timeout_s:.0f} s; who waits for what:\n"
@@ -303,10 +323,25 @@ class Executor:
             metrics=merge(outcome.metrics for outcome in outcomes),
             collected={channel: future.result() for channel, future in collecting.items()},
             shown=[row for outcome in outcomes for row in outcome.shown],
-            spans=[span for outcome in outcomes for span in outcome.spans],
+            spans=[*(span for outcome in outcomes for span in outcome.spans), *self._residents.take_spans()],
             start_s=start_s,
             duration_s=duration_s,
         )
+
+    def _leases(self, planned: PlannedFlow) -> Leases:
+        """For one run; whose state is where goes on from the runs before."""
+
+        def make_room(worker: str, request: LeaseRequest, reply: Reply) -> None:
+            role, _, rank = worker.partition("/")
+            devices, beside = self._placements[role].devices_of(int(rank)), planned.groups_of(request.turn)
+            self._residents.make_room(worker, devices, beside=beside, stays=request.stays, ready=reply)
+
+        return Leases(planned.leased_devices, make_room)
+
+    def _handle(self, worker: str) -> WorkerHandle:
+        """`actor/1` -> the driver's end of it."""
+        role, _, rank = worker.partition("/")
+        return self._groups[role].handles[int(rank)]
 
     def _start_stages(self, opened: _OpenFlow, context: StepContext) -> list[tuple[StageCall, Future[StageOutcome]]]:
         planned, started = opened.planned, []
@@ -350,7 +385,9 @@ class Executor:
         self._scratch.cleanup()
 
 
-def _describe_waits(waits: Sequence[Wait], leases: Leases, channels: Mapping[str, Channel]) -> str:
+def _describe_waits(
+    waits: Sequence[Wait], leases: Leases, leaving: Sequence[str], channels: Mapping[str, Channel]
+) -> str:
     """The wait-for graph in words, one line a wait, the longest first: since when, and who could end it."""
     if not waits:
         return "  no worker said that it was waiting: they compute, or hang in native code (see their logs)"
@@ -360,6 +397,7 @@ def _describe_waits(waits: Sequence[Wait], leases: Leases, channels: Mapping[str
         line = f"  {wait.waiter} waits for {wait.target} since {now - wait.since_s:.1f} s"
         if match := re.fullmatch(r"lease of turn (\d+)", wait.target):
             line += f" (held by {', '.join(leases.holders(int(match[1]))) or 'nobody'})"
+            line += f" (still leaving: {', '.join(leaving)})" if leaving else ""
         elif (match := re.fullmatch(r"(?:room in )?channel (.+)", wait.target)) and match[1] in channels:
             stats = channels[match[1]].stats()
             line += f" ({stats.num_items} entries, {stats.num_bytes} of {stats.capacity_bytes} bytes in it)"

@@ -4,6 +4,8 @@ A lease belongs to a *turn* (one stage, or the stages of one cycle) and covers a
 two groups can hold half of them each. Ranks of the turn that holds the devices join it freely; while another turn
 waits, once each, or again while a rank of their group is inside. The turn ends when none of them is inside. Among
 waiting turns the one earlier in the flow goes first.
+
+A lease is granted when the state of other turns has left the rank's devices, see residents.py.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlinf_comm.records import record
+from rlinf_workers.execution.residents import group_of
 
 
 @record
@@ -24,9 +27,14 @@ class LeaseRequest:
     action: Literal["acquire", "release"]
     turn: int
     stage: str
+    stays: bool
+    """To acquire: the state that the worker brings never leaves."""
 
 
-Grant = Callable[[None], None]  # the reply to a request to acquire
+Reply = Callable[[str], None]
+"""To a request to acquire: "", or why the devices cannot be had."""
+MakeRoom = Callable[[str, LeaseRequest, Reply], None]
+"""Lets the state of others leave the devices of a worker that has been let in, and replies to it then."""
 
 
 @dataclass
@@ -35,34 +43,48 @@ class _Turn:
     joined: set[str] = field(default_factory=set)
 
 
+_Waiting = tuple[int, str, Callable[[], None]]
+"""A turn, who wants to join it, and what lets it in."""
+
+
 class Leases:
     """Who holds which devices; answers the workers' requests, as a handler for `Launcher.serve`.
 
     Args:
         devices_of_turn: the devices that each turn shares with another turn. Turns are numbered in the order of the
             flow.
+        make_room: what comes between the turn's beginning and the reply; by default nothing.
     """
 
-    def __init__(self, devices_of_turn: Mapping[int, frozenset[int]]) -> None:
+    def __init__(
+        self,
+        devices_of_turn: Mapping[int, frozenset[int]],
+        make_room: MakeRoom = lambda _worker, _request, reply: reply(""),
+    ) -> None:
         self._devices = dict(devices_of_turn)
+        self._make_room = make_room
         self._active: dict[int, _Turn] = {}
-        self._waiting: list[tuple[int, str, Grant]] = []
+        self._waiting: list[_Waiting] = []
         self._lock = threading.Lock()
 
-    def __call__(self, worker: str, request: LeaseRequest, reply: Grant) -> None:
+    def __call__(self, worker: str, request: LeaseRequest, reply: Reply) -> None:
         """Replies to who acquires when the lease is granted."""
         turn, holder = request.turn, f"{worker} {request.stage}"
+
+        def let_in() -> None:
+            self._make_room(worker, request, reply)
+
         with self._lock:
             if request.action == "release":
                 granted = self._release(turn, holder)
             elif self._may_enter(turn, holder) and not self._someone_before(turn):
                 self._enter(turn, holder)
-                granted = [reply]
+                granted = [let_in]
             else:
-                self._waiting.append((turn, holder, reply))
+                self._waiting.append((turn, holder, let_in))
                 granted = []
         for grant in granted:
-            grant(None)
+            grant()
 
     def holders(self, turn: int) -> list[str]:
         """Who is inside the turns that keep `turn` from starting, or inside `turn` itself."""
@@ -72,8 +94,8 @@ class Leases:
             }
             return [name for state in active.values() for name in sorted(state.inside)]
 
-    def _release(self, turn: int, holder: str) -> list[Grant]:
-        """Gives the lease back; returns the grants of those that this lets in, in order."""
+    def _release(self, turn: int, holder: str) -> list[Callable[[], None]]:
+        """Gives the lease back; returns what lets in those that may enter now, in order."""
         state = self._active.get(turn)
         if state is None or holder not in state.inside:
             raise ValueError(f"{holder} gives back the lease of turn {turn}, which it does not hold")
@@ -93,8 +115,8 @@ class Leases:
         if turn in self._active:
             # A rank that has had its go waits if others do, else the turn might never end; but not while a rank of
             # its own group is inside, which may be waiting for it in a collective.
-            state, group = self._active[turn], _group(holder)
-            awaited = holder not in state.joined or any(_group(name) == group for name in state.inside)
+            state, group = self._active[turn], group_of(holder)
+            awaited = holder not in state.joined or any(group_of(name) == group for name in state.inside)
             return awaited or not self._conflicting_waiters(turn)
         return not any(self._devices[turn] & self._devices[other] for other in self._active)
 
@@ -109,8 +131,3 @@ class Leases:
         state = self._active.setdefault(turn, _Turn())
         state.inside.add(holder)
         state.joined.add(holder)
-
-
-def _group(holder: str) -> str:
-    """`actor/1 actor` -> `actor`"""
-    return holder.partition("/")[0]

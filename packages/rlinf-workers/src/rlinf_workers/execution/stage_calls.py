@@ -58,9 +58,9 @@ class StageCall:
     reads: tuple[Port, ...]
     writes: tuple[Port, ...]
     lease_turn: int | None
-    """The turn to take on shared devices; None for a stage that shares none."""
+    """The turn to take; None for a stage that shares no device and whose state stays."""
     offloads: bool
-    """Whether the worker's state leaves the devices whenever the lease is given back."""
+    """Whether the worker's state leaves the devices when another turn comes to them."""
     discards: bool
     """Whether the weights that it receives may be lost at its end, since this run publishes others."""
     receives: dict[str, int]
@@ -153,16 +153,21 @@ class PlannedFlow:
         )
 
     @cached_property
-    def shared_devices(self) -> dict[int, frozenset[int]]:
-        """Turn -> the devices that it shares with another turn; turns that share none are left out and need no
-        lease."""
+    def leased_devices(self) -> dict[int, frozenset[int]]:
+        """Turn -> those of its devices that another turn has too, or a stage whose state leaves them: worker groups of
+        other flows may have state there. Turns that have none are left out and need no lease."""
         pairs = {(placed.turn, device) for placed in self.plan.stages for device in placed.devices}
         num_turns = Counter(device for _, device in pairs)
-        shared: dict[int, set[int]] = defaultdict(set)
+        leaves = {(placed.turn, device) for placed in self.plan.stages if placed.offload for device in placed.devices}
+        leased: dict[int, set[int]] = defaultdict(set)
         for turn, device in pairs:
-            if num_turns[device] > 1:
-                shared[turn].add(device)
-        return {turn: frozenset(devices) for turn, devices in shared.items()}
+            if num_turns[device] > 1 or (turn, device) in leaves:
+                leased[turn].add(device)
+        return {turn: frozenset(devices) for turn, devices in leased.items()}
+
+    def groups_of(self, turn: int) -> frozenset[str]:
+        """The worker groups that have a stage in a turn."""
+        return frozenset(self.graph.stage(placed.stage).worker for placed in self.plan.stages if placed.turn == turn)
 
     @cached_property
     def _turns(self) -> dict[str, tuple[str, ...]]:
@@ -198,7 +203,7 @@ class PlannedFlow:
                 self.port(channel, addresses[channel], other_end=readers(channel), turn=turn)
                 for channel in stage.writes
             ),
-            lease_turn=placed.turn if placed.turn in self.shared_devices else None,
+            lease_turn=placed.turn if placed.turn in self.leased_devices else None,
             offloads=placed.offload,
             discards=placed.offload and self._are_renewed(stage.worker, versions),
             receives={edge.name: version for edge, version in versions.items() if edge.target == stage.worker},

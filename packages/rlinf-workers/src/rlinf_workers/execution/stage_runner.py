@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf_comm.channel import Channel, ChannelAddress
+from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.lease import LeaseRequest
 from rlinf_workers.execution.ports import ItemEnd, Pauses, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
@@ -32,7 +33,7 @@ class StageRunner(Pauses):
     """One stage call in progress.
 
     The states and who changes them:
-        outside    no lease, state maybe offloaded    at the start; after `_leave`
+        outside    no lease, state may be sent away   at the start; after `_leave`
         inside     lease held, state on the devices   after `_enter`
         computing  inside, and the clock of the chunk runs   between `begin_chunk` and `end_chunk`
     """
@@ -138,14 +139,19 @@ class StageRunner(Pauses):
         if not self._inside:
             if self._call.lease_turn is not None:
                 with self._span("wait for lease", LEASE), self._waits(f"lease of turn {self._call.lease_turn}"):
-                    self._ask("acquire").result()
+                    refusal = self._ask("acquire").result()
+                if refusal:
+                    raise WorkersError(refusal)
             self._inside = True
             self._lock()
             self._host.num_inside += 1
+            start_ns = now_ns()
+            self._host.before_change()
+            if now_ns() - start_ns >= SHORTEST_WAIT_SPAN_NS:
+                self._add_span("keep published weights", SYNC, start_ns)
             if not self._host.is_loaded:
                 with self._span("onload", LEASE):
-                    self._worker.onload()
-                self._host.is_loaded = True
+                    self._host.load()
             for edge, version in self._call.receives.items():
                 if self._host.served_versions.get(edge) != version:
                     with self._span("receive weights", SYNC), self._waits(f"weights {edge} version {version}"):
@@ -160,18 +166,18 @@ class StageRunner(Pauses):
             return
         self._lock()
         self._host.num_inside -= 1
-        if self._call.offloads and not self._host.num_inside:
+        if self._call.offloads and not self._host.num_inside:  # from here on the state may be sent away
             self.before_put()  # a check reads the weights where they are
-            with self._span("offload", LEASE):
-                self._host.unload(discards=is_last and self._call.discards)
+            self._host.may_discard = is_last and self._call.discards
         self._unlock()
         self._inside = False
         if self._call.lease_turn is not None:
             self._ask("release")
 
-    def _ask(self, action: Literal["acquire", "release"]) -> Future[None]:
+    def _ask(self, action: Literal["acquire", "release"]) -> Future[str]:
         """A release needs no reply: the driver reads it before anything else that this worker says later."""
-        request = LeaseRequest(action=action, turn=self._call.lease_turn or 0, stage=self._call.stage)
+        call = self._call
+        request = LeaseRequest(action=action, turn=call.lease_turn or 0, stage=call.stage, stays=not call.offloads)
         return self._host.request("lease", request, wants_reply=action == "acquire")
 
     def _waits(self, target: str) -> Any:

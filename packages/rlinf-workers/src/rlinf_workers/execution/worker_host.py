@@ -14,16 +14,18 @@ from rlinf_workers.collectives import RankGroups, connect
 from rlinf_workers.execution.stage_calls import StageCall, StageOutcome
 from rlinf_workers.execution.stage_runner import StageRunner
 from rlinf_workers.launcher.base import Identity, RequestSender, Wait
-from rlinf_workers.links.base import WeightPort, WeightReceiver, WeightSender
+from rlinf_workers.links.base import Settle, WeightPort, WeightReceiver, WeightSender
 from rlinf_workers.metrics import MetricTable
 from rlinf_workers.registry import WEIGHT_LINKS
-from rlinf_workers.spans import WaitTable
+from rlinf_workers.spans import LEASE, Span, WaitTable, now_ns
 from rlinf_workers.worker import StepContext, Worker
 
 W = TypeVar("W", bound=Worker)
 
 CALLS = frozenset({"run_stage", "unload", "open_weights", "publish_weights", "memory_bytes", "current_waits"})
 """What the executor calls of the host; any other method is the worker's own."""
+READS = frozenset({"layout", "save_model", "begin_checkpoint", "end_checkpoint", "save_checkpoint"})
+"""Methods of workers that are called between runs and change no weights."""
 
 
 class WorkerHost:
@@ -48,11 +50,15 @@ class WorkerHost:
         """Stages that hold their lease."""
         self.is_loaded = True
         """Whether the worker's state is on its devices."""
+        self.may_discard = False
+        """Whether the weights that it serves may be lost when its state leaves; they are received anew then."""
         self._onloaded_bytes = 0
         """What it held of its device when it was last offloaded."""
         self.served_versions: dict[str, int] = {}
         """Edge -> version that the worker's weights hold, whole; see `confirm_weights`."""
         self._senders: dict[str, WeightSender] = {}
+        self._settles: dict[str, Settle] = {}
+        """Edge -> what comes before the weights change that were last published on it."""
         self._receivers: dict[str, WeightReceiver] = {}
         self._checks: dict[str, Future[object]] = {}
         """Edge -> the check of the weights that came last."""
@@ -70,7 +76,11 @@ class WorkerHost:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What a launcher calls for the driver."""
-        return getattr(self if method in CALLS else self.worker, method)(*arguments)
+        if method in CALLS:
+            return getattr(self, method)(*arguments)
+        if method not in READS:
+            self.before_change()
+        return getattr(self.worker, method)(*arguments)
 
     @property
     def step(self) -> StepContext | None:
@@ -95,22 +105,29 @@ class WorkerHost:
         """Runs one stage for one run of the flow."""
         return StageRunner(self, call).run()
 
-    def unload(self, discards: bool = False) -> None:
-        """Takes the state off the devices until the worker's next turn.
-
-        Args:
-            discards: the weights that it serves may be lost; they are received anew, whatever version comes.
-        """
-        if self.is_loaded:
-            self._onloaded_bytes = self._device_bytes()
-        if discards:
-            self.served_versions.clear()
-            self.worker.discard()
-        else:
-            self.worker.offload()
-        self.is_loaded = False
+    def load(self) -> None:
+        """Brings the state onto the devices, within the worker's turn."""
+        self.worker.onload()
         if self.worker.device.type == "cuda":
-            torch.cuda.empty_cache()  # or the caching allocator keeps what others on this device need
+            torch.cuda.synchronize()  # what comes next may read and write it on other streams
+        self.is_loaded = True
+
+    def unload(self) -> Span:
+        """Takes the state off the devices until the worker's next turn; called while it has none. Returns: when."""
+        with self.body_lock:
+            assert not self.num_inside, f"{self.identity.name} is sent away within its turn"
+            start_ns = now_ns()
+            if self.is_loaded:
+                self._onloaded_bytes = self._device_bytes()
+            if self.may_discard:
+                self.served_versions.clear()
+                self.worker.discard()
+            else:
+                self.worker.offload()
+            self.is_loaded = False
+            if self.worker.device.type == "cuda":
+                torch.cuda.empty_cache()  # or the caching allocator keeps what others on this device need
+            return Span("offload", LEASE, start_ns, now_ns() - start_ns, 0, self.identity.name, self.identity.devices)
 
     def open_weights(self, port: WeightPort) -> None:
         """Opens one end of a weight edge."""
@@ -122,13 +139,21 @@ class WorkerHost:
 
     def publish_weights(self, edge: str) -> int:
         """Publishes the worker's weights on one edge; returns the version."""
-        self._senders[edge].publish(self.worker.weights(), self.worker.policy_version)
+        settle = self._senders[edge].publish(self.worker.weights(), self.worker.policy_version)
+        if settle is not None:
+            self._settles[edge] = settle
         return self.worker.policy_version
+
+    def before_change(self) -> None:
+        """Called before anything may change the weights: until then they may be read where they lie."""
+        for settle in list(self._settles.values()):
+            settle()
 
     def receive_weights(self, edge: str, policy_version: int) -> None:
         """Fills the worker's weights with what was published on one edge. Their check may go on; `confirm_weights` ends
         it."""
         wait(self._checks.values())  # it reads what is about to change
+        self.before_change()
         self.served_versions.pop(edge, None)
         check = self._receivers[edge].receive(self.worker.weights(), policy_version)
         self._checks[edge] = _checked() if check is None else self._checker.submit(check)

@@ -1,7 +1,8 @@
 """What every weight link offers: the weights of a policy version, from the ranks that train to those that serve.
 
     driver      link = MyLink("actor -> rollout", reshard); WeightPort(..., address=link.address) to each rank
-    a trainer   sender = MyLink.open_sender(port);     sender.publish(weights, 7)
+    a trainer   sender = MyLink.open_sender(port);     settle = sender.publish(weights, 7)
+                settle()    before the weights change
     a server    receiver = MyLink.open_receiver(port); check = receiver.receive(weights, 7)     in place
                 check()     before anything that was made with them leaves
 
@@ -21,6 +22,8 @@ from rlinf_comm.weights import ReshardPlan
 
 Check = Callable[[], object]
 """Finds out whether the tensors of a receiver hold what was published; raises WeightMismatchError when they do not."""
+Settle = Callable[[], object]
+"""Ends the use of a trainer's tensors that were published where they lie."""
 
 
 @record
@@ -43,13 +46,18 @@ class WeightPort:
 class WeightSender(Protocol):
     """A trainer rank's end."""
 
-    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> object:
-        """Hands out this rank's share of a version, larger than any before. The tensors may change as soon as it
-        returns. It may wait for receivers that have not taken an older version, but never for the one that it
-        publishes: who trains may share its devices with who serves.
+    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> Settle | None:
+        """Hands out this rank's share of a version, larger than any before. It may wait for receivers that have not
+        taken an older version, but never for the one that it publishes: who trains may share its devices with who
+        serves.
 
         Args:
             tensors: this rank's buffers, as its layout says; on any device.
+
+        Returns:
+            None when the tensors may change now. Or what is called before they change, from any thread and perhaps
+            more than once: it makes sure that receivers which come later find the version as it was, and may wait for
+            receivers that copy at this moment, but for no others. Tensors of the host may be let go of without it.
         """
 
 
@@ -78,7 +86,8 @@ class WeightLink(Protocol):
     """The driver's part of one edge, which lives as long as the executor.
 
     Constructed as `cls(edge, reshard, **options)`: `edge` is its name, for messages, and `options` are what the recipe
-    says under `cluster.weight_link_options`. In the workers only the two functions are called, each once for a rank.
+    says under `cluster.weight_link_options`. In the workers only the two functions are called, each once for a rank,
+    those of the senders first. Either raises rlinf_workers.errors.LinkRefused where the link cannot work.
     """
 
     @property

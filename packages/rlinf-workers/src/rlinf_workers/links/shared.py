@@ -1,7 +1,8 @@
-"""Weights through a store in shared memory: the trainer's ranks publish straight from their shards, the serving ranks
-copy straight into theirs.
+"""Weights through shared memory: the serving ranks copy straight from the shards of the trainer's ranks into their own
+tensors or, if they come when the trainer is about to change them, from a store.
 
-The bytes and the digests are rlinf_comm.weights' business; this file brings them to and from other devices.
+The bytes and the digests are rlinf_comm.weights' business; this file brings them to and from other devices. Weights on
+a GPU go through the store, as does whatever a trainer makes anew for each version (merged adapters).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from rlinf_comm import weights
 from rlinf_comm.weights import ReshardPlan, WeightStore, WeightStoreAddress
-from rlinf_workers.links.base import Check, WeightPort
+from rlinf_workers.links.base import Check, Settle, WeightPort
 from rlinf_workers.links.host_memory import HostCopies
 
 
@@ -41,8 +42,9 @@ class SharedSender:
     def __init__(self, sender: weights.WeightSender) -> None:
         self._sender = sender
 
-    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
-        self._sender.publish({name: tensor.detach().cpu() for name, tensor in tensors.items()}, policy_version)
+    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> Settle:
+        self._sender.lend({name: tensor.detach().cpu() for name, tensor in tensors.items()}, policy_version)
+        return self._sender.settle
 
 
 class SharedReceiver:

@@ -73,6 +73,8 @@ class StreamsSender:
         ]
 
     def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
+        for way in self._ways:
+            way.wait_for_room(policy_version)
         kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         for way in self._ways:
             way.put(kept, policy_version)
@@ -84,25 +86,36 @@ class _Way:
     def __init__(self, peer: Peer, name: str, sender: WeightStreamSender) -> None:
         self._peer, self._name, self._sender = peer, name, sender
         self._kept: queue.Queue[tuple[dict[str, Tensor], int]] = queue.Queue()
-        self._room = threading.Semaphore(NUM_KEPT)
+        self._num_kept = 0
+        self._changed = threading.Condition()
         self._failure: Exception | None = None
         threading.Thread(target=self._hand_out, name=f"weights to {name}", daemon=True).start()
 
-    def put(self, tensors: dict[str, Tensor], policy_version: int) -> None:
-        """Waits until at most one older version is kept. Raises WeightTimeout, or what kept an older one from going."""
-        self._raise_failure()
-        if not self._room.acquire(timeout=ROOM_S):
+    def wait_for_room(self, policy_version: int) -> None:
+        """Returns when at most one older version is kept. Raises WeightTimeout, or what kept an older one from
+        going."""
+        with self._changed:
+            in_time = self._changed.wait_for(lambda: self._num_kept < NUM_KEPT or self._failure, timeout=ROOM_S)
+        if self._failure is not None:
+            raise self._failure
+        if not in_time:
             raise WeightTimeout(
                 f"{self._name} has not taken the last {NUM_KEPT} versions within {ROOM_S:.0f} s, and version "
                 f"{policy_version} needs their place",
                 expected_version=policy_version,
             )
-        self._raise_failure()
+
+    def put(self, tensors: dict[str, Tensor], policy_version: int) -> None:
+        """There has to be room."""
+        self._count(1)
         self._kept.put((tensors, policy_version))
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+    def _count(self, change: int, failure: Exception | None = None) -> None:
+        """Of kept versions; whoever waits looks again."""
+        with self._changed:
+            self._num_kept += change
+            self._failure = failure
+            self._changed.notify_all()
 
     def _hand_out(self) -> None:
         while True:
@@ -112,12 +125,11 @@ class _Way:
                     pass
             except PeerLeft:  # this process ends
                 return
-            except Exception as error:  # noqa: BLE001 - the next put raises it
-                self._failure = error
-                self._room.release()  # who waits for room learns why there is none
+            except Exception as error:  # noqa: BLE001 - the next publication raises it
+                self._count(0, error)
                 return
             del tensors
-            self._room.release()
+            self._count(-1)
 
     def _is_taken(self, tensors: dict[str, Tensor], policy_version: int) -> bool:
         """Meets the receiver once. False: it is to be tried again."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -31,7 +31,7 @@ from rlinf_comm.weights import Layout, TensorSpec, execute, plan, specs_of
 from rlinf_workers.errors import RemoteError
 from rlinf_workers.group import WorkerGroup
 from rlinf_workers.launcher.local import LocalLauncher
-from rlinf_workers.links.base import WeightLink, WeightPort, WeightSender
+from rlinf_workers.links.base import Settle, WeightLink, WeightPort, WeightSender
 from rlinf_workers.registry import WEIGHT_LINKS
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.worker import Worker
@@ -72,7 +72,23 @@ def check_a_missing_version(make: MakeLink, **options: Any) -> None:
         edge.check_arrives(7)
 
 
-CHECKS: tuple[Callable[..., None], ...] = (check_versions, check_a_missing_version)
+def check_lasting_tensors(make: MakeLink, **options: Any) -> None:
+    """A trainer whose tensors stay and change: each version arrives as it was, whether the server comes before they
+    change or after."""
+    with _edge(make, ROWS, COLUMNS, options) as edge:
+        for version in range(4):
+            edge.publish_lasting(version)
+            edge.check_arrives(version)
+        for version in range(4, 7):
+            edge.publish_lasting(version)
+            edge.before_change()
+            for tensors in edge.lasting:
+                for tensor in tensors.values():
+                    tensor.zero_()
+            edge.check_arrives(version)
+
+
+CHECKS: tuple[Callable[..., None], ...] = (check_versions, check_lasting_tensors, check_a_missing_version)
 
 
 def check_a_flipped_byte(make: MakeLink, flip: Callable[[Any], None], **options: Any) -> None:
@@ -124,13 +140,35 @@ class _Edge:
     target: Layout
     senders: list[WeightSender]
     server: WorkerGroup
+    lasting: list[dict[str, Tensor]] = field(default_factory=list)
+    """The senders' own tensors, for versions that may be read where they lie."""
+    settles: list[Settle] = field(default_factory=list)
 
     def publish(self, version: int, ranks: Sequence[int] = (0, 1)) -> None:
         for rank, tensors in enumerate(parts_of(_whole(version), self.source)):
-            if rank in ranks:
-                self.senders[rank].publish(tensors, version)
+            settle = self.senders[rank].publish(tensors, version) if rank in ranks else None
+            if settle is not None:
+                settle()
             for tensor in tensors.values():
                 tensor.zero_()  # who trains goes on
+
+    def publish_lasting(self, version: int) -> None:
+        """The same tensors each time, with another version's values."""
+        self.before_change()
+        parts = parts_of(_whole(version), self.source)
+        if not self.lasting:
+            self.lasting = [{name: torch.empty_like(tensor) for name, tensor in part.items()} for part in parts]
+        for sender, tensors, part in zip(self.senders, self.lasting, parts, strict=True):
+            for name, tensor in part.items():
+                tensors[name].copy_(tensor)
+            settle = sender.publish(tensors, version)
+            if settle is not None:
+                self.settles.append(settle)
+
+    def before_change(self) -> None:
+        for settle in self.settles:
+            settle()
+        self.settles.clear()
 
     def check_arrives(self, version: int) -> None:
         (found,) = self.server.call("receive", version, START_S)

@@ -86,6 +86,9 @@ class RolloutConfig(Section):
         default=1.0, gt=0, le=1, description="Sample from the likeliest tokens that hold this much probability."
     )
     max_prompt_tokens: int = Field(ge=1, description="Longest prompt in tokens; of a longer one the end is kept.")
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        default=None, description="Type of the weights that generate; a sync casts them. null: model.dtype."
+    )
     engine: str = Field(default="huggingface", description=ENGINE)
     engine_options: dict[str, bool | int | float | str] = Field(default={}, description=ENGINE_OPTIONS)
 
@@ -254,6 +257,11 @@ class ReasoningConfig(JobConfig):
                 text=": actor.backend=megatron computes in compute_dtype, and model.dtype=bfloat16 is served; give "
                 "compute_dtype: bfloat16, too",
             )
+
+    @property
+    def served_dtype(self) -> str:
+        """Of the weights that generate."""
+        return self.rollout.dtype or self.model.dtype
 
     @property
     def knows_reference(self) -> bool:

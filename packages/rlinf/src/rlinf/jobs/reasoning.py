@@ -248,7 +248,7 @@ class ReasoningJob(Job):
         rollout, evaluation = self.config.rollout, self.config.evaluation
         num_tokens = rollout.max_new_tokens
         return RolloutSettings(
-            model=model,
+            model=replace(model, dtype=self.config.served_dtype),
             train=sampling_settings(rollout, group_size=self.config.algorithm.group_size, max_new_tokens=num_tokens),
             evaluate=sampling_settings(evaluation, group_size=evaluation.num_samples, max_new_tokens=num_tokens),
             max_prompt_tokens=self._make_prompt.max_tokens,

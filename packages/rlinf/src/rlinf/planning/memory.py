@@ -37,7 +37,8 @@ HEAP_SHARE = 0.4
 """Freed blocks that malloc keeps in such a process, as a share of the memory that comes and goes and of the optimizer's
 moments, which are allocated in between; chosen so that no worker in the same measurements takes more."""
 NUM_STORED = 2
-"""Copies of the weights in the host's store between trainer and engines: the version that is served, and the next."""
+"""Copies of the weights that the host's store between trainer and engines takes at most: the version that is served,
+and the next."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -57,6 +58,7 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True) -> JobShape:
         ),
         num_groups=rollout.num_prompts,
         dtype_bytes=DTYPE_BYTES[config.model.dtype],
+        served_bytes=DTYPE_BYTES[config.served_dtype],
         num_shards=config.actor.settled_shards,
         micro_batch_groups=config.actor.micro_batch_groups,
         max_tokens_per_micro_batch=config.actor.max_tokens_per_micro_batch,
@@ -233,7 +235,7 @@ def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster
 
 def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
     """Bytes of the store of weights between trainer and engines, which the processes share."""
-    return NUM_STORED * DTYPE_BYTES[config.model.dtype] * shape.num_parameters
+    return NUM_STORED * DTYPE_BYTES[config.served_dtype] * shape.num_parameters
 
 
 def misfit(

@@ -2,14 +2,17 @@
 
 Control words (one writer each, see csrc/include/rlinf/comm/shared_words.h):
     header    plan digest (4 words)
-    sender    pid, start time, number of publications, version in slot 0, version in slot 1
-    receiver  pid, start time, version wanted, version served
+    sender    pid, start time, number of publications, version whose digests are there; for each slot: version, Where
+    receiver  pid, start time, version wanted, version served, version being read, version whose digests it waits for
+    loan      for each buffer of each sender, where a version lies that is lent: descriptor, inode, offset
     piece     for each slot: version, digest (2 words)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
+from itertools import accumulate
 
 from rlinf_comm import _C
 from rlinf_comm.errors import PeerLost
@@ -37,32 +40,61 @@ class WeightStoreAddress:
     """Control words before the slots."""
 
 
+class Where(IntEnum):
+    """Where the version of a slot lies."""
+
+    STORED = 0
+    """In the slot."""
+    LENT = 1
+    """In the sender's tensors, which do not change meanwhile; the slot is kept for it."""
+    GONE = 2
+    """It was lent, all receivers have taken it, and the sender's tensors have changed since."""
+
+
 class ControlWords:
     """Indices of the control words of a plan's store."""
 
     def __init__(self, plan: ReshardPlan, num_pieces: int) -> None:
-        self._receivers = 4 + 5 * plan.num_src_ranks
-        self._pieces = self._receivers + 4 * plan.num_dst_ranks
+        self._receivers = 4 + 8 * plan.num_src_ranks
+        self._loans = self._receivers + 6 * plan.num_dst_ranks
+        self._first_buffers = list(accumulate(map(len, plan.src_buffers), initial=0))
+        self._pieces = self._loans + 3 * self._first_buffers[-1]
         self._num_pieces = num_pieces
         self.num_words = self._pieces + NUM_SLOTS * 3 * num_pieces
 
     def sender(self, src_rank: int) -> int:
-        return 4 + 5 * src_rank
+        return 4 + 8 * src_rank
 
     def num_published(self, src_rank: int) -> int:
         return self.sender(src_rank) + 2
 
+    def digested(self, src_rank: int) -> int:
+        return self.sender(src_rank) + 3
+
     def slot_version(self, src_rank: int, slot: int) -> int:
-        return self.sender(src_rank) + 3 + slot
+        return self.sender(src_rank) + 4 + 2 * slot
+
+    def slot_where(self, src_rank: int, slot: int) -> int:
+        return self.sender(src_rank) + 5 + 2 * slot
 
     def receiver(self, dst_rank: int) -> int:
-        return self._receivers + 4 * dst_rank
+        return self._receivers + 6 * dst_rank
 
     def wanted(self, dst_rank: int) -> int:
         return self.receiver(dst_rank) + 2
 
     def served(self, dst_rank: int) -> int:
         return self.receiver(dst_rank) + 3
+
+    def reading(self, dst_rank: int) -> int:
+        return self.receiver(dst_rank) + 4
+
+    def checking(self, dst_rank: int) -> int:
+        return self.receiver(dst_rank) + 5
+
+    def loan(self, src_rank: int, buffer: int) -> int:
+        """Index of the first of a buffer's three words."""
+        return self._loans + 3 * (self._first_buffers[src_rank] + buffer)
 
     def piece(self, slot: int, index: int) -> int:
         """Index of the version of a slot's piece; the two words of the piece's digest follow."""
@@ -115,11 +147,12 @@ class WeightStore:
         for index, word in enumerate(plan_words(plan)):
             store.words.store(index, word)
         for src_rank in range(plan.num_src_ranks):
+            store.words.store(control.digested(src_rank), NO_VERSION)
             for slot in range(NUM_SLOTS):
                 store.words.store(control.slot_version(src_rank, slot), NO_VERSION)
         for dst_rank in range(plan.num_dst_ranks):
-            store.words.store(control.wanted(dst_rank), NO_VERSION)
-            store.words.store(control.served(dst_rank), NO_VERSION)
+            for word in (control.wanted, control.served, control.reading, control.checking):
+                store.words.store(word(dst_rank), NO_VERSION)
         for slot in range(NUM_SLOTS):
             for index in range(len(pieces)):
                 store.words.store(control.piece(slot, index), NO_VERSION)
@@ -138,6 +171,11 @@ class WeightStore:
         except ValueError as error:
             raise PeerLost(f"weight store {address.name!r}: {error}") from error
         return cls(segment, address)
+
+    def memory_at(self, pointer: int, num_bytes: int) -> memoryview:
+        """Bytes of the store, from an address in it on."""
+        start = pointer - self._segment.pointer
+        return memoryview(self._segment)[start : start + num_bytes]
 
     @property
     def name(self) -> str:

@@ -12,7 +12,8 @@ from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import PeerLost, WeightMismatchError, WeightTimeout
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.report import SyncReport
-from rlinf_comm.weights.store.memory import NO_VERSION, NUM_SLOTS, WORD_MODULUS, WeightStore
+from rlinf_comm.weights.store.memory import NO_VERSION, NUM_SLOTS, WORD_MODULUS, WeightStore, Where
+from rlinf_comm.weights.store.shared_tensors import Mappings, SharedPlace
 from rlinf_comm.weights.store.side import StoreSide
 from rlinf_comm.weights.unlisted import listed
 
@@ -26,7 +27,9 @@ class WeightReceiver(StoreSide):
     def __init__(self, store: WeightStore, plan: ReshardPlan, dst_rank: int) -> None:
         super().__init__(store, plan, dst_rank, role="receiver")
         self._register(self._control.receiver(dst_rank))
+        self._words.store(self._control.reading(dst_rank), NO_VERSION)  # one that died may have been reading
         self._src_ranks = sorted({placed.piece.src_rank for placed in self._own})
+        self._mappings = {src_rank: Mappings() for src_rank in self._src_ranks}
 
     def receive(self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0) -> SyncReport:
         """Copies a version into `tensors` in place, and checks that they now hold what the senders published.
@@ -70,12 +73,16 @@ class WeightReceiver(StoreSide):
         wait_s, slots = self._wait_for_version(policy_version, timeout_s)
 
         start_s = time.monotonic()
-        self._read(tensors, slots, policy_version)
+        lenders = self._copy(tensors, slots, policy_version)
         copied_s = time.monotonic()
 
         def check() -> SyncReport:
             checking_s = time.monotonic()
-            self._verify(self._digests(tensors), slots, policy_version)
+            words.store(control.checking(self._rank), policy_version)
+            words.notify_all()
+            digests = self._digests(tensors)
+            self._wait_for_digests(lenders, policy_version, timeout_s)
+            self._verify(digests, slots, policy_version)
             words.store(control.served(self._rank), policy_version)
             words.notify_all()
             digest_s = time.monotonic() - checking_s
@@ -83,14 +90,81 @@ class WeightReceiver(StoreSide):
 
         return check
 
+    def _copy(self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], policy_version: int) -> list[int]:
+        """Fills the tensors, from the store or from where the senders have it. Returns: those who lend."""
+        control, words = self._control, self._words
+        words.store(control.reading(self._rank), policy_version)  # before it is asked where the version lies
+        try:
+            where = {src_rank: words.load(control.slot_where(src_rank, slot)) for src_rank, slot in slots.items()}
+            for src_rank in self._src_ranks:
+                if where[src_rank] == Where.GONE:
+                    raise WeightMismatchError(
+                        f"weight store {self._store.name!r}: expected version {policy_version}, but the tensors of "
+                        f"sender {src_rank} have changed since all receivers had it; it does not come back",
+                        expected_version=policy_version,
+                    )
+            lenders = [src_rank for src_rank in self._src_ranks if where[src_rank] == Where.LENT]
+            if not lenders:
+                self._read(tensors, slots, policy_version)
+            else:
+                self._read_lent(tensors, slots, lenders)
+        finally:
+            words.store(control.reading(self._rank), NO_VERSION)
+            words.notify_all()
+        return lenders
+
     def _read(self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], policy_version: int) -> None:
         """Copies this rank's pieces out of the slots of their senders."""
-        slot_addresses = np.array([self._slot_address(slots[src_rank]) for src_rank in self._src_ranks], np.int64)
-        self._transfer(tensors).receive.run(slot_addresses, addresses_of(tensors.values()))
+        self._transfer(tensors).receive.run(self._slot_addresses(slots), addresses_of(tensors.values()))
+
+    def _read_lent(self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], lenders: list[int]) -> None:
+        """The same, where some senders have theirs in their own tensors."""
+        transfer, addresses = self._transfer(tensors), addresses_of(tensors.values())
+        for number, src_rank in enumerate(self._src_ranks):
+            if src_rank in lenders:
+                program = transfer.lent(number, self._plan.src_buffers[src_rank])
+                program.run(self._lent_addresses(src_rank), addresses)
+            else:
+                transfer.stored(number).run(self._slot_addresses(slots), addresses)
 
     def _digests(self, tensors: dict[str, torch.Tensor]) -> list[int]:
         """The digests of the pieces as the tensors hold them."""
         return self._transfer(tensors).attest.run(addresses_of(tensors.values()))
+
+    def _slot_addresses(self, slots: Mapping[int, int]) -> np.ndarray:
+        return np.array([self._slot_address(slots[src_rank]) for src_rank in self._src_ranks], np.int64)
+
+    def _lent_addresses(self, src_rank: int) -> np.ndarray:
+        """Where this process sees the buffers of a sender."""
+        words, control = self._words, self._control
+        places = []
+        for number in range(len(self._plan.src_buffers[src_rank])):
+            first = control.loan(src_rank, number)
+            places.append(SharedPlace(*(words.load(first + word) for word in range(3))))
+        return self._mappings[src_rank].addresses_of(words.load(control.sender(src_rank)), places)
+
+    def _wait_for_digests(self, lenders: list[int], policy_version: int, timeout_s: float) -> None:
+        """Senders digest what they have lent when they are asked."""
+        words, control = self._words, self._control
+
+        def late() -> list[int]:
+            return [rank for rank in lenders if words.load(control.digested(rank)) != policy_version]
+
+        def are_there() -> bool:
+            for src_rank in late():
+                if self._is_lost(control.sender(src_rank)):
+                    raise PeerLost(
+                        f"weight store {self._store.name!r}: the process of sender {src_rank} died before it had said "
+                        f"what version {policy_version} is, which receiver {self._rank} copied and must not serve"
+                    )
+            return not late()
+
+        if self._wait_until(are_there, timeout_s) is None:
+            raise WeightTimeout(
+                f"weight store {self._store.name!r}: sender {late()[0]} has not given the digests of version "
+                f"{policy_version} within timeout_s={timeout_s}; receiver {self._rank} must not serve it",
+                expected_version=policy_version,
+            )
 
     def _wait_for_version(self, policy_version: int, timeout_s: float) -> tuple[float, dict[int, int]]:
         """(seconds waited, slot of each sender)."""

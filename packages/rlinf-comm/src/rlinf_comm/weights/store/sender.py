@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,11 +14,26 @@ from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import PeerLost, WeightTimeout
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.report import SyncReport
-from rlinf_comm.weights.store.memory import NO_VERSION, NUM_SLOTS, WORD_MODULUS, WeightStore, signed_word
+from rlinf_comm.weights.store.memory import NO_VERSION, NUM_SLOTS, WORD_MODULUS, WeightStore, Where, signed_word
+from rlinf_comm.weights.store.shared_tensors import Lasting, share
 from rlinf_comm.weights.store.side import StoreSide
 
 if TYPE_CHECKING:
     import torch
+
+_READERS_S = 60.0
+"""Longer than any receiver copies."""
+_WAKE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Loan:
+    """A version that receivers read where the sender has it."""
+
+    tensors: dict[str, torch.Tensor]
+    policy_version: int
+    slot: int
+    """Kept for it in the store."""
 
 
 class WeightSender(StoreSide):
@@ -26,6 +43,13 @@ class WeightSender(StoreSide):
         super().__init__(store, plan, src_rank, role="sender")
         self._register(self._control.sender(src_rank))
         self._dst_ranks = sorted(set(plan.table.dst_rank[plan.table.src_rank == src_rank].tolist()))
+        self._lasting = Lasting()
+        self._loan: _Loan | None = None
+        self._lock = threading.Lock()
+        """Held by who ends the loan, and by who reads what is lent for its digests."""
+        for slot in range(NUM_SLOTS):  # what one that died had lent
+            if self._words.load(self._control.slot_where(src_rank, slot)) == Where.LENT:
+                self._words.store(self._control.slot_where(src_rank, slot), Where.GONE)
 
     def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0) -> SyncReport:
         """Writes this rank's share of a version into the store. The tensors may change as soon as it returns.
@@ -42,6 +66,84 @@ class WeightSender(StoreSide):
             WeightTimeout, PeerLost: a receiver did not come, or died; nothing was published.
         """
         tensors = self._checked(tensors)
+        slot, wait_s = self._free_slot(policy_version, timeout_s)
+        start_s = time.monotonic()
+        self._fill(tensors, slot, policy_version)
+        copy_s = time.monotonic() - start_s
+        self._announce(slot, policy_version, Where.STORED)
+        return self._report(policy_version, wait_s=wait_s, copy_s=copy_s, digest_s=0.0)
+
+    def lend(self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0) -> SyncReport:
+        """As `publish`, but the receivers read the tensors where they are, and nothing is copied: `settle` has to be
+        called before the tensors change. They may be let go of; this keeps them.
+
+        That takes contiguous tensors that the last version was published from too: their memory moves to where others
+        see it, once. Any others are copied into the store, as `publish` does. So it is where shared memory has no room
+        for them (/dev/shm) or this process may not open that many files.
+        """
+        tensors = self._checked(tensors)
+        places = share(list(tensors.values())) if self._lasting.are_known(tensors.values()) else None
+        if places is None:
+            return self.publish(tensors, policy_version, timeout_s)
+        slot, wait_s = self._free_slot(policy_version, timeout_s)
+        for number, place in enumerate(places):
+            for word, value in enumerate((place.fd, place.inode, place.offset_bytes)):
+                self._words.store(self._control.loan(self._rank, number) + word, value)
+        self._loan = loan = _Loan(tensors, policy_version, slot)
+        self._announce(slot, policy_version, Where.LENT)
+        threading.Thread(target=self._digest_when_asked, args=(loan,), name="weight digests", daemon=True).start()
+        return self._report(policy_version, wait_s=wait_s, copy_s=0.0, digest_s=0.0)
+
+    def settle(self) -> None:
+        """Returns when nobody reads what was lent last; before the tensors change.
+
+        Receivers that have not taken the version find it in the store, into which it is copied now; all others cost
+        nothing. It waits for receivers that copy at this moment, and for nothing else. From any thread, and again.
+
+        Raises: WeightTimeout: one that copies does not come to its end.
+        """
+        with self._lock:
+            loan, self._loan = self._loan, None
+            if loan is None:
+                return
+            where, version = Where.GONE, loan.policy_version
+            if self._receivers_before(version):
+                where = Where.STORED
+                digests = self._write(loan.tensors, loan.slot)
+                if self._words.load(self._control.digested(self._rank)) != version:  # or they may be compared just now
+                    self._store_digests(digests, loan.slot, version)
+            # Who looks from now on finds it there; who looked before has said that it reads.
+            self._words.store(self._control.slot_where(self._rank, loan.slot), where)
+            self._words.notify_all()
+            if self._wait_until(lambda: not self._readers_of(version), _READERS_S) is None:
+                raise WeightTimeout(
+                    f"weight store {self._store.name!r}: receivers {self._readers_of(version)} still copy version "
+                    f"{version} out of the tensors of sender {self._rank}, which must not change, after {_READERS_S} s",
+                    expected_version=version,
+                )
+
+    def _digest_when_asked(self, loan: _Loan) -> None:
+        """Digests what is lent when the first receiver checks what it has taken: not while any waits for its copy."""
+        words, control = self._words, self._control
+        asked = [control.checking(rank) for rank in self._dst_ranks]
+        while True:
+            seen = words.sequence()
+            if self._loan is not loan:
+                return
+            if any(words.load(word) == loan.policy_version for word in asked):
+                break
+            words.wait(seen, _WAKE_S)
+        with self._lock:
+            if self._loan is loan:
+                digests = self._transfer(loan.tensors).attest.run(addresses_of(loan.tensors.values()))
+                self._store_digests(digests, loan.slot, loan.policy_version)
+                words.notify_all()
+
+    # -- slots -----------------------------------------------------------------------------------------------------
+
+    def _free_slot(self, policy_version: int, timeout_s: float) -> tuple[int, float]:
+        """(the slot for a new version, which holds nothing now, seconds waited for it)"""
+        self.settle()
         control, words, rank = self._control, self._words, self._rank
         last = max(words.load(control.slot_version(rank, slot)) for slot in range(NUM_SLOTS))
         if policy_version <= last or policy_version < 0:
@@ -54,26 +156,37 @@ class WeightSender(StoreSide):
         words.store(control.slot_version(rank, slot), NO_VERSION)
         for placed in self._own:
             words.store(control.piece(slot, placed.index), NO_VERSION)
-        start_s = time.monotonic()
-        digests = self._write(tensors, slot)
-        copy_s = time.monotonic() - start_s
-        for placed, digest in zip(self._own, digests, strict=True):
-            first_word = control.piece(slot, placed.index)
-            words.store(first_word + 1, signed_word(digest % WORD_MODULUS))
-            words.store(first_word + 2, signed_word(digest // WORD_MODULUS))
-            words.store(first_word, policy_version)
-        words.store(control.slot_version(rank, slot), policy_version)
-        words.store(control.num_published(rank), words.load(control.num_published(rank)) + 1)
-        words.notify_all()
-        return self._report(policy_version, wait_s=wait_s, copy_s=copy_s, digest_s=0.0)
+        return slot, wait_s
+
+    def _fill(self, tensors: dict[str, torch.Tensor], slot: int, policy_version: int) -> None:
+        """Copies to the slot, with digests."""
+        self._store_digests(self._write(tensors, slot), slot, policy_version)
 
     def _write(self, tensors: dict[str, torch.Tensor], slot: int) -> list[int]:
         """Copies this rank's pieces into a slot; returns their digests."""
         slot_address = np.array([self._slot_address(slot)], np.int64)
         return self._transfer(tensors).publish.run_with_digests(addresses_of(tensors.values()), slot_address)
 
+    def _store_digests(self, digests: Sequence[int], slot: int, policy_version: int) -> None:
+        words, control = self._words, self._control
+        for placed, digest in zip(self._own, digests, strict=True):
+            first_word = control.piece(slot, placed.index)
+            words.store(first_word + 1, signed_word(digest % WORD_MODULUS))
+            words.store(first_word + 2, signed_word(digest // WORD_MODULUS))
+            words.store(first_word, policy_version)
+        words.store(control.digested(self._rank), policy_version)
+
+    def _announce(self, slot: int, policy_version: int, where: Where) -> None:
+        words, control, rank = self._words, self._control, self._rank
+        words.store(control.slot_where(rank, slot), where)
+        words.store(control.slot_version(rank, slot), policy_version)
+        words.store(control.num_published(rank), words.load(control.num_published(rank)) + 1)
+        words.notify_all()
+
     def _slot_number(self, src_rank: int) -> int:
         return 0
+
+    # -- receivers -------------------------------------------------------------------------------------------------
 
     def _wait_for_slot(self, slot: int, policy_version: int, timeout_s: float) -> float:
         """Waits until no receiver needs what is in the slot; returns the seconds waited."""
@@ -108,3 +221,8 @@ class WeightSender(StoreSide):
             for rank in self._dst_ranks
             if words.load(control.served(rank)) < version and words.load(control.wanted(rank)) <= version
         ]
+
+    def _readers_of(self, version: int) -> list[int]:
+        words, control = self._words, self._control
+        reading = [rank for rank in self._dst_ranks if words.load(control.reading(rank)) == version]
+        return [rank for rank in reading if not self._is_lost(control.receiver(rank))]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from rlinf_comm import _C
 from rlinf_comm.errors import LayoutError
-from rlinf_comm.weights.layout import TensorSpec
+from rlinf_comm.weights.layout import BufferSpec, TensorSpec
 from rlinf_comm.weights.plan import Piece, ReshardPlan
 from rlinf_comm.weights.region import Place, checked_tensors
 from rlinf_comm.weights.report import SyncReport
@@ -36,6 +36,8 @@ class PlacedPiece:
     offset: int
     """Bytes from the start of a slot."""
     num_bytes: int
+    source: Place | None
+    """For a receiver: where it lies in the sender's buffers; None where it has the memory of another (tied)."""
 
 
 class StoreSide:
@@ -99,6 +101,7 @@ class StoreSide:
                 place=placed.place,
                 store=self._slot_number(placed.piece.src_rank),
                 store_offset=placed.offset,
+                source=placed.source,
             )
             for placed in self._own
         ]
@@ -144,18 +147,30 @@ def _placed(plan: ReshardPlan, rank: int, role: Literal["sender", "receiver"]) -
     for index, piece in enumerate(plan.pieces):
         places[piece] = (index, offset, bytes_of(piece))
         offset += align(places[piece][2])
-    table = plan.table
-    if role == "sender":
-        ranks, columns = table.src_rank, (table.src_buffer, table.src_offset, table.src_strides)
-    else:
-        ranks, columns = table.dst_rank, (table.dst_buffer, table.dst_offset, table.dst_strides)
-    rows = np.flatnonzero(ranks == rank)
-    names = list((plan.src_buffers if role == "sender" else plan.dst_buffers)[rank])
+    table, is_sender = plan.table, role == "sender"
+    sources = _places(plan.src_buffers, table.src_rank, table.src_buffer, table.src_offset, table.src_strides)
+    targets = _places(plan.dst_buffers, table.dst_rank, table.dst_buffer, table.dst_offset, table.dst_strides)
     own: dict[object, PlacedPiece] = {}
-    for row, number, start, strides in zip(rows.tolist(), *(column[rows].tolist() for column in columns), strict=True):
+    for row in np.flatnonzero((table.src_rank if is_sender else table.dst_rank) == rank).tolist():
         piece = plan.piece_of_moves[row]
-        shape = piece.box.shape
-        place = Place(names[number], start, shape, tuple(strides[len(strides) - len(shape) :]))
         index, offset, num_bytes = places[piece]
-        own[piece if role == "sender" else row] = PlacedPiece(piece, place, index, offset, num_bytes)
+        source = sources(row, piece.box.shape)
+        if is_sender:
+            own[piece] = PlacedPiece(piece, source, index, offset, num_bytes, None)
+        else:
+            target = targets(row, piece.box.shape)
+            own[row] = PlacedPiece(piece, target, index, offset, num_bytes, None if table.tied[row] else source)
     return list(own.values())
+
+
+def _places(
+    buffers: tuple[dict[str, BufferSpec], ...], rank: Any, buffer: Any, offset: Any, strides: Any
+) -> Callable[[int, tuple[int, ...]], Place]:
+    """Where the box of a move lies at one of its ends, given that end's columns of the table."""
+    names = [list(of_rank) for of_rank in buffers]
+
+    def place(row: int, shape: tuple[int, ...]) -> Place:
+        of_box = strides[row, strides.shape[1] - len(shape) :].tolist()
+        return Place(names[rank[row]][buffer[row]], int(offset[row]), shape, tuple(of_box))
+
+    return place

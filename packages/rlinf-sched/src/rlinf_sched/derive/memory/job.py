@@ -17,6 +17,8 @@ class JobShape:
     num_groups: int
     dtype_bytes: int = FLOAT_BYTES
     """Bytes of each number in weights, gradients, moments and activations."""
+    served_bytes: int | None = None
+    """Bytes of each number in the weights that generate and in their cache; None: dtype_bytes."""
     num_shards: int = 1
     """Parts of a batch, dealt out to the ranks of the trainer."""
     backend: str = "replicated"

@@ -37,6 +37,7 @@ def forward_memory(model: ModelShape, job: JobShape) -> RankMemory:
 def generator_memory(model: ModelShape, job: JobShape) -> RankMemory:
     """The memory of a rank that generates; an item is a group. Caches grow by copying, one layer at a time."""
     lengths = job.lengths
+    job = replace(job, dtype_bytes=job.served_bytes or job.dtype_bytes)
     context = lengths.prompt_tokens + lengths.limit_tokens
     cache = context * kv_bytes(model, job) * (1 + 1 / model.num_layers)
     logits = model.vocab_size * (job.dtype_bytes + 3 * FLOAT_BYTES)

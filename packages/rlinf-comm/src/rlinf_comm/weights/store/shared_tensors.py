@@ -1,0 +1,121 @@
+"""Tensors of one process that others read where they lie.
+
+torch moves the storages under the tensors into shared memory, in place: whatever else is a view of them stays one, and
+their values do not change. Other processes of the same user map that memory through the descriptors of the process that
+has it, and cannot write it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlinf_comm.errors import PeerLost
+
+if TYPE_CHECKING:
+    import torch
+
+EMPTY_FD = -1
+"""In the place of a tensor without elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPlace:
+    """Where a tensor begins."""
+
+    fd: int
+    """A descriptor of the process that shares."""
+    inode: int
+    """Tells the file from another one that was given the same descriptor later."""
+    offset_bytes: int
+
+
+class Lasting:
+    """Knows tensors that were there before: what is made anew each time would be moved each time."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[int, object]] = []
+
+    def are_known(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether these tensors have the memory of those that were asked for the last time."""
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        seen, self._seen = self._seen, []
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        self._seen = [(storage._cdata, StorageWeakRef(storage)) for storage in storages]
+        # Where one has gone, another may have its identity.
+        return [identity for identity, _ in self._seen] == [identity for identity, _ in seen] and not any(
+            reference.expired()  # pyright: ignore[reportAttributeAccessIssue]
+            for _, reference in seen
+        )
+
+
+def share(tensors: Sequence[torch.Tensor]) -> list[SharedPlace] | None:
+    """Moves the memory of contiguous tensors into shared memory, unless it is there.
+
+    Returns:
+        None where that cannot be: a tensor that is pinned for a GPU, half of the descriptors that this process may open
+        are taken, or /dev/shm has no room. Some of them have moved then, which changes nothing for who uses them.
+    """
+    if any(tensor.is_pinned() or not tensor.is_contiguous() for tensor in tensors):
+        return None
+    new = {tensor.untyped_storage()._cdata for tensor in tensors if not tensor.is_shared()}
+    if len(os.listdir("/proc/self/fd")) + len(new) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+        return None
+    try:
+        return [_share(tensor) for tensor in tensors]
+    except RuntimeError:  # torch could not allocate the shared memory
+        return None
+
+
+def _share(tensor: torch.Tensor) -> SharedPlace:
+    if not tensor.numel():
+        return SharedPlace(EMPTY_FD, 0, 0)
+    storage = tensor.untyped_storage()
+    fd, _ = storage._share_fd_cpu_()
+    return SharedPlace(fd, os.fstat(fd).st_ino, tensor.data_ptr() - storage.data_ptr())
+
+
+class Mappings:
+    """Memory that one other process shares, mapped for reading; of each file once."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[tuple[int, int, int], tuple[mmap.mmap, np.ndarray]] = {}
+
+    def addresses_of(self, pid: int, places: Iterable[SharedPlace]) -> np.ndarray:
+        """[places] int64; 0 for a tensor without elements. What was mapped before and is not asked for is given up.
+
+        Raises: PeerLost where the process, or what it shared, is gone.
+        """
+        before, self._mapped = self._mapped, {}
+        addresses = []
+        for place in places:
+            if place.fd == EMPTY_FD:
+                addresses.append(0)
+                continue
+            key = (pid, place.fd, place.inode)
+            found = self._mapped[key] = self._mapped.get(key) or before.get(key) or _mapped(pid, place)
+            addresses.append(found[1].ctypes.data + place.offset_bytes)
+        return np.array(addresses, np.int64)
+
+
+def _mapped(pid: int, place: SharedPlace) -> tuple[mmap.mmap, np.ndarray]:
+    path = f"/proc/{pid}/fd/{place.fd}"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise PeerLost(f"weights in the memory of process {pid}: {path} cannot be opened: {error}") from error
+    try:
+        found = os.fstat(fd)
+        if found.st_ino != place.inode:
+            raise PeerLost(f"weights in the memory of process {pid}: {path} is not what it shared any more")
+        memory = mmap.mmap(fd, found.st_size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+    return memory, np.frombuffer(memory, np.uint8)

@@ -1,0 +1,99 @@
+"""Who has state on which devices, and who has to take it away before somebody else brings theirs.
+
+State stays where it was used after its turn, and leaves when a worker of another turn gets the lease of one of its
+devices: in the same run, or in a later one of any flow. By then nobody computes there, so nobody waits for those that
+leave but the one that comes, and they wait for nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+
+from rlinf_workers.spans import Span
+
+Ready = Callable[[str], None]
+"""Told when the room is there: "", or why it will not be."""
+
+
+class Residents:
+    """The workers whose state is on devices and may have to leave; one table for an executor and all its runs.
+
+    Args:
+        send_away: tells a worker to take its state to host memory; the future has the span of that.
+    """
+
+    def __init__(self, send_away: Callable[[str], Future[Span]]) -> None:
+        self._send_away = send_away
+        self._devices: dict[str, frozenset[int]] = {}
+        self._leaving: dict[str, Future[Span]] = {}
+        self._spans: list[Span] = []
+        self._lock = threading.RLock()  # a call to a lost worker fails at once, in the thread that makes it
+
+    def make_room(
+        self, worker: str, devices: Collection[int], *, beside: Collection[str], stays: bool, ready: Ready
+    ) -> None:
+        """Sends away those on any of the devices that a worker comes to.
+
+        Args:
+            beside: worker groups that may have state there at the same time.
+            stays: the worker's own state never leaves.
+        """
+        with self._lock:
+            in_the_way = [
+                other
+                for other, on in self._devices.items()
+                if other != worker and group_of(other) not in beside and not on.isdisjoint(devices)
+            ]
+            leaving = [(other, self._leave(other)) for other in in_the_way]
+            self._devices.pop(worker, None)
+            if not stays:
+                self._devices[worker] = frozenset(devices)
+        _when_gone(leaving, lambda why: ready(f"there is no room for {worker}: {why}" if why else ""))
+
+    def leaving(self) -> list[str]:
+        """Who was sent away and is not gone yet."""
+        with self._lock:
+            return sorted(self._leaving)
+
+    def take_spans(self) -> list[Span]:
+        """The offloads since the last call."""
+        with self._lock:
+            spans, self._spans = self._spans, []
+        return spans
+
+    def _leave(self, worker: str) -> Future[Span]:
+        """Once, however many wait for it."""
+        if worker not in self._leaving:
+            self._leaving[worker] = left = self._send_away(worker)
+            left.add_done_callback(lambda left: self._has_left(worker, left))
+            return left
+        return self._leaving[worker]
+
+    def _has_left(self, worker: str, left: Future[Span]) -> None:
+        with self._lock:
+            del self._leaving[worker]
+            if left.exception() is None:
+                self._devices.pop(worker, None)
+                self._spans.append(left.result())
+
+
+def group_of(worker: str) -> str:
+    """`actor/1` -> `actor`"""
+    return worker.partition("/")[0]
+
+
+def _when_gone(leaving: Sequence[tuple[str, Future[Span]]], ready: Ready, why: str = "") -> None:
+    """Calls `ready` when all have left or failed, from whatever thread learns of the last."""
+    if not leaving:
+        ready(why)
+        return
+    (worker, left), *others = leaving
+
+    def go_on(left: Future[Span]) -> None:
+        error = left.exception()
+        found = f"{worker} did not take its state off the devices: {type(error).__name__}: {error}" if error else ""
+        _when_gone(others, ready, why or found)
+
+    left.add_done_callback(go_on)
