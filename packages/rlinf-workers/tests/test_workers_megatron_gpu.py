@@ -1,6 +1,8 @@
 """The backend `megatron` on one GPU, against transformers' model on the same GPU: no shim, no Transformer Engine."""
 
 import sys
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +45,7 @@ class OnGPU(LanguageSubject):
 def worker():
     """This process, as the only rank of a group with a GPU."""
     identity = Identity(role="actor", rank=0, num_ranks=1, devices=("cuda:0",))
-    return WorkerHost(identity, lambda *_, **__: None).make(Worker)
+    return WorkerHost(identity, lambda *_, **__: Future()).make(Worker)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -55,7 +57,7 @@ def model(request, tmp_path_factory):
 def made(kind, worker, **options):
     from rlinf_workers.training.megatron.door import megatron
 
-    backend = megatron(kind, worker, optimizer=ADAMW, num_shards=1, **options)
+    backend: Any = megatron(kind, worker, optimizer=ADAMW, num_shards=1, **options)
     assert all(weight.device.type == "cpu" for weight in backend.weights().values()), "what is made waits on the host"
     backend.onload()
     return backend

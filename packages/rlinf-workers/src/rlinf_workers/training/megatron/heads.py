@@ -52,7 +52,8 @@ class Head(Protocol):
 class TokenHead:
     """Log-probabilities and entropies."""
 
-    num_answers, begins_anew, is_renamed = 2, (), True
+    num_answers, is_renamed = 2, True
+    begins_anew: tuple[str, ...] = ()
 
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature
@@ -82,7 +83,7 @@ class ValueHead:
     """Rewards still to come."""
 
     num_answers, temperature, is_renamed = 1, 1.0, False
-    begins_anew = ("lm_head.weight", "lm_head.bias")
+    begins_anew: tuple[str, ...] = ("lm_head.weight", "lm_head.bias")
 
     def shape(self, shape: TransformerShape) -> TransformerShape:
         return replace(shape, tied_embeddings=False, value_head=True)
