@@ -256,7 +256,8 @@ def test_without_room_in_shared_memory_it_is_copied(monkeypatch):
 
     monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", fails)
     edge = Edge()
-    edge.lend(1)
+    with pytest.warns(UserWarning, match="go through the store .* unable to allocate .* /dev/shm needs room"):
+        edge.lend(1)
     assert edge.where()[1] == Where.STORED
     edge.take(1)
     assert_bitwise_equal(edge.served, edge.expected())
@@ -265,7 +266,8 @@ def test_without_room_in_shared_memory_it_is_copied(monkeypatch):
 def test_without_descriptors_it_is_copied(monkeypatch):
     monkeypatch.setattr(shared_tensors.resource, "getrlimit", lambda _: (8, 8))
     edge = Edge()
-    edge.lend(1)
+    with pytest.warns(UserWarning, match=r"4 descriptors are needed, and half .* are 4 \(ulimit -n\)"):
+        edge.lend(1)
     assert edge.where()[1] == Where.STORED
 
 
