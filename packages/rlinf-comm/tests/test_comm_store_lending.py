@@ -133,8 +133,9 @@ def test_nothing_is_copied_for_receivers_that_have_the_version_and_it_does_not_c
 def test_a_check_that_comes_after_the_tensors_have_changed():
     edge = Edge()
     edge.lend(1)
-    check = edge.receivers[0].take(edge.served[0], 1)
+    check = edge.receivers[0].take(edge.served[0], 1, 10.0)
     expected = edge.expected()
+    edge.lend(2)  # settles version 1
     edge.senders[0].settle()
     fill(edge.tensors[0], 8)
     check()
