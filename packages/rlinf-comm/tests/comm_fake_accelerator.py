@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from comm_fake_driver import FakeDriver
 
 from rlinf_comm import _arrays
 from rlinf_comm.errors import NcclError
@@ -28,6 +27,7 @@ from rlinf_comm.ipc.opened import OpenedArenas
 from rlinf_comm.nccl import Library
 from rlinf_comm.peers.transports.accelerator import plain_tensor
 from rlinf_comm.peers.transports.nccl import Nccl, NcclTransport
+from rlinf_comm.testing.fake_driver import FakeDriver
 
 
 class Stream:

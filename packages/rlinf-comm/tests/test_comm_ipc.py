@@ -9,7 +9,6 @@ import random
 import signal
 
 import pytest
-from comm_fake_driver import FakeDriver
 
 from rlinf_comm import _C, pack, unpack
 from rlinf_comm.errors import IpcError
@@ -18,6 +17,7 @@ from rlinf_comm.ipc import driver as drivers
 from rlinf_comm.ipc.arena import ALIGNMENT, ArenaHandle, DeviceMemory, IpcRecord, Ranges, open_memory
 from rlinf_comm.ipc.opened import OpenedArenas
 from rlinf_comm.ipc.transport import Facts
+from rlinf_comm.testing.fake_driver import FakeDriver
 
 A, B = b"A" * 16, b"B" * 16
 SPAWN = multiprocessing.get_context("spawn")

@@ -6,10 +6,10 @@ import signal
 import threading
 
 import pytest
-from comm_fake_driver import FakeDriver
 
 from rlinf_comm.errors import ChannelTimeout, IpcError, PeerLost
 from rlinf_comm.ipc import BucketReader, BucketWriter
+from rlinf_comm.testing.fake_driver import FakeDriver
 
 SPAWN = multiprocessing.get_context("spawn")
 

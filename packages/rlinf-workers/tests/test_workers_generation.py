@@ -17,7 +17,16 @@ from rlinf_workers.generation.huggingface import HuggingFaceEngine
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_tokens
 from rlinf_workers.language.rollout import OpenGroups, Rollout, RolloutSettings
 from rlinf_workers.records.language import Prompt
-from rlinf_workers.testing.engines import ENGINE_CHECKS, SAMPLING, prompts_of, sample
+from rlinf_workers.testing.architectures import tiny_architecture
+from rlinf_workers.testing.engines import (
+    ENGINE_CHECKS,
+    SAMPLING,
+    check_frequencies,
+    check_logprobs,
+    check_weights,
+    prompts_of,
+    sample,
+)
 
 MIXED = [3, 8, 5, 7, 8, 2, 4, 6, 8, 1, 5, 3]
 
@@ -29,6 +38,13 @@ def engine(model, *, width: int | None = 8, **changes):
 @pytest.mark.parametrize("check", ENGINE_CHECKS, ids=lambda check: check.__name__)
 def test_the_engine_conforms(check, model):
     check(partial(HuggingFaceEngine, model, torch.device("cpu")), model)
+
+
+@pytest.mark.parametrize("check", [check_logprobs, check_frequencies, check_weights], ids=lambda check: check.__name__)
+def test_prompts_are_padded_for_a_model_that_adds_masks_to_scores(check, tmp_path):
+    """Gemma 2 attends without SDPA, and takes a mask of booleans for numbers."""
+    gemma = tiny_architecture("gemma2", tmp_path)
+    check(partial(HuggingFaceEngine, gemma, torch.device("cpu")), gemma)
 
 
 class LosesACompletion(HuggingFaceEngine):

@@ -134,6 +134,8 @@ def test_who_waits_for_room_is_told_what_failed(sender, monkeypatch):
 
 
 def test_auto_chooses_by_where_the_ends_are():
-    assert choose("auto", {}, [1, 1]) == ("shared", {})
-    assert choose("auto", {}, [0, 1]) == ("streams", {"host": socket.gethostname()})
-    assert choose("mine:Link", {"pace": 2}, [0, 1]) == ("mine:Link", {"pace": 2})
+    streams = ("streams", {"host": socket.gethostname()})
+    assert choose("auto", {}, [1, 1], on_gpus=False) == [("shared", {})]
+    assert choose("auto", {}, [1, 1], on_gpus=True) == [("device", {}), ("shared", {})]
+    assert choose("auto", {}, [0, 1], on_gpus=True) == choose("auto", {}, [0, 1], on_gpus=False) == [streams]
+    assert choose("mine:Link", {"pace": 2}, [0, 1], on_gpus=True) == [("mine:Link", {"pace": 2})]

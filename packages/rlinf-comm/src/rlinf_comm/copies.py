@@ -30,6 +30,9 @@ COPY_DTYPES = ("float32", "bfloat16", "float16", "bytes1", "bytes2", "bytes4", "
 """A dtype's code in a table is its place here. Casts exist among the first three; the others are moved as they are."""
 CODE_OF = {name: code for code, name in enumerate(COPY_DTYPES)}
 
+CODE_BYTES = np.array([4, 2, 2, 1, 2, 4, 8, 16], np.int64)
+"""Bytes of an element, by code."""
+
 Int64s = npt.NDArray[np.int64]
 
 

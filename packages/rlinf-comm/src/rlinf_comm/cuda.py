@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlinf_comm import _C
+from rlinf_comm.copies import CODE_BYTES, DigestTable
 from rlinf_comm.errors import CommError
 
 DEFAULT_MAX_CTAS = 32
@@ -228,6 +229,52 @@ def device_digests(
         if not 0 <= box[6] < num_sums:
             raise ValueError(f"a box adds to sum {box[6]}, but num_sums={num_sums}")
     check_device()
-    tiles = _C.DeviceBytes(_C.lower_digests(boxes), device)
+    return _sums(_C.DeviceBytes(_C.lower_digests(boxes), device), num_sums, stream, max_ctas)
+
+
+def _sums(tiles: _C.DeviceBytes, num_sums: int, stream: Any, max_ctas: int) -> list[int]:
     sums = _C.run_digest_tiles(tiles, num_sums, max_ctas, stream_handle(stream))
     return [low | high << 64 for low, high in sums]
+
+
+class CudaDigestProgram:
+    """The digests of a table's boxes, computed on the device as often as wanted.
+
+    Args:
+        table: without casts: the kernel digests what is stored.
+        device: ordinal of the device that runs the kernel.
+
+    Raises:
+        ValueError: a box is to be digested as another dtype than it is stored in.
+    """
+
+    def __init__(self, table: DigestTable, *, device: int = 0) -> None:
+        if not np.array_equal(table.dtype, table.as_dtype):
+            raise ValueError("a device digests what is stored; boxes that are to be cast have to be copied first")
+        self._table = table
+        self._device = device
+        self._addresses: bytes | None = None
+        self._tiles: _C.DeviceBytes | None = None
+
+    def lower(self, pointers: npt.ArrayLike) -> bytes:
+        """The kernel's tiles for these addresses; needs no device."""
+        table, bases = self._table, np.asarray(pointers, dtype=np.int64)
+        addresses = (bases[table.buffer] + table.offset).tolist()
+        sizes = CODE_BYTES[table.dtype].tolist()
+        rows = (table.first_index, table.lengths, table.strides, table.index_strides, table.digest)
+        return _C.lower_digests(list(zip(addresses, sizes, *(row.tolist() for row in rows), strict=True)))
+
+    def run(self, pointers: npt.ArrayLike, *, stream: Any, max_ctas: int = DEFAULT_MAX_CTAS) -> list[int]:
+        """The table's digests, each the 128-bit sum over its boxes. Waits for the stream.
+
+        New addresses cost a lowering and an upload, as in a CudaCopyProgram.
+
+        Raises:
+            DeviceUnavailable: no kernels in this build, or no device.
+        """
+        check_device()
+        addresses = np.asarray(pointers, dtype=np.int64).tobytes()
+        if self._tiles is None or addresses != self._addresses:
+            self._tiles = _C.DeviceBytes(self.lower(pointers), self._device)
+            self._addresses = addresses
+        return _sums(self._tiles, self._table.num_digests, stream, max_ctas)

@@ -17,6 +17,10 @@ class WeightFilesError(WorkersError, ValueError):
     """Files of weights that are not whole, or not those of the model; says which and what to do."""
 
 
+class LinkRefused(WorkersError):
+    """A weight link cannot work between these ranks; says why. `cluster.weight_link: auto` takes the next best then."""
+
+
 class RemoteError(WorkersError):
     """An exception raised inside a worker process, with the traceback from there.
 

@@ -31,6 +31,7 @@ LAUNCHERS: Registry[Any] = Registry("launcher", {"local": "rlinf_workers.launche
 WEIGHT_LINKS: Registry[Any] = Registry(
     "weight link",
     {
+        "device": "rlinf_workers.links.device:DeviceWeightLink",
         "shared": "rlinf_workers.links.shared:SharedWeightLink",
         "streams": "rlinf_workers.links.streams:StreamsWeightLink",
     },

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlinf_comm.copies import COPY_DTYPES, CopyTable
+from rlinf_comm.copies import CODE_BYTES, COPY_DTYPES, CopyTable
 from rlinf_comm.weights.table import CASTABLE, Int64s
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class _Copies:
 def copy_table(table: MoveTable, src_buffer: Int64s, src_dtypes: Sequence[str], dst_dtypes: Sequence[str]) -> CopyTable:
     """The copies for some moves; `src_buffer` [m] and the moves' dst_buffer are indices into the lists of dtypes."""
     src_codes, dst_codes = _codes(src_dtypes)[src_buffer], _codes(dst_dtypes)[table.dst_buffer]
-    sizes = np.stack([_CODE_BYTES[src_codes], _CODE_BYTES[dst_codes]], axis=1)
+    sizes = np.stack([CODE_BYTES[src_codes], CODE_BYTES[dst_codes]], axis=1)
     copies = _Copies(
         buffers=np.stack([src_buffer, table.dst_buffer], axis=1).astype(np.int64),
         offsets=np.stack([table.src_offset, table.dst_offset], axis=1) * sizes,
@@ -67,9 +67,6 @@ def copy_table(table: MoveTable, src_buffer: Int64s, src_dtypes: Sequence[str], 
         src_dtype=_codes(src_dtypes)[src_number],
         dst_dtype=_codes(dst_dtypes)[dst_number],
     )
-
-
-_CODE_BYTES = np.array([4, 2, 2, 1, 2, 4, 8, 16], np.int64)
 
 
 def _codes(dtypes: Sequence[str]) -> np.ndarray:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlinf_comm.copies import COPY_DTYPES, DigestProgram, DigestTable, addresses_of
+from rlinf_comm.copies import CODE_BYTES, COPY_DTYPES, DigestProgram, DigestTable, addresses_of
 from rlinf_comm.errors import LayoutError, WeightMismatchError
 from rlinf_comm.records import record
 from rlinf_comm.weights.digest import DIGEST_MODULUS
@@ -156,7 +156,7 @@ def _digest_table(
     index_strides = np.ones_like(blocks.shapes)
     index_strides[:, :-1] = np.cumprod(blocks.shapes[:, :0:-1], axis=1)[:, ::-1]
     index_strides = index_strides[blocks.tensor[rows]]
-    item_bytes = np.array([4, 2, 2, 1, 2, 4, 8, 16], np.int64)[stored_codes]
+    item_bytes = CODE_BYTES[stored_codes]
     table = DigestTable(
         buffer=blocks.buffer[rows],
         offset=blocks.offset[rows] * item_bytes,
@@ -169,7 +169,7 @@ def _digest_table(
         index_strides=index_strides,
         num_digests=len(rows),
         buffer_bytes=np.array([spec.num_elements for spec in stored], np.int64)
-        * np.array([4, 2, 2, 1, 2, 4, 8, 16], np.int64)[[_code(spec.dtype) for spec in stored]],
+        * CODE_BYTES[[_code(spec.dtype) for spec in stored]],
     )
     skipped = blocks.start.shape[1] - blocks.num_dims[blocks.tensor[rows]]
     return (

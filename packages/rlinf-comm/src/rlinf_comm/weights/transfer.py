@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -146,8 +146,29 @@ class Transfer:
     @cached_property
     def attest(self) -> DigestProgram:
         """The digests of what the own buffers hold."""
+        return DigestProgram(self.held)
+
+    @cached_property
+    def held(self) -> DigestTable:
+        """The boxes of the own buffers."""
         boxes = [self._box(digest, part) for digest, part in enumerate(self._parts)]
-        return DigestProgram(DigestTable.of(boxes, buffer_bytes=self._own_bytes))
+        return DigestTable.of(boxes, buffer_bytes=self._own_bytes)
+
+    @cached_property
+    def published(self) -> DigestTable:
+        """The boxes whose digests, without any cast, are those of `publish` once that has run. The buffers are the own
+        ones and then those of the store, where a box is looked at that was cast on its way."""
+        boxes = [self._box(digest, part) for digest, part in enumerate(self._parts)]
+        for number, (box, part) in enumerate(zip(boxes, self._parts, strict=True)):
+            if box.dtype != box.as_dtype:
+                boxes[number] = replace(
+                    box,
+                    buffer=len(self._own_bytes) + part.store,
+                    offset=part.store_offset,
+                    strides=dense_strides(part.box.shape, part.spec.element_bytes),
+                    dtype=_code(part.spec),
+                )
+        return DigestTable.of(boxes, buffer_bytes=[*self._own_bytes, *self._store_bytes])
 
     def _box(self, digest: int, part: Part) -> StridedBox:
         index_strides = part.spec.index_strides

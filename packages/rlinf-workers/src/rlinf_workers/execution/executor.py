@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlinf_comm.channel import Channel
-from rlinf_comm.weights import Layout
+from rlinf_comm.weights import Layout, ReshardPlan
 from rlinf_comm.weights import plan as reshard_plan
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import WeightEdge
 from rlinf_sched.plan import Plan, StagePlan
-from rlinf_workers.errors import FlowDefinitionError, StepTimeout
+from rlinf_workers.errors import FlowDefinitionError, LinkRefused, RemoteError, StepTimeout
 from rlinf_workers.execution.lease import LeaseRequest, Leases, Reply
 from rlinf_workers.execution.ports import Pauses, Writer
 from rlinf_workers.execution.residents import Residents
@@ -104,6 +104,8 @@ class Executor:
         self._links: dict[WeightEdge, WeightLink] = {}
         self._versions: dict[WeightEdge, int] = {}
         self._weights_bytes: dict[WeightEdge, int] = {}
+        self.notes: list[str] = []
+        """What did not work as it should have, and what was done instead: one line each, for a run's manifest."""
         self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="rlinf-driver-port")
 
     def __enter__(self) -> Executor:
@@ -215,18 +217,27 @@ class Executor:
         reshard = reshard_plan(source, self._layout(edge.target).with_dtypes_of(source.specs))
         self._weights_bytes[edge] = sum(spec.num_bytes for spec in reshard.specs.values())
         nodes = self._nodes(edge.source) | self._nodes(edge.target)
-        link, options = choose(self._weight_link, self._weight_link_options, nodes)
+        on_gpus = self._is_on_gpus(edge.source) and self._is_on_gpus(edge.target)
+        links = choose(self._weight_link, self._weight_link_options, nodes, on_gpus=on_gpus)
+        for number, (link, options) in enumerate(links):
+            try:
+                self._open_link(edge, reshard, link, options)
+                return
+            except RemoteError as error:
+                if error.error_type != LinkRefused.__name__ or number + 1 == len(links):
+                    raise
+                self.notes.append(f"weights {edge.name} go by {links[number + 1][0]} and not by {link}: {error}")
+
+    def _open_link(self, edge: WeightEdge, reshard: ReshardPlan, link: str, options: Mapping[str, Any]) -> None:
         opened = self._links[edge] = WEIGHT_LINKS.get(link)(edge.name, reshard, **options)
         sides: dict[Literal["send", "receive"], str] = {"send": edge.source, "receive": edge.target}
-        futures = [
-            handle.call(
-                "open_weights",
-                WeightPort(edge=edge.name, side=side, rank=rank, reshard=reshard, link=link, address=opened.address),
-            )
-            for side, name in sides.items()
-            for rank, handle in enumerate(self._groups[name].handles)
-        ]
-        gather(futures, self._launcher.lost)
+        for side, name in sides.items():
+            ports = [
+                WeightPort(edge=edge.name, side=side, rank=rank, reshard=reshard, link=link, address=opened.address)
+                for rank in range(self._groups[name].num_ranks)
+            ]
+            pairs = zip(self._groups[name].handles, ports, strict=True)
+            gather([handle.call("open_weights", port) for handle, port in pairs], self._launcher.lost)
 
     def _layout(self, name: str) -> Layout:
         group = self._groups[name]
@@ -240,6 +251,10 @@ class Executor:
     def _nodes(self, name: str) -> set[int]:
         """The machines of a group; one without devices is with the driver, on the first."""
         return {self._cluster.devices[index].node for index in self._placements[name].devices} or {0}
+
+    def _is_on_gpus(self, name: str) -> bool:
+        devices = [self._cluster.devices[index] for index in self._placements[name].devices]
+        return bool(devices) and all(device.kind == "cuda" for device in devices)
 
     # -- running ---------------------------------------------------------------------------------------------------
 

@@ -174,7 +174,11 @@ class HuggingFaceEngine(ServedModule):
         if self._pads:
             num_queries = token_ids.shape[1]
             positions = (mask.cumsum(-1) - 1).clamp_(min=0)[:, -num_queries:]
-            arguments = {"attention_mask": _attention_mask(mask, num_queries), "position_ids": positions}
+            allowed = _attention_mask(mask, num_queries)
+            if self._model.config._attn_implementation == "eager":  # which adds the mask to its scores
+                lowest = torch.finfo(self._model.dtype).min
+                allowed = torch.zeros_like(allowed, dtype=self._model.dtype).masked_fill_(~allowed, lowest)
+            arguments = {"attention_mask": allowed, "position_ids": positions}
         output = self._model(input_ids=token_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
         return output.logits[:, -1]
 

@@ -7,15 +7,19 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 
-def choose(wanted: str, options: Mapping[str, Any], nodes: Collection[int]) -> tuple[str, dict[str, Any]]:
-    """(a name of `registry.WEIGHT_LINKS`, its options): what the recipe wants or, for `auto`, shared memory within one
-    machine and streams between several, which call this machine by its name.
+def choose(
+    wanted: str, options: Mapping[str, Any], nodes: Collection[int], *, on_gpus: bool
+) -> list[tuple[str, dict[str, Any]]]:
+    """[(a name of `registry.WEIGHT_LINKS`, its options)]: what the recipe wants or, for `auto`, what is tried in turn
+    until one is not refused: within one machine device memory where all ranks are on GPUs, and shared memory; between
+    several streams, which call this machine by its name.
 
     Args:
         nodes: the machines of all ranks of the edge, as the cluster counts them.
+        on_gpus: whether all ranks of the edge are on GPUs.
     """
     if wanted != "auto":
-        return wanted, dict(options)
+        return [(wanted, dict(options))]
     if len(set(nodes)) > 1:
-        return "streams", {"host": socket.gethostname()}
-    return "shared", {}
+        return [("streams", {"host": socket.gethostname()})]
+    return [("device", {}), ("shared", {})] if on_gpus else [("shared", {})]

@@ -96,7 +96,8 @@ class ClusterConfig(Section):
         default="auto",
         min_length=1,
         description="What carries weights from those who train to those who serve them: auto, by where both are; "
-        "shared, through memory of one machine; streams, between processes of any machines; or package.module:Class.",
+        "device, through GPU memory of one machine; shared, through host memory of one machine; streams, between "
+        "processes of any machines; or package.module:Class.",
     )
     weight_link_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Keyword arguments of the weight link's constructor."

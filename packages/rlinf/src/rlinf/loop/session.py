@@ -61,6 +61,8 @@ class Session:
     def sync_weights(self) -> None:
         """Hands the trainer's weights over, at the start and after anything but a step changed them."""
         self.executor.sync_weights()
+        while self.executor.notes:
+            self.note(self.executor.notes.pop(0))
         self.start_s = self.start_s or time.monotonic() - self._began_s
 
     def evaluate(self, step: int) -> dict[str, float]:

@@ -172,6 +172,11 @@ class WeightStore:
             raise PeerLost(f"weight store {address.name!r}: {error}") from error
         return cls(segment, address)
 
+    def memory_at(self, pointer: int, num_bytes: int) -> memoryview:
+        """Bytes of the store, from an address in it on."""
+        start = pointer - self._segment.pointer
+        return memoryview(self._segment)[start : start + num_bytes]
+
     @property
     def name(self) -> str:
         return self.address.name

@@ -1,4 +1,5 @@
-"""A CUDA driver without a device: notes what is called; its descriptors are real, so that two processes share."""
+"""A CUDA driver without a device (rlinf_comm.ipc.driver): it notes what is called. Its descriptors are real, so two
+processes can share the memory that it gives."""
 
 import ctypes
 import errno

@@ -1,0 +1,71 @@
+"""A device for weights where there is none. Its memory is the host's and really crosses to other processes; what its
+kernels would do is done by their model on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import TYPE_CHECKING, cast
+
+from rlinf_comm import _C, cuda
+from rlinf_comm.copies import CopyTable, DigestTable, Int64s
+from rlinf_comm.ipc.arena import IpcArena
+from rlinf_comm.ipc.driver import Driver
+from rlinf_comm.ipc.opened import OpenedArenas
+from rlinf_comm.testing.fake_driver import FakeDriver
+
+if TYPE_CHECKING:
+    import torch
+
+
+class HostDevice:
+    """A `rlinf_comm.weights.device.Device`.
+
+    Args:
+        type: of the torch tensors that count as its own; with "cuda", all tensors are elsewhere.
+        refuses: functions of the driver that fail.
+    """
+
+    ordinal = 0
+
+    def __init__(self, type: str = "cpu", *, refuses: tuple[str, ...] = ()) -> None:
+        self.type = type
+        self.driver, self.arenas = _driver(refuses)
+
+    def new_arena(self, num_bytes: int) -> IpcArena:
+        return IpcArena.create(self.ordinal, num_bytes, driver=self.driver)
+
+    def bytes_at(self, pointer: int, num_bytes: int) -> torch.Tensor:
+        import torch
+
+        return torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(pointer), dtype=torch.uint8)
+
+    def copies(self, table: CopyTable) -> _Copies:
+        return _Copies(cuda.CudaCopyProgram(table))
+
+    def digests(self, table: DigestTable) -> _Digests:
+        return _Digests(cuda.CudaDigestProgram(table), table.num_digests)
+
+
+@functools.cache
+def _driver(refuses: tuple[str, ...]) -> tuple[Driver, OpenedArenas]:
+    """The one of this process."""
+    driver = cast("Driver", FakeDriver(refuses=["allocate", *refuses], real_addresses=True))  # such handles cross
+    return driver, OpenedArenas(driver)
+
+
+class _Copies:
+    def __init__(self, program: cuda.CudaCopyProgram) -> None:
+        self._program = program
+
+    def run(self, src_pointers: Int64s, dst_pointers: Int64s) -> None:
+        _C.run_copy_tiles_on_cpu(self._program.lower(src_pointers, dst_pointers))
+
+
+class _Digests:
+    def __init__(self, program: cuda.CudaDigestProgram, num_digests: int) -> None:
+        self._program, self._num_digests = program, num_digests
+
+    def run(self, pointers: Int64s) -> list[int]:
+        sums = _C.digest_tiles_on_cpu(self._program.lower(pointers), self._num_digests)
+        return [low | high << 64 for low, high in sums]

@@ -1,0 +1,32 @@
+"""The store of weights with its slots in device memory: nothing of a version passes through the host's.
+
+A sender packs its share of a version, in the dtype that is served, into an arena of its own (rlinf_comm.ipc) and writes
+into the store's shared memory how the arena is opened, with the digests of what it packed. A receiver opens the arena,
+copies its boxes from there into its own tensors, on the device, and digests *those tensors* there. Versions, turns and
+deaths are words of the store (rlinf_comm.weights.store), whose two ends these are.
+
+The hosts wait for their devices before they say that something is there or was taken, so no events are shared.
+
+A sender holds a version from `publish` until every receiver has taken it, and gives the memory back then: a thread of
+its own waits for that. So a version can be taken once. `mailbox_bytes` says how much memory it is.
+
+device.py                what one device does, as a protocol; a CUDA device
+memory.py                where the arenas are written down, and where pieces lie in them
+sender.py, receiver.py   the two ends
+"""
+
+from __future__ import annotations
+
+from rlinf_comm.weights.device.device import CudaDevice, Device
+from rlinf_comm.weights.device.memory import create_device_store, mailbox_bytes
+from rlinf_comm.weights.device.receiver import DeviceWeightReceiver
+from rlinf_comm.weights.device.sender import DeviceWeightSender
+
+__all__ = [
+    "create_device_store",
+    "mailbox_bytes",
+    "DeviceWeightSender",
+    "DeviceWeightReceiver",
+    "Device",
+    "CudaDevice",
+]

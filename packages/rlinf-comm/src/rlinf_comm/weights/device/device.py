@@ -1,0 +1,123 @@
+"""What the weights of a rank need of its device. Tests put host memory in its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from rlinf_comm import cuda
+from rlinf_comm.copies import CopyTable, DigestTable, Int64s
+from rlinf_comm.errors import IpcError
+from rlinf_comm.ipc.arena import DeviceMemory, IpcArena, opened_arenas, tensor_over
+from rlinf_comm.ipc.driver import Driver, load_driver
+from rlinf_comm.ipc.opened import OpenedArenas
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_CTAS = 1056
+"""Thread blocks of a copy: 8 on each of the 132 multiprocessors of an H100. Whoever copies weights waits for them."""
+CHECK_CTAS = 132
+"""Thread blocks of a digest, which may run beside a model that generates."""
+
+
+class Copies(Protocol):
+    """A copy table that was prepared once."""
+
+    def run(self, src_pointers: Int64s, dst_pointers: Int64s) -> None:
+        """Copies after what is on the current stream; returns when the bytes are there."""
+        ...
+
+
+class Digests(Protocol):
+    """A digest table that was prepared once."""
+
+    def run(self, pointers: Int64s) -> list[int]:
+        """The digests of what the memory holds now, from any thread."""
+        ...
+
+
+class Device(Protocol):
+    """One device of this process."""
+
+    driver: Driver
+    ordinal: int
+    """As the driver counts the devices of this process."""
+    type: str
+    """Of torch's devices: "cuda"."""
+    arenas: OpenedArenas
+    """The arenas of other processes that are open in this one."""
+
+    def new_arena(self, num_bytes: int) -> IpcArena:
+        """Memory that other processes can open. Raises IpcError."""
+        ...
+
+    def bytes_at(self, pointer: int, num_bytes: int) -> torch.Tensor:
+        """uint8[num_bytes] of the device's memory, which somebody else keeps alive."""
+        ...
+
+    def copies(self, table: CopyTable) -> Copies: ...
+
+    def digests(self, table: DigestTable) -> Digests:
+        """The table has no casts."""
+        ...
+
+
+class CudaDevice:
+    """The current CUDA device of torch."""
+
+    type = "cuda"
+
+    def __init__(self) -> None:
+        """Raises: DeviceUnavailable or IpcError, with the reason, where there is none that can be used."""
+        import torch
+
+        cuda.check_device()
+        if not torch.cuda.is_available():
+            raise cuda.DeviceUnavailable("torch finds no CUDA device, or was built without CUDA")
+        torch.cuda.init()
+        self.driver = load_driver()
+        self.ordinal = torch.cuda.current_device()
+        self.arenas = opened_arenas(self.driver)
+        self._checks = torch.cuda.Stream(self.ordinal)
+        """Digests run beside what a model does on its own stream."""
+
+    def new_arena(self, num_bytes: int) -> IpcArena:
+        import torch
+
+        try:
+            return IpcArena.create(self.ordinal, num_bytes, driver=self.driver)
+        except IpcError:
+            torch.cuda.empty_cache()  # freed blocks that torch keeps may be what is missing
+            return IpcArena.create(self.ordinal, num_bytes, driver=self.driver)
+
+    def bytes_at(self, pointer: int, num_bytes: int) -> torch.Tensor:
+        import torch
+
+        memory = DeviceMemory(pointer, num_bytes, None)
+        return tensor_over(memory, num_bytes, (num_bytes,), None, torch.uint8, self.ordinal)
+
+    def copies(self, table: CopyTable) -> Copies:
+        return _CudaCopies(cuda.CudaCopyProgram(table, device=self.ordinal), self.ordinal)
+
+    def digests(self, table: DigestTable) -> Digests:
+        return _CudaDigests(cuda.CudaDigestProgram(table, device=self.ordinal), self._checks)
+
+
+class _CudaCopies:
+    def __init__(self, program: cuda.CudaCopyProgram, device: int) -> None:
+        self._program, self._device = program, device
+
+    def run(self, src_pointers: Int64s, dst_pointers: Int64s) -> None:
+        import torch
+
+        stream = torch.cuda.current_stream(self._device)
+        self._program.run(src_pointers, dst_pointers, stream=stream, max_ctas=MAX_CTAS)
+        stream.synchronize()
+
+
+class _CudaDigests:
+    def __init__(self, program: cuda.CudaDigestProgram, stream: torch.cuda.Stream) -> None:
+        self._program, self._stream = program, stream
+
+    def run(self, pointers: Int64s) -> list[int]:
+        return self._program.run(pointers, stream=self._stream, max_ctas=CHECK_CTAS)

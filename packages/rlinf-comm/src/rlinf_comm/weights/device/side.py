@@ -1,0 +1,51 @@
+"""What the two ends of a device store have in common: where pieces lie, and the programs for a rank's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rlinf_comm.copies import CopyTable, DigestTable
+from rlinf_comm.weights.device.device import Copies, Device, Digests
+from rlinf_comm.weights.device.memory import Mailbox
+from rlinf_comm.weights.region import checked_tensors
+from rlinf_comm.weights.store.side import StoreSide
+from rlinf_comm.weights.transfer import Part, Transfer
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DeviceSide(StoreSide):
+    """A rank's tensors are on its device, or all of them on the host: a model may not have come to its device yet."""
+
+    _device: Device
+    _mailbox: Mailbox
+    _programs: tuple[Transfer, Copies, Digests] | None = None
+
+    def _checked(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        who = f"{self._role} {self._rank}"
+        kind = "cpu" if self._are_on_host(tensors) else self._device.type
+        return checked_tensors(f"weight store {self._store.name!r}", who, self._buffers, tensors, device_type=kind)
+
+    def _are_on_host(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        return self._device.type != "cpu" and all(tensor.is_cpu for tensor in tensors.values())
+
+    def _parts(self) -> list[Part]:
+        return [
+            replace(part, store_offset=self._mailbox.offsets[placed.index])
+            for part, placed in zip(super()._parts(), self._own, strict=True)
+        ]
+
+    def _prepare(self, tensors: dict[str, torch.Tensor]) -> tuple[Copies, Digests]:
+        """The programs for these tensors on the device; made again when their strides change."""
+        transfer = self._transfer(tensors)
+        if self._programs is None or self._programs[0] is not transfer:
+            copies, boxes = self._tables(transfer)
+            self._programs = (transfer, self._device.copies(copies), self._device.digests(boxes))
+        return self._programs[1:]
+
+    def _tables(self, transfer: Transfer) -> tuple[CopyTable, DigestTable]:
+        """What this end copies, and what it digests."""
+        raise NotImplementedError

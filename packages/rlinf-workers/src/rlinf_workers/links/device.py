@@ -1,0 +1,80 @@
+"""Weights through device memory: between GPUs of one machine that can read each other's memory, and on one GPU.
+
+A trainer's rank keeps a version in memory of its device until all servers have it. The bytes and the digests are
+rlinf_comm.weights.device's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from rlinf_comm.cuda import DeviceUnavailable
+from rlinf_comm.errors import IpcError
+from rlinf_comm.weights import ReshardPlan, WeightStore, WeightStoreAddress
+from rlinf_comm.weights.device import (
+    CudaDevice,
+    Device,
+    DeviceWeightReceiver,
+    DeviceWeightSender,
+    create_device_store,
+)
+from rlinf_workers.errors import LinkRefused
+from rlinf_workers.links.base import Check, WeightPort
+
+
+class DeviceWeightLink:
+    """The shared memory of one machine in which ranks say where on their devices the weights are."""
+
+    def __init__(self, edge: str, reshard: ReshardPlan) -> None:
+        self._reshard = reshard
+        self._store = create_device_store(reshard, name=edge)
+
+    @staticmethod
+    def make_device() -> Device:
+        """The one of the calling process."""
+        return CudaDevice()
+
+    @property
+    def address(self) -> WeightStoreAddress:
+        return self._store.address
+
+    @classmethod
+    def open_sender(cls, port: WeightPort) -> DeviceSender:
+        try:
+            device = cls.make_device()
+            return DeviceSender(DeviceWeightSender(WeightStore.open(port.address), port.reshard, port.rank, device))
+        except (DeviceUnavailable, IpcError) as error:
+            raise LinkRefused(f"{port.edge}, sender {port.rank}: {error}") from error
+
+    @classmethod
+    def open_receiver(cls, port: WeightPort) -> DeviceReceiver:
+        """Senders that are open already are tried; others show with the first version whether they can be read."""
+        try:
+            device = cls.make_device()
+            return DeviceReceiver(DeviceWeightReceiver(WeightStore.open(port.address), port.reshard, port.rank, device))
+        except (DeviceUnavailable, IpcError) as error:
+            raise LinkRefused(f"{port.edge}, receiver {port.rank}: {error}") from error
+
+
+class DeviceSender:
+    """The trainer's end."""
+
+    def __init__(self, sender: DeviceWeightSender) -> None:
+        self._sender = sender
+
+    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
+        self._sender.publish({name: tensor.detach() for name, tensor in tensors.items()}, policy_version)
+
+
+class DeviceReceiver:
+    """The serving end."""
+
+    def __init__(self, receiver: DeviceWeightReceiver) -> None:
+        self._receiver = receiver
+
+    def receive(self, tensors: Mapping[str, Tensor], policy_version: int, timeout_s: float = 60.0) -> Check:
+        return self._receiver.take(
+            {name: tensor.detach() for name, tensor in tensors.items()}, policy_version, timeout_s
+        )

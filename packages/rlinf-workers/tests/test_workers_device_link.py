@@ -1,0 +1,89 @@
+"""The device link keeps a weight link's promises, over host memory that stands for a device's and really crosses."""
+
+import ctypes
+import re
+
+import pytest
+
+from rlinf_comm.testing.host_device import HostDevice
+from rlinf_comm.weights.device.memory import read_handle
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.modes import plan_for_mode
+from rlinf_workers import Executor, RemoteError, StepContext
+from rlinf_workers.links.device import DeviceWeightLink
+from rlinf_workers.testing.links import CHECKS, check_a_flipped_byte, check_a_missing_version
+from rlinf_workers.testing.toy_flow import Number, reference_run, toy_flow
+
+
+class OnDevice(DeviceWeightLink):
+    """All tensors are on the device."""
+
+    @staticmethod
+    def make_device():
+        return HostDevice()
+
+
+class FromHost(DeviceWeightLink):
+    """All tensors are on the host, on both sides."""
+
+    @staticmethod
+    def make_device():
+        return HostDevice("cuda")
+
+
+class Unreadable(OnDevice):
+    """A receiver cannot open what a sender has."""
+
+    @staticmethod
+    def make_device():
+        return HostDevice(refuses=("import_descriptor",))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_device_memory_conforms(check):
+    check(OnDevice)
+
+
+def test_tensors_that_are_still_on_the_host_conform():
+    check_a_missing_version(FromHost)
+
+
+def test_device_memory_refuses_a_flipped_byte():
+    def flip(opened):
+        handle = read_handle(opened._store, opened._reshard, 0, 0)
+        assert handle is not None
+        ctypes.c_uint8.from_address(handle.pointer).value ^= 1  # of the sender, which is this process
+
+    check_a_flipped_byte(OnDevice, flip)
+
+
+NUMBERS = [Number(index=i, value=float(i)) for i in range(4)]
+
+
+def run(tmp_path, weight_link):
+    flow, cluster = toy_flow(), Cluster.cpu_slots(2)
+    environment = {"OMP_NUM_THREADS": "1"}
+    with Executor(cluster=cluster, log_folder=tmp_path, environment=environment, weight_link=weight_link) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), cluster, "disaggregated"))
+        executor.sync_weights()
+        context = StepContext(step=0, phase="train", seed=0, num_items=len(NUMBERS))
+        found = executor.run(flow, context=context, feeds={"numbers": NUMBERS}, timeout_s=60)
+        return found.metrics["learn/weight"], executor.notes
+
+
+def test_without_a_gpu_the_link_says_so(tmp_path):
+    with pytest.raises(RemoteError, match=r"LinkRefused: learn -> scale, sender 0: .*CUDA"):
+        run(tmp_path, "device")
+
+
+@pytest.mark.parametrize(
+    ("refused", "why"), [("device", "sender 0: .*CUDA"), (f"{__name__}:Unreadable", "receiver 0: .*cannot read")]
+)
+def test_auto_takes_the_next_link_and_notes_why(tmp_path, monkeypatch, refused, why):
+    links = [(refused, {}), ("shared", {})]
+    monkeypatch.setattr("rlinf_workers.execution.executor.choose", lambda *_, **__: links)
+    weight, notes = run(tmp_path, "auto")
+    assert [weight] == reference_run([number.value for number in NUMBERS], 1)
+    (note,) = notes
+    assert note.startswith(f"weights learn -> scale go by shared and not by {refused}: ")
+    assert re.search(why, note)
