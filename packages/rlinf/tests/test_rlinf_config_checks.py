@@ -118,10 +118,6 @@ def message(recipe: str, line: str) -> str:
             "--actor.backend=megatron --plan.num_ranks_per_replica.actor=2 --mode=hybrid",
             "--plan.num_ranks_per_replica.actor=2, but actor.backend_options make replicas of 1; leave it out",
         ),
-        (
-            "--actor.backend=megatron --algorithm.name=ppo",
-            "--actor.backend=megatron trains no critic, and algorithm.advantage=gae has one; use replicated or fsdp2",
-        ),
     ],
 )
 def test_reasoning_values_that_do_not_go_together(line: str, expected: str):

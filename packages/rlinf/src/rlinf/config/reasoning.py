@@ -251,12 +251,6 @@ class ReasoningConfig(JobConfig):
                 text=f"=auto plans ranks that each hold a whole model, and actor.backend=megatron has {size} ranks a "
                 "replica; use another mode, for example mode=collocated",
             )
-        if self.algorithm.has_critic:
-            yield Conflict(
-                keys=("actor.backend", "algorithm.advantage"),
-                text=f"=megatron trains no critic, and algorithm.advantage={self.algorithm.advantage} has one; use "
-                "replicated or fsdp2",
-            )
         if self.model.dtype == "bfloat16" and self.actor.backend_options.get("compute_dtype") != "bfloat16":
             yield Conflict(
                 keys=("actor.backend_options", "model.dtype"),

@@ -16,8 +16,8 @@ gradient."""
 def megatron_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
     """The part of a rank in the first or the last stage of the pipeline, whichever is fuller.
 
-    Gradients, masters and moments are float32. Masters are there beside bfloat16 weights; they and the moments are
-    shared out over replicas by the distributed optimizer.
+    A critic is cut as the policy is. Gradients, masters and moments are float32. Masters are there beside bfloat16
+    weights; they and the moments are shared out over replicas by the distributed optimizer.
     """
     cut = MegatronOptions.of(job.backend_options)
     num_replicas = max(1, num_ranks // cut.ranks_per_replica)
@@ -25,12 +25,12 @@ def megatron_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMem
     kept = dense + experts
     if cut.distributed_optimizer:
         kept = -(-dense // (num_replicas * cut.num_parts)) + -(-experts // num_replicas)
-    computed = compute_bytes(job)
+    computed, models = compute_bytes(job), job.num_models
     return RankMemory(
-        weights=computed * (dense + experts),
-        masters=0 if computed == FLOAT_BYTES else FLOAT_BYTES * kept,
-        gradients=FLOAT_BYTES * (dense + experts),
-        optimizer=NUM_MOMENTS * FLOAT_BYTES * kept,
+        weights=models * computed * (dense + experts),
+        masters=0 if computed == FLOAT_BYTES else models * FLOAT_BYTES * kept,
+        gradients=models * FLOAT_BYTES * (dense + experts),
+        optimizer=models * NUM_MOMENTS * FLOAT_BYTES * kept,
         activations=max(_pass_bytes(model, job, cut, rows) for rows in (_rows(job), job.warm_start_sequences)),
         step=FLOAT_BYTES * kept,
         host_start=FLOAT_BYTES * (dense + experts),

@@ -1,4 +1,4 @@
-"""What a model says of a batch: whole sequences in, log-probabilities and entropies of some of their tokens out.
+"""What a model says of a batch: whole sequences in, numbers for some of their tokens out.
 
 megatron-core's layers know no cache that gradients flow through. So a prompt stands before each of its completions, and
 padding behind them, which causal attention never sees.
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
@@ -100,8 +100,7 @@ def answers_of_states(states: Tensor, weight: Tensor, asked: Asked, first: int, 
         num_words: V
         group: ranks that share the vocabulary out.
     """
-    found = states.gather(1, asked.before[..., None].expand(-1, -1, states.shape[-1])).flatten(0, 1)
-    targets = asked.targets.flatten()
+    found, targets = _before(states, asked).flatten(0, 1), asked.targets.flatten()
 
     def answer(states: Tensor, targets: Tensor) -> Tensor:
         logits = linear(states, weight).float() / asked.temperature
@@ -114,6 +113,21 @@ def answers_of_states(states: Tensor, weight: Tensor, asked: Asked, first: int, 
         parts = zip(found.split(at_once), targets.split(at_once), strict=True)
         answers = torch.cat([checkpoint(answer, *part, use_reentrant=False) for part in parts], 1)  # pyright: ignore
     return answers.view(2, *asked.targets.shape)
+
+
+def values_of_states(states: Tensor, head: nn.Linear, asked: Asked) -> Tensor:
+    """What is still to come before each token, [1, R, T] float32.
+
+    Args:
+        states: [R, S, H], whole on each rank of the group.
+        head: one row, whole.
+    """
+    return linear(_before(states, asked).float(), head.weight.float(), head.bias.float()).permute(2, 0, 1)
+
+
+def _before(states: Tensor, asked: Asked) -> Tensor:
+    """The states [R, T, H] from which the tokens follow that are asked for."""
+    return states.gather(1, asked.before[..., None].expand(-1, -1, states.shape[-1]))
 
 
 class _Answers(torch.autograd.Function):
