@@ -15,7 +15,15 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf.machine import Machine
-from rlinf.planning.memory import check_memory, job_shape, loads_of, rank_memory, reference_shape, shape_of
+from rlinf.planning.memory import (
+    all_fit_at_once,
+    check_memory,
+    job_shape,
+    loads_of,
+    rank_memory,
+    reference_shape,
+    shape_of,
+)
 from rlinf_algos.logprobs import token_logprobs
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Lengths
@@ -427,6 +435,24 @@ def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
     check(together, offload=False)
     with pytest.raises(UserError):
         check(together - 1, offload=False)
+
+
+def test_state_stays_on_a_gpu_that_has_room_for_all() -> None:
+    """However much each rank takes in its turn, the allocators of the others keep what they took in theirs."""
+    config = config_of("--warm_start=null")
+    shape = ModelShape(name="wide", num_layers=2, head_dim=64, **WIDE)
+    stages = tuple(
+        StagePlan(stage=name, devices=(0,), num_ranks=1, granularity=0, offload=True, turn=turn)
+        for turn, name in enumerate(("rollout", "actor"))
+    )
+    plan = Plan(flow="grpo", mode="collocated", stages=stages, reason="")
+    peaks = sum(load.peak for load in loads_of(config, shape, plan))
+
+    def fits(memory_bytes: int) -> bool:
+        return all_fit_at_once(config, shape, plan, Cluster.cuda_nodes(1, 1, name="fake", memory_bytes=memory_bytes))
+
+    assert not fits(peaks)
+    assert fits(round(1.25 * peaks) + (2 << 30) + 1)
 
 
 def test_beyond_a_size_more_tokens_need_no_more_logits() -> None:

@@ -37,6 +37,11 @@ measured in the reference's process (benchmarks/results/memory.json)."""
 HEAP_SHARE = 0.4
 """Freed blocks that malloc keeps in such a process, as a share of the memory that comes and goes and of the optimizer's
 moments, which are allocated in between; chosen so that no worker in the same measurements takes more."""
+ALLOCATED_SHARE = 1.25
+"""What torch's allocator takes of a GPU over what is in use, while nobody asks it to give back; up to 1.21 was measured
+(docs/memory.md)."""
+CONTEXT_BYTES = 1 << 30
+"""Room for CUDA's own memory in each process: its context, kernels and workspaces."""
 NUM_STORED = 2
 """Copies of the weights that the host's store between trainer and engines takes at most: the version that is served,
 and the next."""
@@ -211,6 +216,16 @@ def device_place(name: str, has_bytes: int, loads: Sequence[Load]) -> Place:
     resident = sum(load.memory.state for load in loads if not load.offload)
     needed = max((resident + load.peak - (0 if load.offload else load.memory.state) for load in loads), default=0)
     return Place(name=name, has_bytes=has_bytes, needed_bytes=needed, loads=tuple(loads))
+
+
+def all_fit_at_once(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster) -> bool:
+    """Whether every device has room for the peaks of all its ranks together, so that no state has to leave it."""
+    loads = loads_of(config, shape, plan)
+    return all(
+        sum(ALLOCATED_SHARE * load.peak + CONTEXT_BYTES for load in loads if index in load.devices)
+        <= device.memory_bytes
+        for index, device in enumerate(cluster.devices)
+    )
 
 
 def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster, memory_bytes: int) -> None:
