@@ -31,6 +31,7 @@ from rank_cases import SIZES, Case, backend_of, batch, cases, count, make_folder
 
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.worker import Worker
 
@@ -96,8 +97,10 @@ class Measured(Worker):
         engine = _EngineWithoutTokenizer(model, self.device, max_prompt_tokens=prompt_tokens)
         assert isinstance(engine, HuggingFaceEngine)
         sampling = SamplingSettings(group_size=size, max_new_tokens=limit, temperature=1.0, top_p=1.0)
-        ids = batch(case).prompt_ids
-        prompts = [Prompt(index=i, token_ids=row, reference_answer="") for i, row in enumerate(ids)]
+        padded = batch(case)
+        assert isinstance(padded, SequenceBatch), "no case generates packed"
+        ids = enumerate(padded.prompt_ids)
+        prompts = [Prompt(index=index, token_ids=row, reference_answer="") for index, row in ids]
 
         def work() -> None:
             engine.submit(prompts, sampling, seed=0, step=0)

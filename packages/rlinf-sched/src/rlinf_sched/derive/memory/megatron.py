@@ -24,26 +24,16 @@ def megatron_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMem
     kept = dense + experts
     if cut.distributed_optimizer:
         kept = -(-dense // (num_replicas * cut.num_parts)) + -(-experts // num_replicas)
-<<<<<<< HEAD
-    computed = compute_bytes(job)
+    computed, models = compute_bytes(job), job.num_models
     passes = [
         MegatronPass(model=model, job=job, cut=cut, num_rows=rows) for rows in (_rows(job), job.warm_start_sequences)
     ]
-    return RankMemory(
-        weights=computed * (dense + experts),
-        masters=0 if computed == FLOAT_BYTES else FLOAT_BYTES * kept,
-        gradients=FLOAT_BYTES * (dense + experts),
-        optimizer=NUM_MOMENTS * FLOAT_BYTES * kept,
-        activations=max(one.peak_bytes(_num_micro_batches(job, num_replicas)) for one in passes),
-=======
-    computed, models = compute_bytes(job), job.num_models
     return RankMemory(
         weights=models * computed * (dense + experts),
         masters=0 if computed == FLOAT_BYTES else models * FLOAT_BYTES * kept,
         gradients=models * FLOAT_BYTES * (dense + experts),
         optimizer=models * NUM_MOMENTS * FLOAT_BYTES * kept,
-        activations=max(_pass_bytes(model, job, cut, rows) for rows in (_rows(job), job.warm_start_sequences)),
->>>>>>> main
+        activations=max(one.peak_bytes(_num_micro_batches(job, num_replicas)) for one in passes),
         step=FLOAT_BYTES * kept,
         host_start=FLOAT_BYTES * (dense + experts),
     )

@@ -15,12 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-<<<<<<< HEAD
-from torch import Tensor
-from torch.autograd.function import once_differentiable
-=======
 from torch import Tensor, nn
->>>>>>> main
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
