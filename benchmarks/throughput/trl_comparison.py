@@ -207,7 +207,7 @@ def measure(options: argparse.Namespace) -> None:
         num_steps = options.warmup + options.rounds
         make = partial(TrlSide, options.trl_python, folder, num_steps=num_steps, micro_batch=options.trl_micro_batch)
         if ON_GPU:
-            made = {f"trl, {dtype} weights": make(num_threads=1, dtype=dtype) for dtype in ("float32", "bfloat16")}
+            made = {f"trl, {dtype} weights": make(num_threads=1, dtype=dtype) for dtype in options.trl_dtypes}
         else:
             made = {f"trl, {n} thread{'s' * (n > 1)}": make(num_threads=n) for n in options.trl_threads}
         trl_sides = {name: stack.enter_context(side) for name, side in made.items()}
@@ -288,6 +288,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl-python", required=True, help="interpreter that can import trl")
     parser.add_argument("--trl-threads", type=int, nargs="+", default=[2, 1], help="a side of TRL for each number")
+    parser.add_argument(
+        "--trl-dtypes", nargs="+", default=["float32", "bfloat16"], help="of TRL's weights on a GPU, a side for each"
+    )
     parser.add_argument(
         "--trl-micro-batch", type=int, default=NUM_SAMPLES, help="completions in one forward and backward of TRL"
     )
