@@ -144,10 +144,11 @@ class Load:
 
     @property
     def process(self) -> int:
-        """Bytes that the rank's process takes on a CPU slot, without the store of weights."""
+        """Bytes that the rank's process takes on a CPU slot, without the store of weights; while a checkpoint is
+        written, too."""
         work = self.memory.work(self.num_items)
         working = self.peak + round(HEAP_SHARE * (work + self.memory.optimizer))
-        return PROCESS_BYTES + max(working, self.memory.state + self.memory.host_start)
+        return PROCESS_BYTES + max(working + self.memory.host_copy, self.memory.state + self.memory.host_start)
 
 
 def loads_of(config: ReasoningConfig, shape: ModelShape, plan: Plan, *, on_gpu: bool = True) -> list[Load]:
