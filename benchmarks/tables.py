@@ -48,6 +48,8 @@ COMPARISONS = {
 def main() -> None:
     lines = [HEAD, "## Learning", *_learning(), "## Speed", *_comparisons()]
     lines.append("![100 ms of env and policy, pipelined and in turn](images/pipelining.svg)\n")
+    if generation := list(_generation()):
+        lines += ["## Generation on a GPU", *generation]
     lines += ["## Failures", *_failures(), "## Communication", *communication.sections(RESULTS, IMAGES)]
     if formulas := list(mathematics.sections(RESULTS)):
         lines += ["## Mathematics", *formulas]
@@ -85,6 +87,36 @@ def _comparisons() -> Iterator[str]:
             for c in result["comparisons"]:
                 sides = f"{c['numerator']} / {c['denominator']}"
                 yield f"| {sides} | {c['ratio_of_medians']:.3f} | {c['median_of_ratios']:.3f} |"
+    yield ""
+
+
+def _generation() -> Iterator[str]:
+    if not (result := _load("generation")):
+        return
+    settings, found = result["settings"], result["findings"]
+    layers, hidden = (settings["shape"][key] for key in ("num_hidden_layers", "hidden_size"))
+    yield (
+        f"\n{settings['prompts']} prompts of {settings['prompt_tokens']} tokens, {settings['group_size']} completions "
+        f"each of {settings['new_tokens']}, by a Qwen2 of {layers} layers and hidden size {hidden} with random weights "
+        f"in {settings['dtype']} ({settings['device']}, {result['date'][:10]}): `graphs` is the engine `huggingface` "
+        "as it is, `eager` the same with `cuda_graphs: false`, `generate` transformers' own loop, which gives no "
+        "log-probabilities.\n"
+    )
+    yield "| way | tokens a second | time over that of graphs |\n|---|---|---|"
+    ratios = {c["numerator"]: c["ratio_of_medians"] for c in result["comparisons"]} | {"graphs": 1.0}
+    for way in sorted(ratios, key=lambda way: ratios[way]):
+        yield f"| {way} | {found['tokens_per_s'][way]:,.0f} | {ratios[way]:.2f} |"
+    yield "\nLog-probabilities of sampled tokens against one forward over prompt and completion, in nats:\n"
+    yield "| way, type | largest difference | root mean square |\n|---|---|---|"
+    for way, errors in found["log_probabilities"].items():
+        yield f"| {way} | {errors['largest']:.2g} | {errors['root_mean_square']:.2g} |"
+    if memory := found["memory_bytes"]:
+        counted, reserved = memory["counted"] / 2**20, memory["reserved"] / 2**20
+        yield (
+            f"\nAfter an onload the first batch takes {found['capturing_s']:.2f} s more than a later one, because its "
+            f"steps are captured. Beside the weights {counted:,.0f} MiB are counted before a run, and "
+            f"{reserved:,.0f} MiB are reserved."
+        )
     yield ""
 
 

@@ -1,9 +1,10 @@
 """Whole runs that are killed while they save (SIGKILL): `python killed_runs.py FOLDER NUMBER`, for test_checkpoints.py.
 
-A run saves after every step. The driver or a rank that writes, in turn, is killed at a random moment after a save has
-begun, so often; each time all checkpoints are read, and the run is resumed. A line of JSON for each kill says what was
-found: what was killed, whether a save was under way, what is wrong with which checkpoint, which step was newest, from
-which the run went on, and what temporary names of that moment were still there when the resumed run had saved again.
+A run saves after every step. The driver and a rank that writes are killed in turn, at a random moment of a save or
+right after it (going by how long the one before took). Each time all checkpoints are read and the run is resumed. A
+line of JSON for each kill says what was found: who was killed, whether a save was under way, what is wrong with which
+checkpoint, which step was newest and from which the run went on, and what temporary names of that moment were still
+there when the resumed run had saved again.
 """
 
 import json
@@ -13,6 +14,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from command_line import END_TIMEOUT_S, SHORT_SORT, all_gone, start, train, wait_for, worker_processes
@@ -24,6 +26,7 @@ OFTEN = {
     "cluster.oversubscribe": True,
     "model.architecture.hidden_size": 256,
     "model.architecture.intermediate_size": 1024,
+    "model.architecture.num_layers": 6,
     "run.num_steps": 100_000,
     "run.evaluate_every": 100_000,
     "run.checkpoint_every": 1,
@@ -36,10 +39,12 @@ def main(output: Path, num_kills: int) -> None:
     process, newest = start("sort-grpo", output, SHORT_SORT | OFTEN), -1
     for number in range(num_kills):
         wait_for_save(folder, newest + draw.randrange(2, 4), process)
-        time.sleep(draw.uniform(0.0, 0.2))
+        duration_s = seconds_until(lambda: not saving(folder))
+        seconds_until(lambda: saving(folder))
+        time.sleep(draw.uniform(0.0, 1.2 * duration_s))
         workers = worker_processes(output)
         killed = f"actor/{draw.randrange(2)}" if number % 2 else "driver"
-        is_inside = any(folder.glob(".step-*"))
+        is_inside = saving(folder)
         os.kill(workers.get(killed, process.pid), signal.SIGKILL)
         process.communicate(timeout=END_TIMEOUT_S)
         assert all_gone(workers.values()), "workers are left"
@@ -66,7 +71,18 @@ def main(output: Path, num_kills: int) -> None:
 
 def wait_for_save(folder: Path, step: int, process) -> None:
     """After a checkpoint of the step."""
-    wait_for(lambda: newest_step(folder) >= step and any(folder.glob(".step-*")), process, f"checkpoint {step}")
+    wait_for(lambda: newest_step(folder) >= step and saving(folder), process, f"checkpoint {step}")
+
+
+def saving(folder: Path) -> bool:
+    return any(folder.glob(".step-*"))
+
+
+def seconds_until(condition: Callable[[], bool]) -> float:
+    start_s = time.monotonic()
+    while not condition() and time.monotonic() - start_s < END_TIMEOUT_S:
+        time.sleep(0.005)
+    return time.monotonic() - start_s
 
 
 def newest_step(folder: Path) -> int:

@@ -26,6 +26,9 @@ from typing import Any
 import torch
 from benchmarks.harness import compare, interleave, report
 
+from rlinf_sched.derive.lengths import Lengths
+from rlinf_sched.derive.memory import JobShape, generator_memory
+from rlinf_sched.derive.shapes import ModelShape
 from rlinf_workers.generation.base import Completions
 from rlinf_workers.generation.huggingface import HuggingFaceEngine
 from rlinf_workers.generation.sampling import SamplingSettings
@@ -47,6 +50,7 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
+WAYS = ("graphs", "eager", "generate")
 WARM_UP_TOKENS = 16
 """New tokens of the eager ways' first round, which does not count."""
 NUM_CHECKED, CHECKED_TOKENS = 4, 64
@@ -60,6 +64,7 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="graphs is always measured")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -69,8 +74,9 @@ def main() -> None:
     prompts = make_prompts(options.prompts, options.prompt_tokens)
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder), options.layers)
-        engines = {name: make_engine(model, device, graphs=name == "graphs") for name in ("graphs", "eager")}
-        num_tokens: dict[str, list[int]] = {name: [] for name in (*engines, "generate")}
+        named = [name for name in ("graphs", "eager") if name in ("graphs", *options.ways)]
+        engines = {name: make_engine(model, device, graphs=name == "graphs") for name in named}
+        num_tokens: dict[str, list[int]] = {name: [] for name in WAYS}
 
         def side(name: str, generate: Callable[[SamplingSettings, int], int]) -> Callable[[int], float]:
             def step(round_index: int) -> float:
@@ -88,7 +94,8 @@ def main() -> None:
             name: side(name, lambda settings, step, e=engine: count(run(e, prompts, settings, step)))
             for name, engine in engines.items()
         }
-        sides["generate"] = side("generate", lambda settings, _: peer(engines["eager"], prompts, settings, device))
+        if "generate" in options.ways:
+            sides["generate"] = side("generate", lambda settings, _: peer(engines["graphs"], prompts, settings, device))
         samples_s = interleave(sides, num_warmup=1, num_rounds=options.rounds)
         rates = {
             name: [made / seconds for made, seconds in zip(num_tokens[name][1:], samples, strict=True)]
@@ -98,7 +105,8 @@ def main() -> None:
             "tokens_per_s": {name: sorted(rate)[len(rate) // 2] for name, rate in rates.items()}
         }
         findings["capturing_s"] = capturing_s(engines["graphs"], prompts, sampling, device)
-        findings["peak_bytes"] = peak_bytes(engines["graphs"], prompts, sampling, device)
+        findings["token_s_of_one_prompt"] = token_s(engines["graphs"], prompts[:1], sampling, device)
+        findings["memory_bytes"] = memory_of(engines["graphs"], prompts, sampling, device)
         findings["log_probabilities"] = {
             f"{name}, {str(dtype).removeprefix('torch.')}": differences(engine, prompts[:NUM_CHECKED], checked, dtype)
             for dtype in (torch.bfloat16, torch.float32)
@@ -118,7 +126,7 @@ def main() -> None:
             "shape": SHAPE | {"num_hidden_layers": options.layers},
         },
         samples_s=samples_s,
-        comparisons=[compare(samples_s, other, "graphs") for other in ("eager", "generate")],
+        comparisons=[compare(samples_s, other, "graphs") for other in samples_s if other != "graphs"],
         findings=findings,
         output=options.output,
     )
@@ -195,19 +203,44 @@ def capturing_s(
     return seconds[0] - seconds[1]
 
 
-def peak_bytes(
+def token_s(
     engine: HuggingFaceEngine, prompts: Sequence[Prompt], sampling: SamplingSettings, device: torch.device
-) -> int | None:
-    """What the device holds at most for a batch, beside what lay there before; None without one."""
+) -> float:
+    """Seconds that each row's next token takes, the prefill shared out among them; once captured."""
+    run(engine, prompts, sampling, 0)
+    wait(device)
+    began = time.perf_counter()
+    run(engine, prompts, sampling, 0)
+    wait(device)
+    return (time.perf_counter() - began) / sampling.max_new_tokens
+
+
+def memory_of(
+    engine: HuggingFaceEngine, prompts: Sequence[Prompt], sampling: SamplingSettings, device: torch.device
+) -> dict[str, int] | None:
+    """Bytes that the device holds at most for a batch beside the weights: as counted before a run, as allocated, and
+    as reserved from the device; None without one."""
     if device.type != "cuda":
         return None
     engine.offload()
     engine.onload()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_reserved(device)
+    before = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     run(engine, prompts, sampling, 0)
-    return torch.cuda.max_memory_reserved(device) - before
+    lengths = Lengths(
+        mean_tokens=sampling.max_new_tokens,
+        limit_tokens=sampling.max_new_tokens,
+        prompt_tokens=len(prompts[0].token_ids),
+        group_size=sampling.group_size,
+    )
+    shape = ModelShape.from_config(engine._model.config.to_dict())
+    counted = generator_memory(shape, JobShape(lengths=lengths, num_groups=len(prompts), dtype_bytes=2))
+    return {
+        "counted": counted.work(len(prompts)),
+        "allocated": torch.cuda.max_memory_allocated(device) - before[0],
+        "reserved": torch.cuda.max_memory_reserved(device) - before[1],
+    }
 
 
 @torch.no_grad()

@@ -1,10 +1,11 @@
 """State that leaves a GPU and comes back, and runs whose workers share one: `python -m benchmarks.throughput.offload`.
 
-    backend [qwen]   a trainer's state: seconds and rates beside a flat pinned copy of as many bytes, and memory
-    run [qwen]       three steps of `rlinf train` on one GPU: each offload and onload with the device's memory around it
+    backend MODEL   a trainer's state: seconds and rates beside a flat pinned copy of as many bytes, and memory
+    run MODEL       three steps of `rlinf train` on one GPU: each offload and onload with the device's memory around it
+    all MODEL       both
 
-`qwen` takes the shape of Qwen2.5-0.5B with random weights in float32, where a small model is the default. Writes
-results/offload-<command>-<model>.json, or a file of that name in the folder OUT.
+MODEL is `small` or `qwen`, the shape of Qwen2.5-0.5B; random weights in float32. Writes offload-backend-MODEL.json and
+offload-run-MODEL.json into results/, or into the folder OUT.
 """
 
 from __future__ import annotations
@@ -56,16 +57,26 @@ RECIPE = {
     "cluster.device": "gpu",
     "cluster.num_devices": 1,
     "actor.num_shards": 1,
+    "actor.micro_batch_groups": 4,
+    "rollout.num_prompts": 32,
+    "task.num_held_out": 32,
+    "model.architecture": "null",
+    "warm_start": "null",
 }
 
 
 def make_folder(model: str, folder: Path) -> None:
-    """Config and tokenizer; weights are drawn from a seed."""
+    """Config, tokenizer and weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     write_model_folder(folder, SHAPES[model], "0123456789 >", "float32")
     if model == "qwen":
         path = folder / "config.json"
         config = json.loads(path.read_text()) | {"vocab_size": QWEN_VOCABULARY, "tie_word_embeddings": True}
         path.write_text(json.dumps(config))
+    with GPU:
+        made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    made.save_pretrained(folder)
 
 
 # -- one trainer -------------------------------------------------------------------------------------------------------
@@ -75,7 +86,7 @@ class Trainer(TrainingWorker):
     """A policy that has taken a step, so that its moments are there."""
 
     def __init__(self, folder: str) -> None:
-        model = TokenModel(ModelSettings(folder=folder, has_weights=False), 1.0)
+        model = TokenModel(ModelSettings(folder=folder, has_weights=True), 1.0)
         self._backends = {"": BackendSettings().make(model, self, OptimizerSettings(learning_rate=1e-4))}
 
     def update(self) -> float:
@@ -85,7 +96,7 @@ class Trainer(TrainingWorker):
             prompt_ids=ids[:1], prompt_mask=torch.ones_like(ids[:1]), completion_ids=ids, loss_mask=torch.ones(2, 16)
         )
         self._backend.begin(1)
-        self._backend.backward(0, batch, _loss)
+        self._backend.backward(0, batch.to(self.device), _loss)
         self._backend.reduce()
         return self._step(32.0)
 
@@ -94,11 +105,9 @@ def _loss(answers: Evaluation) -> tuple[Tensor, list[float]]:
     return -answers.logprobs.sum(), [1.0]
 
 
-def measure_backend(model: str) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        make_folder(model, Path(scratch))
-        host = WorkerHost(Identity(role="actor", rank=0, num_ranks=1, devices=("cuda:0",)), lambda *_, **__: Future())
-        trainer = host.make(Trainer, scratch)
+def measure_backend(model: str, folder: Path) -> None:
+    host = WorkerHost(Identity(role="actor", rank=0, num_ranks=1, devices=("cuda:0",)), lambda *_, **__: Future())
+    trainer = host.make(Trainer, str(folder))
     first_onload_s = _seconds(host.load)
     trainer.update()
     gc.collect()
@@ -168,17 +177,9 @@ def _resident_bytes() -> int:
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
-def measure_run(model: str) -> None:
-    overrides = dict(RECIPE)
+def measure_run(model: str, folder: Path) -> None:
+    overrides = RECIPE | {"model.path": folder}
     with tempfile.TemporaryDirectory() as scratch:
-        if model == "qwen":
-            folder = Path(scratch) / "model"
-            make_folder(model, folder)
-            _draw_weights(folder)
-            overrides |= {"model.path": folder, "model.architecture": "null", "warm_start": "null"}
-            overrides |= {"rollout.num_prompts": 32, "actor.micro_batch_groups": 4}
-        else:
-            overrides |= {"warm_start.max_steps": 40, "warm_start.check_every": 40, "warm_start.reuse": "false"}
         output = Path(scratch) / "run"
         with _sampled() as samples:
             start_s = time.time()
@@ -195,7 +196,7 @@ def measure_run(model: str) -> None:
     findings = {
         "steps": len(metrics),
         "seconds": total_s,
-        "time": [{k: v for k, v in row["metrics"].items() if k.startswith("time/")} for row in metrics],
+        "time": [{key: value for key, value in row["metrics"].items() if key.startswith("time/")} for row in metrics],
         "switches": switches,
         "peak_bytes": max(used for _, used in samples) - idle,
         "peak_bytes_while": {
@@ -208,14 +209,7 @@ def measure_run(model: str) -> None:
         f"{who} {name}": [s["seconds"] for s in switches if (s["worker"], s["name"]) == (who, name)]
         for who, name in sorted({(s["worker"], s["name"]) for s in switches})
     }
-    _report(f"offload-run-{model}", {k: str(v) for k, v in overrides.items()}, samples_s, [], findings)
-
-
-def _draw_weights(folder: Path) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).save_pretrained(folder)
+    _report(f"offload-run-{model}", {key: str(value) for key, value in RECIPE.items()}, samples_s, [], findings)
 
 
 def _train(output: Path, overrides: dict[str, Any]) -> None:
@@ -279,6 +273,17 @@ def _report(name: str, settings: dict[str, Any], samples_s: Any, comparisons: An
     report(name, settings=settings, samples_s=samples_s, comparisons=comparisons, findings=findings, output=output)
 
 
+def main() -> None:
+    what, model = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as scratch:
+        make_folder(model, Path(scratch))
+        if what in ("backend", "all"):
+            measure_backend(model, Path(scratch))
+        gc.collect()
+        torch.cuda.empty_cache()
+        if what in ("run", "all"):
+            measure_run(model, Path(scratch))
+
+
 if __name__ == "__main__":
-    measure = {"backend": measure_backend, "run": measure_run}[sys.argv[1]]
-    measure(sys.argv[2] if len(sys.argv) > 2 else "small")
+    main()

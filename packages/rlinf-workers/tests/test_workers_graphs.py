@@ -162,6 +162,17 @@ def test_weights_that_move_are_captured_again(model, captured, leaves, monkeypat
     assert captured == [(8, 16)] * 2
 
 
+def test_weights_in_another_place_are_captured_again_though_nobody_said_so(model, captured):
+    made = of_kind(Fixed, model, captures=True)
+    sample(made, prompts_of(MIXED[:2]))
+    sample(made, prompts_of(MIXED[:2]))
+    assert captured == [(8, 16)]
+    weight = made._model.lm_head.weight
+    weight.data = weight.data.clone()
+    sample(made, prompts_of(MIXED[:2]))
+    assert captured == [(8, 16)] * 2
+
+
 class AsksTheHost(torch.nn.Module):
     def __init__(self, inner, ask):
         super().__init__()

@@ -1,6 +1,7 @@
 """A packed row gives the log-probabilities, values and gradients of whole sequences, one at a time and unpadded."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -202,3 +203,14 @@ def test_a_model_whose_layers_attend_in_another_way_is_an_error(monkeypatch):
     monkeypatch.setattr(packed, "packed", lambda _: nullcontext())  # the layers keep their own attention
     with pytest.raises(RuntimeError, match="0 of 3 layers kept the packed sequences apart"):
         answered(model_of("qwen2"), pack_without_padding(GROUPS))
+
+
+def test_completions_without_any_token_have_no_answers_and_no_gradient():
+    """A filter may mask all that a micro-batch has."""
+    model = model_of("qwen2")
+    empty = [replace(group, loss_mask=torch.zeros_like(group.loss_mask)) for group in GROUPS]
+    found = answered(model, pack_without_padding(empty), entropies=True)
+    assert found.logprobs.shape == found.entropies.shape == (sum(len(group.loss_mask) for group in GROUPS), 1)
+    (found.logprobs.sum() + found.entropies.sum()).backward()
+    assert not found.logprobs.any()
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())

@@ -155,6 +155,50 @@ def test_the_budget_changes_what_is_learned_by_rounding_alone(make_worker, reade
         torch.testing.assert_close(found, expected, rtol=0, atol=3e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_step_without_any_signal_whitens_rounding(make_worker, reader, model, dtype):
+    """Nothing is rewarded and the policy is its reference, so all that is left of a KL in the reward is how the
+    reference's log-probabilities were rounded. Whitening makes that as large as any advantage, in float32; another way
+    to compute them (packed, padded) rounds otherwise. In float64 nothing comes of it."""
+    model = dataclasses.replace(model, dtype=dtype)
+    groups = [dataclasses.replace(group, rewards=torch.zeros(4)) for group in scored_groups()]
+    sampled, padded, packed = (referenced(make_worker, reader, model, groups, limit) for limit in (10, None, LIMIT))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(sampled + sampled, padded + packed, strict=True))
+    algorithm = preset("ppo", kl_coef=0.1, kl_in="reward", kl="k1")
+
+    def advantages(references, limit):
+        settings = settings_of(model, "ppo", algorithm=algorithm, max_tokens_per_micro_batch=limit)
+        made = []
+        for group, old, new in zip(groups, sampled, references, strict=True):
+            samples = dataclasses.replace(group.samples, rollout_logprobs=old, ref_logprobs=new)
+            made.append(dataclasses.replace(group, samples=samples))
+        updates, _ = micro_batches_of(make_worker, reader, settings, made)
+        found = {}
+        for tokens in (batch.for_policy for update in updates for batch in update):
+            for row, ids in enumerate(tokens.sequences.completion_ids):
+                inside = tokens.sequences.loss_mask[row] != 0
+                found[tuple(ids[inside].tolist())] = tokens.advantages[row][inside]
+        return torch.cat([found[key] for key in sorted(found)])
+
+    expected, found = advantages(padded, None), advantages(packed, LIMIT)
+    assert_bitwise_equal(advantages(padded, LIMIT), expected, "one reference, padded and packed micro-batches")
+    largest, difference = float(expected.abs().max()), float((found - expected).abs().max())
+    assert (largest > 0.5 and difference > 0.5) if dtype == "float32" else largest + difference < 1e-6
+
+
+def referenced(make_worker, reader, model, groups, limit):
+    """What a reference with the policy's weights says, by a forward of so many tokens."""
+    made = []
+
+    class Taken:
+        def put(self, item, *, key):
+            made.append(item.ref_logprobs)
+
+    reference = make_worker(Reference, model, 1.0, BackendSettings(), limit, num_items=len(groups))
+    reference.logprobs(reader([[dataclasses.replace(group.samples, ref_logprobs=None) for group in groups]]), Taken())
+    return made
+
+
 @pytest.mark.parametrize("name", ["grpo", "grpo gathered", "ppo"])
 def test_chunks_change_no_bit(make_worker, reader, model, name):
     found = [trained(make_worker, reader, settings_of(model, name), scored_groups(), chunk) for chunk in (1, 3, 9)]

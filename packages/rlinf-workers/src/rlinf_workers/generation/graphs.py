@@ -8,7 +8,7 @@ tokens only.
 A graph belongs to a number of rows and a number of keys. Both are rounded up (`bucket`), so that a short context is not
 attended to at the length of the longest, and few graphs are captured. When half of the rows have ended, those that run
 are moved together and go on alone. Graphs read the weights where they lie; weights
-that are filled in place stay valid, and weights that move need `release`.
+that are filled in place leave them valid; for weights that have moved they are captured again.
 
 Legend: P prompts, G completions of each, R rows (P * G, rounded up), L prompt width, T new tokens, K keys.
 """
@@ -139,6 +139,7 @@ class FixedDecoder:
         self._captures = captures
         self._buffers: _Buffers | None = None
         self._graphs: dict[_Step, torch.cuda.CUDAGraph] = {}
+        self._addresses: tuple[int, ...] = ()
         self._pool: Any = None
         AttentionInterface.register(ATTENTION, _one_query)
 
@@ -148,7 +149,7 @@ class FixedDecoder:
         return len(self._graphs)
 
     def release(self) -> None:
-        """Gives up graphs, caches and their memory; to be called before the weights move."""
+        """Gives up graphs, caches and their memory."""
         if self._buffers is None:
             return
         for graph in self._graphs.values():
@@ -166,6 +167,7 @@ class FixedDecoder:
         """
         (num_rows, num_tokens), width = noise.shape, prompt_ids.shape[1]
         rows = bucket(num_rows, FEWEST_ROWS)
+        self._release_if_weights_moved()
         of_step = replace(settings, group_size=1, max_new_tokens=1)
         buffers = self._begin(prompt_ids, prompt_mask, noise, settings)
         for t in range(1, num_tokens):
@@ -182,6 +184,13 @@ class FixedDecoder:
         made = (buffers.token_ids, buffers.logprobs, buffers.loss_mask)
         token_ids, logprobs, loss_mask = (tensor[order, :num_tokens] for tensor in made)
         return token_ids, logprobs, loss_mask, buffers.running[order]
+
+    def _release_if_weights_moved(self) -> None:
+        """A graph would read where they were."""
+        addresses = tuple(tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers()))
+        if addresses != self._addresses:
+            self.release()
+        self._addresses = addresses
 
     def _begin(self, prompt_ids: Tensor, prompt_mask: Tensor, noise: Tensor, settings: SamplingSettings) -> _Buffers:
         """Fills the buffers with a batch: prompts in the caches, and the first tokens drawn."""

@@ -63,7 +63,7 @@ def num_computed_tokens(prompt_length: int, lengths: Tensor) -> int:
 
 def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
     """The groups one after the other. They may differ in size; a completion without any token takes no place."""
-    width = max(int(group.loss_mask.sum(-1).max()) for group in groups)
+    width = max(1, *(int(group.loss_mask.sum(-1).max()) for group in groups))
     loss_mask = torch.cat([fit_width(group.loss_mask, width) for group in groups])
     completion_ids = torch.cat([fit_width(group.completion_ids, width, PAD_ID) for group in groups])
     lengths = (loss_mask.sum(-1).long() - 1).clamp(min=0)  # [B], what is computed of each completion

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,14 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         names.setdefault(tensor, name)
     return {name: tensor for tensor, name in names.items()}
+
+
+@torch.no_grad()
+def copy_alike(theirs: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> None:
+    """Fills the tensors that have the name and the shape of another model's."""
+    for name, tensor in mine.items():
+        if name in theirs and theirs[name].shape == tensor.shape:
+            tensor.copy_(theirs[name])
 
 
 class HostPlaces:

@@ -64,8 +64,10 @@ class TokenModel(Trainable):
             return _example_answers(model, batch)
         if isinstance(batch, PackedBatch):
             found = self._packed_answers(model, batch, entropies)
-            told = {name: getattr(found, name) for name in ("logprobs", "entropies")}
-            return Evaluation(**{name: batch.spread(rows) for name, rows in told.items() if rows.numel()})
+            logprobs = batch.spread(found.logprobs)
+            if not entropies:
+                return Evaluation(logprobs=logprobs)
+            return Evaluation(logprobs=logprobs, entropies=batch.spread(found.entropies))
         if has_large_logits(model, batch.completion_ids.numel()):
             states, ids, mask = completion_states(model, batch), batch.completion_ids, batch.loss_mask
             return answers_of_states(model, states, ids, mask, self.temperature, entropies=entropies)

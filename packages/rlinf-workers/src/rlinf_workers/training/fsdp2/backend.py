@@ -26,7 +26,7 @@ from rlinf_comm.weights.layouts.fsdp2 import fsdp2 as fsdp2_layout
 from rlinf_comm.weights.layouts.fsdp2 import shard_boxes
 from rlinf_workers.collectives import backends_of
 from rlinf_workers.models.parts import KeptParts
-from rlinf_workers.models.placement import tensors_of
+from rlinf_workers.models.placement import copy_alike, tensors_of
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.models.weight_names import StoredWeights
 from rlinf_workers.training.base import (
@@ -265,12 +265,8 @@ class FSDP2Backend:
     def _served(self) -> Served:
         return self._kind.served(tensors_of(self._model))
 
-    @torch.no_grad()
     def start_from(self, other: FSDP2Backend) -> None:
-        theirs = tensors_of(other._model)
-        for name, tensor in tensors_of(self._model).items():
-            if name in theirs and theirs[name].shape == tensor.shape:
-                local(tensor).copy_(local(theirs[name]))
+        copy_alike(tensors_of(other._model), tensors_of(self._model))
 
     @torch.no_grad()
     def on_model(self, do: Callable[[Any], T]) -> T:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout, specs_of
-from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, tensors_of
+from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, copy_alike, tensors_of
 from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, Trainable, shards_of, trains_adapters
 from rlinf_workers.training.checkpoint import host_copy, load_optimizer, optimizer_tensors, writers
 from rlinf_workers.training.served import Served
@@ -143,12 +143,8 @@ class ReplicatedBackend:
     def _served(self) -> Served:
         return self._kind.served(tensors_of(self._model))
 
-    @torch.no_grad()
     def start_from(self, other: ReplicatedBackend) -> None:
-        theirs = other.weights()
-        for name, tensor in self.weights().items():
-            if name in theirs and theirs[name].shape == tensor.shape:
-                tensor.copy_(theirs[name])
+        copy_alike(other.weights(), self.weights())
 
     @torch.no_grad()
     def on_model(self, do: Callable[[Any], T]) -> T:
