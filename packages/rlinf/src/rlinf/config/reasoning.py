@@ -179,7 +179,7 @@ class ActorConfig(TrainerConfig):
         default=2,
         description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks, "
         "which divides it; each costs a gradient's memory. auto: one for each device of the machine where the run "
-        "starts.",
+        "starts, or for each replica that they have room for.",
     )
 
     @property
