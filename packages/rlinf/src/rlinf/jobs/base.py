@@ -68,6 +68,11 @@ class Job:
     def check_memory(self, plan: Plan) -> None:
         """Raises: UserError where the plan's ranks do not fit the devices' memory, as far as it is known before."""
 
+    def all_fit_at_once(self, plan: Plan) -> bool:
+        """Whether the plan's devices are GPUs with room for all that its ranks ever hold, as far as it is known before:
+        then no state has to leave them."""
+        return False
+
     def memory_lines(self, plan: Plan) -> Sequence[str]:
         """What each role needs under the plan, in words; empty where it is not known before."""
         return ()

@@ -149,6 +149,9 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
             )
     _check_cycles(plan, graph)
     job.check_memory(plan)
+    if any(placed.offload for placed in plan.stages) and job.all_fit_at_once(plan):
+        plan = replace(plan, stages=tuple(replace(placed, offload=False) for placed in plan.stages))
+        notes.append("the devices have room for the state of all roles at once, so none of it goes to the host")
     return replace(plan, reason=first.reason), notes
 
 
@@ -179,12 +182,13 @@ def _check_num_ranks(graph: FlowGraph, config: JobConfig) -> None:
 
 
 def _plan_like(flow: Flow, train: Flow, plan: Plan, cluster: Cluster) -> Plan:
-    """A plan for a flow that uses worker groups of the training flow: where they are, with the chunks they have."""
+    """A plan for a flow that uses worker groups of the training flow: where they are, with the chunks they have. State
+    leaves its devices where it does so in training."""
     graph, train_graph = flow.graph(), train.graph()
     placed = {group: plan.stage(train_graph.workers[group][0]) for group in graph.workers}
     shared = {stage.name for stage in graph.stages} & {stage.name for stage in train_graph.stages}
     one_placement = len({stage.devices for stage in placed.values() if stage.devices}) == 1
-    return plan_for_mode(
+    made = plan_for_mode(
         graph,
         cluster,
         "collocated" if one_placement else "hybrid",
@@ -193,3 +197,5 @@ def _plan_like(flow: Flow, train: Flow, plan: Plan, cluster: Cluster) -> Plan:
         num_ranks={group: stage.num_ranks for group, stage in placed.items()},
         num_ranks_per_replica={group: stage.num_ranks_per_replica for group, stage in placed.items()},
     )
+    offload = {name: placed[group].offload for group, names in graph.workers.items() for name in names}
+    return replace(made, stages=tuple(replace(stage, offload=offload[stage.stage]) for stage in made.stages))
