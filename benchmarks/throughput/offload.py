@@ -54,6 +54,7 @@ RECIPE = {
     "run.num_steps": NUM_STEPS + 1,
     "run.evaluate_every": 1000,
     "run.stop_at_score": "null",
+    "plan.offload": "always",
     "cluster.device": "gpu",
     "cluster.num_devices": 1,
     "actor.num_shards": 1,
@@ -91,7 +92,7 @@ class Trainer(TrainingWorker):
 
     def update(self) -> float:
         """Returns the norm of the gradient."""
-        ids = torch.arange(32).reshape(2, 16) % 12
+        ids = 3 + torch.arange(32).reshape(2, 16) % 9  # 0 is padding, of which a norm has no gradient
         batch = SequenceBatch(
             prompt_ids=ids[:1], prompt_mask=torch.ones_like(ids[:1]), completion_ids=ids, loss_mask=torch.ones(2, 16)
         )

@@ -13,8 +13,19 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
-from rlinf.machine import Machine
-from rlinf.planning.memory import check_memory, job_shape, loads_of, rank_memory, reference_shape, shape_of
+from rlinf.machine import Gpu, Machine
+from rlinf.planning.memory import (
+    GPU_PROCESS_BYTES,
+    GPU_SPARE,
+    check_memory,
+    fit_together,
+    job_shape,
+    loads_of,
+    rank_memory,
+    reference_shape,
+    shape_of,
+)
+from rlinf.planning.plans import plans_by_rule
 from rlinf_algos.logprobs import token_logprobs
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Lengths
@@ -328,3 +339,39 @@ def test_beyond_a_size_more_tokens_need_no_more_logits() -> None:
     assert most[0] - small[0] > 4 * 2 * logits and most[1] - small[1] > 4 * 1.9 * logits
     assert above[0] < most[0] and above[1] < most[1]
     assert far[0] - above[0] < logits and far[1] - above[1] < logits
+
+
+def test_state_stays_on_a_gpu_that_holds_all_of_it_at_once() -> None:
+    """At their peaks, with room to spare; one that is not counted might not fit."""
+    config = config_of("--warm_start=null", "--actor.num_shards=2")
+    shape = ModelShape(name="wide", num_layers=4, head_dim=64, **WIDE)
+    stages = tuple(
+        StagePlan(stage=name, devices=(0, 1), num_ranks=2, granularity=0, offload=True, turn=turn)
+        for turn, name in enumerate(("rollout", "actor"))
+    )
+    plan = Plan(flow="grpo", mode="collocated", stages=stages, reason="")
+    of_device = [load.peak for load in loads_of(config, shape, plan) if load.devices == (1,)]
+    enough = 2 * GPU_PROCESS_BYTES + sum(round(GPU_SPARE * peak) for peak in of_device)
+
+    def fits(memory_bytes: int, plan: Plan = plan) -> bool:
+        return fit_together(config, shape, plan, Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=memory_bytes))
+
+    assert len(of_device) == 2 and fits(enough) and not fits(enough - 1)
+    assert not fit_together(config, shape, plan, Cluster.cpu_slots(2)), "state is on the host there"
+    other = StagePlan(stage="judge", devices=(0, 1), num_ranks=2, granularity=0, offload=True, turn=2)
+    assert not fits(1 << 40, replace(plan, stages=(*stages, other)))
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "flags", "offloads"),
+    [(80 << 30, [], False), (80 << 30, ["--plan.offload=always"], True), (2 << 30, [], True)],
+)
+def test_plans_of_a_gpu_with_room_offload_nothing_unless_told_to(memory_bytes, flags, offloads) -> None:
+    machine = Machine(num_cpus=4, memory_bytes=64 << 30, gpus=(Gpu(name="fake", memory_bytes=memory_bytes),))
+    job = jobs.prepare(config_of("--mode=collocated", "--cluster.device=gpu", *flags), machine)
+    flows = job.build(Path("unused"))
+    made = plans_by_rule(job, flows, "collocated")
+    for flow in flows:
+        stages = [stage for stage in made.plans[flow.name].stages if stage.devices]
+        assert stages and all(stage.offload == offloads for stage in stages), flow.name
+    assert any("plan.offload" in note for note in made.notes) != offloads

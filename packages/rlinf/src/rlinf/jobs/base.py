@@ -68,6 +68,10 @@ class Job:
     def check_memory(self, plan: Plan) -> None:
         """Raises: UserError where the plan's ranks do not fit the devices' memory, as far as it is known before."""
 
+    def fits_together(self, plan: Plan) -> bool:
+        """Whether devices are known to hold what all ranks of the plan need at once, each at its peak."""
+        return False
+
     def memory_lines(self, plan: Plan) -> Sequence[str]:
         """What each role needs under the plan, in words; empty where it is not known before."""
         return ()

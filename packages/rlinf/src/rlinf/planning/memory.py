@@ -30,6 +30,10 @@ from rlinf_sched.derive.shapes import ModelShape, resolve_model
 from rlinf_sched.errors import ProfileError
 from rlinf_sched.plan import Plan, StagePlan
 
+GPU_PROCESS_BYTES = 1 << 30
+"""What a process may have of a GPU beside its tensors: context, kernels, workspaces of libraries."""
+GPU_SPARE = 1.25
+"""What the caching allocator may hold of a GPU for a byte in use, when nobody else asks for it."""
 PROCESS_BYTES = 384 << 20
 """Bytes that a worker process on a CPU slot takes beside its model: the interpreter with torch and transformers, as
 measured in the reference's process (benchmarks/results/memory.json)."""
@@ -210,6 +214,21 @@ def device_place(name: str, has_bytes: int, loads: Sequence[Load]) -> Place:
     resident = sum(load.memory.state for load in loads if not load.offload)
     needed = max((resident + load.peak - (0 if load.offload else load.memory.state) for load in loads), default=0)
     return Place(name=name, has_bytes=has_bytes, needed_bytes=needed, loads=tuple(loads))
+
+
+def fit_together(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster) -> bool:
+    """Whether each GPU holds what all of its ranks need at once, each at its peak: a process whose state stays keeps
+    the blocks of its peak for its next turn. On CPU slots state is on the host in any case."""
+    if cluster.devices[0].kind != "cuda":
+        return False
+    loads = loads_of(config, shape, plan)
+    if {load.group for load in loads} != {stage.stage for stage in plan.stages if stage.devices}:
+        return False  # some of it is not counted
+    return all(
+        sum(GPU_PROCESS_BYTES + round(GPU_SPARE * load.peak) for load in loads if index in load.devices)
+        <= device.memory_bytes
+        for index, device in enumerate(cluster.devices)
+    )
 
 
 def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster, memory_bytes: int) -> None:

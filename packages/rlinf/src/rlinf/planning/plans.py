@@ -119,7 +119,7 @@ def complete_problem(job: Job, problem: Problem) -> Problem:
 
 def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> tuple[Plan, Sequence[str]]:
     chosen = job.config.plan
-    choices: dict[str, Any] = chosen.model_dump(exclude={"profile"})
+    choices: dict[str, Any] = chosen.model_dump(exclude={"profile", "offload"})
     choices["num_ranks_per_replica"] = job.config.replica_sizes
     _check_num_ranks(graph, job.config)
     first = plan_for_mode(graph, cluster, mode, **choices)
@@ -149,6 +149,9 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
             )
     _check_cycles(plan, graph)
     job.check_memory(plan)
+    if chosen.offload == "auto" and any(placed.offload for placed in plan.stages) and job.fits_together(plan):
+        notes.append("no state leaves its device: all of it fits at once (plan.offload=auto)")
+        plan = replace(plan, stages=tuple(replace(placed, offload=False) for placed in plan.stages))
     return replace(plan, reason=first.reason), notes
 
 
@@ -179,12 +182,13 @@ def _check_num_ranks(graph: FlowGraph, config: JobConfig) -> None:
 
 
 def _plan_like(flow: Flow, train: Flow, plan: Plan, cluster: Cluster) -> Plan:
-    """A plan for a flow that uses worker groups of the training flow: where they are, with the chunks they have."""
+    """A plan for a flow that uses worker groups of the training flow: where they are, with the chunks they have, and
+    leaving their devices where they do there."""
     graph, train_graph = flow.graph(), train.graph()
     placed = {group: plan.stage(train_graph.workers[group][0]) for group in graph.workers}
     shared = {stage.name for stage in graph.stages} & {stage.name for stage in train_graph.stages}
     one_placement = len({stage.devices for stage in placed.values() if stage.devices}) == 1
-    return plan_for_mode(
+    made = plan_for_mode(
         graph,
         cluster,
         "collocated" if one_placement else "hybrid",
@@ -193,3 +197,5 @@ def _plan_like(flow: Flow, train: Flow, plan: Plan, cluster: Cluster) -> Plan:
         num_ranks={group: stage.num_ranks for group, stage in placed.items()},
         num_ranks_per_replica={group: stage.num_ranks_per_replica for group, stage in placed.items()},
     )
+    stages = (replace(stage, offload=placed[graph.stage(stage.stage).worker].offload) for stage in made.stages)
+    return replace(made, stages=tuple(stages))
