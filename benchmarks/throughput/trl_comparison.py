@@ -10,7 +10,9 @@ Both train the same Qwen2 (float32, same first weights) on the same prompts: 64 
 of the text, one optimizer step, no KL. Sizes are the sorting job's; with TRL_COMPARISON_TASK=long a model ten
 times as large and completions of 32 tokens (trl_task.py). Ours is a flow of rollout, reward and actor, collocated
 on two CPU slots with one thread in each process; TRL runs with both cores (two threads) and, as another side, with one.
-TRL's GRPOTrainer is used as it is, in a process of its own that does a step when told. Steps are taken in turn.
+With TRL_COMPARISON_TASK=gpu both train on one GPU: TRL with float32 weights under autocast and with bfloat16 weights,
+ours with float32 weights, bfloat16 computation and a rollout in bfloat16. TRL's GRPOTrainer is used as it is, in a
+process of its own that does a step when told. Steps are taken in turn.
 Target: at least 1.5 times the samples a second.
 """
 
@@ -25,7 +27,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,8 @@ from benchmarks.harness import compare, interleave, mean_seconds, report
 from benchmarks.throughput import trl_task
 
 from rlinf.config.common import ClusterConfig
+from rlinf.machine import this_machine
+from rlinf.planning.cluster import make_cluster
 from rlinf.processes.environment import worker_environment
 from rlinf.tasks.language import character_tokenizer
 from rlinf_algos.algorithm import preset
@@ -53,11 +58,12 @@ from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 REPOSITORY = Path(__file__).parents[2]
 NUM_SAMPLES = trl_task.NUM_PROMPTS * trl_task.GROUP_SIZE
 TARGET = 1.5
+ON_GPU = trl_task.TASK.device == "cuda"
 
 
-def digit_reward(completion: str, reference: str, /) -> RewardResult:
+def task_reward(completion: str, reference: str, /) -> RewardResult:
     """The task's reward as a rule for the reward worker."""
-    return RewardResult(value=trl_task.digit_share(completion), outcome="right")
+    return RewardResult(value=trl_task.reward(completion), outcome="right")
 
 
 def write_model(folder: Path) -> int:
@@ -70,16 +76,17 @@ def write_model(folder: Path) -> int:
         hidden_size=trl_task.TASK.hidden_size,
         intermediate_size=trl_task.TASK.intermediate_size,
         num_hidden_layers=trl_task.TASK.num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
+        num_attention_heads=trl_task.TASK.num_heads,
+        num_key_value_heads=trl_task.TASK.num_kv_heads,
+        max_position_embeddings=512,
+        tie_word_embeddings=trl_task.TASK.tied,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.device(trl_task.TASK.device):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
@@ -90,7 +97,7 @@ def make_flow(folder: Path, micro_batch_groups: int, max_tokens: int | None, num
     model = ModelSettings(folder=str(folder), has_weights=True)
     sampling = SamplingSettings(group_size=trl_task.GROUP_SIZE, max_new_tokens=trl_task.MAX_NEW_TOKENS)
     rollout = RolloutSettings(
-        model=model,
+        model=replace(model, dtype="bfloat16") if ON_GPU else model,
         train=sampling,
         evaluate=sampling,
         max_prompt_tokens=None,
@@ -99,14 +106,16 @@ def make_flow(folder: Path, micro_batch_groups: int, max_tokens: int | None, num
         model=model,
         optimizer=OptimizerSettings(learning_rate=trl_task.LEARNING_RATE, betas=(0.9, 0.999)),
         algorithm=preset("grpo", group_size=trl_task.GROUP_SIZE),
-        backend=BackendSettings(num_shards=num_shards),
+        backend=BackendSettings(name="fsdp2", options={"compute_dtype": "bfloat16"}, num_shards=num_shards)
+        if ON_GPU
+        else BackendSettings(num_shards=num_shards),
         micro_batch_groups=micro_batch_groups,
         max_tokens_per_micro_batch=max_tokens,
         num_prompts=trl_task.NUM_PROMPTS,
         max_completion_tokens=trl_task.MAX_NEW_TOKENS,
         temperature=1.0,
     )
-    rule = "benchmarks.throughput.trl_comparison:digit_reward"
+    rule = "benchmarks.throughput.trl_comparison:task_reward"
     flow = Flow("grpo")
     flow.worker("rollout", Rollout, rollout)
     flow.worker("reward", Reward, RewardSettings(rule=rule, tokenizer_folder=str(folder)))
@@ -150,13 +159,15 @@ class FlowSide:
 class TrlSide:
     """TRL's step, in its process. Use as a context manager."""
 
-    def __init__(self, python: str, folder: Path, *, num_steps: int, micro_batch: int, num_threads: int) -> None:
-        self._log_path = folder.parent / f"trl-{num_threads}.log"
+    def __init__(
+        self, python: str, folder: Path, *, num_steps: int, micro_batch: int, num_threads: int, dtype: str = "float32"
+    ) -> None:
+        self._log_path = folder.parent / f"trl-{num_threads}-{dtype}.log"
         self.rows: list[dict[str, float]] = []
         threads = {name: str(num_threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         with self._log_path.open("w") as log:
             self._process = subprocess.Popen(
-                [python, "-m", "benchmarks.throughput.trl_peer", str(folder), str(num_steps), str(micro_batch)],
+                [python, "-m", "benchmarks.throughput.trl_peer", str(folder), str(num_steps), str(micro_batch), dtype],
                 cwd=REPOSITORY,
                 env=os.environ | threads | {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"},
                 stdin=subprocess.PIPE,
@@ -194,18 +205,12 @@ def measure(options: argparse.Namespace) -> None:
         folder = work / "model"
         num_parameters = write_model(folder)
         num_steps = options.warmup + options.rounds
-        trl_sides = {
-            f"trl, {threads} thread{'s' * (threads > 1)}": stack.enter_context(
-                TrlSide(
-                    options.trl_python,
-                    folder,
-                    num_steps=num_steps,
-                    micro_batch=options.trl_micro_batch,
-                    num_threads=threads,
-                )
-            )
-            for threads in options.trl_threads
-        }
+        make = partial(TrlSide, options.trl_python, folder, num_steps=num_steps, micro_batch=options.trl_micro_batch)
+        if ON_GPU:
+            made = {f"trl, {dtype} weights": make(num_threads=1, dtype=dtype) for dtype in ("float32", "bfloat16")}
+        else:
+            made = {f"trl, {n} thread{'s' * (n > 1)}": make(num_threads=n) for n in options.trl_threads}
+        trl_sides = {name: stack.enter_context(side) for name, side in made.items()}
         ours = _start_flow(stack, folder, options)
         sides = {"rlinf": ours.step} | {name: side.step for name, side in trl_sides.items()}
         samples_s = interleave(sides, num_warmup=options.warmup, num_rounds=options.rounds)
@@ -214,8 +219,9 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def _start_flow(stack: ExitStack, folder: Path, options: argparse.Namespace) -> FlowSide:
-    flow = make_flow(folder, options.micro_batch_groups, options.max_tokens, options.slots)
-    cluster = Cluster.cpu_slots(options.slots)
+    num_shards = 1 if ON_GPU else options.slots
+    flow = make_flow(folder, options.micro_batch_groups, options.max_tokens, num_shards)
+    cluster = make_cluster(ClusterConfig(num_devices=1), this_machine()) if ON_GPU else Cluster.cpu_slots(options.slots)
     plan = plan_for_mode(flow.graph(), cluster, "collocated")
     environment = worker_environment(ClusterConfig(threads_per_device=1))
     executor = stack.enter_context(Executor(cluster=cluster, environment=environment))
@@ -244,9 +250,11 @@ def _report(
         print(f"{side:<28} {rate:8.1f} samples/s, {tokens[side]:.1f} tokens, reward {rewards[side]:.3f}")
     for label, value in seconds.items():
         print(f"  {value * 1e3:9.1f} ms  {label}")
+    device = {"device": torch.cuda.get_device_name()} if ON_GPU else {}
     report(
         f"trl-comparison-{trl_task.NAME}",
-        settings={
+        settings=device
+        | {
             "num_parameters": num_parameters,
             "num_prompts": trl_task.NUM_PROMPTS,
             "group_size": trl_task.GROUP_SIZE,

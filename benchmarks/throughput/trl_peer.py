@@ -30,6 +30,7 @@ if __name__ == "__main__":
     from datasets import Dataset  # type: ignore[import-not-found]
 
     model_folder, num_steps, micro_batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    dtype, on_gpu = getattr(torch, sys.argv[4]), trl_task.TASK.device == "cuda"
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
     class OnDemand(transformers.TrainerCallback):
@@ -49,19 +50,19 @@ if __name__ == "__main__":
                 lines.write(json.dumps(row | {"reward": float(logs["reward"])}) + "\n")
 
     def reward(completions: list[str], **_: Any) -> list[float]:
-        return [trl_task.digit_share(text) for text in completions]
+        return [trl_task.reward(text) for text in completions]
 
     num_completions = trl_task.NUM_PROMPTS * trl_task.GROUP_SIZE
     trainer = trl.GRPOTrainer(
-        model=transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32),
+        model=transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=dtype),
         processing_class=transformers.PreTrainedTokenizerFast.from_pretrained(model_folder),
         reward_funcs=reward,
         train_dataset=Dataset.from_list([{"prompt": p} for step in range(num_steps) for p in trl_task.prompts(step)]),
         callbacks=[OnDemand()],
         args=trl.GRPOConfig(
             output_dir=tempfile.mkdtemp(),
-            use_cpu=True,
-            bf16=False,
+            use_cpu=not on_gpu,
+            bf16=on_gpu,
             fp16=False,
             per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=num_completions // micro_batch,

@@ -3,6 +3,7 @@ interpreter can import it. TRL_COMPARISON_TASK chooses one, for every process of
 
     sort    the size of the recipe sort-grpo: 0.3M parameters, prompts of 9 tokens, completions of up to 9
     long    2.9M parameters, prompts of 6 tokens, completions of up to 32
+    gpu     the shape of Qwen2.5-0.5B with random weights, on one GPU: prompts of 128 tokens, completions of up to 256
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import random
 from dataclasses import dataclass
 
 GROUP_SIZE = 8
-NUM_PROMPTS = 64
-"""Prompts of a step, which has NUM_PROMPTS * GROUP_SIZE completions."""
 LEARNING_RATE = 1e-4
 NUM_SPECIAL_TOKENS = 3
 
@@ -27,6 +26,17 @@ class Task:
     intermediate_size: int
     num_layers: int
     max_new_tokens: int
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    tied: bool = False
+    num_prompts: int = 64
+    device: str = "cpu"
+
+
+def many_characters(count: int) -> str:
+    """As many characters, of the planes for private use and of the ideographs: a vocabulary of a real size."""
+    planes = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE), range(0x20000, 0x2A6E0))
+    return "".join(map(chr, [code for plane in planes for code in plane][:count]))
 
 
 TASKS = {
@@ -38,9 +48,23 @@ TASKS = {
         num_layers=4,
         max_new_tokens=32,
     ),
+    "gpu": Task(
+        many_characters(151_936 - NUM_SPECIAL_TOKENS),
+        hidden_size=896,
+        intermediate_size=4864,
+        num_layers=24,
+        max_new_tokens=256,
+        num_heads=14,
+        num_kv_heads=2,
+        tied=True,
+        num_prompts=32,
+        device="cuda",
+    ),
 }
 NAME = os.environ.get("TRL_COMPARISON_TASK", "sort")
 TASK = TASKS[NAME]
+NUM_PROMPTS = TASK.num_prompts
+"""Prompts of a step, which has NUM_PROMPTS * GROUP_SIZE completions."""
 MAX_NEW_TOKENS = TASK.max_new_tokens
 ALPHABET = TASK.alphabet
 
@@ -50,9 +74,12 @@ def prompts(step: int) -> list[str]:
     generator = random.Random(step)
     if NAME == "sort":
         return [f"{generator.randrange(10**8):08d}=" for _ in range(NUM_PROMPTS)]
+    if NAME == "gpu":
+        return ["".join(generator.choices(ALPHABET, k=128)) for _ in range(NUM_PROMPTS)]
     return [f"{generator.randint(10, 99)}+{generator.randint(10, 99)}=" for _ in range(NUM_PROMPTS)]
 
 
-def digit_share(completion: str) -> float:
-    """The reward: digits in the text, as a share of the longest completion."""
-    return sum(character.isdigit() for character in completion) / MAX_NEW_TOKENS
+def reward(completion: str) -> float:
+    """The share of digits in the longest completion; on the GPU, where they are rare, of characters with even codes."""
+    counts = (not ord(character) % 2 if NAME == "gpu" else character.isdigit() for character in completion)
+    return sum(counts) / MAX_NEW_TOKENS
