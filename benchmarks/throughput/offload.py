@@ -54,7 +54,6 @@ RECIPE = {
     "run.num_steps": NUM_STEPS + 1,
     "run.evaluate_every": 1000,
     "run.stop_at_score": "null",
-    "plan.offload": "always",
     "cluster.device": "gpu",
     "cluster.num_devices": 1,
     "actor.num_shards": 1,

@@ -364,9 +364,9 @@ def test_state_stays_on_a_gpu_that_holds_all_of_it_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("memory_bytes", "flags", "offloads"),
-    [(80 << 30, [], False), (80 << 30, ["--plan.offload=always"], True), (2 << 30, [], True)],
+    [(80 << 30, ["--plan.offload=auto"], False), (80 << 30, [], True), (2 << 30, ["--plan.offload=auto"], True)],
 )
-def test_plans_of_a_gpu_with_room_offload_nothing_unless_told_to(memory_bytes, flags, offloads) -> None:
+def test_plans_of_a_gpu_with_room_offload_nothing_when_told_to(memory_bytes, flags, offloads) -> None:
     machine = Machine(num_cpus=4, memory_bytes=64 << 30, gpus=(Gpu(name="fake", memory_bytes=memory_bytes),))
     job = jobs.prepare(config_of("--mode=collocated", "--cluster.device=gpu", *flags), machine)
     flows = job.build(Path("unused"))
