@@ -41,6 +41,32 @@ def test_a_run_goes_on_from_fsdp2_to_megatron_to_replicated(tmp_path):
         assert (tensor - wanted[name]).abs().max() <= 1e-5 * wanted[name].abs().max(), name
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"distributed_optimizer": "true"}],
+    ids=["TP2", "PP2", "DP2"],
+)
+def test_ppo_with_a_critic_goes_on_as_under_replicated(tmp_path, options):
+    """From one checkpoint, and back."""
+    short = SHORT_SORT | TWO | {"algorithm.name": "ppo", "run.evaluate_every": 100, "run.checkpoint_every": 1}
+    first = train("sort-grpo", tmp_path / "stays", short | {"run.num_steps": 1})
+    shutil.copytree(first, tmp_path / "moves", symlinks=True)
+    said = "{" + ", ".join(f"{key}: {value}" for key, value in options.items()) + "}"
+    megatron = {"actor.backend": "megatron", "actor.backend_options": said}
+    replicated = {"actor.backend": "replicated", "actor.backend_options": "{}"}
+    for step, backend in ((3, megatron), (4, replicated)):
+        train(None, tmp_path / "moves", backend | {"run.num_steps": step})
+        train(None, tmp_path / "stays", replicated | {"run.num_steps": step})
+    found, expected = rows(tmp_path / "moves")[1:], rows(tmp_path / "stays")[1:]
+    for row, wanted in zip(found, expected, strict=True):
+        for key in ("actor/grad_norm", "critic/loss", "critic/grad_norm", "critic/return", "reward/mean"):
+            assert row[key] == pytest.approx(wanted[key], rel=1e-5, abs=1e-7), key
+    for folder in ("model", "critic/model"):
+        wanted = tensors(last_checkpoint(tmp_path / "stays") / folder)
+        for name, tensor in tensors(last_checkpoint(tmp_path / "moves") / folder).items():
+            assert (tensor - wanted[name]).abs().max() <= 1e-5 * wanted[name].abs().max(), name
+
+
 @pytest.fixture
 def experts(tmp_path):
     """A tiny Qwen3 mixture with the tokenizer of characters."""

@@ -19,6 +19,8 @@ from rlinf_comm.copies import CopyProgram, CopyTable, StridedCopy, addresses_of
 from rlinf_comm.weights import Layout, RankLayout, WeightReceiver, WeightSender, WeightStore
 
 TIMEOUT_S = 120.0
+STORE = "weight-sync"
+"""Name of the store, which shows in a process's mappings."""
 
 
 class _NoDigests:
@@ -99,6 +101,12 @@ def memory_bytes() -> dict[str, int]:
     return {name: int(number) << 10 for name, number in re.findall(r"(\w+):\s+(\d+) kB", text)}
 
 
+def store_pages() -> int:
+    """Bytes of the store that this process has touched."""
+    found = re.findall(rf"{STORE}.*\n(?:\w+:.*\n)*?Rss:\s+(\d+) kB", Path("/proc/self/smaps").read_text())
+    return sum(int(number) << 10 for number in found)
+
+
 def reset_peak() -> None:
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
@@ -169,12 +177,12 @@ class Rank:
         )
 
     def extra_bytes(self) -> int:
-        """The most that this process has had beside its buffers and the pages of the store that it has touched."""
+        """The most that this process has had beside its buffers since this was asked for the last time, without the
+        pages that belong to others: the store's and, for an engine, the trainer's."""
         now = memory_bytes()
-        return (now["VmHWM"] - now["RssShmem"]) - (self.before["VmRSS"] - self.before["RssShmem"])
-
-    def store_bytes(self) -> int:
-        return memory_bytes()["RssShmem"]
+        of_others = store_pages() if self.side == "send" else now["RssShmem"] - self.before["RssShmem"]
+        reset_peak()
+        return now["VmHWM"] - self.before["VmRSS"] - of_others
 
 
 def seconds(do: Callable[[], object]) -> float:

@@ -18,7 +18,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.comm.sync_ranks import serve
+from benchmarks.comm.sync_ranks import STORE, serve
 from benchmarks.harness import compare, report
 
 from rlinf_comm import pack
@@ -93,12 +93,19 @@ def measure(case: Case, num_warmup: int, num_rounds: int) -> tuple[dict[str, lis
     made = reshard_plan(case.trainer, case.engine)
     plan_s = time.perf_counter() - start_s
     packed = pack(made)
-    store = WeightStore.create(made, name="weight sync")
+    store = WeightStore.create(made, name=STORE)
     trainer, engine = Ranks("send", case.trainer), Ranks("receive", case.engine)
     samples: dict[str, list[float]] = {}
     try:
         open_s = max(trainer.order("open", packed, store.address)[0], engine.order("open", packed, store.address)[0])
-        version = 0
+        extra_bytes = {}
+        for version, what in enumerate(("copied", "moved", "lent")):
+            trainer.order("lend", version)
+            engine.order("take", version, True)
+            engine.order("check")
+            trainer.order("settle")
+            extra_bytes |= {f"trainer, {what}": trainer.order("extra_bytes")[1]}
+            extra_bytes |= {f"engine, {what}": engine.order("extra_bytes")[1]}
         for number in range(num_warmup + num_rounds):
             spent = {"flat copy": engine.order("flat_copy")[0]}
             for way in WAYS if number % 2 else reversed(WAYS):
@@ -113,7 +120,6 @@ def measure(case: Case, num_warmup: int, num_rounds: int) -> tuple[dict[str, lis
             if number >= num_warmup:
                 for name, seconds in spent.items():
                     samples.setdefault(name, []).append(seconds)
-        extra_bytes = [side.order("extra_bytes")[1] for side in (trainer, engine)]
         wrong = engine.order("num_wrong")[1]  # needs memory of its own
         findings = {
             "num_bytes": made.num_bytes,
@@ -123,9 +129,8 @@ def measure(case: Case, num_warmup: int, num_rounds: int) -> tuple[dict[str, lis
             "plan_s": plan_s,
             "packed_plan_bytes": len(packed),
             "open_s": open_s,
-            "extra_bytes_of_trainer_ranks": extra_bytes[0],
-            "extra_bytes_of_engine_ranks": extra_bytes[1],
-            "store_bytes": 2 * made.num_bytes,
+            "extra_bytes_of_ranks": extra_bytes,
+            "store_bytes_at_most": 2 * made.num_bytes,
         }
     finally:
         trainer.end()

@@ -21,129 +21,32 @@ import resource
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from rank_cases import SIZES, Case, backend_of, batch, cases, count, make_folder, update, warm_up
 
-from rlinf_sched.derive import Lengths, ModelShape
-from rlinf_sched.derive.memory import (
-    JobShape,
-    RankMemory,
-    forward_memory,
-    generator_memory,
-    trainer_memory,
-)
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.sequences import SequenceBatch
-from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.testing.launchers import launched, start
-from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings
 from rlinf_workers.worker import Worker
 
 RESULT = Path(__file__).parents[1] / "results" / "rank-memory.json"
 TIMEOUT_S = 900.0
-DTYPES = {"float32": 4, "bfloat16": 2}
-
-MODELS: dict[str, dict[str, Any]] = {
-    "dense-31M": {
-        "model_type": "qwen2",
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "vocab_size": 8000,
-        "tie_word_embeddings": False,
-    },
-    "dense-67M": {
-        "model_type": "qwen2",
-        "hidden_size": 768,
-        "intermediate_size": 2304,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 4,
-        "vocab_size": 16000,
-        "tie_word_embeddings": True,
-    },
-    "moe-30M": {
-        "model_type": "qwen3_moe",
-        "hidden_size": 384,
-        "intermediate_size": 1024,
-        "moe_intermediate_size": 384,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "vocab_size": 8000,
-        "tie_word_embeddings": False,
-    },
-}
-SIZES = {"short": (2, 4, 32, 32), "long": (2, 4, 128, 192)}
-"""Groups of a micro-batch, completions of each, tokens of a prompt, tokens of a completion."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """A role on ranks of its own."""
-
-    model: str
-    size: str
-    role: str = "actor"
-    dtype: str = "float32"
-    backend: str = "replicated"
-    options: dict[str, Any] = field(default_factory=dict)
-    num_ranks: int = 1
-    num_shards: int = 2
-
-    @property
-    def name(self) -> str:
-        """`dense-31M short actor fsdp2 x2 bfloat16`"""
-        options = [f"{key}={value}" for key, value in self.options.items()]
-        return " ".join([self.model, self.size, self.role, self.backend, f"x{self.num_ranks}", self.dtype, *options])
-
-
-def cases() -> list[Case]:
-    """Three models, both backends, both sizes; what else changes the count, on one model; and the other roles."""
-    made = []
-    for model in MODELS:
-        for size in SIZES:
-            made += [
-                Case(model=model, size=size),
-                Case(model=model, size=size, backend="fsdp2", num_ranks=2, num_shards=4),
-            ]
-        for role in ("rollout", "reference"):
-            made.append(Case(model=model, size="long", role=role))
-    made += [
-        Case(model="dense-31M", size="long", dtype="bfloat16"),
-        Case(model="dense-31M", size="long", num_shards=1),
-        Case(model="dense-67M", size="short", backend="fsdp2", num_ranks=4, num_shards=8),
-    ]
-    for options in ({"compute_dtype": "bfloat16"}, {"recompute": True}):
-        made.append(Case(model="dense-31M", size="long", backend="fsdp2", num_ranks=2, num_shards=4, options=options))
-    return made
-
-
-def make_folder(model: str, folder: str) -> None:
-    """A folder with a config and no weights."""
-    values = dict(MODELS[model])
-    config = AutoConfig.for_model(values.pop("model_type"), **values, max_position_embeddings=1024)
-    config.save_pretrained(folder)
 
 
 class Measured(Worker):
     """A rank that does the work of a case and says what it took."""
 
     def measure(self, described: dict[str, Any], folder: str) -> dict[str, int]:
-        """Bytes at the peak by either measure, and in use afterwards."""
+        """Bytes at the peak of the work by either measure, at that of making the model, and in use afterwards."""
         case = Case(**described)
-        work = {"actor": self._train, "reference": self._read, "rollout": self._generate}[case.role]
-        _warm_up(case)
+        do = {"actor": self._train, "reference": self._read, "rollout": self._generate}[case.role]
+        warm_up(case, self.device)
         _ = self.ranks
         gc.collect()
         heap = ctypes.CDLL(None)
@@ -151,37 +54,41 @@ class Measured(Worker):
             getattr(heap, name).restype = ctypes.c_long
         heap.rlinf_forget_largest()
         live, resident = heap.rlinf_live_bytes(), _resident_bytes()
-        kept = work(case, ModelSettings(folder=folder, has_weights=False, dtype=case.dtype))
+        made, work = do(case, ModelSettings(folder=folder, has_weights=False, dtype=case.dtype))
+        gc.collect()
+        begin = heap.rlinf_largest_bytes() - live
+        heap.rlinf_forget_largest()
+        work()
         gc.collect()
         found = {
             "exact": heap.rlinf_largest_bytes() - live,
+            "begin": begin,
             "after": heap.rlinf_live_bytes() - live,
             "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - resident,
         }
-        del kept
+        del made
         return found
 
-    def _train(self, case: Case, model: ModelSettings) -> object:
+    def _train(self, case: Case, model: ModelSettings) -> tuple[object, Callable[[], None]]:
         """Two updates: in the second one the moments are there."""
-        batch = _batch(case)
-        settings = BackendSettings(name=case.backend, options=case.options, num_shards=case.num_shards)
-        backend = settings.make(TokenModel(model, 1.0), self, OptimizerSettings(learning_rate=1e-4))
-        for _ in range(2):
-            backend.begin(1)
-            for shard in backend.shards:
-                backend.backward(shard, batch, _loss)
-            backend.reduce()
-            backend.step(8.0)
-        return backend
+        backend = backend_of(case, model, self)
 
-    def _read(self, case: Case, model: ModelSettings) -> object:
-        backend = BackendSettings(name=case.backend, options=case.options).make(TokenModel(model, 1.0), self)
-        batch = _batch(case, num_groups=1)
-        for _ in range(2):
-            backend.forward(batch)
-        return backend
+        def work() -> None:
+            for _ in range(2):
+                update(case, backend, self.device)
 
-    def _generate(self, case: Case, model: ModelSettings) -> object:
+        return backend, work
+
+    def _read(self, case: Case, model: ModelSettings) -> tuple[object, Callable[[], None]]:
+        backend = backend_of(case, model, self)
+
+        def work() -> None:
+            for _ in range(2):
+                backend.forward(batch(case, num_groups=1))
+
+        return backend, work
+
+    def _generate(self, case: Case, model: ModelSettings) -> tuple[object, Callable[[], None]]:
         from rlinf_workers.generation.huggingface import HuggingFaceEngine
         from rlinf_workers.generation.sampling import SamplingSettings
         from rlinf_workers.records.language import Prompt
@@ -190,12 +97,16 @@ class Measured(Worker):
         engine = _EngineWithoutTokenizer(model, self.device, max_prompt_tokens=prompt_tokens)
         assert isinstance(engine, HuggingFaceEngine)
         sampling = SamplingSettings(group_size=size, max_new_tokens=limit, temperature=1.0, top_p=1.0)
-        ids = _batch(case).prompt_ids
-        engine.submit(
-            [Prompt(index=i, token_ids=row, reference_answer="") for i, row in enumerate(ids)], sampling, seed=0, step=0
-        )
-        engine.finished()
-        return engine
+        padded = batch(case)
+        assert isinstance(padded, SequenceBatch), "no case generates packed"
+        ids = enumerate(padded.prompt_ids)
+        prompts = [Prompt(index=index, token_ids=row, reference_answer="") for index, row in ids]
+
+        def work() -> None:
+            engine.submit(prompts, sampling, seed=0, step=0)
+            engine.finished()
+
+        return engine, work
 
 
 def _EngineWithoutTokenizer(model: ModelSettings, device: torch.device, *, max_prompt_tokens: int) -> Any:  # noqa: N802
@@ -211,57 +122,8 @@ def _EngineWithoutTokenizer(model: ModelSettings, device: torch.device, *, max_p
     return huggingface.HuggingFaceEngine(model, device, max_prompt_tokens=max_prompt_tokens)
 
 
-def _warm_up(case: Case) -> None:
-    """Imports, and what the first products allocate for good."""
-    few = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    values = {**MODELS[case.model], **few, "intermediate_size": 32, "moe_intermediate_size": 32, "head_dim": 16}
-    config = AutoConfig.for_model(values.pop("model_type"), **values)
-    for dtype in (torch.float32, torch.bfloat16):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        model(input_ids=torch.ones(2, 4, dtype=torch.int64)).logits.sum().backward()
-        torch.optim.AdamW(model.parameters()).step()
-
-
-def _loss(answers: Evaluation) -> tuple[torch.Tensor, list[float]]:
-    return -answers.logprobs.mean(-1).sum(), [1.0]
-
-
-def _batch(case: Case, num_groups: int | None = None) -> SequenceBatch:
-    """The longest micro-batch; one prompt is shorter, so there is a mask."""
-    groups, size, prompt_tokens, limit = SIZES[case.size]
-    groups, words = num_groups or groups, MODELS[case.model]["vocab_size"]
-    generator = torch.Generator().manual_seed(0)
-    mask = torch.ones(groups, prompt_tokens, dtype=torch.int64)
-    mask[0, :2] = 0
-    return SequenceBatch(
-        prompt_ids=torch.randint(0, words, (groups, prompt_tokens), generator=generator),
-        prompt_mask=mask,
-        completion_ids=torch.randint(0, words, (groups * size, limit), generator=generator),
-        loss_mask=torch.ones(groups * size, limit),
-    )
-
-
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def count(case: Case, folder: str) -> RankMemory:
-    """What a rank of the case is said to hold."""
-    groups, size, prompt_tokens, limit = SIZES[case.size]
-    shape = ModelShape.from_folder(folder)
-    job = JobShape(
-        lengths=Lengths(mean_tokens=limit, limit_tokens=limit, prompt_tokens=prompt_tokens, group_size=size),
-        num_groups=groups * case.num_shards,
-        dtype_bytes=DTYPES[case.dtype],
-        num_shards=case.num_shards,
-        backend=case.backend,
-        backend_options=case.options,
-        micro_batch_groups=groups,
-        on_gpu=False,
-    )
-    if case.role == "actor":
-        return trainer_memory(shape, job, case.num_ranks)
-    return forward_memory(shape, job) if case.role == "reference" else generator_memory(shape, job)
 
 
 def run(case: Case) -> dict[str, Any]:
@@ -269,7 +131,13 @@ def run(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch, launched(LocalLauncher) as launcher:
         make_folder(case.model, f"{scratch}/model")
         counted = count(case, f"{scratch}/model")
-        ranks = start(launcher, Path(scratch), Measured, num_ranks=case.num_ranks)
+        ranks = start(
+            launcher,
+            Path(scratch),
+            Measured,
+            num_ranks=case.num_ranks,
+            num_ranks_per_replica=case.ranks_per_replica,
+        )
         answers = ranks.call("measure", asdict(case), f"{scratch}/model", timeout_s=TIMEOUT_S)
     found = {key: max(answer[key] for answer in answers) for key in answers[0]}
     num_items = SIZES[case.size][0] if case.role == "rollout" else 1
@@ -279,6 +147,7 @@ def run(case: Case) -> dict[str, Any]:
         "counted_bytes": peak,
         "of_it": counted.parts(num_items),
         "exact_bytes": found["exact"],
+        "begin_bytes": {"counted": counted.state + counted.host_start, "exact": found["begin"]},
         "state_bytes": {"counted": counted.state, "exact": found["after"]},
         "rss_bytes": found["rss"],
         "counted_over_exact": round(peak / found["exact"], 3),
@@ -289,17 +158,19 @@ def run(case: Case) -> dict[str, Any]:
 def main() -> None:
     """Measures what the command line names, or all."""
     pattern = sys.argv[1] if len(sys.argv) > 1 else ""
-    before = json.loads(RESULT.read_text())["cases"] if RESULT.exists() else {}
-    rows = {case.name: before[case.name] for case in cases() if case.name in before}
     for case in (case for case in cases() if pattern in case.name):
-        row = rows[case.name] = run(case)
+        row = run(case)
         print(
             f"{case.name:60} counted {row['counted_bytes'] / 2**20:7.1f} MiB, exact {row['exact_bytes'] / 2**20:7.1f}, "
             f"ratio {row['counted_over_exact']:.3f}, rss {row['rss_over_exact']:.2f} of exact; state "
-            f"{row['state_bytes']['counted'] / 2**20:.1f} / {row['state_bytes']['exact'] / 2**20:.1f}",
+            f"{row['state_bytes']['counted'] / 2**20:.1f} / {row['state_bytes']['exact'] / 2**20:.1f}; begin "
+            f"{row['begin_bytes']['counted'] / 2**20:.1f} / {row['begin_bytes']['exact'] / 2**20:.1f}",
             flush=True,
         )
-        RESULT.write_text(json.dumps({"torch": torch.__version__, "cases": rows}, indent=1) + "\n")
+        before = json.loads(RESULT.read_text())["cases"] if RESULT.exists() else {}
+        rows = before | {case.name: row}
+        kept = {case.name: rows[case.name] for case in cases() if case.name in rows}
+        RESULT.write_text(json.dumps({"torch": torch.__version__, "cases": kept}, indent=1) + "\n")
 
 
 def _begin() -> None:
@@ -308,6 +179,7 @@ def _begin() -> None:
     library = Path(tempfile.mkdtemp(), "live_bytes.so")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
     os.environ |= {"LD_PRELOAD": str(library), "PYTHONPATH": str(source.parent)}
+    os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "0"  # kernels it compiles for products in bfloat16, 1.5 MB each
     subprocess.run([sys.executable, "-c", "import rank_memory; rank_memory.main()", *sys.argv[1:]], check=True)
 
 

@@ -9,8 +9,9 @@ ways take turns:
     eager       the same with cuda_graphs=false
     generate    transformers' `model.generate` with the same sampling, which gives no log-probabilities
 
-All sample the full distribution at temperature 1. Log-probabilities of both engines are compared with those of one
-forward over the whole sequences, in bfloat16 and in float32.
+All sample the full distribution at temperature 1. The first round does not count: graphs are captured in it, and the
+others take up to three times as long. Log-probabilities of both engines are compared with those of one forward over
+the whole sequences, in bfloat16 and in float32.
 """
 
 from __future__ import annotations
@@ -51,8 +52,6 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 WAYS = ("graphs", "eager", "generate")
-WARM_UP_TOKENS = 16
-"""New tokens of the eager ways' first round, which does not count."""
 NUM_CHECKED, CHECKED_TOKENS = 4, 64
 """Prompts whose log-probabilities are compared, and tokens of each completion."""
 
@@ -78,12 +77,11 @@ def main() -> None:
         engines = {name: make_engine(model, device, graphs=name == "graphs") for name in named}
         num_tokens: dict[str, list[int]] = {name: [] for name in WAYS}
 
-        def side(name: str, generate: Callable[[SamplingSettings, int], int]) -> Callable[[int], float]:
+        def side(name: str, generate: Callable[[int], int]) -> Callable[[int], float]:
             def step(round_index: int) -> float:
-                warms_up = round_index == 0 and name != "graphs"  # graphs are captured at all lengths
                 wait(device)
                 began = time.perf_counter()
-                made = generate(replace(sampling, max_new_tokens=WARM_UP_TOKENS) if warms_up else sampling, round_index)
+                made = generate(round_index)
                 wait(device)
                 num_tokens[name].append(made)
                 return time.perf_counter() - began
@@ -91,11 +89,11 @@ def main() -> None:
             return step
 
         sides = {
-            name: side(name, lambda settings, step, e=engine: count(run(e, prompts, settings, step)))
+            name: side(name, lambda step, e=engine: count(run(e, prompts, sampling, step)))
             for name, engine in engines.items()
         }
         if "generate" in options.ways:
-            sides["generate"] = side("generate", lambda settings, _: peer(engines["graphs"], prompts, settings, device))
+            sides["generate"] = side("generate", lambda _: peer(engines["graphs"], prompts, sampling, device))
         samples_s = interleave(sides, num_warmup=1, num_rounds=options.rounds)
         rates = {
             name: [made / seconds for made, seconds in zip(num_tokens[name][1:], samples, strict=True)]

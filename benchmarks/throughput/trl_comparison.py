@@ -175,7 +175,10 @@ class TrlSide:
                 stderr=log,
                 text=True,
             )
-        self.versions: dict[str, str] = self._read()["ready"]
+        self.versions: dict[str, str] = {}
+
+    def wait_until_ready(self) -> None:
+        self.versions = self._read()["ready"]
 
     def __enter__(self) -> TrlSide:
         return self
@@ -207,11 +210,13 @@ def measure(options: argparse.Namespace) -> None:
         num_steps = options.warmup + options.rounds
         make = partial(TrlSide, options.trl_python, folder, num_steps=num_steps, micro_batch=options.trl_micro_batch)
         if ON_GPU:
-            made = {f"trl, {dtype} weights": make(num_threads=1, dtype=dtype) for dtype in ("float32", "bfloat16")}
+            made = {f"trl, {dtype} weights": make(num_threads=1, dtype=dtype) for dtype in options.trl_dtypes}
         else:
             made = {f"trl, {n} thread{'s' * (n > 1)}": make(num_threads=n) for n in options.trl_threads}
         trl_sides = {name: stack.enter_context(side) for name, side in made.items()}
-        ours = _start_flow(stack, folder, options)
+        ours = _start_flow(stack, folder, options)  # while TRL starts
+        for side in trl_sides.values():
+            side.wait_until_ready()
         sides = {"rlinf": ours.step} | {name: side.step for name, side in trl_sides.items()}
         samples_s = interleave(sides, num_warmup=options.warmup, num_rounds=options.rounds)
         comparisons = [compare(samples_s, name, "rlinf") for name in trl_sides]
@@ -288,6 +293,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl-python", required=True, help="interpreter that can import trl")
     parser.add_argument("--trl-threads", type=int, nargs="+", default=[2, 1], help="a side of TRL for each number")
+    parser.add_argument(
+        "--trl-dtypes", nargs="+", default=["float32", "bfloat16"], help="of TRL's weights on a GPU, a side for each"
+    )
     parser.add_argument(
         "--trl-micro-batch", type=int, default=NUM_SAMPLES, help="completions in one forward and backward of TRL"
     )

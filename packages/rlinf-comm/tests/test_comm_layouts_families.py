@@ -216,6 +216,24 @@ def test_they_conform(layout, check):
     check(layout)
 
 
+CRITIC = TransformerShape(
+    num_layers=4, hidden=16, num_heads=4, num_kv_heads=2, head_dim=4, vocab=30, intermediate=24, value_head=True
+)
+
+
+def test_a_critics_head_is_whole_on_the_ranks_of_the_last_stage():
+    assert CRITIC.specs()["lm_head.weight"].shape == (1, 16)
+    layout = megatron(CRITIC, tp=2, pp=2, transformer_engine=False, dtype="float32")
+    for number, rank in enumerate(layout.ranks):
+        heads = {name: buffer.shape for name, buffer in rank.buffers.items() if name.startswith("output_layer")}
+        assert heads == ({"output_layer.weight": (1, 16), "output_layer.bias": (1,)} if number >= 2 else {})
+    full = {name: torch.randn(spec.shape) for name, spec in CRITIC.specs().items()}
+    parts, back = empty(layout), empty(huggingface(CRITIC, dtype="float32"))
+    execute(plan(huggingface(CRITIC, dtype="float32"), layout), [full], parts)
+    execute(plan(layout, huggingface(CRITIC, dtype="float32")), parts, back)
+    same(back, [full])
+
+
 def test_fused_experts_are_stacked_as_in_transformers():
     full = {name: torch.randn(spec.shape) for name, spec in DEEP.specs().items()}
     memory, disk = huggingface(DEEP, fused_experts=True), huggingface(DEEP)
@@ -233,6 +251,8 @@ def test_fused_experts_are_stacked_as_in_transformers():
         (lambda: megatron(dataclasses.replace(DEEP, tied_embeddings=True), pp=2), "would store the embedding twice"),
         (lambda: megatron(DEEP, tp=4, transformer_engine=False), "q_rank=6 is not a multiple of tp=4"),
         (lambda: merged(dataclasses.replace(DEEP, shared_intermediate=9), tp=2), "shared_intermediate=9 is not a mul"),
+        (lambda: merged(CRITIC), "an engine generates, and a critic has no row for each word"),
+        (lambda: dataclasses.replace(CRITIC, tied_embeddings=True), "value_head with tied_embeddings"),
         (lambda: dataclasses.replace(DEEP, qk_norm=True), "latent attention with qkv_bias or qk_norm"),
         (
             lambda: TransformerShape.from_config(

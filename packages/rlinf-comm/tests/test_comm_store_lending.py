@@ -133,8 +133,9 @@ def test_nothing_is_copied_for_receivers_that_have_the_version_and_it_does_not_c
 def test_a_check_that_comes_after_the_tensors_have_changed():
     edge = Edge()
     edge.lend(1)
-    check = edge.receivers[0].take(edge.served[0], 1)
+    check = edge.receivers[0].take(edge.served[0], 1, 10.0)
     expected = edge.expected()
+    edge.lend(2)  # settles version 1
     edge.senders[0].settle()
     fill(edge.tensors[0], 8)
     check()
@@ -256,7 +257,8 @@ def test_without_room_in_shared_memory_it_is_copied(monkeypatch):
 
     monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", fails)
     edge = Edge()
-    edge.lend(1)
+    with pytest.warns(UserWarning, match="go through the store .* unable to allocate .* /dev/shm needs room"):
+        edge.lend(1)
     assert edge.where()[1] == Where.STORED
     edge.take(1)
     assert_bitwise_equal(edge.served, edge.expected())
@@ -265,7 +267,8 @@ def test_without_room_in_shared_memory_it_is_copied(monkeypatch):
 def test_without_descriptors_it_is_copied(monkeypatch):
     monkeypatch.setattr(shared_tensors.resource, "getrlimit", lambda _: (8, 8))
     edge = Edge()
-    edge.lend(1)
+    with pytest.warns(UserWarning, match=r"4 descriptors are needed, and half .* are 4 \(ulimit -n\)"):
+        edge.lend(1)
     assert edge.where()[1] == Where.STORED
 
 

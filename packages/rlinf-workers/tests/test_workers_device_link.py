@@ -2,16 +2,21 @@
 
 import ctypes
 import re
+from typing import Any
 
 import pytest
+import torch
 
+from rlinf_comm.errors import IpcError
 from rlinf_comm.testing.host_device import HostDevice
+from rlinf_comm.weights import plan
 from rlinf_comm.weights.device.memory import read_handle
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, RemoteError, StepContext
+from rlinf_workers.links.base import WeightPort
 from rlinf_workers.links.device import DeviceWeightLink
-from rlinf_workers.testing.links import CHECKS, check_a_flipped_byte, check_a_missing_version
+from rlinf_workers.testing.links import CHECKS, WHOLE, check_a_flipped_byte, check_a_missing_version
 from rlinf_workers.testing.toy_flow import Number, reference_run, toy_flow
 
 
@@ -55,6 +60,22 @@ def test_device_memory_refuses_a_flipped_byte():
         ctypes.c_uint8.from_address(handle.pointer).value ^= 1  # of the sender, which is this process
 
     check_a_flipped_byte(OnDevice, flip)
+
+
+def test_a_device_without_room_says_what_to_do():
+    reshard = plan(WHOLE, WHOLE)
+    link = OnDevice("edge", reshard)
+    port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, link="device", address=link.address)
+    sender = OnDevice.open_sender(port)
+    driver: Any = HostDevice().driver
+    driver.refuses.add("create_mapping")
+    try:
+        with pytest.raises(
+            IpcError, match=r"weights edge, version 3: no arena of 1024 .* set cluster.weight_link: sha"
+        ):
+            sender.publish({"a": torch.ones(5, 4), "b": torch.arange(6)}, 3)
+    finally:
+        driver.refuses.discard("create_mapping")
 
 
 NUMBERS = [Number(index=i, value=float(i)) for i in range(4)]

@@ -14,6 +14,7 @@ from rlinf_workers.generation.graphs import FixedDecoder, NotCapturableError, bu
 from rlinf_workers.generation.huggingface import HuggingFaceEngine
 from rlinf_workers.generation.sampling import SamplingSettings, sample_by_blocks, sample_tokens
 from rlinf_workers.models.language_model import build_model
+from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.engines import ENGINE_CHECKS, prompts_of, sample
 
 CPU = torch.device("cpu")
@@ -214,6 +215,30 @@ def test_a_step_that_torch_does_not_capture_is_said_and_taken_once(model, monkey
         sample(made, prompts_of(MIXED), LONG), sample(of_kind(HuggingFaceEngine, model), prompts_of(MIXED), LONG)
     )
     assert capsys.readouterr().out.count("decoding without CUDA graphs, because torch refused") == 1
+
+
+@pytest.mark.parametrize(("name", "num_norms"), [("qwen2", 5), ("qwen3", 9), ("llama", 5), ("gemma", 0)])
+def test_norms_are_computed_in_one_kernel_where_that_is_the_same(name, num_norms, tmp_path):
+    """Gemma adds 1 to the weights."""
+    tiny = tiny_architecture(name, tmp_path)
+    made = of_kind(Fixed, tiny)
+    assert len(decoder_of(made)._norms) == num_norms
+    assert_same(
+        sample(made, prompts_of(MIXED), LONG), sample(of_kind(HuggingFaceEngine, tiny), prompts_of(MIXED), LONG)
+    )
+    assert all("forward" not in vars(norm) for norm in decoder_of(made)._norms), "prompts are prefilled as they were"
+
+
+def test_a_norm_that_only_looks_plain_is_left_alone():
+    class Shifted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.variance_epsilon = torch.nn.Parameter(torch.ones(8)), 1e-6
+
+        def forward(self, hidden_states):
+            return hidden_states * (1 + self.weight)
+
+    assert not graphs._is_plain_norm(Shifted()) and not graphs._is_plain_norm(torch.nn.LayerNorm(8))
 
 
 def test_a_copy_to_the_host_is_found():

@@ -1,5 +1,7 @@
 """The backend `megatron` on two ranks against transformers' model, torch's AdamW and `replicated`."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from workers_megatron_ranks import (
     pipeline,
     sharing_put_aside,
     study,
+    write_critic,
     write_models,
 )
 
@@ -21,8 +24,9 @@ from rlinf_algos.registry import path_of
 from rlinf_comm.weights import Layout, execute, layouts, plan, specs_of
 from rlinf_comm.weights.layouts import TransformerShape
 from rlinf_workers.launcher.local import LocalLauncher
-from rlinf_workers.models.trainable import TokenModel, ValueModel
-from rlinf_workers.testing.backends import trial_worker
+from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.testing.backends import Chooser, trial_worker
+from rlinf_workers.testing.language_backends import LanguageSubject, ValueSubject
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.training.megatron.door import check, megatron
 from rlinf_workers.training.megatron.files import renamed
@@ -72,16 +76,24 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def references(models, tmp_path_factory):
-    """What one rank of `replicated` makes of a model in so many steps, and in which folder its files are."""
+def critics(models, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("critics")
+    return {name: write_critic(model, folder / name) for name, model in models.items()}
+
+
+@pytest.fixture(scope="module")
+def references(models, critics, tmp_path_factory):
+    """What one rank of `replicated` makes of a model or its critic in so many steps, and in which folder its files
+    are."""
     made = {}
 
-    def reference(name: str, num_steps: int) -> tuple[dict, Path]:
-        if (name, num_steps) not in made:
+    def reference(name: str, num_steps: int, critic: bool = False) -> tuple[dict, Path]:
+        key = name, num_steps, critic
+        if key not in made:
             folder = tmp_path_factory.mktemp(name)
-            found = study(ReplicatedBackend, trial_worker(), models[name], str(folder), num_steps=num_steps)
-            made[name, num_steps] = found, folder
-        return made[name, num_steps]
+            which = {"num_steps": num_steps, "critic": critics[name] if critic else None}
+            made[key] = study(ReplicatedBackend, trial_worker(), models[name], str(folder), **which), folder
+        return made[key]
 
     return reference
 
@@ -93,17 +105,18 @@ def ranks(tmp_path_factory):
         yield start(launcher, tmp_path_factory.mktemp("ranks"), Ranks, num_ranks=2)
 
 
-def check_case(case, num_steps: int, ranks, models, references, folder: Path) -> None:
+def check_case(case, num_steps: int, ranks, models, references, folder: Path, critic: str | None = None) -> None:
     name, per_replica, options = case
-    expected, there = references(name, num_steps)
-    for found in ranks.call("study", models[name], str(folder), per_replica, num_steps, options):
-        for answer in ("logprobs", "entropies", "examples"):
-            difference = (torch.tensor(found[answer]) - torch.tensor(expected[answer])).abs().max()
-            assert difference <= 2e-6, (answer, difference)
+    expected, there = references(name, num_steps, critic is not None)
+    for found in ranks.call("study", models[name], str(folder), per_replica, num_steps, options, critic):
+        assert found["answers"].keys() == expected["answers"].keys()
+        for answer, wanted in expected["answers"].items():
+            difference = torch.tensor(found["answers"][answer]) - torch.tensor(wanted)
+            assert not difference.numel() or difference.abs().max() <= 2e-6, (answer, difference.abs().max())
         assert found["norms"] == pytest.approx(expected["norms"], rel=1e-5)
         for sums, wanted in zip(found["statistics"], expected["statistics"], strict=True):
             assert sums == pytest.approx(wanted, rel=1e-5)
-    before, after = stored(Path(models[name].folder), "model"), stored(folder / "unchanged", "model")
+    before, after = stored(Path(critic or models[name].folder), "model"), stored(folder / "unchanged", "model")
     assert after.keys() == before.keys()
     assert all(torch.equal(after[key].view(torch.int32), tensor.view(torch.int32)) for key, tensor in before.items())
     for files, stem in (("gradient", "optimizer"), ("trained", "model"), ("trained", "optimizer")):
@@ -116,10 +129,16 @@ def test_ranks_compute_and_learn_what_one_does(case, ranks, models, references, 
     check_case(case, NUM_STEPS, ranks, models, references, tmp_path)
 
 
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_critic_does_too(case, ranks, models, critics, references, tmp_path):
+    check_case(case, NUM_STEPS, ranks, models, references, tmp_path, critics[case[0]])
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("critic", [False, True], ids=["policy", "critic"])
 @pytest.mark.parametrize("case", [*CASES.values(), *MORE.values()], ids=[*CASES, *MORE])
-def test_twenty_steps(case, ranks, models, references, tmp_path):
-    check_case(case, 20, ranks, models, references, tmp_path)
+def test_twenty_steps(case, critic, ranks, models, critics, references, tmp_path):
+    check_case(case, 20, ranks, models, references, tmp_path, critics[case[0]] if critic else None)
 
 
 @pytest.mark.parametrize(("per_replica", "options"), [(2, ACROSS), (1, {"distributed_optimizer": True})])
@@ -127,7 +146,7 @@ def test_bfloat16_has_float32_masters(per_replica, options, ranks, models, refer
     """Files have the masters to the bit; what is computed is as near as 8 bits of mantissa allow."""
     options = {**options, "compute_dtype": "bfloat16"}
     expected, there = references("qwen2", NUM_STEPS)
-    found = ranks.call("study", models["qwen2"], str(tmp_path), per_replica, NUM_STEPS, options)
+    found = ranks.call("study", models["qwen2"], str(tmp_path), per_replica, NUM_STEPS, options, None)
     assert found[0] == found[1]
     assert found[0]["norms"] != pytest.approx(expected["norms"], rel=1e-5)
     assert found[0]["norms"] == pytest.approx(expected["norms"], rel=0.05)
@@ -152,11 +171,39 @@ def test_replicated_megatron_and_replicated_go_on_from_each_others_files(ranks, 
         assert norm == pytest.approx(wanted_norm, rel=1e-6)
 
 
+@pytest.mark.parametrize("subject", [LanguageSubject, ValueSubject])
 @pytest.mark.parametrize(
     ("make", "per_replica"), [(across_put_aside, 2), (sharing_put_aside, 1), (pipeline, 2)], ids=["TP2", "DP2", "PP2"]
 )
-def test_it_conforms(make, per_replica, ranks, tmp_path):
-    ranks.call("conform", path_of(make), str(tmp_path), per_replica)
+def test_it_conforms(make, per_replica, subject, ranks, tmp_path):
+    ranks.call("conform", path_of(make), str(tmp_path), per_replica, path_of(subject))
+
+
+@pytest.mark.parametrize(
+    ("per_replica", "options"),
+    [(2, ACROSS), (1, {"distributed_optimizer": True, "compute_dtype": "bfloat16"})],
+    ids=["TP2", "DP2, bfloat16"],
+)
+def test_what_is_away_is_saved_loaded_and_taken_over(per_replica, options, ranks, models, tmp_path):
+    for found in ranks.call("use_while_away", models["qwen2"], str(tmp_path), per_replica, options):
+        assert found == dict.fromkeys(found, True)
+
+
+SHIMMED = """
+import sys, torch
+from rlinf_workers.models.language_model import ModelSettings, build_model
+from rlinf_workers.training.megatron import shim
+shim.apply()
+model = build_model(ModelSettings(folder=sys.argv[1], has_weights=True), torch.device("cpu"))
+frequencies = model.model.rotary_emb.inv_freq
+assert torch.equal(frequencies, 1e4 ** -torch.linspace(0, 1, len(frequencies) + 1)[:-1]), frequencies
+"""
+
+
+def test_under_the_shim_transformers_reads_its_models(models):
+    """In a process that has not made one before."""
+    done = subprocess.run([sys.executable, "-c", SHIMMED, models["qwen2"].folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_parts_of_a_model_are_the_same_by_the_names_in_memory_and_on_disk(models):
@@ -184,11 +231,11 @@ def test_parts_of_a_model_are_the_same_by_the_names_in_memory_and_on_disk(models
 def test_storages_go_and_come_back():
     whole = torch.arange(6.0)
     first, second = whole[:2], whole[2:4]
-    storages = Storages(lambda: (first, second, whole))
+    storages = Storages(lambda: [("first", first), ("second", second), ("whole", whole)])
     storages.offload()
     storages.offload()
     assert whole.untyped_storage().nbytes() == 0
-    assert storages.readable(second).tolist() == [2.0, 3.0]
+    assert storages.here(second).tolist() == [2.0, 3.0]
     storages.onload()
     storages.onload()
     assert whole.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
@@ -224,9 +271,9 @@ def test_what_cannot_be_is_said_before_anything_starts(options, config, says, mo
         check(options, {**sizes, **config})
 
 
-def test_a_critic_is_refused(models):
-    with pytest.raises(ValueError, match="holds no ValueModel"):
-        megatron(ValueModel(models["qwen2"]), trial_worker(), optimizer=ADAMW, num_shards=1)
+def test_what_is_no_language_model_is_refused():
+    with pytest.raises(ValueError, match="holds no Chooser"):
+        megatron(Chooser(), trial_worker(), optimizer=ADAMW, num_shards=1)
 
 
 def test_one_frozen_model_is_whole_on_its_rank(models):

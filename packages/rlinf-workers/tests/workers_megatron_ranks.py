@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.models.language_model import ModelSettings, build_model
+from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.sequences import SequenceBatch
-from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.registry import BACKENDS
 from rlinf_workers.testing.backends import check_backend
 from rlinf_workers.testing.engines import tiny_model
-from rlinf_workers.testing.language_backends import LanguageSubject
 from rlinf_workers.training.base import OptimizerSettings
 from rlinf_workers.training.checkpoint import CheckpointFiles
 from rlinf_workers.worker import Worker
@@ -70,6 +71,18 @@ def write_models(folder: Path) -> dict[str, ModelSettings]:
     return found
 
 
+def write_critic(model: ModelSettings, folder: Path) -> str:
+    """A critic whose head is not 0, as `replicated` writes it; returns its folder."""
+    critic = ValueModel(model).build(torch.device("cpu"))
+    generator = torch.Generator().manual_seed(9)
+    tensors = {name: tensor.detach().clone() for name, tensor in tensors_of(critic).items()}
+    for name in ("lm_head.weight", "lm_head.bias"):
+        tensors[name] = 0.1 * torch.randn(tensors[name].shape, generator=generator)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    return str(folder)
+
+
 def batch_of(seed: int, num_prompts: int = 2, size: int = 3, widths: tuple[int, int] = (5, 7)) -> SequenceBatch:
     """Prompts and completions of several lengths; a policy samples padding (0) and the end (1) in the middle, too."""
     generator = torch.Generator().manual_seed(seed)
@@ -98,11 +111,13 @@ def examples() -> ExampleBatch:
 
 
 def loss_on(batch: SequenceBatch):
-    """A loss of both answers, with statistics."""
+    """A loss of all answers, with statistics."""
 
     def loss_of(answers):
-        terms = answers.logprobs.exp() - 0.3 * answers.entropies
-        return (terms * batch.loss_mask).sum(), [float(batch.loss_mask.sum()), float(answers.logprobs.detach()[0, 0])]
+        is_critic = bool(answers.values.numel())
+        said = answers.values if is_critic else answers.logprobs
+        terms = (said - 1).square() if is_critic else said.exp() - 0.3 * answers.entropies
+        return (terms * batch.loss_mask).sum(), [float(batch.loss_mask.sum()), float(said.detach()[0, 0])]
 
     return loss_of
 
@@ -139,29 +154,74 @@ def go_on(make, worker: Worker, model: ModelSettings, before: str, after: str, n
     return found
 
 
-def study(make, worker: Worker, model: ModelSettings, folder: str, *, num_steps: int, seed: int = 0, **options) -> dict:
-    """Answers, the gradient of an update and what so many steps give; files go to the folder."""
+def study(
+    make, worker: Worker, model: ModelSettings, folder: str, *, num_steps: int, critic: str | None = None, **options
+) -> dict:
+    """Answers, the gradient of an update and what so many steps give; files go to the folder.
+
+    Args:
+        critic: the folder of one, which is studied in place of the model.
+    """
 
     def made(optimizer):
-        kind = TokenModel(model, TEMPERATURE)
-        return make(kind, worker, optimizer=optimizer, num_shards=NUM_SHARDS, **options)
+        kind = ValueModel(model) if critic else TokenModel(model, TEMPERATURE)
+        backend = make(kind, worker, optimizer=optimizer, num_shards=NUM_SHARDS, **options)
+        if critic:
+            backend.load_model(critic)
+        return backend
 
     backend = made(PLAIN)
     write(backend, worker, f"{folder}/unchanged", optimizer=False)
     answers = backend.forward(batch_of(1), entropies=True)
-    supervised = backend.forward(examples()).logprobs
+    said = {name: getattr(answers, name).tolist() for name in ("logprobs", "entropies", "values")}
+    if not critic:
+        said["examples"] = backend.forward(examples()).logprobs.tolist()
     update(backend, 0)
     write(backend, worker, f"{folder}/gradient", model=False)
     backend = made(ADAMW)
     taken = [update(backend, number) for number in range(num_steps)]
     write(backend, worker, f"{folder}/trained")
     return {
-        "logprobs": answers.logprobs.tolist(),
-        "entropies": answers.entropies.tolist(),
-        "examples": supervised.tolist(),
+        "answers": said,
         "statistics": [statistics for statistics, _ in taken],
         "norms": [norm for _, norm in taken],
     }
+
+
+def use_while_away(make, worker: Worker, model: ModelSettings, folder: str, **options) -> dict[str, bool]:
+    """What a role asks of a backend that has no device: to be saved, to load, to take another's weights over."""
+    one, loaded, taken = (
+        make(TokenModel(model, TEMPERATURE), worker, optimizer=ADAMW, num_shards=NUM_SHARDS, **options)
+        for _ in range(3)
+    )
+    update(one, 0)
+    for number, other in enumerate((loaded, taken)):
+        update(other, number + 1)
+    for backend in (one, loaded, taken):
+        backend._put_aside()
+    empty = all(parameter.untyped_storage().nbytes() == 0 for parameter in one._parameters.values())
+    gradients = [buffer.grad_data for buffer in [*one._called.buffers, *one._called.expert_parallel_buffers]]
+    kept = any(name.startswith("gradient") for name in one._storages._places._places)
+    write(one, worker, folder)
+    loaded.load_model(folder)
+    loaded.load_optimizer(folder)
+    taken.start_from(one)
+    for backend in (one, loaded, taken):
+        backend.onload()
+    same_weights = _same(one, loaded) and _same(one, taken)
+    for backend in (one, loaded):
+        update(backend, 3)
+    return {
+        "weights are empty": empty,
+        "gradients are given up": not kept and bool(gradients),
+        "weights are the same": same_weights,
+        "training goes on alike": _same(one, loaded),
+    }
+
+
+def _same(one, other) -> bool:
+    theirs = other.weights()
+    return all(torch.equal(weight, theirs[name]) for name, weight in one.weights().items())
 
 
 def across_put_aside(*arguments, **named):
@@ -170,7 +230,7 @@ def across_put_aside(*arguments, **named):
 
     backend: Any = megatron(*arguments, **named, tensor_parallel=2)
     if named["optimizer"] is not None:
-        backend.offload = backend._storages.offload
+        backend.offload = backend._put_aside
     return backend
 
 
@@ -186,18 +246,21 @@ def sharing_put_aside(*arguments, **named):
 
     backend: Any = megatron(*arguments, **named, distributed_optimizer=True)
     if named["optimizer"] is not None:
-        backend.offload = backend._storages.offload
+        backend.offload = backend._put_aside
     return backend
 
 
 class Ranks(Worker):
     """Ranks that hold one model after the other, each cut otherwise."""
 
-    def study(self, model: ModelSettings, folder: str, per_replica: int, num_steps: int, options: dict) -> dict:
+    def study(
+        self, model: ModelSettings, folder: str, per_replica: int, num_steps: int, options: dict, critic: str | None
+    ) -> dict:
         from rlinf_workers.training.megatron import parallel
         from rlinf_workers.training.megatron.door import megatron
 
-        found = study(megatron, self.cut(per_replica), model, folder, num_steps=num_steps, **options)
+        worker = self.cut(per_replica)
+        found = study(megatron, worker, model, folder, num_steps=num_steps, critic=critic, **options)
         parallel.disconnect()
         return found
 
@@ -209,10 +272,18 @@ class Ranks(Worker):
         parallel.disconnect()
         return found
 
-    def conform(self, make: str, folder: str, per_replica: int) -> None:
+    def use_while_away(self, model: ModelSettings, folder: str, per_replica: int, options: dict) -> dict[str, bool]:
+        from rlinf_workers.training.megatron import parallel
+        from rlinf_workers.training.megatron.door import megatron
+
+        found = use_while_away(megatron, self.cut(per_replica), model, folder, **options)
+        parallel.disconnect()
+        return found
+
+    def conform(self, make: str, folder: str, per_replica: int, subject: str) -> None:
         from rlinf_workers.training.megatron import parallel
 
-        check_backend(BACKENDS.get(make), folder, self.cut(per_replica), subject=LanguageSubject())
+        check_backend(BACKENDS.get(make), folder, self.cut(per_replica), subject=BACKENDS.get(subject)())
         parallel.disconnect()
 
     def cut(self, per_replica: int) -> Worker:

@@ -11,7 +11,9 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ModelConfig
 from rlinf.errors import UserError
+from rlinf.jobs.reasoning import ReasoningJob
 from rlinf.machine import Gpu, Machine
+from rlinf.planning.plans import make_plans
 
 
 def message(recipe: str, line: str) -> str:
@@ -117,10 +119,6 @@ def message(recipe: str, line: str) -> str:
         (
             "--actor.backend=megatron --plan.num_ranks_per_replica.actor=2 --mode=hybrid",
             "--plan.num_ranks_per_replica.actor=2, but actor.backend_options make replicas of 1; leave it out",
-        ),
-        (
-            "--actor.backend=megatron --algorithm.name=ppo",
-            "--actor.backend=megatron trains no critic, and algorithm.advantage=gae has one; use replicated or fsdp2",
         ),
     ],
 )
@@ -290,3 +288,19 @@ def test_shards_left_to_the_machine_are_as_many_as_its_devices_can_share():
     assert shards(8, auto, "--warm_start=null", "--rollout.num_prompts=6") == 4  # six prompts; ranks divide devices
     assert shards(6, auto) == 2  # of 256 examples
     assert shards(8) == 2  # the recipe's own number stays
+
+
+@pytest.mark.parametrize(
+    ("backend", "num_ranks", "num_shards"),
+    [("replicated", 4, 4), ("fsdp2", 4, 4), ("megatron", 4, 4), ("megatron tensor_parallel", 4, 2)],
+)
+def test_ranks_follow_from_the_devices_with_the_shards(tmp_path, backend: str, num_ranks: int, num_shards: int):
+    name, _, cut = backend.partition(" ")
+    overrides = ["--actor.num_shards=auto", "--warm_start=null", "--mode=collocated", f"--actor.backend={name}"]
+    overrides += [f"--actor.backend_options.{cut}=2"] if cut else []
+    config = settle(load_config("sort-grpo", parse_overrides([*overrides, "--cluster.num_devices=4"])), 4)
+    job = ReasoningJob(config, Machine(num_cpus=4, memory_bytes=16 << 30))  # pyright: ignore[reportArgumentType]
+    flows = job.build(tmp_path)
+    actor = make_plans(job, flows, tmp_path).plans[flows.train.name].stage("actor")
+    assert (actor.num_ranks, len(actor.devices)) == (num_ranks, 4)
+    assert config.actor.num_shards == num_shards == flows.train.graph().stage("actor").num_parts

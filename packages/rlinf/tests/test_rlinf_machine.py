@@ -1,6 +1,7 @@
 """What this machine has, and plans for machines that are not here."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,16 @@ def test_gsm8k_trains_on_every_gpu(tmp_path: Path) -> None:
         "actor": 8,
     }
     assert job.config.actor.num_shards == 8  # what config.yaml keeps
+
+
+@pytest.mark.parametrize(("memory_bytes", "leaves"), [(80 << 30, False), (1 << 30, True)])
+def test_state_leaves_a_gpu_only_where_it_has_to(memory_bytes: int, leaves: bool) -> None:
+    machine = replace(SERVER, gpus=(Gpu(name="fake", memory_bytes=memory_bytes),))
+    job = jobs.prepare(load_config("sort-grpo", parse_overrides([])), machine)
+    made = make_plans(job, job.build(Path("none")), Path("none"))
+    placed = [stage for plan in made.plans.values() for stage in plan.stages if stage.devices]
+    assert {stage.offload for stage in placed} == {leaves}
+    assert any("none of it goes to the host" in note for note in made.notes) != leaves
 
 
 def test_simulators_run_on_the_cores_beside_the_gpus() -> None:

@@ -1,6 +1,7 @@
 """What ranks hold: against a real model's parameters and autograd's own records, and refusals with numbers."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,24 +14,23 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
-from rlinf.machine import Gpu, Machine
+from rlinf.machine import Machine
 from rlinf.planning.memory import (
-    GPU_PROCESS_BYTES,
-    GPU_SPARE,
+    all_fit_at_once,
     check_memory,
-    fit_together,
     job_shape,
     loads_of,
     rank_memory,
     reference_shape,
     shape_of,
 )
-from rlinf.planning.plans import plans_by_rule
 from rlinf_algos.logprobs import token_logprobs
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Lengths
-from rlinf_sched.derive.memory import JobShape, forward_memory, trainer_memory
+from rlinf_sched.derive.megatron import MegatronOptions
+from rlinf_sched.derive.memory import Adapter, JobShape, forward_memory, trainer_memory
 from rlinf_sched.derive.memory.activations import layers_bytes, packed_pass, passes_of_micro_batch
+from rlinf_sched.derive.memory.megatron import MegatronPass
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.plan import Plan, StagePlan
 from rlinf_workers.models.packed import pack_without_padding, packed_logits
@@ -85,14 +85,6 @@ def test_what_a_backward_pass_keeps_is_what_autograd_records(
         completion_ids=torch.zeros(2 * group_size, limit, dtype=torch.int64),
         loss_mask=torch.ones(2 * group_size, limit),
     )
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    saved: dict[int, torch.Tensor] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in weights:
-            saved[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
     groups = [
         SampleGroup(
             prompt=Prompt(index=index, token_ids=batch.prompt_ids[index], reference_answer=""),
@@ -103,8 +95,11 @@ def test_what_a_backward_pass_keeps_is_what_autograd_records(
         )
         for index, ids in enumerate(batch.completion_ids.split(group_size))
     ]
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        logits = packed_logits(model, pack_without_padding(groups)) if is_packed else completion_logits(model, batch)
+
+    def run() -> torch.Tensor:
+        return packed_logits(model, pack_without_padding(groups)) if is_packed else completion_logits(model, batch)
+
+    recorded = recorded_bytes(model, run)
     shape = ModelShape.from_config({"model_type": kind, **values})
     assert shape.num_parameters == sum(parameter.numel() for parameter in model.parameters())
     lengths = Lengths(mean_tokens=limit, limit_tokens=limit, prompt_tokens=prompt, group_size=group_size)
@@ -112,9 +107,107 @@ def test_what_a_backward_pass_keeps_is_what_autograd_records(
     row = packed_pass(replace(job, max_tokens_per_micro_batch=10_000))
     assert row is not None
     counted = sum(layers_bytes(shape, job, call) for call in ((row,) if is_packed else passes_of_micro_batch(job)))
-    assert logits.requires_grad
-    recorded = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
     assert counted / recorded == pytest.approx(1.0, abs=0.05)  # the last completion token is not computed
+
+
+def recorded_bytes(model: torch.nn.Module, run: Callable[[], object]) -> int:
+    """What autograd saves while it runs, by storage, once; parameters aside."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run()
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+
+def write_config(folder: Path, kind: str, **more: Any) -> ModelShape:
+    from transformers import AutoConfig
+
+    names = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
+    values = {names.get(key, key): value for key, value in SMALL.items()} | {"num_hidden_layers": 6} | more
+    AutoConfig.for_model(kind, **values).save_pretrained(folder)
+    return ModelShape.from_folder(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("targets", [None, ("q_proj", "v_proj"), ("o_proj", "gate_proj")])
+def test_a_backward_pass_through_an_adapter_keeps_less(tmp_path, dtype: str, targets: tuple[str, ...] | None) -> None:
+    from rlinf_workers.models.language_model import ModelSettings
+    from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
+    from rlinf_workers.models.trainable import TokenModel
+
+    shape = write_config(tmp_path, "qwen2", num_hidden_layers=16)  # no gradient goes into the first one's attention
+    settings = ModelSettings(folder=str(tmp_path), has_weights=False, dtype=dtype)
+    ends, _ = find_targets(str(tmp_path), targets or ["all-linear"])
+    lora = LoraSettings(rank=4, alpha=8.0, targets=ends, base_digest="")
+    model = LoraModel(TokenModel(settings, 1.0), settings, lora).build(torch.device("cpu"))
+    batch = SequenceBatch(
+        prompt_ids=torch.zeros(2, 16, dtype=torch.int64),
+        prompt_mask=torch.tensor([[0, 0] + [1] * 14, [1] * 16]),
+        completion_ids=torch.zeros(16, 48, dtype=torch.int64),
+        loss_mask=torch.ones(16, 48),
+    )
+    lengths = Lengths(mean_tokens=48, limit_tokens=48, prompt_tokens=16, group_size=8)
+    adapter = Adapter(rank=4, targets=targets)
+    dtype_bytes = {"float32": 4}.get(dtype, 2)
+    job = JobShape(lengths=lengths, num_groups=2, micro_batch_groups=2, dtype_bytes=dtype_bytes, adapter=adapter)
+    counted = sum(layers_bytes(shape, job, call) for call in passes_of_micro_batch(job))
+    whole = sum(layers_bytes(shape, replace(job, adapter=None), call) for call in passes_of_micro_batch(job))
+    recorded = recorded_bytes(model, lambda: completion_logits(model, batch))
+    assert counted / recorded == pytest.approx(1.0, abs=0.05)
+    assert dtype == "bfloat16" or counted < 0.95 * whole
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "dtype"),
+    [
+        ("qwen2", {}, "float32"),
+        ("qwen2", {}, "bfloat16"),
+        ("qwen3", {"head_dim": 16}, "bfloat16"),
+        ("qwen3_moe", EXPERTS, "float32"),
+    ],
+)
+def test_what_megatrons_layers_keep_is_what_autograd_records(
+    tmp_path, kind: str, more: dict[str, Any], dtype: str
+) -> None:
+    pytest.importorskip("megatron.core")  # tools/environment.sh installs it
+    from rlinf_workers.models.language_model import ModelSettings
+    from rlinf_workers.models.trainable import TokenModel
+    from rlinf_workers.testing.backends import trial_worker
+    from rlinf_workers.training.base import BackendSettings, OptimizerSettings
+    from rlinf_workers.training.megatron.parallel import disconnect
+
+    shape = write_config(tmp_path, kind, **{"max_position_embeddings": 64, **more})
+    options = {"compute_dtype": dtype}
+    settings = BackendSettings(name="megatron", options=options)
+    kept = TokenModel(ModelSettings(folder=str(tmp_path), has_weights=False), 1.0)
+    backend: Any = settings.make(kept, trial_worker(), OptimizerSettings(learning_rate=0.1))
+    batch = SequenceBatch(
+        prompt_ids=torch.randint(1, 300, (2, 16)),
+        prompt_mask=torch.ones(2, 16, dtype=torch.int64),
+        completion_ids=torch.randint(1, 300, (16, 48)),
+        loss_mask=torch.ones(16, 48),
+    )
+    try:
+        backend.begin(1)
+        loss = lambda answers: (answers.logprobs.sum(), [1.0])  # noqa: E731
+        recorded = recorded_bytes(backend._model, lambda: backend.backward(0, batch, loss))
+    finally:
+        disconnect()
+    lengths = Lengths(mean_tokens=48, limit_tokens=48, prompt_tokens=16, group_size=8)
+    job = JobShape(
+        lengths=lengths, num_groups=2, backend="megatron", backend_options=options, micro_batch_groups=2, on_gpu=False
+    )
+    counted = MegatronPass(model=shape, job=job, cut=MegatronOptions.of(options), num_rows=16)
+    dtype_bytes = 2 if dtype == "bfloat16" else 4
+    tokens, h = 16 * (16 + 48), shape.hidden_size
+    head = 16 * 48 * (shape.vocab_size + h) * dtype_bytes + tokens * h * (8 + dtype_bytes)
+    assert (counted.kept_bytes + head) / recorded == pytest.approx(1.0, abs=0.05)
 
 
 def test_a_packed_micro_batch_is_counted_by_its_budget() -> None:
@@ -302,6 +395,24 @@ def test_settings_that_a_refusal_names_fit() -> None:
     assert "no other number of groups, precision or backend fits" in refusal(1 << 20)
 
 
+def test_a_refusal_names_larger_cuts_of_megatron_that_the_model_allows() -> None:
+    flags = ["--warm_start=null", "--actor.backend=megatron", "--actor.micro_batch_groups=1", "--model.dtype=float32"]
+    flags += ["--actor.backend_options={recompute: true}", "--mode=collocated"]
+    shape = ModelShape(name="wide", num_layers=8, head_dim=64, **WIDE)  # two KV groups
+    stages = tuple(
+        StagePlan(stage=name, devices=(0, 1, 2, 3), num_ranks=2, granularity=0, offload=True, turn=turn)
+        for turn, name in enumerate(("rollout", "actor"))
+    )
+    plan = Plan(flow="grpo", mode="collocated", stages=stages, reason="")
+    needed = {load.group: load.peak for load in loads_of(config_of(*flags), shape, plan)}
+    cluster = Cluster.cuda_nodes(1, 4, name="fake", memory_bytes=round(0.6 * needed["actor"]))
+    with pytest.raises(UserError) as caught:
+        check_memory(config_of(*flags), shape, plan, cluster, 1 << 40)
+    found = [line.strip() for line in str(caught.value).splitlines() if "tensor_parallel" in line]
+    assert found and found[0].startswith("--actor.backend_options.tensor_parallel 2:")
+    assert needed["rollout"] < 0.6 * needed["actor"], "the actor is what does not fit"
+
+
 def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
     config = config_of("--warm_start=null")
     shape = ModelShape(name="wide", num_layers=2, head_dim=64, **WIDE)
@@ -326,6 +437,26 @@ def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
         check(together - 1, offload=False)
 
 
+def test_state_stays_on_a_gpu_that_has_room_for_all() -> None:
+    """However much each rank takes in its turn, the allocators of the others keep what they took in theirs."""
+    config = config_of("--warm_start=null")
+    shape = ModelShape(name="wide", num_layers=2, head_dim=64, **WIDE)
+    stages = tuple(
+        StagePlan(stage=name, devices=(0,), num_ranks=1, granularity=0, offload=True, turn=turn)
+        for turn, name in enumerate(("rollout", "actor"))
+    )
+    plan = Plan(flow="grpo", mode="collocated", stages=stages, reason="")
+    peaks = sum(load.peak for load in loads_of(config, shape, plan))
+
+    def fits(memory_bytes: int, plan: Plan = plan) -> bool:
+        return all_fit_at_once(config, shape, plan, Cluster.cuda_nodes(1, 1, name="fake", memory_bytes=memory_bytes))
+
+    assert not fits(peaks)
+    assert fits(round(1.25 * peaks) + (2 << 30) + 1)
+    other = StagePlan(stage="judge", devices=(0,), num_ranks=1, granularity=0, offload=True, turn=2)
+    assert not fits(1 << 50, replace(plan, stages=(*plan.stages, other))), "nobody knows what it needs"
+
+
 def test_beyond_a_size_more_tokens_need_no_more_logits() -> None:
     shape = ModelShape(name="wide", num_layers=1, head_dim=16, qkv_bias=True, **{**SMALL, "vocab_size": 1 << 17})
 
@@ -339,39 +470,3 @@ def test_beyond_a_size_more_tokens_need_no_more_logits() -> None:
     assert most[0] - small[0] > 4 * 2 * logits and most[1] - small[1] > 4 * 1.9 * logits
     assert above[0] < most[0] and above[1] < most[1]
     assert far[0] - above[0] < logits and far[1] - above[1] < logits
-
-
-def test_state_stays_on_a_gpu_that_holds_all_of_it_at_once() -> None:
-    """At their peaks, with room to spare; one that is not counted might not fit."""
-    config = config_of("--warm_start=null", "--actor.num_shards=2")
-    shape = ModelShape(name="wide", num_layers=4, head_dim=64, **WIDE)
-    stages = tuple(
-        StagePlan(stage=name, devices=(0, 1), num_ranks=2, granularity=0, offload=True, turn=turn)
-        for turn, name in enumerate(("rollout", "actor"))
-    )
-    plan = Plan(flow="grpo", mode="collocated", stages=stages, reason="")
-    of_device = [load.peak for load in loads_of(config, shape, plan) if load.devices == (1,)]
-    enough = 2 * GPU_PROCESS_BYTES + sum(round(GPU_SPARE * peak) for peak in of_device)
-
-    def fits(memory_bytes: int, plan: Plan = plan) -> bool:
-        return fit_together(config, shape, plan, Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=memory_bytes))
-
-    assert len(of_device) == 2 and fits(enough) and not fits(enough - 1)
-    assert not fit_together(config, shape, plan, Cluster.cpu_slots(2)), "state is on the host there"
-    other = StagePlan(stage="judge", devices=(0, 1), num_ranks=2, granularity=0, offload=True, turn=2)
-    assert not fits(1 << 40, replace(plan, stages=(*stages, other)))
-
-
-@pytest.mark.parametrize(
-    ("memory_bytes", "flags", "offloads"),
-    [(80 << 30, ["--plan.offload=auto"], False), (80 << 30, [], True), (2 << 30, ["--plan.offload=auto"], True)],
-)
-def test_plans_of_a_gpu_with_room_offload_nothing_when_told_to(memory_bytes, flags, offloads) -> None:
-    machine = Machine(num_cpus=4, memory_bytes=64 << 30, gpus=(Gpu(name="fake", memory_bytes=memory_bytes),))
-    job = jobs.prepare(config_of("--mode=collocated", "--cluster.device=gpu", *flags), machine)
-    flows = job.build(Path("unused"))
-    made = plans_by_rule(job, flows, "collocated")
-    for flow in flows:
-        stages = [stage for stage in made.plans[flow.name].stages if stage.devices]
-        assert stages and all(stage.offload == offloads for stage in stages), flow.name
-    assert any("plan.offload" in note for note in made.notes) != offloads

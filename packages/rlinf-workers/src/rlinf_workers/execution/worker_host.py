@@ -69,7 +69,9 @@ class WorkerHost:
         worker = worker_class.__new__(worker_class)
         self.worker, worker._host, worker.identity = worker, self, self.identity
         worker.__init__(*arguments)
-        self.is_loaded = worker.device.type != "cuda"  # models are made on the host, and first come with a lease
+        self.is_loaded = worker.device.type != "cuda"  # models wait on the host, and first come with a lease
+        if not self.is_loaded:
+            torch.cuda.empty_cache()  # a library may have made its model on the device
         return worker
 
     def call(self, method: str, *arguments: Any) -> Any:

@@ -79,7 +79,10 @@ def sample_by_blocks(logits: Tensor, uniform: Tensor, settings: SamplingSettings
     if settings.temperature == 0 or settings.top_p < 1:
         return sample_tokens(logits, uniform, settings)
     scores = logits if settings.temperature == 1 else logits.float() / settings.temperature
-    blocks = pad(scores.softmax(-1, torch.float32), (0, -logits.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    probabilities = scores.softmax(-1, torch.float32)
+    if missing := -logits.shape[-1] % BLOCK:  # or `pad` copies all
+        probabilities = pad(probabilities, (0, missing))
+    blocks = probabilities.unflatten(-1, (-1, BLOCK))
     ends = blocks.sum(-1).cumsum(-1)
     total = ends[:, -1:]
     target = torch.minimum(uniform[:, None] * total, BELOW_ONE * total)  # a product may round up to the total

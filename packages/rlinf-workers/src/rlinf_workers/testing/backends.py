@@ -238,7 +238,8 @@ def _check_not_finite(tried: TrainingBackend, other: TrainingBackend, subject: S
 
 
 def _check_offload(moved: TrainingBackend, stayed: TrainingBackend, subject: Subject) -> None:
-    """An update that is put aside at any point goes on to the bit, and so do buffers that `on_model` changes."""
+    """An update that is put aside at any point goes on to the bit, one too that begins while all is away; and so do
+    buffers that `on_model` changes."""
 
     def aside() -> None:
         moved.offload()
@@ -246,6 +247,8 @@ def _check_offload(moved: TrainingBackend, stayed: TrainingBackend, subject: Sub
 
     for backend, pause in ((stayed, lambda: None), (moved, aside)):
         for _ in range(2):
+            if backend is moved:
+                backend.offload()
             accumulate(backend, subject, pause=pause)
             pause()
             backend.step(NUM_ROWS)
@@ -309,6 +312,7 @@ def accumulate(
 ) -> list[float]:
     """Row r belongs to shard r % num_shards. Returns the reduced statistics."""
     backend.begin(2)
+    pause()
     for shard in backend.shards:
         for first in range(shard, NUM_ROWS, size * num_shards):
             part = subject.rows(slice(first, min(first + size * num_shards, NUM_ROWS), num_shards))

@@ -1,6 +1,7 @@
 """A language model for the conformance suite of training backends, for those that hold nothing else.
 
     check_backend(MyBackend, folder=str(tmp_path), subject=LanguageSubject())
+    check_backend(MyBackend, folder=str(tmp_path), subject=ValueSubject())        a critic
 
 What must be computed is computed beside it by transformers' model, autograd and torch's AdamW on the whole batch, in
 float32. Put to `check_ranks`, the class makes its model in each process.
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor
 
 from rlinf_workers.models.sequences import SequenceBatch
-from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.testing.backends import NUM_ROWS, Subject
 from rlinf_workers.testing.engines import tiny_model
-from rlinf_workers.training.base import Evaluation, OptimizerSettings
+from rlinf_workers.training.base import Evaluation, OptimizerSettings, Trainable
 
 TEMPERATURE, WIDTH, LENGTH = 0.7, 5, 6
 
@@ -44,7 +45,7 @@ class LanguageSubject(Subject):
         self._folder = tempfile.TemporaryDirectory()
         self._model = replace(tiny_model(Path(self._folder.name)), has_weights=False)
 
-    def kind(self, seed: int = 0) -> TokenModel:
+    def kind(self, seed: int = 0) -> Trainable:
         return TokenModel(replace(self._model, seed=seed), TEMPERATURE)
 
     def rows(self, which: slice) -> SequenceBatch:
@@ -70,3 +71,13 @@ class LanguageSubject(Subject):
 
     def touch(self, model: Any) -> None:
         """It has no buffer that is learned."""
+
+
+class ValueSubject(LanguageSubject):
+    """The same as a critic, which learns the tokens that come."""
+
+    def kind(self, seed: int = 0) -> Trainable:
+        return ValueModel(replace(self._model, seed=seed))
+
+    def loss(self, batch: SequenceBatch, answers: Evaluation) -> Tensor:
+        return ((answers.values - batch.completion_ids).square() * batch.loss_mask).sum()

@@ -225,7 +225,7 @@ class TrainingBackend(Protocol):
         ...
 
     def begin(self, num_statistics: int) -> None:
-        """Begins an update: gradients and statistics are 0."""
+        """Begins an update: gradients and statistics are 0. Who begins may not have its device yet."""
 
     def backward(self, shard: int, batch: Any, loss_of: LossOf, *, entropies: bool = False) -> None:
         """Adds the gradient of a micro-batch's loss, and its statistics, to a shard of this replica."""

@@ -119,11 +119,6 @@ class PlanConfig(Section):
     num_ranks_per_replica: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default={}, description="Worker group -> processes that hold one copy of its model together; 1 by default."
     )
-    offload: Literal["always", "auto"] = Field(
-        default="always",
-        description="Whether state leaves a device for other stages of a collocated or hybrid plan: always; auto: not on "
-        "GPUs that hold all of it at once, as counted, with room to spare. Mode auto plans it.",
-    )
     profile: InputPath | None = Field(
         default=None,
         description="Problem file with measured profiles, as rlinf profile writes it. Mode auto plans from it at once; "

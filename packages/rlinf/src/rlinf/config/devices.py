@@ -72,14 +72,16 @@ def check_devices(config: Config, machine: Machine) -> int:
 
 
 def settle(config: Config, num_devices: int) -> Config:
-    """The config with what it leaves to the devices: a shard for each of them, as far as the prompts of an optimizer
-    step and the warm start's batch allow. What is written down is a number, so a resumed run keeps it on any machine.
+    """The config with what it leaves to the devices: a shard for each replica of the actor that they have room for, as
+    far as the prompts of an optimizer step and the warm start's batch allow. What is written down is a number, so a
+    resumed run keeps it on any machine.
     """
     if not isinstance(config, ReasoningConfig) or config.actor.num_shards != "auto":
         return config
-    most = min(num_devices, config.rollout.num_prompts // config.algorithm.num_minibatches)
+    num_replicas = max(1, num_devices // config.replica_sizes.get("actor", 1))
+    most = min(num_replicas, config.rollout.num_prompts // config.algorithm.num_minibatches)
     whole = config.warm_start.batch_size if config.warm_start else 0
-    num_shards = next(count for count in range(most, 0, -1) if num_devices % count == 0 and whole % count == 0)
+    num_shards = next(count for count in range(most, 0, -1) if num_replicas % count == 0 and whole % count == 0)
     return config.model_copy(update={"actor": config.actor.model_copy(update={"num_shards": num_shards})})
 
 

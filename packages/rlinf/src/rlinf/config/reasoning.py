@@ -179,7 +179,7 @@ class ActorConfig(TrainerConfig):
         default=2,
         description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks, "
         "which divides it; each costs a gradient's memory. auto: one for each device of the machine where the run "
-        "starts.",
+        "starts, or for each replica that they have room for.",
     )
 
     @property
@@ -250,12 +250,6 @@ class ReasoningConfig(JobConfig):
                 keys=("mode", "actor.backend_options"),
                 text=f"=auto plans ranks that each hold a whole model, and actor.backend=megatron has {size} ranks a "
                 "replica; use another mode, for example mode=collocated",
-            )
-        if self.algorithm.has_critic:
-            yield Conflict(
-                keys=("actor.backend", "algorithm.advantage"),
-                text=f"=megatron trains no critic, and algorithm.advantage={self.algorithm.advantage} has one; use "
-                "replicated or fsdp2",
             )
         if self.model.dtype == "bfloat16" and self.actor.backend_options.get("compute_dtype") != "bfloat16":
             yield Conflict(

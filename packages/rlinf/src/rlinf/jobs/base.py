@@ -68,8 +68,9 @@ class Job:
     def check_memory(self, plan: Plan) -> None:
         """Raises: UserError where the plan's ranks do not fit the devices' memory, as far as it is known before."""
 
-    def fits_together(self, plan: Plan) -> bool:
-        """Whether devices are known to hold what all ranks of the plan need at once, each at its peak."""
+    def all_fit_at_once(self, plan: Plan) -> bool:
+        """Whether the plan's devices are GPUs with room for all that its ranks ever hold, as far as it is known before:
+        then no state has to leave them."""
         return False
 
     def memory_lines(self, plan: Plan) -> Sequence[str]:

@@ -28,7 +28,7 @@ from rlinf.jobs.training import backend_settings, check_packs, optimizer_setting
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
 from rlinf.planning.cluster import make_cluster
-from rlinf.planning.memory import check_memory, fit_together, fullest_place, shape_of
+from rlinf.planning.memory import all_fit_at_once, check_memory, fullest_place, shape_of
 from rlinf.planning.memory_table import memory_lines
 from rlinf.planning.problems import actor_granularities, num_sampled_prompts
 from rlinf.run_folder.checkpoints import refuse_damaged_model
@@ -158,11 +158,11 @@ class ReasoningJob(Job):
             cluster = make_cluster(self.config.cluster, self.machine)
             check_memory(self.config, shape, plan, cluster, self.machine.memory_bytes)
 
-    def fits_together(self, plan: Plan) -> bool:
+    def all_fit_at_once(self, plan: Plan) -> bool:
         shape = shape_of(self.config, len(self._tokenizer))
-        return shape is not None and fit_together(
-            self.config, shape, plan, make_cluster(self.config.cluster, self.machine)
-        )
+        cluster = make_cluster(self.config.cluster, self.machine)
+        is_gpu = cluster.devices[0].kind == "cuda"
+        return is_gpu and shape is not None and all_fit_at_once(self.config, shape, plan, cluster)
 
     def memory_lines(self, plan: Plan) -> list[str]:
         shape = shape_of(self.config, len(self._tokenizer))

@@ -43,7 +43,12 @@ class Fit:
 
 
 def fitting_changes(
-    config: ReasoningConfig, fitting: Callable[[ReasoningConfig], int | None], *, num_ranks: int, most_ranks: int
+    config: ReasoningConfig,
+    fitting: Callable[[ReasoningConfig], int | None],
+    *,
+    num_ranks: int,
+    most_ranks: int,
+    num_devices: int,
 ) -> list[Fit]:
     """The first few changes of as few keys as will do, the cheapest first.
 
@@ -51,9 +56,10 @@ def fitting_changes(
         fitting: bytes that a config needs where it needs most; None: it does not fit.
         num_ranks: ranks of the actor.
         most_ranks: as many as its devices could hold.
+        num_devices: of the actor.
     """
     found: list[Fit] = []
-    axes = list(_axes(config, num_ranks, most_ranks))
+    axes = list(_axes(config, num_ranks, most_ranks, num_devices))
     for num_keys in range(1, MOST_KEYS + 1):
         for chosen in combinations(axes, num_keys):
             keys = {axis[0].key for axis in chosen}
@@ -74,13 +80,13 @@ def hint_of(fits: list[Fit]) -> str:
     if not fits:
         return (
             "no other number of groups, precision or backend fits: use a smaller model, shorter sequences "
-            "(rollout.max_new_tokens, rollout.max_prompt_tokens), parts for more ranks (actor.backend_options of "
-            "megatron), or devices with more memory"
+            "(rollout.max_new_tokens, rollout.max_prompt_tokens), stages for more ranks "
+            "(actor.backend_options.pipeline_parallel of megatron), or devices with more memory"
         )
     return "any of these fits:\n" + "\n".join(f"  {fit.text}" for fit in fits)
 
 
-def _axes(config: ReasoningConfig, num_ranks: int, most_ranks: int) -> Iterator[list[Change]]:
+def _axes(config: ReasoningConfig, num_ranks: int, most_ranks: int, num_devices: int) -> Iterator[list[Change]]:
     """Values of a key to try, mild ones first; the keys in the order of what they cost."""
     actor, options = config.actor, ("actor", "backend_options")
     budget = actor.max_tokens_per_micro_batch  # costs time alone
@@ -97,7 +103,13 @@ def _axes(config: ReasoningConfig, num_ranks: int, most_ranks: int) -> Iterator[
             yield [Change(key=(*options, "recompute"), value=True)]
         if actor.backend_options.get("compute_dtype") != "bfloat16" and config.model.dtype == "float32":
             yield [Change(key=(*options, "compute_dtype"), value="bfloat16")]
-    elif actor.backend == "replicated" and most_ranks > 1:  # what ranks send each other
+    if actor.backend == "megatron":  # what ranks send each other
+        for name in ("tensor_parallel", "expert_parallel"):
+            size = int(actor.backend_options.get(name, 1))
+            larger = [size << doublings for doublings in range(1, (num_devices // size).bit_length())]
+            if larger:
+                yield [Change(key=(*options, name), value=value) for value in larger]
+    elif actor.backend == "replicated" and most_ranks > 1:
         yield [Change(key=("actor", "backend"), value="fsdp2")]
     if config.model.dtype == "float32":  # precision
         yield [Change(key=("model", "dtype"), value="bfloat16")]

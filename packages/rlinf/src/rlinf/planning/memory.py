@@ -17,6 +17,7 @@ from rlinf.planning.fitting import fitting_changes, hint_of
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Gpu, Lengths
 from rlinf_sched.derive.lengths import MEAN_SHARE_OF_LIMIT
+from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_sched.derive.memory import (
     Adapter,
     JobShape,
@@ -30,16 +31,17 @@ from rlinf_sched.derive.shapes import ModelShape, resolve_model
 from rlinf_sched.errors import ProfileError
 from rlinf_sched.plan import Plan, StagePlan
 
-GPU_PROCESS_BYTES = 1 << 30
-"""What a process may have of a GPU beside its tensors: context, kernels, workspaces of libraries."""
-GPU_SPARE = 1.25
-"""What the caching allocator may hold of a GPU for a byte in use, when nobody else asks for it."""
 PROCESS_BYTES = 384 << 20
 """Bytes that a worker process on a CPU slot takes beside its model: the interpreter with torch and transformers, as
 measured in the reference's process (benchmarks/results/memory.json)."""
 HEAP_SHARE = 0.4
 """Freed blocks that malloc keeps in such a process, as a share of the memory that comes and goes and of the optimizer's
 moments, which are allocated in between; chosen so that no worker in the same measurements takes more."""
+ALLOCATED_SHARE = 1.25
+"""What torch's allocator takes of a GPU over what is in use, while nobody asks it to give back; up to 1.21 was measured
+(docs/memory.md)."""
+CONTEXT_BYTES = 1 << 30
+"""Room for CUDA's own memory in each process: its context, kernels and workspaces."""
 NUM_STORED = 2
 """Copies of the weights that the host's store between trainer and engines takes at most: the version that is served,
 and the next."""
@@ -216,16 +218,13 @@ def device_place(name: str, has_bytes: int, loads: Sequence[Load]) -> Place:
     return Place(name=name, has_bytes=has_bytes, needed_bytes=needed, loads=tuple(loads))
 
 
-def fit_together(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster) -> bool:
-    """Whether each GPU holds what all of its ranks need at once, each at its peak: a process whose state stays keeps
-    the blocks of its peak for its next turn. On CPU slots state is on the host in any case."""
-    if cluster.devices[0].kind != "cuda":
-        return False
+def all_fit_at_once(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster) -> bool:
+    """Whether every device has room for the peaks of all its ranks together, so that no state has to leave it. False
+    where a role is not counted: a teacher of a kind that we do not know."""
     loads = loads_of(config, shape, plan)
-    if {load.group for load in loads} != {stage.stage for stage in plan.stages if stage.devices}:
-        return False  # some of it is not counted
-    return all(
-        sum(GPU_PROCESS_BYTES + round(GPU_SPARE * load.peak) for load in loads if index in load.devices)
+    is_counted = {load.group for load in loads} >= {stage.stage for stage in plan.stages if stage.devices}
+    return is_counted and all(
+        sum(ALLOCATED_SHARE * load.peak + CONTEXT_BYTES for load in loads if index in load.devices)
         <= device.memory_bytes
         for index, device in enumerate(cluster.devices)
     )
@@ -242,14 +241,29 @@ def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster
     most_ranks = max((count for count in range(1, room + 1) if len(actor.devices) % count == 0), default=1)
 
     def place_of(changed: ReasoningConfig) -> Place:
-        num_ranks = actor.num_ranks
-        if changed.actor.settled_shards > config.actor.settled_shards:
+        num_ranks, size = actor.num_ranks, changed.replica_sizes.get("actor", 1)
+        if size != config.replica_sizes.get("actor", 1):
+            num_ranks = _ranks_in_replicas(changed, size, len(actor.devices))
+        elif changed.actor.settled_shards > config.actor.settled_shards:
             num_ranks = changed.actor.settled_shards
-        stages = (replace(stage, num_ranks=num_ranks) if stage is actor else stage for stage in plan.stages)
+        trains = replace(actor, num_ranks=num_ranks, num_ranks_per_replica=size)
+        stages = (trains if stage is actor else stage for stage in plan.stages)
         return fullest_place(changed, shape, replace(plan, stages=tuple(stages)), cluster, memory_bytes)
 
     if place_of(config).missing_bytes > 0:
-        raise misfit(config, shape, place_of, num_ranks=actor.num_ranks, most_ranks=max(actor.num_ranks, most_ranks))
+        raise misfit(
+            config,
+            shape,
+            place_of,
+            num_ranks=actor.num_ranks,
+            most_ranks=max(actor.num_ranks, most_ranks),
+            num_devices=len(actor.devices),
+        )
+
+
+def _ranks_in_replicas(config: ReasoningConfig, size: int, num_devices: int) -> int:
+    """Ranks of an actor whose replicas have so many: as many replicas as devices and shards allow."""
+    return math.gcd(config.actor.settled_shards, max(1, num_devices // size)) * size
 
 
 def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
@@ -264,15 +278,18 @@ def misfit(
     *,
     num_ranks: int,
     most_ranks: int,
+    num_devices: int,
 ) -> UserError:
     """The refusal of a config that is short of memory, with the nearest settings that are not.
 
     Args:
         place_of: the place of a config that is fullest.
-        num_ranks: ranks of the actor; `most_ranks` could be.
+        num_ranks: ranks of the actor; `most_ranks` could be, on `num_devices`.
     """
 
     def fitting(changed: ReasoningConfig) -> int | None:
+        if not _can_be_cut(changed, shape, num_devices):
+            return None
         place = place_of(changed)
         return None if place.missing_bytes > 0 else place.needed_bytes
 
@@ -282,8 +299,22 @@ def misfit(
         f"model.path: {shape.name}, {shape.num_parameters / 1e9:.2f} billion parameters, does not fit: {place.needs} "
         f"about {place.needed_bytes / 2**30:.1f} GiB, and {place.name} has {place.has_bytes / 2**30:.1f}\n  - "
         + "\n  - ".join(sorted(lines)),
-        hint=hint_of(fitting_changes(config, fitting, num_ranks=num_ranks, most_ranks=most_ranks)),
+        hint=hint_of(
+            fitting_changes(config, fitting, num_ranks=num_ranks, most_ranks=most_ranks, num_devices=num_devices)
+        ),
     )
+
+
+def _can_be_cut(config: ReasoningConfig, shape: ModelShape, num_devices: int) -> bool:
+    """Whether the actor's backend can share the model out among ranks as it is told, on so many devices."""
+    if config.actor.backend != "megatron":
+        return True
+    cut = MegatronOptions.of(config.actor.backend_options)
+    try:
+        cut.check_model(shape)
+    except ValueError:
+        return False
+    return num_devices % cut.ranks_per_replica == 0
 
 
 def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices: int) -> None:
@@ -291,8 +322,7 @@ def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices:
 
     def place_of(changed: ReasoningConfig) -> Place:
         job = job_shape(changed)
-        span = trainer_of(job).span(job)
-        ranks = {"actor": math.gcd(job.num_shards, max(1, num_devices // span)) * span}
+        ranks = {"actor": _ranks_in_replicas(changed, trainer_of(job).span(job), num_devices)}
         found = rank_memory(shape, job, ranks, reference_shape(changed, shape))
         alone = [Load(group=group, memory=memory, num_items=1, offload=True) for group, memory in found.items()]
         places = [device_place(gpu.name, gpu.memory_bytes, [load]) for load in alone]
@@ -300,4 +330,4 @@ def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices:
 
     if place_of(config).missing_bytes > 0:
         num_ranks = math.gcd(config.actor.settled_shards, num_devices)
-        raise misfit(config, shape, place_of, num_ranks=num_ranks, most_ranks=num_devices)
+        raise misfit(config, shape, place_of, num_ranks=num_ranks, most_ranks=num_devices, num_devices=num_devices)

@@ -119,7 +119,7 @@ def complete_problem(job: Job, problem: Problem) -> Problem:
 
 def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> tuple[Plan, Sequence[str]]:
     chosen = job.config.plan
-    choices: dict[str, Any] = chosen.model_dump(exclude={"profile", "offload"})
+    choices: dict[str, Any] = chosen.model_dump(exclude={"profile"})
     choices["num_ranks_per_replica"] = job.config.replica_sizes
     _check_num_ranks(graph, job.config)
     first = plan_for_mode(graph, cluster, mode, **choices)
@@ -149,9 +149,9 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
             )
     _check_cycles(plan, graph)
     job.check_memory(plan)
-    if chosen.offload == "auto" and any(placed.offload for placed in plan.stages) and job.fits_together(plan):
-        notes.append("no state leaves its device: all of it fits at once (plan.offload=auto)")
+    if any(placed.offload for placed in plan.stages) and job.all_fit_at_once(plan):
         plan = replace(plan, stages=tuple(replace(placed, offload=False) for placed in plan.stages))
+        notes.append("the devices have room for the state of all roles at once, so none of it goes to the host")
     return replace(plan, reason=first.reason), notes
 
 
@@ -182,8 +182,8 @@ def _check_num_ranks(graph: FlowGraph, config: JobConfig) -> None:
 
 
 def _plan_like(flow: Flow, train: Flow, plan: Plan, cluster: Cluster) -> Plan:
-    """A plan for a flow that uses worker groups of the training flow: where they are, with the chunks they have, and
-    leaving their devices where they do there."""
+    """A plan for a flow that uses worker groups of the training flow: where they are, with the chunks they have. State
+    leaves its devices where it does so in training."""
     graph, train_graph = flow.graph(), train.graph()
     placed = {group: plan.stage(train_graph.workers[group][0]) for group in graph.workers}
     shared = {stage.name for stage in graph.stages} & {stage.name for stage in train_graph.stages}
@@ -197,5 +197,5 @@ def _plan_like(flow: Flow, train: Flow, plan: Plan, cluster: Cluster) -> Plan:
         num_ranks={group: stage.num_ranks for group, stage in placed.items()},
         num_ranks_per_replica={group: stage.num_ranks_per_replica for group, stage in placed.items()},
     )
-    stages = (replace(stage, offload=placed[graph.stage(stage.stage).worker].offload) for stage in made.stages)
-    return replace(made, stages=tuple(stages))
+    offload = {name: placed[group].offload for group, names in graph.workers.items() for name in names}
+    return replace(made, stages=tuple(replace(stage, offload=offload[stage.stage]) for stage in made.stages))

@@ -32,7 +32,10 @@ def canonical_tensors(shape: TransformerShape) -> dict[str, TensorSpec]:
         for name, size in _layer_shapes(shape, layer).items():
             specs |= _stored(shape, f"model.layers.{layer}.{name}", size)
     specs["model.norm.weight"] = TensorSpec((shape.hidden,), shape.dtype)
-    if not shape.tied_embeddings:
+    if shape.value_head:
+        specs["lm_head.weight"] = TensorSpec((1, shape.hidden), shape.dtype)
+        specs["lm_head.bias"] = TensorSpec((1,), shape.dtype)
+    elif not shape.tied_embeddings:
         specs["lm_head.weight"] = TensorSpec((shape.vocab, shape.hidden), shape.dtype)
     return specs
 

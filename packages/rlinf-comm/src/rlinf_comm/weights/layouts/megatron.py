@@ -194,7 +194,10 @@ class _MegatronRank:
             rank.add_whole(prefix + "decoder.final_layernorm.weight", "model.norm.weight")
             for index in range(self._shape.mtp_layers):
                 self._add_mtp(f"{prefix}mtp.layers.{index}.", self._shape.num_layers + index)
-            if not self._shape.tied_embeddings:
+            if self._shape.value_head:  # whole on every rank of the last stage
+                for part in ("weight", "bias"):
+                    rank.add_whole(f"{prefix}output_layer.{part}", f"lm_head.{part}")
+            elif not self._shape.tied_embeddings:
                 self._add_vocab(prefix + "output_layer.weight", "lm_head.weight")
             elif number > 0:  # a copy of the embedding
                 self._add_vocab(prefix + "output_layer.weight", embedding)

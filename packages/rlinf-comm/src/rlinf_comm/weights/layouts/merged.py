@@ -97,6 +97,8 @@ class _Sizes:
 
 
 def _check(shape: TransformerShape, sizes: _Sizes) -> None:
+    if shape.value_head:
+        raise LayoutError("value_head: an engine generates, and a critic has no row for each word to generate with")
     tp = sizes.tp
     check_divides("num_heads", shape.num_heads, "tp", tp)
     if shape.latent is None and shape.num_kv_heads % tp and tp % shape.num_kv_heads:

@@ -83,6 +83,8 @@ class TransformerShape:
     qk_norm: bool = False
     tied_embeddings: bool = False
     """lm_head is the embedding; the checkpoint and this package then know only `model.embed_tokens.weight`."""
+    value_head: bool = False
+    """In place of a row for each word, lm_head has one row and a bias: a critic, which says what tokens are worth."""
     dtype: str = "bfloat16"
     """Dtype of the canonical tensors that are neither FP8 nor always float32."""
 
@@ -94,6 +96,10 @@ class TransformerShape:
             )
         if self.latent is not None and (self.qkv_bias or self.qk_norm):
             raise LayoutError("latent attention with qkv_bias or qk_norm: no ready layout places their tensors")
+        if self.value_head and self.tied_embeddings:
+            raise LayoutError(
+                "value_head with tied_embeddings: the embedding has a row for each word, the head has one"
+            )
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], dtype: str | None = None, *, mtp: bool = False) -> TransformerShape:

@@ -148,7 +148,8 @@ class WeightReceiver(StoreSide):
         words, control = self._words, self._control
 
         def late() -> list[int]:
-            return [rank for rank in lenders if words.load(control.digested(rank)) != policy_version]
+            # One that has digested a later version has done so with this one, which this rank has not served, before.
+            return [rank for rank in lenders if words.load(control.digested(rank)) < policy_version]
 
         def are_there() -> bool:
             for src_rank in late():

@@ -15,7 +15,7 @@ from rlinf_comm.errors import PeerLost, WeightTimeout
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.store.memory import NO_VERSION, NUM_SLOTS, WORD_MODULUS, WeightStore, Where, signed_word
-from rlinf_comm.weights.store.shared_tensors import Lasting, share
+from rlinf_comm.weights.store.shared_tensors import Lasting
 from rlinf_comm.weights.store.side import StoreSide
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class WeightSender(StoreSide):
         for them (/dev/shm) or this process may not open that many files.
         """
         tensors = self._checked(tensors)
-        places = share(list(tensors.values())) if self._lasting.are_known(tensors.values()) else None
+        places = self._lasting.places_of(list(tensors.values()))
         if places is None:
             return self.publish(tensors, policy_version, timeout_s)
         slot, wait_s = self._free_slot(policy_version, timeout_s)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import resource
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from rlinf_comm.errors import PeerLost
 
 if TYPE_CHECKING:
     import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
 
 EMPTY_FD = -1
 """In the place of a tensor without elements."""
@@ -37,44 +39,69 @@ class SharedPlace:
 
 
 class Lasting:
-    """Knows tensors that were there before: what is made anew each time would be moved each time."""
+    """Tensors that are lent again and again: what is made anew each time would be moved each time."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[int, object]] = []
+        self._storages: list[int] = []
+        self._references: list[StorageWeakRef] = []
+        self._pointers: list[int] = []
+        self._places: list[SharedPlace] | None = None
+        """Where the tensors with those pointers are."""
 
-    def are_known(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Whether these tensors have the memory of those that were asked for the last time."""
+    def places_of(self, tensors: Sequence[torch.Tensor]) -> list[SharedPlace] | None:
+        """Where others find the tensors, whose memory moves there at most once.
+
+        Returns:
+            None where they cannot be lent: they have not the memory of those that were asked for the last time, one is
+            not contiguous or pinned for a GPU, half of the descriptors that this process may open are taken, or
+            /dev/shm has no room.
+        """
+        are_known = self._are_known(tensors)
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        if not are_known:
+            self._places = None
+        elif self._places is None or pointers != self._pointers:
+            self._places = _share(tensors)
+            pointers = [tensor.data_ptr() for tensor in tensors]
+        self._pointers = pointers
+        return self._places
+
+    def _are_known(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the storages are those of the last time, and have been there since."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
-        seen, self._seen = self._seen, []
         storages = [tensor.untyped_storage() for tensor in tensors]
-        self._seen = [(storage._cdata, StorageWeakRef(storage)) for storage in storages]
+        identities = [storage._cdata for storage in storages]
         # Where one has gone, another may have its identity.
-        return [identity for identity, _ in self._seen] == [identity for identity, _ in seen] and not any(
-            reference.expired()  # pyright: ignore[reportAttributeAccessIssue]
-            for _, reference in seen
-        )
+        if identities == self._storages and not any(reference.expired() for reference in self._references):
+            return True
+        self._storages, self._references = identities, [StorageWeakRef(storage) for storage in storages]
+        return False
 
 
-def share(tensors: Sequence[torch.Tensor]) -> list[SharedPlace] | None:
-    """Moves the memory of contiguous tensors into shared memory, unless it is there.
-
-    Returns:
-        None where that cannot be: a tensor that is pinned for a GPU, half of the descriptors that this process may open
-        are taken, or /dev/shm has no room. Some of them have moved then, which changes nothing for who uses them.
-    """
+def _share(tensors: Sequence[torch.Tensor]) -> list[SharedPlace] | None:
+    """Moves what is not in shared memory yet. Where that ends early, some tensors have moved, which changes nothing for
+    who uses them."""
     if any(tensor.is_pinned() or not tensor.is_contiguous() for tensor in tensors):
         return None
     new = {tensor.untyped_storage()._cdata for tensor in tensors if not tensor.is_shared()}
-    if len(os.listdir("/proc/self/fd")) + len(new) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+    if len(os.listdir("/proc/self/fd")) + len(new) > limit:
+        _warn(f"{len(new)} descriptors are needed, and half of those that it may open are {limit} (ulimit -n)")
         return None
     try:
-        return [_share(tensor) for tensor in tensors]
-    except RuntimeError:  # torch could not allocate the shared memory
+        return [_place_of(tensor) for tensor in tensors]
+    except RuntimeError as error:  # torch could not allocate the shared memory
+        _warn(f"{error}; /dev/shm needs room for them")
         return None
 
 
-def _share(tensor: torch.Tensor) -> SharedPlace:
+def _warn(reason: str) -> None:
+    """Once for a process and reason, as Python's filter has it."""
+    warnings.warn(f"weights go through the store and not straight from this process: {reason}", stacklevel=4)
+
+
+def _place_of(tensor: torch.Tensor) -> SharedPlace:
     if not tensor.numel():
         return SharedPlace(EMPTY_FD, 0, 0)
     storage = tensor.untyped_storage()

@@ -78,10 +78,10 @@ def update_bytes(model: ModelShape, job: JobShape, *, recomputes: bool = False) 
         return layers_bytes(model, job, packed) + turn_bytes(model, job, packed)
     prompts, completions = passes_of_micro_batch(job, recomputes=recomputes)
     start = layers_bytes(model, job, completions) + turn_bytes(model, job, completions)
-    if job.adapter is None or job.has_critic:
+    if (adapter := job.sole_adapter) is None:
         held_back = job.dtype_bytes * model.num_parameters + 2 * head_gradient_bytes(model, job)
     else:
-        held_back = FLOAT_BYTES * job.adapter.num_parameters(model)
+        held_back = FLOAT_BYTES * adapter.num_parameters(model)
     held_back += prompts.all_tokens * kv_bytes(model, job)  # gradients of what completions attend to
     if model.tied_embeddings:
         held_back += logits_bytes(model, job, completions) // 2
@@ -113,24 +113,42 @@ def layers_bytes(model: ModelShape, job: JobShape, call: Pass) -> int:
     no mask of a row and repeats nothing (2 k d); its output is kept in the order of the row, too (q d). Attention is
     taken to be fused (flash or memory-efficient), as torch chooses it on CPUs and GPUs: no [T, K] scores are kept.
     The last norm and the input of the head come on top.
+
+    Where an adapter alone is trained, normalised values are not kept, and inputs only of layers that it changes: one
+    for all of them, or a copy in float32 for each where d is not F; and what comes out of its first matrix (r F). What
+    is computed again is not kept; its input is the norm's.
     """
     d, h, q = job.dtype_bytes, model.hidden_size, model.num_heads * model.head_dim
-    norm, num_keys = h * (FLOAT_BYTES + 2 * d), call.num_before + call.num_tokens
-    of_token = 2 * norm + 2 * q * d + FLOAT_BYTES * model.num_heads + (q if call.is_packed else num_keys) * d
+    num_keys = call.num_before + call.num_tokens
     key_width = model.num_kv_heads * model.head_dim if call.is_packed else q
+    adapter = job.sole_adapter
+    norm = FLOAT_BYTES + (d if adapter is None else 0)
+    of_token = 2 * h * norm + 2 * q * d + FLOAT_BYTES * model.num_heads + (q if call.is_packed else num_keys) * d
+    of_token += _inputs_bytes(model, job, h, "q_proj", "k_proj", "v_proj")
+    of_token += _inputs_bytes(model, job, h, "gate_proj", "up_proj")
     if model.qk_norm:
-        of_token += (q + model.num_kv_heads * model.head_dim) * (FLOAT_BYTES + d)
-    feed_forward = feed_forward_bytes(model, job)
-    of_token += h * d if call.recomputes else feed_forward
+        of_token += (q + model.num_kv_heads * model.head_dim) * norm
+    if adapter is not None:
+        of_token += FLOAT_BYTES * adapter.rank * len(adapter.ends(model))
+        of_token += 0 if d == FLOAT_BYTES else _inputs_bytes(model, job, q, "o_proj")
+    of_token += 0 if call.recomputes else feed_forward_bytes(model, job)
     of_layers = model.num_layers * (call.all_tokens * of_token + call.num_rows * num_keys * 2 * key_width * d)
-    return of_layers + call.all_tokens * (norm + (feed_forward if call.recomputes else 0))  # one layer at a time
+    return of_layers + call.all_tokens * h * (norm + (d if adapter is None else 0))
+
+
+def _inputs_bytes(model: ModelShape, job: JobShape, width: int, *layers: str) -> int:
+    """Bytes of a token's input to some linear layers, as far as their gradients need it."""
+    if job.sole_adapter is None:
+        return width * job.dtype_bytes
+    num_changed = len(job.sole_adapter.ends(model).intersection(layers))
+    return width * FLOAT_BYTES * (min(1, num_changed) if job.dtype_bytes == FLOAT_BYTES else num_changed)
 
 
 def feed_forward_bytes(model: ModelShape, job: JobShape) -> int:
     """Bytes that the feed-forward half of a layer keeps for a token, its input aside."""
     d = job.dtype_bytes
     if not model.num_experts:
-        return 4 * model.intermediate_size * d
+        return 3 * model.intermediate_size * d + _inputs_bytes(model, job, model.intermediate_size, "down_proj")
     of_expert = (2 * model.hidden_size + 4 * model.expert_intermediate_size) * d
     return model.num_active_experts * of_expert + FLOAT_BYTES * model.num_experts
 
@@ -144,8 +162,11 @@ def turn_bytes(model: ModelShape, job: JobShape, call: Pass) -> int:
     """
     logits = logits_bytes(model, job, call)
     inside = 2 * call.all_tokens * mlp_width(model) * job.dtype_bytes
+    if call.recomputes:
+        inside += call.all_tokens * feed_forward_bytes(model, job)
+    head = 0 if job.sole_adapter else head_gradient_bytes(model, job)
     chunk = min(FLOAT_BYTES * call.all_tokens * model.vocab_size, GPU_CHUNK_BYTES if job.on_gpu else CPU_CHUNK_BYTES)
-    return max(logits + max(chunk, head_gradient_bytes(model, job)), inside + head_gradient_bytes(model, job))
+    return max(logits + max(chunk, head), inside + head)
 
 
 def logits_bytes(model: ModelShape, job: JobShape, call: Pass) -> int:

@@ -20,8 +20,13 @@ class Adapter:
     def num_parameters(self, model: ModelShape) -> int:
         """rank * (inputs + outputs) of each layer that is changed; one of an unknown name counts as a square one."""
         widths = _widths(model)
-        ends = tuple(widths) if self.targets is None else {target.rpartition(".")[2] for target in self.targets}
-        return model.num_layers * self.rank * sum(widths.get(end, 2 * model.hidden_size) for end in ends)
+        return model.num_layers * self.rank * sum(widths.get(end, 2 * model.hidden_size) for end in self.ends(model))
+
+    def ends(self, model: ModelShape) -> frozenset[str]:
+        """How the names of the layers end that are changed."""
+        if self.targets is None:
+            return frozenset(_widths(model))
+        return frozenset(target.rpartition(".")[2] for target in self.targets)
 
     def added_to(self, whole: RankMemory, model: ModelShape, copy: int, num_models: int) -> RankMemory:
         """What a rank holds that trains the adapter of its first model and the others whole.

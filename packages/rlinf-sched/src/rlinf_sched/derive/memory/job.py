@@ -52,3 +52,8 @@ class JobShape:
     def num_models(self) -> int:
         """Models that a rank of the trainer trains."""
         return 2 if self.has_critic else 1
+
+    @property
+    def sole_adapter(self) -> Adapter | None:
+        """The adapter where no model is trained whole."""
+        return None if self.has_critic else self.adapter

@@ -1,23 +1,22 @@
 """What a rank holds under the training backend `megatron`."""
 
-from dataclasses import replace
+from dataclasses import dataclass
 
 from rlinf_sched.derive.megatron import MegatronOptions
-from rlinf_sched.derive.memory.activations import MAX_LOGITS_BYTES, Pass, layers_bytes
+from rlinf_sched.derive.memory.activations import CPU_CHUNK_BYTES, GPU_CHUNK_BYTES, MAX_LOGITS_BYTES
 from rlinf_sched.derive.memory.job import FLOAT_BYTES, JobShape
 from rlinf_sched.derive.memory.rank import NUM_MOMENTS, RankMemory
 from rlinf_sched.derive.shapes import ModelShape
 
-OF_LOGIT = 4
-"""Float32 numbers for each logit of a chunk at the head's peak: the logits, what is kept, its exponential, the
-gradient."""
+NUM_CHUNKS = 3
+"""Chunks of logits in float32 that the head works with at once: scaled, shifted, their exponentials."""
 
 
 def megatron_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
     """The part of a rank in the first or the last stage of the pipeline, whichever is fuller.
 
-    Gradients, masters and moments are float32. Masters are there beside bfloat16 weights; they and the moments are
-    shared out over replicas by the distributed optimizer.
+    A critic is cut as the policy is. Gradients, masters and moments are float32. Masters are there beside bfloat16
+    weights; they and the moments are shared out over replicas by the distributed optimizer.
     """
     cut = MegatronOptions.of(job.backend_options)
     num_replicas = max(1, num_ranks // cut.ranks_per_replica)
@@ -25,13 +24,16 @@ def megatron_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMem
     kept = dense + experts
     if cut.distributed_optimizer:
         kept = -(-dense // (num_replicas * cut.num_parts)) + -(-experts // num_replicas)
-    computed = compute_bytes(job)
+    computed, models = compute_bytes(job), job.num_models
+    passes = [
+        MegatronPass(model=model, job=job, cut=cut, num_rows=rows) for rows in (_rows(job), job.warm_start_sequences)
+    ]
     return RankMemory(
-        weights=computed * (dense + experts),
-        masters=0 if computed == FLOAT_BYTES else FLOAT_BYTES * kept,
-        gradients=FLOAT_BYTES * (dense + experts),
-        optimizer=NUM_MOMENTS * FLOAT_BYTES * kept,
-        activations=max(_pass_bytes(model, job, cut, rows) for rows in (_rows(job), job.warm_start_sequences)),
+        weights=models * computed * (dense + experts),
+        masters=0 if computed == FLOAT_BYTES else models * FLOAT_BYTES * kept,
+        gradients=models * FLOAT_BYTES * (dense + experts),
+        optimizer=models * NUM_MOMENTS * FLOAT_BYTES * kept,
+        activations=max(one.peak_bytes(_num_micro_batches(job, num_replicas)) for one in passes),
         step=FLOAT_BYTES * kept,
         host_start=FLOAT_BYTES * (dense + experts),
     )
@@ -58,19 +60,114 @@ def _rows(job: JobShape) -> int:
     return job.micro_batch_groups * job.lengths.group_size
 
 
-def _pass_bytes(model: ModelShape, job: JobShape, cut: MegatronOptions, num_rows: int) -> int:
-    """Bytes that autograd keeps of whole sequences, those of as many micro-batches as a pipeline has stages.
+def _num_micro_batches(job: JobShape, num_replicas: int) -> int:
+    """Of an update, on a replica."""
+    return max(1, job.num_groups // (num_replicas * job.num_updates * job.micro_batch_groups))
 
-    The first stage has 1/stages of the layers and keeps that many micro-batches of them: together all layers of one.
-    """
-    tp, lengths = cut.tensor_parallel, job.lengths
-    num_rows = -(-num_rows // cut.num_parts)
-    length = lengths.prompt_tokens + lengths.limit_tokens
-    computed = replace(job, dtype_bytes=compute_bytes(job))
-    of_layers = layers_bytes(model, computed, Pass(num_rows=num_rows, num_tokens=length))
-    if cut.recompute:  # the input of each layer, and one layer's inside
-        inputs = model.num_layers * num_rows * length * model.hidden_size * computed.dtype_bytes
-        of_layers = inputs + of_layers // model.num_layers
-    num_tokens = num_rows * lengths.limit_tokens
-    logits = OF_LOGIT * min(FLOAT_BYTES * num_tokens * model.vocab_size // tp, MAX_LOGITS_BYTES)
-    return of_layers // tp + logits
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MegatronPass:
+    """Forward and backward of so many whole sequences through megatron-core's local layers."""
+
+    model: ModelShape
+    job: JobShape
+    cut: MegatronOptions
+    num_rows: int
+
+    def peak_bytes(self, num_micro_batches: int) -> int:
+        """What autograd keeps, and what the backward pass adds where it begins.
+
+        The first stage of a pipeline keeps as many micro-batches as there are stages; the last one keeps one, and has
+        the head.
+        """
+        stages, kept, inside = self.cut.pipeline_parallel, self.kept_bytes, self._inside_of_layer()
+        if stages == 1:
+            return kept + max(inside, self._head_bytes())
+        first = min(stages, num_micro_batches) * kept + inside
+        return max(first, kept + max(inside, self._head_bytes()))
+
+    @property
+    def kept_bytes(self) -> int:
+        """What autograd keeps of the layers of a stage."""
+        num_layers = self.model.num_layers // self.cut.pipeline_parallel
+        if not self.cut.recompute:
+            return num_layers * self._layer_bytes()
+        return num_layers * self._num_tokens * self.model.hidden_size * self._d // self._num_shared  # inputs of layers
+
+    @property
+    def _d(self) -> int:
+        return compute_bytes(self.job)
+
+    @property
+    def _num_tokens(self) -> int:
+        """Of the rows of this rank."""
+        lengths = self.job.lengths
+        return -(-self.num_rows // self.cut.num_parts) * (lengths.prompt_tokens + lengths.limit_tokens)
+
+    @property
+    def _num_shared(self) -> int:
+        """Ranks that share the positions of a sequence out between matrices."""
+        return self.cut.tensor_parallel if self.cut.sequence_parallel else 1
+
+    def _layer_bytes(self) -> int:
+        """Bytes that autograd keeps of a layer, counted tensor by tensor. d is the bytes of a number, F those of a
+        float32; for each token:
+
+            two norms         2 h (2 F + d)     input and normalised value in float32, input of what follows; a GPU's
+                              2 h 2 d           fused norm keeps its input alone
+            norms of q and k  2 F q + F k       as above, the float32 keys a copy of their own where d is not F;
+                              (2 q + 2 k) d     queries are copied out of the product, which all three came out of
+            attention         (3 q + 3 k) d     queries and keys after rotation, the output, and that product, for the
+                              + F heads         values; logarithmic sums of the scores
+                              4 q d             on a GPU in float32: keys and values are repeated for every query head
+            gated MLP         5 I d             gate and up in one, the activation, up once more, their product
+            experts           n (h + 6 I) d     the MLP's with the product weighted, and the input of each
+            router            2 F E             scores, as they come and sorted by expert
+        """
+        d, f, tp, model = self._d, FLOAT_BYTES, self.cut.tensor_parallel, self.model
+        h, q, k = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+        on_gpu = self.job.on_gpu
+        norms = 2 * h * (2 * d if on_gpu else 2 * f + d) // self._num_shared
+        repeats = on_gpu and d == f
+        attention = (4 * q if repeats else 3 * q + 3 * k) * d + f * model.num_heads
+        if model.qk_norm and on_gpu:
+            attention += (2 * q + 2 * k if repeats else q) * d
+        elif model.qk_norm:
+            attention += 2 * f * q + (1 if d == f else 2) * f * k
+        of_token = norms + attention // tp
+        if not model.num_experts:
+            return self._num_tokens * (of_token + 5 * model.intermediate_size * d // tp)
+        of_token += 2 * f * model.num_experts // self._num_shared
+        width = model.expert_intermediate_size // self.cut.expert_tensor_parallel
+        return self._num_tokens * of_token + round(self._num_expert_tokens * (h + 6 * width) * d)
+
+    @property
+    def _num_expert_tokens(self) -> float:
+        """Tokens that the experts of this rank get, where all experts get equally many."""
+        return self._num_tokens * self.cut.num_parts * self.model.num_active_experts / self.cut.expert_parallel
+
+    def _inside_of_layer(self) -> int:
+        """Bytes that the backward pass of a layer adds: gradients of the feed-forward half's inside and of its widest
+        matrix, and where it is computed again, what that keeps."""
+        model, d = self.model, self._d
+        if model.num_experts:
+            width = model.expert_intermediate_size // self.cut.expert_tensor_parallel
+            gradients = round(3 * self._num_expert_tokens * width * d)
+        else:
+            width = model.intermediate_size // self.cut.tensor_parallel
+            gradients = 3 * self._num_tokens * width * d
+        again = self._layer_bytes() if self.cut.recompute else 0
+        return again + gradients + 2 * width * model.hidden_size * d
+
+    def _head_bytes(self) -> int:
+        """The last norm, the states that are asked for, logits in the dtype of the model, their gradient and chunks in
+        float32; or that gradient, and the one of the head, which megatron-core adds to the sum when it has it."""
+        model, d, tokens = self.model, self._d, self._num_tokens
+        norm = tokens * model.hidden_size * (2 * d if self.job.on_gpu else 2 * FLOAT_BYTES + d)
+        lengths = self.job.lengths
+        num_asked = tokens * lengths.limit_tokens // (lengths.prompt_tokens + lengths.limit_tokens)
+        words = model.vocab_size // self.cut.tensor_parallel
+        logits = min(num_asked * words, MAX_LOGITS_BYTES // FLOAT_BYTES)
+        chunk = min(FLOAT_BYTES * logits, GPU_CHUNK_BYTES if self.job.on_gpu else CPU_CHUNK_BYTES)
+        working = max(2 * logits * d + NUM_CHUNKS * chunk, logits * d + words * model.hidden_size * d)
+        return norm + num_asked * model.hidden_size * d + working

@@ -78,14 +78,15 @@ def _fsdp2_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMemor
     layer = -(-(model.num_parameters - rest) // model.num_layers)
     recomputes = bool(job.backend_options.get("recompute"))
     update = update_bytes(model, computed, recomputes=recomputes)
+    sent = 0 if num_ranks == 1 or job.sole_adapter else job.dtype_bytes * layer
     return RankMemory(
         weights=part,
         gradients=part,
         optimizer=NUM_MOMENTS * part,
         activations=max(update, warm_start_bytes(model, computed, recomputes=recomputes)),
-        gathered=computed.dtype_bytes * (rest + 2 * layer) + (0 if num_ranks == 1 else job.dtype_bytes * layer),
+        gathered=computed.dtype_bytes * (rest + 2 * layer) + sent,
         step=-(-2 * 8 * _largest_bytes(model, job) // (job.dtype_bytes * num_ranks)),
-        host_start=2 * copy,
+        host_start=2 * _largest_bytes(model, job),  # read, or made, whole
     )
 
 

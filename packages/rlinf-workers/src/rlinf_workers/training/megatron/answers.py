@@ -1,4 +1,4 @@
-"""What a model says of a batch: whole sequences in, log-probabilities and entropies of some of their tokens out.
+"""What a model says of a batch: whole sequences in, numbers for some of their tokens out.
 
 megatron-core's layers know no cache that gradients flow through. So a prompt stands before each of its completions, and
 padding behind them, which causal attention never sees.
@@ -8,16 +8,21 @@ Legend: R rows, S positions of a sequence, T tokens that are asked for, V vocabu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
+from rlinf_algos.logprobs import LEAST
 from rlinf_sched.derive.memory import MAX_LOGITS_BYTES
+from rlinf_sched.derive.memory.activations import CPU_CHUNK_BYTES, GPU_CHUNK_BYTES
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.records.language import ExampleBatch
 
@@ -100,12 +105,11 @@ def answers_of_states(states: Tensor, weight: Tensor, asked: Asked, first: int, 
         num_words: V
         group: ranks that share the vocabulary out.
     """
-    found = states.gather(1, asked.before[..., None].expand(-1, -1, states.shape[-1])).flatten(0, 1)
-    targets = asked.targets.flatten()
+    found, targets = _before(states, asked).flatten(0, 1), asked.targets.flatten()
 
     def answer(states: Tensor, targets: Tensor) -> Tensor:
-        logits = linear(states, weight).float() / asked.temperature
-        return _Answers.apply(logits, targets, first, num_words, group)  # pyright: ignore[reportReturnType]
+        logits = linear(states, weight)
+        return _Answers.apply(logits, targets, asked.temperature, first, num_words, group)  # pyright: ignore[reportReturnType]
 
     at_once = max(1, MAX_LOGITS_BYTES // (4 * len(weight)))
     if len(targets) <= at_once:
@@ -116,39 +120,82 @@ def answers_of_states(states: Tensor, weight: Tensor, asked: Asked, first: int, 
     return answers.view(2, *asked.targets.shape)
 
 
+def values_of_states(states: Tensor, head: nn.Linear, asked: Asked) -> Tensor:
+    """What is still to come before each token, [1, R, T] float32.
+
+    Args:
+        states: [R, S, H], whole on each rank of the group.
+        head: one row, whole.
+    """
+    return linear(_before(states, asked).float(), head.weight.float(), head.bias.float()).permute(2, 0, 1)
+
+
+def _before(states: Tensor, asked: Asked) -> Tensor:
+    """The states [R, T, H] from which the tokens follow that are asked for."""
+    return states.gather(1, asked.before[..., None].expand(-1, -1, states.shape[-1]))
+
+
 class _Answers(torch.autograd.Function):
     """Log-probabilities and entropies of a softmax whose logits are shared out over the ranks of a group.
 
-    With p = softmax(z), L = log p and H = -sum p L: dL_t/dz = [z is z_t] - p, dH/dz = -p (L + H).
+    With p = softmax(z), L = log p and H = -sum p L: dL_t/dz = [z is z_t] - p, dH/dz = -p (L + H). As in
+    `rlinf_algos.logprobs` the logits are kept once, in their own dtype, and both passes go over them in chunks of rows.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, first: int, num_words: int, group: Any) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, first: int, num_words: int, group: Any
+    ) -> Tensor:
         """logits [N, rows of this rank], targets [N] -> [2, N]"""
-        words = torch.arange(first, first + logits.shape[1], device=logits.device)
-        logits = logits.masked_fill(words >= num_words, float("-inf"))  # rows that stand for no word
-        largest = logits.max(-1).values
+        num_here = max(0, num_words - first)  # rows behind them stand for no word
+        ctx.scaled = partial(_scaled, temperature=temperature, num_words=num_here)
+        largest, total, weighted = logits.new_empty(3, len(logits), dtype=torch.float32)
+        for rows in _chunks(logits):
+            largest[rows] = ctx.scaled(logits[rows]).max(-1).values
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        for rows in _chunks(logits):
+            shifted = ctx.scaled(logits[rows]) - largest[rows, None]
+            weights = shifted.exp()
+            total[rows] = weights.sum(-1)
+            weighted[rows] = weights.mul_(shifted.clamp_(min=LEAST)).sum(-1)
         is_mine = (targets >= first) & (targets < first + logits.shape[1])
         places = (targets - first).clamp(0, logits.shape[1] - 1)
-        shifted = logits - largest[:, None]
-        weights = shifted.exp()
-        target = shifted.gather(1, places[:, None])[:, 0].masked_fill(~is_mine, 0.0)
-        weighted = (weights * shifted.masked_fill(weights == 0, 0.0)).sum(-1)
-        total, target, weighted = sums = torch.stack([weights.sum(-1), target, weighted])
+        target = ctx.scaled(logits.gather(1, places[:, None]), num_words=1)[:, 0] - largest
+        total, target, weighted = sums = torch.stack([total, target.masked_fill(~is_mine, 0.0), weighted])
         dist.all_reduce(sums, group=group)
         entropy = total.log() - weighted / total
-        ctx.save_for_backward(shifted - total.log()[:, None], entropy, places, is_mine)
+        ctx.temperature = temperature
+        ctx.save_for_backward(logits, largest + total.log(), entropy, places, is_mine)
         return torch.stack([target - total.log(), entropy])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        ((of_logprobs, of_entropies),) = gradients
-        logprobs, entropy, places, is_mine = ctx.saved_tensors
-        softmax = logprobs.exp()
-        of_logits = -softmax * of_logprobs[:, None]
-        if bool((of_entropies != 0).any()):
-            finite = logprobs.masked_fill(softmax == 0, 0.0)
-            of_logits -= softmax * (finite + entropy[:, None]) * of_entropies[:, None]
-        of_logits.scatter_add_(1, places[:, None], (of_logprobs * is_mine)[:, None])
-        return of_logits, None, None, None, None
+        ((of_logprobs, of_entropies),) = (gradient / ctx.temperature for gradient in gradients)
+        logits, normaliser, entropy, places, is_mine = ctx.saved_tensors
+        of_logits = torch.empty_like(logits)
+        has_entropies = bool((of_entropies != 0).any())
+        for rows in _chunks(logits):
+            logprobs = ctx.scaled(logits[rows]) - normaliser[rows, None]
+            found = logprobs.exp()
+            if has_entropies:
+                weights = logprobs.clamp_(min=LEAST).add_(entropy[rows, None]).mul_(of_entropies[rows, None])
+                found *= weights.add_(of_logprobs[rows, None])
+            else:
+                found *= of_logprobs[rows, None]
+            found.neg_().scatter_add_(1, places[rows, None], (of_logprobs * is_mine)[rows, None])
+            of_logits[rows] = found
+        return of_logits, None, None, None, None, None
+
+
+def _scaled(logits: Tensor, *, temperature: float, num_words: int) -> Tensor:
+    """Float32, -inf from column `num_words` on."""
+    scaled = logits.float() / temperature
+    scaled[:, num_words:] = float("-inf")
+    return scaled
+
+
+def _chunks(logits: Tensor) -> Iterator[slice]:
+    """Rows that are worked out at once."""
+    size = max(1, (GPU_CHUNK_BYTES if logits.is_cuda else CPU_CHUNK_BYTES) // (4 * logits.shape[1]))
+    return (slice(start, start + size) for start in range(0, len(logits), size))

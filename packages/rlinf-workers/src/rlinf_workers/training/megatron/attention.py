@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -19,5 +20,7 @@ class CausalAttention(MegatronModule):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """query [S, R, heads, D], key and value [S, R, groups, D] -> [S, R, heads * D]"""
         q, k, v = (part.permute(1, 2, 0, 3) for part in (query, key, value))
+        if q.is_cuda and q.dtype == torch.float32:  # there the kernels that take shared keys keep all scores
+            k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
         found = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         return found.permute(2, 0, 1, 3).flatten(2)

@@ -8,7 +8,7 @@ With a pipeline `backward` keeps the micro-batch, and `reduce` runs them all as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -19,16 +19,15 @@ from rlinf_comm.weights import Layout, ReshardExecutor, plan
 from rlinf_comm.weights.layouts import TransformerShape, huggingface
 from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_sched.derive.shapes import ModelShape
-from rlinf_workers.models.language_model import build_model
 from rlinf_workers.models.sequences import SequenceBatch
-from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.models.weight_files import WeightFiles, region
 from rlinf_workers.models.weight_names import CONVERTS
 from rlinf_workers.records.language import ExampleBatch
-from rlinf_workers.training.base import NOT_ASKED, Evaluation, LossOf, OptimizerSettings, shards_of
+from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, shards_of
 from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
 from rlinf_workers.training.megatron.answers import Asked, rows_of
-from rlinf_workers.training.megatron.files import box_in, gathered, owned, renamed, stacked
+from rlinf_workers.training.megatron.files import box_in, gathered, leaving_out, owned, renamed, stacked
 from rlinf_workers.training.megatron.storages import Storages
 from rlinf_workers.worker import Worker
 
@@ -41,10 +40,14 @@ class MegatronBackend:
     """See training/base.py for what the methods promise."""
 
     num_steps = 0
+    _is_updating = False
+    """Between `begin` and `step`, when gradients count."""
+    _begins = False
+    """An update has begun while its gradients were away; they are 0 when they come."""
 
     def __init__(
         self,
-        model: TokenModel,
+        model: TokenModel | ValueModel,
         worker: Worker,
         *,
         optimizer: OptimizerSettings | None,
@@ -57,20 +60,21 @@ class MegatronBackend:
             shim.apply()
         from transformers import AutoConfig
 
+        from rlinf_workers.training.megatron.heads import head_of
         from rlinf_workers.training.megatron.model import layout_of, make_model
         from rlinf_workers.training.megatron.parallel import connect
 
         self.kind, self._settings = model, model.settings
         self._worker, self._options = worker, options
         self._config = AutoConfig.from_pretrained(self._settings.folder)
-        self._shape = TransformerShape.from_config(self._config.to_dict(), self._settings.dtype)
+        self._head = head_of(model)
+        self._shape = self._head.shape(TransformerShape.from_config(self._config.to_dict(), self._settings.dtype))
         options.check_model(ModelShape.from_config(self._config.to_dict()))
         self._place = connect(worker, options)
         sizes = (self._shape, options, worker.num_ranks)
         self._layout = layout_of(*sizes, options.compute_dtype)
         self._masters_layout = layout_of(*sizes, "float32")
-        self._model = make_model(self._config, *sizes[:2]).to(worker.device)
-        self._model.num_words = self._shape.vocab
+        self._model = make_model(self._config, self._shape, options, self._head).to(worker.device)
         self._called: Any = self._model
         """The model, in what megatron-core wraps it."""
         self._storages = Storages(self._tensors)
@@ -86,6 +90,7 @@ class MegatronBackend:
             self.shards = shards_of(num_shards, place.replica, place.num_replicas, parts="replicas")
             self.restart(optimizer)
         self._take(self._first_weights())
+        self.offload()  # what megatron-core has made on the device
 
     def _wrap(self, trains: bool) -> None:
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -104,7 +109,7 @@ class MegatronBackend:
         )
         self._called = DistributedDataParallel(config, how, self._called)
         self._optimizer = make_optimizer(self._called, self._options)
-        self._masters = Masters(self._optimizer)
+        self._masters = Masters(self._optimizer, self._storages)
 
     # -- an update -------------------------------------------------------------------------------------------------
 
@@ -112,8 +117,8 @@ class MegatronBackend:
     def forward(
         self, batch: SequenceBatch | ExampleBatch, *, entropies: bool = False, adapter: bool = True
     ) -> Evaluation:
-        asked = Asked.of(batch, self.kind.temperature)
-        whole = torch.zeros(2, *asked.targets.shape, device=self._worker.device)
+        asked = Asked.of(batch, self._head.temperature)
+        whole = torch.zeros(self._head.num_answers, *asked.targets.shape, device=self._worker.device)
 
         def keep(answers: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
             self._insert(whole, answers)
@@ -121,28 +126,34 @@ class MegatronBackend:
 
         self._run([(asked, keep)], forward_only=True)
         self._worker.replica_ranks.sum_(whole)
-        return Evaluation(logprobs=whole[0], entropies=whole[1] if entropies else NOT_ASKED)
+        return self._head.evaluation(whole, entropies=entropies)
 
     def begin(self, num_statistics: int) -> None:
         self._waiting.clear()
+        self._is_updating = self._begins = True
+        if not self._storages.are_away:
+            self._zero_gradients()
+        self._statistics = {shard: torch.zeros(num_statistics, dtype=torch.float64) for shard in self.shards}
+
+    def _zero_gradients(self) -> None:
+        self._begins = False
+        self._called.restore_grad_buffers(synchronize=False)  # where `offload` freed them
         self._called.zero_grad_buffer()
         self._optimizer.zero_grad()
-        self._statistics = {shard: torch.zeros(num_statistics, dtype=torch.float64) for shard in self.shards}
 
     def backward(
         self, shard: int, batch: SequenceBatch | ExampleBatch, loss_of: LossOf, *, entropies: bool = False
     ) -> None:
         def finish(answers: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
-            whole = torch.zeros(2, *asked.targets.shape, device=answers.device)
+            whole = torch.zeros(self._head.num_answers, *asked.targets.shape, device=answers.device)
             self._insert(whole, answers.detach())
             self._place.stage.sum_(whole).requires_grad_()
-            found = Evaluation(logprobs=whole[0], entropies=whole[1] if entropies else NOT_ASKED)
-            loss, statistics = loss_of(found)
+            loss, statistics = loss_of(self._head.evaluation(whole, entropies=entropies))
             self.count(shard, statistics)
             (gradient,) = torch.autograd.grad(loss, whole)
             return (answers * self._own_rows(gradient, answers)).sum(), torch.tensor(0), {}
 
-        asked = Asked.of(batch, self.kind.temperature)
+        asked = Asked.of(batch, self._head.temperature)
         self._waiting.append((asked, finish))
         if self._options.pipeline_parallel == 1:
             self._run_waiting()
@@ -161,6 +172,7 @@ class MegatronBackend:
 
     @torch.no_grad()
     def step(self, divisor: float) -> float:
+        self._is_updating = False
         self._called.scale_gradients(1.0 / divisor)
         self._optimizer.prepare_grads()
         grad_norm = float(self._optimizer.get_grad_norm())
@@ -209,7 +221,7 @@ class MegatronBackend:
         )
 
     def _insert(self, whole: Tensor, answers: Tensor) -> None:
-        """Writes this rank's rows [2, R, T] of [2, B, T], where no other rank of its stage does."""
+        """Writes this rank's rows [answers, R, T] of [answers, B, T], where no other rank of its stage does."""
         if self._place.tensor == 0:
             rows = self._rows(whole.shape[1])
             whole[:, rows] = answers[:, : len(rows)]
@@ -233,7 +245,7 @@ class MegatronBackend:
         return dict(self._model.named_parameters())
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: self._storages.readable(parameter.detach()) for name, parameter in self._parameters.items()}
+        return {name: self._storages.here(parameter) for name, parameter in self._parameters.items()}
 
     def layout(self) -> Layout:
         """By the names in transformers' model, as engines and other backends say them."""
@@ -252,51 +264,71 @@ class MegatronBackend:
 
     def onload(self) -> None:
         self._storages.onload()
+        if self._begins:
+            self._zero_gradients()
 
     def offload(self) -> None:
         if self._worker.device.type != "cpu":
-            self._storages.offload()
+            self._put_aside()
 
-    def _tensors(self) -> Iterator[Tensor]:
-        """Everything that is on the device between two calls."""
-        yield from self._model.parameters()
-        yield from self._model.buffers()
+    def _put_aside(self) -> None:
+        """Of gradients there is nothing to keep between two updates."""
+        if self._optimizer is not None and not self._is_updating:
+            self._called.offload_grad_buffers(synchronize=False, empty_cache=False)
+        self._storages.offload()
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Everything that is on the device between two calls. What AdamW is given as gradients are parts of buffers."""
+        yield from self._model.named_parameters()
+        yield from self._model.named_buffers()
         if self._optimizer is None:
             return
-        for buffer in [*self._called.buffers, *self._called.expert_parallel_buffers]:
-            yield buffer.grad_data
-        for one in self._optimizer.chained_optimizers:
-            for parameter in one.get_parameters():
-                yield parameter
-                if parameter.grad is not None:
-                    yield parameter.grad
-                yield from (value for key, value in one.optimizer.state.get(parameter, {}).items() if key != "step")
+        for number, buffer in enumerate([*self._called.buffers, *self._called.expert_parallel_buffers]):
+            yield f"gradient {number}", buffer.grad_data
+        for number, one in enumerate(self._optimizer.chained_optimizers):
+            for place, parameter in enumerate(one.get_parameters()):
+                yield f"master {number} {place}", parameter
+                for key, value in one.optimizer.state.get(parameter, {}).items():
+                    if key != "step":
+                        yield f"{key} {number} {place}", value
 
     def _masters_here(self) -> dict[str, Tensor]:
         """float32, in host memory, by the names of the layout; every rank calls."""
         if self._masters is None:
-            return {name: parameter.detach().float().cpu() for name, parameter in self._parameters.items()}
+            return {name: weight.float().cpu() for name, weight in self.weights().items()}
         return {name: self._masters.weight(parameter) for name, parameter in self._parameters.items()}
 
     def _take(self, weights: Mapping[str, Tensor]) -> None:
         for name, parameter in self._parameters.items():
             if self._masters is None:
-                parameter.data.copy_(weights[name])
+                self._storages.here(parameter).copy_(weights[name])
             else:
                 self._masters.set_weight(parameter, weights[name])
 
     def _first_weights(self) -> dict[str, Tensor]:
         if self._settings.has_weights:
-            return self._read(self._settings.folder)
+            return self._read(self._settings.folder, without=self._head.begins_anew)
         found = self._unwritten()
-        model = build_model(self._settings, torch.device("cpu")).float()
+        model = self.kind.build(torch.device("cpu")).float()
         reshard = plan(self._in_memory, self._masters_layout)
         ReshardExecutor(reshard, self._worker.rank).run([dict(model.named_parameters())], found)
         return found
 
-    def _read(self, folder: str) -> dict[str, Tensor]:
+    def _read(self, folder: str, without: Collection[str] = ()) -> dict[str, Tensor]:
+        """This rank's part of a Hugging Face folder; 0 for the tensors named."""
         found = self._unwritten()
-        WeightFiles(folder).fill(self._masters_layout, self._worker.rank, found)
+        WeightFiles(folder).fill(leaving_out(self._masters_layout, without), self._worker.rank, found)
+        return found
+
+    def _read_renamed(self, files: WeightFiles, behind: str = "") -> dict[str, Tensor]:
+        """This rank's part of files with the names of transformers' model in memory, and something behind them."""
+        found, (whole,) = self._unwritten(), self._in_memory.ranks
+        files.check({f"{name}{behind}": tuple(buffer.shape) for name, buffer in whole.buffers.items()})
+        blocks = {block.name: block for block in whole.blocks}
+        for mine in self._layout.ranks[self._worker.rank].blocks:
+            block = blocks[mine.name]
+            box = box_in(block, mine.box, whole.buffers[block.buffer].shape)
+            region(found[mine.buffer], mine).copy_(files.read(block.buffer + behind, box).view(mine.box.shape))
         return found
 
     def _unwritten(self) -> dict[str, Tensor]:
@@ -315,22 +347,22 @@ class MegatronBackend:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def model_tensors(self) -> dict[str, Tensor]:
+        if not self._head.is_renamed:
+            return self._renamed(self._masters_here())
         gather = partial(self._gathered, self._masters_here())
         return self._shared_out({name: spec.num_bytes for name, spec in self._layout.specs.items()}, gather)
 
     def load_model(self, folder: str) -> None:
-        self._take(self._read(folder))
+        self._take(self._read(folder) if self._head.is_renamed else self._read_renamed(WeightFiles(folder)))
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """By the names in transformers' model, as other backends have them."""
         from rlinf_workers.training.megatron.optimizer import MOMENTS
 
         state: dict[str, Tensor] = {}
-        sizes = {name: buffer.num_elements for name, buffer in self._in_memory.ranks[0].buffers.items()}
         for field in MOMENTS if self.num_steps else ():
             local = {name: self._masters.moment(parameter, field) for name, parameter in self._parameters.items()}
-            put_together = partial(stacked, layout=self._in_memory, gather=partial(self._gathered, local))
-            for name, moment in self._shared_out(sizes, put_together).items():
+            for name, moment in self._renamed(local).items():
                 state[f"{name}:{field}"], state[f"{name}:step"] = moment, torch.tensor(float(self.num_steps))
         return state
 
@@ -343,18 +375,20 @@ class MegatronBackend:
         files, (whole,) = WeightFiles(folder, OPTIMIZER), self._in_memory.ranks
         for key in files.specs:
             parameter_of(key, whole.buffers, folder)
-        blocks = {block.name: block for block in whole.blocks}
         for field in MOMENTS if files.specs else ():
-            found = self._unwritten()
-            for mine in self._layout.ranks[self._worker.rank].blocks:
-                block = blocks[mine.name]
-                box = box_in(block, mine.box, whole.buffers[block.buffer].shape)
-                read = files.read(f"{block.buffer}:{field}", box).view(mine.box.shape)
-                region(found[mine.buffer], mine).copy_(read)
+            found = self._read_renamed(files, f":{field}")
             for name, parameter in self._parameters.items():
                 self._masters.set_moment(parameter, field, found[name])
+            if self._storages.are_away:
+                self._put_aside()
         if files.specs:
             self._masters.set_steps(self.num_steps)
+
+    def _renamed(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What this rank writes of tensors like the model's, by the names in transformers' model."""
+        sizes = {name: buffer.num_elements for name, buffer in self._in_memory.ranks[0].buffers.items()}
+        gather = partial(self._gathered, local)
+        return self._shared_out(sizes, partial(stacked, layout=self._in_memory, gather=gather))
 
     def _shared_out(self, sizes: Mapping[str, int], gather: Callable[[str], Tensor]) -> dict[str, Tensor]:
         """What this rank writes of tensors with these sizes; every rank makes each of them."""

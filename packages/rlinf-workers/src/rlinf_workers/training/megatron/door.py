@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_sched.derive.shapes import ModelShape
-from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.training.base import OptimizerSettings, Trainable, TrainingBackend
 from rlinf_workers.training.fsdp2.backend import fsdp2
 from rlinf_workers.worker import Worker
@@ -48,10 +48,10 @@ def megatron(
     )
     if optimizer is None and worker.identity.num_ranks_per_replica == 1:
         return fsdp2(model, worker, optimizer=None, num_shards=num_shards, compute_dtype=compute_dtype)
-    if not isinstance(model, TokenModel):
+    if not isinstance(model, TokenModel | ValueModel):
         raise ValueError(
-            f"actor.backend=megatron: holds no {type(model).__name__}, only language models that say how likely tokens "
-            "are; a critic trains under replicated or fsdp2"
+            f"actor.backend=megatron: holds no {type(model).__name__}, only whole language models that say how likely "
+            "tokens are or what they are worth; use replicated or fsdp2"
         )
     _check_installed()
     from rlinf_workers.training.megatron.backend import MegatronBackend

@@ -3,7 +3,7 @@ transformers' model has in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import torch
@@ -72,6 +72,17 @@ def renamed(layout: Layout, whole: Layout) -> Layout:
 
     ranks = (RankLayout(one.buffers, tuple(moved(block) for block in one.blocks)) for one in layout.ranks)
     return Layout(specs, tuple(ranks))
+
+
+def leaving_out(layout: Layout, names: Collection[str]) -> Layout:
+    """A layout without some of its canonical tensors; the buffers that have them stay."""
+    if not names:
+        return layout
+    specs = {name: spec for name, spec in layout.specs.items() if name not in names}
+    kept = ([block for block in rank.blocks if block.name in specs] for rank in layout.ranks)
+    return Layout(
+        specs, tuple(RankLayout(rank.buffers, tuple(blocks)) for rank, blocks in zip(layout.ranks, kept, strict=True))
+    )
 
 
 def stacked(buffer: str, layout: Layout, gather: Callable[[str], Tensor]) -> Tensor:

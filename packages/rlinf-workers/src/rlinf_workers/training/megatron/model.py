@@ -12,7 +12,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
@@ -20,8 +20,9 @@ from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts import TransformerShape, megatron
 from rlinf_comm.weights.layouts.assembly import rounded_up
 from rlinf_sched.derive.megatron import WHERE, MegatronOptions
-from rlinf_workers.training.megatron.answers import Asked, answers_of_states
+from rlinf_workers.training.megatron.answers import Asked
 from rlinf_workers.training.megatron.attention import CausalAttention
+from rlinf_workers.training.megatron.heads import Head
 
 VOCAB_MULTIPLE = 8
 """Rows of the embedding on each rank are a multiple of it, which tensor cores want of bfloat16."""
@@ -44,14 +45,17 @@ def layout_of(shape: TransformerShape, options: MegatronOptions, num_ranks: int,
     return Layout(of_replica.specs, of_replica.ranks * (num_ranks // options.ranks_per_replica))
 
 
-def make_model(config: Any, shape: TransformerShape, options: MegatronOptions) -> AnsweringModel:
+def make_model(config: Any, shape: TransformerShape, options: MegatronOptions, head: Head) -> AnsweringModel:
     """This rank's part, with weights that nobody has written yet.
 
     Args:
         config: of transformers.
+        shape: of the model with its head.
 
     Raises: ValueError for a variant of the architecture that megatron-core would compute otherwise.
     """
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 forgets the name without Transformer Engine, but asks for it
+        setattr(moe_utils, "te_general_gemm", None)  # noqa: B010
     made = _transformer_config(config, shape, options)
     spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization="RMSNorm")
     _own_parts(spec)
@@ -66,6 +70,9 @@ def make_model(config: Any, shape: TransformerShape, options: MegatronOptions) -
         position_embedding_type="rope",
         rotary_base=_rope_base(config),  # pyright: ignore[reportArgumentType], it is only divided by
     )
+    model.head, model.num_words = head, shape.vocab
+    if model.post_process:
+        head.fit(model)
     if model.pre_process and config.pad_token_id is not None:
         model.embedding.word_embeddings.register_forward_hook(partial(_keep_padding, made, config.pad_token_id))
     return model
@@ -74,27 +81,15 @@ def make_model(config: Any, shape: TransformerShape, options: MegatronOptions) -
 class AnsweringModel(GPTModel):
     """Gives what `asked` asks for in place of logits."""
 
+    head: Head
     asked: Asked
     """What the next call is asked, on the last stage."""
     num_words: int
     """Size of the vocabulary, without padding."""
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Answers [2, R, T] float32 on the last stage; elsewhere the hidden states go on to the next."""
-        if not self.post_process:
-            return hidden_states
-        group = parallel_state.get_tensor_model_parallel_group()
-        if self.config.sequence_parallel:
-            states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=True).transpose(
-                0, 1
-            )
-        else:  # transposed before, because 0.16.1 loses the sum over ranks of a gradient that is not contiguous
-            states = copy_to_tensor_model_parallel_region(hidden_states.transpose(0, 1))
-        shared = self.share_embeddings_and_output_weights
-        weight = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
-        assert weight is not None, "the last stage has a head"
-        first = parallel_state.get_tensor_model_parallel_rank() * len(weight)
-        return answers_of_states(states, weight, self.asked, first, self.num_words, group)
+        """The head's answers on the last stage; elsewhere the hidden states go on to the next."""
+        return self.head.answers(self, hidden_states, self.asked) if self.post_process else hidden_states
 
 
 def _keep_padding(

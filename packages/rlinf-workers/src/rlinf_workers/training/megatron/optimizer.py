@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_workers.training.base import OptimizerSettings
+from rlinf_workers.training.megatron.storages import Storages
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -57,9 +58,14 @@ class _Held:
 
 
 class Masters:
-    """The float32 weights and the moments that an optimizer has, parameter by parameter, whole."""
+    """The float32 weights and the moments that an optimizer has, parameter by parameter, whole, in host memory.
 
-    def __init__(self, optimizer: Any) -> None:
+    Args:
+        storages: what of them is put aside is read and written there.
+    """
+
+    def __init__(self, optimizer: Any, storages: Storages) -> None:
+        self._here = storages.here
         self._held: dict[nn.Parameter, _Held] = {}
         self._groups: list[Any] = []
         """Ranks among which dense parameters are shared out, and those for experts; empty where nothing is."""
@@ -72,9 +78,9 @@ class Masters:
                 self._held[parameter] = _Held(master=master, optimizer=one.optimizer, first=first)
 
     def weight(self, parameter: nn.Parameter) -> Tensor:
-        """In host memory; where masters are shared out all ranks that do so call."""
+        """Where masters are shared out all ranks that do so call."""
         if parameter.dtype == torch.float32:
-            return parameter.detach().cpu()
+            return self._here(parameter).cpu()
         held = self._held.get(parameter)
         return self._whole(parameter, held and held.master)
 
@@ -86,12 +92,13 @@ class Masters:
     @torch.no_grad()
     def set_weight(self, parameter: nn.Parameter, value: Tensor) -> None:
         """The parameter's, too."""
-        parameter.copy_(value)
+        self._here(parameter).copy_(value)
         if (held := self._held.get(parameter)) is not None and held.master.dtype != parameter.dtype:
-            held.master.copy_(self._part(held, value))
+            self._here(held.master).copy_(self._part(held, value))
 
     @torch.no_grad()
     def set_moment(self, parameter: nn.Parameter, name: str, value: Tensor) -> None:
+        """On the device of the masters."""
         if (held := self._held.get(parameter)) is not None:
             part = self._part(held, value).to(held.master)
             held.optimizer.state[held.master][name] = part.clone(memory_format=torch.contiguous_format)
@@ -107,14 +114,14 @@ class Masters:
     def _whole(self, parameter: nn.Parameter, part: Tensor | None) -> Tensor:
         if not self._groups:
             assert part is not None, "who shares nothing out has all"
-            return part.detach().cpu()
-        flat = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+            return self._here(part).cpu()
+        flat = torch.zeros(parameter.numel(), dtype=torch.float32)
         if part is not None:
             first = self._held[parameter].first
-            flat[first : first + part.numel()] = part.detach().flatten()
+            flat[first : first + part.numel()] = self._here(part).flatten()
         is_expert = not getattr(parameter, "allreduce", True)
         dist.all_reduce(flat.view(torch.uint8), group=self._groups[is_expert])  # as bytes: -0.0 stays what it is
-        return flat.cpu().view(parameter.shape)
+        return flat.view(parameter.shape)
 
 
 def _pairs(one: Any, is_shared: bool) -> Iterator[tuple[nn.Parameter, Tensor]]:

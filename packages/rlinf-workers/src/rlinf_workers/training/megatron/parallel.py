@@ -59,7 +59,8 @@ def connect(worker: Worker, options: MegatronOptions) -> Place:
         # Stages outermost, as layouts have it, unless replicas are outside of them.
         order="tp-cp-ep-pp-dp" if worker.num_ranks > options.ranks_per_replica else "tp-cp-ep-dp-pp",
     )
-    with torch.random.fork_rng(devices=[]):
+    on_gpu = worker.device.type == "cuda"
+    with torch.random.fork_rng(devices=[worker.device] if on_gpu else []):
         model_parallel_cuda_manual_seed(SEED)
     _made[options] = _place(worker, options)
     return _made[options]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 
 FACTORIES = (
     "tensor", "as_tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint",
@@ -43,6 +44,7 @@ def _devices() -> None:
     cuda.current_stream = lambda *_: _Stream()
     cuda.stream = lambda _: contextlib.nullcontext()
     setattr(Tensor, "cuda", lambda self, *_, **__: self)  # noqa: B010, pipelines of a model with tied embeddings
+    _device_constructors()  # a device as a context remembers these functions as they are now; transformers uses that
     for name in FACTORIES:  # pipelines, the optimizer
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     real_type = Tensor.type
@@ -92,10 +94,7 @@ def _generators() -> None:
 
 
 def _experts() -> None:
-    from megatron.core.transformer.moe import moe_utils, token_dispatcher
-
-    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 forgets the name without Transformer Engine
-        setattr(moe_utils, "te_general_gemm", None)  # noqa: B010
+    from megatron.core.transformer.moe import token_dispatcher
 
     def moved(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
         """Counts of tokens: all_to_all refuses tensors as split sizes, which CPU tensors stay there."""

@@ -1,7 +1,7 @@
 """Memory of a device that is put aside in host memory, for tensors that alias each other in many ways.
 
 A model under megatron-core has parameters, gradients and masters that are views of common buffers. So it is the
-storages that go: each keeps its identity, is emptied, and is filled again.
+storages that go: each keeps its identity, is emptied, and is filled again. In host memory each has a place of its own.
 """
 
 from __future__ import annotations
@@ -11,41 +11,57 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from rlinf_workers.models.placement import HostPlaces
+
 
 class Storages:
     """The storages under some tensors.
 
     Args:
-        tensors: all tensors whose memory goes, asked for at each time; several may share a storage.
+        tensors: names and tensors whose memory goes, asked for at each time; several may share a storage, whose place
+            on the host has the name of the first.
     """
 
-    def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
+    def __init__(self, tensors: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
         self._tensors = tensors
-        self._aside: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._places = HostPlaces()
+        self._aside: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
         """Identity of a storage -> it, empty, and its bytes in host memory."""
+
+    @property
+    def are_away(self) -> bool:
+        return bool(self._aside)
 
     @torch.no_grad()
     def offload(self) -> None:
-        """Leaves all of the tensors without memory until `onload`; again: nothing happens."""
-        if self._aside:
-            return
-        for tensor in self._tensors():
+        """Leaves all of the tensors without memory until `onload`, those too that were made since the last call."""
+        for name, tensor in self._tensors():
             storage = tensor.detach().untyped_storage()
-            if storage._cdata not in self._aside:
-                self._aside[storage._cdata] = storage, torch.UntypedStorage(storage.nbytes()).copy_(storage)
+            if storage._cdata not in self._aside and storage.nbytes():
+                self._aside[storage._cdata] = storage, self._places.take(name, _bytes(storage))
                 storage.resize_(0)
 
     @torch.no_grad()
     def onload(self) -> None:
-        """The inverse; nothing happens where nothing is put aside."""
-        for storage, bytes_aside in self._aside.values():
-            storage.resize_(bytes_aside.nbytes())
-            storage.copy_(bytes_aside)
+        """The inverse; nothing happens where nothing is put aside. Tensors that are no more do not come back."""
+        for _, tensor in self._tensors() if self._aside else ():
+            if (found := self._aside.pop(tensor.untyped_storage()._cdata, None)) is not None:
+                storage, place = found
+                storage.resize_(place.nbytes)
+                _bytes(storage).copy_(place, non_blocking=True)
         self._aside.clear()
 
-    def readable(self, tensor: Tensor) -> Tensor:
-        """One of the tensors, from host memory if it is put aside; no copy."""
+    def here(self, tensor: Tensor) -> Tensor:
+        """One of the tensors, detached, where its numbers are now: itself, or the same in host memory while it is put
+        aside. What is written there comes back with it."""
+        tensor = tensor.detach()
         found = self._aside.get(tensor.untyped_storage()._cdata)
         if found is None:
             return tensor
-        return torch.empty(0, dtype=tensor.dtype).set_(found[1], tensor.storage_offset(), tensor.shape, tensor.stride())  # pyright: ignore[reportCallIssue]
+        place = found[1].untyped_storage()
+        return torch.empty(0, dtype=tensor.dtype).set_(place, tensor.storage_offset(), tensor.shape, tensor.stride())  # pyright: ignore[reportCallIssue]
+
+
+def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    """All of a storage, as a tensor."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -1,0 +1,105 @@
+"""What stands at the end of the last stage: a head that says how likely tokens are, or one that says what they are
+worth.
+
+The first is cut over the ranks of a stage. The second is one row, which each of them has: each computes the same values
+of the same states, so that nothing of its gradient is summed over them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Protocol
+
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
+from torch import Tensor, nn
+
+from rlinf_comm.weights.layouts import TransformerShape
+from rlinf_workers.models.trainable import TokenModel, ValueModel
+from rlinf_workers.training.base import NOT_ASKED, Evaluation
+from rlinf_workers.training.megatron.answers import Asked, answers_of_states, values_of_states
+
+
+class Head(Protocol):
+    """One kind of language model, as far as it differs from others."""
+
+    num_answers: int
+    """Numbers for each token that is asked for."""
+    temperature: float
+    begins_anew: tuple[str, ...]
+    """Canonical tensors that a pretrained model has not got, which begin at 0."""
+    is_renamed: bool
+    """Its files have canonical names; otherwise they have the names of transformers' model in memory."""
+
+    def shape(self, shape: TransformerShape) -> TransformerShape:
+        """That of the whole model, with this head."""
+        ...
+
+    def fit(self, model: GPTModel) -> None:
+        """Puts it into a model that is on its last stage."""
+
+    def answers(self, model: Any, states: Tensor, asked: Asked) -> Tensor:
+        """The model's last states, as its layers give them -> [num_answers, R, T] float32, the same on all ranks of the
+        stage that work on these rows."""
+        ...
+
+    def evaluation(self, answers: Tensor, *, entropies: bool) -> Evaluation:
+        """Such answers of a whole micro-batch, by their names."""
+        ...
+
+
+class TokenHead:
+    """Log-probabilities and entropies."""
+
+    num_answers, is_renamed = 2, True
+    begins_anew: tuple[str, ...] = ()
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+
+    def shape(self, shape: TransformerShape) -> TransformerShape:
+        return shape
+
+    def fit(self, model: GPTModel) -> None:
+        """It is megatron-core's own."""
+
+    def answers(self, model: Any, states: Tensor, asked: Asked) -> Tensor:
+        if model.config.sequence_parallel:
+            states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=True).transpose(0, 1)
+        else:  # transposed before, because 0.16.1 loses the sum over ranks of a gradient that is not contiguous
+            states = copy_to_tensor_model_parallel_region(states.transpose(0, 1))
+        shared = model.share_embeddings_and_output_weights
+        weight = model.shared_embedding_or_output_weight() if shared else model.output_layer.weight
+        first = parallel_state.get_tensor_model_parallel_rank() * len(weight)
+        group = parallel_state.get_tensor_model_parallel_group()
+        return answers_of_states(states, weight, asked, first, model.num_words, group)
+
+    def evaluation(self, answers: Tensor, *, entropies: bool) -> Evaluation:
+        return Evaluation(logprobs=answers[0], entropies=answers[1] if entropies else NOT_ASKED)
+
+
+class ValueHead:
+    """Rewards still to come."""
+
+    num_answers, temperature, is_renamed = 1, 1.0, False
+    begins_anew: tuple[str, ...] = ("lm_head.weight", "lm_head.bias")
+
+    def shape(self, shape: TransformerShape) -> TransformerShape:
+        return replace(shape, tied_embeddings=False, value_head=True)
+
+    def fit(self, model: GPTModel) -> None:
+        setattr(model, "output_layer", nn.Linear(model.config.hidden_size, 1, dtype=model.config.params_dtype))  # noqa: B010
+
+    def answers(self, model: Any, states: Tensor, asked: Asked) -> Tensor:
+        if model.config.sequence_parallel:
+            states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False)
+        return values_of_states(states.transpose(0, 1), model.output_layer, asked)
+
+    def evaluation(self, answers: Tensor, *, entropies: bool) -> Evaluation:
+        return Evaluation(values=answers[0])
+
+
+def head_of(model: TokenModel | ValueModel) -> Head:
+    """The head of a kind of model."""
+    return TokenHead(model.temperature) if isinstance(model, TokenModel) else ValueHead()
