@@ -1,7 +1,7 @@
 """State that leaves a GPU and comes back: `python -m benchmarks.throughput.offload MODEL`.
 
 A trainer's weights and moments go to host memory and back, beside a flat pinned copy of as many bytes. MODEL is `small`
-or `qwen`, the shape of Qwen2.5-0.5B and the default; random weights, float32. Writes results/offload-backend-MODEL.json.
+or `qwen`, the shape of Qwen2.5-0.5B and the default; weights are random. Writes results/offload-backend-MODEL.json.
 """
 
 from __future__ import annotations
