@@ -175,7 +175,10 @@ class TrlSide:
                 stderr=log,
                 text=True,
             )
-        self.versions: dict[str, str] = self._read()["ready"]
+        self.versions: dict[str, str] = {}
+
+    def wait_until_ready(self) -> None:
+        self.versions = self._read()["ready"]
 
     def __enter__(self) -> TrlSide:
         return self
@@ -211,7 +214,9 @@ def measure(options: argparse.Namespace) -> None:
         else:
             made = {f"trl, {n} thread{'s' * (n > 1)}": make(num_threads=n) for n in options.trl_threads}
         trl_sides = {name: stack.enter_context(side) for name, side in made.items()}
-        ours = _start_flow(stack, folder, options)
+        ours = _start_flow(stack, folder, options)  # while TRL starts
+        for side in trl_sides.values():
+            side.wait_until_ready()
         sides = {"rlinf": ours.step} | {name: side.step for name, side in trl_sides.items()}
         samples_s = interleave(sides, num_warmup=options.warmup, num_rounds=options.rounds)
         comparisons = [compare(samples_s, name, "rlinf") for name in trl_sides]

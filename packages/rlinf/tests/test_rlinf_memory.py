@@ -463,11 +463,13 @@ def test_state_stays_on_a_gpu_that_has_room_for_all() -> None:
     plan = Plan(flow="grpo", mode="collocated", stages=stages, reason="")
     peaks = sum(load.peak for load in loads_of(config, shape, plan))
 
-    def fits(memory_bytes: int) -> bool:
+    def fits(memory_bytes: int, plan: Plan = plan) -> bool:
         return all_fit_at_once(config, shape, plan, Cluster.cuda_nodes(1, 1, name="fake", memory_bytes=memory_bytes))
 
     assert not fits(peaks)
     assert fits(round(1.25 * peaks) + (2 << 30) + 1)
+    other = StagePlan(stage="judge", devices=(0,), num_ranks=1, granularity=0, offload=True, turn=2)
+    assert not fits(1 << 50, replace(plan, stages=(*plan.stages, other))), "nobody knows what it needs"
 
 
 def test_beyond_a_size_more_tokens_need_no_more_logits() -> None:
