@@ -1,10 +1,12 @@
-"""What a sync of weights costs through the shared store: `python -m benchmarks.comm.weight_sync`.
+"""What a sync of weights costs in shared memory: `python -m benchmarks.comm.weight_sync`.
 
 Trainers as FSDP2, Megatron TP2 PP2 and Megatron TP2 EP2 hold weights, an engine with TP2 as SGLang and vLLM hold them,
 a gigabyte in bfloat16; each rank is a process with one thread, and ranks of a side work at the same time. Sides of a
-round: a flat copy of the bytes that the engine serves, the sync without digests, and the same sync attested. `critical`
-is what generation waits for: publishing (with the digests of what is sent) and the copy into the engine's tensors.
-`all` has the check too, which reads them again beside the first chunk.
+round: a flat copy of the bytes that the engine serves, the sync of lent weights, which the engine copies from the
+trainer's tensors, and the sync through the store with and without digests. `critical` is what generation waits for:
+publishing and the copy into the engine's tensors. `all` has the check too, which runs beside the first chunk: it reads
+the engine's tensors again and, where the weights were lent, the trainer's. Neither of them is digested before, so the
+critical path of lent weights is what it is without digests.
 """
 
 from __future__ import annotations

@@ -66,6 +66,7 @@ class Measured(Worker):
             "after": heap.rlinf_live_bytes() - live,
             "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - resident,
         }
+        found["saved"] = _saved_bytes(heap, made) if case.role == "actor" else 0
         del made
         return found
 
@@ -122,6 +123,16 @@ def _EngineWithoutTokenizer(model: ModelSettings, device: torch.device, *, max_p
     return huggingface.HuggingFaceEngine(model, device, max_prompt_tokens=max_prompt_tokens)
 
 
+def _saved_bytes(heap: ctypes.CDLL, backend: Any) -> int:
+    """What the copy of a checkpoint takes at its peak."""
+    heap.rlinf_forget_largest()
+    live = heap.rlinf_live_bytes()
+    copies = backend.model_tensors(), backend.optimizer_tensors()
+    taken = heap.rlinf_largest_bytes() - live
+    del copies
+    return taken
+
+
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
@@ -149,6 +160,7 @@ def run(case: Case) -> dict[str, Any]:
         "exact_bytes": found["exact"],
         "begin_bytes": {"counted": counted.state + counted.host_start, "exact": found["begin"]},
         "state_bytes": {"counted": counted.state, "exact": found["after"]},
+        "saved_bytes": {"counted": counted.host_copy, "exact": found["saved"]},
         "rss_bytes": found["rss"],
         "counted_over_exact": round(peak / found["exact"], 3),
         "rss_over_exact": round(found["rss"] / found["exact"], 3),
@@ -164,7 +176,8 @@ def main() -> None:
             f"{case.name:60} counted {row['counted_bytes'] / 2**20:7.1f} MiB, exact {row['exact_bytes'] / 2**20:7.1f}, "
             f"ratio {row['counted_over_exact']:.3f}, rss {row['rss_over_exact']:.2f} of exact; state "
             f"{row['state_bytes']['counted'] / 2**20:.1f} / {row['state_bytes']['exact'] / 2**20:.1f}; begin "
-            f"{row['begin_bytes']['counted'] / 2**20:.1f} / {row['begin_bytes']['exact'] / 2**20:.1f}",
+            f"{row['begin_bytes']['counted'] / 2**20:.1f} / {row['begin_bytes']['exact'] / 2**20:.1f}; saved "
+            f"{row['saved_bytes']['counted'] / 2**20:.1f} / {row['saved_bytes']['exact'] / 2**20:.1f}",
             flush=True,
         )
         before = json.loads(RESULT.read_text())["cases"] if RESULT.exists() else {}

@@ -1,11 +1,7 @@
-"""State that leaves a GPU and comes back, and runs whose workers share one: `python -m benchmarks.throughput.offload`.
+"""State that leaves a GPU and comes back: `python -m benchmarks.throughput.offload MODEL`.
 
-    backend MODEL   a trainer's state: seconds and rates beside a flat pinned copy of as many bytes, and memory
-    run MODEL       three steps of `rlinf train` on one GPU: each offload and onload with the device's memory around it
-    all MODEL       both
-
-MODEL is `small` or `qwen`, the shape of Qwen2.5-0.5B; random weights in float32. Writes offload-backend-MODEL.json and
-offload-run-MODEL.json into results/, or into the folder OUT.
+A trainer's weights and moments go to host memory and back, beside a flat pinned copy of as many bytes. MODEL is `small`
+or `qwen`, the shape of Qwen2.5-0.5B and the default; weights are random. Writes results/offload-backend-MODEL.json.
 """
 
 from __future__ import annotations
@@ -13,20 +9,16 @@ from __future__ import annotations
 import gc
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.harness import RESULTS_FOLDER, compare, interleave, report
+from benchmarks.harness import compare, interleave, report
 from torch import Tensor
 
 from rlinf.config.reasoning import ArchitectureConfig
@@ -40,7 +32,6 @@ from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSe
 from rlinf_workers.training.worker import TrainingWorker
 
 GPU = torch.device("cuda", 0)
-NUM_STEPS = 3
 NUM_ROUNDS = 4
 SHAPES = {
     "small": ArchitectureConfig(),
@@ -49,20 +40,6 @@ SHAPES = {
     ),
 }
 QWEN_VOCABULARY = 151_936
-RECIPE = {
-    "mode": "collocated",
-    "run.num_steps": NUM_STEPS + 1,
-    "run.evaluate_every": 1000,
-    "run.stop_at_score": "null",
-    "cluster.device": "gpu",
-    "cluster.num_devices": 1,
-    "actor.num_shards": 1,
-    "actor.micro_batch_groups": 4,
-    "rollout.num_prompts": 32,
-    "task.num_held_out": 32,
-    "model.architecture": "null",
-    "warm_start": "null",
-}
 
 
 def make_folder(model: str, folder: Path) -> None:
@@ -79,9 +56,6 @@ def make_folder(model: str, folder: Path) -> None:
     made.save_pretrained(folder)
 
 
-# -- one trainer -------------------------------------------------------------------------------------------------------
-
-
 class Trainer(TrainingWorker):
     """A policy that has taken a step, so that its moments are there."""
 
@@ -91,7 +65,7 @@ class Trainer(TrainingWorker):
 
     def update(self) -> float:
         """Returns the norm of the gradient."""
-        ids = torch.arange(32).reshape(2, 16) % 12
+        ids = 3 + torch.arange(32).reshape(2, 16) % 9  # 0 is padding, of which a norm has no gradient
         batch = SequenceBatch(
             prompt_ids=ids[:1], prompt_mask=torch.ones_like(ids[:1]), completion_ids=ids, loss_mask=torch.ones(2, 16)
         )
@@ -105,7 +79,7 @@ def _loss(answers: Evaluation) -> tuple[Tensor, list[float]]:
     return -answers.logprobs.sum(), [1.0]
 
 
-def measure_backend(model: str, folder: Path) -> None:
+def measure(model: str, folder: Path) -> None:
     host = WorkerHost(Identity(role="actor", rank=0, num_ranks=1, devices=("cuda:0",)), lambda *_, **__: Future())
     trainer = host.make(Trainer, str(folder))
     first_onload_s = _seconds(host.load)
@@ -147,7 +121,9 @@ def measure_backend(model: str, folder: Path) -> None:
         compare(samples_s, "offload", "flat copy to the host"),
         compare(samples_s, "onload", "flat copy to the device"),
     ]
-    _report(f"offload-backend-{model}", {"model": model}, samples_s, comparisons, findings)
+    settings = {"model": model, "device": torch.cuda.get_device_name(GPU)}
+    name = f"offload-backend-{model}"
+    report(name, settings=settings, samples_s=samples_s, comparisons=comparisons, findings=findings)
 
 
 def _moved(trainer: Trainer) -> Iterator[Tensor]:
@@ -174,115 +150,11 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-# -- a run -------------------------------------------------------------------------------------------------------------
-
-
-def measure_run(model: str, folder: Path) -> None:
-    overrides = RECIPE | {"model.path": folder}
-    with tempfile.TemporaryDirectory() as scratch:
-        output = Path(scratch) / "run"
-        with _sampled() as samples:
-            start_s = time.time()
-            _train(output, overrides)
-            total_s = time.time() - start_s
-        manifest = json.loads((output / "manifest.json").read_text())
-        events = json.loads((output / "trace.json").read_text())
-        metrics = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    origin_ns = round(manifest["started_s"] * 1e9)
-    spans = [event for event in events if event["ph"] == "X"]
-    switches = [_switch(event, origin_ns, samples) for event in spans if event["name"] in ("offload", "onload")]
-    stages = {event["name"] for event in spans if event["cat"] == "stage"}
-    idle = min(used for _, used in samples)
-    findings = {
-        "steps": len(metrics),
-        "seconds": total_s,
-        "time": [{key: value for key, value in row["metrics"].items() if key.startswith("time/")} for row in metrics],
-        "switches": switches,
-        "peak_bytes": max(used for _, used in samples) - idle,
-        "peak_bytes_while": {
-            stage: max((_most(e, origin_ns, samples) for e in spans if e["name"] == stage), default=idle) - idle
-            for stage in sorted(stages)
-        },
-    }
-    print(json.dumps(findings | {"switches": switches[-6:]}, indent=1))
-    samples_s = {
-        f"{who} {name}": [s["seconds"] for s in switches if (s["worker"], s["name"]) == (who, name)]
-        for who, name in sorted({(s["worker"], s["name"]) for s in switches})
-    }
-    _report(f"offload-run-{model}", {key: str(value) for key, value in RECIPE.items()}, samples_s, [], findings)
-
-
-def _train(output: Path, overrides: dict[str, Any]) -> None:
-    """Stops a run when it has its steps: the last checkpoint is of no interest here."""
-    flags = [part for key, value in overrides.items() for part in (f"--{key}", str(value))]
-    entry = "from rlinf.cli.main import entry_point; entry_point()"
-    command = [sys.executable, "-c", entry, "train", "sort-grpo", "--output", str(output), *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    metrics = output / "metrics.jsonl"
-    while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= NUM_STEPS):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    text, _ = process.communicate()
-    if not metrics.exists():
-        raise SystemExit(f"the run has no steps:\n{text}")
-    print(text[-1500:])
-
-
-@contextmanager
-def _sampled() -> Iterator[list[tuple[int, int]]]:
-    """(Unix time in nanoseconds, bytes of the device in use by anybody), every 10 ms."""
-    samples = [(time.time_ns(), _used_bytes())]
-    ends = threading.Event()
-
-    def sample() -> None:
-        while not ends.wait(0.01):
-            samples.append((time.time_ns(), _used_bytes()))
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        ends.set()
-        thread.join()
-
-
-def _switch(event: dict[str, Any], origin_ns: int, samples: list[tuple[int, int]]) -> dict[str, Any]:
-    start_ns = origin_ns + event["ts"] * 1000
-    end_ns = start_ns + event["dur"] * 1000
-    before = [used for at, used in samples if at <= start_ns]
-    after = [used for at, used in samples if at >= end_ns]
-    change = after[0] - before[-1] if before and after else 0
-    return {
-        "name": event["name"],
-        "worker": event["args"].get("worker"),
-        "step": event["args"].get("step"),
-        "seconds": event["dur"] / 1e6,
-        "device_bytes": change,
-    }
-
-
-def _most(event: dict[str, Any], origin_ns: int, samples: list[tuple[int, int]]) -> int:
-    start_ns = origin_ns + event["ts"] * 1000
-    return max((used for at, used in samples if 0 <= at - start_ns <= event["dur"] * 1000), default=0)
-
-
-def _report(name: str, settings: dict[str, Any], samples_s: Any, comparisons: Any, findings: dict[str, Any]) -> None:
-    output = Path(os.environ.get("OUT", RESULTS_FOLDER)) / f"{name}.json"
-    settings |= {"device": torch.cuda.get_device_name(GPU)}
-    report(name, settings=settings, samples_s=samples_s, comparisons=comparisons, findings=findings, output=output)
-
-
 def main() -> None:
-    what, model = sys.argv[1:]
+    model = sys.argv[1] if len(sys.argv) > 1 else "qwen"
     with tempfile.TemporaryDirectory() as scratch:
         make_folder(model, Path(scratch))
-        if what in ("backend", "all"):
-            measure_backend(model, Path(scratch))
-        gc.collect()
-        torch.cuda.empty_cache()
-        if what in ("run", "all"):
-            measure_run(model, Path(scratch))
+        measure(model, Path(scratch))
 
 
 if __name__ == "__main__":

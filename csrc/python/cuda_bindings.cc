@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -81,13 +82,22 @@ py::bytes lower_copies(const Column<int32_t>& src_buffer, const Column<int32_t>&
 py::bytes lower_digests(const std::vector<std::tuple<uint64_t, uint64_t, uint64_t, std::vector<int64_t>,
                                                      std::vector<int64_t>, std::vector<int64_t>, uint32_t>>& boxes) {
   std::vector<DigestTile> tiles;
+  int64_t num_bytes = 0;
+  for (const auto& box : boxes) {
+    int64_t box_bytes = static_cast<int64_t>(std::get<1>(box));
+    for (const int64_t length : std::get<3>(box)) {
+      box_bytes *= length;
+    }
+    num_bytes += box_bytes;
+  }
+  const int64_t run_words = cuda::run_words_of(num_bytes);
   for (const auto& [address, element_bytes, first_index, shape, memory_strides, index_strides, piece] : boxes) {
     RLINF_CHECK_INTERNAL(shape.size() == memory_strides.size() && shape.size() == index_strides.size(), "");
     std::vector<DigestAxis> axes;
     for (size_t i = 0; i < shape.size(); ++i) {
       axes.push_back(DigestAxis{shape[i], memory_strides[i], index_strides[i]});
     }
-    cuda::lower_digest(address, element_bytes, first_index, std::move(axes), piece, tiles);
+    cuda::lower_digest(address, element_bytes, first_index, std::move(axes), piece, run_words, tiles);
   }
   return bytes_of(tiles);
 }
@@ -176,14 +186,29 @@ cudaStream_t stream_from(uint64_t stream) {
   return reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(stream));
 }
 
+// Zeroed sums on the current device.
+class DeviceSums {
+ public:
+  DeviceSums(uint64_t num_sums, cudaStream_t stream) {
+    RLINF_CHECK_CUDA(cudaMalloc(&pointer_, std::max<uint64_t>(num_sums, 1) * sizeof(Digest)));
+    RLINF_CHECK_CUDA(cudaMemsetAsync(pointer_, 0, num_sums * sizeof(Digest), stream));
+  }
+  ~DeviceSums() { RLINF_CHECK_NOTHROW(cudaFree(pointer_) == cudaSuccess, "cudaFree failed"); }
+  DeviceSums(const DeviceSums&) = delete;
+  DeviceSums& operator=(const DeviceSums&) = delete;
+  Digest* get() const { return static_cast<Digest*>(pointer_); }
+
+ private:
+  void* pointer_ = nullptr;
+};
+
 std::vector<Digest> digest_on_device(DeviceBytes& tiles, uint64_t num_sums, int max_ctas, cudaStream_t stream) {
   std::vector<Digest> sums(num_sums);
   const DeviceGuard guard(tiles.device());
-  DeviceBytes device_sums(sums.data(), num_sums * sizeof(Digest), tiles.device());
-  auto* target = static_cast<Digest*>(device_sums.on(stream));
-  cuda::device_digest(static_cast<const DigestTile*>(tiles.on(stream)), tiles.num_bytes() / sizeof(DigestTile), target,
-                      max_ctas, stream);
-  RLINF_CHECK_CUDA(cudaMemcpyAsync(sums.data(), target, num_sums * sizeof(Digest), cudaMemcpyDeviceToHost, stream));
+  const DeviceSums device_sums(num_sums, stream);
+  cuda::device_digest(static_cast<const DigestTile*>(tiles.on(stream)), tiles.num_bytes() / sizeof(DigestTile),
+                      device_sums.get(), max_ctas, stream);
+  RLINF_CHECK_CUDA(cudaMemcpyAsync(sums.data(), device_sums.get(), num_sums * sizeof(Digest), cudaMemcpyDeviceToHost, stream));
   RLINF_CHECK_CUDA(cudaStreamSynchronize(stream));
   return sums;
 }

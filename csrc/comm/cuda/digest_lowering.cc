@@ -10,6 +10,8 @@ namespace {
 
 using Axes = std::vector<DigestAxis>;
 
+constexpr int64_t kMinRunWords = 64;  // two loads of 8 bytes for each lane; shorter rows are dealt out together
+
 Axes fuse(const Axes& axes) {
   Axes fused;
   for (const DigestAxis& axis : axes) {
@@ -28,8 +30,8 @@ Axes fuse(const Axes& axes) {
 
 class Lowering {
  public:
-  Lowering(uint8_t element_log2, uint32_t piece, std::vector<DigestTile>& tiles)
-      : element_log2_(element_log2), piece_(piece), tiles_(tiles) {}
+  Lowering(uint8_t element_log2, uint32_t piece, int64_t max_run_words, std::vector<DigestTile>& tiles)
+      : element_log2_(element_log2), piece_(piece), max_run_words_(max_run_words), tiles_(tiles) {}
 
   void box(uint64_t address, uint64_t index, const DigestAxis* axes, size_t num_axes) {
     if (num_axes > 2) {
@@ -67,8 +69,6 @@ class Lowering {
     if (columns.length == 0) {
       return;
     }
-    const int64_t max_columns = std::min<int64_t>(columns.length, kMaxTileUnits);
-    const int64_t max_rows = kMaxTileUnits / max_columns;
     const uint8_t unit_log2 = is_words ? 3 : element_log2_;
     uint64_t bits = address;
     if (rows.length > 1) {
@@ -81,6 +81,10 @@ class Lowering {
     while (bits % (uint64_t{1} << load_log2) != 0) {
       --load_log2;
     }
+    const bool is_runs = is_words && load_log2 == 3 && columns.length >= kMinRunWords;
+    const int64_t max_units = is_runs ? max_run_words_ : kMaxTileUnits;
+    const int64_t max_columns = std::min(columns.length, max_units);
+    const int64_t max_rows = max_units / max_columns;
     for (int64_t row = 0; row < rows.length; row += max_rows) {
       for (int64_t column = 0; column < columns.length; column += max_columns) {
         DigestTile tile{};
@@ -92,11 +96,12 @@ class Lowering {
         tile.unit_index_stride = columns.index_stride;
         tile.num_columns = static_cast<uint32_t>(std::min(max_columns, columns.length - column));
         tile.num_rows = static_cast<uint32_t>(std::min(max_rows, rows.length - row));
-        tile.reciprocal = reciprocal_of(tile.num_columns);
+        tile.reciprocal = is_runs ? 0 : reciprocal_of(tile.num_columns);
         tile.piece = piece_;
         tile.element_log2 = element_log2_;
         tile.load_log2 = load_log2;
         tile.is_words = is_words ? 1 : 0;
+        tile.is_runs = is_runs ? 1 : 0;
         tiles_.push_back(tile);
       }
     }
@@ -104,13 +109,14 @@ class Lowering {
 
   uint8_t element_log2_;
   uint32_t piece_;
+  int64_t max_run_words_;
   std::vector<DigestTile>& tiles_;
 };
 
 }  // namespace
 
 void lower_digest(uint64_t address, uint64_t element_bytes, uint64_t first_index, std::vector<DigestAxis> axes,
-                  uint32_t piece, std::vector<DigestTile>& tiles) {
+                  uint32_t piece, int64_t max_run_words, std::vector<DigestTile>& tiles) {
   RLINF_CHECK_USER(
       element_bytes == 1 || element_bytes == 2 || element_bytes == 4 || element_bytes == 8 || element_bytes == 16,
       "elements of ", element_bytes, " bytes have no digest; allowed: 1, 2, 4, 8, 16");
@@ -132,7 +138,12 @@ void lower_digest(uint64_t address, uint64_t element_bytes, uint64_t first_index
     ++element_log2;
   }
   axes = fuse(axes);
-  Lowering(element_log2, piece, tiles).box(address, first_index, axes.data(), axes.size());
+  Lowering(element_log2, piece, max_run_words, tiles).box(address, first_index, axes.data(), axes.size());
+}
+
+int64_t run_words_of(int64_t num_bytes) {
+  constexpr int64_t kNumTiles = 16384;  // a few for each warp of a large device
+  return std::clamp<int64_t>(num_bytes / 8 / kNumTiles, 1024, 65536);
 }
 
 void digest_tiles_on_cpu(const DigestTile* tiles, uint64_t num_tiles, Digest* sums, uint64_t num_sums) {

@@ -183,3 +183,19 @@ def test_digest_tiles_agree_with_the_cpus_program(data):
     assert once[0] | once[1] << 64 == expected
     double = 2 * expected % (1 << 128)
     assert twice[0] | twice[1] << 64 == double
+
+
+@pytest.mark.parametrize("skew", [0, 2, 8], ids=["two words a load", "words by halves", "a word a load"])
+@pytest.mark.parametrize(("rows", "words"), [(1, 64), (3, 65), (5, 63), (2, 1301), (1, 70_000)])
+def test_long_rows_of_words_agree_with_the_cpus_program(rows, words, skew):
+    columns = 4 * words + 3  # a row does not begin with a word, nor end with one
+    memory = np.random.default_rng(2).integers(0, 256, 2 * rows * (columns + 5) + 32, dtype=np.uint8)
+    address = memory.ctypes.data + aligned_base(memory) + skew
+    memory_strides, index_strides = [2 * (columns + 5), 2], [columns + 1, 1]
+    first = 4  # with an even stride of rows, most of them are rows of words
+    expected = digest_by_program(address, 2, first, [rows, columns], memory_strides, index_strides)
+    tiles = _C.lower_digests([(address, 2, first, [rows, columns], memory_strides, index_strides, 0)])
+    ((low, high),) = _C.digest_tiles_on_cpu(tiles, 1)
+    assert low | high << 64 == expected
+    if rows == 1 and skew != 2 and words >= 64:
+        assert len(tiles) == 72 * (1 + -(-words // 1024)), "the words and, on their own, the last elements"

@@ -2,16 +2,22 @@
 
 import ctypes
 import re
+from typing import Any
 
 import pytest
+import torch
 
+from rlinf_comm.errors import IpcError
 from rlinf_comm.testing.host_device import HostDevice
+from rlinf_comm.weights import plan
 from rlinf_comm.weights.device.memory import read_handle
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.modes import plan_for_mode
-from rlinf_workers import Executor, RemoteError, StepContext
+from rlinf_workers import Executor, StepContext
+from rlinf_workers.errors import LinkRefused
+from rlinf_workers.links.base import WeightPort
 from rlinf_workers.links.device import DeviceWeightLink
-from rlinf_workers.testing.links import CHECKS, check_a_flipped_byte, check_a_missing_version
+from rlinf_workers.testing.links import CHECKS, WHOLE, check_a_flipped_byte, check_a_missing_version
 from rlinf_workers.testing.toy_flow import Number, reference_run, toy_flow
 
 
@@ -57,33 +63,45 @@ def test_device_memory_refuses_a_flipped_byte():
     check_a_flipped_byte(OnDevice, flip)
 
 
+def test_a_device_without_room_says_what_to_do():
+    reshard = plan(WHOLE, WHOLE)
+    link = OnDevice("edge", reshard)
+    port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, link="device", address=link.address)
+    sender = OnDevice.open_sender(port)
+    driver: Any = HostDevice().driver
+    driver.refuses.add("create_mapping")
+    try:
+        with pytest.raises(
+            IpcError, match=r"weights edge, version 3: no arena of 1024 .* set cluster.weight_link: sha"
+        ):
+            sender.publish({"a": torch.ones(5, 4), "b": torch.arange(6)}, 3)
+    finally:
+        driver.refuses.discard("create_mapping")
+
+
 NUMBERS = [Number(index=i, value=float(i)) for i in range(4)]
 
 
-def run(tmp_path, weight_link):
+def test_without_a_gpu_the_link_says_so():
+    reshard = plan(WHOLE, WHOLE)
+    link = DeviceWeightLink("edge", reshard)
+    port = WeightPort(edge="edge", side="send", rank=0, reshard=reshard, link="device", address=link.address)
+    with pytest.raises(LinkRefused, match=r"edge, sender 0: .*CUDA"):
+        DeviceWeightLink.open_sender(port)
+
+
+def test_auto_takes_the_next_link_and_notes_why(tmp_path, monkeypatch):
+    refused = f"{__name__}:Unreadable"
+    links = [(refused, {}), ("shared", {})]
+    monkeypatch.setattr("rlinf_workers.execution.executor.choose", lambda *_, **__: links)
     flow, cluster = toy_flow(), Cluster.cpu_slots(2)
     environment = {"OMP_NUM_THREADS": "1"}
-    with Executor(cluster=cluster, log_folder=tmp_path, environment=environment, weight_link=weight_link) as executor:
+    with Executor(cluster=cluster, log_folder=tmp_path, environment=environment) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), cluster, "disaggregated"))
         executor.sync_weights()
         context = StepContext(step=0, phase="train", seed=0, num_items=len(NUMBERS))
         found = executor.run(flow, context=context, feeds={"numbers": NUMBERS}, timeout_s=60)
-        return found.metrics["learn/weight"], executor.notes
-
-
-def test_without_a_gpu_the_link_says_so(tmp_path):
-    with pytest.raises(RemoteError, match=r"LinkRefused: learn -> scale, sender 0: .*CUDA"):
-        run(tmp_path, "device")
-
-
-@pytest.mark.parametrize(
-    ("refused", "why"), [("device", "sender 0: .*CUDA"), (f"{__name__}:Unreadable", "receiver 0: .*cannot read")]
-)
-def test_auto_takes_the_next_link_and_notes_why(tmp_path, monkeypatch, refused, why):
-    links = [(refused, {}), ("shared", {})]
-    monkeypatch.setattr("rlinf_workers.execution.executor.choose", lambda *_, **__: links)
-    weight, notes = run(tmp_path, "auto")
-    assert [weight] == reference_run([number.value for number in NUMBERS], 1)
-    (note,) = notes
+    assert [found.metrics["learn/weight"]] == reference_run([number.value for number in NUMBERS], 1)
+    (note,) = executor.notes
     assert note.startswith(f"weights learn -> scale go by shared and not by {refused}: ")
-    assert re.search(why, note)
+    assert re.search("receiver 0: .*cannot read", note)

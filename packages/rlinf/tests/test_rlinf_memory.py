@@ -16,6 +16,7 @@ from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf.machine import Machine
 from rlinf.planning.memory import (
+    Load,
     all_fit_at_once,
     check_memory,
     job_shape,
@@ -328,6 +329,20 @@ def test_weights_that_generate_in_half_the_bytes_take_half_of_them() -> None:
     assert 2 * half["rollout"].kv_cache_of_item == plain["rollout"].kv_cache_of_item
 
 
+def test_a_checkpoints_copy_is_shared_out_and_counted_with_the_process() -> None:
+    config = config_of("--actor.num_shards=4", "--warm_start=null")
+    shape = shape_of(config, 13)
+    assert shape is not None
+    copy = 4 * shape.num_parameters
+    for backend in ("replicated", "megatron", "fsdp2"):
+        job = replace(job_shape(config, on_gpu=False), backend=backend)
+        one, four = (trainer_memory(shape, job, num_ranks) for num_ranks in (1, 4))
+        assert one.host_copy == 3 * copy, "weights and two moments"
+        assert 3 * copy / 4 <= four.host_copy < 1.2 * copy
+        without = Load(group="actor", memory=replace(one, host_copy=0), num_items=1, offload=False)
+        assert replace(without, memory=one).process - without.process == 3 * copy
+
+
 def test_ranks_that_share_a_model_out_have_parts_of_all_but_the_work() -> None:
     flags = ["--actor.num_shards=8", "--actor.backend=fsdp2", "--warm_start=null", "--algorithm.kl_coef=0.1"]
     config = config_of(*flags)
@@ -448,11 +463,13 @@ def test_state_stays_on_a_gpu_that_has_room_for_all() -> None:
     plan = Plan(flow="grpo", mode="collocated", stages=stages, reason="")
     peaks = sum(load.peak for load in loads_of(config, shape, plan))
 
-    def fits(memory_bytes: int) -> bool:
+    def fits(memory_bytes: int, plan: Plan = plan) -> bool:
         return all_fit_at_once(config, shape, plan, Cluster.cuda_nodes(1, 1, name="fake", memory_bytes=memory_bytes))
 
     assert not fits(peaks)
     assert fits(round(1.25 * peaks) + (2 << 30) + 1)
+    other = StagePlan(stage="judge", devices=(0,), num_ranks=1, granularity=0, offload=True, turn=2)
+    assert not fits(1 << 50, replace(plan, stages=(*plan.stages, other))), "nobody knows what it needs"
 
 
 def test_beyond_a_size_more_tokens_need_no_more_logits() -> None:

@@ -1,11 +1,11 @@
 """Profiles of the workers that `rlinf train` starts: data-parallel AdamW under a training backend, and generation by a
-plain forward loop with a static batch.
+transformers model in captured steps, with a static batch.
 
 Memory is counted in `memory`. Times are arithmetic at a public utilisation, as in `training` and `generation`.
 """
 
 from rlinf_sched.derive.datasheets import Gpu
-from rlinf_sched.derive.generation import BANDWIDTH_UTILISATION, EAGER_LAYER_S
+from rlinf_sched.derive.generation import BANDWIDTH_UTILISATION, CAPTURED_LAYER_S
 from rlinf_sched.derive.memory import JobShape, forward_memory, generator_memory, trainer_memory, trainer_of
 from rlinf_sched.derive.memory.activations import kv_bytes
 from rlinf_sched.derive.memory.rank import NUM_MOMENTS
@@ -88,7 +88,7 @@ def _forward_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile
 
 
 def _generate_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
-    """A batch runs in eager mode until its longest answer ends, all of its rows at every token."""
+    """A batch runs in captured steps until its longest answer ends, all of its rows at every token."""
     lengths, memory = job.lengths, generator_memory(model, job)
     most = max(1, min(job.num_groups, job.max_sequences // lengths.group_size))
     rate = utilisation(model) * _flops_per_s(gpu, job)
@@ -96,11 +96,11 @@ def _generate_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfil
     for n in powers_up_to(most):
         rows = n * lengths.group_size
         read = job.dtype_bytes * model.num_parameters + rows * lengths.mean_context_tokens * kv_bytes(model, job)
-        token_s = max(
+        busy_s = max(
             read / (BANDWIDTH_UTILISATION * gpu.memory_bytes_per_s),
             rows * model.forward_flops(lengths.mean_context_tokens) / rate,
-            model.num_layers * EAGER_LAYER_S,
         )
+        token_s = busy_s + model.num_layers * CAPTURED_LAYER_S
         prefill_s = n * lengths.prompt_tokens * model.forward_flops(lengths.prompt_tokens / 2) / rate
         points.append(TimePoint(num_items=n, seconds=lengths.longest_of_group_tokens * token_s + prefill_s))
     instance = InstanceProfile(
@@ -111,7 +111,7 @@ def _generate_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfil
         batching="longest",
         costs=lengths.longest_costs,
         weights_bytes=memory.weights,
-        source=f"derived: eager decoding of {model.name} in static batches on {gpu.name}, {_how(model, job)}",
+        source=f"derived: captured decoding of {model.name} in static batches on {gpu.name}, {_how(model, job)}",
     )
 
 

@@ -44,7 +44,8 @@ class DeviceWeightLink:
     def open_sender(cls, port: WeightPort) -> DeviceSender:
         try:
             device = cls.make_device()
-            return DeviceSender(DeviceWeightSender(WeightStore.open(port.address), port.reshard, port.rank, device))
+            sender = DeviceWeightSender(WeightStore.open(port.address), port.reshard, port.rank, device)
+            return DeviceSender(port.edge, sender)
         except (DeviceUnavailable, IpcError) as error:
             raise LinkRefused(f"{port.edge}, sender {port.rank}: {error}") from error
 
@@ -61,11 +62,17 @@ class DeviceWeightLink:
 class DeviceSender:
     """The trainer's end."""
 
-    def __init__(self, sender: DeviceWeightSender) -> None:
-        self._sender = sender
+    def __init__(self, edge: str, sender: DeviceWeightSender) -> None:
+        self._edge, self._sender = edge, sender
 
     def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
-        self._sender.publish({name: tensor.detach() for name, tensor in tensors.items()}, policy_version)
+        try:
+            self._sender.publish({name: tensor.detach() for name, tensor in tensors.items()}, policy_version)
+        except IpcError as error:
+            raise IpcError(
+                f"weights {self._edge}, version {policy_version}: {error}; make room on the device, or set "
+                "cluster.weight_link: shared, which keeps versions in host memory"
+            ) from error
 
 
 class DeviceReceiver:

@@ -144,10 +144,11 @@ class Load:
 
     @property
     def process(self) -> int:
-        """Bytes that the rank's process takes on a CPU slot, without the store of weights."""
+        """Bytes that the rank's process takes on a CPU slot, without the store of weights; while a checkpoint is
+        written, too."""
         work = self.memory.work(self.num_items)
         working = self.peak + round(HEAP_SHARE * (work + self.memory.optimizer))
-        return PROCESS_BYTES + max(working, self.memory.state + self.memory.host_start)
+        return PROCESS_BYTES + max(working + self.memory.host_copy, self.memory.state + self.memory.host_start)
 
 
 def loads_of(config: ReasoningConfig, shape: ModelShape, plan: Plan, *, on_gpu: bool = True) -> list[Load]:
@@ -219,9 +220,11 @@ def device_place(name: str, has_bytes: int, loads: Sequence[Load]) -> Place:
 
 
 def all_fit_at_once(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster) -> bool:
-    """Whether every device has room for the peaks of all its ranks together, so that no state has to leave it."""
+    """Whether every device has room for the peaks of all its ranks together, so that no state has to leave it. False
+    where a role is not counted: a teacher of a kind that we do not know."""
     loads = loads_of(config, shape, plan)
-    return all(
+    is_counted = {load.group for load in loads} >= {stage.stage for stage in plan.stages if stage.devices}
+    return is_counted and all(
         sum(ALLOCATED_SHARE * load.peak + CONTEXT_BYTES for load in loads if index in load.devices)
         <= device.memory_bytes
         for index, device in enumerate(cluster.devices)

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 MAX_CTAS = 1056
-"""Thread blocks of a copy: 8 on each of the 132 multiprocessors of an H100. Whoever copies weights waits for them."""
-CHECK_CTAS = 132
-"""Thread blocks of a digest, which may run beside a model that generates."""
+"""Thread blocks: 8 on each of the 132 multiprocessors of an H100. Somebody waits for a copy, and a digest that runs
+beside generation is over the sooner."""
 
 
 class Copies(Protocol):
@@ -120,4 +119,4 @@ class _CudaDigests:
         self._program, self._stream = program, stream
 
     def run(self, pointers: Int64s) -> list[int]:
-        return self._program.run(pointers, stream=self._stream, max_ctas=CHECK_CTAS)
+        return self._program.run(pointers, stream=self._stream, max_ctas=MAX_CTAS)

@@ -43,6 +43,7 @@ class Adapter:
             gradients=round(share * whole.gradients),
             optimizer=round(share * whole.optimizer),
             step=whole.step if num_models > 1 else round(share * whole.step),
+            host_copy=round(share * whole.host_copy),
         )
 
 

@@ -25,6 +25,8 @@ def megatron_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMem
     if cut.distributed_optimizer:
         kept = -(-dense // (num_replicas * cut.num_parts)) + -(-experts // num_replicas)
     computed, models = compute_bytes(job), job.num_models
+    is_here = cut.distributed_optimizer is False and computed == FLOAT_BYTES and not job.on_gpu
+    copied = 0 if is_here else FLOAT_BYTES * (dense + experts)  # masters or one moment, before they are put together
     passes = [
         MegatronPass(model=model, job=job, cut=cut, num_rows=rows) for rows in (_rows(job), job.warm_start_sequences)
     ]
@@ -35,7 +37,8 @@ def megatron_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMem
         optimizer=models * NUM_MOMENTS * FLOAT_BYTES * kept,
         activations=max(one.peak_bytes(_num_micro_batches(job, num_replicas)) for one in passes),
         step=FLOAT_BYTES * kept,
-        host_start=FLOAT_BYTES * (dense + experts),
+        host_start=models * FLOAT_BYTES * (dense + experts),
+        host_copy=(1 + NUM_MOMENTS) * FLOAT_BYTES * models * model.num_parameters // num_ranks + copied,
     )
 
 

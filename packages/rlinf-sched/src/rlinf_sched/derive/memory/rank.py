@@ -49,6 +49,9 @@ class RankMemory:
     """What a weight sync adds at its peak."""
     host_start: int = 0
     """Bytes of host memory that the rank needs beside its state while it is made or loads a checkpoint."""
+    host_copy: int = 0
+    """Bytes of host memory that the copy of a checkpoint takes at its peak; it stays while the files are written, and
+    training goes on."""
 
     @property
     def state(self) -> int:

@@ -51,6 +51,7 @@ def _replicated_memory(model: ModelShape, job: JobShape, num_ranks: int) -> Rank
         optimizer=NUM_MOMENTS * copy,
         activations=max(update_bytes(model, job), warm_start_bytes(model, job)),
         step=copy // job.num_models if job.on_gpu else 2 * _largest_bytes(model, job),
+        host_copy=-(-(1 + NUM_MOMENTS) * copy // num_ranks),
     )
 
 
@@ -86,7 +87,8 @@ def _fsdp2_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankMemor
         activations=max(update, warm_start_bytes(model, computed, recomputes=recomputes)),
         gathered=computed.dtype_bytes * (rest + 2 * layer) + sent,
         step=-(-2 * 8 * _largest_bytes(model, job) // (job.dtype_bytes * num_ranks)),
-        host_start=2 * _largest_bytes(model, job),  # read, or made, whole
+        host_start=copy if job.adapter else 2 * _largest_bytes(model, job),  # what is read, or made, whole
+        host_copy=(1 + NUM_MOMENTS) * part + (0 if num_ranks == 1 else 2 * _largest_bytes(model, job)),  # gathered
     )
 
 
