@@ -17,7 +17,7 @@ from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.training.base import OptimizerSettings
 from rlinf_workers.training.checkpoint import CheckpointFiles
-from rlinf_workers.training.fsdp2.backend import fsdp2
+from rlinf_workers.training.fsdp2.backend import FSDP2Backend, fsdp2
 from rlinf_workers.training.replicated.backend import ReplicatedBackend
 from rlinf_workers.worker import Worker
 
@@ -30,8 +30,28 @@ def test_it_conforms_alone(tmp_path):
     check_backend(fsdp2, str(tmp_path))
 
 
+class Moving(FSDP2Backend):
+    """Goes to other memory of the host as it goes from a GPU to the host and back."""
+
+    def offload(self) -> None:
+        self._move(self._places.take)
+
+    def onload(self) -> None:
+        self._move(lambda _, tensor: tensor.clone())
+
+
+def moving(model, worker, **options):
+    if options["optimizer"] is None:
+        return fsdp2(model, worker, **options)
+    return Moving(model, worker, lower=None, recompute=False, **options)
+
+
+def test_it_conforms_where_its_memory_moves(tmp_path):
+    check_backend(moving, str(tmp_path))
+
+
 def test_it_conforms_on_two_ranks(tmp_path):
-    check_ranks(fsdp2, str(tmp_path), num_ranks=2, num_ranks_per_replica=1)
+    check_ranks(moving, str(tmp_path), num_ranks=2, num_ranks_per_replica=1)
 
 
 def batch_of(width: int) -> SequenceBatch:

@@ -26,7 +26,7 @@ from rlinf_comm.weights.layouts.fsdp2 import fsdp2 as fsdp2_layout
 from rlinf_comm.weights.layouts.fsdp2 import shard_boxes
 from rlinf_workers.collectives import backends_of
 from rlinf_workers.models.parts import KeptParts
-from rlinf_workers.models.placement import copy_alike, tensors_of
+from rlinf_workers.models.placement import HOST, HostPlaces, copy_alike, tensors_of
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.models.weight_names import StoredWeights
 from rlinf_workers.training.base import (
@@ -45,6 +45,8 @@ from rlinf_workers.training.fsdp2.sharding import (
     gathered,
     give_memory,
     local,
+    move,
+    on_part,
     part_of,
     recompute_feed_forward,
     shard,
@@ -125,11 +127,12 @@ class FSDP2Backend:
         self.shards: Sequence[int] = shards_of(num_shards, worker.rank, worker.num_ranks)
         self._kind, self._worker = model, worker
         self._rounds = Rounds.of(worker)
+        self._places = HostPlaces()
         self._number = self._rounds.enter(self)
         with KeptParts(worker.rank, worker.num_ranks) as parts:
             outline = model.outline()
         self._is_outline = outline is not None
-        self._model = model.build(torch.device("cpu")) if outline is None else outline
+        self._model = model.build(HOST) if outline is None else outline
         self._bare = skeleton(self._model)
         if recompute:
             recompute_feed_forward(self._model)
@@ -273,17 +276,25 @@ class FSDP2Backend:
         return do(self._model)
 
     def onload(self) -> None:
-        self._move(self._worker.device)
+        if self._device != self._worker.device:
+            self._move(lambda _, tensor: self._places.bring(tensor, self._worker.device))
 
     def offload(self) -> None:
-        self._move(torch.device("cpu"))
+        if self._device != HOST:
+            self._move(self._places.take)
 
-    def _move(self, device: torch.device) -> None:
-        if next(iter(self._parameters.values())).device == device:
-            return
-        self._root.to(device)  # gradients go with their parameters
-        for state in self._optimizer.state.values():
-            state.update({key: value.to(device) for key, value in state.items() if key != "step"})
+    @property
+    def _device(self) -> torch.device:
+        """Where the state is."""
+        return next(iter(self._parameters.values())).device
+
+    def _move(self, elsewhere: Callable[[str, Tensor], Tensor]) -> None:
+        move(self._root, elsewhere)
+        for number, state in enumerate(self._optimizer.state.values()):
+            moments = {key: moment for key, moment in state.items() if key != "step"}
+            state.update(
+                {key: on_part(partial(elsewhere, f"{key} {number}"), moment) for key, moment in moments.items()}
+            )
 
     # -- files -----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -102,11 +102,23 @@ def give_memory(model: nn.Module, parts: dict[str, Tensor | None], device: torch
                 if part is None:
                     whole = torch.empty_like(parameter, device=device)
                 else:
-                    mesh, placements = parameter.device_mesh, parameter.placements
-                    shape = {"shape": parameter.shape, "stride": parameter.stride()}
-                    whole = DTensor.from_local(part.to(device), mesh, placements, run_check=False, **shape)
+                    whole = on_part(lambda _, part=part: part.to(device), parameter)
                 made[parameter] = nn.Parameter(whole, parameter.requires_grad)
             setattr(module, name, made[parameter])
+
+
+def move(root: Root, elsewhere: Callable[[str, Tensor], Tensor]) -> None:
+    """Puts this rank's parts of parameters and gradients, and the buffers, elsewhere; the parameters stay themselves.
+
+    Args:
+        elsewhere: a name and a tensor -> the same in other memory.
+    """
+    cast(FSDPModule, root).reshard()
+    tensors = {**dict(root.named_parameters()), **dict(root.named_buffers())}
+    tensors |= {f"gradient {name}": p.grad for name, p in root.named_parameters() if p.grad is not None}
+    names = {id(tensor): name for name, tensor in tensors.items()}
+
+    root._apply(lambda tensor: on_part(partial(elsewhere, names[id(tensor)]), tensor))
 
 
 def recompute_feed_forward(model: nn.Module) -> None:
@@ -166,6 +178,15 @@ def local(tensor: Tensor) -> Tensor:
     """This rank's part, without gradient; no copy."""
     detached = tensor.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached
+
+
+def on_part(do: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """What `do` makes of this rank's part, as a part of the same whole."""
+    made = do(local(tensor))
+    if not isinstance(tensor, DTensor):
+        return made
+    shape = {"shape": tensor.shape, "stride": tensor.stride()}
+    return DTensor.from_local(made, tensor.device_mesh, tensor.placements, run_check=False, **shape)
 
 
 def part_of(name: str, tensor: Tensor, rank: int, num_ranks: int) -> tuple[slice, ...]:
