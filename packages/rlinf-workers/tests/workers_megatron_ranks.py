@@ -116,7 +116,7 @@ def loss_on(batch: SequenceBatch):
     def loss_of(answers):
         is_critic = bool(answers.values.numel())
         said = answers.values if is_critic else answers.logprobs
-        terms = (said - 1).square() if is_critic else said.exp() - 0.3 * answers.entropies
+        terms = (said - batch.completion_ids).square() if is_critic else said.exp() - 0.3 * answers.entropies
         return (terms * batch.loss_mask).sum(), [float(batch.loss_mask.sum()), float(said.detach()[0, 0])]
 
     return loss_of
