@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 HAND_OVER, COPIES, RESHARD, CHANNEL = "comm-handover", "comm-copies", "comm-reshard", "comm-channel"
-CHECKS, SYNC = "comm-checks", "weight-sync"
+CHECKS, SYNC, GPU_COPY = "comm-checks", "weight-sync", "gpu-copy"
 
 
 class Measured:
@@ -66,6 +66,32 @@ def sections(results: Path, images: Path) -> Iterator[str]:
     path = results / f"{SYNC}.json"
     if path.exists():
         yield from _syncs(json.loads(path.read_text()))
+    path = results / f"{GPU_COPY}.json"
+    if path.exists():
+        yield from _on_gpu(json.loads(path.read_text()))
+
+
+def _on_gpu(result: dict[str, Any]) -> Iterator[str]:
+    yield (
+        f"\nIn the memory of one GPU ({result['device']}), GB a second of what is written (a cast reads twice as "
+        "much), and of what a digest reads.\n"
+    )
+    yield "| what | ours | a flat copy | share |\n|---|---|---|---|"
+    for name, rates in result.items():
+        if isinstance(rates, dict) and "max_ctas_1056" in rates:
+            best = max(rate for key, rate in rates.items() if key.startswith("max_ctas"))
+            kind, _, dtype = name.rpartition("_")
+            yield (
+                f"| reshard, {kind.replace('_', ' ')}, {dtype} to bfloat16 | {best:,.0f} | {rates['memcpy']:,.0f} "
+                f"| {best / rates['memcpy']:.2f} |"
+            )
+    yield "\n| digest of | ours | the fastest read | share |\n|---|---|---|---|"
+    for name in ("digest", "digest_64_mb", "digest_1_mb"):
+        rates = result[name]
+        best = max(rate for key, rate in rates.items() if key.startswith("program"))
+        read = max(2 * rates["memcpy"], rates["maximum"])
+        yield f"| {rates['bytes'] / 1e6:,.0f} MB | {best:,.0f} | {read:,.0f} | {best / read:.2f} |"
+    yield ""
 
 
 def _syncs(result: dict[str, Any]) -> Iterator[str]:

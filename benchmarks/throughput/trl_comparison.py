@@ -228,6 +228,8 @@ def _start_flow(stack: ExitStack, folder: Path, options: argparse.Namespace) -> 
     flow = make_flow(folder, options.micro_batch_groups, options.max_tokens, num_shards)
     cluster = make_cluster(ClusterConfig(num_devices=1), this_machine()) if ON_GPU else Cluster.cpu_slots(options.slots)
     plan = plan_for_mode(flow.graph(), cluster, "collocated")
+    if ON_GPU:  # all of it has room there at once, which is when `rlinf train` plans so
+        plan = replace(plan, stages=tuple(replace(stage, offload=False) for stage in plan.stages))
     environment = worker_environment(ClusterConfig(threads_per_device=1))
     executor = stack.enter_context(Executor(cluster=cluster, environment=environment))
     executor.start(flow, plan)
