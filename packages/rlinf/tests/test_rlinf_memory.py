@@ -433,9 +433,10 @@ def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
     shape = ModelShape(name="wide", num_layers=2, head_dim=64, **WIDE)
     job = job_shape(config)
     memory = rank_memory(shape, job, {"actor": 1}, None)
-    rollout, actor = memory["rollout"].peak(64), memory["actor"].peak(64)
+    mailbox = memory["rollout"].weights  # a version that is published and not yet taken
+    rollout, actor = memory["rollout"].peak(64) + mailbox, memory["actor"].peak(64) + mailbox
 
-    def check(memory_bytes: int, *, offload: bool) -> None:
+    def check(memory_bytes: int, *, offload: bool, config: ReasoningConfig = config) -> None:
         stages = tuple(
             StagePlan(stage=name, devices=(0,), num_ranks=1, granularity=0, offload=offload, turn=turn)
             for turn, name in enumerate(("rollout", "actor"))
@@ -446,6 +447,8 @@ def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
     check(max(rollout, actor), offload=True)
     with pytest.raises(UserError, match=r"a device needs about .* and fake \(device 0\) has"):
         check(max(rollout, actor) - 1, offload=True)
+    through_host = config_of("--warm_start=null", "--cluster.weight_link=shared")
+    check(max(rollout, actor) - mailbox, offload=True, config=through_host)
     together = actor + memory["rollout"].state
     check(together, offload=False)
     with pytest.raises(UserError):
@@ -466,8 +469,9 @@ def test_state_stays_on_a_gpu_that_has_room_for_all() -> None:
     def fits(memory_bytes: int, plan: Plan = plan) -> bool:
         return all_fit_at_once(config, shape, plan, Cluster.cuda_nodes(1, 1, name="fake", memory_bytes=memory_bytes))
 
-    assert not fits(peaks)
-    assert fits(round(1.25 * peaks) + (2 << 30) + 1)
+    mailbox = 4 * shape.num_parameters
+    assert not fits(peaks + mailbox)
+    assert fits(round(1.25 * peaks) + (2 << 30) + mailbox + 1)
     other = StagePlan(stage="judge", devices=(0,), num_ranks=1, granularity=0, offload=True, turn=2)
     assert not fits(1 << 50, replace(plan, stages=(*plan.stages, other))), "nobody knows what it needs"
 

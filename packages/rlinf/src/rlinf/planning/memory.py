@@ -205,16 +205,33 @@ def fullest_place(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluste
         needed = sum(load.process for load in loads) + stored_bytes(shape, config)
         who = f"the {len(loads)} processes need"
         return Place(name="this machine", has_bytes=memory_bytes, needed_bytes=needed, loads=tuple(loads), needs=who)
+    mailbox = mailbox_bytes(config, shape, plan, cluster)
     places = [
-        device_place(f"{device.name} (device {index})", device.memory_bytes, [x for x in loads if index in x.devices])
+        device_place(
+            f"{device.name} (device {index})", device.memory_bytes, [x for x in loads if index in x.devices], mailbox
+        )
         for index, device in enumerate(cluster.devices)
     ]
     return max(places, key=lambda place: place.missing_bytes)
 
 
-def device_place(name: str, has_bytes: int, loads: Sequence[Load]) -> Place:
-    """What stays there, and the largest of those that take turns."""
+def mailbox_bytes(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster) -> int:
+    """What a rank of the actor keeps on its GPU of a published version until the servers have taken it: its share of
+    what is served. 0 where weights go another way than through device memory."""
+    nodes = {cluster.devices[index].node for stage in plan.stages for index in stage.devices}
+    if config.cluster.weight_link not in ("auto", "device") or len(nodes) > 1:
+        return 0
+    return DTYPE_BYTES[config.served_dtype] * shape.num_parameters // plan.stage("actor").num_ranks
+
+
+def device_place(name: str, has_bytes: int, loads: Sequence[Load], mailbox: int = 0) -> Place:
+    """What stays there, and the largest of those that take turns.
+
+    Args:
+        mailbox: as `mailbox_bytes`.
+    """
     resident = sum(load.memory.state for load in loads if not load.offload)
+    resident += mailbox if any(load.group == "actor" for load in loads) else 0
     needed = max((resident + load.peak - (0 if load.offload else load.memory.state) for load in loads), default=0)
     return Place(name=name, has_bytes=has_bytes, needed_bytes=needed, loads=tuple(loads))
 
@@ -224,8 +241,9 @@ def all_fit_at_once(config: ReasoningConfig, shape: ModelShape, plan: Plan, clus
     where a role is not counted: a teacher of a kind that we do not know."""
     loads = loads_of(config, shape, plan)
     is_counted = {load.group for load in loads} >= {stage.stage for stage in plan.stages if stage.devices}
+    mailbox = mailbox_bytes(config, shape, plan, cluster)
     return is_counted and all(
-        sum(ALLOCATED_SHARE * load.peak + CONTEXT_BYTES for load in loads if index in load.devices)
+        sum(ALLOCATED_SHARE * load.peak + CONTEXT_BYTES for load in loads if index in load.devices) + mailbox
         <= device.memory_bytes
         for index, device in enumerate(cluster.devices)
     )
