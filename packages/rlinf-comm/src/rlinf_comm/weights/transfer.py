@@ -98,15 +98,23 @@ class Transfer:
 
     def stored(self, store: int) -> CopyProgram:
         """What `receive` copies from one store buffer; the buffers are still those of the store."""
-        numbers = [number for number, part in enumerate(self._parts) if part.store == store]
-        return self._kept(("stored", store), lambda: self._to_own(numbers, self._store_bytes))
+
+        def make() -> CopyProgram:
+            numbers = [number for number, part in enumerate(self._parts) if part.store == store]
+            return self._to_own(numbers, self._store_bytes)
+
+        return self._kept(("stored", store), make)
 
     def lent(self, store: int, buffers: Mapping[str, BufferSpec]) -> CopyProgram:
         """What `receive` copies from one store buffer, from the buffers of the rank that fills it, which are
         contiguous."""
-        numbers = [number for number, part in enumerate(self._parts) if part.store == store and part.source]
-        num_bytes = [spec.num_elements * TensorSpec((), spec.dtype).element_bytes for spec in buffers.values()]
-        return self._kept(("lent", store), lambda: self._to_own(numbers, num_bytes, buffers))
+
+        def make() -> CopyProgram:
+            numbers = [number for number, part in enumerate(self._parts) if part.store == store and part.source]
+            num_bytes = [spec.num_elements * TensorSpec((), spec.dtype).element_bytes for spec in buffers.values()]
+            return self._to_own(numbers, num_bytes, buffers)
+
+        return self._kept(("lent", store), make)
 
     def _kept(self, key: tuple[str, int], make: Callable[[], CopyProgram]) -> CopyProgram:
         if key not in self._programs:

@@ -68,7 +68,7 @@ class WeightSender(StoreSide):
         tensors = self._checked(tensors)
         slot, wait_s = self._free_slot(policy_version, timeout_s)
         start_s = time.monotonic()
-        self._fill(tensors, slot, policy_version)
+        self._store_digests(self._write(tensors, slot), slot, policy_version)
         copy_s = time.monotonic() - start_s
         self._announce(slot, policy_version, Where.STORED)
         return self._report(policy_version, wait_s=wait_s, copy_s=copy_s, digest_s=0.0)
@@ -157,10 +157,6 @@ class WeightSender(StoreSide):
         for placed in self._own:
             words.store(control.piece(slot, placed.index), NO_VERSION)
         return slot, wait_s
-
-    def _fill(self, tensors: dict[str, torch.Tensor], slot: int, policy_version: int) -> None:
-        """Copies to the slot, with digests."""
-        self._store_digests(self._write(tensors, slot), slot, policy_version)
 
     def _write(self, tensors: dict[str, torch.Tensor], slot: int) -> list[int]:
         """Copies this rank's pieces into a slot; returns their digests."""
