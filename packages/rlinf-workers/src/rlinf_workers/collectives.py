@@ -96,19 +96,17 @@ class RankGroups:
     """The ranks at its place in each replica."""
 
 
-def backends_of(device: torch.device) -> str:
-    """What carries the collectives of ranks on such devices, as torch.distributed names it."""
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+def backends_of(identity: Identity) -> str:
+    """What carries the collectives of a rank, as torch.distributed names it."""
+    return "cpu:gloo,cuda:nccl" if identity.is_on_gpu else "gloo"
 
 
 def connect(identity: Identity) -> RankGroups:
     """Meets the other ranks through the rendezvous file; blocks until all are there."""
     if identity.num_ranks > 1 and not dist.is_initialized():
-        on_gpu = any(name.startswith("cuda") for name in identity.devices)
-        device = torch.device("cuda" if on_gpu else "cpu")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks share this host; needs no name resolution
         dist.init_process_group(
-            backends_of(device),
+            backends_of(identity),
             init_method=f"file://{identity.rendezvous}",
             rank=identity.rank,
             world_size=identity.num_ranks,

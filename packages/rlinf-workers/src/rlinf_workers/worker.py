@@ -68,8 +68,7 @@ class Worker:
     def device(self) -> torch.device:
         """Where tensors of this worker live. The launcher shows a worker only its own GPUs, so the first is
         `cuda:0`."""
-        on_gpu = any(name.startswith("cuda") for name in self.identity.devices)
-        return torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+        return torch.device("cuda", 0) if self.identity.is_on_gpu else torch.device("cpu")
 
     @property
     def step(self) -> StepContext:

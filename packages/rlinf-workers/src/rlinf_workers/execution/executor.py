@@ -26,7 +26,7 @@ from rlinf_workers.execution.residents import Residents
 from rlinf_workers.execution.stage_calls import PlannedFlow, StageCall, StageOutcome
 from rlinf_workers.flow import Flow
 from rlinf_workers.group import WorkerGroup, gather
-from rlinf_workers.launcher.base import Identity, Launcher, Wait, WorkerHandle, WorkerSpec
+from rlinf_workers.launcher.base import Identity, Launcher, Wait, WorkerHandle, WorkerSpec, role_and_rank
 from rlinf_workers.launcher.local import LocalLauncher
 from rlinf_workers.links.base import WeightLink, WeightPort
 from rlinf_workers.links.choose import choose
@@ -332,16 +332,16 @@ class Executor:
         """For one run; whose state is where goes on from the runs before."""
 
         def make_room(worker: str, request: LeaseRequest, reply: Reply) -> None:
-            role, _, rank = worker.partition("/")
-            devices, beside = self._placements[role].devices_of(int(rank)), planned.groups_of(request.turn)
+            role, rank = role_and_rank(worker)
+            devices, beside = self._placements[role].devices_of(rank), planned.groups_of(request.turn)
             self._residents.make_room(worker, devices, beside=beside, stays=request.stays, ready=reply)
 
         return Leases(planned.leased_devices, make_room)
 
     def _handle(self, worker: str) -> WorkerHandle:
         """`actor/1` -> the driver's end of it."""
-        role, _, rank = worker.partition("/")
-        return self._groups[role].handles[int(rank)]
+        role, rank = role_and_rank(worker)
+        return self._groups[role].handles[rank]
 
     def _start_stages(self, opened: _OpenFlow, context: StepContext) -> list[tuple[StageCall, Future[StageOutcome]]]:
         planned, started = opened.planned, []

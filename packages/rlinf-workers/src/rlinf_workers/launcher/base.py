@@ -36,6 +36,11 @@ class Identity:
         return f"{self.role}/{self.rank}"
 
     @property
+    def is_on_gpu(self) -> bool:
+        """Whether its devices are GPUs."""
+        return any(name.startswith("cuda") for name in self.devices)
+
+    @property
     def replica(self) -> int:
         return self.rank // self.num_ranks_per_replica
 
@@ -46,6 +51,12 @@ class Identity:
     @property
     def rank_in_replica(self) -> int:
         return self.rank % self.num_ranks_per_replica
+
+
+def role_and_rank(name: str) -> tuple[str, int]:
+    """What `Identity.name` says: `actor/1` -> ("actor", 1)."""
+    role, _, rank = name.rpartition("/")
+    return role, int(rank)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,16 @@ class HostPlaces:
         """
         brought = torch.empty_like(tensor, device=device, pin_memory=False)
         return brought.copy_(tensor, non_blocking=True) if copies else brought
+
+
+def move_moments(optimizer: torch.optim.Optimizer, elsewhere: Callable[[str, Tensor], Tensor]) -> None:
+    """Puts an optimizer's moments elsewhere; its counts of steps stay.
+
+    Args:
+        elsewhere: a name and a moment -> the same in other memory.
+    """
+    for number, state in enumerate(optimizer.state.values()):
+        state.update({k: elsewhere(f"{k} {number}", moment) for k, moment in state.items() if k != "step"})
 
 
 class MovedModel:

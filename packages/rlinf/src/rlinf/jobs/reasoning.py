@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ from rlinf.tasks import Problem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, max_positions, write_model_folder
 from rlinf.tasks.prompts import PromptEncoder
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.language.actor import Actor, ActorSettings
@@ -153,23 +156,25 @@ class ReasoningJob(Job):
         return {**dict.fromkeys(stages, size), "actor": actor_granularities(self.config)[0]}
 
     def check_memory(self, plan: Plan) -> None:
-        shape = shape_of(self.config, len(self._tokenizer))
-        if shape is not None:
-            cluster = make_cluster(self.config.cluster, self.machine)
-            check_memory(self.config, shape, plan, cluster, self.machine.memory_bytes)
+        if self._shape is not None:
+            check_memory(self.config, self._shape, plan, self._cluster, self.machine.memory_bytes)
 
     def all_fit_at_once(self, plan: Plan) -> bool:
-        shape = shape_of(self.config, len(self._tokenizer))
-        cluster = make_cluster(self.config.cluster, self.machine)
-        is_gpu = cluster.devices[0].kind == "cuda"
-        return is_gpu and shape is not None and all_fit_at_once(self.config, shape, plan, cluster)
+        is_gpu = self._cluster.devices[0].kind == "cuda"
+        return is_gpu and self._shape is not None and all_fit_at_once(self.config, self._shape, plan, self._cluster)
 
     def memory_lines(self, plan: Plan) -> list[str]:
-        shape = shape_of(self.config, len(self._tokenizer))
-        if shape is None:
+        if self._shape is None:
             return []
-        cluster = make_cluster(self.config.cluster, self.machine)
-        return memory_lines(fullest_place(self.config, shape, plan, cluster, self.machine.memory_bytes))
+        return memory_lines(fullest_place(self.config, self._shape, plan, self._cluster, self.machine.memory_bytes))
+
+    @cached_property
+    def _shape(self) -> ModelShape | None:
+        return shape_of(self.config, len(self._tokenizer))
+
+    @cached_property
+    def _cluster(self) -> Cluster:
+        return make_cluster(self.config.cluster, self.machine)
 
     def build(self, folder: Path) -> Flows:
         train = self._train_flow(folder)

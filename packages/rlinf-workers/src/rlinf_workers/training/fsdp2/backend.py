@@ -26,7 +26,7 @@ from rlinf_comm.weights.layouts.fsdp2 import fsdp2 as fsdp2_layout
 from rlinf_comm.weights.layouts.fsdp2 import shard_boxes
 from rlinf_workers.collectives import backends_of
 from rlinf_workers.models.parts import KeptParts
-from rlinf_workers.models.placement import HOST, HostPlaces, copy_alike, tensors_of
+from rlinf_workers.models.placement import HOST, HostPlaces, copy_alike, move_moments, tensors_of
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.models.weight_names import StoredWeights
 from rlinf_workers.training.base import (
@@ -137,7 +137,7 @@ class FSDP2Backend:
         if recompute:
             recompute_feed_forward(self._model)
         if not dist.is_initialized():  # one rank alone; a mesh needs a group all the same
-            dist.init_process_group(backends_of(worker.device), store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(backends_of(worker.identity), store=dist.HashStore(), rank=0, world_size=1)
         mesh = init_device_mesh(worker.device.type, (worker.num_ranks,))
         first = {name: parts.take(p) for name, p in self._model.named_parameters() if p.is_meta}
         self._root = shard(self._model, mesh, lower)
@@ -290,11 +290,7 @@ class FSDP2Backend:
 
     def _move(self, elsewhere: Callable[[str, Tensor], Tensor]) -> None:
         move(self._root, elsewhere)
-        for number, state in enumerate(self._optimizer.state.values()):
-            moments = {key: moment for key, moment in state.items() if key != "step"}
-            state.update(
-                {key: on_part(partial(elsewhere, f"{key} {number}"), moment) for key, moment in moments.items()}
-            )
+        move_moments(self._optimizer, lambda name, moment: on_part(partial(elsewhere, name), moment))
 
     # -- files -----------------------------------------------------------------------------------------------------
 

@@ -117,7 +117,6 @@ def move(root: Root, elsewhere: Callable[[str, Tensor], Tensor]) -> None:
     tensors = {**dict(root.named_parameters()), **dict(root.named_buffers())}
     tensors |= {f"gradient {name}": p.grad for name, p in root.named_parameters() if p.grad is not None}
     names = {id(tensor): name for name, tensor in tensors.items()}
-
     root._apply(lambda tensor: on_part(partial(elsewhere, names[id(tensor)]), tensor))
 
 

@@ -50,7 +50,7 @@ def connect(worker: Worker, options: MegatronOptions) -> Place:
     options.check_ranks(worker.num_ranks, worker.identity.num_ranks_per_replica)
     worker.ranks.barrier()  # connects
     if not dist.is_initialized():  # one rank alone
-        dist.init_process_group(backends_of(worker.device), store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backends_of(worker.identity), store=dist.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=options.tensor_parallel,
         pipeline_model_parallel_size=options.pipeline_parallel,

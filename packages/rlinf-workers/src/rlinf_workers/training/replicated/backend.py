@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout, specs_of
-from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, copy_alike, tensors_of
+from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, copy_alike, move_moments, tensors_of
 from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, Trainable, shards_of, trains_adapters
 from rlinf_workers.training.checkpoint import host_copy, load_optimizer, optimizer_tensors, writers
 from rlinf_workers.training.served import Served
@@ -177,10 +177,8 @@ class ReplicatedBackend:
         self._reattach()
 
     def _move_moments(self, moved: Callable[[str, Tensor], Tensor]) -> None:
-        if not self.shards:
-            return
-        for number, state in enumerate(self._optimizer.state.values()):
-            state.update({k: moved(f"{k} {number}", moment) for k, moment in state.items() if k != "step"})
+        if self.shards:
+            move_moments(self._optimizer, moved)
 
     def _detach(self) -> None:
         for parameter in self._model.parameters():
