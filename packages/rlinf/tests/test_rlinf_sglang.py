@@ -54,9 +54,15 @@ def plan_of(*, span: int = 1, num_devices: int = 2, offload: bool = True) -> Pla
             "rollout.tensor_parallel_size=2: rollout.engine=huggingface computes on one device",
         ),
         (["--rollout.engine_options={a: 1}"], "rollout.engine=sglang has its settings under rollout.sglang"),
-        (["--rollout.sglang={tp_size: 2}"], "rollout.sglang.tp_size is for the run to set: use tensor_parallel_size"),
-        (["--rollout.sglang={dtype: float16}"], "rollout.sglang.dtype is for the run to set: use rollout.dtype"),
-        (["--rollout.sglang={model_path: x}"], "rollout.sglang.model_path is for the run to set"),
+        (
+            ["--rollout.sglang={tp_size: 2}"],
+            "rollout.sglang.tp_size cannot be set: an engine has rollout.tensor_parallel_size devices",
+        ),
+        (
+            ["--rollout.sglang={dtype: float16}"],
+            "rollout.sglang.dtype cannot be set: the model is that of the recipe (model.*, rollout.dtype)",
+        ),
+        (["--rollout.sglang={model_path: x}"], "rollout.sglang.model_path cannot be set"),
         (["--rollout.sglang={mem_fraction_static: 70}"], "mem_fraction_static=70 is no share; use a number between 0"),
         (["--rollout.sglang={max_total_tokens: 0}"], "max_total_tokens=0 is not a number of at least 1"),
         (

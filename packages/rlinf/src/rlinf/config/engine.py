@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import ClassVar
 
 from pydantic import Field
 
 from rlinf.config.base import Conflict, Section
-
-OWN_KEYS: Mapping[str, str] = {
-    "model_path": "the run says which model is served",
-    "tokenizer_path": "the run says which model is served",
-    "device": "cluster.device says it",
-    "tp_size": "use tensor_parallel_size beside it",
-    "tensor_parallel_size": "use tensor_parallel_size beside it",
-    "dp_size": "several engines are several ranks of the rollout; the devices and tensor_parallel_size decide how many",
-    "data_parallel_size": "several engines are several ranks of the rollout; the devices and tensor_parallel_size "
-    "decide how many",
-    "pp_size": "an engine is cut by tensor_parallel_size alone",
-    "pipeline_parallel_size": "an engine is cut by tensor_parallel_size alone",
-    "nnodes": "an engine lies within one machine",
-    "skip_tokenizer_init": "prompts come as tokens, so it is always on",
-    "custom_weight_loader": "the weight sync has its own",
-    "random_seed": "the run's seed decides it",
-}
-"""Server argument of SGLang that the run sets -> why, or what to use."""
 
 
 class EngineConfig(Section):
@@ -33,8 +15,6 @@ class EngineConfig(Section):
 
     AT: ClassVar[str]
     """What the keys begin with: "rollout.", or nothing."""
-    DTYPE_KEY: ClassVar[str]
-    """The key that says in which type it serves."""
 
     engine: str = Field(
         default="huggingface",
@@ -82,13 +62,10 @@ class EngineConfig(Section):
                 keys=(f"{at}engine_options", f"{at}engine"),
                 text=f": {at}engine=sglang has its settings under {at}sglang; put them there",
             )
-        for key in self.sglang:
-            if key == "dtype":
-                yield Conflict(keys=(f"{at}sglang.dtype",), text=f" is for the run to set: use {self.DTYPE_KEY}")
-            elif key in OWN_KEYS:
-                yield Conflict(keys=(f"{at}sglang.{key}",), text=f" is for the run to set: {OWN_KEYS[key]}")
-        from rlinf_sched.derive.sglang import WHERE, SGLangOptions  # imports numpy, as do backend options of megatron
+        from rlinf_sched.derive.sglang import OWNED, WHERE, SGLangOptions  # imports numpy, as options of megatron do
 
+        for key in (key for key in self.sglang if key in OWNED):
+            yield Conflict(keys=(f"{at}sglang.{key}",), text=f" cannot be set: {OWNED[key]}; leave it out")
         try:
             SGLangOptions.of(self.sglang)
         except ValueError as error:

@@ -54,7 +54,6 @@ class EvalConfig(EngineConfig):
     """Everything that decides the numbers of an evaluation."""
 
     AT = ""
-    DTYPE_KEY = "dtype"
 
     model: InputPath = Field(
         description="Hugging Face model folder, a run's folder (its newest checkpoint) or one checkpoint of a run."

@@ -86,7 +86,6 @@ class RolloutConfig(EngineConfig):
     """What is generated in each step, and by what."""
 
     AT = "rollout."
-    DTYPE_KEY = "rollout.dtype"
 
     num_prompts: int = Field(
         default=64, ge=1, description="Prompts of a step; each gives algorithm.group_size completions."

@@ -279,6 +279,7 @@ class ReasoningJob(Job):
                 evaluation, group_size=evaluation.num_samples, max_new_tokens=num_tokens, stop=stop
             ),
             max_prompt_tokens=self._make_prompt.max_tokens,
+            max_batch_sequences=None if rollout.engine == "sglang" else self._job_shape.max_sequences,
             engine=rollout.engine,
             engine_options=engine_options(rollout, self._shape, self._job_shape),
         )

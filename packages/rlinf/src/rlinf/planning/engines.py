@@ -34,11 +34,11 @@ def pool_shortage(shape: ModelShape, job: JobShape) -> str | None:
     has, needed = kv_tokens(shape, job), longest_tokens(job)
     if has >= needed:
         return None
-    memory, size = sglang_memory(shape, job), job.tensor_parallel
-    share = job.engine_options.get("mem_fraction_static")
+    size, share = job.tensor_parallel, job.engine_options.get("mem_fraction_static")
+    weights, pool = sglang_memory(shape, job).weights, needed * kv_token_bytes(shape, job)
     return (
         f"rollout.engine=sglang: the KV cache of an engine on {size} device{'s' if size > 1 else ''} would hold "
-        f"{max(0, has):,} tokens, and the longest sequence has {needed:,} ({needed * kv_token_bytes(shape, job) / 2**30:.2f} "
-        f"GiB on each device, beside {memory.weights / 2**30:.2f} of weights; a device has "
-        f"{job.device_bytes / 2**30:.1f}" + (f", rollout.sglang.mem_fraction_static={share}" if share else "") + ")"
+        f"{max(0, has):,} tokens, and the longest sequence has {needed:,} ({pool / 2**30:.2f} GiB on each device, "
+        f"beside {weights / 2**30:.2f} of weights; a device has {job.device_bytes / 2**30:.1f}"
+        + (f", rollout.sglang.mem_fraction_static={share})" if share else ")")
     )
