@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
+import json
 import os
 import queue
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -71,9 +74,10 @@ class SGLangEngine:
         any_version: bool = False,
         **server: Argument,
     ) -> None:
-        known = _known_arguments(device, devices, any_version=any_version)
+        known = known_arguments(device, devices, any_version=any_version)
         tokenizer, folder = load_tokenizer(model.folder), shared_folder()
         served = _model_folder(model, folder)
+        check_architecture(served)
         self._stop_ids = _stop_ids(served, tokenizer)
         self._tokenizer, self._max_prompt_tokens = tokenizer, max_prompt_tokens
         self._num_devices = max(1, len(devices))
@@ -308,7 +312,7 @@ class SGLangEngine:
             )
 
 
-def _known_arguments(device: torch.device, devices: Sequence[str], *, any_version: bool) -> list[str]:
+def known_arguments(device: torch.device, devices: Sequence[str], *, any_version: bool) -> list[str]:
     """Imports SGLang as the devices need it; the names of its server arguments.
 
     Raises: WorkersError when it is not there, or another version than those that are known.
@@ -336,6 +340,23 @@ def _known_arguments(device: torch.device, devices: Sequence[str], *, any_versio
     from rlinf_workers.generation.sglang import srt
 
     return list(srt.ServerArgs.__struct_fields__)
+
+
+def check_architecture(folder: Path) -> None:
+    """Whether SGLang has code of its own for a model. It would serve another one through transformers, whose parameters
+    lie elsewhere; so its sources are searched for the name, which takes no import.
+
+    Raises: WorkersError.
+    """
+    names = json.loads((folder / "config.json").read_text()).get("architectures") or ["None"]
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None and spec.submodule_search_locations, "its version was read before"
+    sources = Path(spec.submodule_search_locations[0], "srt", "models").rglob("*.py")
+    if not any(re.search(rf"\b{re.escape(names[0])}\b", path.read_text()) for path in sources):
+        raise WorkersError(
+            f"SGLang does not serve {names[0]} (architectures in config.json of the model); use "
+            "rollout.engine=huggingface, or a model that it serves"
+        )
 
 
 def _model_folder(model: ModelSettings, folder: Path) -> Path:
