@@ -225,6 +225,8 @@ class Tokens:
     """Groups side by side, on the device. B completions of at most T tokens."""
 
     sequences: CompletionBatch
+    prompts: tuple[int, ...]
+    """[B], index of each row's prompt."""
     advantages: Tensor
     """[B] or [B, T]"""
     rollout_logprobs: Tensor
@@ -255,6 +257,7 @@ def tokens_of(groups: Sequence[LearningGroup], device: torch.device, pack: Pack 
     assert advantages is not None and rollout_logprobs is not None, "every group has them"
     return Tokens(
         sequences=sequences,
+        prompts=tuple(sample.index for sample in samples for _ in sample.loss_mask),
         advantages=advantages,
         rollout_logprobs=rollout_logprobs,
         ref_logprobs=joined(sample.ref_logprobs for sample in samples),
