@@ -14,21 +14,25 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlinf_algos.algorithm import Algorithm
 from rlinf_comm.records import record
-from rlinf_workers.execution.ports import Reader
+from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.language.actor_loss import ActorLoss
 from rlinf_workers.language.critic import Critic
 from rlinf_workers.language.learning_groups import MicroBatch, Updates
-from rlinf_workers.language.logprob_gap import LogprobGap
+from rlinf_workers.language.logprob_gap import LogprobGap, k3
 from rlinf_workers.models.language_model import ModelSettings, load_tokenizer
 from rlinf_workers.models.lora import LoraModel, LoraSettings
 from rlinf_workers.models.trainable import CompletionBatch, TokenModel, ValueModel
-from rlinf_workers.records.language import ExampleBatch, ScoredGroup
+from rlinf_workers.records.language import ComparedGroup, ExampleBatch, SampleGroup, ScoredGroup
 from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
 from rlinf_workers.training.worker import TrainingWorker
+
+CHECK_OPTIMIZER = OptimizerSettings(learning_rate=3e-4)
+"""Of the step that a check takes: every weight moves by about so much, more than rounding in bfloat16 hides."""
 
 
 @record
@@ -118,6 +122,29 @@ class Actor(TrainingWorker):
                     self._step(tokens)
                     self.record("warm_start/loss", loss / tokens)
                     self._backend.begin(2)
+
+    def compare(self, samples: Reader[SampleGroup], compared: Writer[ComparedGroup]) -> None:
+        """Stage of `rlinf check`: groups in, and out with what this actor says of their tokens. Then one optimizer step
+        makes them likelier, so that there are new weights to hand over; records how far it moved the policy."""
+        groups = [group for chunk in samples for group in chunk]
+        said = self._updates.ask(groups, self._updates.logprobs)
+        for group in groups:
+            told = ComparedGroup(samples=group, actor_logprobs=said[group.index], policy_version=self._version)
+            compared.put(told, key=group.index)
+        self._optimize_with(CHECK_OPTIMIZER)
+        self._backend.begin(1)
+        for shard in self._backend.shards:
+            for _, batch in self._updates.batches(groups, shard):
+                self._backend.backward(shard, batch, partial(_likelihood, batch.loss_mask))
+        self._step(self._backend.reduce()[0])
+        moved = self._updates.ask(groups, self._updates.logprobs)
+        sums = torch.zeros(len(self._backend.shards), 2, dtype=torch.float64)
+        for group in groups:
+            kl = k3((moved[group.index] - said[group.index]).double() * group.loss_mask).sum()
+            sums[0] += torch.tensor([float(kl), float(group.loss_mask.sum())], dtype=torch.float64)
+        total, tokens = self._backend.sum_over_shards(sums).tolist()
+        if self.rank == 0:
+            self.record("check/moved_kl", total / tokens)
 
     # -- one optimizer step ----------------------------------------------------------------------------------------
 
@@ -222,3 +249,8 @@ class Actor(TrainingWorker):
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._updates.advantages.kl_coef = float(state.get("kl_coef", self._updates.advantages.kl_coef))
+
+
+def _likelihood(mask: Tensor, answers: Evaluation) -> tuple[Tensor, list[float]]:
+    """A loss that makes tokens likelier, and their number."""
+    return -(answers.logprobs * mask).sum(), [float(mask.sum())]

@@ -100,6 +100,11 @@ class RolloutConfig(Section):
     dtype: Literal["float32", "bfloat16"] | None = Field(
         default=None, description="Type of the weights that generate; a sync casts them. null: model.dtype."
     )
+    stop_on_mismatch: bool = Field(
+        default=False,
+        description="Stop the run where engine and trainer disagree about the first step's tokens by more than "
+        "rounding explains (docs/trust.md); false: the run says so and goes on.",
+    )
     engine: str = Field(default="huggingface", description=ENGINE)
     engine_options: dict[str, bool | int | float | str] = Field(default={}, description=ENGINE_OPTIONS)
 

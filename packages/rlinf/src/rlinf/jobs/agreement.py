@@ -4,11 +4,13 @@ What the engine and the trainer say of a token differs by rounding alone while b
 rounds an activation about 12 times, and errors of either sign add up as a random walk: after L layers with the unit
 roundoff u the relative error is about sqrt(12 L) u, and that of a log-probability this times the spread of the logits,
 about 2.3 nats (ln 10) in a language model. So its root mean square is about 8 sqrt(L) u, and the KL half its square.
-Tiny models on CPUs stay below 3 sqrt(L) u (tests, `test_rlinf_agreement.py`).
+Sums of K products are rounded in float32 in any case; where that is the type itself, this counts too, as a random walk
+of K / 32 steps in each of the lanes that a kernel has at least. The models of `test_rlinf_agreement.py` stay below half
+of it.
 
 Experts add to it: a router that is within rounding of a tie takes another expert, and the token's log-probability
-moves by about 0.1 nats. In float32 that is one token in thousands; its KL outweighs all the others', so there the
-99.9 % quantile decides too.
+moves by about 0.1 nats. Where that is less than one token in a thousand, as in float32, such a token outweighs all the
+others' KL, and the 99.9 % quantile of the distances may speak for them; else the KL may be larger by what they add.
 """
 
 from __future__ import annotations
@@ -23,8 +25,12 @@ AMPLIFICATION = 8.0
 """Of the unit roundoff, for each square root of a layer; see above."""
 ROUNDINGS = 12.0
 """Of an activation in a layer."""
+LANES = 32
+"""Partial sums that a matrix product has at least."""
 TIES = 10.0
 """Share of the tokens whose router is near a tie in a layer, for each unit of relative error."""
+RARE = 1e-3
+"""Share of the tokens below which a quantile leaves those out that went to another expert."""
 REROUTED_KL = 0.1**2 / 2
 """Nats that a token adds where it goes to another expert."""
 TAIL = 4.0
@@ -47,13 +53,19 @@ class Arithmetic:
     trained_dtype: str
     served_dtype: str
     num_layers: int
+    width: int
+    """Terms of the longest sum: the wider of hidden and intermediate size."""
     has_experts: bool
     temperature: float
 
     @property
     def unit_roundoff(self) -> float:
         """Of both sides together."""
-        return math.hypot(UNIT_ROUNDOFF[self.trained_dtype], UNIT_ROUNDOFF[self.served_dtype])
+        return math.hypot(self._roundoff(self.trained_dtype), self._roundoff(self.served_dtype))
+
+    def _roundoff(self, dtype: str) -> float:
+        steps = self.width / LANES if dtype == "float32" else 0.0
+        return UNIT_ROUNDOFF[dtype] * math.sqrt(1.0 + steps)
 
     @property
     def rms_bound(self) -> float:
@@ -64,10 +76,13 @@ class Arithmetic:
     def kl_bound(self) -> float:
         """Nats a token that rounding explains."""
         bound = self.rms_bound**2 / 2
-        if self.has_experts:
-            error = math.sqrt(ROUNDINGS * self.num_layers) * self.unit_roundoff
-            bound += REROUTED_KL * min(1.0, TIES * self.num_layers * error)
-        return bound
+        return bound + (REROUTED_KL * self.rerouted_share if self.rerouted_share > RARE else 0.0)
+
+    @property
+    def rerouted_share(self) -> float:
+        """Of the tokens, those that rounding sends to another expert somewhere."""
+        error = math.sqrt(ROUNDINGS * self.num_layers) * self.unit_roundoff
+        return min(1.0, TIES * self.num_layers * error) if self.has_experts else 0.0
 
     def __str__(self) -> str:
         experts = " with experts" if self.has_experts else ""
@@ -120,7 +135,7 @@ class Agreement:
 def judge(arithmetic: Arithmetic, *, kl: float, p999: float, largest: float) -> Agreement:
     """The verdict on a step. What is not a number agrees with nothing."""
     agrees = kl <= arithmetic.kl_bound
-    if arithmetic.has_experts:
+    if 0 < arithmetic.rerouted_share <= RARE:
         agrees = agrees or p999 <= TAIL * arithmetic.rms_bound
     return Agreement(
         agrees=agrees, kl=kl, kl_bound=arithmetic.kl_bound, p999=p999, largest=largest, arithmetic=arithmetic
@@ -136,9 +151,7 @@ def judge_step(arithmetic: Arithmetic, metrics: Mapping[str, float]) -> Agreemen
     return judge(arithmetic, kl=kl, p999=p999, largest=largest)
 
 
-def arithmetic_of(
-    model: Mapping[str, Any], *, trained_dtype: str, served_dtype: str, temperature: float
-) -> Arithmetic:
+def arithmetic_of(model: Mapping[str, Any], *, trained_dtype: str, served_dtype: str, temperature: float) -> Arithmetic:
     """Args:
     model: its config.json.
     """
@@ -147,6 +160,7 @@ def arithmetic_of(
         trained_dtype=trained_dtype,
         served_dtype=served_dtype,
         num_layers=int(model.get("num_hidden_layers", 1)),
+        width=max(int(model.get("hidden_size", 1)), int(model.get("intermediate_size") or 1)),
         has_experts=any((model.get(name) or 0) > 1 for name in experts),
         temperature=temperature,
     )
