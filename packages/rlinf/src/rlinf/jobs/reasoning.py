@@ -24,14 +24,15 @@ from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.jobs.agreement import UNIT_ROUNDOFF, Agreement, Arithmetic, arithmetic_of, judge_step
 from rlinf.jobs.base import Flows, Job, Score
-from rlinf.jobs.generation import PromptMaker, check_engine, make_encoder, sampling_settings
+from rlinf.jobs.generation import PromptMaker, check_engine, engine_options, make_encoder, sampling_settings
 from rlinf.jobs.lora import lora_settings, with_base
 from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
 from rlinf.jobs.training import backend_settings, check_packs, optimizer_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
 from rlinf.planning.cluster import make_cluster
-from rlinf.planning.memory import all_fit_at_once, check_memory, fullest_place, shape_of
+from rlinf.planning.engines import check_cut
+from rlinf.planning.memory import all_fit_at_once, check_memory, fullest_place, job_shape, shape_of
 from rlinf.planning.memory_table import memory_lines
 from rlinf.planning.problems import actor_granularities, num_sampled_prompts
 from rlinf.run_folder.checkpoints import refuse_damaged_model
@@ -40,6 +41,7 @@ from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, max_positions, write_model_folder
 from rlinf.tasks.prompts import PromptEncoder
 from rlinf_sched.cluster import Cluster
+from rlinf_sched.derive.memory import JobShape
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
@@ -87,7 +89,7 @@ class ReasoningJob(Job):
         if config.model.path is not None:
             check_model_folder(config.model.path)
             refuse_damaged_model(config.model.path, key="model.path")
-        check_engine(config.rollout.engine, config.rollout.engine_options, "rollout.engine")
+        check_engine(config.rollout, "rollout.engine")
         reward_notes = check_reward(config.reward)
         self._task = make_task(config.task, config.seed)
         if config.model.path is not None:
@@ -123,6 +125,8 @@ class ReasoningJob(Job):
             sends_rows=try_rewards(config.reward, self._task.train_problem(0)),
         )
         self._warm_start: Flow | None = None
+        if self._shape is not None:
+            check_cut(config, self._shape)
 
     def _model_config(self) -> dict[str, Any]:
         """config.json of the model, as far as sizes go."""
@@ -178,13 +182,18 @@ class ReasoningJob(Job):
         return shape_of(self.config, len(self._tokenizer))
 
     @cached_property
+    def _job_shape(self) -> JobShape:
+        device = self._cluster.devices[0]
+        return job_shape(self.config, on_gpu=device.kind == "cuda", device_bytes=device.memory_bytes)
+
+    @cached_property
     def _cluster(self) -> Cluster:
         return make_cluster(self.config.cluster, self.machine)
 
     def build(self, folder: Path) -> Flows:
         train = self._train_flow(folder)
         evaluate = Flow("evaluate").workers_of(train, "rollout", "reward")
-        evaluate.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
+        self._generates(evaluate)
         evaluate.stage("reward", Reward.score, reads="samples", writes="scored", needs_device=False)
         if self.config.warm_start is None:
             return Flows(train=train, evaluate=evaluate)
@@ -204,7 +213,7 @@ class ReasoningJob(Job):
         flow.worker("reward", Reward, self._reward_settings(model))
         flow.worker("actor", Actor, self._actor_settings(model, folder))
 
-        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
+        self._generates(flow)
         samples = "samples"
         if config.has_reference_worker:
             flow.stage("reference", Reference.logprobs, reads="samples", writes="referenced")
@@ -222,6 +231,10 @@ class ReasoningJob(Job):
         )
         flow.weights("actor", to="rollout")
         return flow
+
+    def _generates(self, flow: Flow) -> None:
+        span = self.config.rollout.devices_per_rank
+        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples", devices_per_rank=span)
 
     # -- settings --------------------------------------------------------------------------------------------------
 
@@ -271,8 +284,9 @@ class ReasoningJob(Job):
                 evaluation, group_size=evaluation.num_samples, max_new_tokens=num_tokens, stop=stop
             ),
             max_prompt_tokens=self._make_prompt.max_tokens,
+            max_batch_sequences=None if rollout.engine == "sglang" else self._job_shape.max_sequences,
             engine=rollout.engine,
-            engine_options=rollout.engine_options,
+            engine_options=engine_options(rollout, self._shape, self._job_shape),
         )
 
     def _reward_settings(self, model: ModelSettings) -> RewardSettings:
