@@ -101,6 +101,11 @@ class RolloutConfig(EngineConfig):
     dtype: Literal["float32", "bfloat16"] | None = Field(
         default=None, description="Type of the weights that generate; a sync casts them. null: model.dtype."
     )
+    stop_on_mismatch: bool = Field(
+        default=False,
+        description="Stop the run where engine and trainer disagree about the first step's tokens by more than "
+        "rounding explains (docs/trust.md); false: the run says so and goes on.",
+    )
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()

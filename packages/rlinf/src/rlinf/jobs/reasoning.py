@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from rlinf.config.inputs import check_model_folder
 from rlinf.config.reasoning import ReasoningConfig, WarmStartConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
+from rlinf.jobs.agreement import UNIT_ROUNDOFF, Agreement, Arithmetic, arithmetic_of, judge_step
 from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.generation import PromptMaker, check_engine, engine_options, make_encoder, sampling_settings
 from rlinf.jobs.lora import lora_settings, with_base
@@ -61,6 +63,8 @@ WARMUP_STEPS = 30
 
 NUM_CHUNKS = 8
 """Pieces in which a batch of prompts goes through a pipelined plan."""
+NUM_CHECKED_COMPLETIONS, NUM_CHECKED_TOKENS = 2, 64
+"""Completions of a prompt that a check compares, and the longest of them."""
 MODEL_FOLDER = "initial_model"
 REFERENCE_FOLDER = "reference_model"
 MEGATRON_ON_CPU = (
@@ -78,6 +82,7 @@ class ReasoningJob(Job):
         self.config = config
         self.machine = machine
         self.num_items = num_sampled_prompts(config)
+        self.stops_on_mismatch = config.rollout.stop_on_mismatch
         asked = config.evaluation
         kind = "greedy accuracy" if asked.temperature == 0 else f"accuracy (avg@{asked.num_samples})"
         self.score = Score(name="accuracy", text=f"{kind} on held-out problems")
@@ -350,6 +355,44 @@ class ReasoningJob(Job):
     def _evaluation_sets(self) -> dict[str, list[Problem]]:
         """End of the metrics' names -> problems; the set that the score is about comes first, under no name."""
         return {f"/{name}" if name else "": problems for name, problems in self._held_out.items()}
+
+    def check_flow(self, train: Flow) -> Flow:
+        rollout: RolloutSettings = train.workers["rollout"].arguments[0]
+        num_tokens = min(rollout.train.max_new_tokens, NUM_CHECKED_TOKENS)
+        sampling = replace(rollout.train, group_size=NUM_CHECKED_COMPLETIONS, max_new_tokens=num_tokens)
+        flow = Flow("check").worker("rollout", Rollout, replace(rollout, train=sampling)).workers_of(train, "actor")
+        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
+        flow.stage(
+            "actor",
+            Actor.compare,
+            reads="samples",
+            writes="compared",
+            dispatch="key",
+            ordered=True,
+            trains=True,
+            num_parts=self.config.actor.settled_shards,
+        )
+        return flow.weights("actor", to="rollout")
+
+    def token_text(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids)
+
+    # -- engine and trainer ------------------------------------------------------------------------------------------
+
+    def agreement(self, metrics: Mapping[str, float]) -> Agreement | None:
+        return judge_step(self.arithmetic, metrics)
+
+    @cached_property
+    def arithmetic(self) -> Arithmetic:
+        """What engine and trainer compute with."""
+        config = self.config
+        computes = str(config.actor.backend_options.get("compute_dtype"))
+        return arithmetic_of(
+            self._model_config(),
+            trained_dtype=computes if computes in UNIT_ROUNDOFF else config.model.dtype,
+            served_dtype=config.served_dtype,
+            temperature=config.rollout.temperature,
+        )
 
     # -- before the first step -------------------------------------------------------------------------------------
 
