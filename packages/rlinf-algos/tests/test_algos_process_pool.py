@@ -23,6 +23,8 @@ def check(what, argument=""):
             pass
     if what == "c loop":
         return ["right", str(len(str(7 ** 10 ** 9)))]
+    if what == "too much":
+        held = bytearray(1 << 40)
     if what == "memory":
         held = []
         while True:
@@ -77,7 +79,7 @@ def gone(pids, limit_s=20.0) -> bool:
 
 def test_results_come_in_order_whatever_happens_to_some(pool, tmp_path):
     items: list[tuple[str, ...]] = [("echo", str(i)) for i in range(40)]
-    items[3], items[7], items[11], items[13] = ("spin",), ("die",), ("memory",), ("raise",)
+    items[3], items[7], items[11], items[13] = ("spin",), ("die",), ("too much",), ("raise",)
     items[17] = ("die once", str(tmp_path / "marker"))
     results = pool.run(items)
     outcomes = dict(enumerate(outcome for outcome, _ in results))
@@ -86,6 +88,12 @@ def test_results_come_in_order_whatever_happens_to_some(pool, tmp_path):
     assert results[7][1] == "ended by SIGKILL, twice"
     assert results[13][1] == "ZeroDivisionError: oh"
     assert [detail for _, detail in results[20:]] == [f"echo {i}" for i in range(20, 40)]
+
+
+def test_memory_that_grows_is_seen(checker):
+    # Much CPU time: a machine that is short of memory spends it on finding pages.
+    with ProcessPool(checker, num_processes=1, time_limit_s=60, wall_limit_s=120, memory_limit_bytes=256 << 20) as pool:
+        assert pool.run([("memory",), ("echo", "a")])[0][0] == "memory"
 
 
 def test_a_loop_in_c_is_ended_too(pool):

@@ -14,7 +14,7 @@ from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.generation.base import Completions
 from rlinf_workers.generation.huggingface import HuggingFaceEngine
-from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_tokens
+from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
 from rlinf_workers.language.rollout import OpenGroups, Rollout, RolloutSettings
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.testing.architectures import tiny_architecture
@@ -68,6 +68,16 @@ class ForgetsTopP(HuggingFaceEngine):
         super().submit(prompts, replace(sampling, top_p=1.0), seed=seed, step=step)
 
 
+class ForgetsTopK(HuggingFaceEngine):
+    def submit(self, prompts, sampling, *, seed, step):
+        super().submit(prompts, replace(sampling, top_k=0), seed=seed, step=step)
+
+
+class ForgetsStopStrings(HuggingFaceEngine):
+    def submit(self, prompts, sampling, *, seed, step):
+        super().submit(prompts, replace(sampling, stop=()), seed=seed, step=step)
+
+
 class TakesTooMany(HuggingFaceEngine):
     def room(self, group_size):
         return 2 * super().room(group_size)
@@ -96,6 +106,9 @@ class ForgetsWhenOffloaded(HuggingFaceEngine):
         (GoesOnBehindTheEnd, "check_rows"),
         (ForgetsTheTemperature, "check_logprobs"),
         (ForgetsTopP, "check_frequencies"),
+        (ForgetsTopP, "check_top_k"),
+        (ForgetsTopK, "check_top_k"),
+        (ForgetsStopStrings, "check_stop_strings"),
         (TakesTooMany, "check_room"),
         (ServesACopy, "check_weights"),
         (StampsNothing, "check_weights"),
@@ -271,6 +284,23 @@ def test_top_p_never_draws_the_tail_and_reports_the_full_distribution():
     tokens, logprobs = sample_tokens(logits, uniform, settings_top_p)
     assert set(tokens.tolist()) == {0, 1}
     torch.testing.assert_close(logprobs.exp().unique(), torch.tensor([0.3, 0.5]))
+
+
+def test_top_k_and_top_p_are_both_counted_in_the_full_distribution():
+    logits = torch.log(torch.tensor([0.1, 0.5, 0.3, 0.1])).expand(1000, 4)
+    uniform = torch.linspace(0, 1 - 1e-6, 1000)
+    for top_k, top_p, kept in (
+        (1, 1.0, {1}),
+        (2, 1.0, {1, 2}),
+        (2, 0.4, {1}),
+        (3, 0.7, {1, 2}),
+        (9, 1.0, {0, 1, 2, 3}),
+    ):
+        settings = SamplingSettings(group_size=1, max_new_tokens=1, top_p=top_p, top_k=top_k)
+        for draw in (sample_tokens, sample_by_blocks):
+            tokens, logprobs = draw(logits, uniform, settings)
+            assert set(tokens.tolist()) == kept
+            torch.testing.assert_close(logprobs.exp(), torch.tensor([0.1, 0.5, 0.3, 0.1])[tokens])
 
 
 @given(uniform=st.floats(0, 1, exclude_max=True, width=32), seed=st.integers(0, 1000))

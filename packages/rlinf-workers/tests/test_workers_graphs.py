@@ -95,6 +95,18 @@ def test_the_numbers_are_those_of_a_cache_that_grows(model, width, lengths, chan
         assert len(ends.unique()) > 5 and ends.max() == 40, "rows that end together, or none late, prove little"
 
 
+@pytest.mark.parametrize(("captures", "num_tokens"), [(False, 70), (True, 27)], ids=["step by step", "captured"])
+def test_stop_strings_end_rows_between_two_looks_and_rows_that_were_moved(model, captured, captures, num_tokens):
+    settings = replace(LONG, max_new_tokens=num_tokens, stop=("8=", "0", "31"))
+    expected = sample(of_kind(HuggingFaceEngine, model), prompts_of(MIXED), settings)
+    lengths = torch.cat([part.loss_mask.sum(1) for part in expected])
+    assert len(lengths.unique()) > 10 and lengths.max() > graphs.CHECK_EVERY
+    made = of_kind(Fixed, model, captures=captures)
+    assert_same(sample(made, prompts_of(MIXED), settings), expected)
+    decoder = decoder_of(made)
+    assert not captures or {step.sampling.stop for step in decoder._graphs} == {()}, "a graph for each stop string"
+
+
 def test_prompts_are_prefilled_and_drawn_a_few_at_a_time(model, monkeypatch):
     monkeypatch.setattr(graphs, "PREFILL_TOKENS", 3 * 8)
     monkeypatch.setattr(graphs, "FIRST_DRAWS", 8)

@@ -9,6 +9,7 @@ from rlinf.config import yaml_source
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.load import load_config
 from rlinf.config.overrides import Override, apply_overrides, parse_overrides, split_overrides
+from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.yaml_source import Tree
 from rlinf.errors import UserError
 
@@ -152,6 +153,9 @@ def test_a_task_kind_comes_first_wherever_it_stands():
         ("--rollout.temperature=hot", "--rollout.temperature='hot'; allowed: a number"),
         ("--rollout.temperature.x=3", "--rollout.temperature={'x': 3}; allowed: a number"),
         ("--rollout.temperature=0", "--rollout.temperature=0; allowed: more than 0"),
+        ("--rollout.top_k=-1", "--rollout.top_k=-1; allowed: 0 or more"),
+        ("--rollout.stop=['']", "--rollout.stop.0=''; allowed: "),
+        ("--rollout.stop=3", "--rollout.stop=3; allowed: a list, [a, b]"),
         ("--plan.devices.actor=x", "--plan.devices.actor='x'; allowed: a list, [a, b]"),
         ("--plan.granularity.rollout=-1", "--plan.granularity.rollout=-1; allowed: 0 or more"),
         ("--task=null", "--task is not set; give --task VALUE, or write it in a recipe"),
@@ -163,6 +167,14 @@ def test_a_task_kind_comes_first_wherever_it_stands():
 )
 def test_a_wrong_override_is_named_by_its_flag(argument: str, expected: str):
     assert message(argument).startswith(expected)
+
+
+def test_stop_strings_are_a_list_or_one_and_evaluation_has_those_of_training():
+    one = load_config("sort-grpo", parse_overrides(["--rollout.stop=</answer>", "--evaluation.stop=[]"]))
+    two = load_config("sort-grpo", parse_overrides(["--rollout.stop=[a, b]"]))
+    assert isinstance(one, ReasoningConfig) and isinstance(two, ReasoningConfig)
+    assert (one.rollout.stop, one.evaluation.stop) == (("</answer>",), ())
+    assert (two.rollout.stop, two.evaluation.stop) == (("a", "b"), None)
 
 
 def test_options_of_another_kind_of_environment_fall_away():

@@ -280,6 +280,14 @@ def test_template_chat_and_system_prompt_come_from_the_run(prepared, run_of, inp
     assert stored.benchmarks["gsm8k"].template == "Q: {question}!"
 
 
+@pytest.mark.parametrize(("line", "stop"), [("", ("!",)), ("--stop END", ("END",)), ("--stop []", ())])
+def test_stop_strings_are_those_of_the_run_or_ones_own(
+    prepared, run_of, inputs: Path, line: str, stop: tuple[str, ...]
+):
+    run_of("gsm8k-grpo", *FILES, "--rollout.stop='!'", chat_template=TEMPLATE)
+    assert prepared(f"gsm8k=gsm8k.jsonl --model run {SHORT} {line}".strip()).config.stop == stop
+
+
 def load_eval_for_resume_of(evaluation: EvalRun, inputs: Path) -> EvalConfig:
     """The settings as a resumed evaluation would find them."""
     (inputs / "eval").mkdir()

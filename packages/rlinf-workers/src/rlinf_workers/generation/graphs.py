@@ -29,6 +29,7 @@ from transformers import AttentionInterface, Cache, DynamicCache
 
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.generation.sampling import SamplingSettings, sample_by_blocks
+from rlinf_workers.generation.stopping import StopStrings
 
 CHECK_EVERY = 16
 """Tokens between two looks at whether all rows have ended: each waits for the device, and at most so many tokens are
@@ -79,7 +80,7 @@ class _Step:
     num_rows: int
     num_keys: int
     sampling: SamplingSettings
-    """With neither a group nor a length, which a step does not depend on."""
+    """With neither a group, a length nor stop strings, which a step does not depend on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,20 +162,29 @@ class FixedDecoder:
         self._buffers = self._pool = None
 
     @torch.no_grad()
-    def generate(self, prompt_ids: Tensor, prompt_mask: Tensor, noise: Tensor, settings: SamplingSettings) -> Generated:
+    def generate(
+        self,
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        noise: Tensor,
+        settings: SamplingSettings,
+        stops: StopStrings | None = None,
+    ) -> Generated:
         """Samples G completions of each prompt.
 
         Args:
             prompt_ids, prompt_mask: [P, L], padded on the left.
             noise: [P * G, T]
+            stops: those of the settings, looked for every `CHECK_EVERY` tokens; what was drawn behind one is dropped.
         """
         (num_rows, num_tokens), width = noise.shape, prompt_ids.shape[1]
         rows = bucket(num_rows, FEWEST_ROWS)
         self._release_if_weights_moved()
-        of_step = replace(settings, group_size=1, max_new_tokens=1)
+        of_step = replace(settings, group_size=1, max_new_tokens=1, stop=())
         buffers = self._begin(prompt_ids, prompt_mask, noise, settings)
         for t in range(1, num_tokens):
             if t % CHECK_EVERY == 0:
+                self._cut_at_stops(buffers, rows, stops, begun=t - CHECK_EVERY)
                 num_running = int(buffers.running[:rows].sum())
                 if num_running == 0:
                     break
@@ -183,10 +193,23 @@ class FixedDecoder:
                     rows = fewer
             num_keys = min(bucket(width + t, FEWEST_KEYS), buffers.bias.shape[-1])
             self._advance(_Step(num_rows=rows, num_keys=num_keys, sampling=of_step))
+        self._cut_at_stops(buffers, rows, stops, begun=(num_tokens - 1) // CHECK_EVERY * CHECK_EVERY)
         order = buffers.row.argsort()[:num_rows]
         made = (buffers.token_ids, buffers.logprobs, buffers.loss_mask)
         token_ids, logprobs, loss_mask = (tensor[order, :num_tokens] for tensor in made)
         return token_ids, logprobs, loss_mask, buffers.running[order]
+
+    def _cut_at_stops(self, buffers: _Buffers, rows: int, stops: StopStrings | None, *, begun: int) -> None:
+        """Ends rows at the first stop string that they completed behind their first `begun` tokens."""
+        if stops is None:
+            return
+        lengths = buffers.loss_mask[:rows].sum(1).long().tolist()
+        texts = buffers.token_ids[:rows].tolist()
+        for row, (token_ids, length) in enumerate(zip(texts, lengths, strict=True)):
+            if length > begun and (end := stops.end(token_ids[:length], begun=begun)) is not None:
+                buffers.token_ids[row, end:] = self._pad_id
+                buffers.logprobs[row, end:] = buffers.loss_mask[row, end:] = 0.0
+                buffers.running[row] = False
 
     def _release_if_weights_moved(self) -> None:
         """A graph would read where they were."""

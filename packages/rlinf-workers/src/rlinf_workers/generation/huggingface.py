@@ -18,6 +18,7 @@ from torch import Tensor
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.generation.base import Completions
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_tokens
+from rlinf_workers.generation.stopping import StopStrings
 from rlinf_workers.models.language_model import (
     ModelSettings,
     build_model,
@@ -60,9 +61,9 @@ class HuggingFaceEngine(ServedModule):
     ) -> None:
         self._model = build_model(model, HOST)
         super().__init__(self._model, device)
-        tokenizer = load_tokenizer(model.folder)
-        self._stop_ids = torch.tensor(stop_token_ids(self._model, tokenizer), device=device)
-        self._pad_id = pad_token_id(self._model, tokenizer)
+        self._tokenizer = load_tokenizer(model.folder)
+        self._stop_ids = torch.tensor(stop_token_ids(self._model, self._tokenizer), device=device)
+        self._pad_id = pad_token_id(self._model, self._tokenizer)
         self._pads = max_prompt_tokens is not None
         self._width = max_prompt_tokens
         self._max_batch_sequences = max_batch_sequences
@@ -103,10 +104,11 @@ class HuggingFaceEngine(ServedModule):
             return []
         (prompts, sampling, seed, step), self._batch = self._batch, None
         noise = prompt_noise(seed, step, [prompt.index for prompt in prompts], sampling).to(self._device)
+        stops = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
         if self._decoder is None:
-            made = self._generate_batch(prompts, sampling, noise)
+            made = self._generate_batch(prompts, sampling, noise, stops)
         else:
-            made = self._decoder.generate(*self._pad(prompts, len(prompts)), noise, sampling)
+            made = self._decoder.generate(*self._pad(prompts, len(prompts)), noise, sampling, stops)
         tokens, logprobs, mask, truncated = (tensor.cpu().split(sampling.group_size) for tensor in made)
         members = tuple(range(sampling.group_size))
         return [
@@ -137,7 +139,7 @@ class HuggingFaceEngine(ServedModule):
             self._decoder.release()
 
     def _generate_batch(
-        self, prompts: Sequence[Prompt], settings: SamplingSettings, noise: Tensor
+        self, prompts: Sequence[Prompt], settings: SamplingSettings, noise: Tensor, stops: StopStrings | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Token ids, log-probabilities and mask, each [P * G, T], and which completions did not end, [P * G]."""
         from transformers import DynamicCache
@@ -161,6 +163,9 @@ class HuggingFaceEngine(ServedModule):
             logprobs[:, t] = torch.where(running, token_logprobs, 0.0)
             loss_mask[:, t] = running
             running = running & ~torch.isin(tokens, self._stop_ids)
+            if stops is not None:
+                for row in running.nonzero()[:, 0].tolist():
+                    running[row] = stops.end(token_ids[row, : t + 1].tolist(), begun=t) is None
             if t + 1 == num_tokens or not running.any():
                 break
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)

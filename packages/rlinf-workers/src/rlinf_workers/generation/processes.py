@@ -53,8 +53,8 @@ class EngineProcesses:
         self._listener.bind(self._address)
         self._listener.listen(num_processes)
         self._numbers = itertools.count(1)
-        self._processes: tuple[_Process, ...] = ()
         self._calling = threading.Lock()
+        self._processes = self._connect()
 
     def layout(self, model: ModelSettings) -> Layout:
         """Where the canonical tensors lie in the engine's own parameters; a rank for each process.
@@ -80,15 +80,15 @@ class EngineProcesses:
         Raises: what a process raised, if it is about weights; WorkersError otherwise, and for one that died.
         """
         with self._calling:
-            processes, number = self._connected(), next(self._numbers)
-            for rank, process in enumerate(processes):
+            number = next(self._numbers)
+            for rank, process in enumerate(self._processes):
                 own = () if each is None else (each[rank],)
                 command = Command(number=number, method=method, arguments=(*arguments, *own), waits=waits)
                 self._send(process, command)
             if waits:
                 self._enter(f"{number} {self._address}")
-            answers = [self._answer(process, number, f"{method} {arguments}") for process in processes]
-        _raise_first(processes, answers)
+            answers = [self._answer(process, number, f"{method} {arguments}") for process in self._processes]
+        _raise_first(self._processes, answers)
         return [answer.value for answer in answers]
 
     def close(self) -> None:
@@ -97,25 +97,23 @@ class EngineProcesses:
         self._listener.close()
         self._folder.cleanup()
 
-    def _connected(self) -> tuple[_Process, ...]:
-        if not self._processes:
-            self._enter(f"0 {self._address}")
-            found: dict[int, _Process] = {}
-            self._listener.settimeout(self._timeout_s)
-            while len(found) < self._num_processes:
-                try:
-                    accepted, _ = self._listener.accept()
-                except TimeoutError as error:
-                    raise WorkersError(
-                        f"{len(found)} of the engine's {self._num_processes} processes have called the weight loader; "
-                        "the engine said that all had"
-                    ) from error
-                accepted.setblocking(True)
-                connection = Connection(accepted.detach())
-                hello: Hello = codec.unpack(connection.recv_bytes())
-                found[hello.rank] = _Process(connection, f"engine process {hello.rank} (pid {hello.pid})")
-            self._processes = tuple(found[rank] for rank in range(self._num_processes))
-        return self._processes
+    def _connect(self) -> tuple[_Process, ...]:
+        self._enter(f"0 {self._address}")
+        found: dict[int, _Process] = {}
+        self._listener.settimeout(self._timeout_s)
+        while len(found) < self._num_processes:
+            try:
+                accepted, _ = self._listener.accept()
+            except TimeoutError as error:
+                raise WorkersError(
+                    f"{len(found)} of the engine's {self._num_processes} processes have called the weight loader; "
+                    "the engine said that all had"
+                ) from error
+            accepted.setblocking(True)
+            connection = Connection(accepted.detach())
+            hello: Hello = codec.unpack(connection.recv_bytes())
+            found[hello.rank] = _Process(connection, f"engine process {hello.rank} (pid {hello.pid})")
+        return tuple(found[rank] for rank in range(self._num_processes))
 
     def _send(self, process: _Process, command: Command) -> None:
         try:

@@ -31,6 +31,11 @@ class SamplingSettings:
     top_p: float = 1.0
     """Tokens outside the smallest set with this probability are never drawn. The log-probability reported is that of
     the full distribution."""
+    top_k: int = 0
+    """Only so many of the likeliest tokens are drawn, of those that top_p leaves; 0: all. The log-probability reported
+    is that of the full distribution."""
+    stop: tuple[str, ...] = ()
+    """A completion ends with the token that completes one of these in its text, as with an end token (stopping.py)."""
 
 
 def prompt_noise(seed: int, step: int, prompt_indices: Sequence[int], settings: SamplingSettings) -> Tensor:
@@ -60,8 +65,8 @@ def sample_tokens(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -
         return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
     logprobs = (logits.float() / settings.temperature).log_softmax(-1)
     probabilities = logprobs.exp()
-    if settings.top_p < 1:
-        probabilities = _keep_top_p(probabilities, settings.top_p)
+    if settings.top_p < 1 or settings.top_k > 0:
+        probabilities = _keep_likeliest(probabilities, settings.top_p, settings.top_k or logits.shape[-1])
     cumulative = probabilities.cumsum(-1)
     target = (uniform * cumulative[:, -1])[:, None]
     tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
@@ -76,7 +81,7 @@ BELOW_ONE = 1 - 2**-23
 def sample_by_blocks(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
     """`sample_tokens` for a GPU, where it is bound by how often [B, V] is read and written: the cumulative distribution
     is inverted first over blocks of tokens, then within one. The same draw but for rounding."""
-    if settings.temperature == 0 or settings.top_p < 1:
+    if settings.temperature == 0 or settings.top_p < 1 or settings.top_k > 0:
         return sample_tokens(logits, uniform, settings)
     scores = logits if settings.temperature == 1 else logits.float() / settings.temperature
     probabilities = scores.softmax(-1, torch.float32)
@@ -95,8 +100,10 @@ def sample_by_blocks(logits: Tensor, uniform: Tensor, settings: SamplingSettings
     return (block * BLOCK + place)[:, 0], inside.gather(1, place)[:, 0].log()
 
 
-def _keep_top_p(probabilities: Tensor, top_p: float) -> Tensor:
+def _keep_likeliest(probabilities: Tensor, top_p: float, top_k: int) -> Tensor:
+    """0 but for the likeliest tokens, both limits being counted in the full distribution."""
     ordered, order = probabilities.sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered
     ordered = ordered.masked_fill(before >= top_p, 0.0)
+    ordered[..., top_k:] = 0.0
     return torch.zeros_like(probabilities).scatter(-1, order, ordered)

@@ -36,6 +36,7 @@ LOGPROB_BOUND = 1e-4
 """Nats between the engine's float32 log-probability of a token and that of a plain forward."""
 FREQUENCY_BOUND = 0.12
 """Five deviations of a token's share in 512 draws, at most."""
+FIRST_PROMPT = torch.tensor([4, 7, 2])
 GREEDY = SamplingSettings(group_size=1, max_new_tokens=6, temperature=0.0)
 SAMPLING = SamplingSettings(group_size=4, max_new_tokens=6)
 
@@ -162,18 +163,42 @@ def check_logprobs(engine: GenerationEngine, reference: Any, model: ModelSetting
 @_check
 def check_frequencies(engine: GenerationEngine, reference: Any, model: ModelSettings) -> None:
     """First tokens come as often as the temperature says, and never from behind top_p."""
-    settings = SamplingSettings(group_size=MAX_SEQUENCES, max_new_tokens=1, temperature=0.5, top_p=0.9)
     _send_other_weights(engine, reference)
-    prompt = torch.tensor([4, 7, 2])
-    prompts = [replace(one, token_ids=prompt) for one in prompts_of([3] * (512 // MAX_SEQUENCES))]
-    drawn = torch.cat([part.token_ids[:, 0] for part in sample(engine, prompts, settings)])
-    expected, order = (_logits(reference, prompt)[-1] / 0.5).softmax(-1).sort(descending=True)
-    expected = torch.where(expected.cumsum(-1) - expected < 0.9, expected, 0.0)
-    expected = torch.zeros_like(expected).scatter(-1, order, expected / expected.sum())
-    found = torch.bincount(drawn, minlength=len(expected)) / len(drawn)
-    assert not found[expected == 0].any(), f"drawn from behind top_p: {found.tolist()}, {expected.tolist()}"
-    worst = float((found - expected).abs().max())
-    assert worst <= FREQUENCY_BOUND, f"shares {found.tolist()} of the first tokens, not {expected.tolist()}"
+    ordered = _first_token_shares(reference, temperature=0.5).sort(descending=True).values
+    _assert_drawn(engine, reference, int((ordered.cumsum(-1) - ordered < 0.9).sum()), temperature=0.5, top_p=0.9)
+
+
+@_check
+def check_top_k(engine: GenerationEngine, reference: Any, model: ModelSettings) -> None:
+    """First tokens are the likeliest `top_k`, as often as they are likely, and of those the ones that top_p leaves."""
+    _send_other_weights(engine, reference)
+    _assert_drawn(engine, reference, 3, temperature=2.0, top_k=3)
+    first, second = _first_token_shares(reference, temperature=2.0).sort(descending=True).values[:2].tolist()
+    _assert_drawn(engine, reference, 2, temperature=2.0, top_k=5, top_p=first + second / 2)
+    _assert_drawn(engine, reference, 1, temperature=2.0, top_k=1)
+
+
+@_check
+def check_stop_strings(engine: GenerationEngine, reference: Any, model: ModelSettings) -> None:
+    """A completion ends with the first token that completes a stop string in its text, whoever else goes on. It keeps
+    the string, is not truncated, and has the log-probabilities that it would have had."""
+    _send_other_weights(engine, reference)
+    tokenizer, prompts = load_tokenizer(model.folder), prompts_of([3, 8, 5, 1, 4, 6])
+    whole = {part.index: part for part in sample(engine, prompts, GREEDY)}
+    texts = {index: tokenizer.decode(part.token_ids[0, :4]) for index, part in whole.items()}
+    stop = texts[0][1:3]
+    assert len(stop) == 2, f"the first tokens of prompt 0 say {texts[0]!r}, which cannot be stopped in the middle"
+    for part in sample(engine, prompts, replace(GREEDY, stop=(stop, "nowhere"))):
+        full = whole[part.index]
+        length = int(full.loss_mask.sum())
+        ends = (n for n in range(1, length + 1) if stop in tokenizer.decode(full.token_ids[0, :n]))
+        end = next(ends, length)
+        found = part.token_ids[0][part.loss_mask[0].bool()].tolist()
+        assert found == full.token_ids[0, :end].tolist(), f"{found}, not {full.token_ids[0, :end].tolist()} ({stop!r})"
+        assert bool(part.truncated[0]) == (bool(full.truncated[0]) and stop not in tokenizer.decode(found))
+        worst = float((part.logprobs[0, :end] - full.logprobs[0, :end]).abs().max())
+        assert worst <= LOGPROB_BOUND, f"log-probabilities are off by {worst} nats"
+        assert not part.logprobs[0, end:].any(), f"logprobs {part.logprobs} behind the stop string"
 
 
 @_check
@@ -223,6 +248,8 @@ ENGINE_CHECKS = (
     check_rows,
     check_logprobs,
     check_frequencies,
+    check_top_k,
+    check_stop_strings,
     check_room,
     check_weights,
     check_offload,
@@ -233,6 +260,24 @@ ENGINE_CHECKS = (
 def _logits(reference: Any, token_ids: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return reference(input_ids=token_ids[None]).logits[0].float()
+
+
+def _first_token_shares(reference: Any, *, temperature: float) -> torch.Tensor:
+    return (_logits(reference, FIRST_PROMPT)[-1] / temperature).softmax(-1)
+
+
+def _assert_drawn(engine: GenerationEngine, reference: Any, num_kept: int, **sampling: Any) -> None:
+    """First tokens are the likeliest `num_kept`, each as often as it should be."""
+    settings = SamplingSettings(group_size=MAX_SEQUENCES, max_new_tokens=1, **sampling)
+    prompts = [replace(one, token_ids=FIRST_PROMPT) for one in prompts_of([3] * (512 // MAX_SEQUENCES))]
+    drawn = torch.cat([part.token_ids[:, 0] for part in sample(engine, prompts, settings)])
+    shares = _first_token_shares(reference, temperature=settings.temperature)
+    kept = shares.argsort(descending=True)[:num_kept]
+    expected = torch.zeros_like(shares).scatter(-1, kept, shares[kept] / shares[kept].sum())
+    found = torch.bincount(drawn, minlength=len(expected)) / len(drawn)
+    assert not found[expected == 0].any(), f"{sampling}: drawn {found.tolist()}, not {expected.tolist()}"
+    worst = float((found - expected).abs().max())
+    assert worst <= FREQUENCY_BOUND, f"{sampling}: shares {found.tolist()} of the first tokens, not {expected.tolist()}"
 
 
 def _send_other_weights(engine: GenerationEngine, reference: Any) -> None:

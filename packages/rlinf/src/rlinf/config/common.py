@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rlinf.config.base import Conflict, InputPath, Section, Seed
 
 ENGINE = "What samples completions: huggingface, or package.module:Class of one's own (docs/doors/engine.md)."
 ENGINE_OPTIONS = "Further arguments of an engine of one's own."
+TOP_K = "Sample from so many of the likeliest tokens only; 0: from all. With top_p, from those that both leave."
+STOP = (
+    "A completion ends with the token that completes one of these strings in its text, as with an end token. It "
+    "keeps the string."
+)
+
+
+def _strings(value: Any) -> Any:
+    """`</answer>` for `[</answer>]`."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+StopStrings = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_strings)]
 
 Mode = Literal["auto", "collocated", "disaggregated", "hybrid"]
 

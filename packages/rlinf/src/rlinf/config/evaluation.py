@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from rlinf.config.base import Conflict, InputPath, Section, Seed
-from rlinf.config.common import ENGINE, ENGINE_OPTIONS, ClusterConfig
+from rlinf.config.common import ENGINE, ENGINE_OPTIONS, STOP, TOP_K, ClusterConfig, StopStrings
 from rlinf.config.tasks import chat_conflicts, template_conflicts
 
 RESUMABLE = ("cluster", "max_batch_sequences", "worker_timeout_s", "timeout_s")
@@ -70,6 +70,10 @@ class EvalConfig(Section):
     )
     top_p: float = Field(
         default=0.95, gt=0, le=1, description="Sample from the likeliest tokens that hold this much probability."
+    )
+    top_k: int = Field(default=0, ge=0, description=TOP_K)
+    stop: StopStrings | None = Field(
+        default=None, description=STOP + " null: as in the run that trained the model; of another model none."
     )
     max_new_tokens: int = Field(default=2048, ge=1, description="Longest completion in tokens; a longer one is cut.")
     max_prompt_tokens: int | None = Field(

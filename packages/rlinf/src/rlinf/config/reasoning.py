@@ -9,7 +9,16 @@ from pydantic import Field
 
 from rlinf.config.algorithm import CompletionsAlgorithm
 from rlinf.config.base import Conflict, InputPath, Section, not_multiple
-from rlinf.config.common import ENGINE, ENGINE_OPTIONS, JobConfig, OptimizerConfig, TrainerConfig
+from rlinf.config.common import (
+    ENGINE,
+    ENGINE_OPTIONS,
+    STOP,
+    TOP_K,
+    JobConfig,
+    OptimizerConfig,
+    StopStrings,
+    TrainerConfig,
+)
 from rlinf.config.rewards import RewardConfig
 from rlinf.config.tasks import FilesTask, SortTask, TaskConfig
 from rlinf_algos.algorithm import preset
@@ -85,6 +94,8 @@ class RolloutConfig(Section):
     top_p: float = Field(
         default=1.0, gt=0, le=1, description="Sample from the likeliest tokens that hold this much probability."
     )
+    top_k: int = Field(default=0, ge=0, description=TOP_K)
+    stop: StopStrings = Field(default=(), description=STOP)
     max_prompt_tokens: int = Field(ge=1, description="Longest prompt in tokens; of a longer one the end is kept.")
     dtype: Literal["float32", "bfloat16"] | None = Field(
         default=None, description="Type of the weights that generate; a sync casts them. null: model.dtype."
@@ -101,6 +112,8 @@ class EvaluationConfig(Section):
     top_p: float = Field(
         default=1.0, gt=0, le=1, description="Sample from the likeliest tokens that hold this much probability."
     )
+    top_k: int = Field(default=0, ge=0, description=TOP_K)
+    stop: StopStrings | None = Field(default=None, description=STOP + " null: rollout.stop.")
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.num_samples > 1 and self.temperature == 0:

@@ -154,7 +154,10 @@ class EvalRun:
     def _flow(self, benchmark: Benchmark) -> Flow:
         config, folder = self.config, str(self.model.folder)
         sampling = sampling_settings(
-            config, group_size=config.samples_per_problem, max_new_tokens=config.max_new_tokens
+            config,
+            group_size=config.samples_per_problem,
+            max_new_tokens=config.max_new_tokens,
+            stop=config.stop or (),
         )
         rollout = RolloutSettings(
             model=ModelSettings(folder=folder, has_weights=True, dtype=config.dtype, seed=config.seed),

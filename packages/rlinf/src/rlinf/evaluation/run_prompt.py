@@ -47,7 +47,8 @@ def asked_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalConf
         # Letters that are asked for on one side only need the benchmark's own template.
         if benchmark.template is None and _is_choice(name, benchmark) == (run.reward.kind == CHOICE):
             benchmarks[name] = benchmark.model_copy(update={"template": template})
-    asked = config.model_copy(update={**taken, "benchmarks": benchmarks})
+    stop = run.rollout.stop if config.stop is None else config.stop
+    asked = config.model_copy(update={**taken, "benchmarks": benchmarks, "stop": stop})
 
     values = {key: (getattr(asked, key), value) for key, value in trained.items() if asks_chat}
     values["prompt_format"] = "chat" if asks_chat else "plain", trained["prompt_format"]

@@ -74,7 +74,11 @@ def make_encoder(
 
 
 def sampling_settings(
-    settings: RolloutConfig | EvaluationConfig | EvalConfig, *, group_size: int, max_new_tokens: int
+    settings: RolloutConfig | EvaluationConfig | EvalConfig,
+    *,
+    group_size: int,
+    max_new_tokens: int,
+    stop: tuple[str, ...],
 ) -> SamplingSettings:
     """How the engine samples."""
     return SamplingSettings(
@@ -82,6 +86,8 @@ def sampling_settings(
         max_new_tokens=max_new_tokens,
         temperature=settings.temperature,
         top_p=settings.top_p,
+        top_k=settings.top_k,
+        stop=stop,
     )
 
 

@@ -257,11 +257,14 @@ class ReasoningJob(Job):
 
     def _rollout_settings(self, model: ModelSettings) -> RolloutSettings:
         rollout, evaluation = self.config.rollout, self.config.evaluation
-        num_tokens = rollout.max_new_tokens
+        num_tokens, size = rollout.max_new_tokens, self.config.algorithm.group_size
+        stop = rollout.stop if evaluation.stop is None else evaluation.stop
         return RolloutSettings(
             model=replace(model, dtype=self.config.served_dtype),
-            train=sampling_settings(rollout, group_size=self.config.algorithm.group_size, max_new_tokens=num_tokens),
-            evaluate=sampling_settings(evaluation, group_size=evaluation.num_samples, max_new_tokens=num_tokens),
+            train=sampling_settings(rollout, group_size=size, max_new_tokens=num_tokens, stop=rollout.stop),
+            evaluate=sampling_settings(
+                evaluation, group_size=evaluation.num_samples, max_new_tokens=num_tokens, stop=stop
+            ),
             max_prompt_tokens=self._make_prompt.max_tokens,
             engine=rollout.engine,
             engine_options=rollout.engine_options,

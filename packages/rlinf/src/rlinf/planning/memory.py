@@ -217,11 +217,17 @@ def fullest_place(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluste
 
 def mailbox_bytes(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster) -> int:
     """What a rank of the actor keeps on its GPU of a published version until the servers have taken it: its share of
-    what is served. 0 where weights go another way than through device memory."""
+    what is served or, between machines, of what it trains. 0 where weights go another way than through device memory.
+    """
+    link, num_ranks = config.cluster.weight_link, plan.stage("actor").num_ranks
     nodes = {cluster.devices[index].node for stage in plan.stages for index in stage.devices}
-    if config.cluster.weight_link not in ("auto", "device") or len(nodes) > 1:
-        return 0
-    return DTYPE_BYTES[config.served_dtype] * shape.num_parameters // plan.stage("actor").num_ranks
+    if link == "auto":
+        link = "streams" if len(nodes) > 1 else "device"
+    if link == "streams" and config.cluster.weight_link_options.get("device_memory", True):
+        return DTYPE_BYTES["float32"] * shape.num_parameters // num_ranks
+    if link == "device":
+        return DTYPE_BYTES[config.served_dtype] * shape.num_parameters // num_ranks
+    return 0
 
 
 def device_place(name: str, has_bytes: int, loads: Sequence[Load], mailbox: int = 0) -> Place:
