@@ -6,6 +6,7 @@ which a test can flip a bit. `liar` makes its processes say that they have done 
 
 import functools
 from multiprocessing import get_context
+from typing import Any
 
 import torch
 
@@ -28,7 +29,11 @@ class Parameters:
         return iter(self.tensors.items())
 
 
-class SkipsATensor(Inside):
+class Liar(Inside):
+    model: Any
+
+
+class SkipsATensor(Liar):
     name = "model.layers.1.self_attn.qkv_proj.weight"
 
     def fill(self, *arguments):
@@ -37,7 +42,7 @@ class SkipsATensor(Inside):
         self.model.tensors[self.name].copy_(kept)
 
 
-class StaysOld(Inside):
+class StaysOld(Liar):
     def fill(self, *arguments):
         kept = {name: tensor.clone() for name, tensor in self.model.tensors.items()}
         super().fill(*arguments)
@@ -45,7 +50,7 @@ class StaysOld(Inside):
             self.model.tensors[name].copy_(tensor)
 
 
-class SwapsExperts(Inside):
+class SwapsExperts(Liar):
     name = "model.layers.1.mlp.experts.w13_weight"
 
     def fill(self, *arguments):
@@ -54,7 +59,7 @@ class SwapsExperts(Inside):
         experts[[0, 3]] = experts[[3, 0]]
 
 
-class FillsOthers(Inside):
+class FillsOthers(Liar):
     """Weights go into copies of the parameters."""
 
     def fill(self, *arguments):
@@ -64,7 +69,7 @@ class FillsOthers(Inside):
         self.model.tensors = own
 
 
-class DoesNothing(Inside):
+class DoesNothing(Liar):
     def fill(self, *arguments):
         pass
 
@@ -119,7 +124,7 @@ class TwoProcesses(HuggingFaceEngine):
     @functools.cached_property
     def own_processes(self):
         context = get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        context.set_forkserver_preload(["rlinf_workers.generation.huggingface", "rlinf_workers.links.shared"])
         self.tickets, self.children = [], []
         for rank, tensors in enumerate(self.parameters):
             mine, theirs = context.Pipe()

@@ -16,7 +16,7 @@ from rlinf_workers.generation.inside import enter
 
 def run(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     """Called between two batches, while no request is under way."""
-    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.runtime_context import get_parallel  # pyright: ignore[reportMissingImports]
 
     parallel = get_parallel()
     sizes = {"tp": parallel.attn_tp_size, "ep": parallel.moe_ep_size, "expert_tp": parallel.moe_tp_size}
