@@ -210,7 +210,7 @@ class ReasoningJob(Job):
             Actor.train,
             reads="scored",
             dispatch="key",
-            ordered=True,
+            ordered=config.actor.group_order == "index",
             trains=True,
             granularities=actor_granularities(config),
             num_parts=config.actor.settled_shards,
