@@ -24,10 +24,10 @@ SIGMA = 1.0
 """Standard deviation of the logarithm of a length."""
 
 
-def lengths_of(seed: int, step: int, index: int, settings: SamplingSettings, mean_tokens: float) -> np.ndarray:
+def lengths_of(seed: int, index: int, settings: SamplingSettings, mean_tokens: float) -> np.ndarray:
     """Tokens of a prompt's completions, [G] int64 from 1 to max_new_tokens: log-normal with this mean before what is
-    too long is cut."""
-    generator = np.random.Generator(np.random.Philox(key=[seed + 1, (step << 32) | index]))
+    too long is cut. The same in every step, so that steps can be compared."""
+    generator = np.random.Generator(np.random.Philox(key=[seed + 1, index]))
     lengths = generator.lognormal(np.log(mean_tokens) - SIGMA**2 / 2, SIGMA, settings.group_size)
     return np.clip(np.rint(lengths), 1, settings.max_new_tokens).astype(np.int64)
 
@@ -37,7 +37,7 @@ def plant(mean_tokens: float) -> None:
 
     def planted(seed: int, step: int, prompt_indices: Sequence[int], settings: SamplingSettings) -> Tensor:
         noise = sampling.prompt_noise(seed, step, prompt_indices, settings) / 2 + 0.5
-        lengths = [lengths_of(seed, step, index, settings, mean_tokens) for index in prompt_indices]
+        lengths = [lengths_of(seed, index, settings, mean_tokens) for index in prompt_indices]
         ends = torch.from_numpy(np.concatenate(lengths)) - 1
         return noise.clamp_(max=1 - 2**-24).scatter_(1, ends[:, None], 0.0)
 
