@@ -1,8 +1,18 @@
 #!/usr/bin/env bash
 # Every test, in the environment that tools/quickstart.sh uses.
-#   tools/test.sh [--all] [pytest arguments]     --all: also those marked slow
+#   tools/test.sh [--all] [pytest arguments]       --all: also those marked slow
+#   tools/test.sh --engines [pytest arguments]     engine_tests/, in an environment with SGLang that is made for them
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+if [ "${1:-}" = "--engines" ]; then
+  shift
+  ensure_environment
+  ensure_engine_environment
+  [ $# -gt 0 ] || set -- engine_tests
+  "$engine_python" -m pytest "$@"
+  exit
+fi
 
 selection=(-m "not slow and not gpu")
 if [ "${1:-}" = "--all" ]; then
