@@ -26,8 +26,9 @@ if [ $# -gt 0 ]; then
   .venv/bin/python -m pytest "${selection[@]}" "$@"
   exit
 fi
-# Tests whose processes do not wait for each other share the cores; all others have the machine to themselves.
-beside=(packages/rlinf packages/rlinf-sched packages/rlinf-algos packages/rlinf-envs)
+# Two tests at a time, but for those of rlinf-comm, which race processes against each other and have the machine to
+# themselves.
+beside=(packages/rlinf packages/rlinf-sched packages/rlinf-algos packages/rlinf-envs packages/rlinf-workers integration_tests)
 status=0
 .venv/bin/python -m pytest "${selection[@]}" -n 2 --dist worksteal "${beside[@]}" || status=$?
 .venv/bin/python -m pytest "${selection[@]}" "${beside[@]/#/--ignore=}" --durations=20 || status=$?

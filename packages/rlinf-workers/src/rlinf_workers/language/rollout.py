@@ -32,8 +32,8 @@ class RolloutSettings:
     evaluate: SamplingSettings
     max_prompt_tokens: int | None
     """Longest prompt that comes; None: all prompts have one length."""
-    max_batch_sequences: int = 512
-    """Completions sampled at once, at most."""
+    max_batch_sequences: int | None = 512
+    """Completions sampled at once, at most; None: as many as the engine has room for."""
     engine: str = "huggingface"
     """A name of `registry.ENGINES`, or an import path."""
     engine_options: dict[str, bool | int | float | str] = field(default_factory=dict)
