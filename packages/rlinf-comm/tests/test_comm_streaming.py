@@ -18,6 +18,7 @@ from comm_references import megatron_rank, merged_rank
 from rlinf_comm import PeerLost, WeightMismatchError, WeightTimeout, pack
 from rlinf_comm.peers import Peer
 from rlinf_comm.testing import assert_bitwise_equal
+from rlinf_comm.testing.host_device import HostDevice
 from rlinf_comm.weights import (
     Block,
     Box,
@@ -61,8 +62,8 @@ class Pairs:
         ]
         self.receivers = [self.receiver(rank) for rank in range(len(self.engines))]
 
-    def receiver(self, rank: int) -> WeightStreamReceiver:
-        return WeightStreamReceiver(self.plan, rank, self.net.link(self.engines[rank]), self.sources)
+    def receiver(self, rank: int, device: Any = None) -> WeightStreamReceiver:
+        return WeightStreamReceiver(self.plan, rank, self.net.link(self.engines[rank]), self.sources, device=device)
 
     def sync(self, shards: Any, served: Any, version: int, *, wanted: int | None = None, timeout_s: float = HANG_S):
         """(what the senders gave, what the receivers gave)"""
@@ -137,6 +138,38 @@ def test_megatron_tp2_to_a_merged_engine_in_bfloat16(bucket_bytes: int, deltas: 
         full = {name: -one if version else one for name, one in full.items()}
 
 
+@pytest.mark.parametrize(("packs", "unpacks"), [(True, True), (True, False), (False, True)])
+def test_ends_on_a_device_pack_and_check_there(packs: bool, unpacks: bool):
+    reshard = plan(megatron(SHAPE, **TP2), merged(SHAPE, tp=1, dtype="bfloat16"))
+    net = Net()
+    pairs = Pairs(net, reshard, bucket_bytes=1000, device=HostDevice() if packs else None)
+    pairs.receivers = [pairs.receiver(0, HostDevice() if unpacks else None)]
+    options: dict[str, Any] = dict(TP2, etp=1, te=True, experts="te_grouped", pad=-1.0, vocab_multiple=128)
+    engine: dict[str, Any] = {"tp": 1, "ep": 1, "etp": 1, "vocab_tp": 1, "rank": 0, "pad": 0.0, "vocab_multiple": 64}
+    generator = torch.Generator().manual_seed(0)
+    full = {name: torch.randn(spec.shape, generator=generator) for name, spec in SHAPE.specs().items()}
+    served = None
+    for version in range(3):
+        expected = {name: one.bfloat16() for name, one in merged_rank(full, SHAPE, **engine).items()}
+        served = served or {name: torch.zeros_like(one) for name, one in expected.items()}
+        shards = [megatron_rank(full, SHAPE, rank=rank, **options) for rank in range(2)]
+        raise_any(pairs.sync(shards, [served], version))
+        assert_bitwise_equal(served, expected)
+        assert {isinstance(content.data, torch.Tensor) for content in contents(net)} == {packs}
+        full = {name: -one for name, one in full.items()}
+
+    def flip(value: Any) -> Any:
+        if isinstance(value, Content) and value.bucket == 0:
+            data = value.data.copy() if isinstance(value.data, np.ndarray) else value.data.clone()
+            data[5] ^= 4
+            return dataclasses.replace(value, data=data)
+        return value
+
+    net.change = flip
+    _, received = pairs.sync(shards, [served], 3)
+    assert isinstance(received[0], WeightMismatchError) and received[0].tensors
+
+
 def test_a_delta_when_little_changes_dense_when_all_does():
     reshard, shards, served = small(num_dst=2)
     net = Net()
@@ -169,7 +202,7 @@ def test_a_flipped_bit_is_caught_its_tensor_named_and_the_next_version_arrives(i
 
     def flip(value: Any) -> Any:
         if isinstance(value, Content) and value.is_delta is is_delta and value.data.nbytes > (30 if is_delta else 1000):
-            data = value.data.copy()
+            data = np.array(value.data)
             data[-1] ^= 4
             return dataclasses.replace(value, data=data)
         return value
@@ -350,6 +383,7 @@ def test_the_array_of_a_link_may_be_read_only():
 
     def freeze(value: Any) -> Any:
         if isinstance(value, Content):
+            assert isinstance(value.data, np.ndarray)
             value.data.flags.writeable = False
         return value
 

@@ -6,16 +6,18 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from rlinf_comm.errors import LayoutError, WeightTimeout
+from rlinf_comm.testing.host_device import HostDevice
 from rlinf_comm.weights import plan
 from rlinf_workers.links.base import WeightPort
 from rlinf_workers.links.choose import choose
 from rlinf_workers.links.shared import SharedWeightLink
 from rlinf_workers.links.streams import StreamsWeightLink
-from rlinf_workers.testing.links import CHECKS, WHOLE, check_a_flipped_byte, check_a_missing_version
+from rlinf_workers.testing.links import CHECKS, WHOLE, check_a_flipped_byte, check_a_missing_version, check_versions
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -35,6 +37,18 @@ def test_streams_conform(check):
     check(StreamsWeightLink)
 
 
+class OnDevice(StreamsWeightLink):
+    """All tensors are on a device."""
+
+    @staticmethod
+    def find_device():
+        return HostDevice()
+
+
+def test_streams_between_devices_conform():
+    check_versions(OnDevice)
+
+
 def test_streams_without_deltas_conform():
     check_a_missing_version(StreamsWeightLink, deltas=False)
 
@@ -42,8 +56,8 @@ def test_streams_without_deltas_conform():
 class FlippingLink(StreamsWeightLink):
     """Its receiver finds a flipped bit in the first version's bytes."""
 
-    @staticmethod
-    def open_receiver(port):
+    @classmethod
+    def open_receiver(cls, port):
         opened = StreamsWeightLink.open_receiver(port)
         data_of, is_flipped = opened._receiver._data_of, []
 
@@ -51,7 +65,7 @@ class FlippingLink(StreamsWeightLink):
             data = data_of(message, *rest)
             if not is_flipped:
                 is_flipped.append(True)
-                data = data.copy()
+                data = np.array(data)
                 data[3] ^= 8
             return data
 

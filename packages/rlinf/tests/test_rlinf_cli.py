@@ -43,6 +43,11 @@ def test_the_public_command_line_is_this():
         "rlinf config schema": ["-h", "--help"],
         "rlinf report": ["-h", "--help", "run_folder", "--output"],
         "rlinf summary": ["-h", "--help", "runs"],
+        "rlinf env": ["-h", "--help"],
+        "rlinf env create": ["-h", "--help", "name", "--cpu", "--python"],
+        "rlinf env list": ["-h", "--help"],
+        "rlinf env check": ["-h", "--help", "name"],
+        "rlinf env remove": ["-h", "--help", "name"],
         "rlinf doctor": ["-h", "--help", "--json", "--output"],
     }
 

@@ -32,6 +32,7 @@ sys.exit(code)
         ("config list", 0),
         ("config show sort-grpo", 0),
         ("config schema", 0),
+        ("env --help", 0),
     ],
 )
 def test_looking_at_recipes_imports_nothing_heavy(line: str, code: int, tmp_path: Path):

@@ -24,7 +24,11 @@ BACKEND_CHECKS: Registry[Any] = Registry(
 """What looks at a recipe's options, beside the constructor's signature, before any process starts: called with them and
 the model's config.json. Not every backend has one."""
 ENGINES: Registry[Any] = Registry(
-    "generation engine", {"huggingface": "rlinf_workers.generation.huggingface:HuggingFaceEngine"}
+    "generation engine",
+    {
+        "huggingface": "rlinf_workers.generation.huggingface:HuggingFaceEngine",
+        "sglang": "rlinf_workers.generation.sglang.engine:SGLangEngine",
+    },
 )
 POLICIES: Registry[Any] = Registry("policy", {"actor_critic": "rlinf_workers.policies.actor_critic:ActorCritic"})
 LAUNCHERS: Registry[Any] = Registry("launcher", {"local": "rlinf_workers.launcher.local:LocalLauncher"})

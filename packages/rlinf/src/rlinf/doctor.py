@@ -11,14 +11,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from rlinf.finding import Finding
 from rlinf.machine import CGROUP_MEMORY_FILES, cgroup_limit_bytes, this_machine
 from rlinf.run_folder.manifest import installed_packages, processor_name
-
-Verdict = Literal["ok", "note", "problem"]
 
 OWN_PACKAGES = ("rlinf", "rlinf-workers", "rlinf-comm", "rlinf-sched", "rlinf-algos", "rlinf-envs")
 MIN_OPEN_FILES = 1024
@@ -33,18 +30,6 @@ from rlinf_comm import Channel, unpack
 channel = Channel.open(unpack(sys.stdin.buffer.read()))
 print(channel.take(timeout_s=20)[0].value)
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    subject: str
-    verdict: Verdict
-    """`note`: works, but a user should know. `problem`: runs will fail or be much slower than they need be."""
-    text: str
-    hint: str = ""
-    """What to do about it."""
 
 
 def examine(folder: Path) -> Iterator[Finding]:
@@ -64,6 +49,7 @@ def examine(folder: Path) -> Iterator[Finding]:
     yield from _attempt("hand-over between processes", _hand_over)
     yield from _attempt("ManiSkill", _maniskill)
     yield _video()
+    yield from _environments()
 
 
 # -- machine -----------------------------------------------------------------------------------------------------------
@@ -218,3 +204,22 @@ def _maniskill() -> Iterator[Finding]:
     else:
         text = f"{version}, without a Vulkan device: states only, no images"
         yield Finding("ManiSkill", "note", text, maniskill_novulkan.DRIVER_HINT)
+
+
+# -- environments of roles ---------------------------------------------------------------------------------------------
+
+
+def _environments() -> Iterator[Finding]:
+    """One line for each that `rlinf env create` made; `rlinf env check` says more."""
+    from rlinf.environments import examine as environments_examined
+    from rlinf.environments.folder import environments
+
+    for environment in environments():
+        findings = list(environments_examined.examine(environment))
+        problems = [finding for finding in findings if finding.verdict == "problem"]
+        subject = f"environment {environment.path.name}"
+        if problems:
+            text = "; ".join(f"{finding.subject}: {finding.text}" for finding in problems)
+            yield Finding(subject, "problem", text, problems[0].hint)
+        else:
+            yield Finding(subject, "ok", f"{environment.title}, Python {environment.stamp.python}, {environment.path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -45,11 +46,14 @@ class Rollout(ServingWorker):
 
     def __init__(self, settings: RolloutSettings) -> None:
         self._settings = settings
-        self._engine: GenerationEngine = ENGINES.get(settings.engine)(
+        engine = ENGINES.get(settings.engine)
+        takes_devices = "devices" in inspect.signature(engine).parameters
+        self._engine: GenerationEngine = engine(
             settings.model,
             self.device,
             max_prompt_tokens=settings.max_prompt_tokens,
             max_batch_sequences=settings.max_batch_sequences,
+            **({"devices": self.identity.devices} if takes_devices else {}),
             **settings.engine_options,
         )
         self._served = self._engine

@@ -2,7 +2,9 @@
 it finds, and a version travels as what has changed where that is faster.
 
 A trainer must not wait for the version that it publishes, and the two ends of a stream wait for each other. So a
-trainer's rank keeps each version in host memory, and a thread for each serving rank hands it out when that one comes.
+trainer's rank keeps a copy of each version where its tensors are, and a thread for each serving rank hands it out when
+that one comes. What is on a GPU is packed and checked there, and goes to another GPU by the pair's transport: CUDA IPC
+or NCCL, and through host memory where neither works.
 """
 
 from __future__ import annotations
@@ -13,12 +15,15 @@ import socket
 import threading
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
-from rlinf_comm.errors import PeerLeft, PeerLost, PeerTimeout, WeightMismatchError, WeightTimeout
+from rlinf_comm.cuda import DeviceUnavailable
+from rlinf_comm.errors import IpcError, PeerLeft, PeerLost, PeerTimeout, WeightMismatchError, WeightTimeout
 from rlinf_comm.peers import Peer
 from rlinf_comm.peers.secret import SECRET_VARIABLE, is_loopback, job_secret
 from rlinf_comm.weights import ReshardPlan, WeightStreamReceiver, WeightStreamSender
+from rlinf_comm.weights.device import CudaDevice, Device
 from rlinf_workers.links.base import WeightPort
 from rlinf_workers.links.host_memory import HostCopies
 
@@ -36,29 +41,52 @@ class StreamsWeightLink:
         host: address of the driver that all machines of the edge reach; loopback for one machine. Other machines need
             the job's secret in their environment (rlinf_comm.peers.secret).
         deltas: whether a version may travel as what has changed. Both ends of a pair then keep a copy of what they sent
-            or got.
+            or got. Versions in device memory travel whole.
+        device_memory: whether weights on a GPU stay in device memory on their way. A trainer's GPU then holds a copy of
+            a version until all have taken it, and of two while an older one waits.
     """
 
-    def __init__(self, edge: str, reshard: ReshardPlan, *, host: str = "127.0.0.1", deltas: bool = True) -> None:
+    def __init__(
+        self,
+        edge: str,
+        reshard: ReshardPlan,
+        *,
+        host: str = "127.0.0.1",
+        deltas: bool = True,
+        device_memory: bool = True,
+    ) -> None:
         directory = f"{host}:{_free_port(host)}"
         self._peer = Peer.join(directory, f"driver of {edge}", serve=True)
         # Within one machine the launcher's pipe hands the secret on; beyond, it has been set by hand.
-        self.address = (directory, job_secret().decode() if is_loopback(host) else "", deltas)
+        self.address = (directory, job_secret().decode() if is_loopback(host) else "", deltas, device_memory)
 
     @staticmethod
-    def open_sender(port: WeightPort) -> StreamsSender:
-        return StreamsSender(port)
+    def find_device() -> Device | None:
+        """The one of the calling process; None: it has no GPU that can be used, and packs in host memory."""
+        try:
+            return CudaDevice()
+        except (DeviceUnavailable, IpcError):
+            return None
 
-    @staticmethod
-    def open_receiver(port: WeightPort) -> StreamsReceiver:
-        return StreamsReceiver(port)
+    @classmethod
+    def open_sender(cls, port: WeightPort) -> StreamsSender:
+        return StreamsSender(port, cls._device(port))  # before it meets others, who ask whether it uses a GPU
+
+    @classmethod
+    def open_receiver(cls, port: WeightPort) -> StreamsReceiver:
+        return StreamsReceiver(port, cls._device(port))
+
+    @classmethod
+    def _device(cls, port: WeightPort) -> Device | None:
+        return cls.find_device() if port.address[3] else None
 
 
 class StreamsSender:
     """The trainer's end."""
 
-    def __init__(self, port: WeightPort) -> None:
+    def __init__(self, port: WeightPort, device: Device | None) -> None:
         deltas = port.address[2]
+        self._edge, self._device = port.edge, device
         self._peer = _join(port)
         plan = port.reshard
         names = [_name(port.edge, "receive", rank) for rank in range(plan.num_dst_ranks)]
@@ -67,7 +95,7 @@ class StreamsSender:
             _Way(
                 self._peer,
                 names[rank],
-                WeightStreamSender(plan, port.rank, self._peer, names, dst_ranks=[rank], deltas=deltas),
+                WeightStreamSender(plan, port.rank, self._peer, names, dst_ranks=[rank], deltas=deltas, device=device),
             )
             for rank in ranks
         ]
@@ -75,9 +103,24 @@ class StreamsSender:
     def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
         for way in self._ways:
             way.wait_for_room(policy_version)
-        kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        kept = self._keep(tensors, policy_version)
         for way in self._ways:
             way.put(kept, policy_version)
+
+    def _keep(self, tensors: Mapping[str, Tensor], policy_version: int) -> dict[str, Tensor]:
+        """Copies, on the device where the tensors are there and may stay."""
+        if self._device is None or any(tensor.is_cpu for tensor in tensors.values()):
+            return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        try:
+            kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        except torch.OutOfMemoryError as error:
+            raise torch.OutOfMemoryError(
+                f"weights {self._edge}, version {policy_version}: no room on the device for the copy that is sent: "
+                f"{error}; make room, or set cluster.weight_link: streams with weight_link_options: "
+                "{device_memory: false}, which keeps versions in host memory"
+            ) from error
+        torch.cuda.current_stream().synchronize()  # the threads that hand out have streams of their own
+        return kept
 
 
 class _Way:
@@ -151,20 +194,25 @@ class _Way:
 class StreamsReceiver:
     """The serving end."""
 
-    def __init__(self, port: WeightPort) -> None:
+    def __init__(self, port: WeightPort, device: Device | None) -> None:
         self._peer = _join(port)
         names = [_name(port.edge, "send", rank) for rank in range(port.reshard.num_src_ranks)]
-        self._receiver = WeightStreamReceiver(port.reshard, port.rank, self._peer, names)
+        self._receiver = WeightStreamReceiver(port.reshard, port.rank, self._peer, names, device=device)
+        self._device = device
         self._copies = HostCopies()
 
     def receive(self, tensors: Mapping[str, Tensor], policy_version: int, timeout_s: float = 60.0) -> None:
+        if self._device is not None:
+            own = {name: tensor.detach() for name, tensor in tensors.items()}
+            self._receiver.receive(own, policy_version, timeout_s)
+            return
         self._receiver.receive(self._copies.of(tensors), policy_version, timeout_s)
         self._copies.place(tensors)
         self._copies.check(tensors, policy_version)
 
 
 def _join(port: WeightPort) -> Peer:
-    directory, secret, _ = port.address
+    directory, secret, *_ = port.address
     if secret:
         os.environ.setdefault(SECRET_VARIABLE, secret)
     return Peer.join(directory, _name(port.edge, port.side, port.rank), serve=False, timeout_s=JOIN_S)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rlinf import doctor
-from rlinf.doctor import Finding
-
-MARKS = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
-WIDTH = 110
+from rlinf.cli.finding_lines import print_findings
 
 
 def add_parser(subparsers: Any) -> None:
@@ -28,22 +24,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    findings = []
-    for finding in doctor.examine(args.output):
-        findings.append(finding)
-        if not args.json:
-            print(_lines(finding), flush=True)
+    found = doctor.examine(args.output)
+    findings = list(found) if args.json else print_findings(found)
     num_problems = sum(finding.verdict == "problem" for finding in findings)
     if args.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1, ensure_ascii=False))
     else:
         print(f"\n{num_problems or 'no'} problem{'' if num_problems == 1 else 's'} found")
     return 1 if num_problems else 0
-
-
-def _lines(finding: Finding) -> str:
-    indent = " " * 38
-    lines = []
-    for part in [finding.text, f"-> {finding.hint}"] if finding.hint else [finding.text]:
-        lines += textwrap.wrap(part, WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
-    return f"{MARKS[finding.verdict]:<9}{finding.subject:<29}" + f"\n{indent}".join(lines)

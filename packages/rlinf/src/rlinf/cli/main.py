@@ -17,6 +17,7 @@ from rlinf import __version__
 from rlinf.cli import (
     config_command,
     doctor_command,
+    env_command,
     eval_command,
     export_command,
     plan_command,
@@ -38,6 +39,7 @@ COMMANDS = (
     config_command,
     report_command,
     summary,
+    env_command,
     doctor_command,
 )
 

@@ -12,15 +12,27 @@ import numpy as np
 from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import CommError, DecodeError, LayoutError, WeightMismatchError
 from rlinf_comm.weights.plan import ReshardPlan
-from rlinf_comm.weights.region import checked_tensors
 from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.stream.delta import apply_delta
 from rlinf_comm.weights.stream.talk import Talk, for_each
-from rlinf_comm.weights.stream.wire import Ack, Bucket, Content, Held, Link, Offer, Pair, Reply, digests_to_bytes
+from rlinf_comm.weights.stream.wire import (
+    Ack,
+    Bucket,
+    Content,
+    Held,
+    Link,
+    Offer,
+    Pair,
+    Reply,
+    checked_on,
+    digests_to_bytes,
+)
 from rlinf_comm.weights.unlisted import listed
 
 if TYPE_CHECKING:
     import torch
+
+    from rlinf_comm.weights.device.device import Device
 
 _FAREWELL_S = 1.0
 """Seconds for telling a sender that its version failed here."""
@@ -59,12 +71,15 @@ class WeightStreamReceiver:
 
     Args:
         src_names: The name that the link has for every source rank of the plan, in their order.
+        device: This rank's, where its tensors may be.
 
     Raises:
         LayoutError: the plan has no such rank, or not so many source ranks.
     """
 
-    def __init__(self, plan: ReshardPlan, dst_rank: int, link: Link, src_names: Sequence[str]) -> None:
+    def __init__(
+        self, plan: ReshardPlan, dst_rank: int, link: Link, src_names: Sequence[str], *, device: Device | None = None
+    ) -> None:
         if not 0 <= dst_rank < plan.num_dst_ranks or len(src_names) != plan.num_src_ranks:
             raise LayoutError(
                 f"weight stream: destination rank {dst_rank} and {len(src_names)} sources; the plan has "
@@ -73,6 +88,7 @@ class WeightStreamReceiver:
         self._plan = plan
         self._dst_rank = dst_rank
         self._link = link
+        self._device = device
         ranks: set[int] = set(plan.table.src_rank[plan.table.dst_rank == dst_rank].tolist())
         self._sources = {rank: _Source(src_names[rank]) for rank in sorted(ranks)}
 
@@ -92,11 +108,11 @@ class WeightStreamReceiver:
             WeightTimeout: a sender did not offer the version, or did not finish.
             PeerLost: a sender is gone.
             DecodeError: a sender sent something else than a weight stream.
-            LayoutError: a tensor is of another shape or dtype, is not of this layout, or not on the CPU, or a sender
-                has another plan.
+            LayoutError: a tensor is of another shape or dtype, is not of this layout, or neither on the CPU nor, with
+                all others, on the device, or a sender has another plan.
         """
         who = f"receiver {self._dst_rank}"
-        own = checked_tensors("weight stream", who, self._plan.dst_buffers[self._dst_rank], tensors)
+        own = checked_on(self._device, who, self._plan.dst_buffers[self._dst_rank], tensors)
         talks = {
             rank: Talk(self._link, source.name, f"weight stream: {who}: sender {rank}", policy_version, timeout_s)
             for rank, source in self._sources.items()
@@ -179,17 +195,17 @@ class WeightStreamReceiver:
             if offer.bucket_bytes < 16:
                 raise DecodeError(f"{talk.who} offers buckets of {offer.bucket_bytes} bytes")
             source.forget()
-            source.pair = Pair(self._plan, rank, self._dst_rank, "dst", offer.bucket_bytes)
+            source.pair = Pair(self._plan, rank, self._dst_rank, "dst", offer.bucket_bytes, self._device)
         held, kept = source.held, source.kept
         if len(kept) != len(source.pair.buckets):
             held, kept = None, [np.empty(0, np.uint8) for _ in source.pair.buckets]
         source.forget()
         found = taken[rank] = _Taken(offer)
-        transfers, _ = source.pair.prepare(tensors)
+        packings, _ = source.pair.prepare(tensors)
         addresses = addresses_of(tensors.values())
         talk.send(Reply(offer.session, offer.attempt, held, None, offer.policy_version))
         start_s = time.perf_counter()
-        for number, (bucket, transfer) in enumerate(zip(source.pair.buckets, transfers, strict=True)):
+        for number, (bucket, packing) in enumerate(zip(source.pair.buckets, packings, strict=True)):
             message = talk.receive((Offer, Content))
             while not isinstance(message, Offer) and (message.session, message.attempt) != (
                 offer.session,
@@ -200,7 +216,7 @@ class WeightStreamReceiver:
                 return message
             came_s = time.perf_counter()
             data = self._data_of(message, number, bucket, kept, held is not None, talk, found)
-            transfer.receive.run(np.array([data.ctypes.data], np.int64), addresses)
+            packing.unpack(data, addresses)
             found.digests.append(message.digests)
             found.busy_s += time.perf_counter() - came_s
         found.window_s = time.perf_counter() - start_s
@@ -216,17 +232,22 @@ class WeightStreamReceiver:
         has_base: bool,
         talk: Talk,
         found: _Taken,
-    ) -> np.ndarray:
+    ) -> np.ndarray | torch.Tensor:
         """The bucket's bytes."""
         import torch
 
         data = message.data
-        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or not data.flags.c_contiguous:
+        if not _is_row(data):
             raise DecodeError(f"{talk.who} sent a bucket that is no row of bytes")
         if message.bucket != number or (message.is_delta and not has_base):
             raise DecodeError(f"{talk.who} sent bucket {message.bucket} instead of {number}, or a delta to nothing")
         if not message.is_delta and data.nbytes != bucket.num_bytes:
             raise DecodeError(f"{talk.who} sent {data.nbytes} bytes for a bucket of {bucket.num_bytes} bytes")
+        if isinstance(data, torch.Tensor):
+            if message.is_delta or message.is_kept:
+                raise DecodeError(f"{talk.who} sent a bucket in device memory as part of deltas")
+            found.are_kept = False
+            return data
         found.are_kept = message.is_kept
         if message.is_delta:
             start_s = time.perf_counter()
@@ -252,11 +273,11 @@ class WeightStreamReceiver:
         for rank, found in taken.items():
             pair = self._sources[rank].pair
             assert pair is not None, "it was made for the offer"
-            transfers, tied = pair.prepare(tensors)
-            checks = [*zip(pair.buckets, transfers, found.digests, strict=True)]
+            packings, tied = pair.prepare(tensors)
+            checks = [*zip(pair.buckets, packings, found.digests, strict=True)]
             checks.append((pair.tied, tied, found.offer.tied_digests))
-            for bucket, transfer, expected in checks:
-                served = transfer.attest.run(addresses)
+            for bucket, packing, expected in checks:
+                served = packing.digests(addresses)
                 for index, (name, digest) in enumerate(zip(bucket.names, served, strict=True)):
                     if expected[16 * index : 16 * index + 16] != digests_to_bytes([digest]):
                         wrong.add(name)
@@ -290,6 +311,15 @@ class WeightStreamReceiver:
                 talks[rank].send(self._ack(found, None, error), within_s=_FAREWELL_S)
             except (CommError, TimeoutError, OSError):
                 pass  # it is gone, or has its own trouble
+
+
+def _is_row(data: object) -> bool:
+    """Whether it is bytes in a row, in numpy's hands or torch's."""
+    import torch
+
+    if isinstance(data, torch.Tensor):
+        return data.dtype == torch.uint8 and data.dim() == 1 and data.is_contiguous()
+    return isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.flags.c_contiguous
 
 
 def _names_of(source: _Source) -> set[str]:

@@ -10,6 +10,9 @@ changed since the version that the receiver acknowledged last (delta.py), whiche
 A receiver digests the tensors that it is about to serve and compares with what the senders digested while they packed.
 
 Memory: each side keeps a copy of what it sent or got, against which deltas are made; with deltas=False neither does.
+
+An end that is given its device takes tensors that are there as they are: it packs, unpacks and digests on the device,
+and what it sends is in device memory, always whole.
 """
 
 from __future__ import annotations
@@ -25,9 +28,9 @@ from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import LayoutError, WeightMismatchError
 from rlinf_comm.records import record
 from rlinf_comm.weights.plan import ReshardPlan
-from rlinf_comm.weights.region import checked_tensors
 from rlinf_comm.weights.stream.choice import Choice, DeltaChoice
 from rlinf_comm.weights.stream.delta import DeltaEncoder
+from rlinf_comm.weights.stream.packing import are_on
 from rlinf_comm.weights.stream.talk import Talk, for_each
 from rlinf_comm.weights.stream.wire import (
     BUCKET_BYTES,
@@ -38,11 +41,14 @@ from rlinf_comm.weights.stream.wire import (
     Offer,
     Pair,
     Reply,
+    checked_on,
     digests_to_bytes,
 )
 
 if TYPE_CHECKING:
     import torch
+
+    from rlinf_comm.weights.device.device import Device
 
 
 @record
@@ -88,6 +94,7 @@ class WeightStreamSender:
         bucket_bytes: The most that is packed at a time, for each receiver.
         deltas: False: always dense, and no copy is kept on either side.
         new_choice: Makes what decides between delta and dense, one for each receiver.
+        device: This rank's, where its tensors may be.
 
     Raises:
         LayoutError: the plan has no such rank, or not so many destination ranks.
@@ -104,6 +111,7 @@ class WeightStreamSender:
         bucket_bytes: int = BUCKET_BYTES,
         deltas: bool = True,
         new_choice: Callable[[], DeltaChoice] = DeltaChoice,
+        device: Device | None = None,
     ) -> None:
         if not 0 <= src_rank < plan.num_src_ranks or len(dst_names) != plan.num_dst_ranks:
             raise LayoutError(
@@ -117,13 +125,14 @@ class WeightStreamSender:
         self._link = link
         self._bucket_bytes = bucket_bytes
         self._deltas = deltas
+        self._device = device
         self._session = uuid.uuid4().hex
         self._attempt = 0
         self._published = -1
         self._destinations: dict[int, _Destination] = {}
         ranks: set[int] = set(plan.table.dst_rank[plan.table.src_rank == src_rank].tolist())
         for rank in sorted(ranks if dst_ranks is None else ranks.intersection(dst_ranks)):
-            pair = Pair(plan, src_rank, rank, "src", bucket_bytes)
+            pair = Pair(plan, src_rank, rank, "src", bucket_bytes, device)
             self._destinations[rank] = _Destination(dst_names[rank], pair, new_choice())
 
     def publish(
@@ -142,10 +151,11 @@ class WeightStreamSender:
             PeerLost: a receiver is gone. The others got the version.
             WeightMismatchError: a receiver wants another version, or found other contents than were sent; `tensors`
                 names them. Or one of `tensors` is missing.
-            LayoutError: a tensor is of another shape or dtype, is not of this layout, or not on the CPU; names it.
+            LayoutError: a tensor is of another shape or dtype, is not of this layout, or neither on the CPU nor, with
+                all others, on the device; names it.
         """
         who = f"sender {self._src_rank}"
-        own = checked_tensors("weight stream", who, self._plan.src_buffers[self._src_rank], tensors)
+        own = checked_on(self._device, who, self._plan.src_buffers[self._src_rank], tensors)
         if policy_version < 0 or policy_version <= self._published:
             raise ValueError(
                 f"weight stream: policy_version={policy_version} is not newer than {self._published}, which is "
@@ -175,8 +185,8 @@ class WeightStreamSender:
         now = to.choice.now
         start_s = now()
         addresses = addresses_of(tensors.values())
-        transfers, tied = to.pair.prepare(tensors)
-        tied_digests = digests_to_bytes(tied.attest.run(addresses))
+        packings, tied = to.pair.prepare(tensors)
+        tied_digests = digests_to_bytes(tied.digests(addresses))
         key = (self._session, self._attempt)
         talk.send(Offer(*key, self._plan.digest, policy_version, self._bucket_bytes, tied_digests))
         reply = talk.receive(Reply, key)
@@ -186,18 +196,18 @@ class WeightStreamSender:
                 expected_version=reply.wanted_version,
                 found_version=policy_version,
             )
-        choice = self._choice(to, reply.held)
+        choice = self._choice(to, reply.held, are_on(self._device, list(tensors.values())))
         busy_s = send_s = encode_s = 0.0
         delta_bytes = sent_bytes = num_deltas = 0
-        for number, (bucket, transfer, encoder) in enumerate(zip(to.pair.buckets, transfers, to.encoders, strict=True)):
+        for number, (bucket, packing, encoder) in enumerate(zip(to.pair.buckets, packings, to.encoders, strict=True)):
             packing_s = now()
-            data = np.zeros(bucket.num_bytes, np.uint8)
-            digests = transfer.publish.run_with_digests(addresses, np.array([data.ctypes.data], np.int64))
+            data, digests = packing.pack(addresses)
+            is_kept = self._deltas and isinstance(data, np.ndarray)
             encoding_s = now()
-            delta = self._delta(encoder, data, choice)
+            delta = self._delta(encoder, data, choice) if isinstance(data, np.ndarray) else None
             sending_s = now()
             sent = data if delta is None else delta
-            talk.send(Content(*key, number, delta is not None, self._deltas, digests_to_bytes(digests), sent))
+            talk.send(Content(*key, number, delta is not None, is_kept, digests_to_bytes(digests), sent))
             send_s += now() - sending_s
             busy_s += sending_s - packing_s
             encode_s += sending_s - encoding_s
@@ -224,11 +234,13 @@ class WeightStreamSender:
             num_bytes=to.pair.num_bytes,
             sent_bytes=sent_bytes,
             num_delta_buckets=num_deltas,
-            num_buckets=len(transfers),
+            num_buckets=len(packings),
             seconds=now() - start_s,
         )
 
-    def _choice(self, to: _Destination, held: Held | None) -> Choice:
+    def _choice(self, to: _Destination, held: Held | None, on_device: bool) -> Choice:
+        if on_device:
+            return Choice(is_delta=False, reason="the weights are on a device")
         if not self._deltas:
             return Choice(is_delta=False, reason="deltas=False")
         if to.acknowledged is None:

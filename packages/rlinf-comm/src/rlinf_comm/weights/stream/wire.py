@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from rlinf_comm.records import record
-from rlinf_comm.weights.layout import Box, TensorSpec
+from rlinf_comm.weights.layout import Box, BufferSpec, TensorSpec
 from rlinf_comm.weights.plan import ReshardPlan
-from rlinf_comm.weights.region import Place
+from rlinf_comm.weights.region import Place, checked_tensors
+from rlinf_comm.weights.stream.packing import DevicePacking, HostPacking, Packing, are_on
 from rlinf_comm.weights.transfer import Part, Transfer
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
+
+    from rlinf_comm.weights.device.device import Device
 
 BUCKET_BYTES = 64 << 20
 _ALIGNMENT_BYTES = 64
@@ -36,7 +39,8 @@ DIGEST_BYTES = 16
 class Link(Protocol):
     """Sends values to named peers, in order for each. rlinf_comm.peers.Peer is one.
 
-    Several threads use it, each with another peer. Values are records of this file and numpy arrays.
+    Several threads use it, each with another peer. Values are records of this file, numpy arrays and, from ends with a
+    device, torch tensors.
     """
 
     def send(self, to: str, value: Any, *, timeout_s: float) -> None:
@@ -94,7 +98,7 @@ class Content:
     """Whether the receiver must keep the bucket, because deltas may follow."""
     digests: bytes
     """The digest of each box of the bucket, 16 bytes each: what the receiver's tensors must hold."""
-    data: npt.NDArray[np.uint8]
+    data: npt.NDArray[np.uint8] | torch.Tensor
 
 
 @record
@@ -125,6 +129,14 @@ class Bucket:
     """The name of each part's canonical tensor."""
     num_bytes: int
     element_bytes: int
+
+
+def checked_on(
+    device: Device | None, who: str, buffers: Mapping[str, BufferSpec], tensors: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """`checked_tensors` of a rank whose tensors are all on its device, or all on the host."""
+    kind = device.type if device is not None and are_on(device, list(tensors.values())) else "cpu"
+    return checked_tensors("weight stream", who, buffers, tensors, device_type=kind)
 
 
 def digests_to_bytes(digests: list[int]) -> bytes:
@@ -163,20 +175,34 @@ class Pair:
     """The buckets between two ranks, and the programs for the tensors of one of them."""
 
     def __init__(
-        self, plan: ReshardPlan, src_rank: int, dst_rank: int, side: Literal["src", "dst"], bucket_bytes: int
+        self,
+        plan: ReshardPlan,
+        src_rank: int,
+        dst_rank: int,
+        side: Literal["src", "dst"],
+        bucket_bytes: int,
+        device: Device | None = None,
     ) -> None:
         self.bucket_bytes = bucket_bytes
         self.buckets, self.tied = buckets_of(plan, src_rank, dst_rank, side, bucket_bytes)
         self.num_bytes = sum(bucket.num_bytes for bucket in self.buckets)
-        self._prepared: tuple[list[tuple[int, ...]], list[Transfer], Transfer] | None = None
+        self._device = device
+        self._prepared: tuple[list[object], list[Packing], Packing] | None = None
 
-    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> tuple[list[Transfer], Transfer]:
-        """(one for each bucket, that of the tied boxes); made again when strides change."""
-        strides = [tensor.stride() for tensor in tensors.values()]
-        if self._prepared is None or self._prepared[0] != strides:
-            transfers = [Transfer(bucket.parts, tensors, [bucket.num_bytes]) for bucket in self.buckets]
-            self._prepared = (strides, transfers, Transfer(self.tied.parts, tensors, [0]))
+    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> tuple[list[Packing], Packing]:
+        """(one for each bucket, that of the tied boxes); made again when the tensors move, or their strides change."""
+        on_device = are_on(self._device, list(tensors.values()))
+        kind: list[object] = [on_device, *(tensor.stride() for tensor in tensors.values())]
+        if self._prepared is None or self._prepared[0] != kind:
+            packings = [self._packing(bucket, tensors, on_device) for bucket in (*self.buckets, self.tied)]
+            self._prepared = (kind, packings[:-1], packings[-1])
         return self._prepared[1], self._prepared[2]
+
+    def _packing(self, bucket: Bucket, tensors: Mapping[str, torch.Tensor], on_device: bool) -> Packing:
+        transfer = Transfer(bucket.parts, tensors, [bucket.num_bytes])
+        if on_device and self._device is not None:
+            return DevicePacking(transfer, bucket.num_bytes, self._device)
+        return HostPacking(transfer, bucket.num_bytes)
 
 
 def _bucket(group: list[tuple[str, Part]], element_bytes: int) -> Bucket:

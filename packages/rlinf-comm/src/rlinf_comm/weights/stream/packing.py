@@ -1,0 +1,104 @@
+"""How a bucket is packed, unpacked and attested: in host memory, or on the device where the rank's tensors are.
+
+A bucket is a row of bytes, in numpy's hands on the host and in torch's on a device. Links carry both (rlinf_comm.peers
+takes those of a device from device to device where it can), and either end takes what the other one packed.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from rlinf_comm.copies import Int64s, addresses_of
+from rlinf_comm.weights.transfer import Transfer
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+    from rlinf_comm.weights.device.device import Copies, Device, Digests
+
+    Bytes = npt.NDArray[np.uint8]
+
+
+class Packing(Protocol):
+    """One bucket between two ranks, for the tensors of one of them. `own` are the addresses of those."""
+
+    def pack(self, own: Int64s) -> tuple[Bytes | torch.Tensor, list[int]]:
+        """The bucket, and the digest of each of its boxes as a destination will serve it."""
+        ...
+
+    def unpack(self, data: Bytes | torch.Tensor, own: Int64s) -> None:
+        """Puts a bucket, wherever it is, in its places."""
+        ...
+
+    def digests(self, own: Int64s) -> list[int]:
+        """Of what the tensors hold in the bucket's places."""
+        ...
+
+
+class HostPacking:
+    """For tensors of the host."""
+
+    def __init__(self, transfer: Transfer, num_bytes: int) -> None:
+        self._transfer, self._num_bytes = transfer, num_bytes
+
+    def pack(self, own: Int64s) -> tuple[Bytes, list[int]]:
+        data = np.zeros(self._num_bytes, np.uint8)
+        digests = self._transfer.publish.run_with_digests(own, np.array([data.ctypes.data], np.int64))
+        return data, digests
+
+    def unpack(self, data: Bytes | torch.Tensor, own: Int64s) -> None:
+        row = data if isinstance(data, np.ndarray) else data.cpu().numpy()
+        self._transfer.receive.run(np.array([row.ctypes.data], np.int64), own)
+
+    def digests(self, own: Int64s) -> list[int]:
+        return self._transfer.attest.run(own)
+
+
+class DevicePacking:
+    """For tensors of a device: nothing passes through host memory here."""
+
+    def __init__(self, transfer: Transfer, num_bytes: int, device: Device) -> None:
+        self._transfer, self._num_bytes, self._device = transfer, num_bytes, device
+
+    def pack(self, own: Int64s) -> tuple[torch.Tensor, list[int]]:
+        import torch
+
+        data = torch.zeros(self._num_bytes, dtype=torch.uint8, device=self._device.type)
+        target = addresses_of([data])
+        self._packs.run(own, target)
+        return data, self._packed.run(np.concatenate([own, target]))
+
+    def unpack(self, data: Bytes | torch.Tensor, own: Int64s) -> None:
+        import torch
+
+        row = torch.from_numpy(data) if isinstance(data, np.ndarray) else data
+        row = row.to(self._device.type)
+        self._unpacks.run(addresses_of([row]), own)
+
+    def digests(self, own: Int64s) -> list[int]:
+        return self._served.run(own)
+
+    @cached_property
+    def _packs(self) -> Copies:
+        return self._device.copies(self._transfer.publish.table)
+
+    @cached_property
+    def _packed(self) -> Digests:
+        return self._device.digests(self._transfer.published)
+
+    @cached_property
+    def _unpacks(self) -> Copies:
+        return self._device.copies(self._transfer.receive.table)
+
+    @cached_property
+    def _served(self) -> Digests:
+        return self._device.digests(self._transfer.held)
+
+
+def are_on(device: Device | None, tensors: list[torch.Tensor]) -> bool:
+    """Whether a rank's tensors are packed on its device: those of a model may be on the host for now."""
+    return device is not None and (device.type == "cpu" or not all(tensor.is_cpu for tensor in tensors))

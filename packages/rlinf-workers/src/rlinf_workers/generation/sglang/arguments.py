@@ -1,0 +1,109 @@
+"""Server arguments of SGLang: what a recipe may set, what is set here, and what nobody may set."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlinf_sched.derive.sglang import OWNED
+from rlinf_workers.errors import WorkersError
+from rlinf_workers.models.language_model import ModelSettings
+
+KNOWN_VERSIONS = ("0.5.23",)
+"""Versions of SGLang that these files were tested with."""
+
+Argument = bool | int | float | str
+
+ON_CPU: Mapping[str, Argument] = {
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "disable_overlap_schedule": True,
+    "disable_cuda_graph": True,
+    "mem_fraction_static": 0.05,
+    "max_total_tokens": 20_000,
+}
+"""What a recipe leaves open on CPU slots: the only kernels that need no build of SGLang's own for that processor. A
+fraction of a machine's memory means little where the driver and trainers live in it too, so tokens are counted."""
+
+ON_GPU: Mapping[str, Argument] = {
+    "grammar_backend": "none",
+    "enable_memory_saver": True,
+    "enable_weights_cpu_backup": True,
+}
+"""What a recipe leaves open on GPUs: memory can be given back to a trainer on the same devices, and weights come back
+as they were."""
+
+SPARE_TOKENS = 8
+"""SGLang ends a sequence a few tokens before its context does; so many more let a completion use a model's context to
+its last position."""
+
+
+def server_arguments(
+    model: ModelSettings,
+    device: torch.device,
+    *,
+    num_devices: int,
+    folder: str,
+    loader: str,
+    stop_token_ids: Sequence[int],
+    given: Mapping[str, Any],
+    known: Iterable[str],
+) -> dict[str, Any]:
+    """All arguments that an engine is started with.
+
+    Args:
+        folder: what SGLang loads, with config.json; `model.folder` or a copy.
+        loader: import path of the function that fills its weights.
+        given: those of the recipe.
+        known: the names that the installed SGLang has.
+    Raises: WorkersError for names that are unknown or not a recipe's to set.
+    """
+    check_names(given, known)
+    config = json.loads((Path(folder) / "config.json").read_text())
+    arguments: dict[str, Any] = dict(ON_CPU if device.type == "cpu" else ON_GPU)
+    if (window := config.get("max_position_embeddings")) is not None:
+        arguments["context_length"] = window + SPARE_TOKENS
+    arguments |= {
+        "model_impl": "sglang",
+        "log_level": "error",
+        **given,
+        "model_path": folder,
+        "dtype": model.dtype,
+        "json_model_override_args": json.dumps({"eos_token_id": list(stop_token_ids)}),
+        "load_format": "auto" if model.has_weights else "dummy",
+        "device": device.type,
+        "tp_size": num_devices,
+        "skip_tokenizer_init": True,
+        "custom_weight_loader": [loader],
+    }
+    return arguments
+
+
+def check_names(given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuses the first name that no recipe may set.
+
+    Raises: WorkersError.
+    """
+    known = sorted(name for name in known if not name.startswith("_"))
+    for name in given:
+        if name in OWNED:
+            raise WorkersError(f"rollout.sglang.{name} cannot be set: {OWNED[name]}; leave it out")
+        if name not in known:
+            free = [one for one in known if one not in OWNED]
+            near = difflib.get_close_matches(name, free, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "`python -m sglang.launch_server --help` lists them"
+            raise WorkersError(f"rollout.sglang.{name}: SGLang has no server argument of that name; {hint}")
+
+
+def bound_cores(devices: Sequence[str], cores: Sequence[int]) -> str:
+    """SGLANG_CPU_OMP_THREADS_BIND: the core of each tensor-parallel process, of the CPU slots of a rank.
+
+    Example: ("cpu:2", "cpu:3") on cores 0 to 7 -> "2|3"
+    """
+    return "|".join(str(cores[int(name.partition(":")[2]) % len(cores)]) for name in devices)

@@ -1,0 +1,327 @@
+"""SGLang behind the protocol of generation engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_comm.weights import Layout
+from rlinf_workers.errors import WorkersError
+from rlinf_workers.generation.base import Completions
+from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS, Argument, bound_cores, server_arguments
+from rlinf_workers.generation.sglang.loader import LOADER
+from rlinf_workers.generation.sglang.requests import Answer, answer_of, completions_of, cut_at, request_parameters
+from rlinf_workers.generation.sglang.room import Room
+from rlinf_workers.generation.sglang.server import EngineServer, shared_folder
+from rlinf_workers.generation.stopping import StopStrings
+from rlinf_workers.models.language_model import (
+    ModelSettings,
+    build_model,
+    describe_model,
+    is_adapter,
+    load_tokenizer,
+    stop_token_ids,
+)
+from rlinf_workers.records.language import Prompt
+
+STOP_INTERVAL = 8
+"""Tokens between two looks for a stop string: each is a message from the scheduler, and at most so many tokens are
+computed for nothing."""
+
+
+class SGLangEngine:
+    """A GenerationEngine that samples with SGLang, in as many processes as the rank has devices.
+
+    Requests go in while others run. What is under way is bounded by the KV cache as SGLang reports it, and by
+    `max_batch_sequences` where that is given. Nothing is promised about equal numbers: which requests share a batch
+    depends on time, and SGLang draws from one generator. With the server argument `enable_deterministic_inference`
+    (GPUs) each completion has a seed of its own from seed, step, index and member, and SGLang promises the same tokens
+    in any batch.
+
+    Args:
+        devices: names of the rank's devices, one for each tensor-parallel process; empty: one, whatever `device` is.
+        any_version: also start a version of SGLang that these files were not tested with.
+        server: server arguments of SGLang.
+    """
+
+    def __init__(
+        self,
+        model: ModelSettings,
+        device: torch.device,
+        *,
+        max_prompt_tokens: int | None,
+        max_batch_sequences: int | None = None,
+        devices: Sequence[str] = (),
+        any_version: bool = False,
+        **server: Argument,
+    ) -> None:
+        known = _known_arguments(device, devices, any_version=any_version)
+        tokenizer, folder = load_tokenizer(model.folder), shared_folder()
+        served = _model_folder(model, folder)
+        self._stop_ids = _stop_ids(served, tokenizer)
+        self._tokenizer, self._max_prompt_tokens = tokenizer, max_prompt_tokens
+        self._num_devices = max(1, len(devices))
+        self._lost: WorkersError | None = None
+        self._results: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
+        self._version, self._has_weights, self._is_paused = -1, model.has_weights, False
+        arguments = server_arguments(
+            model,
+            device,
+            num_devices=self._num_devices,
+            folder=str(served),
+            loader=LOADER,
+            stop_token_ids=self._stop_ids,
+            given=server,
+            known=known,
+        )
+        self._server = EngineServer(arguments, folder, self._on_lost)
+        self._room = Room(self._server.num_tokens, max_batch_sequences)
+
+    # -- prompts in, completions out --------------------------------------------------------------------------------
+
+    def submit(self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, seed: int, step: int) -> None:
+        self._raise_if_lost()
+        if not self._has_weights:
+            raise WorkersError("the model has no weights of its own, and none have come from a trainer yet")
+        for prompt in prompts:
+            self._check_length(prompt, sampling)
+        for prompt in prompts:
+            self._room.begin(prompt, sampling)
+            parameters = request_parameters(sampling, self._stop_ids, seed=seed, step=step, index=prompt.index)
+            self._server.spawn(self._complete(prompt, sampling, parameters, self._version))
+
+    def finished(self) -> list[Completions]:
+        if self._room.is_empty:
+            return []
+        found = [self._results.get()]
+        while not self._results.empty():
+            found.append(self._results.get())
+        answers: list[Answer] = []
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+            answers.append(one)
+            self._room.end(one.index, one.member, len(one.token_ids))
+        return completions_of(answers)
+
+    def room(self, group_size: int) -> int:
+        return self._room.prompts(group_size)
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return {}
+
+    def layout(self) -> Layout:
+        raise NotImplementedError("weights of SGLang lie in its own processes")
+
+    def enter(self, address: str) -> None:
+        """Runs the weight loader in each of SGLang's processes, once, with no request under way.
+
+        Args:
+            address: handed to the loader as the name of an empty tensor.
+        """
+        self._raise_if_lost()
+        self._server.run(self._enter(address))
+
+    def weights_received(self, policy_version: int) -> None:
+        """What is under way is computed anew with the new weights from its next token on; nothing of the KV cache and
+        of common prefixes stays."""
+        self._raise_if_lost()
+        self._server.run(self._drop_caches(resumes=not self._is_paused))
+        self._version, self._has_weights = policy_version, True
+
+    # -- devices ----------------------------------------------------------------------------------------------------
+
+    def onload(self) -> None:
+        if self._is_paused:
+            self._raise_if_lost()
+            self._server.run(self._resume())
+            self._is_paused = False
+
+    def offload(self) -> None:
+        """On CPU slots SGLang gives back nothing: its memory stays where it is."""
+        if not self._is_paused:
+            self._raise_if_lost()
+            self._server.run(self._release())
+            self._is_paused = True
+
+    def close(self) -> None:
+        self._server.close()
+
+    # -- in the engine's loop ---------------------------------------------------------------------------------------
+
+    async def _complete(
+        self, prompt: Prompt, sampling: SamplingSettings, parameters: Sequence[dict[str, Any]], version: int
+    ) -> None:
+        """Puts each completion of a prompt, or what went wrong, into the results."""
+        try:
+            token_ids = prompt.token_ids.tolist()
+            if len(parameters) > 1:  # once for all: requests that come together would each compute it
+                await self._server.engine.async_generate(input_ids=token_ids, sampling_params={"max_new_tokens": 0})
+            await asyncio.gather(
+                *(
+                    self._complete_one(prompt.index, member, token_ids, one, sampling.stop, version)
+                    for member, one in enumerate(parameters)
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for completions
+            self._results.put(error)
+
+    async def _complete_one(
+        self,
+        index: int,
+        member: int,
+        token_ids: list[int],
+        parameters: dict[str, Any],
+        stop: tuple[str, ...],
+        version: int,
+    ) -> None:
+        request = {"input_ids": token_ids, "sampling_params": parameters, "return_logprob": True}
+        if stop:
+            output = await self._until_stop(request, StopStrings(self._tokenizer, stop))
+        else:
+            output = await self._server.engine.async_generate(**request)
+        self._results.put(answer_of(output, self._stop_ids, index=index, member=member, policy_version=version))
+
+    async def _until_stop(self, request: dict[str, Any], stops: StopStrings) -> dict[str, Any]:
+        """The output of a request, cut behind the first stop string; SGLang has no tokenizer to look for it."""
+        output, begun = {}, 0
+        request["sampling_params"] |= {"stream_interval": STOP_INTERVAL}
+        async with contextlib.aclosing(await self._server.engine.async_generate(**request, stream=True)) as outputs:
+            async for output in outputs:
+                end = stops.end(output["output_ids"], begun=begun)
+                if end is not None:
+                    return cut_at(output, end)  # closing what still comes ends the request
+                begun = len(output["output_ids"])
+        return output
+
+    async def _enter(self, address: str) -> None:
+        from rlinf_workers.generation.sglang import srt
+
+        manager = self._server.manager
+        tensors = [
+            srt.MultiprocessingSerializer.serialize([(address, torch.empty(0))]) for _ in range(self._num_devices)
+        ]
+        for method, request in (
+            (manager.begin_weight_update, srt.BeginWeightUpdateReqInput(selector="all")),
+            (
+                manager.update_weights_from_tensor,
+                srt.UpdateWeightsFromTensorReqInput(
+                    serialized_named_tensors=tensors, load_format=LOADER, flush_cache=True
+                ),
+            ),
+            (manager.end_weight_update, srt.EndWeightUpdateReqInput()),
+        ):
+            succeeded, message, *_ = await method(request, None)
+            if not succeeded:
+                raise WorkersError(f"SGLang refused to run the weight loader: {message}")
+
+    async def _drop_caches(self, *, resumes: bool) -> None:
+        from rlinf_workers.generation.sglang import srt
+
+        manager = self._server.manager
+        if resumes:
+            await manager.pause_generation(srt.PauseGenerationReqInput(mode="retract"))
+        answer = await manager.flush_cache()
+        if not answer.success:
+            raise WorkersError(f"SGLang kept what it computed with earlier weights: {answer.message}")
+        if resumes:
+            await manager.continue_generation(srt.ContinueGenerationReqInput())
+
+    async def _release(self) -> None:
+        from rlinf_workers.generation.sglang import srt
+
+        await self._server.manager.pause_generation(srt.PauseGenerationReqInput(mode="retract"))
+        await self._server.manager.release_memory_occupation(srt.ReleaseMemoryOccupationReqInput())
+
+    async def _resume(self) -> None:
+        from rlinf_workers.generation.sglang import srt
+
+        await self._server.manager.resume_memory_occupation(srt.ResumeMemoryOccupationReqInput())
+        await self._server.manager.continue_generation(srt.ContinueGenerationReqInput())
+
+    # -- checks -----------------------------------------------------------------------------------------------------
+
+    def _on_lost(self, error: WorkersError) -> None:
+        self._lost = error
+        self._results.put(error)
+
+    def _raise_if_lost(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+
+    def _check_length(self, prompt: Prompt, sampling: SamplingSettings) -> None:
+        length, longest = len(prompt.token_ids), self._max_prompt_tokens
+        if longest is not None and length > longest:
+            raise ValueError(f"prompt {prompt.index} has {length} tokens; rollout.max_prompt_tokens allows {longest}")
+        needed, limit = length + sampling.max_new_tokens, self._server.num_sequence_tokens
+        if needed > limit:
+            raise WorkersError(
+                f"prompt {prompt.index} and its completion may have {length} + {sampling.max_new_tokens} = {needed} "
+                f"tokens, and SGLang takes {limit} in one sequence (its KV cache holds {self._server.num_tokens}). "
+                "Give it more (rollout.sglang.mem_fraction_static, or max_total_tokens on CPU slots), or lower "
+                "rollout.max_new_tokens or rollout.max_prompt_tokens"
+            )
+
+
+def _known_arguments(device: torch.device, devices: Sequence[str], *, any_version: bool) -> list[str]:
+    """Imports SGLang as the devices need it; the names of its server arguments.
+
+    Raises: WorkersError when it is not there, or another version than those that are known.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("sglang")
+    except PackageNotFoundError:
+        raise WorkersError(
+            "rollout.engine=sglang, and SGLang is not installed in the Python environment of the rollout. "
+            "`rlinf env create sglang` makes one that has it; name it in the recipe: environments: {rollout: sglang}"
+        ) from None
+    if found not in KNOWN_VERSIONS and not any_version:
+        raise WorkersError(
+            f"SGLang {found} is installed; known to work: {', '.join(KNOWN_VERSIONS)}. `rlinf env create sglang` "
+            "installs that one; rollout.sglang.any_version=true takes yours as it is"
+        )
+    os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
+    if device.type == "cpu":
+        os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+        if len(devices) > 1:
+            cores = sorted(os.sched_getaffinity(0))
+            os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", bound_cores(devices, cores))
+    from rlinf_workers.generation.sglang import srt
+
+    return list(srt.ServerArgs.__struct_fields__)
+
+
+def _model_folder(model: ModelSettings, folder: Path) -> Path:
+    """What SGLang loads: the model's own folder, or one with its merged adapter or with a config alone."""
+    if model.has_weights and not is_adapter(model.folder):
+        return Path(model.folder)
+    if model.has_weights:
+        build_model(model, torch.device("cpu")).save_pretrained(folder)
+    else:
+        describe_model(model, str(folder))
+    return folder
+
+
+def _stop_ids(folder: Path, tokenizer: Any) -> tuple[int, ...]:
+    """As `stop_token_ids` of the model, which is not made for it."""
+    from transformers import AutoConfig, GenerationConfig
+
+    if (folder / "generation_config.json").exists():
+        generation = GenerationConfig.from_pretrained(folder)
+    else:
+        generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
+    return stop_token_ids(SimpleNamespace(generation_config=generation), tokenizer)

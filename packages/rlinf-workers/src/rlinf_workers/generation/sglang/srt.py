@@ -1,0 +1,31 @@
+"""All that the worker uses of SGLang, in one place; imported once the environment variables are set that it reads.
+
+A later version is compared with this list first. The engine's scheduler processes use `run_scheduler_process` beside
+it (child.py).
+"""
+
+from sglang.srt.entrypoints.engine import Engine  # pyright: ignore[reportMissingImports]
+from sglang.srt.managers.io_struct import (  # pyright: ignore[reportMissingImports]
+    BeginWeightUpdateReqInput,
+    ContinueGenerationReqInput,
+    EndWeightUpdateReqInput,
+    PauseGenerationReqInput,
+    ReleaseMemoryOccupationReqInput,
+    ResumeMemoryOccupationReqInput,
+    UpdateWeightsFromTensorReqInput,
+)
+from sglang.srt.server_args import ServerArgs  # pyright: ignore[reportMissingImports]
+from sglang.srt.utils import MultiprocessingSerializer  # pyright: ignore[reportMissingImports]
+
+__all__ = [
+    "BeginWeightUpdateReqInput",
+    "ContinueGenerationReqInput",
+    "EndWeightUpdateReqInput",
+    "Engine",
+    "MultiprocessingSerializer",
+    "PauseGenerationReqInput",
+    "ReleaseMemoryOccupationReqInput",
+    "ResumeMemoryOccupationReqInput",
+    "ServerArgs",
+    "UpdateWeightsFromTensorReqInput",
+]

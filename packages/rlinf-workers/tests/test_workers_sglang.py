@@ -1,0 +1,186 @@
+"""What of the engine `sglang` needs no SGLang: arguments, requests, room. The engine itself: engine_tests/."""
+
+import importlib.util
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlinf_workers.errors import WorkersError
+from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.generation.sglang.arguments import OWNED, bound_cores, check_names, server_arguments
+from rlinf_workers.generation.sglang.child import last_error
+from rlinf_workers.generation.sglang.requests import (
+    answer_of,
+    completions_of,
+    cut_at,
+    request_parameters,
+    sampling_seed,
+)
+from rlinf_workers.generation.sglang.room import Room
+from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.records.language import Prompt
+
+KNOWN = ("model_path", "tp_size", "mem_fraction_static", "schedule_policy", "max_total_tokens", "_private")
+SAMPLING = SamplingSettings(group_size=3, max_new_tokens=40)
+
+
+def arguments(tmp_path, device="cpu", **given):
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+    model = ModelSettings(folder=str(tmp_path), has_weights=False, dtype="bfloat16")
+    return server_arguments(
+        model,
+        torch.device(device),
+        num_devices=2,
+        folder=str(tmp_path),
+        loader="a.b",
+        stop_token_ids=(1, 7),
+        given=given,
+        known=KNOWN,
+    )
+
+
+def output(token_ids, reason, logprobs=None):
+    logprobs = logprobs or [-0.5] * len(token_ids)
+    about = {
+        "finish_reason": reason,
+        "output_token_logprobs": [(x, t, None) for x, t in zip(logprobs, token_ids, strict=True)],
+    }
+    return {"output_ids": token_ids, "meta_info": about}
+
+
+def prompt(index, length=10):
+    return Prompt(index=index, token_ids=torch.arange(length), reference_answer="")
+
+
+def test_a_recipes_argument_wins_over_what_is_set_for_the_device(tmp_path):
+    made = arguments(tmp_path, max_total_tokens=77, schedule_policy="lpm")
+    assert (made["max_total_tokens"], made["schedule_policy"]) == (77, "lpm")
+    assert made["attention_backend"] == "torch_native" and made["tp_size"] == 2 and made["dtype"] == "bfloat16"
+    assert made["load_format"] == "dummy" and made["custom_weight_loader"] == ["a.b"] and made["context_length"] > 64
+    assert json.loads(made["json_model_override_args"]) == {"eos_token_id": [1, 7]}
+
+
+def test_memory_on_gpus_can_be_given_back_and_nothing_of_cpus_is_set(tmp_path):
+    made = arguments(tmp_path, "cuda")
+    assert made["enable_memory_saver"] and made["enable_weights_cpu_backup"] and made["device"] == "cuda"
+    assert "attention_backend" not in made and "max_total_tokens" not in made
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("mem_fraction_statik", "did you mean 'mem_fraction_static'?"),
+        ("zzz", "launch_server --help"),
+        ("_private", "no server argument of that name"),
+        ("model_path", "the model is that of the recipe"),
+        ("nccl_port", "sockets that it names itself"),
+    ],
+)
+def test_names_that_no_recipe_may_set_are_refused(name, says):
+    with pytest.raises(WorkersError, match=f"rollout.sglang.{name}.*") as error:
+        check_names([name], KNOWN)
+    assert says in str(error.value)
+
+
+def test_nothing_that_is_set_here_for_a_device_is_refused_to_a_recipe(tmp_path):
+    ours = {"context_length", "model_impl", "log_level"}
+    assert not ours & OWNED.keys()
+    assert arguments(tmp_path).keys() - OWNED.keys() >= ours
+
+
+def test_each_process_on_cpu_slots_gets_the_core_of_its_slot():
+    assert bound_cores(("cpu:2", "cpu:3"), range(8)) == "2|3"
+    assert bound_cores(("cpu:2", "cpu:3"), (4, 6)) == "4|6"
+
+
+def test_requests_say_how_to_sample_and_differ_in_their_seed():
+    settings = replace(SAMPLING, temperature=0.5, top_p=0.9)
+    made = request_parameters(settings, (1, 7), seed=4, step=2, index=9)
+    assert [one["sampling_seed"] for one in made] == [sampling_seed(4, 2, 9, member) for member in range(3)]
+    assert (
+        len({sampling_seed(*key) for key in [(4, 2, 9, 0), (4, 2, 9, 1), (4, 2, 8, 0), (4, 3, 9, 0), (5, 2, 9, 0)]})
+        == 5
+    )
+    assert {one["temperature"] for one in made} == {0.5} and made[0]["stop_token_ids"] == [1, 7]
+    assert (
+        made[0]["top_k"] == -1
+        and request_parameters(replace(settings, top_k=5), (1,), seed=0, step=0, index=0)[0]["top_k"] == 5
+    )
+
+
+def test_an_answer_is_truncated_or_ends_with_a_stop_token_or_a_stop_string():
+    ended = answer_of(output([4, 1], {"type": "stop", "matched": 1}), (1,), index=0, member=0, policy_version=2)
+    cut = answer_of(output([4, 5], {"type": "length", "length": 2}), (1,), index=0, member=1, policy_version=2)
+    stopped = cut_at(output([4, 5, 6], {"type": "length", "length": 3}, [-1.0, -2.0, -3.0]), 2)
+    of_string = answer_of(stopped, (1,), index=0, member=2, policy_version=2)
+    assert [one.truncated for one in (ended, cut, of_string)] == [False, True, False]
+    assert of_string.token_ids == [4, 5] and of_string.logprobs == [-1.0, -2.0]
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [{"type": "abort", "message": "x"}, {"type": "stop", "matched": "NaN happened"}, {"type": "stop", "matched": 3}],
+)
+def test_a_request_that_ended_in_another_way_is_an_error(reason):
+    with pytest.raises(ValueError, match="prompt 6, completion 1: SGLang ended it with"):
+        answer_of(output([4, 1], reason), (1,), index=6, member=1, policy_version=0)
+
+
+def test_completions_that_came_together_are_rows_of_one_record():
+    answers = [
+        answer_of(output([4, 5, 6], {"type": "length", "length": 3}), (1,), index=7, member=2, policy_version=2),
+        answer_of(output([4], {"type": "stop", "matched": 4}, [-2.0]), (4,), index=7, member=0, policy_version=2),
+        answer_of(output([5], {"type": "length", "length": 1}), (1,), index=8, member=0, policy_version=2),
+    ]
+    whole, other = completions_of(answers)
+    assert whole.members == (2, 0) and other.index == 8
+    assert whole.token_ids.tolist() == [[4, 5, 6], [4, 0, 0]] and whole.loss_mask.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert whole.logprobs.tolist() == [[-0.5, -0.5, -0.5], [-2.0, 0.0, 0.0]] and whole.truncated.tolist() == [
+        True,
+        False,
+    ]
+
+
+def test_room_is_what_the_cache_holds_less_what_is_under_way():
+    room = Room(1000, None)
+    assert room.prompts(3) == 1  # nothing is known of prompts yet
+    room.begin(prompt(0), SAMPLING)  # 10 + 3 * 20 tokens expected
+    assert room.prompts(3) == (1000 - 70) // 70
+    for member in range(3):
+        room.end(0, member, 5)
+    assert room.is_empty and room.prompts(3) == 1000 // (10 + 3 * 5)  # completions are as long as those that ended
+
+
+def test_room_is_never_refused_to_a_prompt_alone_and_never_beyond_the_users_bound():
+    room = Room(50, 4)
+    room.begin(prompt(0), SAMPLING)
+    assert room.prompts(3) == 0
+    for member in range(3):
+        room.end(0, member, 40)
+    assert room.prompts(3) == 1
+    room = Room(10**6, 4)
+    room.begin(prompt(0), SAMPLING)
+    assert room.prompts(1) == 1 and room.prompts(3) == 0
+    room.end(0, 1, 4)
+    assert room.prompts(1) == 2
+
+
+def test_the_last_error_of_a_process_is_its_exception_without_the_stack(tmp_path):
+    (tmp_path / "errors-5").write_text(
+        "Scheduler hit an exception: Traceback (most recent call last):\n  File x, line 3\n    f(1)\n"
+        "ValueError: too small\n"
+        "  because\n\n"
+    )
+    assert last_error(tmp_path, 5) == "ValueError: too small\n  because"
+    assert last_error(tmp_path) == last_error(tmp_path, 5) and last_error(tmp_path, 6) is None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is not None, reason="this environment has SGLang")
+def test_an_environment_without_sglang_is_named_before_anything_starts(tmp_path):
+    from rlinf_workers.generation.sglang.engine import SGLangEngine
+
+    model = ModelSettings(folder=str(tmp_path), has_weights=True)
+    with pytest.raises(WorkersError, match="not installed in the Python environment of the rollout"):
+        SGLangEngine(model, torch.device("cpu"), max_prompt_tokens=8)

@@ -1,0 +1,70 @@
+"""`rlinf env create | list | check | remove`: Python environments for roles of their own."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rlinf.cli.finding_lines import print_findings
+from rlinf.console.live_line import LiveLine
+from rlinf.environments import folder
+from rlinf.environments.catalog import KINDS
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "env",
+        help="Python environments for roles whose packages cannot live together",
+        description="Makes and looks after Python environments that the config names: environments: {rollout: sglang}. "
+        "They lie in ~/.local/share/rlinf/environments, or in $RLINF_ENVIRONMENTS.",
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    create = actions.add_parser("create", help="make one from the list that ships with rlinf")
+    create.add_argument("name", help=", ".join(f"{kind.name} ({kind.purpose})" for kind in KINDS.values()))
+    create.add_argument("--cpu", action="store_true", help="for CPU slots: without CUDA packages")
+    create.add_argument("--python", metavar="P", help="interpreter to make it with, a path or a command")
+    create.set_defaults(run=run_create)
+    actions.add_parser("list", help="those that are there").set_defaults(run=run_list)
+    check = actions.add_parser("check", help="try what matters in one, or in all; exits with 1 if there is a problem")
+    check.add_argument("name", nargs="?", help="all where it is left out")
+    check.set_defaults(run=run_check)
+    remove = actions.add_parser("remove", help="delete one")
+    remove.add_argument("name")
+    remove.set_defaults(run=run_remove)
+
+
+def run_create(args: argparse.Namespace) -> int:
+    from rlinf.environments.create import create
+
+    environment = create(args.name, cpu=args.cpu, python=args.python, console=LiveLine())
+    print(f"name it in a config: environments: {{ROLE: {environment.path.name}}}")
+    return 0
+
+
+def run_list(args: argparse.Namespace) -> int:
+    found = list(folder.environments())
+    for one in found:
+        state = f"Python {one.stamp.python}" if one.stamp.is_complete else "its making was cut short"
+        print(f"{one.title:<16}  {state:<24}  {one.path}")
+    if not found:
+        print(f"none in {folder.environments_folder()}; rlinf env create {'|'.join(sorted(KINDS))} [--cpu] makes one")
+    return 0
+
+
+def run_check(args: argparse.Namespace) -> int:
+    from rlinf.environments.examine import examine
+
+    chosen = [folder.find(args.name)] if args.name else list(folder.environments())
+    if not chosen:
+        return run_list(args)
+    num_problems = 0
+    for environment in chosen:
+        print(f"{environment.title}  {environment.path}")
+        num_problems += sum(finding.verdict == "problem" for finding in print_findings(examine(environment)))
+    print(f"\n{num_problems or 'no'} problem{'' if num_problems == 1 else 's'} found")
+    return 1 if num_problems else 0
+
+
+def run_remove(args: argparse.Namespace) -> int:
+    print(f"removed {folder.remove(args.name)}")
+    return 0

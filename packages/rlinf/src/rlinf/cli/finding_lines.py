@@ -1,0 +1,29 @@
+"""Findings as lines on the terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+from rlinf.finding import Finding
+
+MARKS = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
+WIDTH = 110
+
+
+def print_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Prints each as it comes; returns them all."""
+    seen = []
+    for finding in findings:
+        seen.append(finding)
+        print(finding_lines(finding), flush=True)
+    return seen
+
+
+def finding_lines(finding: Finding) -> str:
+    """One finding, wrapped, its hint below it."""
+    indent = " " * 38
+    lines = []
+    for part in [finding.text, f"-> {finding.hint}"] if finding.hint else [finding.text]:
+        lines += textwrap.wrap(part, WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
+    return f"{MARKS[finding.verdict]:<9}{finding.subject:<29}" + f"\n{indent}".join(lines)

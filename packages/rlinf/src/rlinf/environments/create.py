@@ -1,0 +1,156 @@
+"""Makes an environment: a virtual environment, the packages of its list, rlinf's own, the stand-ins, and a look at it.
+
+The folder counts as an environment only after all of that; whatever ends it earlier takes the folder away again, and
+where even that was cut short its stamp says so.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from rlinf.console.live_line import LiveLine
+from rlinf.environments import pip
+from rlinf.environments.catalog import Kind, RequirementList, kind_named, requirement_list, variant
+from rlinf.environments.examine import probe
+from rlinf.environments.folder import Environment, Stamp, discard, environments_folder, read_stamp, write_stamp
+from rlinf.environments.own_packages import install_own_packages, own_digests
+from rlinf.environments.python_build import PythonBuild, ask, choose, clean_environment
+from rlinf.environments.stand_ins import install_stand_in
+from rlinf.errors import RunFailed, UserError
+
+CPU_TORCH_HINT = (
+    "the list wants a build of torch for CPUs, whose version ends in +cpu; where pip does not find it, tell pip of "
+    "PyTorch's CPU index: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
+)
+
+
+def create(name: str, *, cpu: bool, python: str | None, console: LiveLine) -> Environment:
+    """Makes an environment, or brings rlinf's own packages up to date in one that is there.
+
+    Args:
+        name: a name in catalog.KINDS.
+        cpu: for CPU slots: a torch without CUDA, and stand-ins for packages that exist for GPUs alone.
+        python: path or command of the interpreter; None takes a fitting one.
+        console: what is being done is said there.
+
+    Raises: UserError where the name, the variant, the interpreter or what is there already does not fit; RunFailed
+    where pip or an import fails.
+    """
+    kind = kind_named(name)
+    listed = requirement_list(name, cpu=cpu)
+    path = environments_folder() / name
+    with _lock(path):
+        stamp = read_stamp(path)
+        if stamp is not None and stamp.is_complete:
+            return _renew(Environment(path=path, stamp=stamp), listed, cpu=cpu, python=python, console=console)
+        if stamp is None and path.exists() and any(path.iterdir()):
+            raise UserError(f"{path} is there and was not made by rlinf env create", hint="move it away")
+        if stamp is not None:
+            console.message(f"{path}: its making was cut short; it is made anew")
+        chosen = choose(python, listed.python, what=variant(name, cpu=cpu))
+        own = own_digests()
+        discard(path)
+        try:
+            return _make(path, kind, listed, chosen, own, cpu=cpu, console=console)
+        except BaseException:
+            discard(path)
+            raise
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one process for each environment. Raises: UserError where another has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (path.parent / f".{path.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another process is making {path}", hint="wait until it is done") from error
+        yield
+
+
+def _renew(
+    environment: Environment, listed: RequirementList, *, cpu: bool, python: str | None, console: LiveLine
+) -> Environment:
+    """One that is there: nothing to do, or rlinf's own packages are another version now."""
+    stamp, path = environment.stamp, environment.path
+    wanted = variant(stamp.name, cpu=cpu)
+    anew = f"rlinf env remove {stamp.name} && rlinf env create {wanted}"
+    if stamp.cpu != cpu:
+        raise UserError(f"{path} is there, made as {environment.title}", hint=anew)
+    if python is not None and not stamp.python.startswith(f"{ask(python).minor}."):
+        raise UserError(f"{path} is there with Python {stamp.python}, not with that of --python {python}", hint=anew)
+    if stamp.list_sha256 != listed.sha256:
+        raise UserError(f"{path} is out of date: the list of {wanted} has changed since it was made", hint=anew)
+    own = own_digests()
+    if stamp.own_packages == own:
+        console.message(f"{path} is there and up to date")
+        return environment
+    console.message(f"{path} is there; rlinf's own packages have changed and are renewed")
+    write_stamp(path, replace(stamp, own_packages={}))  # so that half of it does not count as up to date
+    install_own_packages(ask(environment.python), collecting=lambda name: None)
+    renewed = Environment(path=path, stamp=replace(stamp, own_packages=own))
+    write_stamp(path, renewed.stamp)
+    return renewed
+
+
+def _make(
+    path: Path,
+    kind: Kind,
+    listed: RequirementList,
+    chosen: PythonBuild,
+    own: dict[str, str],
+    *,
+    cpu: bool,
+    console: LiveLine,
+) -> Environment:
+    """All of it, in a folder that is not there."""
+    stamp = Stamp(name=kind.name, cpu=cpu, python=chosen.version, list_sha256=listed.sha256)
+    path.mkdir()
+    write_stamp(path, stamp)
+    console.message(f"{path}: {variant(kind.name, cpu=cpu)} with Python {chosen.version} ({chosen.path})")
+    _run([str(chosen.path), "-m", "venv", str(path)])
+    environment = Environment(path=path, stamp=stamp)
+    _install_list(environment, listed, console)
+    console.message("installing rlinf's own packages, as they are here")
+    inside = ask(environment.python)
+    install_own_packages(inside, collecting=lambda name: None)
+    names = kind.cpu_stand_ins if cpu else ()
+    stand_ins = tuple(install_stand_in(name, inside.site_packages) for name in names)
+    for stand_in in stand_ins:
+        console.message(f"stand-in {stand_in}: import-time names only, nothing in it computes")
+    console.message(f"importing {', '.join(kind.modules)}")
+    probed = probe(environment.python, kind, cpu=cpu)
+    if probed.failures:
+        lines = "\n".join(f"  {module}: {why}" for module, why in probed.failures.items())
+        raise RunFailed(f"{environment.title} was installed, and does not work:\n{lines}")
+    whole = replace(stamp, own_packages=own, stand_ins=stand_ins, is_complete=True)
+    write_stamp(path, whole)
+    return Environment(path=path, stamp=whole)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RunFailed(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr).strip()[-2000:]}")
+
+
+def _install_list(environment: Environment, listed: RequirementList, console: LiveLine) -> None:
+    num_wanted, num_seen = len(listed.versions), 0
+
+    def collecting(name: str) -> None:
+        nonlocal num_seen
+        num_seen += bool(name)
+        if name:
+            console.show(name, min(num_seen, num_wanted), num_wanted, stays=False)
+        else:
+            console.message(f"unpacking {num_seen} packages")
+
+    console.message(f"fetching {num_wanted} packages")
+    hint = CPU_TORCH_HINT if environment.stamp.cpu else ""
+    pip.install(environment.python, ["--no-deps", "-r", str(listed.path)], collecting=collecting, hint=hint)

@@ -1,0 +1,126 @@
+"""What of an environment works: imports are tried in it, versions compared with the list and the caller's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlinf.environments.catalog import KINDS, Kind, RequirementList, requirement_list
+from rlinf.environments.folder import Environment
+from rlinf.environments.own_packages import own_digests
+from rlinf.environments.python_build import clean_environment
+from rlinf.errors import UserError
+from rlinf.finding import Finding
+
+PROBE = Path(__file__).parent / "probe.py"
+PROBE_TIMEOUT_S = 300
+"""The first import of a large package compiles it."""
+OWN_MODULES = ("torch", "rlinf_comm", "rlinf_sched", "rlinf_workers")
+MAX_NAMES = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probed:
+    """What an environment said of itself."""
+
+    failures: dict[str, str]
+    """Module -> why it does not import."""
+    versions: dict[str, str]
+    """Every distribution, by normalized name."""
+    cuda: str | None
+    """CUDA that its torch was built for."""
+
+
+def examine(environment: Environment) -> Iterator[Finding]:
+    """Looks at one; takes as long as its slowest import."""
+    stamp = environment.stamp
+    if not stamp.is_complete:
+        yield Finding(stamp.name, "problem", "its making was cut short", f"rlinf env create {environment.title}")
+        return
+    try:
+        kind, listed = KINDS[stamp.name], requirement_list(stamp.name, cpu=stamp.cpu)
+    except (KeyError, UserError):
+        text = f"this version of rlinf ships no list for {environment.title}"
+        yield Finding(stamp.name, "problem", text, f"rlinf env remove {stamp.name}")
+        return
+    try:
+        probed = probe(environment.python, kind, cpu=stamp.cpu)
+    except UserError as error:
+        yield Finding("interpreter", "problem", str(error), _anew(environment))
+        return
+    yield Finding("interpreter", "ok", f"Python {stamp.python} ({environment.python})")
+    yield from _imports(kind, probed)
+    yield _versions(environment, listed, probed)
+    yield _own(environment)
+    for stand_in in stamp.stand_ins:
+        yield Finding("stand-in", "note", f"{stand_in}: import-time names only, nothing in it computes")
+
+
+def probe(python: Path, kind: Kind, *, cpu: bool) -> Probed:
+    """Starts the environment's interpreter. Raises: UserError where it does not start or ends without an answer."""
+    variables = kind.cpu_variables if cpu else {}
+    command = [str(python), str(PROBE), *OWN_MODULES, *kind.modules]
+    try:
+        done = subprocess.run(
+            command,
+            env=clean_environment(variables),
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
+        values = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"{python} does not run: {error}") from error
+    except ValueError as error:
+        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise UserError(
+            f"{python} ended with exit code {done.returncode} while it imported; it said: {said}"
+        ) from error
+    values["versions"] = {_normalized(name): version for name, version in values["versions"].items()}
+    return Probed(**values)
+
+
+def _imports(kind: Kind, probed: Probed) -> Iterator[Finding]:
+    for module in (*OWN_MODULES, *kind.modules):
+        if module in probed.failures:
+            yield Finding(module, "problem", f"does not import: {probed.failures[module]}")
+    for name in (*kind.packages, "rlinf-workers", "rlinf-comm"):
+        if version := probed.versions.get(_normalized(name)):
+            cuda = f", CUDA {probed.cuda}" if probed.cuda else ", CPU only"
+            yield Finding(name, "ok", version + (cuda if name == "torch" else ""))
+
+
+def _versions(environment: Environment, listed: RequirementList, probed: Probed) -> Finding:
+    """The list against what is installed: a package that somebody upgraded is the usual reason for surprises."""
+    if environment.stamp.list_sha256 != listed.sha256:
+        return Finding("versions", "problem", "its list has changed since it was made", _anew(environment))
+    other = [
+        f"{name} {probed.versions.get(_normalized(name), 'is missing')} (listed: {version})"
+        for name, version in listed.versions.items()
+        if probed.versions.get(_normalized(name)) != version
+    ]
+    if other:
+        more = f", and {len(other) - MAX_NAMES} more" if len(other) > MAX_NAMES else ""
+        return Finding("versions", "problem", ", ".join(other[:MAX_NAMES]) + more, _anew(environment))
+    return Finding("versions", "ok", f"all {len(listed.versions)} as listed")
+
+
+def _own(environment: Environment) -> Finding:
+    differing = [name for name, digest in own_digests().items() if environment.stamp.own_packages.get(name) != digest]
+    if differing:
+        text = f"not the same as here: {', '.join(differing)}"
+        return Finding("rlinf's own packages", "problem", text, f"rlinf env create {environment.title} renews them")
+    return Finding("rlinf's own packages", "ok", "the same as here")
+
+
+def _anew(environment: Environment) -> str:
+    name = environment.stamp.name
+    return f"rlinf env remove {name} && rlinf env create {environment.title}"
+
+
+def _normalized(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")

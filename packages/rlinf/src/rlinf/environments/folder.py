@@ -1,0 +1,146 @@
+"""Where the environments of a user lie, and what each of them is.
+
+One folder holds them, `$RLINF_ENVIRONMENTS` or `~/.local/share/rlinf/environments` (`$XDG_DATA_HOME` counts); each is a
+virtual environment with a stamp in it. A folder counts as an environment once its stamp says that it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rlinf.environments.catalog import variant
+from rlinf.errors import UserError
+
+STAMP = "rlinf-environment.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stamp:
+    """What an environment was made from."""
+
+    name: str
+    cpu: bool
+    """For CPU slots."""
+    python: str
+    """Version of its interpreter, `3.11.7` for example."""
+    list_sha256: str
+    """Digest of the requirement list."""
+    own_packages: Mapping[str, str] = field(default_factory=dict)
+    """Digest of each of rlinf's packages as they were where it was made."""
+    stand_ins: tuple[str, ...] = ()
+    """`NAME VERSION` of each distribution that only takes another's place."""
+    is_complete: bool = False
+    """False while it is being made, and for ever where that was cut short."""
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """A folder with a stamp."""
+
+    path: Path
+    stamp: Stamp
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.path / "bin" / "python"
+
+    @property
+    def title(self) -> str:
+        return variant(self.stamp.name, cpu=self.stamp.cpu)
+
+
+def environments_folder() -> Path:
+    """The folder of this user's environments, which need not exist."""
+    if given := os.environ.get("RLINF_ENVIRONMENTS"):
+        return Path(given).absolute()
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data).absolute() / "rlinf" / "environments"
+
+
+def read_stamp(path: Path) -> Stamp | None:
+    """That of a folder; None where there is none that this version can read."""
+    try:
+        values = json.loads((path / STAMP).read_text(encoding="utf-8"))
+        stamp = Stamp(**{**values, "stand_ins": tuple(values["stand_ins"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return stamp if stamp.format == FORMAT else None
+
+
+def write_stamp(path: Path, stamp: Stamp) -> None:
+    """Replaces that of a folder at once."""
+    temporary = path / f"{STAMP}.new"
+    temporary.write_text(json.dumps(asdict(stamp), indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path / STAMP)
+
+
+def environments() -> Iterator[Environment]:
+    """Those that were made, by name, with those whose making was cut short."""
+    folder = environments_folder()
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        stamp = None if path.name.startswith(".") else read_stamp(path)
+        if stamp is not None:
+            yield Environment(path=path, stamp=stamp)
+
+
+def find(name: str) -> Environment:
+    """A complete environment. Raises: UserError with what there is."""
+    found = {one.path.name: one for one in environments() if one.stamp.is_complete}
+    if name not in found:
+        there = f"there are {', '.join(found)}" if found else "there is none"
+        raise UserError(
+            f"there is no environment {name!r} in {environments_folder()}; {there}",
+            hint=f"rlinf env create {name} [--cpu], or give the path of an interpreter",
+        )
+    return found[name]
+
+
+def python_of(name_or_path: str | Path) -> Path:
+    """The interpreter that a role runs in.
+
+    Args:
+        name_or_path: name of an environment that `rlinf env create` made; or, with a slash in it, the path of an
+            interpreter or of the folder of a virtual environment.
+
+    Raises: UserError where there is no such environment or interpreter.
+    """
+    if os.sep not in str(name_or_path):
+        path = find(str(name_or_path)).python
+    else:
+        path = Path(name_or_path).expanduser().absolute()  # not resolved: an environment's interpreter is a link
+    if path.is_dir():
+        path = path / "bin" / "python"
+    if not os.access(path, os.X_OK):
+        what = "it does not exist" if not path.exists() else "it cannot be executed"
+        raise UserError(f"{path} is no interpreter: {what}", hint="give the path of bin/python in an environment")
+    return path
+
+
+def remove(name: str) -> Path:
+    """Deletes an environment, whole or not. Raises: UserError where the folder is not one that rlinf made."""
+    path = environments_folder() / name
+    if path.parent != environments_folder() or name.startswith("."):
+        raise UserError(f"{name!r} is no name of an environment", hint="rlinf env list shows the names")
+    if not path.is_dir():
+        find(name)
+    if path.is_symlink() or (read_stamp(path) is None and any(path.iterdir())):
+        raise UserError(f"{path} was not made by rlinf env create: it has no {STAMP}", hint=f"rm -r {path}")
+    discard(path)
+    return path
+
+
+def discard(path: Path) -> None:
+    """Deletes a folder; one that is cut short leaves nothing that counts as an environment."""
+    doomed = path.with_name(f".{path.name}.removed")
+    shutil.rmtree(doomed, ignore_errors=True)
+    if path.exists():
+        path.rename(doomed)
+        shutil.rmtree(doomed)

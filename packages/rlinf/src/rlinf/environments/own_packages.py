@@ -1,0 +1,92 @@
+"""Puts rlinf's own packages into an environment, the same as the caller's.
+
+Their installed files are copied, so no compiler, network or index is needed, and a checkout in editable mode stays one:
+its files only name the checkout. Native modules fit one minor of Python; for another one the packages with such
+modules are installed by pip, from the checkout (which needs a C++ compiler) or from where pip finds the version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from importlib.metadata import Distribution, PackagePath
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from rlinf.doctor import OWN_PACKAGES
+from rlinf.environments import pip
+from rlinf.environments.python_build import PythonBuild, clean_environment
+from rlinf.errors import UserError
+
+NATIVE_SUFFIX = ".so"
+
+
+def own_digests() -> dict[str, str]:
+    """Name of each of rlinf's packages -> hex digest of what the caller has of it.
+
+    Raises: UserError where one is not installed, as in a checkout on the path.
+    """
+    return {name: _digest(_distribution(name)) for name in OWN_PACKAGES}
+
+
+def install_own_packages(target: PythonBuild, *, collecting: Callable[[str], None]) -> None:
+    """Replaces what an environment has of rlinf's packages by what the caller has.
+
+    Raises: RunFailed where pip cannot install a package with native code for the environment's Python.
+    """
+    if any(target.site_packages.glob("rlinf*.dist-info")):
+        uninstall = ["-m", "pip", "--disable-pip-version-check", "uninstall", "--yes", *OWN_PACKAGES]
+        subprocess.run([str(target.path), *uninstall], env=clean_environment(), capture_output=True, check=False)
+    fits = target.extension_suffix == sysconfig.get_config_var("EXT_SUFFIX")
+    for name in OWN_PACKAGES:
+        own = _distribution(name)
+        if fits or not any(path.name.endswith(NATIVE_SUFFIX) for path in _files(own)):
+            _copy(own, target.site_packages)
+        else:
+            _install(own, target, collecting)
+
+
+def _distribution(name: str) -> Distribution:
+    try:
+        return importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise UserError(
+            f"{name} is not installed here, so nothing of it can go elsewhere", hint=f"pip install {name}"
+        ) from error
+
+
+def _files(own: Distribution) -> list[PackagePath]:
+    """Its files below site-packages that pip knows the content of; scripts are made for one interpreter."""
+    return [path for path in own.files or () if ".." not in path.parts and "__pycache__" not in path.parts]
+
+
+def _digest(own: Distribution) -> str:
+    entries = sorted(f"{path}={path.hash.value}" for path in _files(own) if path.hash is not None)
+    return hashlib.sha256("\n".join([own.version, *entries]).encode()).hexdigest()
+
+
+def _copy(own: Distribution, site_packages: Path) -> None:
+    for path in _files(own):
+        target = site_packages / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(str(own.locate_file(path)), target)
+
+
+def _install(own: Distribution, target: PythonBuild, collecting: Callable[[str], None]) -> None:
+    origin = json.loads(own.read_text("direct_url.json") or "{}")
+    name = own.metadata["Name"]
+    if origin.get("dir_info", {}).get("editable"):
+        source = ["--editable", unquote(urlsplit(origin["url"]).path)]
+        hint = f"native code is built for Python {target.version} here, which takes a C++ compiler: apt-get install g++"
+    else:
+        source = [f"{name}=={own.version}"]
+        hint = (
+            f"pip needs {name} {own.version} for Python {target.version}: a wheel, or its sdist and a C++ compiler; "
+            "PIP_FIND_LINKS names a folder that has it"
+        )
+    pip.install(target.path, ["--no-deps", *source], collecting=collecting, hint=hint)

@@ -1,0 +1,50 @@
+"""Runs pip in an environment, with its progress on the terminal and the end of what it said where it fails."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rlinf.environments.python_build import clean_environment
+from rlinf.errors import RunFailed
+
+TAIL_LINES = 15
+_COLLECTING = re.compile(r"Collecting (\S+)|Processing \S*?([^/\s]+)(?=\s|$)")
+"""The second where the index is a folder of files."""
+
+
+def install(python: Path, arguments: Sequence[str], *, collecting: Callable[[str], None], hint: str = "") -> None:
+    """`pip install` with what the user's pip configuration says about where packages come from.
+
+    Args:
+        collecting: called with each distribution as pip turns to it, and with "" when all are there and get unpacked.
+        hint: added to the message where pip fails.
+
+    Raises: RunFailed with the end of what pip said.
+    """
+    # Files are compiled when they are first imported: most of a large package never is.
+    options = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--no-compile"]
+    command = [str(python), "-m", "pip", "install", *options, *arguments]
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
+    with subprocess.Popen(
+        command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        try:
+            assert process.stdout is not None, "it was asked for"
+            for line in process.stdout:
+                tail.append(line.rstrip())
+                if match := _COLLECTING.match(line):
+                    collecting(match[1] or match[2])
+                elif line.startswith("Installing collected packages"):
+                    collecting("")
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        said = "\n  ".join(line for line in tail if line)
+        raise RunFailed(
+            f"pip install failed in {python.parent.parent}; it ended with\n  {said}" + (hint and f"\nhint: {hint}")
+        )

@@ -1,0 +1,35 @@
+"""Runs inside an environment, by its interpreter: tries imports, and says what is installed, as one line of JSON.
+
+Nothing of rlinf is imported to begin with, so that an environment in which rlinf is broken can say so.
+
+    python probe.py MODULE...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import json
+import sys
+import warnings
+
+
+def main() -> None:
+    sys.path.pop(0)  # the folder of this file, whose modules nobody should find
+    failures = {}
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in sys.argv[1:]:
+            try:
+                importlib.import_module(name)
+            except Exception as error:  # noqa: BLE001 - whatever a module raises is what is reported
+                failures[name] = f"{type(error).__name__}: {error}"
+    found = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions() if dist.metadata}
+    torch = sys.modules.get("torch")
+    cuda = torch.version.cuda if torch is not None else None
+    print(json.dumps({"failures": failures, "versions": found, "cuda": cuda}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Modules that take the place of packages which SGLang imports everywhere and which exist for GPUs alone.
+
+On CPUs SGLang calls nothing of them: a stand-in has the names that are imported, and each says what it is when it is
+called. `rlinf env create --cpu` installs them with a version that says so, `+rlinf.standin`, which manifests show too.
+A stand-in refuses to be imported beside a torch that was built for GPUs.
+
+sgl_kernel/    for sglang-kernel: SGLang's CUDA kernels
+torchvision/   for torchvision: image transforms of models that see; a wheel of it fits one build of torch
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+VERSIONS = {"sglang-kernel": "0.4.10+rlinf.standin", "torchvision": "0.28.0+rlinf.standin"}
+"""Distribution -> the version of the package whose place is taken, marked."""
+MODULES = {"sglang-kernel": "sgl_kernel", "torchvision": "torchvision"}
+HERE = Path(__file__).parent
+
+
+def install_stand_in(name: str, site_packages: Path) -> str:
+    """Copies one into an environment; returns `NAME VERSION`.
+
+    Raises: FileExistsError where the package is there.
+    """
+    module, version = MODULES[name], VERSIONS[name]
+    shutil.copytree(HERE / module, site_packages / module, ignore=shutil.ignore_patterns("__pycache__"))
+    dist_info = site_packages / f"{name.replace('-', '_')}-{version}.dist-info"
+    dist_info.mkdir()
+    summary = f"Stand-in of rlinf for {name} on CPUs: import-time names only, nothing in it computes"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: {summary}\n"
+    (dist_info / "METADATA").write_text(metadata, encoding="utf-8")
+    (dist_info / "INSTALLER").write_text("rlinf\n", encoding="utf-8")
+    files = [path for folder in (site_packages / module, dist_info) for path in folder.rglob("*") if path.is_file()]
+    record = [f"{path.relative_to(site_packages)},,\n" for path in [*files, dist_info / "RECORD"]]
+    (dist_info / "RECORD").write_text("".join(sorted(record)), encoding="utf-8")
+    return f"{name} {version}"

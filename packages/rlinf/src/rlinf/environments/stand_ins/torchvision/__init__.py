@@ -1,0 +1,13 @@
+"""Stand-in of rlinf for torchvision 0.28.0 on CPUs: the names that SGLang and transformers import for models that see.
+
+Nothing in it reads or changes an image. Read from SGLang 0.5.23 and transformers 5.19.
+"""
+
+from __future__ import annotations
+
+import torch
+
+__version__ = "0.28.0+rlinf.standin"
+
+if torch.version.cuda is not None or torch.version.hip is not None:
+    raise ImportError("this torchvision is rlinf's stand-in for CPUs; install the torchvision that fits this torch")

@@ -1,0 +1,332 @@
+"""`rlinf env`: made from a list, looked after, refused where something does not fit; with a tiny list."""
+
+import fcntl
+import importlib.metadata
+import json
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlinf import doctor
+from rlinf.doctor import OWN_PACKAGES
+from rlinf.environments import catalog, create, examine, folder, own_packages, pip, python_of, stand_ins
+from rlinf.environments.catalog import KINDS, LISTS, Kind, read_list
+from rlinf.environments.python_build import ask
+from rlinf.errors import RunFailed, UserError
+
+MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
+TINY = Kind(name="tiny", purpose="tests", modules=("tiny", "rlinf.errors"), packages=("tiny",))
+
+
+def write_wheel(into: Path, version: str) -> None:
+    """`tiny`, one module that imports."""
+    dist_info = f"tiny-{version}.dist-info"
+    files = {
+        "tiny.py": f"__version__ = {version!r}\n",
+        f"{dist_info}/METADATA": f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n",
+        f"{dist_info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{name},,\n" for name in [*files, f"{dist_info}/RECORD"])
+    with zipfile.ZipFile(into / f"tiny-{version}-py3-none-any.whl", "w") as wheel:
+        for name, text in {**files, f"{dist_info}/RECORD": record}.items():
+            wheel.writestr(name, text)
+
+
+def write_list(lists: Path, *lines: str, python: str = MINOR) -> None:
+    (lists / "tiny-cpu.txt").write_text("\n".join(["# A list of one.", f"# python: {python}", *lines]) + "\n")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory):
+    """`tiny` as the one environment that can be made, its list's folder, and a folder of environments."""
+    root = tmp_path_factory.mktemp("environments")
+    lists, wheels = root / "lists", root / "wheels"
+    lists.mkdir()
+    wheels.mkdir()
+    write_wheel(wheels, "1.0")
+    write_list(lists, "tiny==1.0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLINF_ENVIRONMENTS", str(root / "made"))
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(wheels))
+        patch.setattr(catalog, "LISTS", lists)
+        patch.setitem(KINDS, "tiny", TINY)
+        patch.setattr(examine, "OWN_MODULES", ())  # torch and numpy are not in the list
+        yield root
+
+
+@pytest.fixture
+def empty(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same with no environment yet, and virtual environments without pip, which are made in no time."""
+    monkeypatch.setenv("RLINF_ENVIRONMENTS", str(tmp_path / "made"))
+    real = create._run
+    monkeypatch.setattr(create, "_run", lambda command: real([*command, "--without-pip"]))
+    monkeypatch.setattr(pip, "install", lambda *_, **__: None)
+    return tmp_path / "made"
+
+
+@pytest.fixture(scope="module")
+def made(tiny: Path) -> Path:
+    """The environment, made by the command."""
+    from rlinf.cli.main import main
+
+    assert main(["env", "create", "tiny", "--cpu"]) == 0
+    return tiny / "made" / "tiny"
+
+
+def test_the_list_and_rlinf_are_in_it_and_nothing_else(made: Path):
+    site = ask(made / "bin" / "python").site_packages
+    found = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions(path=[str(site)])}
+    assert found.pop("pip")
+    found.pop("setuptools", None)  # ensurepip brings it up to Python 3.11
+    assert found == {"tiny": "1.0", **{name: importlib.metadata.version(name) for name in OWN_PACKAGES}}
+    ours = importlib.metadata.distribution("rlinf-comm")
+    (native,) = (path for path in ours.files or () if path.name.endswith(".so"))
+    assert (site / native).read_bytes() == Path(str(ours.locate_file(native))).read_bytes()
+
+
+def test_a_second_create_changes_nothing(rlinf, made: Path):
+    before = {path: path.stat().st_mtime_ns for path in made.rglob("*") if "__pycache__" not in path.parts}
+    outcome = rlinf("env", "create", "tiny", "--cpu")
+    assert (outcome.code, outcome.out.splitlines()[0]) == (0, f"{made} is there and up to date")
+    assert before == {path: path.stat().st_mtime_ns for path in made.rglob("*") if "__pycache__" not in path.parts}
+
+
+def test_it_is_listed_found_by_name_and_checked(rlinf, made: Path):
+    assert rlinf("env", "list").out.split() == ["tiny", "--cpu", "Python", sys.version.split()[0], str(made)]
+    assert python_of("tiny") == python_of(made) == made / "bin" / "python"
+    outcome = rlinf("env", "check", "tiny")
+    assert outcome.code == 0
+    subjects = [line[9:].split()[0] for line in outcome.out.splitlines() if line.startswith("ok ")]
+    assert subjects == ["interpreter", "tiny", "rlinf-workers", "rlinf-comm", "versions", "rlinf's"]
+    assert outcome.out.endswith("no problems found\n")
+    (finding,) = doctor._environments()
+    assert (finding.subject, finding.verdict) == ("environment tiny", "ok")
+
+
+def test_a_check_names_what_changed_in_it(rlinf, made: Path):
+    site = ask(made / "bin" / "python").site_packages
+    metadata, module = site / "tiny-1.0.dist-info" / "METADATA", site / "tiny.py"
+    kept = metadata.read_text(), module.read_text()
+    try:
+        metadata.write_text(kept[0].replace("1.0", "2.0"))
+        module.write_text("raise OSError('broken')")
+        outcome = rlinf("env", "check")
+    finally:
+        metadata.write_text(kept[0])
+        module.write_text(kept[1])
+    assert outcome.code == 1
+    assert "does not import: OSError: broken" in outcome.out
+    assert "tiny 2.0 (listed: 1.0)" in outcome.out
+
+
+def test_one_from_an_older_list_is_out_of_date(rlinf, tiny: Path, made: Path):
+    stamp = folder.read_stamp(made)
+    write_list(tiny / "lists", "tiny==1.1")
+    try:
+        refusal, check = rlinf("env", "create", "tiny", "--cpu"), rlinf("env", "check", "tiny")
+    finally:
+        write_list(tiny / "lists", "tiny==1.0")
+    assert refusal.code == 2
+    assert "is out of date: the list of tiny --cpu has changed" in refusal.err
+    assert "hint: rlinf env remove tiny && rlinf env create tiny --cpu" in refusal.err
+    assert "its list has changed since it was made" in check.out
+    assert folder.read_stamp(made) == stamp
+
+
+def test_another_rlinf_is_said_and_renewed(rlinf, made: Path):
+    stamp = folder.read_stamp(made)
+    assert stamp is not None
+    folder.write_stamp(made, replace(stamp, own_packages={**stamp.own_packages, "rlinf-algos": "other"}))
+    site = ask(made / "bin" / "python").site_packages
+    (entry,) = (
+        site / path for path in importlib.metadata.distribution("rlinf-algos").files or () if "METADATA" in str(path)
+    )
+    entry.write_text("old")
+    assert "not the same as here: rlinf-algos" in rlinf("env", "check").out
+    outcome = rlinf("env", "create", "tiny", "--cpu")
+    assert "rlinf's own packages have changed and are renewed" in outcome.out
+    assert folder.read_stamp(made) == stamp
+    assert "Name: rlinf-algos" in entry.read_text()
+    assert "no problems found" in rlinf("env", "check").out
+
+
+def test_native_code_for_another_python_is_installed_by_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    calls = []
+    monkeypatch.setattr(pip, "install", lambda python, arguments, **_: calls.append(arguments))
+    here = ask(sys.executable)
+    other = replace(here, version="3.99.0", extension_suffix=".cpython-399.so", site_packages=tmp_path)
+    own_packages.install_own_packages(other, collecting=print)
+    named = {name for arguments in calls for name in ("rlinf-comm", "rlinf-sched") if name in arguments[-1]}
+    assert named == {"rlinf-comm", "rlinf-sched"} and len(calls) == 2
+    assert all(arguments[0] == "--no-deps" for arguments in calls)
+    copied = {dist.metadata["Name"] for dist in importlib.metadata.distributions(path=[str(tmp_path)])}
+    assert copied == set(OWN_PACKAGES) - named
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_pips_own_words_are_shown_where_it_fails(tmp_path: Path):
+    arguments = ["--no-index", "--target", str(tmp_path), "rlinf-no-such-thing==1.0"]
+    with pytest.raises(RunFailed, match=r"(?s)pip install failed.*No matching distribution.*\nhint: look there"):
+        pip.install(Path(sys.executable), arguments, collecting=print, hint="look there")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(KeyboardInterrupt(), 130), (RunFailed("pip install failed"), 1), (OSError(28, "No space left on device"), 1)],
+)
+def test_a_creation_that_ends_early_leaves_nothing(
+    rlinf, empty: Path, monkeypatch: pytest.MonkeyPatch, error, code: int
+):
+    seen = []
+
+    def fail(python: Path, *_, **__):
+        seen.append((python.exists(), [one.stamp.is_complete for one in folder.environments()]))
+        raise error
+
+    monkeypatch.setattr(pip, "install", fail)
+    assert rlinf("env", "create", "tiny", "--cpu").code == code
+    assert seen == [(True, [False])]
+    assert [path.name for path in empty.iterdir()] == [".tiny.lock"]
+
+
+def test_a_creation_that_was_killed_does_not_count_and_is_made_anew(rlinf, empty: Path):
+    (empty / "tiny").mkdir(parents=True)
+    stamp = folder.Stamp(name="tiny", cpu=True, python="3.11.7", list_sha256="")
+    folder.write_stamp(empty / "tiny", stamp)
+    assert "its making was cut short" in rlinf("env", "list").out
+    assert "its making was cut short" in rlinf("env", "check").out
+    with pytest.raises(UserError, match=r"there is no environment 'tiny' in .*; there is none\nhint: rlinf env create"):
+        python_of("tiny")
+    outcome = rlinf("env", "create", "tiny", "--cpu")
+    assert "its making was cut short; it is made anew" in outcome.out
+    assert outcome.code == 1  # pip was kept from installing tiny
+    assert "was installed, and does not work:\n  tiny: ModuleNotFoundError" in outcome.err
+    assert not (empty / "tiny").exists()
+
+
+def test_two_at_once_are_refused(rlinf, empty: Path):
+    empty.mkdir()
+    with (empty / ".tiny.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "another process is making" in rlinf("env", "create", "tiny", "--cpu").err
+
+
+def test_names_and_variants_that_do_not_exist_are_refused(refused, empty: Path):
+    assert refused("env", "create", "sglan").startswith(
+        "there is no environment called 'sglan'\nhint: rlinf env create "
+    )
+    text = refused("env", "create", "tiny")
+    assert text.startswith("no requirement list ships for tiny; those that were installed and tried: tiny --cpu\n")
+    assert "environments: {rollout: /path/of/bin/python}" in text
+    assert refused("env", "check", "tiny").startswith(f"there is no environment 'tiny' in {empty}; there is none")
+
+
+@pytest.mark.parametrize(
+    ("python", "expected"),
+    [
+        ("/no/such/python", "--python /no/such/python: there is no such program"),
+        ("/bin/ls", "/bin/ls is no Python that works: /bin/ls: cannot access"),
+    ],
+)
+def test_an_interpreter_that_is_none_is_refused(rlinf, empty: Path, python: str, expected: str):
+    outcome = rlinf("env", "create", "tiny", "--cpu", "--python", python)
+    assert outcome.code == 2 and outcome.err.startswith(f"error: {expected}")
+    assert not (empty / "tiny").exists()
+
+
+def test_another_python_than_the_lists_is_refused(rlinf, tiny: Path, empty: Path, monkeypatch: pytest.MonkeyPatch):
+    write_list(tiny / "lists", "tiny==1.0", python="3.9")
+    monkeypatch.setenv("PATH", "/nowhere")
+    try:
+        chosen = rlinf("env", "create", "tiny", "--cpu", "--python", sys.executable).err
+        found = rlinf("env", "create", "tiny", "--cpu").err
+    finally:
+        write_list(tiny / "lists", "tiny==1.0")
+    hint = "\nhint: rlinf env create tiny --cpu --python /path/of/python3.9\n"
+    assert f"tiny --cpu was tried with Python 3.9 alone; {sys.executable} is Python {MINOR}" in chosen
+    assert found == f"error: tiny --cpu was tried with Python 3.9, and there is no python3.9 on the path{hint}"
+
+
+def test_only_what_rlinf_made_is_removed(rlinf, empty: Path):
+    foreign = empty / "mine"
+    (foreign / "work").mkdir(parents=True)
+    assert "mine was not made by rlinf env create" in rlinf("env", "remove", "mine").err
+    for name in ("..", "../..", "mine/work", ".tiny.lock", str(foreign)):
+        assert rlinf("env", "remove", name).code == 2
+    assert (foreign / "work").is_dir()
+    (empty / "linked").symlink_to(foreign)
+    folder.write_stamp(foreign, folder.Stamp(name="mine", cpu=True, python="3.11.7", list_sha256=""))
+    assert rlinf("env", "remove", "linked").code == 2
+    assert rlinf("env", "remove", "mine").out == f"removed {foreign}\n"
+    assert not foreign.exists()
+    assert rlinf("env", "remove", "mine").code == 2
+
+
+def test_a_path_is_taken_as_it_is(tmp_path: Path):
+    link = tmp_path / "bin" / "python"
+    link.parent.mkdir()
+    link.symlink_to(sys.executable)
+    assert python_of(tmp_path) == python_of(str(link)) == link  # its target would be another environment
+    with pytest.raises(UserError, match=r"no-python is no interpreter: it does not exist"):
+        python_of(tmp_path / "no-python")
+    (tmp_path / "text").write_text("")
+    with pytest.raises(UserError, match=r"text is no interpreter: it cannot be executed"):
+        python_of(f"{tmp_path}/text")
+
+
+# -- what ships --------------------------------------------------------------------------------------------------------
+
+
+def test_every_list_is_locked_and_of_a_known_environment():
+    files = sorted(LISTS.glob("*.txt"))
+    assert [file.stem for file in files] == ["maniskill-cpu", "megatron-cpu", "sglang-cpu"]
+    for file in files:
+        name = file.stem.rpartition("-")[0]
+        listed, kind = read_list(file), KINDS[name]
+        lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+        assert len(listed.versions) == len(lines) and all(listed.versions.values())
+        assert listed.versions["torch"].endswith("+cpu"), "any other build would come with gigabytes of CUDA packages"
+        assert not any(name.lower().startswith("nvidia-cu") for name in listed.versions)
+        wanted = {package.replace("-", "_") for package in kind.packages}
+        assert wanted <= {name.replace("-", "_") for name in listed.versions}
+        assert not set(kind.cpu_stand_ins) & listed.versions.keys()
+
+
+def test_stand_ins_say_what_they_are_and_compute_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    names = [stand_ins.install_stand_in(name, tmp_path) for name in KINDS["sglang"].cpu_stand_ins]
+    assert names == ["sglang-kernel 0.4.10+rlinf.standin", "torchvision 0.28.0+rlinf.standin"]
+    program = """if True:
+        import json, sys, types
+        torch = sys.modules["torch"] = types.ModuleType("torch")
+        torch.version = types.SimpleNamespace(cuda=None, hip=None)
+        import importlib.metadata as metadata
+        import sgl_kernel
+        from torchvision.io import ImageReadMode, decode_image
+        from torchvision.transforms import InterpolationMode, functional
+        from torchvision.transforms.v2 import functional as tvF
+        assert tvF.InterpolationMode is InterpolationMode and InterpolationMode("bicubic") is InterpolationMode.BICUBIC
+        said = []
+        for function in (sgl_kernel.copy_all_layer_kv_cache_cpu, decode_image, functional.pil_to_tensor):
+            try:
+                function(1, a=2)
+            except NotImplementedError as error:
+                said.append("stand-in" in str(error))
+        torch.version.cuda = "13.0"
+        for name in ("sgl_kernel", "torchvision"):
+            del sys.modules[name]
+            try:
+                __import__(name)
+            except ImportError as error:
+                said.append("stand-in" in str(error))
+        print(json.dumps([said, metadata.version("sglang-kernel"), metadata.version("torchvision")]))
+    """
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[True] * 5, "0.4.10+rlinf.standin", "0.28.0+rlinf.standin"]
