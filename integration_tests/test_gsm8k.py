@@ -93,7 +93,7 @@ def check(output, further, num_problems):
     metrics = rows(output)
     assert len(metrics) == 2
     assert metrics[0]["actor/ref_kl"] == pytest.approx(0.0, abs=1e-6), "the reference is the policy at the start"
-    assert metrics[0]["actor/logprob_gap"] < 1e-4, "the engine that sampled and the actor agree"
+    assert metrics[0]["rollout/logprob_gap_mean"] < 1e-4, "the engine that sampled and the actor agree"
     evaluation = rows(output, "evaluations.jsonl")[-1]
     assert evaluation["num_problems"] == 4
     assert evaluation[f"num_problems/{further}"] == num_problems, "a further set is not limited by num_held_out"

@@ -117,6 +117,28 @@ def test_replicas_are_consecutive_ranks_each_on_its_devices(grpo):
     assert "num_ranks_per_replica.actor=2" in plan.reason
 
 
+def spanning(grpo, span: int):
+    """The flow with a rollout whose ranks compute on so many devices each."""
+    stages = (replace(s, devices_per_rank=span) if s.name == "rollout" else s for s in grpo.stages)
+    return replace(grpo, stages=tuple(stages))
+
+
+def test_a_rank_has_as_many_devices_as_its_stage_computes_on(grpo):
+    engines = spanning(grpo, 2)
+    plan = plan_for_mode(engines, FOUR, "collocated")
+    assert [plan.stage("rollout").devices_of(rank) for rank in range(2)] == [(0, 1), (2, 3)]
+    assert plan.stage("actor").num_ranks == 4, "of the rollout alone"
+    assert mistake(change(plan, "rollout", num_ranks=4), engines, FOUR) == (
+        "plan.rollout.num_ranks=4 on 4 devices, but a rank computes on 2 of them; use 2"
+    )
+    assert mistake(change(plan, "rollout", num_ranks=1), engines, FOUR).endswith("a rank computes on 2 of them; use 2")
+    odd = change(plan_for_mode(engines, FOUR, "hybrid"), "rollout", devices=(0, 1, 2), num_ranks=3)
+    assert "3 devices are not a multiple of the 2 that a rank computes on; use 2 or 4" in mistake(odd, engines, FOUR)
+    change(plan_for_mode(spanning(grpo, 1), FOUR, "collocated"), "rollout", num_ranks=8).validate(
+        spanning(grpo, 1), FOUR
+    )
+
+
 def test_a_group_computes_on_one_kind_of_device(grpo):
     mixed = Cluster(
         devices=(

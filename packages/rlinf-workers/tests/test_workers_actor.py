@@ -113,6 +113,16 @@ def test_the_gradient_is_the_formulas(make_worker, reader, model, lengths, kl_co
     torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
 
 
+@pytest.mark.parametrize("num_epochs", [1, 2], ids=["streaming", "gathered"])
+def test_groups_may_come_in_any_order(make_worker, reader, model, num_epochs):
+    """Only sums of gradients are rounded in the order in which groups come, and not where they are gathered."""
+    settings, groups = actor_settings(model, num_epochs=num_epochs), scored_groups((4, 2, 6, 3, 4, 5, 1, 2))
+    expected, _ = gradient_after(make_worker, reader, settings, groups)
+    found, _ = gradient_after(make_worker, reader, settings, [groups[i] for i in (5, 2, 7, 0, 1, 6, 4, 3)], chunk=1)
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-7)
+    assert num_epochs == 1 or torch.equal(found, expected)
+
+
 NUM_SEQUENCES = NUM_GROUPS * GROUP_SIZE
 
 
@@ -511,3 +521,41 @@ def test_a_saved_model_loads_with_transformers(make_worker, model, tmp_path):
     ids = torch.tensor([[2, 3, 4]])
     with torch.no_grad():
         assert_bitwise_equal(loaded(ids).logits, actor._backend._model(ids).logits)
+
+
+def noisy(make_worker, model, groups):
+    """The groups with an engine that is off by a little at every token, by much at one; and the distances."""
+    generator = torch.Generator().manual_seed(5)
+    logprobs = logprobs_of(make_worker(Actor, actor_settings(model)), groups)
+    found, gaps = [], {}
+    for group in groups:
+        index, mask = group.samples.index, group.samples.loss_mask
+        noise = torch.randn(mask.shape, generator=generator) * 1e-2 * mask
+        if index == 2:
+            noise[1, 0] = -1.5
+        gaps[index] = noise[mask != 0].double()
+        samples = dataclasses.replace(group.samples, rollout_logprobs=(logprobs[index] + noise) * mask)
+        found.append(dataclasses.replace(group, samples=samples))
+    return found, gaps
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"micro_batch_groups": 3, "num_shards": 1}, {"num_minibatches": 2}, {"num_minibatches": 2, "num_epochs": 3}],
+    ids=str,
+)
+def test_the_gap_to_the_engine_is_that_before_the_first_update(make_worker, reader, model, changes):
+    """Group 5 teaches nothing, so nobody asks the model about it."""
+    groups, gaps = noisy(make_worker, model, scored_groups())
+    _, actor = gradient_after(make_worker, reader, actor_settings(model, **changes), groups)
+    metrics, (row,) = merge([actor._host.metrics.drain()]), actor._host.shown
+    drift = -torch.cat([gap for index, gap in gaps.items() if index != 5])
+    assert metrics["rollout/logprob_gap_mean"] == pytest.approx(float(drift.abs().mean()), rel=1e-4)
+    assert metrics["rollout/logprob_gap_kl"] == pytest.approx(float((drift.expm1() - drift).mean()), rel=1e-4)
+    assert metrics["rollout/logprob_gap_max"] == pytest.approx(1.5, rel=1e-5)
+    assert metrics["rollout/logprob_gap_p999"] == pytest.approx(1.5, rel=0.022)  # of less than 1,000 tokens the largest
+    completion = groups[2].samples.completion_ids[1]
+    letters = ["<pad>", "<end>", *"0123456789="]
+    assert (row["prompt_index"], row["position"]) == (2, 0)
+    assert row["worst_token"] == letters[completion[0]]
+    assert row["actor_logprob"] - row["rollout_logprob"] == pytest.approx(1.5, rel=1e-5)

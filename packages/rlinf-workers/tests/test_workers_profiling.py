@@ -259,6 +259,16 @@ def test_a_rank_that_was_given_two_devices_takes_as_long_on_one():
     assert [instance.num_devices for instance in stages["reward"].instances] == [0]
 
 
+def test_an_engine_over_two_devices_is_not_known_on_one():
+    stages = (replace(s, devices_per_rank=2) if s.name == "rollout" else s for s in GRAPH.stages)
+    graph = replace(GRAPH, stages=tuple(stages))
+    plan = plan_for_mode(graph, CLUSTER, "collocated")
+    profiler = Profiler(graph, CLUSTER, 16)
+    profiler.observe(grpo_step(8), plan)
+    profiler.observe_memory(Running(), plan)  # pyright: ignore[reportArgumentType]
+    assert [one.num_devices for one in profiler.measured().problem.profiles.stages["rollout"].instances] == [2]
+
+
 def test_probes_halve_the_share_and_keep_cycles_whole_batches_and_multiples():
     plan = plan_for_mode(GRAPH, CLUSTER, "collocated")
     stages = [replace(stage, granularities=(32, 0) if stage.name == "actor" else ()) for stage in GRAPH.stages]
@@ -292,7 +302,7 @@ def test_probing_a_running_flow_changes_no_number_and_gives_a_problem(tmp_path):
         for step, probe in enumerate(probes):
             executor.replan(flow, probe)
             context = StepContext(step=step, phase="train", seed=0, num_items=len(numbers))
-            run = executor.run(flow, context=context, feeds={"numbers": numbers}, timeout_s=60)
+            run = executor.run(flow, context=context, feeds={"numbers": numbers}, timeout_s=600)
             profiler.observe(run, probe)
             weights.append(run.metrics["learn/weight"])
         profiler.observe_memory(executor, plan)

@@ -65,7 +65,7 @@ def message(name: str, *arguments: str) -> str:
         ("mode: hybird", "mine.yaml:2: mode='hybird'; allowed: 'auto', 'collocated', 'disaggregated' or 'hybrid'"),
         ("task:\n  kind: srot", "mine.yaml:3: task.kind='srot'; allowed: 'sort', 'add', 'files'"),
         ("job: reasonning", "mine.yaml:2: job='reasonning'; allowed: 'reasoning', 'embodied'"),
-        ("rollout: 3", "mine.yaml:2: rollout=3; allowed: a section with the keys num_prompts, max_new_tokens"),
+        ("rollout: 3", "mine.yaml:2: rollout=3; allowed: a section with the keys engine, engine_options"),
         ("name: a b", "mine.yaml:2: name='a b'; allowed: letters, digits"),
         ("seed: 8388608", "mine.yaml:2: seed=8388608; allowed: 8388607 or less"),
     ],

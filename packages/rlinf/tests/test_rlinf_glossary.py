@@ -10,8 +10,8 @@ from rlinf.glossary import EVALUATION, TRAINING, find, page
 from rlinf_algos.rewards import OUTCOMES
 
 REPOSITORY = Path(__file__).parents[3]
-NOT_OF_STEPS = {"warm_start/loss"}
-"""Recorded before the first step, for the terminal."""
+NOT_OF_STEPS = {"warm_start/loss", "check/moved_kl"}
+"""Recorded before the first step or by rlinf check, for the terminal."""
 
 
 def recorded() -> set[str]:

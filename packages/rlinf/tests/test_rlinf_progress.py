@@ -84,3 +84,9 @@ def test_the_live_line_fits_the_terminal(monkeypatch) -> None:
     progress.step(1, *STEP)
     assert len(screen(stream.getvalue())[0]) == 39
     assert len(screen(stream.getvalue())) == 2
+
+
+def test_a_warning_is_red_on_a_terminal_and_plain_elsewhere() -> None:
+    for stream, expected in ((Terminal(), "\x1b[31mmind this\x1b[0m\n"), (io.StringIO(), "mind this\n")):
+        Progress(total=1, stream=stream).warning("mind this")
+        assert stream.getvalue() == expected

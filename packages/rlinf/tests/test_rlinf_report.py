@@ -1,6 +1,7 @@
 """The report of runs that finished, failed, or hardly began."""
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -331,3 +332,20 @@ def test_numbers_for_people() -> None:
         "−0.5",  # noqa: RUF001
     ]
     assert percent(0.8421) == "84.2\u00a0%"
+
+
+def test_the_verdict_and_the_worst_tokens_are_shown_and_are_no_samples(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    verdict = {"step": 0, "agrees": False, "summary": "engine and trainer do NOT agree", "suspects": ["version: <old>"]}
+    folder.agreement(verdict)
+    worst = {"worst_token": "<7>", "before": "12=", "after": "8", "prompt_index": 3, "position": 3}
+    folder.samples(1, [{**worst, "actor_logprob": -0.5, "rollout_logprob": -2.75}])
+    folder.samples(2, [{**worst, "worst_token": "nan", "actor_logprob": math.nan, "rollout_logprob": -1.0}])
+    text = write_report(folder.path).read_text()
+    assert json.loads((folder.path / "manifest.json").read_text())["sessions"][-1]["agreement"] == verdict
+    page = Page(text)
+    assert "Step 1: engine and trainer do NOT agree." in page.says
+    assert "version: <old>" in page.says
+    assert "<mark>&lt;7&gt;</mark>" in text
+    assert "2.25" in page.says and "inf" in page.says
+    assert text.count("12=<mark>") == 2, "they are not among the samples"

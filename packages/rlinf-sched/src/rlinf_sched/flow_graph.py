@@ -56,6 +56,9 @@ class Stage:
     num_parts: int = 0
     """Number of equal parts in which the work comes (shards of a batch, groups of environments). The number of ranks
     has to divide it. 0: any number of ranks will do."""
+    devices_per_rank: int = 0
+    """Number of devices that each rank computes on (a tensor-parallel engine). 0: a rank takes what the plan gives it
+    and computes on the first."""
 
     def __post_init__(self) -> None:
         for key, channels in (("reads", self.reads), ("writes", self.writes)):
@@ -251,6 +254,8 @@ def _stage_problems(stage: Stage) -> Iterator[str]:
         )
     if stage.num_parts < 0:
         yield f"stage {stage.name!r}: num_parts={stage.num_parts} must not be negative"
+    if stage.devices_per_rank < 0:
+        yield f"stage {stage.name!r}: devices_per_rank={stage.devices_per_rank} must not be negative"
 
 
 def _channel_problems(graph: FlowGraph) -> Iterator[str]:

@@ -52,7 +52,8 @@ def plan_for_mode(
         mode: "collocated", "disaggregated" or "hybrid".
         granularity: stage -> items per hand-over, 0 = the whole batch.
         devices: worker group -> device indices. Other groups keep what the rule gave them.
-                    num_ranks=num_ranks.get(stage.worker, _default_ranks(len(on), stage.num_parts, replica_size)),
+        num_ranks: worker group -> processes; by default one for each device, or for as many as a rank computes on.
+        num_ranks_per_replica: worker group -> processes that hold one copy of a model together.
 
     Returns:
         a plan that has passed `Plan.validate(graph, cluster)`, its stages ordered by turn.
@@ -82,7 +83,7 @@ def plan_for_mode(
                 StagePlan(
                     stage=stage.name,
                     devices=on,
-                    num_ranks=num_ranks.get(stage.worker, _default_ranks(len(on), stage.num_parts, replica_size)),
+                    num_ranks=num_ranks.get(stage.worker, _default_ranks(len(on), stage, replica_size)),
                     granularity=granularity.get(stage.name, _granularity(graph, stage, mode, stage.name in cycles)),
                     offload=_offloads(stage.worker, mode, placement),
                     turn=turn,
@@ -161,9 +162,11 @@ def _split(groups: Sequence[str], devices: tuple[int, ...]) -> dict[str, tuple[i
     return parts
 
 
-def _default_ranks(num_devices: int, num_parts: int, replica_size: int) -> int:
-    """One for each device, as far as replicas are whole and the parts of the work can be dealt out to them evenly."""
-    return max(1, math.gcd(num_parts, num_devices // replica_size)) * replica_size
+def _default_ranks(num_devices: int, stage: Stage, replica_size: int) -> int:
+    """One for each device, or for as many as a rank computes on, as far as replicas are whole and the parts of the work
+    can be dealt out to them evenly."""
+    num_places = num_devices // max(1, stage.devices_per_rank)
+    return max(1, math.gcd(stage.num_parts, num_places // replica_size)) * replica_size
 
 
 def _granularity(graph: FlowGraph, stage: Stage, mode: Mode, in_cycle: bool) -> int:

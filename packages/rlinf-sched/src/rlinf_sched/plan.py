@@ -183,6 +183,7 @@ def _placement_problems(plan: Plan, graph: FlowGraph, cluster: Cluster) -> Itera
     for stage_plan in plan.stages:
         yield from _device_problems(stage_plan, graph, cluster)
         yield from _rank_problems(stage_plan)
+        yield from _span_problems(stage_plan, graph.stage(stage_plan.stage))
         yield from _replica_problems(stage_plan, graph.stage(stage_plan.stage))
         yield from _granularity_problems(stage_plan, graph)
     for worker, names in graph.workers.items():
@@ -240,6 +241,24 @@ def _rank_problems(stage_plan: StagePlan) -> Iterator[str]:
         yield (
             f"{where} is neither a multiple nor a divisor of its {num_devices} devices; "
             f"use {num_devices} (one rank per device) or {_neighbours(num_ranks, num_devices)}"
+        )
+
+
+def _span_problems(stage_plan: StagePlan, stage: Stage) -> Iterator[str]:
+    """A rank that computes on several devices gets just as many; one that computes on one may share it."""
+    span, num_ranks, num_devices = stage.devices_per_rank, stage_plan.num_ranks, len(stage_plan.devices)
+    if not span or not num_devices or num_ranks < 1 or max(1, num_devices // num_ranks) == span:
+        return
+    if num_devices % span:
+        near = " or ".join(str(n) for n in (num_devices // span * span, (num_devices // span + 1) * span) if n)
+        yield (
+            f"plan.{stage.name}.devices={_show(stage_plan.devices)}: {num_devices} devices are not a multiple of the "
+            f"{span} that a rank computes on; use {near}"
+        )
+    else:
+        yield (
+            f"plan.{stage.name}.num_ranks={num_ranks} on {num_devices} devices, but a rank computes on {span} of them; "
+            f"use {num_devices // span}"
         )
 
 

@@ -87,6 +87,7 @@ class Flow:
         item_multiple: int = 1,
         granularities: tuple[int, ...] = (),
         num_parts: int = 0,
+        devices_per_rank: int = 0,
     ) -> Flow:
         """Declares a stage: one method of one worker group.
 
@@ -96,8 +97,8 @@ class Flow:
             worker: the group; by default the one with the stage's name.
             ordered: chunks come in the order of the items' keys 0, 1, 2, ..., in whatever order they were put. With
                 `dispatch="key"` a replica gets every num_replicas-th.
-            dispatch, trains, needs_device, whole_batch, item_multiple, granularities, num_parts: as they are in
-                rlinf_sched.flow_graph.Stage.
+            dispatch, trains, needs_device, whole_batch, item_multiple, granularities, num_parts, devices_per_rank: as
+                they are in rlinf_sched.flow_graph.Stage.
         """
         group = worker or name
         reads, writes = _names(reads), _names(writes)
@@ -123,6 +124,7 @@ class Flow:
                 item_multiple=item_multiple,
                 granularities=granularities,
                 num_parts=num_parts,
+                devices_per_rank=devices_per_rank,
             ),
             method=method.__name__,
             ordered=ordered,

@@ -183,7 +183,8 @@ class Profiler:
         )
 
     def _stage_profile(self, stage: Stage, fits: Mapping[tuple[str, int], Fit]) -> StageProfile:
-        """A rank computes on the first of its devices, so one that was given several takes as long on one."""
+        """A rank of a stage that does not say otherwise computes on the first of its devices, so one that was given
+        several takes as long on one."""
         group, name = stage.worker, stage.name
         mine = {num_ranks: fit for (fitted, num_ranks), fit in fits.items() if fitted == name}
         onload_s, offload_s = None, None
@@ -195,7 +196,7 @@ class Profiler:
                 continue
             fit = mine[num_ranks]
             instance = replace(instance, points=fit.points, step_s=fit.step_s, onload_s=onload_s, offload_s=offload_s)
-            for num_devices in {min(span, 1), span}:
+            for num_devices in {span} if stage.devices_per_rank else {min(span, 1), span}:
                 instances[num_devices, num_ranks] = replace(instance, num_devices=num_devices)
         cycle = next((cycle for cycle in self.graph.cycles() if name in cycle), ())
         synced = (size for edge, size in self._synced_bytes.items() if group in (edge.source, edge.target))

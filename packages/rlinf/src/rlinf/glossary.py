@@ -67,8 +67,13 @@ TRAINING = (
         actor/trained_token_fraction | share | Tokens in groups with an advantage; the others only count.
         actor/groups_without_advantage | share | Groups whose rewards are all equal. Near 1 the prompts are too easy or
             too hard.
-        actor/logprob_gap | nats a token | Mean distance between the log-probabilities of the actor and of the engine
-            that sampled. Above 0.1 or so they are not the same model.
+        rollout/logprob_gap_mean | nats a token | Mean distance between what the engine that sampled and the actor
+            before its first update say of the tokens that are trained on. Above 0.1 or so they are not the same model.
+        rollout/logprob_gap_p999 | nats | Distance that 99.9 % of these tokens do not exceed; from a histogram, to
+            2.2 %.
+        rollout/logprob_gap_max | nats | Distance at the worst token, which samples.jsonl shows.
+        rollout/logprob_gap_kl | nats a token | KL of the engine to the actor before its first update, estimate k3: the
+            mismatch of the two alone. docs/trust.md says how much of it rounding explains.
         actor/rollout_kl | nats a token | KL of the engine that sampled to the actor, estimate k3. On the first
             optimizer step of a batch it is the mismatch of the two; on later ones the update's own step adds to it.
         actor/ref_kl | nats a token | KL to the reference, by the estimate algorithm.kl; where there is one.

@@ -36,6 +36,16 @@ MAX_RUNNING_SEQUENCES = 256
 captures a graph by default)."""
 
 
+FLOAT32_RATE = 1 / 16
+"""Share of the bf16 rate that float32 reaches outside the tensor cores: 19.5 of 312 TFLOP/s (A100 datasheet), 67 of 989
+(H100)."""
+
+
+def flops_per_s(gpu: Gpu, dtype_bytes: int) -> float:
+    """Peak rate of a GPU in numbers of so many bytes."""
+    return gpu.flops_per_s * (FLOAT32_RATE if dtype_bytes > BYTES_PER_PARAMETER else 1.0)
+
+
 def decode_step_s(
     model: ModelShape,
     gpu: Gpu,
@@ -44,15 +54,18 @@ def decode_step_s(
     context_tokens: float,
     num_devices: int = 1,
     engine: Engine = "graphs",
+    dtype_bytes: int = BYTES_PER_PARAMETER,
 ) -> float:
     """Seconds to generate one more token for each of `num_sequences`, with a model split over `num_devices` by tensor
     parallelism."""
     idle_share = (1 - model.num_active_experts / model.num_experts) ** num_sequences if model.num_experts else 0.0
     looked_up = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
     read = model.num_parameters - model.vision_parameters - looked_up - idle_share * model.num_expert_parameters
-    num_bytes = BYTES_PER_PARAMETER * read + num_sequences * context_tokens * model.kv_bytes_per_token
+    width = dtype_bytes / BYTES_PER_PARAMETER
+    num_bytes = dtype_bytes * read + width * num_sequences * context_tokens * model.kv_bytes_per_token
     memory_s = num_bytes / (BANDWIDTH_UTILISATION * gpu.memory_bytes_per_s)
-    compute_s = num_sequences * model.forward_flops(context_tokens) / (utilisation(model) * gpu.flops_per_s)
+    rate = utilisation(model) * flops_per_s(gpu, dtype_bytes)
+    compute_s = num_sequences * model.forward_flops(context_tokens) / rate
     floor_s = model.num_layers * (EAGER_LAYER_S if engine == "eager" else GRAPH_LAYER_S)
     busy_s = max(memory_s / num_devices, compute_s / num_devices, floor_s)
     return busy_s + _all_reduce_s(model, gpu, num_sequences, num_devices)
@@ -74,11 +87,7 @@ def generate_profile(
     Raises:
         ProfileError: one group alone fits no engine at any parallel size.
     """
-    longest = lengths.longest_of_group_tokens
-    running = lengths.group_size * lengths.mean_tokens / longest
-    group_kv = model.kv_bytes_per_token * (
-        lengths.prompt_tokens + running * min(lengths.limit_tokens, 2 * _answer_so_far(lengths))
-    )
+    group_kv = model.kv_bytes_per_token * group_cache_tokens(lengths)
     instances = []
     for size in _engine_sizes(model):
         room = ENGINE_MEMORY_SHARE * gpu.memory_bytes - model.weights_bytes / size
@@ -86,23 +95,10 @@ def generate_profile(
         most = min(max_items, fit, max(1, max_running_sequences // lengths.group_size))
         if most < 1:
             continue
-        prefill_s = lengths.prompt_tokens * (
-            model.forward_flops(lengths.prompt_tokens / 2) / (size * utilisation(model) * gpu.flops_per_s)
-        )
-        points = []
-        for n in powers_up_to(most):
-            step_s = decode_step_s(
-                model,
-                gpu,
-                num_sequences=n * running,
-                context_tokens=lengths.mean_context_tokens,
-                num_devices=size,
-            )
-            points.append(TimePoint(num_items=n, seconds=longest * step_s + n * prefill_s))
         instances.append(
             InstanceProfile(
                 num_devices=size,
-                points=tuple(points),
+                points=continuous_points(model, gpu, lengths, most=most, num_devices=size),
                 max_items=most,
                 state_bytes=model.weights_bytes // size,
                 item_work_bytes=round(group_kv / size),
@@ -122,6 +118,41 @@ def generate_profile(
         weights_bytes=model.weights_bytes,
         source=f"derived: decoding {model.name} on {gpu.name} at {BANDWIDTH_UTILISATION:.0%} of its memory's rate",
     )
+
+
+def group_cache_tokens(lengths: Lengths) -> float:
+    """Tokens of a group in the cache of an engine: its prompt once, and of the answers that still run about the length
+    that they come to."""
+    running = lengths.group_size * lengths.mean_tokens / lengths.longest_of_group_tokens
+    return lengths.prompt_tokens + running * min(lengths.limit_tokens, 2 * _answer_so_far(lengths))
+
+
+def continuous_points(
+    model: ModelShape,
+    gpu: Gpu,
+    lengths: Lengths,
+    *,
+    most: int,
+    num_devices: int,
+    dtype_bytes: int = BYTES_PER_PARAMETER,
+) -> tuple[TimePoint, ...]:
+    """The time of groups in an engine with continuous batching, of which it runs at most `most` at once."""
+    longest = lengths.longest_of_group_tokens
+    running = lengths.group_size * lengths.mean_tokens / longest
+    prefill_flops = lengths.prompt_tokens * model.forward_flops(lengths.prompt_tokens / 2)
+    prefill_s = prefill_flops / (num_devices * utilisation(model) * flops_per_s(gpu, dtype_bytes))
+    points = []
+    for n in powers_up_to(most):
+        step_s = decode_step_s(
+            model,
+            gpu,
+            num_sequences=n * running,
+            context_tokens=lengths.mean_context_tokens,
+            num_devices=num_devices,
+            dtype_bytes=dtype_bytes,
+        )
+        points.append(TimePoint(num_items=n, seconds=longest * step_s + n * prefill_s))
+    return tuple(points)
 
 
 def act_profile(

@@ -1,23 +1,30 @@
 """Profiles of the workers that `rlinf train` starts: data-parallel AdamW under a training backend, and generation by a
-transformers model in captured steps, with a static batch.
+transformers model in captured steps with a static batch, or by SGLang.
 
 Memory is counted in `memory`. Times are arithmetic at a public utilisation, as in `training` and `generation`.
 """
 
+from dataclasses import replace
+
 from rlinf_sched.derive.datasheets import Gpu
-from rlinf_sched.derive.generation import BANDWIDTH_UTILISATION, CAPTURED_LAYER_S
+from rlinf_sched.derive.generation import (
+    BANDWIDTH_UTILISATION,
+    CAPTURED_LAYER_S,
+    continuous_points,
+    flops_per_s,
+    group_cache_tokens,
+)
 from rlinf_sched.derive.memory import JobShape, forward_memory, generator_memory, trainer_memory, trainer_of
 from rlinf_sched.derive.memory.activations import kv_bytes
 from rlinf_sched.derive.memory.rank import NUM_MOMENTS
+from rlinf_sched.derive.memory.sglang import kv_tokens, longest_tokens
 from rlinf_sched.derive.profiles import RULE_REWARD_S, host_profile
-from rlinf_sched.derive.shapes import BYTES_PER_PARAMETER, ModelShape
+from rlinf_sched.derive.sglang import SGLangOptions
+from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.derive.training import powers_up_to, utilisation
+from rlinf_sched.errors import ProfileError
 from rlinf_sched.flow_graph import FlowGraph, Stage
 from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile, TimePoint
-
-FLOAT32_RATE = 1 / 16
-"""Share of the bf16 rate that float32 reaches outside the tensor cores: 19.5 of 312 TFLOP/s (A100 datasheet), 67 of 989
-(H100)."""
 
 
 def recipe_profiles(
@@ -39,14 +46,14 @@ def _stage_profile(stage: Stage, model: ModelShape, gpu: Gpu, job: JobShape) -> 
     if stage.trains:
         return _train_profile(model, gpu, job)
     if stage.role == "rollout":
-        return _generate_profile(model, gpu, job)
+        return (_sglang_profile if job.engine == "sglang" else _generate_profile)(model, gpu, job)
     return _forward_profile(model, gpu, job)
 
 
 def _train_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
     """One choice for each number of replicas, which decides how many gradient buffers a rank has. An instance is a
     replica, whose ranks share its work out."""
-    span = trainer_of(job).span(job)
+    span, computed = trainer_of(job).span(job), replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job))
     copy = job.dtype_bytes * model.num_parameters
     item_s = 3 * job.num_models * _forward_s(model, gpu, job) / span
     instances = []
@@ -68,12 +75,12 @@ def _train_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
         instances=tuple(instances),
         costs=job.lengths.total_costs,
         weights_bytes=copy,
-        source=f"derived: {job.backend} AdamW training of {model.name} on {gpu.name}, {_how(model, job)}",
+        source=f"derived: {job.backend} AdamW training of {model.name} on {gpu.name}, {_how(model, computed)}",
     )
 
 
 def _forward_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
-    memory = forward_memory(model, job)
+    memory, computed = forward_memory(model, job), replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job))
     instance = InstanceProfile(
         points=_proportional(_forward_s(model, gpu, job), job.num_groups),
         state_bytes=memory.state,
@@ -83,7 +90,7 @@ def _forward_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile
         instances=(instance,),
         costs=job.lengths.total_costs,
         weights_bytes=memory.weights,
-        source=f"derived: forward pass of {model.name} on {gpu.name}, {_how(model, job)}",
+        source=f"derived: forward pass of {model.name} on {gpu.name}, {_how(model, computed)}",
     )
 
 
@@ -91,7 +98,7 @@ def _generate_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfil
     """A batch runs in captured steps until its longest answer ends, all of its rows at every token."""
     lengths, memory = job.lengths, generator_memory(model, job)
     most = max(1, min(job.num_groups, job.max_sequences // lengths.group_size))
-    rate = utilisation(model) * _flops_per_s(gpu, job)
+    rate = utilisation(model) * flops_per_s(gpu, job.dtype_bytes)
     points = []
     for n in powers_up_to(most):
         rows = n * lengths.group_size
@@ -115,16 +122,43 @@ def _generate_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfil
     )
 
 
-def _flops_per_s(gpu: Gpu, job: JobShape) -> float:
-    return gpu.flops_per_s * (FLOAT32_RATE if job.dtype_bytes > BYTES_PER_PARAMETER else 1.0)
+def _sglang_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
+    """An engine over the devices of a rank; as many groups run as its KV pool holds."""
+    lengths, size, dtype_bytes = job.lengths, job.tensor_parallel, job.served.dtype_bytes
+    memory, most = generator_memory(model, job), kv_tokens(model, job)
+    if most < longest_tokens(job):
+        raise ProfileError(
+            f"the KV pool of an engine of {size} x {gpu.name} holds {max(0, most):,} tokens, and the longest sequence "
+            f"has {longest_tokens(job):,}; use more devices for an engine, or shorter sequences"
+        )
+    asked = SGLangOptions.of(job.engine_options).max_running_requests or job.num_groups * lengths.group_size
+    running = min(most / group_cache_tokens(lengths), asked / lengths.group_size)
+    most = max(1, min(job.num_groups, int(running)))
+    instance = InstanceProfile(
+        num_devices=size,
+        points=continuous_points(model, gpu, lengths, most=most, num_devices=size, dtype_bytes=dtype_bytes),
+        max_items=most,
+        state_bytes=memory.state,
+        work_bytes=memory.work(),
+        onload_s=0.0,
+        offload_s=0.0,  # the pool is given back and taken anew, and the next weights come with the sync
+    )
+    return StageProfile(
+        instances=(instance,),
+        batching="continuous",
+        costs=lengths.longest_costs,
+        weights_bytes=dtype_bytes * model.num_parameters,
+        source=f"derived: SGLang with {model.name} on {size} x {gpu.name}, {_how(model, job.served)}",
+    )
 
 
 def _forward_s(model: ModelShape, gpu: Gpu, job: JobShape) -> float:
-    """Seconds of a forward pass over one group, whose prompt is computed once."""
+    """Seconds of a forward pass over one group, whose prompt is computed once, in the numbers that the backend computes
+    in."""
     lengths = job.lengths
     num_tokens = lengths.prompt_tokens + lengths.group_size * lengths.mean_tokens
     flops = num_tokens * model.forward_flops(lengths.mean_context_tokens)
-    return flops / (utilisation(model) * _flops_per_s(gpu, job))
+    return flops / (utilisation(model) * flops_per_s(gpu, trainer_of(job).frozen_bytes(job)))
 
 
 def _proportional(item_s: float, most: int) -> tuple[TimePoint, ...]:

@@ -9,25 +9,30 @@ backend's business (training/base.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlinf_algos.algorithm import Algorithm
 from rlinf_comm.records import record
-from rlinf_workers.execution.ports import Reader
-from rlinf_workers.language.actor_loss import TOTALS, ActorLoss
+from rlinf_workers.execution.ports import Reader, Writer
+from rlinf_workers.language.actor_loss import ActorLoss
 from rlinf_workers.language.critic import Critic
 from rlinf_workers.language.learning_groups import MicroBatch, Updates
-from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.language.logprob_gap import LogprobGap, k3
+from rlinf_workers.models.language_model import ModelSettings, load_tokenizer
 from rlinf_workers.models.lora import LoraModel, LoraSettings
 from rlinf_workers.models.trainable import CompletionBatch, TokenModel, ValueModel
-from rlinf_workers.records.language import ExampleBatch, ScoredGroup
+from rlinf_workers.records.language import ComparedGroup, ExampleBatch, SampleGroup, ScoredGroup
 from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
 from rlinf_workers.training.worker import TrainingWorker
+
+CHECK_OPTIMIZER = OptimizerSettings(learning_rate=3e-4)
+"""Of the step that a check takes: every weight moves by about so much, more than rounding in bfloat16 hides."""
 
 
 @record
@@ -95,13 +100,13 @@ class Actor(TrainingWorker):
     # -- stages ----------------------------------------------------------------------------------------------------
 
     def train(self, scored: Reader[ScoredGroup]) -> None:
-        """Stage: the groups of a step, `algorithm.num_updates` optimizer steps. Reads its groups in the order of their
-        index."""
+        """Stage: the groups of a step, `algorithm.num_updates` optimizer steps. An ordered stage has the same sums to
+        the bit however groups come; another begins with those that come first."""
         self._optimize_with(self._settings.optimizer)
         if self._critic is not None:
             self._critic.start_from(self._backend)
-        for micro_batches in self._updates.of_step(scored):
-            self._update(micro_batches)
+        gaps = [self._update(micro_batches) for micro_batches in self._updates.of_step(scored)]
+        self._report_gap(gaps[: self._settings.algorithm.num_minibatches])  # every token once
 
     def imitate(self, examples: Reader[ExampleBatch]) -> None:
         """Stage: supervised training on (prompt, answer) pairs; one optimizer step for each batch of `num_shards`
@@ -118,19 +123,44 @@ class Actor(TrainingWorker):
                     self.record("warm_start/loss", loss / tokens)
                     self._backend.begin(2)
 
+    def compare(self, samples: Reader[SampleGroup], compared: Writer[ComparedGroup]) -> None:
+        """Stage of `rlinf check`: groups in, and out with what this actor says of their tokens. Then one optimizer step
+        makes them likelier, so that there are new weights to hand over; records how far it moved the policy."""
+        groups = [group for chunk in samples for group in chunk]
+        said = self._updates.ask(groups, self._updates.logprobs)
+        for group in groups:
+            told = ComparedGroup(samples=group, actor_logprobs=said[group.index], policy_version=self._version)
+            compared.put(told, key=group.index)
+        self._optimize_with(CHECK_OPTIMIZER)
+        self._backend.begin(1)
+        for shard in self._backend.shards:
+            for _, batch in self._updates.batches(groups, shard):
+                self._backend.backward(shard, batch, partial(_likelihood, batch.loss_mask))
+        self._step(self._backend.reduce()[0])
+        moved = self._updates.ask(groups, self._updates.logprobs)
+        sums = torch.zeros(len(self._backend.shards), 2, dtype=torch.float64)
+        for group in groups:
+            kl = k3((moved[group.index] - said[group.index]).double() * group.loss_mask).sum()
+            sums[0] += torch.tensor([float(kl), float(group.loss_mask.sum())], dtype=torch.float64)
+        total, tokens = self._backend.sum_over_shards(sums).tolist()
+        if self.rank == 0:
+            self.record("check/moved_kl", total / tokens)
+
     # -- one optimizer step ----------------------------------------------------------------------------------------
 
-    def _update(self, micro_batches: Iterable[MicroBatch]) -> None:
-        self._backend.begin(len(TOTALS) + len(self._loss.statistics))
+    def _update(self, micro_batches: Iterable[MicroBatch]) -> list[float]:
+        """Returns the sums of the gap to the engine."""
+        self._backend.begin(self._loss.num_totals)
         if self._critic is not None:
             self._critic.begin()
         for batch in micro_batches:
             self._backward(batch)
-        self._policy_step()
+        gap = self._policy_step()
         if self._critic is not None:
             recorded = self._critic.step()
             for name, value in recorded.items() if self.rank == 0 else ():
                 self.record(name, value)
+        return gap
 
     def _backward(self, batch: MicroBatch) -> None:
         if batch.for_policy is not None:
@@ -141,18 +171,48 @@ class Actor(TrainingWorker):
         if self._critic is not None and batch.for_critic is not None:
             self._critic.backward(batch.shard, batch.for_critic)
 
-    def _policy_step(self) -> None:
+    def _policy_step(self) -> list[float]:
         divisor, loss, tokens, trained, *sums = self._backend.reduce()
         learning_rate = self._optimizer.learning_rate_at(self._backend.num_steps)
         grad_norm = self._step(divisor or 1.0)
+        num_statistics = len(self._loss.statistics)
+        sums, gap = sums[:num_statistics], sums[num_statistics:]
         if self.rank:  # every rank has the same sums; one reports them
-            return
+            return gap
         self.record("actor/loss", loss / (divisor or 1.0))
         self.record("actor/grad_norm", grad_norm)
         self.record("actor/learning_rate", learning_rate)
         self.record("actor/trained_token_fraction", trained / max(tokens, 1.0))
         for name, total in zip(self._loss.statistics, sums, strict=True):
             self.record(name, total / max(trained, 1.0))
+        return gap
+
+    def _report_gap(self, sums: Sequence[Sequence[float]]) -> None:
+        """How far the engine and this actor before its first update were apart about the tokens of the step."""
+        gap, found = LogprobGap.of(sums), [one for one in self.ranks.objects(self._loss.take_worst()) if one]
+        if gap is None or self.rank:
+            return
+        worst = min(found, key=lambda one: one.order)
+        self.record("rollout/logprob_gap_mean", gap.mean)
+        self.record("rollout/logprob_gap_p999", min(gap.quantile(0.999), worst.gap))
+        self.record("rollout/logprob_gap_max", worst.gap)
+        self.record("rollout/logprob_gap_kl", gap.kl)
+        before, token, after = (self._tokenizer.decode(ids) for ids in (worst.before, (worst.token,), worst.after))
+        self.show(
+            {
+                "worst_token": token,
+                "before": before,
+                "after": after,
+                "prompt_index": worst.prompt,
+                "position": worst.position,
+                "actor_logprob": worst.actor_logprob,
+                "rollout_logprob": worst.rollout_logprob,
+            }
+        )
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return load_tokenizer(self._settings.model.folder)
 
     def _ref_logprobs(self, batch: CompletionBatch) -> Tensor:
         return self._backend.forward(batch, adapter=False).logprobs
@@ -189,3 +249,8 @@ class Actor(TrainingWorker):
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._updates.advantages.kl_coef = float(state.get("kl_coef", self._updates.advantages.kl_coef))
+
+
+def _likelihood(mask: Tensor, answers: Evaluation) -> tuple[Tensor, list[float]]:
+    """A loss that makes tokens likelier, and their number."""
+    return -(answers.logprobs * mask).sum(), [float(mask.sum())]

@@ -8,7 +8,8 @@ from torch import Tensor
 from rlinf_algos.aggregation import summed
 from rlinf_algos.algorithm import Algorithm
 from rlinf_workers.algorithm_parts import PolicyLossPart
-from rlinf_workers.language.learning_groups import MicroBatch, kl_estimate
+from rlinf_workers.language.learning_groups import MicroBatch, Tokens, kl_estimate
+from rlinf_workers.language.logprob_gap import NUM_SUMS, WorstToken, gap_sums, k3, worst_token
 from rlinf_workers.training.base import Evaluation
 
 TOTALS = ("divisor", "loss", "tokens", "trained tokens")
@@ -25,17 +26,23 @@ class ActorLoss:
         self.knows_entropy = bool(algorithm.entropy_coef) or algorithm.top_entropy_fraction < 1.0
         """Whether it reads the entropies of the tokens."""
         has = {
-            "actor/logprob_gap": True,
             "actor/rollout_kl": True,
             "actor/ref_kl": self._kl is not None,
             "actor/entropy": self.knows_entropy,
         }
         self.statistics = (*self._policy_loss.statistics, *(name for name, is_there in has.items() if is_there))
         """What is known beside the loss, means over the tokens that were trained on."""
+        self.num_totals = len(TOTALS) + len(self.statistics) + NUM_SUMS
+        self._worst: WorstToken | None = None
+
+    def take_worst(self) -> WorstToken | None:
+        """The token about which this rank saw engine and actor farthest apart since it was last asked."""
+        worst, self._worst = self._worst, None
+        return worst
 
     def of(self, micro_batch: MicroBatch, answers: Evaluation) -> tuple[Tensor, list[float]]:
         """Summed loss of what the micro-batch has for the policy, and the totals of an update: of `TOTALS`, then of
-        `statistics`."""
+        `statistics`, then those of `gap_sums`."""
         batch = micro_batch.for_policy
         assert batch is not None, "without a gradient there is no loss; see `without_gradient`"
         policy_logprobs, entropies, mask = answers.logprobs, answers.entropies, batch.sequences.loss_mask
@@ -53,12 +60,19 @@ class ActorLoss:
                 terms = terms - self._algorithm.entropy_coef * entropy
             sums["actor/entropy"] = float(entropy.detach().sum())
         drift = ((policy_logprobs.detach() - rollout_logprobs) * mask).double()
-        sums["actor/logprob_gap"] = float(drift.abs().sum())
-        sums["actor/rollout_kl"] = float((torch.expm1(drift) - drift).sum())
+        sums["actor/rollout_kl"] = float(k3(drift).sum())
         total = summed(self._algorithm.aggregation, terms, mask)
         counted = [micro_batch.divisor, float(total.detach()), micro_batch.num_tokens, num_tokens]
-        return total, [*counted, *sums.values()]
+        return total, [*counted, *sums.values(), *self._gap(batch, anchor)]
+
+    @torch.no_grad()
+    def _gap(self, batch: Tokens, anchor: Tensor) -> list[float]:
+        mask, token_ids = batch.sequences.loss_mask, batch.sequences.completion_ids
+        found = worst_token(anchor, batch.rollout_logprobs, token_ids, mask, batch.prompts)
+        if found is not None and (self._worst is None or found.order < self._worst.order):
+            self._worst = found
+        return gap_sums((anchor - batch.rollout_logprobs).double(), mask)
 
     def without_gradient(self, micro_batch: MicroBatch) -> list[float]:
         """The totals of a micro-batch that only counts."""
-        return [micro_batch.divisor, 0.0, micro_batch.num_tokens, 0.0, *[0.0] * len(self.statistics)]
+        return [micro_batch.divisor, 0.0, micro_batch.num_tokens, 0.0, *[0.0] * (self.num_totals - len(TOTALS))]

@@ -225,6 +225,8 @@ class Tokens:
     """Groups side by side, on the device. B completions of at most T tokens."""
 
     sequences: CompletionBatch
+    prompts: tuple[int, ...]
+    """[B], index of each row's prompt."""
     advantages: Tensor
     """[B] or [B, T]"""
     rollout_logprobs: Tensor
@@ -255,6 +257,7 @@ def tokens_of(groups: Sequence[LearningGroup], device: torch.device, pack: Pack 
     assert advantages is not None and rollout_logprobs is not None, "every group has them"
     return Tokens(
         sequences=sequences,
+        prompts=tuple(sample.index for sample in samples for _ in sample.loss_mask),
         advantages=advantages,
         rollout_logprobs=rollout_logprobs,
         ref_logprobs=joined(sample.ref_logprobs for sample in samples),
@@ -326,11 +329,13 @@ class Updates:
         self._learns_from_all = bool(has_penalty) or is_own
 
     def of_step(self, scored: Iterable[Sequence[ScoredGroup]]) -> Iterator[Iterator[MicroBatch]]:
-        """An update is used up before the next is asked for. `scored` has the groups in the order of their index."""
+        """An update is used up before the next is asked for. Where groups are gathered, their order in `scored` decides
+        nothing; else the sums of gradients are made in it."""
         self._kl_sums = torch.zeros(len(self._backend.shards), 2, dtype=torch.float64)
         self._shards.clear()
         if self._gathers:
-            yield from self._gathered([group for chunk in scored for group in chunk])
+            groups = [group for chunk in scored for group in chunk]
+            yield from self._gathered(sorted(groups, key=lambda group: group.samples.index))
         else:
             yield self._micro_batches(group for chunk in scored for group in self._learning(chunk))
         if self._algorithm.kl_target is not None:
@@ -387,15 +392,14 @@ class Updates:
         """What has to be known before the first update: what the reference says, values, advantages, and the
         log-probabilities that anchor the ratio."""
         if self._ref_logprobs is not None:
-            said = self._ask(scored, self._ref_logprobs)
+            said = self.ask([group.samples for group in scored], self._ref_logprobs)
             scored = [
                 replace(group, samples=replace(group.samples, ref_logprobs=said[group.samples.index]))
                 for group in scored
             ]
-        values = {} if self._values is None else self._ask(scored, self._values)
-        proximal: dict[int, Tensor] = {}
-        if self._algorithm.num_updates > 1:
-            proximal = self._ask(scored, lambda batch: self._backend.forward(batch).logprobs)
+        samples = [group.samples for group in scored]
+        values = {} if self._values is None else self.ask(samples, self._values)
+        proximal = self.ask(samples, self.logprobs) if self._algorithm.num_updates > 1 else {}
         groups = self._with_advantages(scored, values)
         for group in groups:
             group.proximal_logprobs = proximal.get(group.index)
@@ -422,18 +426,28 @@ class Updates:
                 self._kl_sums[row] += torch.tensor([float(kl.double().sum()), len(kl)], dtype=torch.float64)
         return made
 
-    def _ask(self, scored: Sequence[ScoredGroup], answer: Callable[[CompletionBatch], Tensor]) -> dict[int, Tensor]:
+    def logprobs(self, batch: CompletionBatch) -> Tensor:
+        """[B, T], of the present policy."""
+        return self._backend.forward(batch).logprobs
+
+    def ask(self, groups: Sequence[SampleGroup], answer: Callable[[CompletionBatch], Tensor]) -> dict[int, Tensor]:
         """Index of a group -> what a forward says of its tokens, [G, T]. In micro-batches of a shard, so that numbers
         do not depend on the number of ranks."""
         found: dict[int, list[Tensor]] = {}
         for shard in self._backend.shards:
-            mine = [group.samples for group in scored if self._shard_of(group.samples.index) == shard]
-            for samples in self._cut(mine):
-                rows = answer(self._pack(samples).to(self._worker.device)).cpu()
+            for samples, batch in self.batches(groups, shard):
+                rows = answer(batch).cpu()
                 for sample, row in zip(samples, rows.split([len(s.loss_mask) for s in samples]), strict=True):
                     told = fit_width(row, sample.completion_ids.shape[1]) * sample.loss_mask
                     found.setdefault(sample.index, []).append(told)
         return {index: rows[0] if len(rows) == 1 else torch.cat(rows) for index, rows in found.items()}
+
+    def batches(
+        self, groups: Sequence[SampleGroup], shard: int
+    ) -> Iterator[tuple[Sequence[SampleGroup], CompletionBatch]]:
+        """A shard's groups, or parts of them, that are computed at once, and the same as a batch on the device."""
+        for samples in self._cut([group for group in groups if self._shard_of(group.index) == shard]):
+            yield samples, self._pack(samples).to(self._worker.device)
 
     def _cut(self, mine: Sequence[SampleGroup]) -> list[Sequence[SampleGroup]]:
         """Groups, or parts of them in their order, that are asked at once."""

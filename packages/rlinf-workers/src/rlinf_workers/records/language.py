@@ -84,6 +84,18 @@ class ScoredGroup:
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedGroup:
+    """A group with what the actor says of its tokens. Made by the actor for `rlinf check`."""
+
+    samples: SampleGroup
+    actor_logprobs: Tensor
+    """[G, T] float32, nats, at the rollout's temperature; 0 where loss_mask is 0."""
+    policy_version: int
+    """The actor's when it said so."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ExampleBatch:
     """One shard of a batch for supervised training. Fed by the driver."""
 

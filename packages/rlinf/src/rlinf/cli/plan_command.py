@@ -117,7 +117,7 @@ def _problem(name: str, overrides: list[str], gpu: str | None) -> tuple[Problem,
 def _loads(config: Config, explanation: Explanation) -> list[Load]:
     from rlinf.planning.problems import loads_of_recipe
 
-    return loads_of_recipe(config, explanation.plan)
+    return loads_of_recipe(config, explanation.plan, explanation.problem.cluster)
 
 
 def _unread_data(name: str, given: Sequence[Override]) -> list[Override]:

@@ -9,8 +9,6 @@ from pydantic import BeforeValidator, Field
 
 from rlinf.config.base import Conflict, InputPath, Section, Seed
 
-ENGINE = "What samples completions: huggingface, or package.module:Class of one's own (docs/doors/engine.md)."
-ENGINE_OPTIONS = "Further arguments of an engine of one's own."
 TOP_K = "Sample from so many of the likeliest tokens only; 0: from all. With top_p, from those that both leave."
 STOP = (
     "A completion ends with the token that completes one of these strings in its text, as with an end token. It "

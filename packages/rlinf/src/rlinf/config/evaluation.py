@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from rlinf.config.base import Conflict, InputPath, Section, Seed
-from rlinf.config.common import ENGINE, ENGINE_OPTIONS, STOP, TOP_K, ClusterConfig, StopStrings
+from rlinf.config.common import STOP, TOP_K, ClusterConfig, StopStrings
+from rlinf.config.engine import EngineConfig
 from rlinf.config.tasks import chat_conflicts, template_conflicts
 
 RESUMABLE = ("cluster", "max_batch_sequences", "worker_timeout_s", "timeout_s")
@@ -49,8 +50,10 @@ class BenchmarkConfig(Section):
     num_problems: int | None = Field(default=None, ge=1, description="Only the first problems of the file; null: all.")
 
 
-class EvalConfig(Section):
+class EvalConfig(EngineConfig):
     """Everything that decides the numbers of an evaluation."""
+
+    AT = ""
 
     model: InputPath = Field(
         description="Hugging Face model folder, a run's folder (its newest checkpoint) or one checkpoint of a run."
@@ -99,8 +102,6 @@ class EvalConfig(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32", description="Type of weights and computation."
     )
-    engine: str = Field(default="huggingface", description=ENGINE)
-    engine_options: dict[str, bool | int | float | str] = Field(default={}, description=ENGINE_OPTIONS)
     max_batch_sequences: int = Field(default=256, ge=1, description="Completions that a device generates at once.")
     worker_timeout_s: float = Field(
         default=60.0, gt=0, description="A worker that gives no sign of life for so long is lost."
@@ -116,6 +117,8 @@ class EvalConfig(Section):
         return self.num_samples or max(self.k)
 
     def conflicts(self) -> Iterator[Conflict]:
+        yield from super().conflicts()
+        yield from self.length_conflicts((self.max_prompt_tokens or 1) + self.max_new_tokens, "a sequence")
         if self.num_samples is not None and max(self.k) > self.num_samples:
             yield Conflict(
                 keys=("k", "num_samples"),

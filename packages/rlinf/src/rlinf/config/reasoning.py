@@ -8,10 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlinf.config.algorithm import CompletionsAlgorithm
-from rlinf.config.base import Conflict, InputPath, Section, not_multiple
+from rlinf.config.base import Conflict, InputPath, Section, neighbours, not_multiple
 from rlinf.config.common import (
-    ENGINE,
-    ENGINE_OPTIONS,
     STOP,
     TOP_K,
     JobConfig,
@@ -19,6 +17,7 @@ from rlinf.config.common import (
     StopStrings,
     TrainerConfig,
 )
+from rlinf.config.engine import EngineConfig
 from rlinf.config.rewards import RewardConfig
 from rlinf.config.tasks import FilesTask, SortTask, TaskConfig
 from rlinf_algos.algorithm import preset
@@ -83,8 +82,10 @@ class WarmStartConfig(Section):
     )
 
 
-class RolloutConfig(Section):
-    """What is generated in each step."""
+class RolloutConfig(EngineConfig):
+    """What is generated in each step, and by what."""
+
+    AT = "rollout."
 
     num_prompts: int = Field(
         default=64, ge=1, description="Prompts of a step; each gives algorithm.group_size completions."
@@ -100,8 +101,16 @@ class RolloutConfig(Section):
     dtype: Literal["float32", "bfloat16"] | None = Field(
         default=None, description="Type of the weights that generate; a sync casts them. null: model.dtype."
     )
-    engine: str = Field(default="huggingface", description=ENGINE)
-    engine_options: dict[str, bool | int | float | str] = Field(default={}, description=ENGINE_OPTIONS)
+    stop_on_mismatch: bool = Field(
+        default=False,
+        description="Stop the run where engine and trainer disagree about the first step's tokens by more than "
+        "rounding explains (docs/trust.md); false: the run says so and goes on.",
+    )
+
+    def conflicts(self) -> Iterator[Conflict]:
+        yield from super().conflicts()
+        num_tokens = self.max_prompt_tokens + self.max_new_tokens
+        yield from self.length_conflicts(num_tokens, "rollout.max_prompt_tokens + rollout.max_new_tokens")
 
 
 class EvaluationConfig(Section):
@@ -188,6 +197,12 @@ class ActorConfig(TrainerConfig):
         description="Read all groups of a step before the first pass, and give every shard equally many tokens; needs "
         "actor.max_tokens_per_micro_batch. Algorithms that read all groups first anyway do so without it.",
     )
+    group_order: Literal["index", "arrival"] = Field(
+        default="index",
+        description="index: groups are learned from in the order of their prompts, so that sums are the same to the "
+        "bit under every plan. arrival: as they come, so that training begins with the first that are whole. Where "
+        "all groups are read first anyway the two are the same.",
+    )
     num_shards: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=2,
         description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks, "
@@ -247,6 +262,18 @@ class ReasoningConfig(JobConfig):
         yield from self._cut_conflicts(self.actor.backend)
         if self.actor.num_shards != "auto":
             yield from self._shard_conflicts(self.actor.num_shards)
+
+    def placement_conflicts(self, num_devices: int) -> Iterator[Conflict]:
+        yield from super().placement_conflicts(num_devices)
+        span, chosen = self.rollout.tensor_parallel_size, self.plan.devices.get("rollout")
+        available = num_devices if chosen is None else len(chosen)
+        if available < span or ((chosen or self.mode == "collocated") and available % span):
+            key = "cluster.num_devices" if chosen is None else "plan.devices.rollout"
+            yield Conflict(
+                keys=("rollout.tensor_parallel_size", key),
+                text=f"={span}: {key} gives the rollout {available} device{'s' if available > 1 else ''}, and an "
+                f"engine has {span}; use {neighbours(available, span)} devices, or another size",
+            )
 
     def _backend_conflicts(self) -> Iterator[Conflict]:
         """What the actor's backend cannot do, or has said already."""

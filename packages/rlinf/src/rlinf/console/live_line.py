@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 BAR_WIDTH = 20
+_RED, _PLAIN = "\x1b[31m", "\x1b[0m"
 _UP_AND_CLEAR = "\x1b[1A\r\x1b[2K"
 
 
@@ -32,6 +33,10 @@ class LiveLine:
         below = f"{self._line}\n" if self._line else ""
         self._stream.write(f"{erase}{text}\n{below}")
         self._stream.flush()
+
+    def warning(self, text: str) -> None:
+        """A message that must not be missed: red on a terminal."""
+        self.message(f"{_RED}{text}{_PLAIN}" if self._is_live else text)
 
     def show(self, text: str, done: int, total: int, *, stays: bool = True) -> None:
         """How far something is: with a bar as the live line; where there is none, as a line that stays, if it does."""

@@ -26,13 +26,16 @@ from rlinf.evaluation.folder import EvalFolder
 from rlinf.evaluation.model import EvaluatedModel, load_model
 from rlinf.evaluation.run_prompt import asked_as_in_run
 from rlinf.evaluation.scores import RIGHT, BenchmarkScores, score_benchmark
-from rlinf.jobs.generation import PromptMaker, check_engine, sampling_settings
+from rlinf.jobs.generation import PromptMaker, check_engine, engine_options, sampling_settings
 from rlinf.machine import this_machine
 from rlinf.planning.cluster import make_cluster
 from rlinf.processes.executor import check_doors, make_executor, run_failed
 from rlinf.tasks import Problem
 from rlinf.tasks.prompts import PromptEncoder
 from rlinf_sched.cluster import Cluster
+from rlinf_sched.derive import Lengths, ModelShape
+from rlinf_sched.derive.memory import JobShape
+from rlinf_sched.errors import ProfileError
 from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, StepContext, WorkersError
 from rlinf_workers.language.reward import Reward, RewardSettings
@@ -166,7 +169,7 @@ class EvalRun:
             max_prompt_tokens=self.benchmarks.max_prompt_tokens,
             max_batch_sequences=config.max_batch_sequences,
             engine=config.engine,
-            engine_options=config.engine_options,
+            engine_options=self._engine_options(),
         )
         options = benchmark.reward.options or {}
         tag = "-".join([benchmark.reward.rule, *(f"{key}-{value}" for key, value in options.items())])
@@ -174,9 +177,36 @@ class EvalRun:
         flow = Flow(f"evaluate-{benchmark.name}")
         flow.worker("rollout", Rollout, rollout)
         flow.worker(reward, Reward, RewardSettings(rule=benchmark.reward, tokenizer_folder=folder))
-        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
+        span = config.devices_per_rank
+        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples", devices_per_rank=span)
         flow.stage("reward", Reward.score, reads="samples", writes="scored", worker=reward, needs_device=False)
         return flow
+
+    def _engine_options(self) -> dict[str, Any]:
+        """The same for all benchmarks, which share the rollout's processes."""
+        config, device = self.config, self.cluster.devices[0]
+        lengths = Lengths(
+            mean_tokens=config.max_new_tokens,
+            limit_tokens=config.max_new_tokens,
+            prompt_tokens=self.benchmarks.max_prompt_tokens,
+            group_size=config.samples_per_problem,
+        )
+        job = JobShape(
+            lengths=lengths,
+            num_groups=max(len(one.problems) for one in self.benchmarks.sets),
+            dtype_bytes=4 if config.dtype == "float32" else 2,
+            max_sequences=config.max_batch_sequences,
+            on_gpu=device.kind == "cuda",
+            engine=config.engine,
+            engine_options=config.sglang,
+            tensor_parallel=config.tensor_parallel_size,
+            device_bytes=device.memory_bytes,
+        )
+        try:
+            shape = ModelShape.from_folder(self.model.folder)
+        except ProfileError:
+            shape = None
+        return engine_options(config, shape, job)
 
     def _score(self, folder: EvalFolder) -> list[BenchmarkScores]:
         rows = folder.read_samples()
@@ -200,7 +230,7 @@ def prepare(config: EvalConfig) -> EvalRun:
     """
     cluster = make_cluster(config.cluster, this_machine())
     check_doors(config.cluster)
-    check_engine(config.engine, config.engine_options)
+    check_engine(config)
     model = load_model(config.model)
     if is_adapter(model.folder) and config.engine != "huggingface":
         raise UserError(

@@ -13,6 +13,7 @@ from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 
 if TYPE_CHECKING:
+    from rlinf.jobs.agreement import Agreement
     from rlinf.loop.session import Session
 
 
@@ -60,6 +61,8 @@ class Job:
     """Shown beside the score; metrics of every evaluation."""
     notes: Sequence[str] = ()
     """Fall-backs in effect, for the manifest."""
+    stops_on_mismatch = False
+    """A run ends where those who sample and those who train disagree."""
 
     def chunks(self, plan: Plan) -> Mapping[str, int]:
         """Stage -> granularity where the user has not chosen and the mode's rule is not the best for this job."""
@@ -93,6 +96,11 @@ class Job:
     def feeds(self, step: int) -> dict[str, list[Any]]:
         """Channel -> items of a training step; a function of the seed and the step alone."""
         return {}
+
+    def agreement(self, metrics: Mapping[str, float]) -> Agreement | None:
+        """Whether those who sample and those who train agree, by the metrics of a training step; None: nothing is known
+        of it."""
+        return None
 
     def evaluation_feeds(self) -> dict[str, list[Any]]:
         """Channel -> items of an evaluation."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rlinf.config.engine import EngineConfig
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.reasoning import EvaluationConfig, RolloutConfig
 from rlinf.config.tasks import FilesTask
@@ -16,6 +17,9 @@ from rlinf.doors import named_class
 from rlinf.errors import UserError
 from rlinf.tasks import Problem
 from rlinf.tasks.prompts import PromptEncoder, is_chat
+from rlinf_sched.derive.memory import JobShape
+from rlinf_sched.derive.memory.sglang import settled_arguments
+from rlinf_sched.derive.shapes import ModelShape
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.registry import ENGINES
@@ -91,10 +95,27 @@ def sampling_settings(
     )
 
 
-def check_engine(name: str, options: Mapping[str, Any], key: str = "engine") -> None:
+def check_engine(settings: EngineConfig, key: str = "engine") -> None:
     """Whether there is such an engine, and its constructor takes the options.
 
+    Args:
+        key: the engine's, for messages.
     Raises: UserError.
     """
-    settings = {"max_prompt_tokens": None, "max_batch_sequences": 1}
-    named_class(ENGINES, name, options, None, None, at=f"{key}={name}", **settings)
+    name, given = settings.engine, {"max_prompt_tokens": None, "max_batch_sequences": 1}
+    options = {**settings.engine_options, **settings.sglang}
+    place = f"{settings.AT}sglang" if settings.sglang else None
+    named_class(ENGINES, name, options, None, None, at=f"{key}={name}", options_at=place, **given)
+
+
+def engine_options(settings: EngineConfig, shape: ModelShape | None, job: JobShape) -> dict[str, Any]:
+    """Arguments of the engine's constructor; for SGLang server arguments, with the size of its KV pool where the
+    settings leave it open.
+
+    Args:
+        shape: the model's; None where we cannot count its parts, and the engine decides by itself.
+        job: what is asked of a rank.
+    """
+    if settings.engine != "sglang":
+        return dict(settings.engine_options)
+    return dict(settings.sglang) if shape is None else settled_arguments(shape, job)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,15 +22,17 @@ from rlinf.config.inputs import check_model_folder
 from rlinf.config.reasoning import ReasoningConfig, WarmStartConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
+from rlinf.jobs.agreement import UNIT_ROUNDOFF, Agreement, Arithmetic, arithmetic_of, judge_step
 from rlinf.jobs.base import Flows, Job, Score
-from rlinf.jobs.generation import PromptMaker, check_engine, make_encoder, sampling_settings
+from rlinf.jobs.generation import PromptMaker, check_engine, engine_options, make_encoder, sampling_settings
 from rlinf.jobs.lora import lora_settings, with_base
 from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
 from rlinf.jobs.training import backend_settings, check_packs, optimizer_settings
 from rlinf.jobs.warm_starts import WarmStarts, cache_folder
 from rlinf.machine import Machine
 from rlinf.planning.cluster import make_cluster
-from rlinf.planning.memory import all_fit_at_once, check_memory, fullest_place, shape_of
+from rlinf.planning.engines import check_cut
+from rlinf.planning.memory import all_fit_at_once, check_memory, fullest_place, job_shape, shape_of
 from rlinf.planning.memory_table import memory_lines
 from rlinf.planning.problems import actor_granularities, num_sampled_prompts
 from rlinf.run_folder.checkpoints import refuse_damaged_model
@@ -38,6 +41,7 @@ from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, max_positions, write_model_folder
 from rlinf.tasks.prompts import PromptEncoder
 from rlinf_sched.cluster import Cluster
+from rlinf_sched.derive.memory import JobShape
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
@@ -59,6 +63,8 @@ WARMUP_STEPS = 30
 
 NUM_CHUNKS = 8
 """Pieces in which a batch of prompts goes through a pipelined plan."""
+NUM_CHECKED_COMPLETIONS, NUM_CHECKED_TOKENS = 2, 64
+"""Completions of a prompt that a check compares, and the longest of them."""
 MODEL_FOLDER = "initial_model"
 REFERENCE_FOLDER = "reference_model"
 MEGATRON_ON_CPU = (
@@ -76,13 +82,14 @@ class ReasoningJob(Job):
         self.config = config
         self.machine = machine
         self.num_items = num_sampled_prompts(config)
+        self.stops_on_mismatch = config.rollout.stop_on_mismatch
         asked = config.evaluation
         kind = "greedy accuracy" if asked.temperature == 0 else f"accuracy (avg@{asked.num_samples})"
         self.score = Score(name="accuracy", text=f"{kind} on held-out problems")
         if config.model.path is not None:
             check_model_folder(config.model.path)
             refuse_damaged_model(config.model.path, key="model.path")
-        check_engine(config.rollout.engine, config.rollout.engine_options, "rollout.engine")
+        check_engine(config.rollout, "rollout.engine")
         reward_notes = check_reward(config.reward)
         self._task = make_task(config.task, config.seed)
         if config.model.path is not None:
@@ -118,6 +125,8 @@ class ReasoningJob(Job):
             sends_rows=try_rewards(config.reward, self._task.train_problem(0)),
         )
         self._warm_start: Flow | None = None
+        if self._shape is not None:
+            check_cut(config, self._shape)
 
     def _model_config(self) -> dict[str, Any]:
         """config.json of the model, as far as sizes go."""
@@ -173,13 +182,18 @@ class ReasoningJob(Job):
         return shape_of(self.config, len(self._tokenizer))
 
     @cached_property
+    def _job_shape(self) -> JobShape:
+        device = self._cluster.devices[0]
+        return job_shape(self.config, on_gpu=device.kind == "cuda", device_bytes=device.memory_bytes)
+
+    @cached_property
     def _cluster(self) -> Cluster:
         return make_cluster(self.config.cluster, self.machine)
 
     def build(self, folder: Path) -> Flows:
         train = self._train_flow(folder)
         evaluate = Flow("evaluate").workers_of(train, "rollout", "reward")
-        evaluate.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
+        self._generates(evaluate)
         evaluate.stage("reward", Reward.score, reads="samples", writes="scored", needs_device=False)
         if self.config.warm_start is None:
             return Flows(train=train, evaluate=evaluate)
@@ -199,7 +213,7 @@ class ReasoningJob(Job):
         flow.worker("reward", Reward, self._reward_settings(model))
         flow.worker("actor", Actor, self._actor_settings(model, folder))
 
-        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
+        self._generates(flow)
         samples = "samples"
         if config.has_reference_worker:
             flow.stage("reference", Reference.logprobs, reads="samples", writes="referenced")
@@ -210,13 +224,17 @@ class ReasoningJob(Job):
             Actor.train,
             reads="scored",
             dispatch="key",
-            ordered=True,
+            ordered=config.actor.group_order == "index",
             trains=True,
             granularities=actor_granularities(config),
             num_parts=config.actor.settled_shards,
         )
         flow.weights("actor", to="rollout")
         return flow
+
+    def _generates(self, flow: Flow) -> None:
+        span = self.config.rollout.devices_per_rank
+        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples", devices_per_rank=span)
 
     # -- settings --------------------------------------------------------------------------------------------------
 
@@ -259,6 +277,7 @@ class ReasoningJob(Job):
         rollout, evaluation = self.config.rollout, self.config.evaluation
         num_tokens, size = rollout.max_new_tokens, self.config.algorithm.group_size
         stop = rollout.stop if evaluation.stop is None else evaluation.stop
+        fills_its_memory = rollout.engine == "sglang" or rollout.engine_options.get("refill") is True
         return RolloutSettings(
             model=replace(model, dtype=self.config.served_dtype),
             train=sampling_settings(rollout, group_size=size, max_new_tokens=num_tokens, stop=rollout.stop),
@@ -266,8 +285,9 @@ class ReasoningJob(Job):
                 evaluation, group_size=evaluation.num_samples, max_new_tokens=num_tokens, stop=stop
             ),
             max_prompt_tokens=self._make_prompt.max_tokens,
+            max_batch_sequences=None if fills_its_memory else self._job_shape.max_sequences,
             engine=rollout.engine,
-            engine_options=rollout.engine_options,
+            engine_options=engine_options(rollout, self._shape, self._job_shape),
         )
 
     def _reward_settings(self, model: ModelSettings) -> RewardSettings:
@@ -336,6 +356,44 @@ class ReasoningJob(Job):
     def _evaluation_sets(self) -> dict[str, list[Problem]]:
         """End of the metrics' names -> problems; the set that the score is about comes first, under no name."""
         return {f"/{name}" if name else "": problems for name, problems in self._held_out.items()}
+
+    def check_flow(self, train: Flow) -> Flow:
+        rollout: RolloutSettings = train.workers["rollout"].arguments[0]
+        num_tokens = min(rollout.train.max_new_tokens, NUM_CHECKED_TOKENS)
+        sampling = replace(rollout.train, group_size=NUM_CHECKED_COMPLETIONS, max_new_tokens=num_tokens)
+        flow = Flow("check").worker("rollout", Rollout, replace(rollout, train=sampling)).workers_of(train, "actor")
+        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
+        flow.stage(
+            "actor",
+            Actor.compare,
+            reads="samples",
+            writes="compared",
+            dispatch="key",
+            ordered=True,
+            trains=True,
+            num_parts=self.config.actor.settled_shards,
+        )
+        return flow.weights("actor", to="rollout")
+
+    def token_text(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids)
+
+    # -- engine and trainer ------------------------------------------------------------------------------------------
+
+    def agreement(self, metrics: Mapping[str, float]) -> Agreement | None:
+        return judge_step(self.arithmetic, metrics)
+
+    @cached_property
+    def arithmetic(self) -> Arithmetic:
+        """What engine and trainer compute with."""
+        config = self.config
+        computes = str(config.actor.backend_options.get("compute_dtype"))
+        return arithmetic_of(
+            self._model_config(),
+            trained_dtype=computes if computes in UNIT_ROUNDOFF else config.model.dtype,
+            served_dtype=config.served_dtype,
+            temperature=config.rollout.temperature,
+        )
 
     # -- before the first step -------------------------------------------------------------------------------------
 

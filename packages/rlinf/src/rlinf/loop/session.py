@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.console.progress import Progress
+from rlinf.errors import RunFailed
 from rlinf.jobs.base import Flows, Job
 from rlinf.run_folder import RunFolder, TraceEvent
 from rlinf_workers import Executor, Flow, FlowRun, StepContext
@@ -27,6 +28,7 @@ class Session:
         """Seconds until every process was up; 0 before the first hand-over of weights."""
         self._job, self._flows, self._run_folder, self._progress = job, flows, folder, progress
         self._began_s = time.monotonic()
+        self._is_judged = False
 
     @property
     def folder(self) -> Path:
@@ -64,6 +66,23 @@ class Session:
         while self.executor.notes:
             self.note(self.executor.notes.pop(0))
         self.start_s = self.start_s or time.monotonic() - self._began_s
+
+    def judge(self, metrics: Mapping[str, float], step: int) -> None:
+        """Says whether those who sample and those who train agree, by the first step of this session that tells.
+
+        Raises: RunFailed where they do not, and the run is to stop then.
+        """
+        if self._is_judged or (found := self._job.agreement(metrics)) is None:
+            return
+        self._is_judged = True
+        self._run_folder.agreement({"step": step, **found.to_json()})
+        if found.agrees:
+            self.message(found.summary)
+            return
+        if self._job.stops_on_mismatch:
+            raise RunFailed(f"step {step}: {found.text}\nhint: --rollout.stop_on_mismatch false goes on all the same")
+        self._run_folder.note(found.summary)
+        self._progress.warning(found.text)
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Scores the present weights on held-out problems or seeds; `step` counts the training steps done."""

@@ -166,6 +166,7 @@ class TrainingLoop:
             busy_s = busy_seconds(flow_run)
             self._times[-1].add(flow_run, busy_s)
             self._record_step(step, flow_run)
+            self._session.judge(flow_run.metrics, step)
             self._clock.own_score = None
             asks_for_plan = self._auto.observe(flow_run, busy_s)
             done = self._clock.step = step + 1

@@ -8,10 +8,14 @@ from itertools import combinations, product
 from typing import Any
 
 from rlinf.config.reasoning import ReasoningConfig
+from rlinf_sched.derive.memory.sglang import MEM_FRACTION
 
 MOST_KEYS = 3
 """Keys that a suggestion changes at most."""
 MOST_SHOWN = 4
+OTHER_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
+"""Shares of a GPU that an engine may take; the nearest few are tried."""
+MOST_SHARES = 4
 Key = tuple[str, ...]
 
 
@@ -111,8 +115,26 @@ def _axes(config: ReasoningConfig, num_ranks: int, most_ranks: int, num_devices:
                 yield [Change(key=(*options, name), value=value) for value in larger]
     elif actor.backend == "replicated" and most_ranks > 1:
         yield [Change(key=("actor", "backend"), value="fsdp2")]
+    yield from _engine_axes(config)
     if config.model.dtype == "float32":  # precision
         yield [Change(key=("model", "dtype"), value="bfloat16")]
+
+
+def _engine_axes(config: ReasoningConfig) -> Iterator[list[Change]]:
+    """What an SGLang engine may have otherwise."""
+    rollout, options = config.rollout, ("rollout", "sglang")
+    if rollout.engine != "sglang":
+        return
+    tokens, needed = rollout.sglang.get("max_total_tokens"), rollout.max_prompt_tokens + rollout.max_new_tokens
+    if isinstance(tokens, int) and tokens > needed:  # waiting completions
+        yield [Change(key=(*options, "max_total_tokens"), value=max(needed, tokens >> n)) for n in range(1, 6)]
+    share = float(rollout.sglang.get("mem_fraction_static", MEM_FRACTION))
+    near = sorted((other for other in OTHER_SHARES if other != share), key=lambda other: abs(other - share))
+    yield [Change(key=(*options, "mem_fraction_static"), value=other) for other in near[:MOST_SHARES]]
+    size = rollout.tensor_parallel_size  # what its devices send each other
+    yield [Change(key=("rollout", "tensor_parallel_size"), value=size << doublings) for doublings in (1, 2, 3)]
+    if config.served_dtype == "float32":  # precision
+        yield [Change(key=("rollout", "dtype"), value="bfloat16")]
 
 
 def _changed(config: ReasoningConfig, changes: tuple[Change, ...]) -> ReasoningConfig | None:

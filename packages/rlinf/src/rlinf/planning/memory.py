@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
+from rlinf.planning.engines import can_be_served, pool_shortage
 from rlinf.planning.fitting import fitting_changes, hint_of
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import Gpu, Lengths
@@ -42,14 +43,21 @@ ALLOCATED_SHARE = 1.25
 (docs/memory.md)."""
 CONTEXT_BYTES = 1 << 30
 """Room for CUDA's own memory in each process: its context, kernels and workspaces."""
+ENGINE_PROCESS_BYTES = 600 << 20
+"""Bytes that each process of an SGLang engine takes on a CPU slot beside its model, of which there is one for each
+device and one that would turn tokens into text (benchmarks/results/sglang-memory.json)."""
 NUM_STORED = 2
 """Copies of the weights that the host's store between trainer and engines takes at most: the version that is served,
 and the next."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
-def job_shape(config: ReasoningConfig, *, on_gpu: bool = True) -> JobShape:
-    """What a step of the recipe asks of its ranks; `actor.num_shards` is settled."""
+def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int = 0) -> JobShape:
+    """What a step of the recipe asks of its ranks; `actor.num_shards` is settled.
+
+    Args:
+        device_bytes: memory of a device, for an engine that takes a share of it.
+    """
     rollout, algorithm, lora = config.rollout, config.algorithm, config.actor.lora
     return JobShape(
         on_gpu=on_gpu,
@@ -71,6 +79,10 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True) -> JobShape:
         num_updates=algorithm.num_updates,
         has_critic=algorithm.has_critic,
         warm_start_sequences=config.warm_start.batch_size // config.actor.settled_shards if config.warm_start else 0,
+        engine=rollout.engine,
+        engine_options=rollout.sglang,
+        tensor_parallel=rollout.tensor_parallel_size,
+        device_bytes=device_bytes,
     )
 
 
@@ -137,6 +149,9 @@ class Load:
     """The most prompts that the rank works on at once."""
     offload: bool
     devices: tuple[int, ...] = ()
+    """Each of them carries as much."""
+    num_engine_processes: int = 0
+    """Processes that the rank's own process starts."""
 
     @property
     def peak(self) -> int:
@@ -144,16 +159,19 @@ class Load:
 
     @property
     def process(self) -> int:
-        """Bytes that the rank's process takes on a CPU slot, without the store of weights; while a checkpoint is
+        """Bytes that the rank's processes take on CPU slots, without the store of weights; while a checkpoint is
         written, too."""
         work = self.memory.work(self.num_items)
         working = self.peak + round(HEAP_SHARE * (work + self.memory.optimizer))
-        return PROCESS_BYTES + max(working + self.memory.host_copy, self.memory.state + self.memory.host_start)
+        most = max(working + self.memory.host_copy, self.memory.state + self.memory.host_start)
+        return PROCESS_BYTES + self.num_engine_processes * ENGINE_PROCESS_BYTES + max(1, len(self.devices)) * most
 
 
-def loads_of(config: ReasoningConfig, shape: ModelShape, plan: Plan, *, on_gpu: bool = True) -> list[Load]:
-    """The load of every rank of the plan that has a model."""
-    job = job_shape(config, on_gpu=on_gpu)
+def loads_of(
+    config: ReasoningConfig, shape: ModelShape, plan: Plan, *, on_gpu: bool = True, device_bytes: int = 0
+) -> list[Load]:
+    """The load of every rank of the plan that has a model; `device_bytes` as in `job_shape`."""
+    job = job_shape(config, on_gpu=on_gpu, device_bytes=device_bytes)
     span = trainer_of(job).span(job)  # the planner's plans have a rank for each replica
     ranks = {stage.stage: stage.num_replicas * span if span > 1 else stage.num_ranks for stage in plan.stages}
     of_group = rank_memory(shape, job, ranks, reference_shape(config, shape))
@@ -162,9 +180,17 @@ def loads_of(config: ReasoningConfig, shape: ModelShape, plan: Plan, *, on_gpu: 
         if (memory := of_group.get(stage.stage)) is None:
             continue
         num_items = _most_at_once(config, job, stage)
+        span = job.tensor_parallel if stage.stage == "rollout" else 1
         for rank in range(stage.num_ranks):
-            on = stage.devices_of(rank)[:1]  # where a rank has several, it computes on the first
-            loads.append(Load(group=stage.stage, memory=memory, num_items=num_items, offload=stage.offload, devices=on))
+            load = Load(
+                group=stage.stage,
+                memory=memory,
+                num_items=num_items,
+                offload=stage.offload,
+                devices=stage.devices_of(rank)[:span],  # where a rank has more, it computes on the first
+                num_engine_processes=span + 1 if stage.stage == "rollout" and job.engine == "sglang" else 0,
+            )
+            loads.append(load)
     return loads
 
 
@@ -200,7 +226,7 @@ def fullest_place(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluste
     """The device that has least to spare; the host where the devices are CPU slots, on which offloading leaves
     everything where it is."""
     on_gpu = cluster.devices[0].kind == "cuda"
-    loads = loads_of(config, shape, plan, on_gpu=on_gpu)
+    loads = loads_of(config, shape, plan, on_gpu=on_gpu, device_bytes=cluster.devices[0].memory_bytes)
     if not on_gpu:
         needed = sum(load.process for load in loads) + stored_bytes(shape, config)
         who = f"the {len(loads)} processes need"
@@ -245,7 +271,7 @@ def device_place(name: str, has_bytes: int, loads: Sequence[Load], mailbox: int 
 def all_fit_at_once(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster) -> bool:
     """Whether every device has room for the peaks of all its ranks together, so that no state has to leave it. False
     where a role is not counted: a teacher of a kind that we do not know."""
-    loads = loads_of(config, shape, plan)
+    loads = loads_of(config, shape, plan, device_bytes=cluster.devices[0].memory_bytes)
     is_counted = {load.group for load in loads} >= {stage.stage for stage in plan.stages if stage.devices}
     mailbox = mailbox_bytes(config, shape, plan, cluster)
     return is_counted and all(
@@ -261,7 +287,8 @@ def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster
     Raises: UserError with what each needs, what there is, and which settings would fit.
     """
 
-    actor = plan.stage("actor")
+    actor, rollout = plan.stage("actor"), plan.stage("rollout")
+    device_bytes, on_gpu = cluster.devices[0].memory_bytes, cluster.devices[0].kind == "cuda"
     room = min(len(actor.devices), config.rollout.num_prompts // config.algorithm.num_minibatches)
     most_ranks = max((count for count in range(1, room + 1) if len(actor.devices) % count == 0), default=1)
 
@@ -272,17 +299,24 @@ def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster
         elif changed.actor.settled_shards > config.actor.settled_shards:
             num_ranks = changed.actor.settled_shards
         trains = replace(actor, num_ranks=num_ranks, num_ranks_per_replica=size)
-        stages = (trains if stage is actor else stage for stage in plan.stages)
+        span, before = changed.rollout.tensor_parallel_size, config.rollout.tensor_parallel_size
+        generates = rollout if span == before else replace(rollout, num_ranks=len(rollout.devices) // span)
+        stages = (trains if stage is actor else generates if stage is rollout else stage for stage in plan.stages)
         return fullest_place(changed, shape, replace(plan, stages=tuple(stages)), cluster, memory_bytes)
 
-    if place_of(config).missing_bytes > 0:
+    def shortage_of(changed: ReasoningConfig) -> str | None:
+        return pool_shortage(shape, job_shape(changed, on_gpu=on_gpu, device_bytes=device_bytes))
+
+    if shortage_of(config) or place_of(config).missing_bytes > 0:
         raise misfit(
             config,
             shape,
             place_of,
+            shortage_of,
             num_ranks=actor.num_ranks,
             most_ranks=max(actor.num_ranks, most_ranks),
             num_devices=len(actor.devices),
+            num_engine_devices=len(rollout.devices),
         )
 
 
@@ -300,33 +334,40 @@ def misfit(
     config: ReasoningConfig,
     shape: ModelShape,
     place_of: Callable[[ReasoningConfig], Place],
+    shortage_of: Callable[[ReasoningConfig], str | None],
     *,
     num_ranks: int,
     most_ranks: int,
     num_devices: int,
+    num_engine_devices: int,
 ) -> UserError:
     """The refusal of a config that is short of memory, with the nearest settings that are not.
 
     Args:
         place_of: the place of a config that is fullest.
+        shortage_of: as `pool_shortage`.
         num_ranks: ranks of the actor; `most_ranks` could be, on `num_devices`.
+        num_engine_devices: devices of the rollout.
     """
 
     def fitting(changed: ReasoningConfig) -> int | None:
-        if not _can_be_cut(changed, shape, num_devices):
+        if not (_can_be_cut(changed, shape, num_devices) and can_be_served(changed, shape, num_engine_devices)):
+            return None
+        if shortage_of(changed):
             return None
         place = place_of(changed)
         return None if place.missing_bytes > 0 else place.needed_bytes
 
+    fits = fitting_changes(config, fitting, num_ranks=num_ranks, most_ranks=most_ranks, num_devices=num_devices)
+    if shortage := shortage_of(config):
+        return UserError(shortage, hint=hint_of(fits))
     place = place_of(config)
     lines = {f"{load.group} {load.peak / 2**30:.2f} ({load.memory.describe(load.num_items)})" for load in place.loads}
     return UserError(
         f"model.path: {shape.name}, {shape.num_parameters / 1e9:.2f} billion parameters, does not fit: {place.needs} "
         f"about {place.needed_bytes / 2**30:.1f} GiB, and {place.name} has {place.has_bytes / 2**30:.1f}\n  - "
         + "\n  - ".join(sorted(lines)),
-        hint=hint_of(
-            fitting_changes(config, fitting, num_ranks=num_ranks, most_ranks=most_ranks, num_devices=num_devices)
-        ),
+        hint=hint_of(fits),
     )
 
 
@@ -346,13 +387,25 @@ def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices:
     """Whether each worker group alone fits GPUs that need not be there, spread over all. Raises: as `check_memory`."""
 
     def place_of(changed: ReasoningConfig) -> Place:
-        job = job_shape(changed)
+        job = job_shape(changed, device_bytes=gpu.memory_bytes)
         ranks = {"actor": _ranks_in_replicas(changed, trainer_of(job).span(job), num_devices)}
         found = rank_memory(shape, job, ranks, reference_shape(changed, shape))
         alone = [Load(group=group, memory=memory, num_items=1, offload=True) for group, memory in found.items()]
         places = [device_place(gpu.name, gpu.memory_bytes, [load]) for load in alone]
         return max(places, key=lambda place: place.missing_bytes)
 
-    if place_of(config).missing_bytes > 0:
+    def shortage_of(changed: ReasoningConfig) -> str | None:
+        return pool_shortage(shape, job_shape(changed, device_bytes=gpu.memory_bytes))
+
+    if shortage_of(config) or place_of(config).missing_bytes > 0:
         num_ranks = math.gcd(config.actor.settled_shards, num_devices)
-        raise misfit(config, shape, place_of, num_ranks=num_ranks, most_ranks=num_devices, num_devices=num_devices)
+        raise misfit(
+            config,
+            shape,
+            place_of,
+            shortage_of,
+            num_ranks=num_ranks,
+            most_ranks=num_devices,
+            num_devices=num_devices,
+            num_engine_devices=num_devices,
+        )

@@ -13,7 +13,9 @@ from rlinf.config.devices import settle
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.schema import Config
 from rlinf.errors import UserError
+from rlinf.planning.engines import check_cut
 from rlinf.planning.memory import Load, check_gpu, job_shape, loads_of, named_shape, reference_shape
+from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import find_gpu, gpu_cluster
 from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_sched.derive.recipes import recipe_profiles
@@ -56,7 +58,8 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
     try:
         model = named_shape(config.model.path)
         _check_cut(config, model, config.cluster.num_devices)
-        job, sheet = job_shape(settled), find_gpu(gpu)
+        sheet = find_gpu(gpu)
+        job = job_shape(settled, device_bytes=sheet.memory_bytes)
         check_gpu(settled, model, sheet, config.cluster.num_devices)
         group_bytes = TOKEN_BYTES * job.lengths.group_tokens
         flow = grpo_flow(settled, group_bytes=group_bytes)
@@ -71,7 +74,8 @@ def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
 
 
 def _check_cut(config: ReasoningConfig, model: ModelShape, num_devices: int) -> None:
-    """Whether the actor's backend can cut the model so, on so many devices. Raises: UserError."""
+    """Whether engines and the actor's backend can cut the model so, on so many devices. Raises: UserError."""
+    check_cut(config, model)
     if config.actor.backend != "megatron":
         return
     cut = MegatronOptions.of(config.actor.backend_options)
@@ -87,11 +91,12 @@ def _check_cut(config: ReasoningConfig, model: ModelShape, num_devices: int) -> 
         )
 
 
-def loads_of_recipe(config: Config, plan: Plan) -> list[Load]:
+def loads_of_recipe(config: Config, plan: Plan, cluster: Cluster) -> list[Load]:
     """What the ranks of a plan for `problem_of_recipe` hold."""
     settled = settle(config, int(config.cluster.num_devices))
     assert isinstance(settled, ReasoningConfig) and settled.model.path is not None, "there is a problem of it"
-    return loads_of(settled, named_shape(settled.model.path), plan)
+    device_bytes = cluster.devices[0].memory_bytes
+    return loads_of(settled, named_shape(settled.model.path), plan, device_bytes=device_bytes)
 
 
 def num_sampled_prompts(config: ReasoningConfig) -> int:
@@ -120,7 +125,16 @@ def grpo_flow(config: ReasoningConfig, *, group_bytes: float) -> FlowGraph:
         config: settled, see `rlinf.config.devices.settle`.
         group_bytes: size of one prompt's answers on a channel.
     """
-    stages = [Stage(name="rollout", worker="rollout", role="rollout", reads=("prompts",), writes=("samples",))]
+    stages = [
+        Stage(
+            name="rollout",
+            worker="rollout",
+            role="rollout",
+            reads=("prompts",),
+            writes=("samples",),
+            devices_per_rank=config.rollout.devices_per_rank,
+        )
+    ]
     samples = "samples"
     if config.has_reference_worker:
         stages.append(

@@ -24,7 +24,16 @@ PANELS: dict[str, dict[str, str]] = {
     "Policy loss": {"actor/policy_loss": "loss"},
     "Value loss": {"actor/value_loss": "loss"},
     "Gradient norm before clipping": {"actor/grad_norm": "norm"},
-    "KL to the policy that sampled": {"actor/kl": "KL", "actor/rollout_kl": "KL a token"},
+    "KL to the policy that sampled": {
+        "actor/kl": "KL",
+        "actor/rollout_kl": "KL a token",
+        "rollout/logprob_gap_kl": "before the update",
+    },
+    "Distance between engine and trainer": {
+        "rollout/logprob_gap_mean": "mean",
+        "rollout/logprob_gap_p999": "99.9 %",
+        "rollout/logprob_gap_max": "worst token",
+    },
     "KL to the reference": {"actor/ref_kl": "KL a token"},
     "Entropy": {"actor/entropy": "entropy", "rollout/entropy": "estimate by samples"},
     "Ratios that were clipped": {"actor/clip_fraction": "share"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ from rlinf.run_folder.rows import write_file
 from rlinf_sched.explain.quantities import gib, seconds
 
 NUM_COLORS = 7
+WORST = "worst_token"
+"""A row of samples.jsonl that has it is about that token, and no sample."""
 NUM_SAMPLES = 6
 """Samples shown of the first and of the last step that has any."""
 
@@ -63,6 +66,7 @@ def render(records: RunRecords) -> str:
         or html.section("Curves", '<p class="sub">No step was finished.</p>'),
         _timeline(records, colors),
         _time_by_stage(records, colors),
+        _trust(records),
         _weight_syncs(records),
         _plan(records),
         _plan_times(records),
@@ -183,6 +187,40 @@ def _time_by_stage(records: RunRecords, colors: Mapping[str, str]) -> str:
     )
 
 
+def _trust(records: RunRecords) -> str:
+    """The verdict of each session, and the tokens about which engine and trainer were farthest apart."""
+    verdicts = [session["agreement"] for session in records.manifest.get("sessions", []) if "agreement" in session]
+    parts = []
+    for verdict in verdicts:
+        look = "sub" if verdict["agrees"] else "mismatch"
+        suspects = "".join(f"<li>{escape(suspect)}</li>" for suspect in verdict["suspects"])
+        parts.append(f'<p class="{look}">Step {verdict["step"] + 1}: {escape(verdict["summary"])}.</p>')
+        parts.append(f"<p>Usual suspects, in this order:</p><ol>{suspects}</ol>" if suspects else "")
+    worst = sorted((row for row in records.samples if WORST in row), key=_gap, reverse=True)[:NUM_SAMPLES]
+    cells = [
+        (
+            f"{row['step'] + 1:,}",
+            html.Raw(f"{escape(row['before'])}<mark>{escape(row[WORST])}</mark>{escape(row['after'])}"),
+            *(number(math.nan if row[name] is None else row[name]) for name in ("rollout_logprob", "actor_logprob")),
+            number(_gap(row)),
+        )
+        for row in worst
+    ]
+    columns = ("step", "worst token, with the tokens around it", "by the engine", "by the trainer", "distance")
+    return html.section(
+        "Engine and trainer",
+        *parts,
+        html.table(columns, cells, numeric=(0, 2, 3, 4)),
+        note="Log-probabilities of the sampled tokens, in nats, under the same weights." if parts or cells else "",
+    )
+
+
+def _gap(row: Mapping[str, Any]) -> float:
+    """Nats; a log-probability that is not a number is the worst."""
+    rollout, actor = row.get("rollout_logprob"), row.get("actor_logprob")
+    return math.inf if rollout is None or actor is None else abs(rollout - actor)
+
+
 def _weight_syncs(records: RunRecords) -> str:
     """From the whole trace, evaluations and warm start included."""
     spans: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -234,10 +272,11 @@ def _predicted_and_measured(times: Mapping[str, float | None]) -> tuple[str, str
 
 
 def _samples(records: RunRecords) -> str:
-    steps = sorted({row["step"] for row in records.samples if "step" in row})
+    samples = [row for row in records.samples if WORST not in row]
+    steps = sorted({row["step"] for row in samples if "step" in row})
     parts = []
     for step in dict.fromkeys([steps[-1], steps[0]] if steps else []):
-        rows = [row for row in records.samples if row.get("step") == step][:NUM_SAMPLES]
+        rows = [row for row in samples if row.get("step") == step][:NUM_SAMPLES]
         columns = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
         cells = [[_sample_cell(row.get(name)) for name in columns] for row in rows]
         parts += [

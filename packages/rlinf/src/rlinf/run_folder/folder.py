@@ -117,6 +117,10 @@ class RunFolder:
         """Records a fall-back or anything else that a reader of the run must know; the same text only once."""
         self._manifest.note(text)
 
+    def agreement(self, values: Mapping[str, Any]) -> None:
+        """Records this session's verdict on engine and trainer."""
+        self._manifest.session("agreement", values)
+
     def write(self, name: str, content: str) -> None:
         """One of the files that say what runs: plan.json, flow.json, flow.mmd, problem.json."""
         write_file(self.path / name, content)

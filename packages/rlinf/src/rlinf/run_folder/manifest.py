@@ -59,6 +59,12 @@ class Manifest:
         self.values["ended"] = None
         self._write()
 
+    def session(self, key: str, value: Any) -> None:
+        """Adds to the session under way."""
+        with self._lock:
+            self.values["sessions"][-1][key] = value
+            self._write()
+
     def end_session(self, failure: str | None = None) -> None:
         """`failure` is why it did not end well."""
         self.values["ended"] = self.values["sessions"][-1]["ended"] = timestamp()

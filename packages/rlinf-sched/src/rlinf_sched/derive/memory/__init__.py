@@ -5,7 +5,8 @@
     rank.py         RankMemory, the bytes of one rank
     activations.py  what a pass through the model keeps, and what its head takes
     trainers.py     one line for each training backend: how its parts are counted
-    served.py       ranks that generate, and ranks that only read
+    served.py       ranks that generate, with one line for each engine, and ranks that only read
+    sglang.py       what a device of an SGLang engine holds
 
 Every count is at the longest sequences that a recipe allows.
 """

@@ -1,7 +1,7 @@
 """What a step asks of the ranks that hold models."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlinf_sched.derive.lengths import Lengths
@@ -41,7 +41,15 @@ class JobShape:
     on_gpu: bool = True
     """Where the ranks are; torch works in larger pieces there."""
     max_sequences: int = 512
-    """Most sequences that a rank generates at once."""
+    """Most sequences that a rank generates at once, in engines that are bounded by a number of them."""
+    engine: str = "huggingface"
+    """What generates (`rollout.engine`); how it is counted stands in `served`."""
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    """`rollout.sglang`; read by the engine's line in `served` alone."""
+    tensor_parallel: int = 1
+    """Devices over which an engine cuts the model."""
+    device_bytes: int = 0
+    """Memory of a device on which the engine runs; read by those that take a share of it."""
 
     def __post_init__(self) -> None:
         for key in ("num_groups", "dtype_bytes", "num_shards", "micro_batch_groups", "num_updates", "max_sequences"):
@@ -52,6 +60,11 @@ class JobShape:
     def num_models(self) -> int:
         """Models that a rank of the trainer trains."""
         return 2 if self.has_critic else 1
+
+    @property
+    def served(self) -> "JobShape":
+        """The job in the numbers of the weights that generate."""
+        return replace(self, dtype_bytes=self.served_bytes or self.dtype_bytes)
 
     @property
     def sole_adapter(self) -> Adapter | None:

@@ -22,7 +22,8 @@ NUM_MOMENTS = 2
 class RankMemory:
     """Bytes on the device of one rank, by what they are for.
 
-    The first four stay between the rank's turns. The others come and go while it works: those of a pass add up, and the
+    The first four and the KV pool stay between the rank's turns.
+    The others come and go while it works: those of a pass add up, and the
     optimizer's step and the sync of weights come at other times.
     """
 
@@ -39,6 +40,8 @@ class RankMemory:
     """Weights of other ranks that a pass has gathered, and their gradients before they are shared out."""
     kv_cache: int = 0
     """Keys and values, whatever the number of items."""
+    kv_pool: int = 0
+    """Room for keys and values that is taken once and stays between turns."""
     activations_of_item: int = 0
     """Further activations for each item that is worked on at once."""
     kv_cache_of_item: int = 0
@@ -56,7 +59,7 @@ class RankMemory:
     @property
     def state(self) -> int:
         """Bytes that stay between the rank's turns."""
-        return self.weights + self.masters + self.gradients + self.optimizer
+        return self.weights + self.masters + self.gradients + self.optimizer + self.kv_pool
 
     def work(self, num_items: int = 1) -> int:
         """Further bytes at the peak of the rank's turn, on so many items at once."""
@@ -82,6 +85,7 @@ class RankMemory:
             "gradients": self.gradients,
             "optimizer": self.optimizer,
             **self._of_pass(num_items),
+            "KV cache": self._of_pass(num_items)["KV cache"] + self.kv_pool,
             "optimizer's step": self.step,
             "weight sync": self.sync,
         }

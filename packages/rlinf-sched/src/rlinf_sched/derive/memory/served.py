@@ -1,5 +1,6 @@
 """Ranks whose weights no gradient changes: those that generate, and those that read what was generated."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rlinf_sched.derive.memory.activations import (
@@ -11,6 +12,7 @@ from rlinf_sched.derive.memory.activations import (
 )
 from rlinf_sched.derive.memory.job import FLOAT_BYTES, JobShape
 from rlinf_sched.derive.memory.rank import RankMemory
+from rlinf_sched.derive.memory.sglang import sglang_memory
 from rlinf_sched.derive.memory.trainers import trainer_of
 from rlinf_sched.derive.shapes import ModelShape
 
@@ -35,9 +37,13 @@ def forward_memory(model: ModelShape, job: JobShape) -> RankMemory:
 
 
 def generator_memory(model: ModelShape, job: JobShape) -> RankMemory:
-    """The memory of a rank that generates; an item is a group. Caches grow by copying, one layer at a time."""
-    lengths = job.lengths
-    job = replace(job, dtype_bytes=job.served_bytes or job.dtype_bytes)
+    """The memory of a device of a rank that generates; an item is a group."""
+    return GENERATORS.get(job.engine, _huggingface_memory)(model, job)
+
+
+def _huggingface_memory(model: ModelShape, job: JobShape) -> RankMemory:
+    """Caches grow by copying, one layer at a time."""
+    lengths, job = job.lengths, job.served
     context = lengths.prompt_tokens + lengths.limit_tokens
     cache = context * kv_bytes(model, job) * (1 + 1 / model.num_layers)
     logits = model.vocab_size * (job.dtype_bytes + 3 * FLOAT_BYTES)
@@ -46,3 +52,10 @@ def generator_memory(model: ModelShape, job: JobShape) -> RankMemory:
         kv_cache_of_item=round(lengths.group_size * cache),
         activations_of_item=lengths.group_size * logits,
     )
+
+
+GENERATORS: Mapping[str, Callable[[ModelShape, JobShape], RankMemory]] = {
+    "huggingface": _huggingface_memory,
+    "sglang": sglang_memory,
+}
+"""Name of the engine (`rollout.engine`) -> how it is counted; one of the user's own is counted as `huggingface`."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rlinf_sched.derive.sglang import OWNED
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.language_model import ModelSettings
 
@@ -17,25 +18,6 @@ KNOWN_VERSIONS = ("0.5.23",)
 """Versions of SGLang that these files were tested with."""
 
 Argument = bool | int | float | str
-
-_MODEL, _DEVICES = "the model is that of the recipe (model.*)", "the devices of a rank are the plan's (cluster.*)"
-_PORTS = "an engine speaks to its own processes alone, through sockets that it names itself"
-_REQUESTS = "prompts come as token ids, and completions go back as token ids"
-_WEIGHTS = "weights come from the trainer (cluster.weight_link)"
-
-OWNED: Mapping[str, str] = {
-    **dict.fromkeys(("model_path", "tokenizer_path", "revision", "dtype", "json_model_override_args"), _MODEL),
-    **dict.fromkeys(("tp_size", "dp_size", "pp_size", "nnodes", "node_rank", "device", "base_gpu_id"), _DEVICES),
-    **dict.fromkeys(("gpu_id_step", "use_ray"), _DEVICES),
-    **dict.fromkeys(("host", "port", "nccl_port", "dist_init_addr", "grpc_port", "grpc_mode", "smg_grpc_mode"), _PORTS),
-    **dict.fromkeys(("tokenizer_worker_num", "detokenizer_worker_num", "disaggregation_mode"), _PORTS),
-    **dict.fromkeys(("skip_tokenizer_init", "tokenizer_mode", "is_embedding", "stream_interval"), _REQUESTS),
-    **dict.fromkeys(("incremental_streaming_output", "allow_auto_truncate", "preferred_sampling_params"), _REQUESTS),
-    **dict.fromkeys(("load_format", "custom_weight_loader", "weight_version", "weight_cache_mode"), _WEIGHTS),
-    **dict.fromkeys(("enable_lora", "lora_paths", "startup_weight_load_mode", "quantization"), _WEIGHTS),
-    "custom_sigquit_handler": "the worker watches the engine's processes",
-}
-"""Arguments that no recipe sets, and why."""
 
 ON_CPU: Mapping[str, Argument] = {
     "attention_backend": "torch_native",

@@ -1,0 +1,115 @@
+"""What one device of an SGLang engine holds: its part of the weights, a pool of keys and values, and what works beside.
+
+SGLang takes the pool when it starts: `mem_fraction_static` of the memory, weights included, and no more than
+`max_total_tokens`. What its passes and captured graphs need beside that is counted as SGLang itself reserves it where
+it chooses the share (0.5.23, `handle_gpu_memory_settings`): 512 MB, 1.5 MB for each token of a prefill chunk, 2 MB for
+each sequence of the largest captured batch, 1 GB / 8 for each device of the engine. On a CPU all lies in host memory.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rlinf_sched.derive.memory.activations import feed_forward_bytes, kv_bytes
+from rlinf_sched.derive.memory.job import FLOAT_BYTES, JobShape
+from rlinf_sched.derive.memory.rank import RankMemory
+from rlinf_sched.derive.sglang import NOT_CUT, SGLangOptions
+from rlinf_sched.derive.shapes import ModelShape
+
+MEM_FRACTION = 0.7
+"""Share of a GPU for weights and KV pool where the recipe names none. SGLang itself would take nearly 0.9, all that its
+own passes leave; on a device that is shared with a trainer their contexts and a published version need room, too."""
+CPU_SHARE = 0.25
+"""Share of a CPU slot's memory that the KV pool takes at most where the recipe names no size."""
+CPU_MEM_FRACTION = 0.9
+"""On a CPU the number of tokens is the bound, and this one only has to be beyond it."""
+MB = 1 << 20
+MIN_CHUNK_TOKENS = 2048
+"""Tokens of a prefill chunk that SGLang reserves for at least."""
+_CAPACITIES = (
+    (20, 2048, 8, 8),
+    (35, 4096, 48, 160),
+    (60, 4096, 32, 160),
+    (160, 8192, 256, 512),
+    (math.inf, 16384, 512, 512),
+)
+"""GiB of a device below which a row holds, tokens of a prefill chunk, and the largest captured batch of an engine over
+fewer than 4 devices and over more: SGLang's own choices."""
+
+
+def sglang_memory(model: ModelShape, job: JobShape) -> RankMemory:
+    """The memory of one device of a rank. Weights are filled in place, so a sync adds nothing; norms, which are whole
+    on each device, are counted as if they were cut."""
+    return RankMemory(
+        weights=_weights_bytes(model, job),
+        kv_pool=max(0, kv_tokens(model, job)) * kv_token_bytes(model, job),
+        activations=_reserve_bytes(job) if job.on_gpu else _cpu_work_bytes(model, job),
+    )
+
+
+def kv_tokens(model: ModelShape, job: JobShape) -> int:
+    """Tokens whose keys and values the pool of an engine holds; 0 or less where weights leave no room."""
+    options = SGLangOptions.of(job.engine_options)
+    most = options.max_total_tokens
+    if not job.on_gpu:
+        return _cpu_tokens(model, job) if most is None else most
+    room = (options.mem_fraction_static or MEM_FRACTION) * job.device_bytes - _weights_bytes(model, job)
+    fitting = math.floor(room / kv_token_bytes(model, job))
+    return fitting if most is None else min(fitting, most)
+
+
+def settled_arguments(model: ModelShape, job: JobShape) -> dict[str, Any]:
+    """The server arguments of a recipe, with the size of the pool where it names none."""
+    options = SGLangOptions.of(job.engine_options)
+    if job.on_gpu:
+        share = options.mem_fraction_static or MEM_FRACTION
+        return {**job.engine_options, "mem_fraction_static": share}
+    defaults = {"mem_fraction_static": CPU_MEM_FRACTION, "max_total_tokens": kv_tokens(model, job)}
+    return {**defaults, **job.engine_options}
+
+
+def longest_tokens(job: JobShape) -> int:
+    """Tokens of the longest sequence, prompt and completion together."""
+    return job.lengths.prompt_tokens + job.lengths.limit_tokens
+
+
+def kv_token_bytes(model: ModelShape, job: JobShape) -> int:
+    """Bytes of one token's keys and values on one device of an engine."""
+    return kv_bytes(model, job.served) // job.tensor_parallel
+
+
+def _weights_bytes(model: ModelShape, job: JobShape) -> int:
+    return -(-job.served.dtype_bytes * model.num_parameters // job.tensor_parallel)
+
+
+def _cpu_tokens(model: ModelShape, job: JobShape) -> int:
+    """Room for all sequences that a rank may have at once at their longest, within a share of the slot's memory."""
+    num_sequences = min(job.num_groups * job.lengths.group_size, job.max_sequences)
+    most = int(CPU_SHARE * job.device_bytes) // kv_token_bytes(model, job)
+    return min(num_sequences * longest_tokens(job), most)
+
+
+def _reserve_bytes(job: JobShape) -> int:
+    """Bytes beside weights and KV pool on a GPU."""
+    options, size = SGLangOptions.of(job.engine_options), job.tensor_parallel
+    chunk, few, many = next(row[1:] for row in _CAPACITIES if job.device_bytes < row[0] * 2**30)
+    chunk = chunk if options.chunked_prefill_size is None else options.chunked_prefill_size
+    if chunk == NOT_CUT:
+        chunk = longest_tokens(job)
+    largest = options.cuda_graph_max_bs or (few if size < 4 else many)
+    if options.max_running_requests is not None:
+        largest = min(largest, options.max_running_requests)
+    graphs = 0 if options.disable_cuda_graph else 2 * MB * largest
+    return 512 * MB + 3 * MB // 2 * max(chunk, MIN_CHUNK_TOKENS) + size * 128 * MB + graphs
+
+
+def _cpu_work_bytes(model: ModelShape, job: JobShape) -> int:
+    """The inside of a layer for a chunk of prompts, or the logits of a decoding step with their log-probabilities."""
+    options, pool = SGLangOptions.of(job.engine_options), max(longest_tokens(job), kv_tokens(model, job))
+    num_tokens = min(max(options.chunked_prefill_size or 0, 4096), pool)
+    inside = num_tokens * feed_forward_bytes(model, job.served) // job.tensor_parallel
+    num_running = max(1, pool // longest_tokens(job))
+    if options.max_running_requests is not None:
+        num_running = min(num_running, options.max_running_requests)
+    return max(inside, 3 * FLOAT_BYTES * num_running * model.vocab_size)

@@ -1,0 +1,243 @@
+"""Recipes that generate by SGLang: their keys, their memory and plans, and how mistakes end before anything starts."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlinf.cli.main import main
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.config.reasoning import ReasoningConfig
+from rlinf.errors import UserError
+from rlinf.jobs.generation import engine_options
+from rlinf.planning.memory import all_fit_at_once, check_memory, job_shape, loads_of
+from rlinf.planning.problems import problem_of_recipe
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.derive import find_model
+from rlinf_sched.derive.memory import generator_memory
+from rlinf_sched.derive.memory.sglang import kv_tokens
+from rlinf_sched.plan import Plan, StagePlan
+
+SGLANG = ["--warm_start=null", "--rollout.engine=sglang", "--mode=collocated"]
+MODEL = find_model("Qwen2.5-7B")
+H100_BYTES = 80 * 10**9
+WEIGHTS = 2 * MODEL.num_parameters
+TOKEN_BYTES = 2 * 28 * 4 * 128 * 2
+"""Keys and values of a token of Qwen2.5-7B: 28 layers, 4 KV heads of 128, bfloat16."""
+
+
+def config_of(*overrides: str) -> ReasoningConfig:
+    config = load_config("sort-grpo", parse_overrides([*SGLANG, *overrides]))
+    assert isinstance(config, ReasoningConfig)
+    return config
+
+
+def plan_of(*, span: int = 1, num_devices: int = 2, offload: bool = True) -> Plan:
+    devices = tuple(range(num_devices))
+    ranks = {"rollout": num_devices // span, "actor": num_devices}
+    stages = tuple(
+        StagePlan(stage=name, devices=devices, num_ranks=count, granularity=0, offload=offload, turn=turn)
+        for turn, (name, count) in enumerate(ranks.items())
+    )
+    return Plan(flow="grpo", mode="collocated", stages=stages, reason="")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["--rollout.engine=huggingface", "--rollout.sglang={mem_fraction_static: 0.5}"],
+            "rollout.sglang.mem_fraction_static is set, but rollout.engine=huggingface; use rollout.engine=sglang",
+        ),
+        (
+            ["--rollout.engine=huggingface", "--rollout.tensor_parallel_size=2"],
+            "rollout.tensor_parallel_size=2: rollout.engine=huggingface computes on one device",
+        ),
+        (["--rollout.engine_options={a: 1}"], "rollout.engine=sglang has its settings under rollout.sglang"),
+        (
+            ["--rollout.sglang={tp_size: 2}"],
+            "rollout.sglang.tp_size cannot be set: an engine has rollout.tensor_parallel_size devices",
+        ),
+        (
+            ["--rollout.sglang={dtype: float16}"],
+            "rollout.sglang.dtype cannot be set: the model is that of the recipe (model.*, rollout.dtype)",
+        ),
+        (["--rollout.sglang={model_path: x}"], "rollout.sglang.model_path cannot be set"),
+        (["--rollout.sglang={mem_fraction_static: 70}"], "mem_fraction_static=70 is no share; use a number between 0"),
+        (["--rollout.sglang={max_total_tokens: 0}"], "max_total_tokens=0 is not a number of at least 1"),
+        (
+            ["--rollout.sglang={max_total_tokens: 20}"],
+            "max_total_tokens=20 is less than rollout.max_prompt_tokens + rollout.max_new_tokens = 25; use at least 25",
+        ),
+        (["--rollout.sglang={context_length: 24}"], "context_length=24 is less than"),
+        (
+            ["--rollout.tensor_parallel_size=2", "--cluster.num_devices=1"],
+            "=2: cluster.num_devices gives the rollout 1 device, and an engine has 2; use 2 devices",
+        ),
+        (
+            ["--rollout.tensor_parallel_size=2", "--cluster.num_devices=5"],
+            "gives the rollout 5 devices, and an engine has 2; use 4 or 6 devices",
+        ),
+        (
+            ["--rollout.tensor_parallel_size=2", "--plan.devices={rollout: [0, 1, 2]}", "--cluster.num_devices=4"],
+            "plan.devices.rollout gives the rollout 3 devices",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_its_key(arguments: list[str], says: str):
+    with pytest.raises(UserError) as caught:
+        config_of(*arguments)
+    assert says in " ".join(str(caught.value).split())
+
+
+def test_evaluation_has_the_same_keys():
+    from rlinf.config.evaluation import EvalConfig
+
+    values: dict[str, Any] = {"model": "m", "benchmarks": {"gsm8k": "test.jsonl"}, "max_new_tokens": 64}
+    with pytest.raises(ValueError, match="tensor_parallel_size=2: engine=huggingface computes on one device"):
+        EvalConfig.model_validate(values | {"tensor_parallel_size": 2})
+    with pytest.raises(ValueError, match=r"sglang\.max_total_tokens=10 is less than a sequence = 65"):
+        EvalConfig.model_validate(values | {"engine": "sglang", "sglang": {"max_total_tokens": 10}})
+    assert EvalConfig.model_validate(values | {"engine": "sglang", "tensor_parallel_size": 2}).devices_per_rank == 2
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_an_engine_takes_a_share_of_its_devices_and_cuts_the_model(size: int):
+    config = config_of(
+        "--rollout.dtype=bfloat16",
+        f"--rollout.tensor_parallel_size={size}",
+        "--rollout.sglang={mem_fraction_static: 0.8}",
+    )
+    job = job_shape(config, device_bytes=H100_BYTES)
+    memory = generator_memory(MODEL, job)
+    assert memory.weights == -(-WEIGHTS // size)
+    assert memory.weights + memory.kv_pool == pytest.approx(0.8 * H100_BYTES, rel=1e-6)
+    assert kv_tokens(MODEL, job) == pytest.approx((0.8 * H100_BYTES - WEIGHTS / size) / (TOKEN_BYTES / size), abs=1)
+    graphs = 2 * (256 if size < 4 else 512)
+    assert memory.work() == (512 + 1.5 * 8192 + graphs + size * 128) * 2**20, "as SGLang reserves on a device of 80 GB"
+    assert memory.sync == 0, "weights are filled in place"
+    capped = job_shape(
+        config_of("--rollout.sglang={max_total_tokens: 1000, disable_cuda_graph: true}"), device_bytes=H100_BYTES
+    )
+    assert generator_memory(MODEL, capped).kv_pool == 1000 * 2 * TOKEN_BYTES, "float32, as model.dtype"
+    assert generator_memory(MODEL, capped).work() == (512 + 1.5 * 8192 + 128) * 2**20
+
+
+def test_every_device_of_an_engine_carries_its_part():
+    config = config_of("--rollout.dtype=bfloat16", "--rollout.tensor_parallel_size=2", "--cluster.num_devices=4")
+    loads = loads_of(config, MODEL, plan_of(span=2, num_devices=4), device_bytes=H100_BYTES)
+    assert [load.devices for load in loads if load.group == "rollout"] == [(0, 1), (2, 3)]
+    assert [load.devices for load in loads if load.group == "actor"] == [(0,), (1,), (2,), (3,)]
+
+
+def test_a_pool_without_room_for_a_sequence_is_refused_with_settings_that_have_it():
+    """Each setting that is named does fit, given as it stands there."""
+    flags = ["--model.dtype=bfloat16", "--rollout.max_new_tokens=30000", "--rollout.max_prompt_tokens=1000"]
+    flags += ["--model.architecture.max_positions=40000", "--actor.micro_batch_groups=1", "--algorithm.group_size=2"]
+    shape = replace(MODEL, vocab_size=1000)
+    cluster = Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=24 << 30)
+
+    def refusal(*more: str) -> str:
+        plan = plan_of(span=2 if any("tensor_parallel_size=2" in flag for flag in more) else 1)
+        try:
+            check_memory(config_of(*flags, *more), shape, replace(plan, stages=plan.stages), cluster, 1 << 40)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    text = refusal("--rollout.sglang={mem_fraction_static: 0.55}")
+    assert "the KV cache of an engine on 1 device would hold" in text and "the longest sequence has 31,000" in text
+    small = refusal("--rollout.sglang={mem_fraction_static: 0.55}", "--rollout.tensor_parallel_size=2")
+    assert "the KV cache" not in small
+
+
+def test_on_cpu_slots_the_pool_has_room_for_the_steps_sequences():
+    shape = replace(MODEL, num_layers=2, hidden_size=64, intermediate_size=128, num_heads=4, head_dim=16, vocab_size=99)
+    config = config_of("--rollout.num_prompts=16", "--algorithm.group_size=4")
+    job = job_shape(config, on_gpu=False, device_bytes=1 << 30)
+    arguments = engine_options(config.rollout, shape, job)
+    assert arguments == {"mem_fraction_static": 0.9, "max_total_tokens": 16 * 4 * 25}
+    assert generator_memory(shape, job).kv_pool == 16 * 4 * 25 * (2 * 2 * 4 * 16 * 4)
+    tight = job_shape(config, on_gpu=False, device_bytes=1 << 20)
+    assert engine_options(config.rollout, shape, tight)["max_total_tokens"] == (1 << 18) // (2 * 2 * 4 * 16 * 4)
+    given = config_of("--rollout.sglang={max_total_tokens: 77, attention_backend: torch_native}")
+    job = job_shape(given, on_gpu=False, device_bytes=1 << 30)
+    assert engine_options(given.rollout, shape, job) == {
+        "mem_fraction_static": 0.9,
+        "max_total_tokens": 77,
+        "attention_backend": "torch_native",
+    }
+
+
+def test_on_a_gpu_an_engine_leaves_room_for_others():
+    config = config_of("--rollout.dtype=bfloat16")
+    job = job_shape(config, device_bytes=H100_BYTES)
+    assert engine_options(config.rollout, MODEL, job) == {"mem_fraction_static": 0.7}
+    small = replace(MODEL, num_layers=2, vocab_size=1000)
+    cluster = Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=H100_BYTES)
+    assert not all_fit_at_once(config, small, plan_of(), cluster), "a pool is taken again after each of its turns"
+
+
+def recipe_problem(*overrides: str):
+    data = ["--task.train_files=[a]", "--task.eval_files=[b]", "--model.path=Qwen2.5-1.5B", "--rollout.engine=sglang"]
+    return problem_of_recipe(load_config("gsm8k-grpo-fsdp2", parse_overrides([*data, *overrides])), gpu="H100")
+
+
+def test_a_derived_profile_is_bounded_by_keys_and_values():
+    flags = [
+        "--cluster.num_devices=16",
+        "--algorithm.kl_coef=0.0",
+        "--rollout.num_prompts=4096",
+        "--actor.num_shards=16",
+    ]
+    flags += ["--rollout.max_new_tokens=20000", "--actor.max_tokens_per_micro_batch=32768"]
+    by_size = {}
+    for size in (1, 2):
+        problem = recipe_problem(*flags, f"--rollout.tensor_parallel_size={size}")
+        (instance,) = problem.profiles.stages["rollout"].instances
+        assert problem.flow.stage("rollout").devices_per_rank == instance.num_devices == size
+        by_size[size] = instance
+    assert 1 < 2 * by_size[1].max_items < by_size[2].max_items < 4096
+    few = recipe_problem(*flags, "--rollout.sglang={max_running_requests: 16}").profiles.stages["rollout"].instances[0]
+    assert few.max_items == 2, "16 completions are two groups of 8"
+
+
+def test_a_cut_that_heads_do_not_allow_is_refused_by_the_plan():
+    with pytest.raises(
+        UserError, match="tensor_parallel_size=5 does not divide the model's 12 attention heads; use 1 or 2"
+    ):
+        recipe_problem("--rollout.tensor_parallel_size=5", "--cluster.num_devices=10")
+    with pytest.raises(UserError, match="tensor_parallel_size=4 does not divide the model's 2 KV heads"):
+        recipe_problem("--rollout.tensor_parallel_size=4", "--cluster.num_devices=16")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "num_devices", "num_items", "engines"),
+    [
+        ("gsm8k-grpo-sglang", "Qwen2.5-1.5B", 8, 32, 8),
+        ("math-grpo-1.5b", "DeepSeek-R1-Distill-Qwen-1.5B", 64, 512, 64),
+        ("math-grpo-7b", "DeepSeek-R1-Distill-Qwen-7B", 64, 512, 32),
+        ("math-grpo-qwen3-30b-a3b", "Qwen3-30B-A3B", 128, 1536, 32),
+    ],
+)
+def test_a_recipe_plans_for_its_cluster(
+    capsys, recipe: str, model: str, num_devices: int, num_items: int, engines: int
+):
+    arguments = ["--model.path", model, "--cluster.num_devices", str(num_devices), "--mode", "collocated", "--json"]
+    assert main(["plan", recipe, *arguments]) == 0
+    told = json.loads(capsys.readouterr().out)
+    rollout = next(stage for stage in told["plan"]["stages"] if stage["stage"] == "rollout")
+    assert (len(rollout["devices"]), rollout["num_ranks"]) == (num_devices, engines)
+    assert f" takes {num_items:,} items " in told["sentences"][0]
+    assert max(one["peak_bytes"] for one in told["plan"]["prediction"]["stages"].values()) < H100_BYTES
+
+
+def test_training_is_timed_in_the_numbers_that_it_computes_in():
+    problems = [
+        recipe_problem("--cluster.num_devices=8", f"--actor.backend_options={{compute_dtype: {dtype}}}")
+        for dtype in ("float32", "bfloat16")
+    ]
+    times = [problem.profiles.stages["actor"].instances[0].seconds(32) for problem in problems]
+    assert times[0] / times[1] == pytest.approx(16)
