@@ -82,7 +82,8 @@ class Held:
     buffers: dict[str, BufferSpec]
     """Its parameters by name."""
     sizes: dict[str, int]
-    """How the engine is cut: arguments of rlinf_comm.weights.layouts.merged."""
+    """How the engine is cut: `tp` and, where there are experts, `ep` and `expert_tp` of
+    rlinf_comm.weights.layouts.merged."""
 
 
 @record

@@ -26,7 +26,10 @@ def serving_layout(model: ModelSettings, held: Sequence[Held]) -> Layout:
     """
     config = json.loads(Path(model.folder, "config.json").read_text())
     shape = TransformerShape.from_config(config, model.dtype)
-    expected = merged(shape, **held[0].sizes, num_ranks=len(held))
+    sizes = held[0].sizes
+    expected = merged(
+        shape, tp=sizes["tp"], ep=sizes.get("ep", 1), expert_tp=sizes.get("expert_tp"), num_ranks=len(held)
+    )
     ranks = []
     for number, (found, rank) in enumerate(zip(held, expected.ranks, strict=True)):
         wanted = {
