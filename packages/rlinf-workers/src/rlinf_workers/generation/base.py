@@ -58,7 +58,7 @@ class GenerationEngine(Protocol):
         model: ModelSettings, the folder with config and tokenizer, and whether it has the first weights.
         device: the rank's first device; the process sees no GPUs but the rank's own.
         max_prompt_tokens: the longest prompt that comes; None: all prompts have one length.
-        max_batch_sequences: completions to sample at once, at most.
+        max_batch_sequences: completions to sample at once, at most; None: as many as its memory holds.
         devices: names of the rank's devices (`Identity.devices`), for an engine whose constructor takes them: it cuts
             the model over them.
         engine_options: what the recipe says under `rollout.engine_options`.
