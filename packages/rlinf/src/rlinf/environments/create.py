@@ -152,5 +152,9 @@ def _install_list(environment: Environment, listed: RequirementList, console: Li
             console.message(f"unpacking {num_seen} packages")
 
     console.message(f"fetching {num_wanted} packages")
-    hint = CPU_TORCH_HINT if environment.stamp.cpu else ""
-    pip.install(environment.python, ["--no-deps", "-r", str(listed.path)], collecting=collecting, hint=hint)
+    try:
+        pip.install(environment.python, ["--no-deps", "-r", str(listed.path)], collecting=collecting)
+    except RunFailed as error:
+        if environment.stamp.cpu and "torch==" in str(error):
+            raise RunFailed(f"{error}\nhint: {CPU_TORCH_HINT}") from None
+        raise
