@@ -17,6 +17,7 @@ from rlinf.environments import catalog, create, examine, folder, own_packages, p
 from rlinf.environments.catalog import KINDS, LISTS, Kind, read_list
 from rlinf.environments.python_build import ask
 from rlinf.errors import RunFailed, UserError
+from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS
 
 MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 TINY = Kind(name="tiny", purpose="tests", modules=("tiny", "rlinf.errors"), packages=("tiny",))
@@ -330,6 +331,10 @@ def test_every_list_is_locked_and_of_a_known_environment():
         wanted = {package.replace("-", "_") for package in kind.packages}
         assert wanted <= {name.replace("-", "_") for name in listed.versions}
         assert not set(kind.cpu_stand_ins) & listed.versions.keys()
+
+
+def test_the_sglang_that_is_listed_is_one_that_the_engine_knows():
+    assert read_list(LISTS / "sglang-cpu.txt").versions["sglang"] in KNOWN_VERSIONS
 
 
 def test_stand_ins_say_what_they_are_and_compute_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
