@@ -1,10 +1,12 @@
 """Recipes that generate by SGLang: their keys, their memory and plans, and how mistakes end before anything starts."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rlinf.cli.main import main
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
@@ -209,3 +211,33 @@ def test_a_cut_that_heads_do_not_allow_is_refused_by_the_plan():
         recipe_problem("--rollout.tensor_parallel_size=5", "--cluster.num_devices=10")
     with pytest.raises(UserError, match="tensor_parallel_size=4 does not divide the model's 2 KV heads"):
         recipe_problem("--rollout.tensor_parallel_size=4", "--cluster.num_devices=16")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "num_devices", "num_items", "engines"),
+    [
+        ("gsm8k-grpo-sglang", "Qwen2.5-1.5B", 8, 32, 8),
+        ("math-grpo-1.5b", "DeepSeek-R1-Distill-Qwen-1.5B", 64, 512, 64),
+        ("math-grpo-7b", "DeepSeek-R1-Distill-Qwen-7B", 64, 512, 32),
+        ("math-grpo-qwen3-30b-a3b", "Qwen3-30B-A3B", 128, 1536, 32),
+    ],
+)
+def test_a_recipe_plans_for_its_cluster(
+    capsys, recipe: str, model: str, num_devices: int, num_items: int, engines: int
+):
+    arguments = ["--model.path", model, "--cluster.num_devices", str(num_devices), "--mode", "collocated", "--json"]
+    assert main(["plan", recipe, *arguments]) == 0
+    told = json.loads(capsys.readouterr().out)
+    rollout = next(stage for stage in told["plan"]["stages"] if stage["stage"] == "rollout")
+    assert (len(rollout["devices"]), rollout["num_ranks"]) == (num_devices, engines)
+    assert f" takes {num_items:,} items " in told["sentences"][0]
+    assert max(one["peak_bytes"] for one in told["plan"]["prediction"]["stages"].values()) < H100_BYTES
+
+
+def test_training_is_timed_in_the_numbers_that_it_computes_in():
+    problems = [
+        recipe_problem("--cluster.num_devices=8", f"--actor.backend_options={{compute_dtype: {dtype}}}")
+        for dtype in ("float32", "bfloat16")
+    ]
+    times = [problem.profiles.stages["actor"].instances[0].seconds(32) for problem in problems]
+    assert times[0] / times[1] == pytest.approx(16)

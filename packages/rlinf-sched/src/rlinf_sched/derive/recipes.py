@@ -4,6 +4,8 @@ transformers model in captured steps with a static batch, or by SGLang.
 Memory is counted in `memory`. Times are arithmetic at a public utilisation, as in `training` and `generation`.
 """
 
+from dataclasses import replace
+
 from rlinf_sched.derive.datasheets import Gpu
 from rlinf_sched.derive.generation import (
     BANDWIDTH_UTILISATION,
@@ -51,7 +53,7 @@ def _stage_profile(stage: Stage, model: ModelShape, gpu: Gpu, job: JobShape) -> 
 def _train_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
     """One choice for each number of replicas, which decides how many gradient buffers a rank has. An instance is a
     replica, whose ranks share its work out."""
-    span = trainer_of(job).span(job)
+    span, computed = trainer_of(job).span(job), replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job))
     copy = job.dtype_bytes * model.num_parameters
     item_s = 3 * job.num_models * _forward_s(model, gpu, job) / span
     instances = []
@@ -73,12 +75,12 @@ def _train_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
         instances=tuple(instances),
         costs=job.lengths.total_costs,
         weights_bytes=copy,
-        source=f"derived: {job.backend} AdamW training of {model.name} on {gpu.name}, {_how(model, job)}",
+        source=f"derived: {job.backend} AdamW training of {model.name} on {gpu.name}, {_how(model, computed)}",
     )
 
 
 def _forward_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
-    memory = forward_memory(model, job)
+    memory, computed = forward_memory(model, job), replace(job, dtype_bytes=trainer_of(job).frozen_bytes(job))
     instance = InstanceProfile(
         points=_proportional(_forward_s(model, gpu, job), job.num_groups),
         state_bytes=memory.state,
@@ -88,7 +90,7 @@ def _forward_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile
         instances=(instance,),
         costs=job.lengths.total_costs,
         weights_bytes=memory.weights,
-        source=f"derived: forward pass of {model.name} on {gpu.name}, {_how(model, job)}",
+        source=f"derived: forward pass of {model.name} on {gpu.name}, {_how(model, computed)}",
     )
 
 
@@ -151,11 +153,12 @@ def _sglang_profile(model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
 
 
 def _forward_s(model: ModelShape, gpu: Gpu, job: JobShape) -> float:
-    """Seconds of a forward pass over one group, whose prompt is computed once."""
+    """Seconds of a forward pass over one group, whose prompt is computed once, in the numbers that the backend computes
+    in."""
     lengths = job.lengths
     num_tokens = lengths.prompt_tokens + lengths.group_size * lengths.mean_tokens
     flops = num_tokens * model.forward_flops(lengths.mean_context_tokens)
-    return flops / (utilisation(model) * flops_per_s(gpu, job.dtype_bytes))
+    return flops / (utilisation(model) * flops_per_s(gpu, trainer_of(job).frozen_bytes(job)))
 
 
 def _proportional(item_s: float, most: int) -> tuple[TimePoint, ...]:

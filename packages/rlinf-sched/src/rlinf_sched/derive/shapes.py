@@ -267,6 +267,21 @@ def _qwen25(
     )
 
 
+def _distilled(size: str, hidden: int, intermediate: int, heads: int, kv_heads: int, *, vocab_size: int) -> ModelShape:
+    """The shape of Qwen2.5-Math, with a head of its own at either size."""
+    return _public(
+        f"DeepSeek-R1-Distill-Qwen-{size}",
+        f"deepseek-ai/DeepSeek-R1-Distill-Qwen-{size}",
+        "qwen2",
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=28,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocab_size,
+    )
+
+
 def _openvla_7b(name: str, repository: str) -> ModelShape:
     return _public(
         name,
@@ -284,6 +299,8 @@ MODELS: Mapping[str, ModelShape] = {
         _qwen25("1.5B", 1536, 8960, 28, 12, 2, vocab_size=151936, tie_word_embeddings=True),
         _qwen25("7B", 3584, 18944, 28, 28, 4),
         _qwen25("32B", 5120, 27648, 64, 40, 8),
+        _distilled("1.5B", 1536, 8960, 12, 2, vocab_size=151936),
+        _distilled("7B", 3584, 18944, 28, 4, vocab_size=152064),
         _public(
             "Qwen3-30B-A3B",
             "Qwen/Qwen3-30B-A3B",

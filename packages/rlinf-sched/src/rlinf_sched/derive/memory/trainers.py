@@ -21,7 +21,7 @@ class Trainer:
     copies_sent: Callable[[JobShape, int], int]
     """Copies of the weights that each of so many ranks sends and receives in an update."""
     frozen_bytes: Callable[[JobShape], int] = lambda job: job.dtype_bytes
-    """Bytes of each number of a model that the backend holds frozen, the reference."""
+    """Bytes of each number that the backend computes in, and of a model that it holds frozen, the reference."""
     span: Callable[[JobShape], int] = lambda job: 1
     """Ranks that hold one copy of the model together, each on a device of its own."""
 
