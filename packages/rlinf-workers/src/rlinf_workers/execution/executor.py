@@ -76,6 +76,7 @@ class Executor:
         launcher: where processes come from; local processes by default.
         log_folder: `<log_folder>/<role>/<rank>.log` for each worker; a temporary folder by default.
         environment: variables for every worker, for example the number of threads.
+        pythons: worker group -> path of the interpreter that its workers run under; the others have the driver's.
         weight_link: what carries weights (registry.WEIGHT_LINKS, or an import path); auto: by where the ends are.
         weight_link_options: further arguments of its constructor.
     """
@@ -87,6 +88,7 @@ class Executor:
         launcher: Launcher | None = None,
         log_folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        pythons: Mapping[str, str] | None = None,
         weight_link: str = "auto",
         weight_link_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -95,6 +97,7 @@ class Executor:
         self._launcher: Launcher = launcher or LocalLauncher()
         self._log_folder = log_folder or Path(self._scratch.name) / "logs"
         self._environment = dict(environment or {})
+        self._pythons = dict(pythons or {})
         self._weight_link = weight_link
         self._weight_link_options = dict(weight_link_options or {})
         self._groups: dict[str, WorkerGroup] = {}
@@ -192,6 +195,7 @@ class Executor:
                 arguments=definition.arguments,
                 log_path=self._log_folder / name / f"{rank}.log",
                 environment=self._environment | gpus,
+                python=self._pythons.get(name),
             )
             handles.append(self._launcher.start(spec))
         self._placements[name] = placed
@@ -214,6 +218,8 @@ class Executor:
 
     def _connect(self, edge: WeightEdge) -> None:
         source = self._layout(edge.source)
+        if source.num_ranks != self._groups[edge.source].num_ranks:
+            raise self._wrong_layout(edge.source, source)
         reshard = reshard_plan(source, self._layout(edge.target).with_dtypes_of(source.specs))
         self._weights_bytes[edge] = sum(spec.num_bytes for spec in reshard.specs.values())
         nodes = self._nodes(edge.source) | self._nodes(edge.target)
@@ -232,21 +238,31 @@ class Executor:
         opened = self._links[edge] = WEIGHT_LINKS.get(link)(edge.name, reshard, **options)
         sides: dict[Literal["send", "receive"], str] = {"send": edge.source, "receive": edge.target}
         for side, name in sides.items():
+            handles = self._groups[name].handles
+            num_ends = reshard.num_src_ranks if side == "send" else reshard.num_dst_ranks
             ports = [
                 WeightPort(edge=edge.name, side=side, rank=rank, reshard=reshard, link=link, address=opened.address)
-                for rank in range(self._groups[name].num_ranks)
+                for rank in range(num_ends)
             ]
-            pairs = zip(self._groups[name].handles, ports, strict=True)
-            gather([handle.call("open_weights", port) for handle, port in pairs], self._launcher.lost)
+            each = num_ends // len(handles)
+            opening = [
+                handle.call("open_weights", ports[rank * each : (rank + 1) * each])
+                for rank, handle in enumerate(handles)
+            ]
+            gather(opening, self._launcher.lost)
 
     def _layout(self, name: str) -> Layout:
         group = self._groups[name]
         layout: Layout = group.call("layout", ranks=[0])[0]
-        if layout.num_ranks != group.num_ranks:
-            raise FlowDefinitionError(
-                f"worker {name!r}: layout() speaks of {layout.num_ranks} ranks, and there are {group.num_ranks}"
-            )
+        if layout.num_ranks % group.num_ranks:
+            raise self._wrong_layout(name, layout)
         return layout
+
+    def _wrong_layout(self, name: str, layout: Layout) -> FlowDefinitionError:
+        num_ranks = self._groups[name].num_ranks
+        return FlowDefinitionError(
+            f"worker {name!r}: layout() speaks of {layout.num_ranks} ranks, and there are {num_ranks}"
+        )
 
     def _nodes(self, name: str) -> set[int]:
         """The machines of a group; one without devices is with the driver, on the first."""

@@ -108,9 +108,10 @@ class Rollout(ServingWorker):
             self.record("rollout/truncated_fraction", float(group.truncated.sum()) / size)
 
     def layout(self) -> Layout:
-        """The engine speaks of its replica, or of one rank where all hold the same."""
+        """The engine speaks of its replica, of one rank where all hold the same, or of processes of its own."""
         layout = self._engine.layout()
-        return Layout(layout.specs, layout.ranks * (self.num_ranks // layout.num_ranks))
+        num_engines = self.num_ranks if self.checks_first else self.num_ranks // layout.num_ranks
+        return Layout(layout.specs, layout.ranks * num_engines)
 
     def weights_received(self, policy_version: int) -> None:
         super().weights_received(policy_version)
