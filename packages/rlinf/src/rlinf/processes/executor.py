@@ -43,6 +43,7 @@ def make_executor(
         environment=worker_environment(config),
         weight_link=config.weight_link,
         weight_link_options=config.weight_link_options,
+        attest_weights=config.attest_weights,
     )
 
 
