@@ -17,6 +17,10 @@ class WeightFilesError(WorkersError, ValueError):
     """Files of weights that are not whole, or not those of the model; says which and what to do."""
 
 
+class InterpreterRefused(WorkersError, ValueError):
+    """A worker cannot be started by that Python interpreter; says why and what to do."""
+
+
 class LinkRefused(WorkersError):
     """A weight link cannot work between these ranks; says why. `cluster.weight_link: auto` takes the next best then."""
 
@@ -27,6 +31,7 @@ class RemoteError(WorkersError):
     Attributes:
         worker: `role/rank` of the process.
         error_type: name of the exception's class over there.
+        message: what it says.
         remote_traceback: its formatted traceback.
     """
 
@@ -34,6 +39,7 @@ class RemoteError(WorkersError):
         super().__init__(f"{worker}: {error_type}: {message}")
         self.worker = worker
         self.error_type = error_type
+        self.message = message
         self.remote_traceback = remote_traceback
         self.__cause__ = _RemoteTraceback(remote_traceback)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from rlinf.jobs.base import Job
     from rlinf.machine import Machine
     from rlinf.run_folder import RunFolder
+    from rlinf_workers.launcher.interpreter import Interpreter
     from rlinf_workers.profiling import Measured
 
 __all__ = ["prepare", "run", "measure"]
@@ -27,14 +29,17 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
     from rlinf.config.devices import check_devices, settle
     from rlinf.machine import this_machine
     from rlinf.planning.plans import make_plans
+    from rlinf.processes.environments import examine_environments
     from rlinf.processes.executor import check_doors
     from rlinf.run_folder.wandb_sink import check_wandb
 
     check_wandb(config.run.wandb)
     check_doors(config.cluster)
+    environments = examine_environments(config.environments)
     machine = machine or this_machine()
     config = settle(config, check_devices(config, machine))
-    job, folder = _job(config, machine), Path("not-made-yet")
+    job, folder = _job(config, machine, environments), Path("not-made-yet")
+    job.environments = environments
     make_plans(job, job.build(folder), folder)
     return job
 
@@ -62,11 +67,11 @@ def measure(job: Job, folder: RunFolder) -> Measured:
     return TrainingLoop(job, folder).measure()
 
 
-def _job(config: Config, machine: Machine) -> Job:
+def _job(config: Config, machine: Machine, environments: Mapping[str, Interpreter]) -> Job:
     if config.job == "reasoning":
         from rlinf.jobs.reasoning import ReasoningJob
 
         return ReasoningJob(config, machine)
     from rlinf.jobs.embodied import EmbodiedJob
 
-    return EmbodiedJob(config, machine)
+    return EmbodiedJob(config, machine, environments["env"].path if "env" in environments else None)
