@@ -52,6 +52,22 @@ install_everything() {
   "${pip[@]}" install -c tools/constraints.txt --no-deps megatron-core packaging
 }
 
+# The environment of engine_tests/: SGLang for CPU slots, made by `rlinf env create` into the checkout's own folder, and what
+# tests need. After the first time it takes a second or two.
+ensure_engine_environment() {
+  export RLINF_ENVIRONMENTS="$root/.venv/environments" SGLANG_USE_CPU_ENGINE=1 RLINF_TEST_DRIVER="$root/.venv/bin/python"
+  engine_python="$RLINF_ENVIRONMENTS/sglang/bin/python"
+  local list=packages/rlinf/src/rlinf/environments/lists/sglang-cpu.txt status=0
+  .venv/bin/rlinf env create sglang --cpu || status=$?
+  if [ "$status" = 2 ] && [ -x "$engine_python" ]; then # its list has changed
+    .venv/bin/rlinf env remove sglang
+    .venv/bin/rlinf env create sglang --cpu
+  elif [ "$status" != 0 ]; then
+    return "$status"
+  fi
+  "$engine_python" -m pip --quiet --disable-pip-version-check install -c "$list" pytest pytest-timeout hypothesis
+}
+
 ensure_environment() {
   local stamp=.venv/installed
   if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$(fingerprint)" ]; then

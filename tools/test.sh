@@ -1,8 +1,18 @@
 #!/usr/bin/env bash
 # Every test, in the environment that tools/quickstart.sh uses.
-#   tools/test.sh [--all] [pytest arguments]     --all: also those marked slow
+#   tools/test.sh [--all] [pytest arguments]       --all: also those marked slow
+#   tools/test.sh --engines [pytest arguments]     engine_tests/, in an environment with SGLang that is made for them
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+if [ "${1:-}" = "--engines" ]; then
+  shift
+  ensure_environment
+  ensure_engine_environment
+  [ $# -gt 0 ] || set -- engine_tests
+  "$engine_python" -m pytest "$@"
+  exit
+fi
 
 selection=(-m "not slow and not gpu")
 if [ "${1:-}" = "--all" ]; then
@@ -16,8 +26,9 @@ if [ $# -gt 0 ]; then
   .venv/bin/python -m pytest "${selection[@]}" "$@"
   exit
 fi
-# Tests whose processes do not wait for each other share the cores; all others have the machine to themselves.
-beside=(packages/rlinf packages/rlinf-sched packages/rlinf-algos packages/rlinf-envs)
+# Two tests at a time, but for those of rlinf-comm, which race processes against each other and have the machine to
+# themselves.
+beside=(packages/rlinf packages/rlinf-sched packages/rlinf-algos packages/rlinf-envs packages/rlinf-workers integration_tests)
 status=0
 .venv/bin/python -m pytest "${selection[@]}" -n 2 --dist worksteal "${beside[@]}" || status=$?
 .venv/bin/python -m pytest "${selection[@]}" "${beside[@]/#/--ignore=}" --durations=20 || status=$?

@@ -58,7 +58,7 @@ def execute(tmp_path, mode, weight_link="auto", **choices):
         executor.start(flow, plan)
         executor.sync_weights()
         runs = [
-            executor.run(flow, context=context(step), feeds={"numbers": NUMBERS}, timeout_s=60)
+            executor.run(flow, context=context(step), feeds={"numbers": NUMBERS}, timeout_s=600)
             for step in range(NUM_STEPS)
         ]
     return runs
@@ -142,7 +142,7 @@ def test_trainers_that_hold_half_of_the_weights_each_send_all_of_them(tmp_path):
         executor.start(flow, plan)
         executor.sync_weights()
         for step in range(NUM_STEPS):
-            run = executor.run(flow, context=context(step), feeds={"numbers": NUMBERS}, timeout_s=60)
+            run = executor.run(flow, context=context(step), feeds={"numbers": NUMBERS}, timeout_s=600)
             mean = sum(number.value * halves[number.index % 2] + 1 for number in NUMBERS) / len(NUMBERS)
             halves = [half + LEARNING_RATE * mean for half in halves]
             assert run.metrics["learn/weight"] == halves[0]
@@ -200,7 +200,7 @@ def test_items_go_to_replicas_whose_ranks_count_once(replicas):
     executor, flow, plan = replicas
     for granularity in (1, 3):
         executor.replan(flow, plan(granularity))
-        run = executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=60)
+        run = executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=600)
         assert run.collected["shared"] == [Number(index=i, value=float(i % 2)) for i in range(10)]
         assert run.metrics["share/index"] == pytest.approx(torch.arange(10.0).std().item()), "ten, not twenty"
         assert [row["rank"] for row in run.shown] == [0.0, 2.0]
@@ -215,7 +215,7 @@ def test_items_go_to_replicas_whose_ranks_count_once(replicas):
 def test_a_lost_second_rank_of_a_replica_is_reported(replicas):
     executor, flow, _ = replicas
     with pytest.raises(WorkerLost, match=r"worker share/3 on .* was lost: exited with code 7"):
-        executor.run(flow, context=context(0), feeds={"numbers": [Number(index=0, value=-1.0)] * 4}, timeout_s=60)
+        executor.run(flow, context=context(0), feeds={"numbers": [Number(index=0, value=-1.0)] * 4}, timeout_s=600)
 
 
 def test_gpus_are_named_by_their_node(monkeypatch):
@@ -257,7 +257,7 @@ def test_state_stays_over_runs_of_any_flow_until_another_group_comes(tmp_path):
         executor.sync_weights()
         flows = (train, evaluate, evaluate, train)
         runs = [
-            executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=60, on_items=lambda *_: None)
+            executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=600, on_items=lambda *_: None)
             for flow in flows
         ]
     moved = [{(s.name, s.worker) for s in run.spans if s.name in ("onload", "offload")} for run in runs]
@@ -291,7 +291,7 @@ def test_a_worker_whose_state_does_not_leave_ends_the_run(tmp_path):
         with pytest.raises(
             RemoteError, match=r"no room for learn/0: scale/0 did not take its state off .*MemoryError: no room on the"
         ):
-            executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=60)
+            executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=600)
 
 
 def test_items_can_be_taken_as_they_come(tmp_path):
@@ -332,7 +332,7 @@ def test_an_error_in_a_stage_reaches_the_driver_with_its_traceback(tmp_path):
     with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
         with pytest.raises(RemoteError, match="fault/0: ValueError: bad item") as caught:
-            executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=30)
+            executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=600)
         assert "test_workers_executor.py" in caught.value.remote_traceback
 
 
@@ -394,7 +394,7 @@ def test_an_evaluation_flow_uses_the_workers_of_the_training_flow(tmp_path):
         executor.start(train, plan_for_mode(train.graph(), CLUSTER, "disaggregated"))
         executor.start(evaluate, plan_for_mode(evaluate.graph(), CLUSTER, "hybrid", devices={"scale": [0]}))
         executor.sync_weights()
-        executor.run(train, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=30)
-        run = executor.run(evaluate, context=context(1), feeds={"numbers": NUMBERS}, timeout_s=30)
+        executor.run(train, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=600)
+        run = executor.run(evaluate, context=context(1), feeds={"numbers": NUMBERS}, timeout_s=600)
     weight = reference_run([number.value for number in NUMBERS], 1)[0]
     assert run.collected["scaled"] == [Number(index=i, value=i * weight) for i in range(10)]

@@ -33,10 +33,10 @@ def test_a_group_calls_all_ranks_or_some(tmp_path):
 
 def test_a_frozen_worker_counts_as_lost(tmp_path):
     with launched(lambda: LocalLauncher(heartbeat_timeout_s=3.0)) as launcher:
-        (pid,) = start(launcher, tmp_path).call("process_id", timeout_s=60)
+        (pid,) = start(launcher, tmp_path).call("process_id", timeout_s=600)
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(WorkerLost, match="silent after 3 s; killed"):
-            launcher.lost.result(timeout=60)
+            launcher.lost.result(timeout=600)
         assert_gone([pid])
 
 

@@ -302,7 +302,7 @@ def test_probing_a_running_flow_changes_no_number_and_gives_a_problem(tmp_path):
         for step, probe in enumerate(probes):
             executor.replan(flow, probe)
             context = StepContext(step=step, phase="train", seed=0, num_items=len(numbers))
-            run = executor.run(flow, context=context, feeds={"numbers": numbers}, timeout_s=60)
+            run = executor.run(flow, context=context, feeds={"numbers": numbers}, timeout_s=600)
             profiler.observe(run, probe)
             weights.append(run.metrics["learn/weight"])
         profiler.observe_memory(executor, plan)

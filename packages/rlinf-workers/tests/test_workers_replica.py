@@ -94,7 +94,7 @@ def test_all_ranks_pause_where_the_first_has_to_wait():
         made["in"].put([(0, 0), (1, 1)])
         made["in"].close()
         taken = [made["out"].take()[0].value for _ in range(2)]
-        assert running[0].result(timeout=60) == running[1].result(timeout=60) == [[0, 1]]
+        assert running[0].result(timeout=600) == running[1].result(timeout=60) == [[0, 1]]
     assert taken == [[(0, 0)], [(1, 2)]]
     assert second.pauses.waited_for == first.pauses.waited_for
 
@@ -111,7 +111,7 @@ def test_a_full_channel_pauses_the_second_rank_too():
         assert not running[1].done()
         made["out"].take()
         for future in running:
-            future.result(timeout=60)
+            future.result(timeout=600)
     assert second.pauses.waited_for == ["room in channel out"]
 
 

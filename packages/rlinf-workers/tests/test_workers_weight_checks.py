@@ -82,7 +82,7 @@ def run(tmp_path, mode, environment):
         executor.start(flow, plan_for_mode(flow.graph(), cluster, mode))
         executor.sync_weights()
         context = StepContext(step=0, phase="train", seed=0, num_items=len(NUMBERS))
-        return executor.run(flow, context=context, feeds={"numbers": NUMBERS}, timeout_s=60)
+        return executor.run(flow, context=context, feeds={"numbers": NUMBERS}, timeout_s=600)
 
 
 @pytest.mark.parametrize("mode", ["collocated", "disaggregated"])

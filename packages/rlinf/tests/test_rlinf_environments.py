@@ -15,7 +15,7 @@ from rlinf import doctor
 from rlinf.doctor import OWN_PACKAGES
 from rlinf.environments import catalog, create, examine, folder, own_packages, pip, python_of, stand_ins
 from rlinf.environments.catalog import KINDS, LISTS, Kind, read_list
-from rlinf.environments.interpreter import ask
+from rlinf.environments.python_build import ask
 from rlinf.errors import RunFailed, UserError
 
 MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"

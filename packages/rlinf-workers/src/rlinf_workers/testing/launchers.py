@@ -28,7 +28,7 @@ from rlinf_workers.testing.toy_flow import Fault, Scale
 
 Make = Callable[[], Launcher]
 
-START_S = 60.0
+START_S = 300.0
 """For a process to start and answer."""
 NOTICE_S = 30.0
 """For a death to be noticed; far more than the few seconds it takes on a machine that is not busy."""

@@ -43,7 +43,7 @@ WHOLE, EACH = Layout.replicated(SPECS, 1), Layout.replicated(SPECS, 2)
 ROWS, COLUMNS = Layout.sharded(SPECS, 2), Layout.sharded(SPECS, 2, dim=1)
 HALVED = Layout.replicated(SPECS, 2, dtype="bfloat16")
 """The server rounds."""
-START_S = 60.0
+START_S = 300.0
 SHORT_S = 0.3
 
 

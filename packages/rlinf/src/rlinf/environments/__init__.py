@@ -4,6 +4,7 @@ cannot use.
 catalog.py       which environments can be made, and the requirement lists that ship with the package
 folder.py        where they lie on this machine, and what is in each
 create.py        makes one
+python_build.py  which Python an interpreter is, and which one is taken
 pip.py           runs pip, with its progress on the terminal
 own_packages.py  puts rlinf's own packages into one
 stand_ins/       modules that take the place of packages which exist for GPUs alone

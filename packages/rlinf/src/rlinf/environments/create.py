@@ -18,8 +18,8 @@ from rlinf.environments import pip
 from rlinf.environments.catalog import Kind, RequirementList, kind_named, requirement_list, variant
 from rlinf.environments.examine import probe
 from rlinf.environments.folder import Environment, Stamp, discard, environments_folder, read_stamp, write_stamp
-from rlinf.environments.interpreter import Interpreter, ask, choose, clean_environment
 from rlinf.environments.own_packages import install_own_packages, own_digests
+from rlinf.environments.python_build import PythonBuild, ask, choose, clean_environment
 from rlinf.environments.stand_ins import install_stand_in
 from rlinf.errors import RunFailed, UserError
 
@@ -103,7 +103,7 @@ def _make(
     path: Path,
     kind: Kind,
     listed: RequirementList,
-    chosen: Interpreter,
+    chosen: PythonBuild,
     own: dict[str, str],
     *,
     cpu: bool,

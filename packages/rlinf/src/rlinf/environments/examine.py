@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rlinf.environments.catalog import KINDS, Kind, RequirementList, requirement_list
 from rlinf.environments.folder import Environment
-from rlinf.environments.interpreter import clean_environment
 from rlinf.environments.own_packages import own_digests
+from rlinf.environments.python_build import clean_environment
 from rlinf.errors import UserError
 from rlinf.finding import Finding
 

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from rlinf.doctor import OWN_PACKAGES
 from rlinf.environments import pip
-from rlinf.environments.interpreter import Interpreter, clean_environment
+from rlinf.environments.python_build import PythonBuild, clean_environment
 from rlinf.errors import UserError
 
 NATIVE_SUFFIX = ".so"
@@ -34,7 +34,7 @@ def own_digests() -> dict[str, str]:
     return {name: _digest(_distribution(name)) for name in OWN_PACKAGES}
 
 
-def install_own_packages(target: Interpreter, *, collecting: Callable[[str], None]) -> None:
+def install_own_packages(target: PythonBuild, *, collecting: Callable[[str], None]) -> None:
     """Replaces what an environment has of rlinf's packages by what the caller has.
 
     Raises: RunFailed where pip cannot install a package with native code for the environment's Python.
@@ -77,7 +77,7 @@ def _copy(own: Distribution, site_packages: Path) -> None:
         shutil.copy2(str(own.locate_file(path)), target)
 
 
-def _install(own: Distribution, target: Interpreter, collecting: Callable[[str], None]) -> None:
+def _install(own: Distribution, target: PythonBuild, collecting: Callable[[str], None]) -> None:
     origin = json.loads(own.read_text("direct_url.json") or "{}")
     name = own.metadata["Name"]
     if origin.get("dir_info", {}).get("editable"):

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlinf.environments.interpreter import clean_environment
+from rlinf.environments.python_build import clean_environment
 from rlinf.errors import RunFailed
 
 TAIL_LINES = 15

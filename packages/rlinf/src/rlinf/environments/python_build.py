@@ -31,7 +31,7 @@ _ASK_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Interpreter:
+class PythonBuild:
     """A Python that answered."""
 
     path: Path
@@ -56,7 +56,7 @@ def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, "PYTHONNOUSERSITE": "1", **(more or {})}
 
 
-def ask(path: Path | str) -> Interpreter:
+def ask(path: Path | str) -> PythonBuild:
     """Starts an interpreter to see what it is. Raises: UserError where it is none."""
     try:
         done = subprocess.run(
@@ -72,10 +72,10 @@ def ask(path: Path | str) -> Interpreter:
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         said = done.stderr.strip().splitlines()[:1] if isinstance(error, ValueError) else [str(error)]
         raise UserError(f"{path} is no Python that works: {' '.join(said) or 'it said nothing'}") from error
-    return Interpreter(path=Path(path), **{**values, "site_packages": Path(values["site_packages"])})
+    return PythonBuild(path=Path(path), **{**values, "site_packages": Path(values["site_packages"])})
 
 
-def choose(wanted: str | None, minor: str, *, what: str) -> Interpreter:
+def choose(wanted: str | None, minor: str, *, what: str) -> PythonBuild:
     """The interpreter that an environment is made with.
 
     Args:
