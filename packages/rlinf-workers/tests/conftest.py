@@ -40,6 +40,8 @@ def make_worker():
 class ListReader(list):
     """A reader over chunks that are there already, as far as one iterates over it."""
 
+    granularity = 1
+
     def ready_chunk(self):
         return []
 

@@ -113,6 +113,16 @@ def test_the_gradient_is_the_formulas(make_worker, reader, model, lengths, kl_co
     torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
 
 
+@pytest.mark.parametrize("num_epochs", [1, 2], ids=["streaming", "gathered"])
+def test_groups_may_come_in_any_order(make_worker, reader, model, num_epochs):
+    """Only sums of gradients are rounded in the order in which groups come, and not where they are gathered."""
+    settings, groups = actor_settings(model, num_epochs=num_epochs), scored_groups((4, 2, 6, 3, 4, 5, 1, 2))
+    expected, _ = gradient_after(make_worker, reader, settings, groups)
+    found, _ = gradient_after(make_worker, reader, settings, [groups[i] for i in (5, 2, 7, 0, 1, 6, 4, 3)], chunk=1)
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-7)
+    assert num_epochs == 1 or torch.equal(found, expected)
+
+
 NUM_SEQUENCES = NUM_GROUPS * GROUP_SIZE
 
 

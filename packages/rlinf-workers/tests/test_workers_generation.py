@@ -205,6 +205,8 @@ def row(part, i):
 class ReadyReader(list):
     """Chunks that are all there from the beginning."""
 
+    granularity = 4
+
     def __iter__(self):
         while self:
             yield self.pop(0)
@@ -245,6 +247,41 @@ def test_the_stage_hands_on_whole_groups_of_an_engine_that_finishes_out_of_order
         )
         assert_bitwise_equal(group.rollout_logprobs, other.rollout_logprobs[:, :width])
         assert_bitwise_equal(group.truncated, other.truncated)
+
+
+@pytest.mark.parametrize(
+    ("granularity", "num_ranks", "num_groups", "expected"),
+    [(1, 1, 12, 8), (1, 2, 12, 6), (1, 3, 12, 4), (3, 2, 12, 6), (4, 2, 12, 4), (5, 2, 12, 5), (3, 1, 12, 9)],
+    ids=str,
+)
+def test_a_stage_takes_no_more_than_it_has_room_for_and_its_share(
+    make_worker, model, writer, granularity, num_ranks, num_groups, expected
+):
+    """Room for eight groups. Of several replicas one that holds more would keep others waiting."""
+    settings = RolloutSettings(
+        model=model,
+        train=replace(SAMPLING, max_new_tokens=12),
+        evaluate=SAMPLING,
+        max_prompt_tokens=8,
+        max_batch_sequences=32,
+        engine_options={"refill": True},
+    )
+    worker = make_worker(Rollout, settings, num_items=num_groups)
+    worker.identity = replace(worker.identity, num_ranks=num_ranks)
+    worker.weights_received(0)
+    prompts = prompts_of([4] * num_groups)
+    reader = ReadyReader([prompts[start : start + granularity] for start in range(0, num_groups, granularity)])
+    reader.granularity = granularity
+    held, finished = [], worker._engine.finished
+
+    def counted():
+        held.append(num_groups - sum(map(len, list.__iter__(reader))) - len(writer.items))
+        return finished()
+
+    worker._engine.finished = counted
+    worker.generate(reader, writer)
+    assert held[0] == expected and (num_ranks == 1 or max(held) == expected)
+    assert sorted(group.index for group in writer.items) == list(range(num_groups))
 
 
 def test_a_group_has_the_oldest_version_of_its_completions(model):

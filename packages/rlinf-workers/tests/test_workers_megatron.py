@@ -24,12 +24,12 @@ from rlinf_algos.registry import path_of
 from rlinf_comm.weights import Layout, execute, layouts, plan, specs_of
 from rlinf_comm.weights.layouts import TransformerShape
 from rlinf_workers.launcher.local import LocalLauncher
+from rlinf_workers.models.in_memory import renamed
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.testing.backends import Chooser, trial_worker
 from rlinf_workers.testing.language_backends import LanguageSubject, ValueSubject
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.training.megatron.door import check, megatron
-from rlinf_workers.training.megatron.files import renamed
 from rlinf_workers.training.megatron.storages import Storages
 from rlinf_workers.training.replicated.backend import ReplicatedBackend
 

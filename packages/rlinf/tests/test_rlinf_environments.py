@@ -17,6 +17,7 @@ from rlinf.environments import catalog, create, examine, folder, own_packages, p
 from rlinf.environments.catalog import KINDS, LISTS, Kind, read_list
 from rlinf.environments.python_build import ask
 from rlinf.errors import RunFailed, UserError
+from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS
 
 MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 TINY = Kind(name="tiny", purpose="tests", modules=("tiny", "rlinf.errors"), packages=("tiny",))
@@ -168,6 +169,30 @@ def test_native_code_for_another_python_is_installed_by_pip(tmp_path: Path, monk
     assert copied == set(OWN_PACKAGES) - named
 
 
+def test_packages_of_wheels_are_copied_or_asked_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    here, there, calls = tmp_path / "here", tmp_path / "there", []
+    dist_info = here / "rlinf_comm-9.9.dist-info"
+    for file, text in (
+        (here / "rlinf_comm" / "_C.so", "native"),
+        (dist_info / "METADATA", "Metadata-Version: 2.1\nName: rlinf-comm\nVersion: 9.9\n"),
+        (
+            dist_info / "RECORD",
+            "rlinf_comm/_C.so,sha256=x,6\nrlinf_comm-9.9.dist-info/METADATA,,\n../../../bin/x,sha256=y,1\n",
+        ),
+    ):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.setattr(own_packages, "OWN_PACKAGES", ("rlinf-comm",))
+    monkeypatch.setattr(own_packages, "_distribution", lambda name: importlib.metadata.PathDistribution(dist_info))
+    monkeypatch.setattr(pip, "install", lambda python, arguments, **_: calls.append(arguments))
+    target = replace(ask(sys.executable), site_packages=there)
+    own_packages.install_own_packages(replace(target, extension_suffix=".other.so"), collecting=print)
+    assert calls == [["--no-deps", "rlinf-comm==9.9"]] and not there.exists()
+    own_packages.install_own_packages(target, collecting=print)
+    assert sorted(path.name for path in there.rglob("*") if path.is_file()) == ["METADATA", "_C.so"]
+    assert len(calls) == 1
+
+
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
@@ -194,6 +219,14 @@ def test_a_creation_that_ends_early_leaves_nothing(
     assert rlinf("env", "create", "tiny", "--cpu").code == code
     assert seen == [(True, [False])]
     assert [path.name for path in empty.iterdir()] == [".tiny.lock"]
+
+
+def test_a_torch_for_cpus_that_pip_does_not_find_is_explained(rlinf, empty: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_, **__):
+        raise RunFailed("pip install failed: No matching distribution found for torch==2.13.0+cpu")
+
+    monkeypatch.setattr(pip, "install", fail)
+    assert "\nhint: the list wants a build of torch for CPUs" in rlinf("env", "create", "tiny", "--cpu").err
 
 
 def test_a_creation_that_was_killed_does_not_count_and_is_made_anew(rlinf, empty: Path):
@@ -292,11 +325,16 @@ def test_every_list_is_locked_and_of_a_known_environment():
         listed, kind = read_list(file), KINDS[name]
         lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
         assert len(listed.versions) == len(lines) and all(listed.versions.values())
-        assert listed.versions["torch"].endswith("+cpu"), "any other build would come with gigabytes of CUDA packages"
+        # First, so that pip ends at once where there is none; any other build comes with gigabytes of CUDA packages.
+        assert next(iter(listed.versions.items()))[0] == "torch" and listed.versions["torch"].endswith("+cpu")
         assert not any(name.lower().startswith("nvidia-cu") for name in listed.versions)
         wanted = {package.replace("-", "_") for package in kind.packages}
         assert wanted <= {name.replace("-", "_") for name in listed.versions}
         assert not set(kind.cpu_stand_ins) & listed.versions.keys()
+
+
+def test_the_sglang_that_is_listed_is_one_that_the_engine_knows():
+    assert read_list(LISTS / "sglang-cpu.txt").versions["sglang"] in KNOWN_VERSIONS
 
 
 def test_stand_ins_say_what_they_are_and_compute_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from rlinf_workers.generation.base import GenerationEngine
+from rlinf_workers.generation.base import GenerationEngine, ServesElsewhere
+from rlinf_workers.links.base import WeightPort, WeightReceiver
 from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, tensors_of
 from rlinf_workers.worker import Worker
 
@@ -57,6 +58,17 @@ class ServingWorker(Worker):
 
     def weights(self) -> Mapping[str, Tensor]:
         return self._served.weights()
+
+    @property
+    def checks_first(self) -> bool:
+        return isinstance(self._served, ServesElsewhere)
+
+    def open_receiver(self, ports: Sequence[WeightPort]) -> WeightReceiver:
+        return (
+            self._served.open_receiver(ports)
+            if isinstance(self._served, ServesElsewhere)
+            else super().open_receiver(ports)
+        )
 
     def onload(self) -> None:
         self._served.onload()

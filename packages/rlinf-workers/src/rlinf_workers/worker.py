@@ -6,7 +6,7 @@ a chunk and how many ranks work beside it is decided by the plan and never shows
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +15,9 @@ from torch import Tensor
 
 from rlinf_comm.records import record
 from rlinf_comm.weights import Layout, specs_of
+from rlinf_workers.errors import FlowDefinitionError
+from rlinf_workers.links.base import WeightPort, WeightReceiver
+from rlinf_workers.registry import WEIGHT_LINKS
 
 if TYPE_CHECKING:
     from rlinf_workers.collectives import RankGroup
@@ -129,8 +132,23 @@ class Worker:
 
     def layout(self) -> Layout:
         """Where the boxes of the canonical tensors lie in `weights()`, on each rank of this group; the same answer on
-        each of them. By default every rank has all of every tensor."""
+        each of them. By default every rank has all of every tensor. A group that serves from other processes speaks of
+        all of these, as many for each rank."""
         return Layout.replicated(specs_of(self.weights()), self.num_ranks)
+
+    def open_receiver(self, ports: Sequence[WeightPort]) -> WeightReceiver:
+        """Opens the receiving end of an edge that fills `weights()`; several where the worker serves from as many
+        other processes."""
+        if len(ports) != 1:
+            raise FlowDefinitionError(
+                f"{type(self).__name__}: layout() speaks of {len(ports)} ends for each rank, and a worker has one"
+            )
+        return WEIGHT_LINKS.get(ports[0].link).open_receiver(ports[0])
+
+    @property
+    def checks_first(self) -> bool:
+        """Whether weights that came are checked before a stage begins to compute with them, and not meanwhile."""
+        return False
 
     def weights_received(self, policy_version: int) -> None:
         """Called when `weights()` hold that version, verified; a serving worker stamps what it makes with it."""

@@ -214,6 +214,8 @@ class Executor:
 
     def _connect(self, edge: WeightEdge) -> None:
         source = self._layout(edge.source)
+        if source.num_ranks != self._groups[edge.source].num_ranks:
+            raise self._wrong_layout(edge.source, source)
         reshard = reshard_plan(source, self._layout(edge.target).with_dtypes_of(source.specs))
         self._weights_bytes[edge] = sum(spec.num_bytes for spec in reshard.specs.values())
         nodes = self._nodes(edge.source) | self._nodes(edge.target)
@@ -232,21 +234,31 @@ class Executor:
         opened = self._links[edge] = WEIGHT_LINKS.get(link)(edge.name, reshard, **options)
         sides: dict[Literal["send", "receive"], str] = {"send": edge.source, "receive": edge.target}
         for side, name in sides.items():
+            handles = self._groups[name].handles
+            num_ends = reshard.num_src_ranks if side == "send" else reshard.num_dst_ranks
             ports = [
                 WeightPort(edge=edge.name, side=side, rank=rank, reshard=reshard, link=link, address=opened.address)
-                for rank in range(self._groups[name].num_ranks)
+                for rank in range(num_ends)
             ]
-            pairs = zip(self._groups[name].handles, ports, strict=True)
-            gather([handle.call("open_weights", port) for handle, port in pairs], self._launcher.lost)
+            each = num_ends // len(handles)
+            opening = [
+                handle.call("open_weights", ports[rank * each : (rank + 1) * each])
+                for rank, handle in enumerate(handles)
+            ]
+            gather(opening, self._launcher.lost)
 
     def _layout(self, name: str) -> Layout:
         group = self._groups[name]
         layout: Layout = group.call("layout", ranks=[0])[0]
-        if layout.num_ranks != group.num_ranks:
-            raise FlowDefinitionError(
-                f"worker {name!r}: layout() speaks of {layout.num_ranks} ranks, and there are {group.num_ranks}"
-            )
+        if layout.num_ranks % group.num_ranks:
+            raise self._wrong_layout(name, layout)
         return layout
+
+    def _wrong_layout(self, name: str, layout: Layout) -> FlowDefinitionError:
+        num_ranks = self._groups[name].num_ranks
+        return FlowDefinitionError(
+            f"worker {name!r}: layout() speaks of {layout.num_ranks} ranks, and there are {num_ranks}"
+        )
 
     def _nodes(self, name: str) -> set[int]:
         """The machines of a group; one without devices is with the driver, on the first."""

@@ -57,6 +57,11 @@ class Reader(Generic[T]):
         self._closed = False
         self._keys = [port.partition] if port.num_partitions > 1 else None
 
+    @property
+    def granularity(self) -> int:
+        """Items of a chunk; WHOLE_BATCH for all of the run."""
+        return self._port.granularity
+
     def __iter__(self) -> Iterator[list[T]]:
         while chunk := self.next_chunk():
             yield chunk

@@ -156,8 +156,9 @@ class StageRunner(Pauses):
                 if self._host.served_versions.get(edge) != version:
                     with self._span("receive weights", SYNC), self._waits(f"weights {edge} version {version}"):
                         self._host.receive_weights(edge, version)
-                        if self._call.told is not None:  # what another rank makes with these weights leaves elsewhere
-                            self._host.confirm_weights()
+                    # What another rank of the replica makes with these weights leaves elsewhere.
+                    if self._call.told is not None or self._worker.checks_first:
+                        self.before_put()
                     self._worker.weights_received(version)
         self._lock()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import resource
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
@@ -129,13 +130,13 @@ class WorkerHost:
                 torch.cuda.empty_cache()  # or the caching allocator keeps what others on this device need
             return Span("offload", LEASE, start_ns, now_ns() - start_ns, 0, self.identity.name, self.identity.devices)
 
-    def open_weights(self, port: WeightPort) -> None:
-        """Opens one end of a weight edge."""
-        link = WEIGHT_LINKS.get(port.link)
+    def open_weights(self, ports: Sequence[WeightPort]) -> None:
+        """Opens this rank's end of a weight edge; its ends, where it serves from several processes."""
+        port = ports[0]
         if port.side == "send":
-            self._senders[port.edge] = link.open_sender(port)
+            self._senders[port.edge] = WEIGHT_LINKS.get(port.link).open_sender(port)
         else:
-            self._receivers[port.edge] = link.open_receiver(port)
+            self._receivers[port.edge] = self.worker.open_receiver(ports)
 
     def publish_weights(self, edge: str) -> int:
         """Publishes the worker's weights on one edge; returns the version."""

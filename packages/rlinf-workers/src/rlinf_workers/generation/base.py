@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from rlinf_comm.weights import Layout
 from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.links.base import WeightPort, WeightReceiver
 from rlinf_workers.records.language import Prompt
 
 
@@ -58,7 +59,7 @@ class GenerationEngine(Protocol):
         model: ModelSettings, the folder with config and tokenizer, and whether it has the first weights.
         device: the rank's first device; the process sees no GPUs but the rank's own.
         max_prompt_tokens: the longest prompt that comes; None: all prompts have one length.
-        max_batch_sequences: completions to sample at once, at most.
+        max_batch_sequences: completions to sample at once, at most; None: as many as its memory holds.
         devices: names of the rank's devices (`Identity.devices`), for an engine whose constructor takes them: it cuts
             the model over them.
         engine_options: what the recipe says under `rollout.engine_options`.
@@ -108,4 +109,27 @@ class GenerationEngine(Protocol):
 
     def close(self) -> None:
         """Ends what it has started, processes for example. Called once."""
+        ...
+
+
+@runtime_checkable
+class ServesElsewhere(Protocol):
+    """What an engine has besides whose weights lie in processes of its own.
+
+    `weights` is empty then, and `layout` speaks of these processes, whatever the number of ranks: each rank has an
+    engine, with as many receiving ends of a weight edge as processes. `generation.processes` does all of it for an
+    engine that can call a function in each of its processes.
+    """
+
+    def open_receiver(self, ports: Sequence[WeightPort]) -> WeightReceiver:
+        """Opens the receiving ends of an edge, each in its process.
+
+        Args:
+            ports: in the order of the layout's ranks.
+
+        Returns: what fills all of them. Its `receive` is given no tensors; the check that it returns is made before a
+            prompt is submitted.
+
+        Raises: LinkRefused, as WeightLink.open_receiver.
+        """
         ...

@@ -145,7 +145,7 @@ class FixedDecoder:
         self._graphs: dict[_Step, torch.cuda.CUDAGraph] = {}
         self._addresses: tuple[int, ...] = ()
         self._pool: Any = None
-        AttentionInterface.register(ATTENTION, _one_query)
+        AttentionInterface.register(ATTENTION, one_query)
 
     @property
     def num_graphs(self) -> int:
@@ -408,7 +408,7 @@ class _FixedCache(Cache):
         return 0
 
 
-def _one_query(
+def one_query(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
 ) -> tuple[Tensor, None]:
     """Attention of one query a row, [R, heads, 1, size], in the form that transformers asks for.

@@ -4,7 +4,8 @@ Departs from `model.generate` in three ways, each for a reason: the prompt is pr
 noise belongs to the prompt (sampling.py); and a batch never has fewer than `MIN_ROWS` rows, because below four rows a
 CPU matrix product takes another path with another rounding (measured: rows are bit-equal from 4 to 512, not for 1 to
 3), and numbers must not depend on how a plan cuts the batch. A GPU decodes with a cache of fixed size and captured
-steps (graphs.py); there, rows of another batch may round differently.
+steps (graphs.py); there, rows of another batch may round differently. With `refill` there are no batches: a completion
+that has ended leaves its row of the cache to the next one (slots.py).
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ from rlinf_workers.serving import ServedModule
 
 if TYPE_CHECKING:
     from rlinf_workers.generation.graphs import FixedDecoder
+    from rlinf_workers.generation.slots import Slots
 
 MIN_ROWS = 8
+MAX_BATCH_SEQUENCES = 512
+"""Completions of a batch, where nobody says."""
 
 
 class HuggingFaceEngine(ServedModule):
-    """A GenerationEngine on a `transformers` model, one batch at a time.
+    """A GenerationEngine on a `transformers` model, one batch at a time, or with rows that are refilled.
 
     The same prompt, seed and step give the same tokens and log-probabilities in any batch on a CPU. On a GPU the same
     batch gives the same; in another one kernels may be chosen that round differently.
@@ -47,7 +51,13 @@ class HuggingFaceEngine(ServedModule):
         max_prompt_tokens: prompts are padded to that length on the left, all to the same, so that the shape of a
             batch does not depend on who is in it. None: all prompts have one length; no mask is needed then, and
             attention takes its fast path.
+        max_batch_sequences: completions to sample at once, at most; None: `MAX_BATCH_SEQUENCES`, and with `refill` as
+            many as the cache has room for.
         cuda_graphs: on a GPU, decode with captured steps where the model allows it; a CPU has none.
+        refill: give the row of a completion that has ended to the next one while others run, without captured steps.
+        cache_share: with `refill`, share of the memory free on the device when prompts come that the cache may take;
+            None: 0.8 of a GPU's, 0.25 of a host's.
+    Raises: ValueError where the model cannot be decoded with `refill`.
     """
 
     def __init__(
@@ -56,8 +66,10 @@ class HuggingFaceEngine(ServedModule):
         device: torch.device,
         *,
         max_prompt_tokens: int | None,
-        max_batch_sequences: int = 512,
+        max_batch_sequences: int | None = None,
         cuda_graphs: bool = True,
+        refill: bool = False,
+        cache_share: float | None = None,
     ) -> None:
         self._model = build_model(model, HOST)
         super().__init__(self._model, device)
@@ -66,29 +78,40 @@ class HuggingFaceEngine(ServedModule):
         self._pad_id = pad_token_id(self._model, self._tokenizer)
         self._pads = max_prompt_tokens is not None
         self._width = max_prompt_tokens
-        self._max_batch_sequences = max_batch_sequences
+        self._max_batch_sequences = max_batch_sequences or MAX_BATCH_SEQUENCES
         self._batch: tuple[Sequence[Prompt], SamplingSettings, int, int] | None = None
         self._version = -1
-        self._decoder = self._make_decoder() if cuda_graphs and device.type == "cuda" else None
+        self._slots = self._make_slots(max_batch_sequences, cache_share) if refill else None
+        uses_graphs = cuda_graphs and device.type == "cuda" and not refill
+        self._decoder = self._make_decoder() if uses_graphs else None
 
     def layout(self) -> Layout:
         return Layout.replicated(specs_of(self.weights()), 1)
 
     def weights_received(self, policy_version: int) -> None:
         self._version = policy_version
+        if self._slots is not None:
+            self._slots.weights_received(policy_version)
+
+    def onload(self) -> None:
+        super().onload()
+        if self._slots is not None:
+            self._slots.onload()
 
     def offload(self) -> None:
-        self._release_graphs()
+        self._release_caches()
         super().offload()
 
     def discard(self) -> None:
-        self._release_graphs()
+        self._release_caches()
         super().discard()
 
     def close(self) -> None:
-        self._release_graphs()
+        self._release_caches()
 
     def room(self, group_size: int) -> int:
+        if self._slots is not None:
+            return self._slots.room(group_size)
         return 0 if self._batch else max(1, self._max_batch_sequences // group_size)
 
     def submit(self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, seed: int, step: int) -> None:
@@ -96,10 +119,17 @@ class HuggingFaceEngine(ServedModule):
             raise ValueError(f"{len(prompts)} prompts are more than there is room for: ask room() before submit()")
         for prompt in prompts:
             self._check_length(prompt)
+        if self._slots is not None:
+            if prompts:
+                assert self._width is not None, "set by the first prompts"
+                self._slots.submit(prompts, sampling, width=self._width, seed=seed, step=step)
+            return
         self._batch = (prompts, sampling, seed, step) if prompts else None
 
     @torch.no_grad()
     def finished(self) -> list[Completions]:
+        if self._slots is not None:
+            return self._slots.finished()
         if self._batch is None:
             return []
         (prompts, sampling, seed, step), self._batch = self._batch, None
@@ -134,9 +164,29 @@ class HuggingFaceEngine(ServedModule):
             self._model, self._forward, self._device, stop_ids=self._stop_ids, pad_id=self._pad_id, captures=captures
         )
 
-    def _release_graphs(self) -> None:
+    def _make_slots(self, max_rows: int | None, cache_share: float | None) -> Slots:
+        from rlinf_workers.generation.graphs import why_not
+        from rlinf_workers.generation.slots import Slots
+
+        if (reason := why_not(self._model)) is not None:
+            raise ValueError(f"engine_options.refill=true: rows cannot be refilled, because {reason}; leave it out")
+        if cache_share is not None and not 0 < cache_share <= 1:
+            raise ValueError(f"engine_options.cache_share={cache_share}: use a share above 0 and up to 1")
+        return Slots(
+            self._model,
+            self._tokenizer,
+            self._device,
+            stop_ids=self._stop_ids,
+            pad_id=self._pad_id,
+            max_rows=max_rows,
+            cache_share=cache_share,
+        )
+
+    def _release_caches(self) -> None:
         if self._decoder is not None:
             self._decoder.release()
+        if self._slots is not None:
+            self._slots.offload()
 
     def _generate_batch(
         self, prompts: Sequence[Prompt], settings: SamplingSettings, noise: Tensor, stops: StopStrings | None

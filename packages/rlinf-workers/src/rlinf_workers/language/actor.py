@@ -100,8 +100,8 @@ class Actor(TrainingWorker):
     # -- stages ----------------------------------------------------------------------------------------------------
 
     def train(self, scored: Reader[ScoredGroup]) -> None:
-        """Stage: the groups of a step, `algorithm.num_updates` optimizer steps. Reads its groups in the order of their
-        index."""
+        """Stage: the groups of a step, `algorithm.num_updates` optimizer steps. An ordered stage has the same sums to
+        the bit however groups come; another begins with those that come first."""
         self._optimize_with(self._settings.optimizer)
         if self._critic is not None:
             self._critic.start_from(self._backend)

@@ -329,11 +329,13 @@ class Updates:
         self._learns_from_all = bool(has_penalty) or is_own
 
     def of_step(self, scored: Iterable[Sequence[ScoredGroup]]) -> Iterator[Iterator[MicroBatch]]:
-        """An update is used up before the next is asked for. `scored` has the groups in the order of their index."""
+        """An update is used up before the next is asked for. Where groups are gathered, their order in `scored` decides
+        nothing; else the sums of gradients are made in it."""
         self._kl_sums = torch.zeros(len(self._backend.shards), 2, dtype=torch.float64)
         self._shards.clear()
         if self._gathers:
-            yield from self._gathered([group for chunk in scored for group in chunk])
+            groups = [group for chunk in scored for group in chunk]
+            yield from self._gathered(sorted(groups, key=lambda group: group.samples.index))
         else:
             yield self._micro_batches(group for chunk in scored for group in self._learning(chunk))
         if self._algorithm.kl_target is not None:

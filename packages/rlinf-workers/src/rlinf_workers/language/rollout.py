@@ -13,6 +13,7 @@ from rlinf_comm.records import record
 from rlinf_comm.weights import Layout
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.ports import Reader, Writer
+from rlinf_workers.execution.stage_calls import WHOLE_BATCH
 from rlinf_workers.generation.base import Completions, GenerationEngine
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings
@@ -32,8 +33,8 @@ class RolloutSettings:
     evaluate: SamplingSettings
     max_prompt_tokens: int | None
     """Longest prompt that comes; None: all prompts have one length."""
-    max_batch_sequences: int | None = 512
-    """Completions sampled at once, at most; None: as many as the engine has room for."""
+    max_batch_sequences: int | None = None
+    """Completions sampled at once, at most; None: as many as the engine has memory for."""
     engine: str = "huggingface"
     """A name of `registry.ENGINES`, or an import path."""
     engine_options: dict[str, bool | int | float | str] = field(default_factory=dict)
@@ -75,13 +76,26 @@ class Rollout(ServingWorker):
         """Fills the engine, also with prompts of later chunks that are there already. Returns those that have no
         room."""
         context, size = self.step, sampling.group_size
-        while (room := self._engine.room(size)) > 0 and (waiting := waiting or prompts.ready_chunk()):
+        while (room := self._engine.room(size)) > 0:
+            if not waiting and self._may_take(prompts.granularity, room, len(groups)):
+                waiting = prompts.ready_chunk()
+            if not waiting:
+                break
             now, waiting = waiting[:room], waiting[room:]
             self._engine.submit(now, sampling, seed=context.seed, step=context.step)
             groups.open(now)
         if not groups:
             raise WorkersError(f"{self._settings.engine} has nothing to do and no room for {size} completions")
         return waiting
+
+    def _may_take(self, num_items: int, room: int, num_open: int) -> bool:
+        """Whether a further chunk is this replica's to take: what it has no room for, and what exceeds its share of
+        the prompts under way, is left to the others. Where there are no others, or each has a part of its own, it
+        is."""
+        num_replicas = self.identity.num_replicas
+        if num_replicas == 1 or num_items == WHOLE_BATCH:
+            return True
+        return num_items <= room and num_open + num_items <= max(num_items, -(-self.step.num_items // num_replicas))
 
     def _record(self, group: SampleGroup) -> None:
         size, tokens = len(group.loss_mask), float(group.loss_mask.sum())
@@ -91,9 +105,10 @@ class Rollout(ServingWorker):
             self.record("rollout/truncated_fraction", float(group.truncated.sum()) / size)
 
     def layout(self) -> Layout:
-        """The engine speaks of its replica, or of one rank where all hold the same."""
+        """The engine speaks of its replica, of one rank where all hold the same, or of processes of its own."""
         layout = self._engine.layout()
-        return Layout(layout.specs, layout.ranks * (self.num_ranks // layout.num_ranks))
+        num_engines = self.num_ranks if self.checks_first else self.num_ranks // layout.num_ranks
+        return Layout(layout.specs, layout.ranks * num_engines)
 
     def weights_received(self, policy_version: int) -> None:
         super().weights_received(policy_version)

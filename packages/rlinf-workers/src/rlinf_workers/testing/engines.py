@@ -15,13 +15,15 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from rlinf_comm.weights import Layout, execute, plan, specs_of
-from rlinf_workers.generation.base import Completions, GenerationEngine
+from rlinf_comm.weights import Layout, ReshardPlan, execute, plan, specs_of
+from rlinf_workers.generation.base import Completions, GenerationEngine, ServesElsewhere
 from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.links.base import WeightPort
+from rlinf_workers.links.shared import SharedWeightLink
 from rlinf_workers.models.language_model import ModelSettings, build_model, load_tokenizer, stop_token_ids
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.testing.architectures import write_tokenizer
@@ -286,8 +288,30 @@ def _send_other_weights(engine: GenerationEngine, reference: Any) -> None:
     for tensor in weights.values():
         if tensor.dim() > 1:
             tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.3)
-    execute(plan(Layout.replicated(specs_of(weights), 1), engine.layout()), [weights], [engine.weights()])
+    specs = specs_of(weights)
+    reshard = plan(Layout.replicated(specs, 1), engine.layout().with_dtypes_of(specs))
+    if isinstance(engine, ServesElsewhere):
+        _send_elsewhere(engine, weights, reshard, 5)
+    else:
+        execute(reshard, [weights], [engine.weights()])
     engine.weights_received(5)
+
+
+def _send_elsewhere(
+    engine: ServesElsewhere, weights: dict[str, torch.Tensor], reshard: ReshardPlan, version: int
+) -> None:
+    link = SharedWeightLink("reference -> engine", reshard)
+
+    def port(side: Literal["send", "receive"], rank: int) -> WeightPort:
+        return WeightPort(
+            edge="reference -> engine", side=side, rank=rank, reshard=reshard, link="shared", address=link.address
+        )
+
+    sender = SharedWeightLink.open_sender(port("send", 0))
+    receiver = engine.open_receiver([port("receive", rank) for rank in range(reshard.num_dst_ranks)])
+    sender.publish(weights, version)
+    if (check := receiver.receive({}, version)) is not None:
+        check()
 
 
 def _assert_greedy(reference: Any, prompts: Sequence[Prompt], parts: Sequence[Completions]) -> None:

@@ -197,6 +197,12 @@ class ActorConfig(TrainerConfig):
         description="Read all groups of a step before the first pass, and give every shard equally many tokens; needs "
         "actor.max_tokens_per_micro_batch. Algorithms that read all groups first anyway do so without it.",
     )
+    group_order: Literal["index", "arrival"] = Field(
+        default="index",
+        description="index: groups are learned from in the order of their prompts, so that sums are the same to the "
+        "bit under every plan. arrival: as they come, so that training begins with the first that are whole. Where "
+        "all groups are read first anyway the two are the same.",
+    )
     num_shards: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=2,
         description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks, "

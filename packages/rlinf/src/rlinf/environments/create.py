@@ -28,6 +28,9 @@ CPU_TORCH_HINT = (
     "PyTorch's CPU index: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
 )
 
+NUM_LATER_STEPS = 3
+"""Steps of the progress bar after the packages: rlinf's own, the imports, the stamp."""
+
 
 def create(name: str, *, cpu: bool, python: str | None, console: LiveLine) -> Environment:
     """Makes an environment, or brings rlinf's own packages up to date in one that is there.
@@ -117,20 +120,23 @@ def _make(
     _run([str(chosen.path), "-m", "venv", str(path)])
     environment = Environment(path=path, stamp=stamp)
     _install_list(environment, listed, console)
-    console.message("installing rlinf's own packages, as they are here")
+    num_packages = len(listed.versions)
+    num_steps = num_packages + NUM_LATER_STEPS
+    console.show("installing rlinf's own packages, as they are here", num_packages + 1, num_steps)
     inside = ask(environment.python)
     install_own_packages(inside, collecting=lambda name: None)
     names = kind.cpu_stand_ins if cpu else ()
     stand_ins = tuple(install_stand_in(name, inside.site_packages) for name in names)
     for stand_in in stand_ins:
         console.message(f"stand-in {stand_in}: import-time names only, nothing in it computes")
-    console.message(f"importing {', '.join(kind.modules)}")
+    console.show(f"importing {', '.join(kind.modules)}", num_packages + 2, num_steps)
     probed = probe(environment.python, kind, cpu=cpu)
     if probed.failures:
         lines = "\n".join(f"  {module}: {why}" for module, why in probed.failures.items())
         raise RunFailed(f"{environment.title} was installed, and does not work:\n{lines}")
     whole = replace(stamp, own_packages=own, stand_ins=stand_ins, is_complete=True)
     write_stamp(path, whole)
+    console.show(f"{environment.title} is whole", num_steps, num_steps)
     return Environment(path=path, stamp=whole)
 
 
@@ -147,10 +153,14 @@ def _install_list(environment: Environment, listed: RequirementList, console: Li
         nonlocal num_seen
         num_seen += bool(name)
         if name:
-            console.show(name, min(num_seen, num_wanted), num_wanted, stays=False)
+            console.show(name, min(num_seen, num_wanted), num_wanted + NUM_LATER_STEPS, stays=False)
         else:
-            console.message(f"unpacking {num_seen} packages")
+            console.show(f"unpacking {num_wanted} packages", num_wanted, num_wanted + NUM_LATER_STEPS)
 
     console.message(f"fetching {num_wanted} packages")
-    hint = CPU_TORCH_HINT if environment.stamp.cpu else ""
-    pip.install(environment.python, ["--no-deps", "-r", str(listed.path)], collecting=collecting, hint=hint)
+    try:
+        pip.install(environment.python, ["--no-deps", "-r", str(listed.path)], collecting=collecting)
+    except RunFailed as error:
+        if environment.stamp.cpu and "torch==" in str(error):
+            raise RunFailed(f"{error}\nhint: {CPU_TORCH_HINT}") from None
+        raise

@@ -224,7 +224,7 @@ class ReasoningJob(Job):
             Actor.train,
             reads="scored",
             dispatch="key",
-            ordered=True,
+            ordered=config.actor.group_order == "index",
             trains=True,
             granularities=actor_granularities(config),
             num_parts=config.actor.settled_shards,
@@ -277,6 +277,7 @@ class ReasoningJob(Job):
         rollout, evaluation = self.config.rollout, self.config.evaluation
         num_tokens, size = rollout.max_new_tokens, self.config.algorithm.group_size
         stop = rollout.stop if evaluation.stop is None else evaluation.stop
+        fills_its_memory = rollout.engine == "sglang" or rollout.engine_options.get("refill") is True
         return RolloutSettings(
             model=replace(model, dtype=self.config.served_dtype),
             train=sampling_settings(rollout, group_size=size, max_new_tokens=num_tokens, stop=rollout.stop),
@@ -284,7 +285,7 @@ class ReasoningJob(Job):
                 evaluation, group_size=evaluation.num_samples, max_new_tokens=num_tokens, stop=stop
             ),
             max_prompt_tokens=self._make_prompt.max_tokens,
-            max_batch_sequences=None if rollout.engine == "sglang" else self._job_shape.max_sequences,
+            max_batch_sequences=None if fills_its_memory else self._job_shape.max_sequences,
             engine=rollout.engine,
             engine_options=engine_options(rollout, self._shape, self._job_shape),
         )

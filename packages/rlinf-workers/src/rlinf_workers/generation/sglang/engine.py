@@ -7,6 +7,7 @@ import contextlib
 import os
 import queue
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 from rlinf_comm.weights import Layout
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.generation.base import Completions
+from rlinf_workers.generation.processes import EngineProcesses
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS, Argument, bound_cores, server_arguments
 from rlinf_workers.generation.sglang.loader import LOADER
@@ -24,6 +26,7 @@ from rlinf_workers.generation.sglang.requests import Answer, answer_of, completi
 from rlinf_workers.generation.sglang.room import Room
 from rlinf_workers.generation.sglang.server import EngineServer, shared_folder
 from rlinf_workers.generation.stopping import StopStrings
+from rlinf_workers.links.base import WeightPort, WeightReceiver
 from rlinf_workers.models.language_model import (
     ModelSettings,
     build_model,
@@ -86,6 +89,8 @@ class SGLangEngine:
         )
         self._server = EngineServer(arguments, folder, self._on_lost)
         self._room = Room(self._server.num_tokens, max_batch_sequences)
+        self._model = replace(model, folder=str(served))
+        self._processes = EngineProcesses(self._num_devices, self.enter)
 
     # -- prompts in, completions out --------------------------------------------------------------------------------
 
@@ -123,7 +128,10 @@ class SGLangEngine:
         return {}
 
     def layout(self) -> Layout:
-        raise NotImplementedError("weights of SGLang lie in its own processes")
+        return self._processes.layout(self._model)
+
+    def open_receiver(self, ports: Sequence[WeightPort]) -> WeightReceiver:
+        return self._processes.open_receiver(ports)
 
     def enter(self, address: str) -> None:
         """Runs the weight loader in each of SGLang's processes, once, with no request under way.
@@ -157,6 +165,7 @@ class SGLangEngine:
             self._is_paused = True
 
     def close(self) -> None:
+        self._processes.close()
         self._server.close()
 
     # -- in the engine's loop ---------------------------------------------------------------------------------------

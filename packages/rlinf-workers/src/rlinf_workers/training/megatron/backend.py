@@ -19,6 +19,7 @@ from rlinf_comm.weights import Layout, ReshardExecutor, plan
 from rlinf_comm.weights.layouts import TransformerShape, huggingface
 from rlinf_sched.derive.megatron import MegatronOptions
 from rlinf_sched.derive.shapes import ModelShape
+from rlinf_workers.models.in_memory import box_in, renamed
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.models.weight_files import WeightFiles, region
@@ -27,7 +28,7 @@ from rlinf_workers.records.language import ExampleBatch
 from rlinf_workers.training.base import Evaluation, LossOf, OptimizerSettings, shards_of
 from rlinf_workers.training.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
 from rlinf_workers.training.megatron.answers import Asked, rows_of
-from rlinf_workers.training.megatron.files import box_in, gathered, leaving_out, owned, renamed, stacked
+from rlinf_workers.training.megatron.files import gathered, leaving_out, owned, stacked
 from rlinf_workers.training.megatron.storages import Storages
 from rlinf_workers.worker import Worker
 

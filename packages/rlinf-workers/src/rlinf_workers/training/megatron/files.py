@@ -4,12 +4,11 @@ transformers' model has in memory."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from rlinf_comm.weights import Block, Box, Layout, RankLayout, TensorSpec
+from rlinf_comm.weights import Block, Box, Layout, RankLayout
 from rlinf_workers.collectives import RankGroup
 from rlinf_workers.models.weight_files import region
 
@@ -45,33 +44,6 @@ def gathered(shape: tuple[int, ...], mine: list[tuple[Box, Tensor]], ranks: Rank
         inside(whole, box).copy_(part)
     ranks.sum_(whole.view(torch.uint8))  # as bytes, so that -0.0 stays what it is
     return whole
-
-
-def box_in(block: Block, box: Box, shape: tuple[int, ...]) -> Box:
-    """Where a box of a canonical tensor lies in a buffer of this shape that has it whole, perhaps in a stack."""
-    offset = block.offset + sum(first * stride for first, stride in zip(box.start, block.strides, strict=True))
-    start = []
-    for size in reversed(shape):
-        offset, first = divmod(offset, size)
-        start.append(first)
-    return Box(tuple(reversed(start)), (1,) * (len(shape) - len(box.shape)) + box.shape)
-
-
-def renamed(layout: Layout, whole: Layout) -> Layout:
-    """A layout of canonical tensors as one of the buffers that a rank has them whole in: of a stack of experts, say."""
-    (rank,) = whole.ranks
-    places = {block.name: block for block in rank.blocks}
-    dtypes = {places[name].buffer: spec.dtype for name, spec in layout.specs.items()}
-    specs = {name: TensorSpec(buffer.shape, dtypes[name]) for name, buffer in rank.buffers.items()}
-
-    def moved(block: Block) -> Block:
-        place = places[block.name]
-        box = box_in(place, block.box, specs[place.buffer].shape)
-        strides = (1,) * (len(box.shape) - len(block.strides)) + block.strides
-        return replace(block, name=place.buffer, box=box, strides=strides)
-
-    ranks = (RankLayout(one.buffers, tuple(moved(block) for block in one.blocks)) for one in layout.ranks)
-    return Layout(specs, tuple(ranks))
 
 
 def leaving_out(layout: Layout, names: Collection[str]) -> Layout:

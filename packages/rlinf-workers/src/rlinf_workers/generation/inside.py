@@ -1,0 +1,264 @@
+"""Weights straight into an engine that computes in processes of its own: the end that lives in each of these.
+
+    worker          EngineProcesses (processes.py)     asks: describe, open, fill, check
+    engine process  Inside                             answers, over a Unix socket of the worker
+
+The engine only has to call `enter(ticket, model, ...)` in each of its processes, between two batches. Filling is done
+there, while the engine stands still; whatever only reads is done in a thread as soon as it is asked. Each answer has
+the number of the call that it belongs to.
+
+The weights come by the run's weight link, whichever that is: the process opens the receiving end itself and fills the
+engine's own parameters, so no tensor is gathered, copied whole or pickled.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rlinf_comm import codec
+from rlinf_comm.errors import LayoutError, WeightMismatchError
+from rlinf_comm.records import record
+from rlinf_comm.weights import BufferSpec, specs_of
+from rlinf_workers.links.base import Check, WeightPort, WeightReceiver
+from rlinf_workers.registry import WEIGHT_LINKS
+
+COMMAND_S = 60.0
+"""A command is sent before the engine is told to enter, so it is there at once."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hello:
+    """The first message of a process."""
+
+    rank: int
+    """Among the engine's processes, as its tensor parallelism counts them."""
+    pid: int
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """What the worker asks of one process."""
+
+    number: int
+    """Counts the calls of a worker from 1; its answer has the same."""
+    method: str
+    """A method of `Inside`: describe, open, fill, check."""
+    arguments: tuple[Any, ...]
+    waits: bool
+    """Whether it waits until the engine enters."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What came of a command."""
+
+    number: int
+    value: Any = None
+    error_type: str = ""
+    """Name of the exception's class; empty when all went well."""
+    text: str = ""
+    tensors: tuple[str, ...] = ()
+    """Canonical names, where an error names some."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """What a process has of the model."""
+
+    buffers: dict[str, BufferSpec]
+    """Its parameters by name."""
+    sizes: dict[str, int]
+    """How the engine is cut: `tp` and, where there are experts, `ep` and `expert_tp` of
+    rlinf_comm.weights.layouts.merged."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attested:
+    """What a process is known to serve."""
+
+    policy_version: int
+    num_tensors: int
+    """Parameters that were looked at."""
+
+
+class Model(Protocol):
+    """A torch module, as far as this file needs one."""
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
+
+
+@dataclass
+class _Filled:
+    """Weights that were written, and not checked yet."""
+
+    policy_version: int
+    addresses: dict[str, int]
+    """Parameter -> where it lay."""
+    check: Check | None
+    """None: the link has checked them itself."""
+
+
+@dataclass
+class Inside:
+    """One process of an engine, as its worker sees it."""
+
+    connection: Connection
+    model: Model
+    sizes: dict[str, int]
+    _waiting: queue.SimpleQueue[Command] = field(default_factory=queue.SimpleQueue)
+    _sending: threading.Lock = field(default_factory=threading.Lock)
+    _entered: int = 0
+    """The number of the last command that was done while the engine stood still."""
+    _receivers: dict[str, WeightReceiver] = field(default_factory=dict)
+    _filled: dict[str, _Filled] = field(default_factory=dict)
+
+    @classmethod
+    def connect(cls, address: str, model: Model, *, rank: int, sizes: Mapping[str, int]) -> Inside:
+        """Says hello to the worker, and listens to it from now on."""
+        found = socket.socket(socket.AF_UNIX)
+        found.connect(address)
+        inside = cls(Connection(found.detach()), model, dict(sizes))
+        inside._send(Hello(rank=rank, pid=os.getpid()))
+        threading.Thread(target=inside._listen, name="rlinf-weights", daemon=True).start()
+        return inside
+
+    def enter(self, number: int) -> None:
+        """Does the command with that number, which waits for this. Nobody computes with the model meanwhile."""
+        if number <= self._entered:  # a draft model, say, which the engine offers after the model itself
+            return
+        self._entered = number
+        while True:
+            command = self._waiting.get(timeout=COMMAND_S)
+            if command.number == number:
+                break  # an earlier one was given up by the worker
+        self._do(command)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                command = codec.unpack(self.connection.recv_bytes())
+            except (EOFError, OSError):  # the worker has ended, and the engine ends with it
+                return
+            if command.waits:
+                self._waiting.put(command)
+            else:
+                self._do(command)
+
+    def _do(self, command: Command) -> None:
+        try:
+            answer = Answer(number=command.number, value=getattr(self, command.method)(*command.arguments))
+        except Exception as error:  # noqa: BLE001 - the worker raises it
+            traceback.print_exc()
+            tensors = error.tensors if isinstance(error, WeightMismatchError) else ()
+            answer = Answer(number=command.number, error_type=type(error).__name__, text=str(error), tensors=tensors)
+        self._send(answer)
+
+    def _send(self, message: Any) -> None:
+        with self._sending:
+            self.connection.send_bytes(codec.pack(message))
+
+    # -- what the worker may ask -----------------------------------------------------------------------------------
+
+    def describe(self) -> Held:
+        """The parameters, as the engine has made them."""
+        specs = specs_of(self._parameters())
+        return Held(
+            buffers={name: BufferSpec(spec.shape, spec.dtype) for name, spec in specs.items()}, sizes=self.sizes
+        )
+
+    def open(self, port: WeightPort) -> None:
+        """Opens this process's end of an edge. Raises: LayoutError for parameters that the plan does not fill."""
+        check_held(self.describe(), port.reshard.dst_buffers[port.rank])
+        self._receivers[port.edge] = WEIGHT_LINKS.get(port.link).open_receiver(port)
+
+    def fill(self, edge: str, policy_version: int, timeout_s: float) -> None:
+        """Writes a version into the engine's own parameters."""
+        self._filled.pop(edge, None)
+        tensors = self._parameters()
+        check = self._receivers[edge].receive(tensors, policy_version, timeout_s)
+        self._filled[edge] = _Filled(policy_version, _addresses(tensors), check)
+
+    def check(self, edge: str, policy_version: int) -> Attested:
+        """Whether the model's parameters hold that version as it was published.
+
+        Raises: WeightMismatchError naming the tensors.
+        """
+        filled = self._filled.pop(edge, None)
+        found = None if filled is None else filled.policy_version
+        if filled is None or found != policy_version:
+            raise WeightMismatchError(
+                f"{edge}: version {policy_version} is expected, and this process was "
+                + ("not filled" if found is None else f"filled with version {found}"),
+                expected_version=policy_version,
+                found_version=found,
+            )
+        served = self._parameters()
+        where = _addresses(served)
+        if where != filled.addresses:
+            names = tuple(sorted({name for name, _ in where.items() ^ filled.addresses.items()}))
+            raise WeightMismatchError(
+                f"{edge}: the model does not serve what was filled with version {policy_version}: {', '.join(names)} "
+                "lie elsewhere. The engine rearranges weights for its kernels, or something has replaced them",
+                tensors=names,
+                expected_version=policy_version,
+            )
+        if filled.check is not None:
+            filled.check()
+        return Attested(policy_version=policy_version, num_tensors=len(served))
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+
+_INSIDE: dict[str, Inside] = {}
+"""Address of a worker -> what answers it in this process."""
+
+
+def enter(ticket: str, model: Model, *, rank: int, sizes: Mapping[str, int], kind: type[Inside] = Inside) -> None:
+    """What an engine calls in each of its processes whenever `EngineProcesses` makes it, and nobody computes.
+
+    Args:
+        ticket: as `EngineProcesses` has made it.
+        rank: of this process in the engine's tensor parallelism.
+        sizes: how the engine is cut, see `Held`.
+    """
+    number, _, address = ticket.partition(" ")
+    if address not in _INSIDE:
+        _INSIDE[address] = kind.connect(address, model, rank=rank, sizes=sizes)
+    if int(number):
+        _INSIDE[address].enter(int(number))
+
+
+def check_held(held: Held, wanted: Mapping[str, BufferSpec]) -> None:
+    """Whether a process has exactly these parameters. Raises: LayoutError naming those that differ."""
+    faults = []
+    for name in sorted({*held.buffers, *wanted}):
+        has, needs = held.buffers.get(name), wanted.get(name)
+        if has is None and needs is not None:
+            faults.append(f"{name} {list(needs.shape)} is missing")
+        elif needs is None and has is not None:
+            faults.append(f"{name} {list(has.shape)} is not known")
+        elif has != needs and has is not None and needs is not None:
+            faults.append(f"{name} is {has.dtype} {list(has.shape)} and not {needs.dtype} {list(needs.shape)}")
+    if faults:
+        more = f"; and {len(faults) - 4} more" if len(faults) > 4 else ""
+        raise LayoutError(f"the engine's parameters are not those of the model: {'; '.join(faults[:4])}{more}")
+
+
+def _addresses(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in tensors.items()}

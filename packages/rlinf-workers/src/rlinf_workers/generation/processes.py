@@ -1,0 +1,173 @@
+"""Weights straight into an engine that computes in processes of its own: the worker's end (the other is inside.py)."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlinf_comm import codec, errors
+from rlinf_comm.errors import WeightMismatchError
+from rlinf_comm.weights import Layout
+from rlinf_workers.errors import LinkRefused, WorkersError
+from rlinf_workers.generation.inside import Answer, Attested, Command, Hello
+from rlinf_workers.generation.serving_layout import serving_layout
+from rlinf_workers.links.base import Check, WeightPort
+from rlinf_workers.models.language_model import ModelSettings
+
+ANSWER_S = 60.0
+"""An engine has entered all its processes when `enter` returns, so answers are on their way; a check reads all that is
+served."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    connection: Connection
+    name: str
+    """For messages."""
+
+
+class EngineProcesses:
+    """The processes of one engine.
+
+    Args:
+        num_processes: of the engine: its tensor parallelism.
+        enter: makes each process of the engine call `inside.enter(ticket, ...)` while no request is under way, drops
+            what was computed with the weights so far (KV and prefix caches), and returns when all have. Raises when one
+            could not.
+    """
+
+    def __init__(self, num_processes: int, enter: Callable[[str], object], *, timeout_s: float = ANSWER_S) -> None:
+        self._num_processes, self._enter, self._timeout_s = num_processes, enter, timeout_s
+        self._folder = tempfile.TemporaryDirectory(prefix="rlinf-engine-")  # of this user alone
+        self._address = str(Path(self._folder.name, "socket"))
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self._address)
+        self._listener.listen(num_processes)
+        self._numbers = itertools.count(1)
+        self._calling = threading.Lock()
+        self._processes = self._connect()
+
+    def layout(self, model: ModelSettings) -> Layout:
+        """Where the canonical tensors lie in the engine's own parameters; a rank for each process.
+
+        Raises: LayoutError naming parameters that do not fit the model.
+        """
+        return serving_layout(model, self.call("describe"))
+
+    def open_receiver(self, ports: Sequence[WeightPort]) -> EngineReceiver:
+        """Opens the receiving ends of an edge, each in its process."""
+        if len(ports) != self._num_processes:
+            raise WorkersError(f"{len(ports)} ends of {ports[0].edge} for an engine of {self._num_processes} processes")
+        self.call("open", each=ports)
+        return EngineReceiver(self, ports[0].edge)
+
+    def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None, waits: bool = False) -> list[Any]:
+        """What each process answers, by rank.
+
+        Args:
+            each: the last argument, for each process its own.
+            waits: the engine has to stand still for it.
+
+        Raises: what a process raised, if it is about weights; WorkersError otherwise, and for one that died.
+        """
+        with self._calling:
+            number = next(self._numbers)
+            for rank, process in enumerate(self._processes):
+                own = () if each is None else (each[rank],)
+                command = Command(number=number, method=method, arguments=(*arguments, *own), waits=waits)
+                self._send(process, command)
+            if waits:
+                self._enter(f"{number} {self._address}")
+            answers = [self._answer(process, number, f"{method} {arguments}") for process in self._processes]
+        _raise_first(self._processes, answers)
+        return [answer.value for answer in answers]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.connection.close()
+        self._listener.close()
+        self._folder.cleanup()
+
+    def _connect(self) -> tuple[_Process, ...]:
+        self._enter(f"0 {self._address}")
+        found: dict[int, _Process] = {}
+        self._listener.settimeout(self._timeout_s)
+        while len(found) < self._num_processes:
+            try:
+                accepted, _ = self._listener.accept()
+            except TimeoutError as error:
+                raise WorkersError(
+                    f"{len(found)} of the engine's {self._num_processes} processes have called the weight loader; "
+                    "the engine said that all had"
+                ) from error
+            accepted.setblocking(True)
+            connection = Connection(accepted.detach())
+            hello: Hello = codec.unpack(connection.recv_bytes())
+            found[hello.rank] = _Process(connection, f"engine process {hello.rank} (pid {hello.pid})")
+        return tuple(found[rank] for rank in range(self._num_processes))
+
+    def _send(self, process: _Process, command: Command) -> None:
+        try:
+            process.connection.send_bytes(codec.pack(command))
+        except OSError as error:
+            raise WorkersError(f"{process.name} has died") from error
+
+    def _answer(self, process: _Process, number: int, what: str) -> Answer:
+        while True:
+            if not process.connection.poll(self._timeout_s):
+                raise WorkersError(f"{process.name} has not answered within {self._timeout_s:.0f} s: {what}")
+            try:
+                answer: Answer = codec.unpack(process.connection.recv_bytes())
+            except (EOFError, OSError) as error:
+                raise WorkersError(f"{process.name} has died") from error
+            if answer.number == number:  # an earlier one belongs to a call that was given up
+                return answer
+
+
+class EngineReceiver:
+    """The serving end of an edge whose weights lie in the processes of an engine: a WeightReceiver."""
+
+    def __init__(self, processes: EngineProcesses, edge: str) -> None:
+        self._processes, self._edge = processes, edge
+
+    def receive(self, tensors: Mapping[str, Tensor], policy_version: int, timeout_s: float = 60.0) -> Check:
+        """Fills the engine's parameters. `tensors` are the worker's, which has none of them."""
+        assert not tensors, f"{self._edge}: an engine with processes of its own has no weights in the worker"
+        self._processes.call("fill", self._edge, policy_version, timeout_s, waits=True)
+
+        def check() -> None:
+            answers: list[Attested] = self._processes.call("check", self._edge, policy_version)
+            found = [answer.policy_version for answer in answers]
+            if found != [policy_version] * len(found):
+                raise WeightMismatchError(
+                    f"{self._edge}: the engine's processes serve versions {found}, not {policy_version}",
+                    expected_version=policy_version,
+                )
+
+        return check
+
+
+def _raise_first(processes: Sequence[_Process], answers: Sequence[Answer]) -> None:
+    """Raises what the processes raised, all in one text."""
+    failed = [(process, answer) for process, answer in zip(processes, answers, strict=True) if answer.error_type]
+    if not failed:
+        return
+    first = failed[0][1]
+    text = "; ".join(f"{process.name}: {answer.text}" for process, answer in failed)
+    if first.error_type == LinkRefused.__name__:
+        raise LinkRefused(text)
+    known = getattr(errors, first.error_type, None)
+    if known is not None and issubclass(known, WeightMismatchError):
+        raise known(text, tensors=tuple(sorted({name for _, answer in failed for name in answer.tensors})))
+    if known is not None and issubclass(known, ValueError):  # LayoutError
+        raise known(text)
+    raise WorkersError(f"{first.error_type} in {text}")

@@ -1,0 +1,44 @@
+"""Where the canonical tensors lie in the parameters of an engine that merges them, checked against what it has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlinf_comm.errors import LayoutError
+from rlinf_comm.weights import Layout, RankLayout
+from rlinf_comm.weights.layouts import TransformerShape, huggingface, merged
+from rlinf_workers.generation.inside import Held, check_held
+from rlinf_workers.models.in_memory import renamed
+from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.weight_names import CONVERTS
+
+
+def serving_layout(model: ModelSettings, held: Sequence[Held]) -> Layout:
+    """The layout of an engine's processes, by the names of the model in transformers.
+
+    Args:
+        model: its config says which tensors there are.
+        held: what each process has. The dtypes are the engine's own.
+
+    Raises: LayoutError naming the process and the parameters that do not fit the model's architecture.
+    """
+    config = json.loads(Path(model.folder, "config.json").read_text())
+    shape = TransformerShape.from_config(config, model.dtype)
+    sizes = held[0].sizes
+    expected = merged(
+        shape, tp=sizes["tp"], ep=sizes.get("ep", 1), expert_tp=sizes.get("expert_tp"), num_ranks=len(held)
+    )
+    ranks = []
+    for number, (found, rank) in enumerate(zip(held, expected.ranks, strict=True)):
+        wanted = {
+            name: type(spec)(spec.shape, found.buffers[name].dtype if name in found.buffers else spec.dtype)
+            for name, spec in rank.buffers.items()
+        }
+        try:
+            check_held(found, wanted)
+        except LayoutError as error:
+            raise LayoutError(f"{config.get('model_type')}, engine process {number}: {error}") from error
+        ranks.append(RankLayout(wanted, rank.blocks))
+    return renamed(Layout(expected.specs, tuple(ranks)), huggingface(shape, fused_experts=CONVERTS))

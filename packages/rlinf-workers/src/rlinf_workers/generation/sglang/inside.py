@@ -1,0 +1,24 @@
+"""What SGLang calls in each of its scheduler processes (server argument `custom_weight_loader`, read in 0.5.23).
+
+A custom weight loader gets the model and named tensors. Here it gets one empty tensor, whose name is the ticket that
+`EngineProcesses` has made; weights come through the weight link and commands through a socket. What goes wrong is
+answered there: an exception here would end the engine's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from rlinf_workers.generation.inside import enter
+
+
+def run(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
+    """Called between two batches, while no request is under way."""
+    from sglang.srt.runtime_context import get_parallel  # pyright: ignore[reportMissingImports]
+
+    parallel = get_parallel()
+    sizes = {"tp": parallel.attn_tp_size, "ep": parallel.moe_ep_size, "expert_tp": parallel.moe_tp_size}
+    for ticket, _ in named_tensors:
+        enter(ticket, model, rank=parallel.tp_rank, sizes=sizes)

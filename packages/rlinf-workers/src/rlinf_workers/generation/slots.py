@@ -1,0 +1,454 @@
+"""Continuous batching: each completion has a row of the cache, and a row that has ended goes to the next completion.
+
+All rows that run take a step together, each at a place of its own in its sequence. A row holds its prompt in the first
+columns and then one column a token, so a row at position p looks at the columns up to p, and what an earlier completion
+left behind them is masked. Rows that run are the first ones: where one ends, the last one moves into its place.
+
+Numbers of a row do not depend on who runs beside it on a CPU: noise belongs to the prompt (sampling.py); at least
+`MIN_ROWS` rows are computed; prompts are prefilled at a width that follows from their own length; and the keys that a
+step looks at are a multiple of `KEY_STEP`, with which torch's attention adds up those of a row in one order, however
+many masked ones follow (measured with torch 2.13, where any other number of keys rounds differently). That is also why
+they differ in the last bits from those of a cache that grows by one key a token.
+
+Legend: R rows, n rows that run, K columns, T new tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, Cache, DynamicCache
+
+from rlinf_workers.errors import WorkersError
+from rlinf_workers.generation.base import Completions
+from rlinf_workers.generation.free_memory import free_bytes
+from rlinf_workers.generation.graphs import bucket, one_query
+from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
+from rlinf_workers.generation.stopping import StopStrings
+from rlinf_workers.models.placement import HOST
+from rlinf_workers.records.language import Prompt
+
+MIN_ROWS = 8
+"""Below four rows a CPU's matrix product rounds differently (huggingface.py)."""
+KEY_STEP = 16
+PREFILL_TOKENS = 16384
+"""Prompt tokens that one forward takes, at least one prompt."""
+CACHE_SHARE = {"cuda": 0.8, "cpu": 0.25}
+"""Share of the free memory that the cache may take: a GPU is the rank's alone, a host is shared with other ranks."""
+ATTENTION = "rlinf_slots"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Row:
+    """Whose completion a row holds."""
+
+    index: int
+    member: int
+    policy_version: int
+
+
+@dataclass(kw_only=True, slots=True)
+class _Waiting:
+    """A prompt some of whose completions have no row yet."""
+
+    prompt: Prompt
+    noise: Tensor
+    """[G, T]"""
+    members: deque[int]
+    prefilled: tuple[list[Tensor], list[Tensor], Tensor] | None = None
+    """Keys and values of each layer, [heads, L, size], and the logits of the first token, [V]."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Cache:
+    """What a step reads and writes."""
+
+    keys: list[Tensor]
+    """[R, heads, K, size] each layer"""
+    values: list[Tensor]
+    tokens: Tensor
+    """[R] int64, drawn last; not in the cache yet"""
+    positions: Tensor
+    """[R] int64, the column of `tokens`"""
+    counts: Tensor
+    """[R] int64, tokens drawn"""
+    noise: Tensor
+    """[R, T] float32"""
+    token_ids: Tensor
+    """[R, T] int64"""
+    logprobs: Tensor
+    """[R, T] float32"""
+    rows: list[_Row] = field(default_factory=list)
+    """Those that run, n of them; they are the first."""
+
+    def of_rows(self) -> tuple[str, ...]:
+        return ("tokens", "positions", "counts", "noise", "token_ids", "logprobs")
+
+    def move(self, sources: list[int], targets: list[int], num_keys: int) -> None:
+        """Rows into the places of others."""
+        for tensor in (*self.keys, *self.values):
+            tensor[targets, :, :num_keys] = tensor[sources, :, :num_keys]
+        for name in self.of_rows():
+            tensor = getattr(self, name)
+            tensor[targets] = tensor[sources]
+        for source, target in zip(sources, targets, strict=True):
+            self.rows[target] = self.rows[source]
+
+    def to(self, device: torch.device) -> None:
+        self.keys = [tensor.to(device) for tensor in self.keys]
+        self.values = [tensor.to(device) for tensor in self.values]
+        for name in self.of_rows():
+            setattr(self, name, getattr(self, name).to(device))
+
+
+class Slots:
+    """Samples completions of prompts that come while earlier ones are under way.
+
+    Args:
+        model: one that graphs.why_not has nothing against.
+        stop_ids: [S] int64, tokens that end a completion.
+        max_rows: completions that run at once, at most; None: as many as the cache has room for.
+        cache_share: share of the free memory that the cache may take; None: `CACHE_SHARE`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        device: torch.device,
+        *,
+        stop_ids: Tensor,
+        pad_id: int,
+        max_rows: int | None,
+        cache_share: float | None,
+    ) -> None:
+        self._model, self._tokenizer, self._device = model, tokenizer, device
+        self._stop_ids, self._pad_id = stop_ids, pad_id
+        self._max_rows = max_rows
+        self._share = CACHE_SHARE.get(device.type, CACHE_SHARE["cpu"]) if cache_share is None else cache_share
+        self._draws = sample_by_blocks if device.type == "cuda" else sample_tokens
+        self._waiting: deque[_Waiting] = deque()
+        self._sampling: SamplingSettings | None = None
+        self._stops: StopStrings | None = None
+        self._cache: _Cache | None = None
+        self._num_columns = 0
+        self._limit: int | None = None
+        """Rows that fit; None: not known before the first prompts."""
+        self._version = -1
+        AttentionInterface.register(ATTENTION, _attention)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._cache.rows) if self._cache is not None else 0
+
+    @property
+    def num_under_way(self) -> int:
+        """Completions that run or wait for a row."""
+        return self.num_running + sum(len(one.members) for one in self._waiting)
+
+    def room(self, group_size: int) -> int:
+        """How many prompts it takes now. The last of them may get rows for a part of its group only, so that rows do
+        not stay empty until as many are free as a group has completions."""
+        limit = self._limit or self._max_rows or group_size
+        return -(-max(0, limit - self.num_under_way) // group_size)
+
+    def submit(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, width: int, seed: int, step: int
+    ) -> None:
+        """Takes prompts; nothing is computed before `finished`.
+
+        Args:
+            width: tokens of the longest prompt that may come.
+        Raises:
+            ValueError: completions under way are sampled otherwise.
+            WorkersError: the memory does not hold the cache of one completion.
+        """
+        if self.num_under_way and sampling != self._sampling:
+            raise ValueError(f"completions under way are sampled with {self._sampling}, not with {sampling}")
+        if sampling != self._sampling:
+            self._sampling = sampling
+            self._stops = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
+        if not self.num_under_way:
+            self._size(width + sampling.max_new_tokens, sampling.max_new_tokens)
+        noise = prompt_noise(seed, step, [prompt.index for prompt in prompts], sampling).to(self._device)
+        for prompt, own in zip(prompts, noise.split(sampling.group_size), strict=True):
+            self._waiting.append(_Waiting(prompt=prompt, noise=own, members=deque(range(sampling.group_size))))
+
+    @torch.no_grad()
+    def finished(self) -> list[Completions]:
+        """Computes until a completion ends; empty where none is under way."""
+        while self.num_under_way:
+            done = self._begin() or self._step()
+            if done:
+                return done
+        return []
+
+    def weights_received(self, policy_version: int) -> None:
+        self._version = policy_version
+        for one in self._waiting:
+            one.prefilled = None
+
+    def offload(self) -> None:
+        """Gives the cache up; rows that run wait on the host."""
+        if self._cache is not None and not self._cache.rows:
+            self._cache = None
+        elif self._cache is not None and self._device.type != "cpu":
+            self._cache.to(HOST)
+        for one in self._waiting:
+            one.prefilled = None
+
+    def onload(self) -> None:
+        if self._cache is not None:
+            self._cache.to(self._device)
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def _size(self, num_columns: int, num_tokens: int) -> None:
+        """Decides how many rows there may be."""
+        self._num_columns = -(-num_columns // KEY_STEP) * KEY_STEP
+        sizes = self._num_columns, num_tokens
+        if self._cache is not None and (self._cache.keys[0].shape[2], self._cache.noise.shape[1]) != sizes:
+            self._cache = None
+        config = self._model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        row_bytes = 2 * config.num_hidden_layers * heads * size * self._model.dtype.itemsize * self._num_columns
+        held = 0 if self._cache is None else len(self._cache.tokens) * row_bytes
+        free = free_bytes(self._device) + held
+        self._limit = int(self._share * free / row_bytes)
+        if self._max_rows is not None:
+            self._limit = min(self._limit, self._max_rows)
+        if self._limit < 1:
+            raise WorkersError(
+                f"the cache of one completion of {num_columns} tokens, its prompt included, needs "
+                f"{row_bytes / 1e9:.2f} GB, and {self._share:g} of the {free / 1e9:.2f} GB that are free on "
+                f"{self._device} hold none; allow shorter completions (max_new_tokens), or more of the memory "
+                "(engine_options.cache_share)"
+            )
+
+    def _reserve(self, num_rows: int, keys: list[Tensor], values: list[Tensor]) -> _Cache:
+        """The cache with room for so many rows; it grows as they are needed. Keys and values are a prompt's."""
+        old = self._cache
+        if old is not None and len(old.tokens) >= num_rows:
+            return old
+        assert self._limit is not None and self._sampling is not None, "set by submit"
+        rows, num_tokens = max(MIN_ROWS, min(bucket(num_rows, MIN_ROWS), self._limit)), self._sampling.max_new_tokens
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self._device)
+
+        def places(layers: list[Tensor]) -> list[Tensor]:
+            return [zeros(rows, one.shape[0], self._num_columns, one.shape[2], dtype=one.dtype) for one in layers]
+
+        new = _Cache(
+            keys=places(keys),
+            values=places(values),
+            tokens=zeros(rows),
+            positions=zeros(rows),
+            counts=zeros(rows),
+            noise=zeros(rows, num_tokens, dtype=torch.float32),
+            token_ids=zeros(rows, num_tokens),
+            logprobs=zeros(rows, num_tokens, dtype=torch.float32),
+        )
+        if old is not None and (n := len(old.rows)):
+            for name in ("keys", "values"):
+                for place, tensor in zip(getattr(new, name), getattr(old, name), strict=True):
+                    place[:n] = tensor[:n]
+            for name in new.of_rows():
+                getattr(new, name)[:n] = getattr(old, name)[:n]
+            new.rows = old.rows
+        self._cache = new
+        return new
+
+    # -- what runs -------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> list[Completions]:
+        """Gives free rows to completions that wait, and draws their first tokens. Returns those that end with it."""
+        assert self._limit is not None, "set by submit"
+        free, entering = self._limit - self.num_running, []
+        while free > 0 and self._waiting:
+            one = self._waiting[0]
+            members = [one.members.popleft() for _ in range(min(free, len(one.members)))]
+            entering.append((one, members))
+            free -= len(members)
+            if one.members:
+                break
+            self._waiting.popleft()
+        if not entering:
+            return []
+        self._prefill([one for one, _ in entering if one.prefilled is None])
+        first = self.num_running
+        for one, members in entering:
+            self._enter(one, members)
+        logits = torch.cat([_prefilled(one)[2].expand(len(members), -1) for one, members in entering])
+        return self._draw(first, logits)
+
+    def _enter(self, one: _Waiting, members: Sequence[int]) -> None:
+        keys, values, _ = _prefilled(one)
+        n, num_prompt = self.num_running, len(one.prompt.token_ids)
+        cache = self._reserve(n + len(members), keys, values)
+        rows = slice(n, n + len(members))
+        for places, layers in ((cache.keys, keys), (cache.values, values)):
+            for place, layer in zip(places, layers, strict=True):
+                place[rows, :, :num_prompt] = layer
+        cache.positions[rows] = num_prompt - 1
+        cache.counts[rows] = 0
+        cache.noise[rows] = one.noise[list(members)]
+        cache.token_ids[rows] = self._pad_id
+        cache.logprobs[rows] = 0.0
+        cache.rows += [_Row(index=one.prompt.index, member=member, policy_version=self._version) for member in members]
+
+    def _prefill(self, waiting: Sequence[_Waiting]) -> None:
+        """Prompts of one width in one forward: their lengths on the next `KEY_STEP`, padded on the left."""
+        by_width: dict[int, list[_Waiting]] = {}
+        for one in waiting:
+            by_width.setdefault(-(-len(one.prompt.token_ids) // KEY_STEP) * KEY_STEP, []).append(one)
+        for width, those in by_width.items():
+            at_once = max(1, PREFILL_TOKENS // width)
+            for start in range(0, len(those), at_once):
+                self._prefill_some(those[start : start + at_once], width)
+
+    def _prefill_some(self, waiting: Sequence[_Waiting], width: int) -> None:
+        lengths = torch.tensor([len(one.prompt.token_ids) for one in waiting])
+        token_ids = torch.full((len(waiting), width), self._pad_id)
+        for row, one in zip(token_ids, waiting, strict=True):
+            row[width - len(one.prompt.token_ids) :] = one.prompt.token_ids
+        columns = torch.arange(width)
+        is_token = columns >= (width - lengths)[:, None]
+        allowed = (columns <= columns[:, None]) & is_token[:, None] | torch.eye(width, dtype=torch.bool)
+        cache = DynamicCache(config=self._model.config)
+        output = self._model(
+            input_ids=token_ids.to(self._device),
+            position_ids=(is_token.long().cumsum(1) - 1).clamp_(min=0).to(self._device),
+            attention_mask=allowed[:, None].to(self._device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=MIN_ROWS,  # of one prompt, too, the head is asked for as many rows
+        )
+        for i, (one, length) in enumerate(zip(waiting, lengths.tolist(), strict=True)):
+            keys, values = (
+                [getattr(layer, name)[i, :, width - length :].clone() for layer in cache.layers]
+                for name in ("keys", "values")
+            )
+            one.prefilled = keys, values, output.logits[i, -1].clone()
+
+    def _step(self) -> list[Completions]:
+        """One token more for each row. Returns the completions that end with it."""
+        cache = self._cache
+        assert cache is not None and cache.rows, "somebody runs, or _begin has given a row to somebody"
+        rows = slice(0, max(MIN_ROWS, len(cache.rows)))
+        cache.positions[len(cache.rows) : rows.stop] = 0
+        num_keys = self._num_keys(cache)
+        positions = cache.positions[rows]
+        mask = torch.arange(num_keys, device=self._device) <= positions[:, None]
+        config = self._model.config
+        before, config._attn_implementation = config._attn_implementation, ATTENTION
+        try:
+            output = self._model(
+                input_ids=cache.tokens[rows, None],
+                position_ids=positions[:, None],
+                attention_mask=mask[:, None, None],
+                past_key_values=_RowsCache(cache, positions, num_keys),
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        finally:
+            config._attn_implementation = before
+        return self._draw(0, output.logits[: len(cache.rows), -1])
+
+    def _num_keys(self, cache: _Cache) -> int:
+        longest = int(cache.positions[: len(cache.rows)].max()) + 1
+        return -(-longest // KEY_STEP) * KEY_STEP
+
+    def _draw(self, first: int, logits: Tensor) -> list[Completions]:
+        """The next tokens of the rows from `first` on. Returns those that end, whose rows are free then."""
+        cache, sampling = self._cache, self._sampling
+        assert cache is not None and sampling is not None, "set by submit and _enter"
+        rows = slice(first, first + len(logits))
+        counts = cache.counts[rows]
+        uniform = cache.noise[rows].gather(1, counts[:, None])[:, 0]
+        tokens, logprobs = self._draws(logits, uniform, sampling)
+        cache.tokens[rows] = tokens
+        cache.token_ids[rows].scatter_(1, counts[:, None], tokens[:, None])
+        cache.logprobs[rows].scatter_(1, counts[:, None], logprobs[:, None])
+        cache.counts[rows] += 1  # of which `counts` is a part
+        cache.positions[rows] += 1
+        ended = torch.isin(tokens, self._stop_ids)
+        if self._stops is not None:
+            texts = cache.token_ids[rows].tolist()
+            for i, (token_ids, count) in enumerate(zip(texts, counts.tolist(), strict=True)):
+                ended[i] |= self._stops.end(token_ids[:count], begun=count - 1) is not None
+        done = ended | (counts == sampling.max_new_tokens)
+        return self._leave(cache, (first + done.nonzero()[:, 0]).tolist(), ended[done].tolist())
+
+    def _leave(self, cache: _Cache, leaving: list[int], ended: list[bool]) -> list[Completions]:
+        """The completions of rows, whose places others take that run."""
+        if not leaving:
+            return []
+        counts = cache.counts[leaving].tolist()
+        token_ids, logprobs = cache.token_ids[leaving].cpu(), cache.logprobs[leaving].cpu()
+        found = [
+            Completions(
+                index=cache.rows[row].index,
+                members=(cache.rows[row].member,),
+                token_ids=token_ids[i : i + 1, :count],
+                loss_mask=torch.ones(1, count),
+                logprobs=logprobs[i : i + 1, :count],
+                truncated=torch.tensor([not ended[i]]),
+                policy_version=cache.rows[row].policy_version,
+            )
+            for i, (row, count) in enumerate(zip(leaving, counts, strict=True))
+        ]
+        left = len(cache.rows) - len(leaving)
+        gone = set(leaving)
+        holes = [row for row in leaving if row < left]
+        movers = [row for row in range(left, len(cache.rows)) if row not in gone]
+        if movers:
+            cache.move(movers, holes, self._num_keys(cache))
+        del cache.rows[left:]
+        return found
+
+
+class _RowsCache(Cache):
+    """What a transformers model takes for its cache: the rows of a step, each written at its own position."""
+
+    def __init__(self, cache: _Cache, positions: Tensor, num_keys: int) -> None:
+        super().__init__(layers=[])
+        self._cache, self._num_keys = cache, num_keys
+        self._places = torch.arange(len(positions), device=positions.device), slice(None), positions
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = self._cache.keys[layer_idx], self._cache.values[layer_idx]
+        keys[self._places], values[self._places] = key_states[:, :, 0], value_states[:, :, 0]
+        return keys[: len(key_states), :, : self._num_keys], values[: len(key_states), :, : self._num_keys]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Asked for positions, which are given."""
+        return 0
+
+
+def _prefilled(one: _Waiting) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    assert one.prefilled is not None, "prefilled before it gets a row"
+    return one.prefilled
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
+) -> tuple[Tensor, None]:
+    """Attention of one query a row, [R, heads, 1, size], in the form that transformers asks for. On a CPU each head is
+    multiplied alone: several at once round differently with more masked keys."""
+    if query.device.type != "cpu":
+        return one_query(module, query, key, value, attention_mask, **options)
+    shares = key.shape[1] != query.shape[1]
+    found = scaled_dot_product_attention(
+        query, key, value, attention_mask, scale=options.get("scaling"), enable_gqa=shares
+    )
+    return found.transpose(1, 2), None

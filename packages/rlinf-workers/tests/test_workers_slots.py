@@ -1,0 +1,220 @@
+"""Rows that are refilled: the tokens are those of whole batches, nobody's numbers depend on who runs beside, rows go on
+at once to who waits, and memory bounds their number."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from rlinf_comm.testing import assert_bitwise_equal
+from rlinf_workers.errors import WorkersError
+from rlinf_workers.generation import slots
+from rlinf_workers.generation.free_memory import free_bytes
+from rlinf_workers.generation.huggingface import HuggingFaceEngine
+from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.generation.slots import Slots
+from rlinf_workers.testing.architectures import tiny_architecture
+from rlinf_workers.testing.engines import ENGINE_CHECKS, prompts_of, sample
+
+CPU = torch.device("cpu")
+MIXED = [3, 8, 5, 7, 8, 2, 4, 6, 8, 1, 5, 3]
+LONG = SamplingSettings(group_size=4, max_new_tokens=40)
+
+
+def engine(model, *, width: int | None = 8, refill: bool = True, **changes):
+    return HuggingFaceEngine(model, CPU, max_prompt_tokens=width, refill=refill, **changes)
+
+
+def slots_of(made) -> Slots:
+    assert made._slots is not None
+    return made._slots
+
+
+def by_completion(parts):
+    """(index, member) -> its tokens, their log-probabilities, whether it was truncated."""
+    found = {}
+    for part in parts:
+        for member, ids, mask, logprobs, cut in zip(
+            part.members, part.token_ids, part.loss_mask.bool(), part.logprobs, part.truncated, strict=True
+        ):
+            found[part.index, member] = ids[mask], logprobs[mask], bool(cut)
+    return found
+
+
+def assert_same_tokens(found, expected):
+    assert found.keys() == expected.keys()
+    for key, (ids, logprobs, cut) in expected.items():
+        assert found[key][0].tolist() == ids.tolist() and found[key][2] == cut, key
+        torch.testing.assert_close(found[key][1], logprobs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("check", ENGINE_CHECKS, ids=lambda check: check.__name__)
+def test_it_conforms(check, model):
+    check(partial(HuggingFaceEngine, model, CPU, refill=True), model)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.8}, {"stop": ("8=", "31")}], ids=str
+)
+def test_the_tokens_are_those_of_whole_batches(model, changes):
+    settings = replace(LONG, **changes)
+    expected = by_completion(sample(engine(model, refill=False), prompts_of(MIXED), settings))
+    found = by_completion(sample(engine(model, max_batch_sequences=13), prompts_of(MIXED), settings))
+    assert_same_tokens(found, expected)
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 64])
+def test_prompts_of_one_length_need_no_width(model, max_rows):
+    prompts = prompts_of([8] * 3)
+    expected = by_completion(sample(engine(model, width=None, refill=False), prompts, LONG))
+    made = engine(model, width=None, max_batch_sequences=max_rows)
+    assert_same_tokens(by_completion(sample(made, prompts, LONG)), expected)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gemma"])
+def test_other_architectures(name, tmp_path):
+    model, prompts = tiny_architecture(name, tmp_path), prompts_of(MIXED[:6])
+    expected = by_completion(sample(engine(model, refill=False), prompts, LONG))
+    assert_same_tokens(by_completion(sample(engine(model, max_batch_sequences=6), prompts, LONG)), expected)
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 8), (6, 1, 64), (8, 2, 64)], ids=str)
+def test_numbers_do_not_depend_on_who_runs_beside(tmp_path, heads):
+    """Long enough for the sizes at which matrix products of several heads change their way."""
+    num_heads, num_kv_heads, size = heads
+    model = tiny_architecture(
+        "llama",
+        tmp_path,
+        hidden_size=num_heads * size,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        head_dim=size,
+        max_position_embeddings=512,
+    )
+    settings = replace(LONG, group_size=2)
+    repeats = (1, 50, 72)
+    prompts = [replace(one, token_ids=one.token_ids.repeat(repeats[one.index])) for one in prompts_of([8, 3, 5])]
+    expected = None
+    for max_rows in (1, 4, 6):
+        found = by_completion(sample(engine(model, width=400, max_batch_sequences=max_rows), prompts, settings))
+        expected = expected or found
+        for key, (ids, logprobs, _) in expected.items():
+            assert_bitwise_equal(found[key][0], ids)
+            assert_bitwise_equal(found[key][1], logprobs)
+
+
+def test_a_row_that_has_ended_goes_to_the_next_completion(model, monkeypatch):
+    running, step = [], Slots._step
+    monkeypatch.setattr(Slots, "_step", lambda self: running.append(self.num_running) or step(self))
+    parts = sample(engine(model, max_batch_sequences=8), prompts_of([4] * 10), LONG)
+    tokens = [int(part.loss_mask.sum()) for part in parts]
+    assert len(parts) == 40, "each comes back by itself"
+    assert len(running) < 1.3 * sum(tokens) / 8 + max(tokens), "rows stood empty while completions waited"
+    drained = running.index(next(n for n in running if n < 8))
+    assert all(n < 8 for n in running[drained:]) and len(running) - drained <= max(tokens)
+
+
+def test_it_takes_the_next_prompt_while_a_group_is_under_way(model):
+    made, settings = engine(model, max_batch_sequences=6), replace(LONG, max_new_tokens=60)
+    assert made.room(4) == 2, "a part of a group may begin"
+    made.submit(prompts_of([4, 4]), settings, seed=1, step=0)
+    assert made.room(4) == 0
+    back = []
+    while made.room(4) == 0:
+        back += made.finished()
+    assert len(back) == 3 and slots_of(made).num_running > 0, "eight completions in six rows: room when three are back"
+    made.submit(prompts_of([4], first=2), settings, seed=1, step=0)
+    while parts := made.finished():
+        back += parts
+    assert_same_tokens(
+        by_completion(back),
+        by_completion(
+            sample(engine(model, refill=False), prompts_of([4, 4, 4])[:2] + prompts_of([4], first=2), settings)
+        ),
+    )
+    assert made.room(4) == 2
+
+
+def test_completions_under_way_are_all_sampled_alike(model):
+    made = engine(model)
+    made.submit(prompts_of([4]), LONG, seed=1, step=0)
+    with pytest.raises(ValueError, match="not with SamplingSettings"):
+        made.submit(prompts_of([4], first=1), replace(LONG, temperature=0.5), seed=1, step=0)
+
+
+def test_other_lengths_have_a_cache_of_their_own(model):
+    made = engine(model)
+    for num_tokens in (40, 39, 7):
+        settings = replace(LONG, max_new_tokens=num_tokens)
+        expected = by_completion(sample(engine(model, refill=False), prompts_of(MIXED[:2]), settings))
+        assert_same_tokens(by_completion(sample(made, prompts_of(MIXED[:2]), settings)), expected)
+
+
+def test_memory_bounds_the_rows(model, monkeypatch):
+    """2 layers, keys and values, 2 heads of 8 numbers of 4 bytes; 8 + 40 columns."""
+    row_bytes = 2 * 2 * 2 * 8 * 4 * 48
+    monkeypatch.setattr(slots, "free_bytes", lambda device: 70 * row_bytes)
+    running, step = [], Slots._step
+    monkeypatch.setattr(Slots, "_step", lambda self: running.append(self.num_running) or step(self))
+    made = engine(model, cache_share=0.15)
+    parts = by_completion(sample(made, prompts_of(MIXED), LONG))
+    assert max(running) == 10
+    assert_same_tokens(parts, by_completion(sample(engine(model, refill=False), prompts_of(MIXED), LONG)))
+    cache = slots_of(made)._cache
+    assert cache is not None and sum(t.nbytes for t in (*cache.keys, *cache.values)) == 10 * row_bytes
+    monkeypatch.setattr(slots, "free_bytes", lambda device: row_bytes)
+    with pytest.raises(WorkersError, match=r"one completion of 48 tokens.* needs 0.00 GB, and 0.25 of the 0.00 GB"):
+        engine(model).submit(prompts_of([3]), LONG, seed=1, step=0)
+
+
+def test_rows_that_run_wait_through_an_offload(model):
+    expected = by_completion(sample(engine(model, refill=False), prompts_of(MIXED[:2]), LONG))
+    made = engine(model, max_batch_sequences=5)
+    made.submit(prompts_of(MIXED[:2]), LONG, seed=1, step=0)
+    back = made.finished()
+    made.offload()
+    made.onload()
+    assert slots_of(made).num_running > 0
+    while parts := made.finished():
+        back += parts
+    assert_same_tokens(by_completion(back), expected)
+    made.offload()
+    assert slots_of(made)._cache is None, "the cache stays though nobody runs"
+
+
+def test_a_completion_has_the_version_that_began_it(model):
+    made = engine(model, max_batch_sequences=6)
+    made.weights_received(3)
+    made.submit(prompts_of([4, 4]), LONG, seed=1, step=0)
+    first = made.finished()
+    made.weights_received(4)
+    later = []
+    while parts := made.finished():
+        later += parts
+    assert {part.policy_version for part in first} == {3}
+    assert {part.policy_version for part in later} == {3, 4}
+
+
+def test_a_model_that_cannot_be_refilled_is_named(tmp_path):
+    with pytest.raises(ValueError, match="refill=true: rows cannot be refilled, because its attention is 'eager'"):
+        engine(tiny_architecture("gemma2", tmp_path))
+
+
+def test_a_share_is_a_share(model):
+    with pytest.raises(ValueError, match=r"cache_share=1\.5: use a share above 0"):
+        engine(model, cache_share=1.5)
+
+
+def test_free_memory_is_what_the_cgroup_leaves(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 900 kB\nMemFree: 1 kB\nMemAvailable:     800 kB\n")
+    free = partial(free_bytes, CPU, meminfo=meminfo, cgroup=tmp_path)
+    assert free() == 800 * 1024
+    for name, text in (("max", "max"), ("current", "300000"), ("stat", "anon 1\ninactive_file 100000\nfile 2")):
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    assert free() == 800 * 1024
+    (tmp_path / "memory.max").write_text("500000\n")
+    assert free() == 300_000
+    (tmp_path / "memory.max").write_text("100000\n")
+    assert free() == 0
