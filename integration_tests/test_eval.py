@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from command_line import (
     wait_for,
     worker_processes,
 )
+from rlinf_workers.testing.environments import second_environment
 
 ALPHABET = "".join(map(chr, range(32, 127))) + "\n"
 
@@ -110,10 +112,11 @@ def test_the_folder_and_the_table(whole):
         assert sum(result[name]["outcomes"].values()) == len(mine)
 
 
-def test_a_kill_and_other_devices_change_no_sample(inputs, whole, tmp_path):
-    output = tmp_path / "eval"
+def test_a_kill_other_devices_and_environments_change_no_sample(inputs, whole, tmp_path):
+    output, python = tmp_path / "eval", second_environment(tmp_path / "environment")
+    environments = [part for role in ("rollout", "reward") for part in (f"--environments.{role}", python)]
     process = subprocess.Popen(
-        command(inputs, output, "--cluster.num_devices", "3"),
+        command(inputs, output, "--cluster.num_devices", "3", *environments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -122,6 +125,8 @@ def test_a_kill_and_other_devices_change_no_sample(inputs, whole, tmp_path):
     file = output / "samples.jsonl"
     wait_for(lambda: file.exists() and file.stat().st_size > 0, process, "sample")
     workers = list(worker_processes(output).values())
+    started = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode() for pid in workers]
+    assert started == [python] * len(workers)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert all_gone(workers)

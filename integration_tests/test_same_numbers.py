@@ -7,6 +7,7 @@ import pytest
 
 from command_line import SHORT_PUSH, SHORT_SORT, rows, train, weights
 from rlinf.glossary import find
+from rlinf_workers.testing.environments import second_environment
 
 SORT_PLANS = {
     "disaggregated-1": {"mode": "disaggregated", "plan.granularity": "{rollout: 1, reward: 1, actor: 1}"},
@@ -72,7 +73,15 @@ def push_reference(tmp_path_factory):
 
 @pytest.mark.parametrize("plan", _with_seldom(SORT_PLANS))
 def test_sorting(tmp_path, sort_reference, plan):
-    found = numbers(train("sort-grpo", tmp_path / "run", SHORT_SORT | SORT_PLANS[plan]))
+    keys = SORT_PLANS[plan]
+    if "cluster.num_devices" in keys:  # the first and the last role of the flow in an environment of their own, too
+        python = second_environment(tmp_path / "environment")
+        keys = keys | {"environments.rollout": python, "environments.actor": python}
+    run = train("sort-grpo", tmp_path / "run", SHORT_SORT | keys)
+    found = numbers(run)
+    (session,) = json.loads((run / "manifest.json").read_text())["sessions"]
+    ran = {name: of_role["interpreter"] for name, of_role in session.get("environments", {}).items()}
+    assert ran == {name.partition(".")[2]: path for name, path in keys.items() if name.startswith("environments")}
     assert found["metrics"] == sort_reference["metrics"]
     assert found["evaluations"] == sort_reference["evaluations"]
     assert found["weights"] == sort_reference["weights"]

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
 from rlinf_workers import FlowDefinitionError, LocalLauncher, RemoteError, WorkerLost
 from rlinf_workers.launcher.child import cores_of_slots
+from rlinf_workers.testing.environments import second_environment
 from rlinf_workers.testing.launchers import CHECKS, assert_gone, check_a_killed_driver, launched, start
 from rlinf_workers.testing.toy_flow import Fault
 
@@ -18,6 +21,25 @@ def test_it_conforms(check, tmp_path):
 
 def test_workers_end_with_a_driver_that_is_interrupted(tmp_path):
     check_a_killed_driver(LocalLauncher, tmp_path, signal.SIGINT)
+
+
+def test_workers_of_another_environment_end_with_their_driver(tmp_path):
+    check_a_killed_driver(LocalLauncher, tmp_path, python=second_environment(tmp_path / "environment"))
+
+
+def test_roles_with_and_without_an_environment_of_their_own_run_beside_each_other(tmp_path):
+    """Where workers are forked, those of another environment are not."""
+    python = second_environment(tmp_path / "environment")
+    with launched(lambda: LocalLauncher(forks=True)) as launcher:
+        pids = [
+            start(launcher, tmp_path / name, python=path).call("process_id")[0]
+            for name, path in (("own", None), ("other", python))
+        ]
+        commands = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode() for pid in pids]
+        assert commands == [sys.executable, python]
+        assert [os.getsid(pid) for pid in pids] == pids, "a Ctrl-C at the terminal is the driver's"
+        launcher.shutdown()
+        assert_gone(pids)
 
 
 def test_a_group_calls_all_ranks_or_some(tmp_path):

@@ -95,6 +95,39 @@ NUMBER = 3
 LORA = f"{GSM8K} --actor.lora.rank 4"
 
 MISTAKES = [
+    # -- environments of roles
+    Mistake(
+        line="train sort-grpo --environments.rolout /envs/x/bin/python",
+        says="no worker of this job has the role 'rolout'; did you mean 'rollout'?",
+    ),
+    Mistake(
+        line="train sort-grpo --environments.reference /envs/x/bin/python",
+        says="no worker of this job has the role 'reference'; known: actor, reward, rollout.",
+    ),
+    Mistake(
+        line="train pushcube-ppo --environments.rollout /envs/x/bin/python",
+        says="no worker of this job has the role 'rollout'; known: actor, env, policy.",
+    ),
+    Mistake(
+        line="train sort-grpo --environments.rollout ./envs/x/bin/python",
+        says="/envs/x/bin/python is no interpreter: it does not exist",
+    ),
+    Mistake(
+        line="train sort-grpo --environments.rollout ./model/config.json",
+        says="/model/config.json is no interpreter: it cannot be executed",
+    ),
+    Mistake(
+        line="train sort-grpo --environments.rollout /bin/true",
+        says="environments.rollout: /bin/true is no Python interpreter: it said 'nothing'",
+    ),
+    Mistake(
+        line="train sort-grpo --environments.rollout elsewhere",
+        says="environments.rollout: there is no environment 'elsewhere' in ",
+    ),
+    Mistake(
+        line="eval own=test.jsonl --model model --benchmarks.own.reward exact --environments.actor /envs/x/bin/python",
+        says="no worker of this job has the role 'actor'; known: reward, rollout.",
+    ),
     # -- adapters
     Mistake(
         line="train sort-grpo --actor.backend fsdp2 --actor.backend_options.compute_dtype float8",

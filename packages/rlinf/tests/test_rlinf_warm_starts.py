@@ -1,6 +1,8 @@
 """Which warm starts are taken from an earlier run, and which are not."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -9,6 +11,9 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.jobs import warm_starts
 from rlinf.jobs.warm_starts import WarmStarts
+from rlinf_workers.launcher.interpreter import Interpreter
+
+NONE: Mapping[str, Interpreter] = MappingProxyType({})
 
 
 @pytest.fixture(autouse=True)
@@ -17,10 +22,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "rlinf" / "warm-starts"
 
 
-def warm_start(*overrides: str, num_ranks: int = 2, device: str = "cpu") -> WarmStarts:
+def warm_start(
+    *overrides: str,
+    num_ranks: int = 2,
+    device: str = "cpu",
+    environments: Mapping[str, Interpreter] = NONE,
+) -> WarmStarts:
     config = load_config("sort-grpo", parse_overrides(list(overrides)))
     assert isinstance(config, ReasoningConfig)
-    return WarmStarts(config, num_ranks=num_ranks, device=device)
+    return WarmStarts(config, num_ranks=num_ranks, device=device, environments=environments)
 
 
 def keep(kept: WarmStarts) -> None:
@@ -55,6 +65,21 @@ def test_a_kept_one_is_found_by_runs_that_would_make_the_same(cache: Path):
 def test_what_decides_it_makes_another(other: list[str]):
     keep(warm_start())
     assert warm_start(*other).find() is None
+
+
+def test_the_environment_of_a_role_decides_it_by_what_is_installed_there(tmp_path: Path):
+    def rollout(torch: str) -> dict[str, Interpreter]:
+        found = Interpreter(
+            path="/envs/x", python="3.11.9", packages={"torch": torch}, folders={"rlinf-comm": tmp_path}
+        )
+        return {"rollout": found}
+
+    keep(warm_start(environments=rollout("2.13.0")))
+    assert warm_start(environments=rollout("2.13.0")).find() is not None
+    assert warm_start(environments=rollout("2.12.0")).find() is None
+    assert warm_start().find() is None
+    (tmp_path / "changed.py").write_text("1")
+    assert warm_start(environments=rollout("2.13.0")).find() is None
 
 
 def test_ranks_versions_and_source_decide_it_too(monkeypatch: pytest.MonkeyPatch):

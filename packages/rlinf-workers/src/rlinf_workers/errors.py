@@ -17,6 +17,10 @@ class WeightFilesError(WorkersError, ValueError):
     """Files of weights that are not whole, or not those of the model; says which and what to do."""
 
 
+class InterpreterRefused(WorkersError, ValueError):
+    """A worker cannot be started by that Python interpreter; says why and what to do."""
+
+
 class LinkRefused(WorkersError):
     """A weight link cannot work between these ranks; says why. `cluster.weight_link: auto` takes the next best then."""
 

@@ -17,6 +17,7 @@ class UserError(RlinfError, ValueError):
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message if hint is None else f"{message}\nhint: {hint}")
+        self.message = message
         self.hint = hint
 
 

@@ -76,6 +76,7 @@ class Executor:
         launcher: where processes come from; local processes by default.
         log_folder: `<log_folder>/<role>/<rank>.log` for each worker; a temporary folder by default.
         environment: variables for every worker, for example the number of threads.
+        pythons: worker group -> path of the interpreter that its workers run under; the others have the driver's.
         weight_link: what carries weights (registry.WEIGHT_LINKS, or an import path); auto: by where the ends are.
         weight_link_options: further arguments of its constructor.
     """
@@ -87,6 +88,7 @@ class Executor:
         launcher: Launcher | None = None,
         log_folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        pythons: Mapping[str, str] | None = None,
         weight_link: str = "auto",
         weight_link_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -95,6 +97,7 @@ class Executor:
         self._launcher: Launcher = launcher or LocalLauncher()
         self._log_folder = log_folder or Path(self._scratch.name) / "logs"
         self._environment = dict(environment or {})
+        self._pythons = dict(pythons or {})
         self._weight_link = weight_link
         self._weight_link_options = dict(weight_link_options or {})
         self._groups: dict[str, WorkerGroup] = {}
@@ -192,6 +195,7 @@ class Executor:
                 arguments=definition.arguments,
                 log_path=self._log_folder / name / f"{rank}.log",
                 environment=self._environment | gpus,
+                python=self._pythons.get(name),
             )
             handles.append(self._launcher.start(spec))
         self._placements[name] = placed

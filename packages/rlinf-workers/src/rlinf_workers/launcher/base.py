@@ -72,6 +72,9 @@ class WorkerSpec:
     """stdout and stderr of the process go here."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables on top of the driver's."""
+    python: str | None = None
+    """Path of the interpreter of the environment that the process runs in; None: the driver's own. `worker_class` and
+    what it imports must be there, and the user's own modules are found as in the driver (launcher/interpreter.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,39 +26,42 @@ import numpy as np
 from rlinf_comm import codec
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launcher import messages
-from rlinf_workers.launcher.base import Identity
+from rlinf_workers.launcher.hello import Hello, disagreement
+from rlinf_workers.launcher.messages import Birth
 
 BEAT_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Birth:
-    """Everything a process needs to become a worker."""
-
-    identity: Identity
-    worker_class: str
-    """`module:qualified name`"""
-    arguments: bytes
-    """packed by rlinf_comm.codec"""
-    record_modules: list[str]
-    """What to import so that the classes of the arguments are registered here."""
-    log_path: str
-    pins_slots: bool
-    """The worker keeps to the cores of its CPU slots."""
-    is_forked: bool
-    """From a fork server, and not spawned by the driver itself."""
-    dies_with_thread: bool
-    """Started by a main thread: the kernel's signal at a parent's death follows the thread that forked."""
-
-
-def main(connection: Connection, birth: Birth) -> None:
-    """Entry point of the spawned process; leaves only through os._exit or the interpreter's normal end."""
+def main(connection: Connection) -> None:
+    """Entry point of a process that multiprocessing has started; leaves only through os._exit or the interpreter's
+    normal end."""
+    birth = _meet(connection)
     _die_with_driver(birth)
     _redirect_output(birth.log_path)
     if birth.is_forked:
         np.random.seed()
     Process(connection, birth).run()
+
+
+def main_of_interpreter(descriptor: int) -> None:
+    """Entry point of a process that InterpreterProcess has started, with the descriptor of its connection."""
+    os.set_inheritable(descriptor, False)
+    main(Connection(descriptor))
+
+
+def _meet(connection: Connection) -> Birth:
+    """Says hello and hears what to become; ends the process where the two do not speak the same protocols."""
+    own = Hello()
+    try:
+        connection.send_bytes(own.encode())
+        why = disagreement(Hello.decode(connection.recv_bytes()), own)
+        if why is None:
+            return messages.decode_birth(connection.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(1)  # the driver is gone
+    print(why, file=sys.stderr)
+    raise SystemExit(1)
 
 
 class Process:
@@ -161,13 +163,20 @@ def _die_with_driver(birth: Birth) -> None:
 
     A worker that another thread than the main one started ends when its connection closes (see Process._receive).
     """
-    os.setsid()
+    if os.getsid(0) != os.getpid():
+        os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux" and birth.dies_with_thread:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    driver = multiprocessing.parent_process()
-    if driver is None or not driver.is_alive():  # it died before the line above
+    if _is_orphan(birth):  # the driver died before the line above
         os._exit(1)
+
+
+def _is_orphan(birth: Birth) -> bool:
+    if not birth.is_forked:
+        return os.getppid() != birth.driver_pid
+    driver = multiprocessing.parent_process()
+    return driver is None or not driver.is_alive()
 
 
 def _keep_to_slots(devices: Sequence[str]) -> None:

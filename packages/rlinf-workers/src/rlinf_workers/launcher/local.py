@@ -1,4 +1,7 @@
-"""The local launcher: spawned processes on this machine, each watched by a thread. No server, nothing to install.
+"""The local launcher: processes on this machine, each watched by a thread. No server, nothing to install.
+
+A worker of the driver's own environment is spawned or forked by multiprocessing; one of another environment is started
+by that environment's interpreter. From their first message on they are alike.
 
 A worker is a process in a session of its own, so that a Ctrl-C at the terminal reaches the driver alone, and killing
 its process group takes its children too. The kernel kills it when the driver dies (see child.py).
@@ -27,6 +30,8 @@ from rlinf_comm.records import modules_of
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, WorkerLost, WorkersError
 from rlinf_workers.launcher import child, messages
 from rlinf_workers.launcher.base import ServiceHandler, Wait, WorkerSpec
+from rlinf_workers.launcher.hello import Hello, disagreement
+from rlinf_workers.launcher.interpreter_process import InterpreterProcess
 
 LOG_TAIL_LINES = 20
 STOP_GRACE_S = 3.0
@@ -35,7 +40,7 @@ START_TIMEOUT_S = 600.0
 
 
 class LocalWorkerHandle:
-    """The driver's end of one spawned process."""
+    """The driver's end of one process."""
 
     def __init__(self, spec: WorkerSpec, process: Any, connection: Connection) -> None:
         self.name = spec.identity.name
@@ -43,6 +48,7 @@ class LocalWorkerHandle:
         self.process = process
         self.connection = connection
         self.waits: list[Wait] = []
+        self.is_greeted = False
         self.is_ready = False
         self.end: BaseException | None = None
         self.watcher: threading.Thread
@@ -59,14 +65,14 @@ class LocalWorkerHandle:
                 future.set_exception(self.end)
                 return future
             self._pending[call_id] = future
-        self.send(messages.Call(call_id, lane, method, codec.pack(args)))
+        self.send(messages.encode(messages.Call(call_id, lane, method, codec.pack(args))))
         return future
 
-    def send(self, message: messages.Message) -> None:
+    def send(self, message: bytes) -> None:
         """Sends; a broken pipe is left to the watcher, which sees the process end and fails what is pending."""
         with self._send_lock:
             try:
-                self.connection.send_bytes(messages.encode(message))
+                self.connection.send_bytes(message)
             except OSError:
                 pass
 
@@ -97,7 +103,7 @@ class LocalWorkerHandle:
 
 
 class LocalLauncher:
-    """Starts workers as spawned processes of this machine.
+    """Starts workers as processes of this machine.
 
     Args:
         heartbeat_timeout_s: a worker that sends nothing for that long after its start counts as lost. Workers beat
@@ -106,7 +112,8 @@ class LocalLauncher:
         pins_slots: a worker on CPU slots keeps to their cores (slot i to core i), as one on GPUs keeps to its GPUs.
             Off, the slots only count: the system moves the processes of one slot to a core that another leaves idle.
         forks: workers are forked from multiprocessing's fork server, which has their imports behind it and must not
-            have touched a GPU. Whoever starts the server gives it the workers' environment.
+            have touched a GPU. Whoever starts the server gives it the workers' environment. Workers of another Python
+            environment are not.
     """
 
     def __init__(self, *, heartbeat_timeout_s: float = 60.0, pins_slots: bool = False, forks: bool = False) -> None:
@@ -130,28 +137,32 @@ class LocalLauncher:
     def start(self, spec: WorkerSpec) -> LocalWorkerHandle:
         if self._closing:
             raise WorkersError("this launcher was shut down; make a new one")
-        if "<locals>" in spec.worker_class.__qualname__:
-            raise FlowDefinitionError(
-                f"worker class {spec.worker_class.__qualname__} is defined inside a function; a spawned process "
-                "cannot import it; define it at the top of a module"
-            )
+        _check_importable(spec)
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
-        ours, theirs = self._context.Pipe(duplex=True)
-        birth = child.Birth(
+        is_forked = self._forks and spec.python is None
+        birth = messages.Birth(
             identity=spec.identity,
             worker_class=path_of(spec.worker_class),
             arguments=codec.pack(spec.arguments),
             record_modules=modules_of(spec.arguments),
             log_path=str(spec.log_path),
             pins_slots=self._pins_slots,
-            is_forked=self._forks,
-            dies_with_thread=self._forks or threading.current_thread() is threading.main_thread(),
+            is_forked=is_forked,
+            dies_with_thread=is_forked or threading.current_thread() is threading.main_thread(),
+            driver_pid=os.getpid(),
         )
-        process = self._context.Process(target=child.main, args=(theirs, birth), daemon=False)
-        with _environment(spec.environment):
-            process.start()
+        ours, theirs = self._context.Pipe(duplex=True)
+        process: Any
+        if spec.python is not None:
+            process = InterpreterProcess(spec.python, theirs, spec.log_path, spec.environment)
+        else:
+            process = self._context.Process(target=child.main, args=(theirs,), daemon=False)
+            with _environment(spec.environment):
+                process.start()
         theirs.close()
         handle = LocalWorkerHandle(spec, process, ours)
+        handle.send(Hello().encode())
+        handle.send(messages.encode(birth))
         handle.watcher = threading.Thread(target=self._watch, args=(handle,), name=f"watch {handle.name}", daemon=True)
         handle.watcher.start()
         self._handles.append(handle)
@@ -162,7 +173,7 @@ class LocalLauncher:
         self._closing = True
         running = [handle for handle in self._handles if handle.process.is_alive()]
         for handle in running:
-            handle.send(messages.Stop())
+            handle.send(messages.encode(messages.Stop()))
         deadline = time.monotonic() + STOP_GRACE_S
         for handle in running:
             handle.process.join(max(0.0, deadline - time.monotonic()))
@@ -196,9 +207,20 @@ class LocalLauncher:
         """Takes what has come."""
         try:
             while handle.end is None and handle.connection.poll():
-                self._dispatch(handle, messages.decode(handle.connection.recv_bytes()))
+                received = handle.connection.recv_bytes()
+                if handle.is_greeted:
+                    self._dispatch(handle, messages.decode(received))
+                else:
+                    self._greet(handle, received)
         except (EOFError, OSError):
             self._process_ended(handle)
+
+    def _greet(self, handle: LocalWorkerHandle, message: bytes) -> None:
+        """Takes the worker's first message."""
+        why = disagreement(Hello(), Hello.decode(message))
+        if why is not None:
+            self._declare_lost(handle, f"could not start: {why}")
+        handle.is_greeted = True
 
     def _dispatch(self, handle: LocalWorkerHandle, message: messages.Message) -> None:
         if isinstance(message, messages.Beat):
@@ -218,7 +240,7 @@ class LocalLauncher:
 
         def reply(value: Any) -> None:
             if request.call_id >= 0:
-                handle.send(messages.Returned(request.call_id, codec.pack(value)))
+                handle.send(messages.encode(messages.Returned(request.call_id, codec.pack(value))))
 
         handler(handle.name, codec.unpack(request.payload), reply)
 
@@ -238,6 +260,20 @@ class LocalLauncher:
             self.lost.set_exception(error)
         except InvalidStateError:
             return  # another worker was lost before
+
+
+def _check_importable(spec: WorkerSpec) -> None:
+    name = spec.worker_class.__qualname__
+    if "<locals>" in name:
+        raise FlowDefinitionError(
+            f"worker class {name} is defined inside a function; a spawned process cannot import it; define it at the "
+            "top of a module"
+        )
+    if spec.python is not None and spec.worker_class.__module__ == "__main__":
+        raise FlowDefinitionError(
+            f"worker class {name} is defined in the program that was started, which the worker's own environment "
+            f"({spec.python}) does not import; define it in a module"
+        )
 
 
 @contextmanager

@@ -1,13 +1,34 @@
 """Control messages between the driver and a worker process: small, typed, never pickled.
 
-The `payload` fields hold values packed by rlinf_comm.codec; tensors of any size belong into channels, not here.
+Each side says Hello first (launcher/hello.py); then the driver sends the worker's Birth, and the others follow. The
+`payload` fields hold values packed by rlinf_comm.codec; tensors of any size belong into channels, not here.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from rlinf_workers.launcher.base import Wait
+from rlinf_workers.launcher.base import Identity, Wait
+
+
+class Birth(msgspec.Struct, kw_only=True):
+    """Everything a process needs to become a worker."""
+
+    identity: Identity
+    worker_class: str
+    """`module:qualified name`"""
+    arguments: bytes
+    """packed by rlinf_comm.codec"""
+    record_modules: list[str]
+    """What to import so that the classes of the arguments are registered here."""
+    log_path: str
+    pins_slots: bool
+    """The worker keeps to the cores of its CPU slots."""
+    is_forked: bool
+    """From a fork server, and not started by the driver itself."""
+    dies_with_thread: bool
+    """Started by a main thread: the kernel's signal at a parent's death follows the thread that forked."""
+    driver_pid: int
 
 
 class Call(msgspec.Struct, tag=True):
@@ -57,3 +78,4 @@ Message = Call | Request | Returned | Raised | Beat | Stop
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Message).decode
+decode_birth = msgspec.msgpack.Decoder(Birth).decode

@@ -141,8 +141,8 @@ def check_ranks(
 ) -> None:
     """`check_backend` in a group of processes on this machine; they can import `make` and what makes the subject."""
     with launched(LocalLauncher) as launcher:
-        size = {"num_ranks": num_ranks, "num_ranks_per_replica": num_ranks_per_replica}
-        ranks = start(launcher, Path(folder), Tested, **size)
+        per_replica = num_ranks_per_replica
+        ranks = start(launcher, Path(folder), Tested, num_ranks=num_ranks, num_ranks_per_replica=per_replica)
         ranks.call("check", path_of(make), folder, path_of(subject))
 
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -20,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_algos.registry import path_of
+from rlinf_workers import protocol
 from rlinf_workers.errors import RemoteError, WorkerLost
 from rlinf_workers.group import WorkerGroup
 from rlinf_workers.launcher.base import Identity, Launcher, WorkerSpec
 from rlinf_workers.registry import LAUNCHERS
+from rlinf_workers.testing.environments import second_environment
 from rlinf_workers.testing.toy_flow import Fault, Scale
 
 Make = Callable[[], Launcher]
@@ -51,8 +54,9 @@ def start(
     *arguments: Any,
     num_ranks: int = 1,
     num_ranks_per_replica: int = 1,
+    python: str | None = None,
 ) -> WorkerGroup:
-    """The ranks of a worker, each in its process; by default one that breaks on demand."""
+    """The ranks of a worker, each in its process; by default one that breaks on demand, in this environment."""
     handles = []
     for rank in range(num_ranks):
         identity = Identity(
@@ -68,6 +72,7 @@ def start(
             arguments=arguments,
             log_path=folder / f"{identity.name}.log",
             environment={"OMP_NUM_THREADS": "1"},
+            python=python,
         )
         handles.append(launcher.start(spec))
     return WorkerGroup(handles, launcher)
@@ -136,6 +141,34 @@ def check_a_failed_constructor(make: Make, folder: Path) -> None:
         _loss(launcher, "TypeError")
 
 
+def check_another_environment(make: Make, folder: Path) -> None:
+    """A worker runs in the environment that its spec names, finds the modules of the user's own, and is watched as
+    others are. One that speaks another protocol is not started, and both versions are told."""
+    python = second_environment(folder / "environment")
+    (folder / "modules").mkdir()
+    (folder / "modules" / "users_own.py").write_text(_USERS_OWN)
+    sys.path.append(str(folder / "modules"))
+    try:
+        worker_class = importlib.import_module("users_own").Prefixed
+        with launched(make) as launcher:
+            (handle,) = start(launcher, folder, worker_class, python=python).handles
+            found = handle.call("prefix").result(START_S)
+            assert found == str(folder / "environment"), f"asked for {python}, ran in {found}"
+            slow, pid = handle.call("sleep", 600.0), handle.call("process_id", lane=1).result(START_S)
+            os.kill(pid, signal.SIGKILL)
+            _loss(launcher, "SIGKILL")
+            assert isinstance(slow.exception(NOTICE_S), WorkerLost)
+            assert_gone([pid])
+    finally:
+        sys.path.remove(str(folder / "modules"))
+        sys.modules.pop("users_own", None)
+    other = protocol.PROTOCOL + 1
+    python = second_environment(folder / "other", protocol=other)
+    with launched(make) as launcher:
+        start(launcher, folder, python=python)
+        _loss(launcher, python, sys.executable, f"rlinf-workers: {other} against {protocol.PROTOCOL}")
+
+
 def check_shutdown(make: Make, folder: Path) -> None:
     """Nothing is left behind, however busy; twice does no harm."""
     with launched(make) as launcher:
@@ -146,10 +179,12 @@ def check_shutdown(make: Make, folder: Path) -> None:
         assert_gone(pids)
 
 
-def check_a_killed_driver(make: Make, folder: Path, how: signal.Signals = signal.SIGKILL) -> None:
+def check_a_killed_driver(
+    make: Make, folder: Path, how: signal.Signals = signal.SIGKILL, python: str | None = None
+) -> None:
     """Workers end with their driver, even one that could not shut down."""
     driver = subprocess.Popen(
-        [sys.executable, "-m", __name__, path_of(make), str(folder)],
+        [sys.executable, "-m", __name__, path_of(make), str(folder), *([python] if python else [])],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -162,6 +197,16 @@ def check_a_killed_driver(make: Make, folder: Path, how: signal.Signals = signal
     assert_gone([pid])
 
 
+_USERS_OWN = """
+import sys
+from rlinf_workers.testing.environments import second_environment
+from rlinf_workers.testing.toy_flow import Fault
+
+class Prefixed(Fault):
+    def prefix(self):
+        return sys.prefix
+"""
+
 CHECKS: tuple[Callable[[Make, Path], None], ...] = (
     check_calls,
     check_ranks_meet,
@@ -169,6 +214,7 @@ CHECKS: tuple[Callable[[Make, Path], None], ...] = (
     check_deaths,
     check_a_killed_worker,
     check_a_failed_constructor,
+    check_another_environment,
     check_shutdown,
     check_a_killed_driver,
 )
@@ -201,6 +247,6 @@ def _loss(launcher: Launcher, *words: str) -> WorkerLost:
 
 
 if __name__ == "__main__":  # the driver of `check_a_killed_driver`, which never shuts its launcher down
-    ranks = start(LAUNCHERS.get(sys.argv[1])(), Path(sys.argv[2]))
+    ranks = start(LAUNCHERS.get(sys.argv[1])(), Path(sys.argv[2]), python=next(iter(sys.argv[3:]), None))
     print(*ranks.call("process_id"), flush=True)
     ranks.call("sleep", 600.0)

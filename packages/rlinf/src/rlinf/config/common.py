@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from rlinf.config.base import Conflict, InputPath, Section, Seed
+from rlinf.config.environments import ENVIRONMENTS, Python, environment_conflicts
 
 TOP_K = "Sample from so many of the likeliest tokens only; 0: from all. With top_p, from those that both leave."
 STOP = (
@@ -208,7 +209,13 @@ class JobConfig(Section):
     )
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="The devices of the run.")
     plan: PlanConfig = Field(default=PlanConfig(), description="Placement choices by hand.")
+    environments: dict[str, Python] = Field(default={}, description=ENVIRONMENTS)
     run: RunConfig = Field(description="Length of the run, and what it writes down when.")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The worker groups of the job."""
+        raise NotImplementedError
 
     @property
     def replica_sizes(self) -> dict[str, int]:
@@ -225,6 +232,7 @@ class JobConfig(Section):
                         "mode=auto chooses it; choose by hand under another mode, for example mode=hybrid",
                     )
         yield from self._replica_conflicts()
+        yield from environment_conflicts(self.environments, self.roles)
         if self.cluster.num_devices != "auto":
             yield from self.placement_conflicts(self.cluster.num_devices)
 

@@ -135,6 +135,10 @@ class EmbodiedConfig(JobConfig):
     )
     actor: PolicyActorConfig = Field(default=PolicyActorConfig(), description="The optimizer and how a batch is cut.")
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("env", "policy", "actor")
+
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
         if self.actor.backend == "megatron":

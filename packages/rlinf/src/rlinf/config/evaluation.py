@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from rlinf.config.base import Conflict, InputPath, Section, Seed
 from rlinf.config.common import STOP, TOP_K, ClusterConfig, StopStrings
 from rlinf.config.engine import EngineConfig
+from rlinf.config.environments import ENVIRONMENTS, Python, environment_conflicts
 from rlinf.config.tasks import chat_conflicts, template_conflicts
 
 RESUMABLE = ("cluster", "max_batch_sequences", "worker_timeout_s", "timeout_s")
@@ -110,6 +111,7 @@ class EvalConfig(EngineConfig):
         default=86400.0, gt=0, description="A benchmark that takes longer is given up; --resume goes on with it."
     )
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="The devices; all are used.")
+    environments: dict[str, Python] = Field(default={}, description=ENVIRONMENTS)
 
     @property
     def samples_per_problem(self) -> int:
@@ -119,6 +121,7 @@ class EvalConfig(EngineConfig):
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
         yield from self.length_conflicts((self.max_prompt_tokens or 1) + self.max_new_tokens, "a sequence")
+        yield from environment_conflicts(self.environments, ("rollout", "reward"))
         if self.num_samples is not None and max(self.k) > self.num_samples:
             yield Conflict(
                 keys=("k", "num_samples"),

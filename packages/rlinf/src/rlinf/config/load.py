@@ -19,9 +19,9 @@ from rlinf.config.schema import Config
 from rlinf.config.yaml_source import Tree, describe, dump, read_file
 from rlinf.errors import UserError
 
-RESUMABLE = ("run", "mode", "plan", "cluster", "actor.backend", "actor.backend_options")
-"""What may change when a run is resumed: its length, where it runs, on which no number depends, and what holds the
-model."""
+RESUMABLE = ("run", "mode", "plan", "cluster", "environments", "actor.backend", "actor.backend_options")
+"""What may change when a run is resumed: its length, where it runs, on which no number depends, what holds the model,
+and the environments of its roles."""
 
 MAX_LISTED = 10
 """Mistakes in one message, so that it fits on a screen."""

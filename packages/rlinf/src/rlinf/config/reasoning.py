@@ -245,6 +245,10 @@ class ReasoningConfig(JobConfig):
     critic: CriticConfig = Field(default=CriticConfig(), description="The optimizer of the critic, where there is one.")
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        return ("rollout", "reward", "actor", *(("reference",) if self.has_reference_worker else ()))
+
+    @property
     def replica_sizes(self) -> dict[str, int]:
         """With what follows from the actor's backend."""
         size = self.actor.ranks_per_replica

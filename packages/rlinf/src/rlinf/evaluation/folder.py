@@ -62,6 +62,10 @@ class EvalFolder:
         self._manifest.begin_session(command)
         self._manifest.note(*self._lock.notes)
 
+    def environments(self, values: Mapping[str, Any]) -> None:
+        """Records which environments of their own the roles have in this session."""
+        self._manifest.session("environments", values)
+
     def keep_whole_problems(self, samples_per_problem: int) -> Done:
         """Drops the samples of problems that a kill left with fewer; returns the problems that are done."""
         counts = Counter((row["benchmark"], row["problem"]) for row in read_rows(self.path / SAMPLES))

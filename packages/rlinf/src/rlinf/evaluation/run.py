@@ -29,6 +29,7 @@ from rlinf.evaluation.scores import RIGHT, BenchmarkScores, score_benchmark
 from rlinf.jobs.generation import PromptMaker, check_engine, engine_options, sampling_settings
 from rlinf.machine import this_machine
 from rlinf.planning.cluster import make_cluster
+from rlinf.processes.environments import describe_environments, examine_environments
 from rlinf.processes.executor import check_doors, make_executor, run_failed
 from rlinf.tasks import Problem
 from rlinf.tasks.prompts import PromptEncoder
@@ -40,6 +41,7 @@ from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, StepContext, WorkersError
 from rlinf_workers.language.reward import Reward, RewardSettings
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
+from rlinf_workers.launcher.interpreter import Interpreter
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import ScoredGroup
 
@@ -58,6 +60,8 @@ class EvalRun:
     cluster: Cluster
     notes: list[str]
     """What a reader of the scores must know."""
+    environments: dict[str, Interpreter]
+    """Role -> the interpreter of its own environment."""
 
     def run(self, path: Path, *, resume: bool, command: Sequence[str], progress: EvalProgress) -> list[BenchmarkScores]:
         """Asks what has not been asked, and scores all samples.
@@ -103,8 +107,13 @@ class EvalRun:
         if not todo:
             return
         logs, timeout_s = folder.path / "logs", config.worker_timeout_s
+        if self.environments:
+            folder.environments(describe_environments(self.environments))
         progress.message(f"model {self.model.folder} on {self.cluster.describe()}")
-        with make_executor(config.cluster, self.cluster, log_folder=logs, worker_timeout_s=timeout_s) as executor:
+        groups = {"rollout": "rollout"} | {_reward_group(one): "reward" for one, _ in todo}
+        pythons = {group: self.environments[role].path for group, role in groups.items() if role in self.environments}
+        made = {"log_folder": logs, "worker_timeout_s": timeout_s, "pythons": pythons}
+        with make_executor(config.cluster, self.cluster, **made) as executor:
             try:
                 for one, problems in todo:
                     self._ask_benchmark(one, problems, executor, folder, progress)
@@ -171,9 +180,7 @@ class EvalRun:
             engine=config.engine,
             engine_options=self._engine_options(),
         )
-        options = benchmark.reward.options or {}
-        tag = "-".join([benchmark.reward.rule, *(f"{key}-{value}" for key, value in options.items())])
-        reward = f"reward-{re.sub(r'[^A-Za-z0-9_]+', '-', tag)}"
+        reward = _reward_group(benchmark)
         flow = Flow(f"evaluate-{benchmark.name}")
         flow.worker("rollout", Rollout, rollout)
         flow.worker(reward, Reward, RewardSettings(rule=benchmark.reward, tokenizer_folder=folder))
@@ -230,6 +237,7 @@ def prepare(config: EvalConfig) -> EvalRun:
     """
     cluster = make_cluster(config.cluster, this_machine())
     check_doors(config.cluster)
+    environments = examine_environments(config.environments)
     check_engine(config)
     model = load_model(config.model)
     if is_adapter(model.folder) and config.engine != "huggingface":
@@ -242,7 +250,16 @@ def prepare(config: EvalConfig) -> EvalRun:
     if config.prompt_format == "auto":
         notes.append(f"prompt_format=auto: {benchmarks.encoder.describe()}")
     notes += [note for benchmark in benchmarks.sets for note in benchmark.notes]
-    return EvalRun(config=config, model=model, benchmarks=benchmarks, cluster=cluster, notes=notes)
+    return EvalRun(
+        config=config, model=model, benchmarks=benchmarks, cluster=cluster, notes=notes, environments=environments
+    )
+
+
+def _reward_group(benchmark: Benchmark) -> str:
+    """The worker group that scores it, shared by benchmarks of the same reward."""
+    options = benchmark.reward.options or {}
+    tag = "-".join([benchmark.reward.rule, *(f"{key}-{value}" for key, value in options.items())])
+    return f"reward-{re.sub(r'[^A-Za-z0-9_]+', '-', tag)}"
 
 
 def benchmark_seed(seed: int, name: str) -> int:

@@ -27,14 +27,17 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
     from rlinf.config.devices import check_devices, settle
     from rlinf.machine import this_machine
     from rlinf.planning.plans import make_plans
+    from rlinf.processes.environments import examine_environments
     from rlinf.processes.executor import check_doors
     from rlinf.run_folder.wandb_sink import check_wandb
 
     check_wandb(config.run.wandb)
     check_doors(config.cluster)
+    environments = examine_environments(config.environments)
     machine = machine or this_machine()
     config = settle(config, check_devices(config, machine))
     job, folder = _job(config, machine), Path("not-made-yet")
+    job.environments = environments
     make_plans(job, job.build(folder), folder)
     return job
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlinf.config.schema import Config
 from rlinf.machine import Machine
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
+from rlinf_workers.launcher.interpreter import Interpreter
 
 if TYPE_CHECKING:
     from rlinf.jobs.agreement import Agreement
@@ -61,6 +63,8 @@ class Job:
     """Shown beside the score; metrics of every evaluation."""
     notes: Sequence[str] = ()
     """Fall-backs in effect, for the manifest."""
+    environments: Mapping[str, Interpreter] = MappingProxyType({})
+    """Role -> the interpreter that its workers run under, where it has an environment of its own."""
     stops_on_mismatch = False
     """A run ends where those who sample and those who train disagree."""
 

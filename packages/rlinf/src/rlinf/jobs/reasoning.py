@@ -404,7 +404,8 @@ class ReasoningJob(Job):
         if settings is None or flow is None:
             return
         device = device_kind(self.config.cluster, self.machine)
-        kept = WarmStarts(self.config, num_ranks=session.group("actor").num_ranks, device=device)
+        num_ranks = session.group("actor").num_ranks
+        kept = WarmStarts(self.config, num_ranks=num_ranks, device=device, environments=self.environments)
         if (found := kept.find()) is not None:
             folder, text = found
             session.group("actor").call("load_checkpoint", str(folder))

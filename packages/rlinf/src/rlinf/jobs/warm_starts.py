@@ -25,6 +25,7 @@ from rlinf.run_folder.checkpoints import writing_sealed
 from rlinf.run_folder.lock import FolderLock
 from rlinf.run_folder.manifest import processor_name, timestamp
 from rlinf.run_folder.seal import damage, file_digest
+from rlinf_workers.launcher.interpreter import Interpreter
 
 NUM_KEPT = 8
 SECTIONS = ("seed", "task", "model", "warm_start", "rollout", "reward", "evaluation")
@@ -49,12 +50,15 @@ class WarmStarts:
         config: has a warm start.
         num_ranks: how many ranks train.
         device: where they train, `cpu` or `cuda`.
+        environments: role -> the interpreter of its own environment.
 
     Attributes:
         why_not: why its warm start is neither kept nor taken; None: it is.
     """
 
-    def __init__(self, config: ReasoningConfig, *, num_ranks: int, device: str) -> None:
+    def __init__(
+        self, config: ReasoningConfig, *, num_ranks: int, device: str, environments: Mapping[str, Interpreter]
+    ) -> None:
         assert config.warm_start is not None
         self.why_not: str | None = None
         if not config.warm_start.reuse:
@@ -62,7 +66,7 @@ class WarmStarts:
         elif config.reward.kind in OWN_CODE:
             self.why_not = f"reward.kind={config.reward.kind} may hang on more than the config"
         else:
-            self._path = cache_folder() / _key(config, num_ranks, device)
+            self._path = cache_folder() / _key(config, num_ranks, device, environments)
 
     def find(self) -> tuple[Path, str] | None:
         """The folder of the warm start, and what to say of it; None: there is none. A damaged one is deleted."""
@@ -107,7 +111,7 @@ def _prune(folder: Path) -> None:
         shutil.rmtree(path)
 
 
-def _key(config: ReasoningConfig, num_ranks: int, device: str) -> str:
+def _key(config: ReasoningConfig, num_ranks: int, device: str, environments: Mapping[str, Interpreter]) -> str:
     values = config.model_dump(mode="json")
     decides: dict[str, Any] = {name: values[name] for name in SECTIONS}
     decides["num_shards"] = config.actor.settled_shards
@@ -119,6 +123,10 @@ def _key(config: ReasoningConfig, num_ranks: int, device: str) -> str:
     decides["processor"], decides["python"] = processor_name(), platform.python_version()
     decides["libraries"] = {name: importlib.metadata.version(name) for name in LIBRARIES}
     decides["source"] = {name: _source_digest(name) for name in PACKAGES}
+    decides["environments"] = {
+        role: [found.python, dict(found.packages), [_folder_digest(folder) for folder in found.folders.values()]]
+        for role, found in environments.items()
+    }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -136,7 +144,10 @@ def _source_digest(package: str) -> str:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise UserError(f"package {package} is not installed")
-    folder = Path(spec.origin).parent
+    return _folder_digest(Path(spec.origin).parent)
+
+
+def _folder_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted((*folder.rglob("*.py"), *folder.rglob("*.so"))):
         digest.update(f"{file.relative_to(folder)} {file_digest(file)}\n".encode())

@@ -24,6 +24,7 @@ from rlinf.loop.stopping import StopRequest
 from rlinf.planning.auto_mode import AutoMode, moves
 from rlinf.planning.plans import RunPlans, make_plans, placements_to_measure
 from rlinf.processes import fork_server
+from rlinf.processes.environments import describe_environments
 from rlinf.processes.executor import make_executor, run_failed
 from rlinf.run_folder import RunFolder
 from rlinf.run_folder.folder import PROBLEM
@@ -93,6 +94,8 @@ class TrainingLoop:
         if self._only_measures:
             self.progress.total = sum(len(self._auto.probes_of(placed)) for placed in (planned, *self._placements))
         self._job.write_inputs(self._folder.path)
+        if self._job.environments:
+            self._folder.environments(describe_environments(self._job.environments))
         self._folder.write("flow.json", flows.train.graph().to_json())
         self._folder.write("flow.mmd", diagram(flows.train.graph()))
         while planned is not None:
@@ -106,6 +109,7 @@ class TrainingLoop:
             log_folder=self._folder.path / "logs",
             worker_timeout_s=self._config.run.worker_timeout_s,
             forks=self._forks,
+            pythons={role: found.path for role, found in self._job.environments.items()},
         )
         self._session = Session(self._job, self._flows, executor, self._folder, self.progress)
         with CheckpointWriter(self._folder, self._session.note) as self._checkpoints, executor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rlinf.config.common import ClusterConfig
@@ -12,6 +14,8 @@ from rlinf.processes.environment import worker_environment
 from rlinf_sched.cluster import Cluster
 from rlinf_workers import Executor, RemoteError, WorkersError
 from rlinf_workers.registry import LAUNCHERS, WEIGHT_LINKS
+
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def check_doors(config: ClusterConfig) -> None:
@@ -26,7 +30,13 @@ def check_doors(config: ClusterConfig) -> None:
 
 
 def make_executor(
-    config: ClusterConfig, cluster: Cluster, *, log_folder: Path, worker_timeout_s: float, forks: bool = False
+    config: ClusterConfig,
+    cluster: Cluster,
+    *,
+    log_folder: Path,
+    worker_timeout_s: float,
+    forks: bool = False,
+    pythons: Mapping[str, str] = NONE,
 ) -> Executor:
     """An executor on the devices of `cluster`; leaving it ends every process.
 
@@ -34,6 +44,7 @@ def make_executor(
         config: has been through `check_doors`.
         worker_timeout_s: a worker that is silent for so long is lost.
         forks: workers are forked from the fork server.
+        pythons: worker group -> interpreter of its own environment; its workers are not forked.
     """
     make_launcher = LAUNCHERS.get(config.launcher)
     return Executor(
@@ -41,6 +52,7 @@ def make_executor(
         launcher=make_launcher(**_settings(config, worker_timeout_s, forks), **config.launcher_options),
         log_folder=log_folder,
         environment=worker_environment(config),
+        pythons=pythons,
         weight_link=config.weight_link,
         weight_link_options=config.weight_link_options,
     )

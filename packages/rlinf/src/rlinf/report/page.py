@@ -293,6 +293,11 @@ def _sample_cell(value: Any) -> str:
     return html.Raw(f'<div class="long">{escape("" if value is None else str(value))}</div>')
 
 
+def _environment(found: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {found[name.lower()]}" for name in ("Python", "torch", "transformers"))
+    return f"{found['interpreter']}: {versions}"
+
+
 def _what_ran(records: RunRecords) -> str:
     manifest = records.manifest
     machine, git = manifest.get("machine") or {}, manifest.get("git") or {}
@@ -300,6 +305,7 @@ def _what_ran(records: RunRecords) -> str:
     memory_bytes = machine.get("memory_bytes")
     commit = git.get("commit", "")[:12] + (", with changes" if git.get("has_changes") else "")
     sessions = manifest.get("sessions", [])
+    environments = sessions[-1].get("environments", {}) if sessions else {}
     resumed = [s for s in sessions if "resumed_from_step" in s]
     own = ", ".join(f"{name} {version}" for name, version in packages.items() if name.lower().startswith("rlinf"))
     told = html.facts(
@@ -314,6 +320,7 @@ def _what_ran(records: RunRecords) -> str:
             ("memory", gib(memory_bytes) if memory_bytes else None),
             ("system", machine.get("system")),
             ("Python, torch", f"{manifest.get('python')}, {manifest.get('torch')}" if manifest else None),
+            *((f"environment of {role}", _environment(found)) for role, found in environments.items()),
             ("packages", own),
             ("commit", commit),
         ]

@@ -117,6 +117,10 @@ class RunFolder:
         """Records a fall-back or anything else that a reader of the run must know; the same text only once."""
         self._manifest.note(text)
 
+    def environments(self, values: Mapping[str, Any]) -> None:
+        """Records which environments of their own the roles have in this session."""
+        self._manifest.session("environments", values)
+
     def agreement(self, values: Mapping[str, Any]) -> None:
         """Records this session's verdict on engine and trainer."""
         self._manifest.session("agreement", values)

@@ -1,0 +1,140 @@
+"""The Python interpreter of another environment, in which a worker can run: what it is, and how it is started.
+
+An environment keeps to itself. It gets none of the driver's installed packages, and nothing that the shell says about
+the driver's Python; only the folders that the driver's own user has put on `sys.path` follow its own, so that rewards,
+environments and engines of a user's project can be imported there as they can here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlinf_workers.errors import InterpreterRefused
+from rlinf_workers.launcher.hello import Hello, disagreement
+
+EXAMINE_TIMEOUT_S = 60.0
+PACKAGES = ("rlinf-comm", "rlinf-workers", "rlinf-algos")
+"""What a worker cannot do without."""
+DRIVERS_OWN = ("PYTHONHOME", "PYTHONPATH")
+"""Variables that would lead another interpreter into the driver's environment."""
+
+FIRST_LINES = "import sys; sys.path[:] = [entry for entry in sys.path if entry] + sys.argv[2:]; del sys.argv[2:]\n"
+"""What runs first there: `-c` puts the current folder before everything else, and the user's folders come last."""
+
+_EXAMINE = """
+import importlib.metadata, importlib.util, json, os, platform, runpy
+found = {"python": platform.python_version(), "protocols": {}, "folders": {}, "packages": {}}
+for distribution in importlib.metadata.distributions():
+    if distribution.metadata and distribution.metadata["Name"]:
+        found["packages"].setdefault(distribution.metadata["Name"], distribution.version)
+for name in sys.argv[1].split(","):
+    spec = importlib.util.find_spec(name.replace("-", "_"))
+    for folder in spec.submodule_search_locations or () if spec else ():
+        found["folders"].setdefault(name, folder)
+        file = os.path.join(folder, "protocol.py")
+        if os.path.isfile(file):
+            found["protocols"][name] = runpy.run_path(file)["PROTOCOL"]
+print()
+print(json.dumps(found))
+"""
+"""Finds the packages without importing them, which would take torch's seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interpreter:
+    """One that can start workers.
+
+    Example: Interpreter(path="/envs/sglang/bin/python", python="3.11.9", packages={"torch": "2.13.0", ...}, ...)
+    """
+
+    path: str
+    python: str
+    """Its version."""
+    packages: Mapping[str, str]
+    """Distribution -> version, of all that are installed."""
+    folders: Mapping[str, Path]
+    """Each of PACKAGES -> where its modules lie."""
+
+
+def examine(python: str | Path) -> Interpreter:
+    """Asks an interpreter what it is; takes a few tenths of a second and imports nothing that is installed there.
+
+    Raises:
+        InterpreterRefused: it is none, or rlinf-workers is not installed in its environment, or speaks another protocol
+            than here.
+    """
+    path, own = os.fspath(python), Hello()
+    found = _answer(path, ",".join(PACKAGES))
+    missing = [name for name in PACKAGES if name not in found["folders"]]
+    if missing:
+        raise InterpreterRefused(
+            f"{path}: {' and '.join(missing)} cannot be found in its environment; install what the driver has: "
+            f"{path} -m pip install {' '.join(missing)}"
+        )
+    why = disagreement(own, Hello(interpreter=path, python=found["python"], protocols=found["protocols"]))
+    if why is not None:
+        raise InterpreterRefused(why)
+    folders = {name: Path(folder) for name, folder in found["folders"].items()}
+    return Interpreter(path=path, python=found["python"], packages=found["packages"], folders=folders)
+
+
+def command(python: str, code: str, argument: str) -> list[str]:
+    """What starts `code` under an interpreter; `argument` is its `sys.argv[1]`."""
+    return [python, "-c", FIRST_LINES + code, argument, *own_path()]
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a process of another environment: the driver's, but for those of its Python, and `more`."""
+    return {name: value for name, value in os.environ.items() if name not in DRIVERS_OWN} | dict(more)
+
+
+def own_path() -> list[str]:
+    """The folders that the user has put on this process's `sys.path`: that of the script, those of PYTHONPATH, and what
+    was added since."""
+    folders = dict.fromkeys(os.path.abspath(entry) for entry in sys.path)
+    return [folder for folder in folders if folder not in _installed_path() and not _holds_packages(folder)]
+
+
+@functools.cache
+def _installed_path() -> frozenset[str]:
+    """What a bare start of this interpreter has on its path."""
+    code = "import json, sys; print(); print(json.dumps(sys.path[1:]))"
+    done = subprocess.run([sys.executable, "-E", "-c", code], capture_output=True, text=True, check=True)
+    return frozenset(map(os.path.abspath, json.loads(done.stdout.splitlines()[-1])))
+
+
+def _holds_packages(folder: str) -> bool:
+    """Of some environment, or its programs: neither is the user's own."""
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(folder).parts)
+    return is_installed or folder == os.path.dirname(sys.executable)
+
+
+def _answer(path: str, names: str) -> dict:
+    if not os.path.isfile(path):
+        inside = os.path.join(path, "bin", "python")
+        hint = f"; did you mean {inside}?" if os.path.exists(inside) else "; give the path of its `python`"
+        raise InterpreterRefused(f"{path} {'is a folder' if os.path.isdir(path) else 'does not exist'}{hint}")
+    try:
+        done = subprocess.run(
+            command(path, _EXAMINE, names),
+            env=environment({}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=EXAMINE_TIMEOUT_S,
+        )
+        return json.loads(done.stdout.rstrip().rpartition("\n")[2])
+    except subprocess.TimeoutExpired:
+        raise InterpreterRefused(f"{path} did not say in {EXAMINE_TIMEOUT_S:.0f} s which Python it is") from None
+    except OSError as error:
+        raise InterpreterRefused(f"{path} cannot be run: {error.strerror}; give the path of its `python`") from error
+    except ValueError as error:
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        raise InterpreterRefused(f"{path} is no Python interpreter: it said {said[:200]!r}") from error

@@ -1,0 +1,77 @@
+"""A worker process under the interpreter of another environment, with the members of multiprocessing's Process that the
+local launcher uses.
+
+Multiprocessing could start it, but would pickle the driver's `sys.path` and its main module into it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import weakref
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from rlinf_workers.errors import InterpreterRefused
+from rlinf_workers.launcher import interpreter
+
+_BECOME_WORKER = (
+    "from rlinf_workers.launcher.child import main_of_interpreter; main_of_interpreter(int(sys.argv.pop()))"
+)
+
+
+class InterpreterProcess:
+    """Started by the constructor.
+
+    Args:
+        python: path of the interpreter.
+        connection: the worker's end; may be closed here afterwards.
+        log_path: where stdout and stderr go.
+        environment: variables on top of the driver's.
+
+    Raises:
+        InterpreterRefused: it cannot be run.
+    """
+
+    def __init__(self, python: str, connection: Connection, log_path: Path, environment: Mapping[str, str]) -> None:
+        descriptor = connection.fileno()
+        self.sentinel, alive = os.pipe()
+        """Readable once the process has ended."""
+        weakref.finalize(self, os.close, self.sentinel)
+        with log_path.open("ab") as log:
+            try:
+                self._process = subprocess.Popen(
+                    interpreter.command(python, _BECOME_WORKER, str(descriptor)),
+                    env=interpreter.environment(environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(descriptor, alive),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise InterpreterRefused(f"{python} cannot be run: {error.strerror}") from error
+            finally:
+                os.close(alive)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it runs; -9 for one that SIGKILL has ended."""
+        return self._process.poll()
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+    def join(self, timeout: float | None = None) -> None:
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return  # as multiprocessing's: the caller looks at exitcode
+
+    def kill(self) -> None:
+        self._process.kill()

@@ -1,0 +1,71 @@
+"""Interpreters of other environments: what is asked of them, what they are given, and what is refused."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlinf_workers
+from rlinf_workers.errors import InterpreterRefused
+from rlinf_workers.launcher import interpreter
+from rlinf_workers.launcher.hello import Hello, disagreement
+from rlinf_workers.testing.environments import second_environment
+
+
+def test_an_interpreter_says_what_it_is(tmp_path):
+    python = second_environment(tmp_path / "environment")
+    found = interpreter.examine(python)
+    assert (found.path, found.python.split(".")[:2]) == (python, [*map(str, sys.version_info[:2])])
+    assert found.packages["torch"] and found.packages["rlinf-workers"] == rlinf_workers.__version__
+    assert found.folders["rlinf-workers"] == Path(rlinf_workers.__file__).parent
+
+
+def executable(path: Path, script: str) -> str:
+    path.write_text(script)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_what_cannot_start_workers_is_refused(tmp_path):
+    def refusal(python: str) -> str:
+        with pytest.raises(InterpreterRefused) as caught:
+            interpreter.examine(python)
+        return str(caught.value)
+
+    second_environment(tmp_path / "other", protocol=987)
+    (tmp_path / "bare").mkdir()
+    bare = executable(tmp_path / "bare" / "python", f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    plain = tmp_path / "data.txt"
+    plain.write_text("no program")
+    assert refusal(str(tmp_path / "nowhere")) == f"{tmp_path}/nowhere does not exist; give the path of its `python`"
+    assert refusal(str(tmp_path / "other")).endswith(f"is a folder; did you mean {tmp_path}/other/bin/python?")
+    assert "cannot be run: Permission denied" in refusal(str(plain))
+    assert "is no Python interpreter: it said" in refusal(executable(tmp_path / "hello", "#!/bin/sh\necho hello\n"))
+    assert f"{bare} -m pip install rlinf-comm rlinf-workers rlinf-algos" in refusal(bare)
+    other = refusal(str(tmp_path / "other" / "bin" / "python"))
+    for part in (str(tmp_path / "other"), sys.executable, "rlinf-workers: 987 against 1", "install the same versions"):
+        assert part in other
+
+
+def test_an_environment_gets_the_users_folders_and_nothing_of_the_drivers(tmp_path, monkeypatch):
+    (tmp_path / "site-packages").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site-packages"))
+    for folder in (tmp_path / "site-packages", tmp_path / "project"):
+        monkeypatch.syspath_prepend(str(folder))
+    given = interpreter.own_path()
+    assert str(tmp_path / "project") in given
+    assert not [folder for folder in given if folder.endswith("-packages") or folder.startswith(sys.prefix)]
+    assert str(Path(rlinf_workers.__file__).parents[1]) not in given, "an editable install is the environment's own"
+    assert not {"PYTHONPATH", "PYTHONHOME"} & interpreter.environment({}).keys()
+    assert interpreter.environment({"A": "1"})["A"] == "1" and interpreter.environment({})["PATH"] == os.environ["PATH"]
+
+
+def test_a_hello_is_read_by_those_who_know_more_or_less():
+    later = b'{"rlinf": "hello", "interpreter": "/p", "python": "3.15", "protocols": {"rlinf-comm": 7}, "mood": "good"}'
+    told = disagreement(Hello(interpreter="/d", python="3.11"), Hello.decode(later))
+    assert told is not None and "/p (Python 3.15)" in told and "/d (Python 3.11)" in told
+    assert "rlinf-comm: 7 against 1, rlinf-workers: none against 1" in told
+    assert disagreement(Hello(), Hello.decode(Hello().encode())) is None
+    with pytest.raises(ValueError, match="no hello"):
+        Hello.decode(b'{"role": "actor"}')

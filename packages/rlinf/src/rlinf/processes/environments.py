@@ -1,0 +1,44 @@
+"""The environments that roles run in, examined before any process of a run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlinf.environments import python_of
+from rlinf.errors import UserError
+from rlinf_workers.errors import InterpreterRefused
+from rlinf_workers.launcher.interpreter import Interpreter, examine
+
+SHOWN = ("torch", "transformers")
+"""Packages with a line of their own in the manifest, as the driver's have."""
+
+
+def examine_environments(environments: Mapping[str, str]) -> dict[str, Interpreter]:
+    """Role -> its interpreter.
+
+    Raises: UserError for one that cannot start workers of this run.
+    """
+    known: dict[str, Interpreter] = {}
+    for role, python in environments.items():
+        try:
+            if python not in known:
+                known[python] = examine(python_of(python))
+        except UserError as error:
+            raise UserError(f"environments.{role}: {error.message}", hint=error.hint) from error
+        except InterpreterRefused as error:
+            raise UserError(f"environments.{role}: {error}") from error
+    return {role: known[python] for role, python in environments.items()}
+
+
+def describe_environments(environments: Mapping[str, Interpreter]) -> dict[str, Any]:
+    """What the manifest says of them, role by role."""
+    return {
+        role: {
+            "interpreter": found.path,
+            "python": found.python,
+            **{name: found.packages.get(name) for name in SHOWN},
+            "packages": dict(sorted(found.packages.items(), key=lambda pair: pair[0].lower())),
+        }
+        for role, found in environments.items()
+    }
