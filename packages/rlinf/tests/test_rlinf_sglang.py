@@ -11,6 +11,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
+from rlinf.jobs import generation
 from rlinf.jobs.generation import engine_options
 from rlinf.planning.memory import all_fit_at_once, job_shape, loads_of
 from rlinf.planning.problems import problem_of_recipe
@@ -19,6 +20,8 @@ from rlinf_sched.derive import find_model
 from rlinf_sched.derive.memory import generator_memory
 from rlinf_sched.derive.memory.sglang import kv_tokens
 from rlinf_sched.plan import Plan, StagePlan
+from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS
+from rlinf_workers.launcher.interpreter import Interpreter
 
 SGLANG = ["--warm_start=null", "--rollout.engine=sglang", "--mode=collocated"]
 MODEL = find_model("Qwen2.5-7B")
@@ -257,3 +260,29 @@ def test_training_is_timed_in_the_numbers_that_it_computes_in():
     ]
     times = [problem.profiles.stages["actor"].instances[0].seconds(32) for problem in problems]
     assert times[0] / times[1] == pytest.approx(16)
+
+
+def interpreter(**packages: str) -> Interpreter:
+    return Interpreter(path="/envs/there/bin/python", python="3.11.9", packages=packages, folders={})
+
+
+def test_an_environment_without_the_engine_is_refused_with_what_to_type(monkeypatch):
+    settings = config_of().rollout
+    monkeypatch.setattr(generation, "_version_here", lambda package: None)
+    with pytest.raises(UserError, match="SGLang is not installed in the environment of") as caught:
+        generation.check_installed(settings, None)
+    assert "rlinf env create sglang" in str(caught.value) and "--environments.rollout sglang" in str(caught.value)
+    with pytest.raises(UserError, match="not installed in the environment of /envs/there/bin/python"):
+        generation.check_installed(settings, interpreter(torch="2.13.0"))
+    generation.check_installed(settings, interpreter(sglang=KNOWN_VERSIONS[0]))
+    with pytest.raises(UserError, match=r"has SGLang 0\.1\.0; known to work: 0"):
+        generation.check_installed(settings, interpreter(sglang="0.1.0"))
+    generation.check_installed(config_of("--rollout.sglang.any_version=true").rollout, interpreter(sglang="0.1.0"))
+    generation.check_installed(config_of("--rollout.engine=huggingface").rollout, None)
+
+
+def test_train_and_eval_ask_before_anything_starts(refused, gsm8k_inputs, monkeypatch):
+    monkeypatch.setattr(generation, "_version_here", lambda package: None)
+    assert refused("train", "sort-grpo", *SGLANG).startswith("rollout.engine=sglang: SGLang is not installed in the")
+    flags = ["--model", "model", "--engine", "sglang", "--max_new_tokens", "8"]
+    assert refused("eval", "gsm8k=test.jsonl", *flags).startswith("engine=sglang: SGLang is not installed in the")

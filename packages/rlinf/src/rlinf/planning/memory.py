@@ -45,7 +45,7 @@ CONTEXT_BYTES = 1 << 30
 """Room for CUDA's own memory in each process: its context, kernels and workspaces."""
 ENGINE_PROCESS_BYTES = 680 << 20
 """Bytes that each process of an SGLang engine takes on a CPU slot beside its model, and the rank's own process for the
-engine (benchmarks/results/sglang-memory.json)."""
+engine (benchmarks/sched/sglang_memory.py)."""
 NUM_STORED = 2
 """Copies of the weights that the host's store between trainer and engines takes at most: the version that is served,
 and the next."""
