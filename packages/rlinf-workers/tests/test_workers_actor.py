@@ -165,7 +165,7 @@ def test_reinforce_plus_plus_whitens_over_the_tokens_of_the_step(make_worker, re
 
 
 def logprobs_of(actor, groups):
-    return actor._updates._ask(groups, lambda batch: actor._backend.forward(batch).logprobs)
+    return actor._updates.ask([group.samples for group in groups], actor._updates.logprobs)
 
 
 @pytest.mark.parametrize(
@@ -559,3 +559,28 @@ def test_the_gap_to_the_engine_is_that_before_the_first_update(make_worker, read
     assert (row["prompt_index"], row["position"]) == (2, 0)
     assert row["worst_token"] == letters[completion[0]]
     assert row["actor_logprob"] - row["rollout_logprob"] == pytest.approx(1.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("budget", [None, 16])
+def test_what_a_check_compares_is_what_the_actor_thinks_before_its_step(make_worker, reader, writer, model, budget):
+    samples = [group.samples for group in scored_groups()]
+    settings = dataclasses.replace(actor_settings(model), max_tokens_per_micro_batch=budget)
+    actor = make_worker(Actor, settings, num_items=NUM_GROUPS)
+    expected = logprobs_of(make_worker(Actor, actor_settings(model)), scored_groups())
+    before = [parameter.detach().clone() for parameter in actor._backend._model.parameters()]
+    actor.compare(reader([samples[:3], samples[3:]]), writer)
+    assert [one.samples.index for one in writer.items] == list(range(NUM_GROUPS))
+    for one in writer.items:
+        mask = one.samples.loss_mask
+        torch.testing.assert_close(one.actor_logprobs, expected[one.samples.index] * mask, rtol=1e-5, atol=1e-5)
+        assert one.policy_version == 0
+    assert actor.policy_version == 1
+    after = list(actor._backend._model.parameters())
+    assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    moved = logprobs_of(actor, scored_groups())
+    drift = torch.cat(
+        [(moved[g.index] - expected[g.index])[:, : g.loss_mask.shape[1]][g.loss_mask != 0].double() for g in samples]
+    )
+    found = merge([actor._host.metrics.drain()])["check/moved_kl"]
+    assert found == pytest.approx(float((drift.expm1() - drift).mean()), rel=1e-2)
+    assert found > 0

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from rlinf import __version__
 from rlinf.cli import (
+    check_command,
     config_command,
     doctor_command,
     env_command,
@@ -36,6 +37,7 @@ COMMANDS = (
     export_command,
     profile_command,
     plan_command,
+    check_command,
     config_command,
     report_command,
     summary,

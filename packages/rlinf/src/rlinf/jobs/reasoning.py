@@ -368,11 +368,12 @@ class ReasoningJob(Job):
         return {f"/{name}" if name else "": problems for name, problems in self._held_out.items()}
 
     def check_flow(self, train: Flow) -> Flow:
+        """Few short completions, which the actor compares; sampled as in training."""
         rollout: RolloutSettings = train.workers["rollout"].arguments[0]
         num_tokens = min(rollout.train.max_new_tokens, NUM_CHECKED_TOKENS)
         sampling = replace(rollout.train, group_size=NUM_CHECKED_COMPLETIONS, max_new_tokens=num_tokens)
         flow = Flow("check").worker("rollout", Rollout, replace(rollout, train=sampling)).workers_of(train, "actor")
-        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples")
+        self._generates(flow)
         flow.stage(
             "actor",
             Actor.compare,
@@ -386,6 +387,7 @@ class ReasoningJob(Job):
         return flow.weights("actor", to="rollout")
 
     def token_text(self, token_ids: Sequence[int]) -> str:
+        """The tokens as people read them."""
         return self._tokenizer.decode(token_ids)
 
     # -- engine and trainer ------------------------------------------------------------------------------------------

@@ -25,13 +25,16 @@ ON_CPU: Mapping[str, Argument] = {
     "grammar_backend": "none",
     "disable_overlap_schedule": True,
     "disable_cuda_graph": True,
+    "sleep_on_idle": True,
     "mem_fraction_static": 0.05,
     "max_total_tokens": 20_000,
 }
 """What a recipe leaves open on CPU slots: the only kernels that need no build of SGLang's own for that processor. A
-fraction of a machine's memory means little where the driver and trainers live in it too, so tokens are counted."""
+fraction of a machine's memory means little where the driver and trainers live in it too, so tokens are counted. An
+engine that has nothing to do would take a whole core."""
 
 ON_GPU: Mapping[str, Argument] = {
+    "sleep_on_idle": True,
     "grammar_backend": "none",
     "enable_memory_saver": True,
     "enable_weights_cpu_backup": True,

@@ -16,6 +16,8 @@ from typing import Any
 
 FOLDER_VARIABLE = "RLINF_SGLANG_FOLDER"
 """Environment variable with the folder that a worker shares with its engine's processes."""
+LONGEST_ERROR = 1200
+"""Characters of an error that are shown; some list every model that SGLang knows."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -39,7 +41,8 @@ def last_error(folder: Path, pid: int | None = None) -> str | None:
     text = "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob(pattern)))
     lines = text.strip().splitlines()
     start = next((i for i in range(len(lines) - 1, -1, -1) if _is_exception(lines[i])), None)
-    return "\n".join(lines[start:]) if start is not None else (lines[-1] if lines else None)
+    found = "\n".join(lines[start:]) if start is not None else (lines[-1] if lines else None)
+    return found and found[:LONGEST_ERROR]
 
 
 def _is_exception(line: str) -> bool:

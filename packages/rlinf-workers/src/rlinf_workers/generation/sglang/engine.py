@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
+import json
 import os
 import queue
+import re
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +45,10 @@ from rlinf_workers.records.language import Prompt
 STOP_INTERVAL = 8
 """Tokens between two looks for a stop string: each is a message from the scheduler, and at most so many tokens are
 computed for nothing."""
+IDLE_S = 60.0
+"""How long a scheduler may take to end what it was told to."""
+LOST_S = 2.0
+"""How long a dead process of the engine may stay unnoticed by the stage."""
 
 
 class SGLangEngine:
@@ -68,15 +77,19 @@ class SGLangEngine:
         any_version: bool = False,
         **server: Argument,
     ) -> None:
-        known = _known_arguments(device, devices, any_version=any_version)
+        known = known_arguments(device, devices, any_version=any_version)
         tokenizer, folder = load_tokenizer(model.folder), shared_folder()
         served = _model_folder(model, folder)
+        check_architecture(served)
         self._stop_ids = _stop_ids(served, tokenizer)
         self._tokenizer, self._max_prompt_tokens = tokenizer, max_prompt_tokens
         self._num_devices = max(1, len(devices))
         self._lost: WorkersError | None = None
         self._results: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
-        self._version, self._has_weights, self._is_paused = -1, model.has_weights, False
+        self._is_lost_known = self._is_closed = False
+        self._version, self._has_weights = -1, model.has_weights
+        self._is_away = self._waits = False
+        """Whether its state is off the devices, and with it something that is under way."""
         arguments = server_arguments(
             model,
             device,
@@ -91,6 +104,8 @@ class SGLangEngine:
         self._room = Room(self._server.num_tokens, max_batch_sequences)
         self._model = replace(model, folder=str(served))
         self._processes = EngineProcesses(self._num_devices, self.enter)
+        if device.type == "cuda":
+            self.offload()  # a worker's state comes to its GPUs with a turn
 
     # -- prompts in, completions out --------------------------------------------------------------------------------
 
@@ -114,6 +129,7 @@ class SGLangEngine:
         answers: list[Answer] = []
         for one in found:
             if isinstance(one, BaseException):
+                self._raise_if_lost()
                 raise one
             answers.append(one)
             self._room.end(one.index, one.member, len(one.token_ids))
@@ -146,25 +162,27 @@ class SGLangEngine:
         """What is under way is computed anew with the new weights from its next token on; nothing of the KV cache and
         of common prefixes stays."""
         self._raise_if_lost()
-        self._server.run(self._drop_caches(resumes=not self._is_paused))
+        self._server.run(self._drop_caches(pauses=not (self._room.is_empty or self._waits)))
         self._version, self._has_weights = policy_version, True
 
     # -- devices ----------------------------------------------------------------------------------------------------
 
     def onload(self) -> None:
-        if self._is_paused:
-            self._raise_if_lost()
-            self._server.run(self._resume())
-            self._is_paused = False
+        self._raise_if_lost()
+        if self._is_away:
+            self._server.run(self._resume(continues=self._waits))
+            self._is_away = self._waits = False
 
     def offload(self) -> None:
         """On CPU slots SGLang gives back nothing: its memory stays where it is."""
-        if not self._is_paused:
-            self._raise_if_lost()
-            self._server.run(self._release())
-            self._is_paused = True
+        self._raise_if_lost()
+        if not self._is_away:
+            self._waits = not self._room.is_empty
+            self._server.run(self._release(pauses=self._waits))
+            self._is_away = True
 
     def close(self) -> None:
+        self._is_closed = True
         self._processes.close()
         self._server.close()
 
@@ -236,38 +254,57 @@ class SGLangEngine:
             if not succeeded:
                 raise WorkersError(f"SGLang refused to run the weight loader: {message}")
 
-    async def _drop_caches(self, *, resumes: bool) -> None:
-        from rlinf_workers.generation.sglang import srt
-
-        manager = self._server.manager
-        if resumes:
-            await manager.pause_generation(srt.PauseGenerationReqInput(mode="retract"))
-        answer = await manager.flush_cache()
+    async def _drop_caches(self, *, pauses: bool) -> None:
+        if pauses:
+            await self._pause()
+        answer = await self._server.manager.flush_cache(timeout_s=IDLE_S)
         if not answer.success:
             raise WorkersError(f"SGLang kept what it computed with earlier weights: {answer.message}")
-        if resumes:
-            await manager.continue_generation(srt.ContinueGenerationReqInput())
+        if pauses:
+            await self._continue()
 
-    async def _release(self) -> None:
+    async def _release(self, *, pauses: bool) -> None:
         from rlinf_workers.generation.sglang import srt
 
-        await self._server.manager.pause_generation(srt.PauseGenerationReqInput(mode="retract"))
+        if pauses:
+            await self._pause()
+        await self._server.manager.flush_cache(timeout_s=IDLE_S)  # which also waits for what was cut at a stop string
         await self._server.manager.release_memory_occupation(srt.ReleaseMemoryOccupationReqInput())
 
-    async def _resume(self) -> None:
+    async def _resume(self, *, continues: bool) -> None:
         from rlinf_workers.generation.sglang import srt
 
         await self._server.manager.resume_memory_occupation(srt.ResumeMemoryOccupationReqInput())
+        if continues:
+            await self._continue()
+
+    async def _pause(self) -> None:
+        """What runs goes back to where requests wait, without its part of the KV cache. A paused scheduler takes a
+        whole core, so nothing is paused where nothing is under way."""
+        from rlinf_workers.generation.sglang import srt
+
+        await self._server.manager.pause_generation(srt.PauseGenerationReqInput(mode="retract"))
+
+    async def _continue(self) -> None:
+        from rlinf_workers.generation.sglang import srt
+
         await self._server.manager.continue_generation(srt.ContinueGenerationReqInput())
 
     # -- checks -----------------------------------------------------------------------------------------------------
 
     def _on_lost(self, error: WorkersError) -> None:
+        """Called when a process of the engine has ended. Whoever asks for something next gets the error; where nobody
+        does (the trainer computes), the worker ends with it, as any process with SGLang in it would."""
         self._lost = error
         self._results.put(error)
+        time.sleep(LOST_S)
+        if not self._is_lost_known and not self._is_closed:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
 
     def _raise_if_lost(self) -> None:
         if self._lost is not None:
+            self._is_lost_known = True
             raise self._lost
 
     def _check_length(self, prompt: Prompt, sampling: SamplingSettings) -> None:
@@ -284,7 +321,7 @@ class SGLangEngine:
             )
 
 
-def _known_arguments(device: torch.device, devices: Sequence[str], *, any_version: bool) -> list[str]:
+def known_arguments(device: torch.device, devices: Sequence[str], *, any_version: bool) -> list[str]:
     """Imports SGLang as the devices need it; the names of its server arguments.
 
     Raises: WorkersError when it is not there, or another version than those that are known.
@@ -312,6 +349,23 @@ def _known_arguments(device: torch.device, devices: Sequence[str], *, any_versio
     from rlinf_workers.generation.sglang import srt
 
     return list(srt.ServerArgs.__struct_fields__)
+
+
+def check_architecture(folder: Path) -> None:
+    """Whether SGLang has code of its own for a model. It would serve another one through transformers, whose parameters
+    lie elsewhere; so its sources are searched for the name, which takes no import.
+
+    Raises: WorkersError.
+    """
+    names = json.loads((folder / "config.json").read_text()).get("architectures") or ["None"]
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None and spec.submodule_search_locations, "its version was read before"
+    sources = Path(spec.submodule_search_locations[0], "srt", "models").rglob("*.py")
+    if not any(re.search(rf"\b{re.escape(names[0])}\b", path.read_text()) for path in sources):
+        raise WorkersError(
+            f"SGLang does not serve {names[0]} (architectures in config.json of the model); use "
+            "rollout.engine=huggingface, or a model that it serves"
+        )
 
 
 def _model_folder(model: ModelSettings, folder: Path) -> Path:

@@ -92,6 +92,7 @@ class EngineServer:
             if process not in others:
                 _kill(process.pid)
                 process.join()
+        self.run(_cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -135,6 +136,13 @@ async def _start(arguments: Mapping[str, Any]) -> Any:
     manager._subprocess_watchdog = None
     manager.auto_create_handle_loop()
     return started
+
+
+async def _cancel_others() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _ignore_sigquit() -> None:

@@ -1,0 +1,53 @@
+"""`rlinf check`, and the verdict on a run's first step: honest engines pass, others are found out."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from command_line import RLINF, SHORT_SORT, environment
+
+FOLDER = Path(__file__).parent
+SMALL = {
+    **{key: value for key, value in SHORT_SORT.items() if not key.startswith("warm_start")},
+    "warm_start": "null",
+    "mode": "collocated",
+    "cluster.num_devices": 1,
+    "cluster.device": "cpu",
+}
+
+
+def run(*arguments, **overrides):
+    flags = [part for key, value in (SMALL | overrides).items() for part in (f"--{key}", str(value))]
+    return subprocess.run(
+        [*RLINF, *arguments, *flags], capture_output=True, text=True, env=environment(), cwd=FOLDER, timeout=240
+    )
+
+
+def test_an_honest_engine_passes():
+    done = run("check", "sort-grpo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "engine and trainer agree as far as rounding lets them.\n" in done.stdout
+    assert len(done.stdout.splitlines()) <= 24, "one screen"
+    versions = [line.split()[-2:] for line in done.stdout.splitlines() if line.startswith("policy version")]
+    assert versions == [["0", "1"], ["0", "1"]]
+
+
+def test_an_engine_that_keeps_its_first_weights_is_found_by_the_second_round():
+    done = run("check", "sort-grpo", **{"rollout.engine": "extensions.liars:FirstVersion"})
+    assert done.returncode == 1, done.stdout + done.stderr
+    verdicts = next(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("verdict"))
+    assert verdicts == ["agree", "DISAGREE"]
+    assert "MISMATCH, after a step" in done.stdout
+    assert "1. version: " in done.stdout
+
+
+def test_a_run_stops_after_its_first_step_if_it_is_to(tmp_path):
+    lie = {"rollout.engine": "extensions.liars:OtherTemperature", "rollout.stop_on_mismatch": "true"}
+    lie |= {"reward.kind": "random", "run.num_steps": 2}  # so that there is a gradient without a warm start
+    done = run("train", "sort-grpo", "--output", str(tmp_path / "run"), **lie)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "do NOT agree about the sampled tokens" in done.stderr
+    assert "2. temperature: " in done.stderr
+    verdict = json.loads((tmp_path / "run" / "manifest.json").read_text())["sessions"][-1]["agreement"]
+    assert (verdict["agrees"], verdict["step"]) == (False, 0)
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1

@@ -1,0 +1,113 @@
+"""`rlinf check RECIPE`: whether its engine and its trainer compute the same model, before a long run."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlinf.cli.address_space import check_address_space
+from rlinf.cli.table import aligned
+from rlinf.config.load import load_config, to_yaml
+from rlinf.config.overrides import parse_overrides
+from rlinf.config.schema import Config
+from rlinf.errors import UserError
+
+if TYPE_CHECKING:
+    from rlinf.jobs.reasoning import ReasoningJob
+    from rlinf.loop.check import Check
+
+MISMATCH = 1
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "check",
+        help="whether a recipe's engine and trainer agree",
+        description="Starts a recipe's engine and trainer where it has them, hands the weights over, samples 8 prompts "
+        "and compares what both say of every token; then the same with weights that are one optimizer step newer. "
+        "Nothing is kept.",
+        epilog="exit code 0: they agree as far as rounding lets them; 1: they do not, or a process failed; 2: the "
+        "input is wrong. docs/trust.md explains the bounds.",
+    )
+    parser.add_argument("recipe", help="name of a shipped recipe, or path of a YAML file; with overrides as in train")
+    parser.set_defaults(run=run, takes_overrides=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = load_config(args.recipe, parse_overrides(args.overrides))
+    if config.job != "reasoning":
+        raise UserError(
+            f"{args.recipe} is a recipe of job={config.job}, whose policy acts and trains in one library",
+            hint="rlinf check is for job=reasoning, where an engine samples",
+        )
+    check_address_space()
+    return _check(config, ["rlinf", *args.arguments])
+
+
+def _check(config: Config, command: list[str]) -> int:
+    from rlinf.processes import fork_server
+
+    fork_server.start(config)
+    from rlinf import jobs  # only now: everything above answers without torch
+    from rlinf.jobs.reasoning import ReasoningJob
+    from rlinf.loop.check import check
+    from rlinf.run_folder import RunFolder
+
+    job = jobs.prepare(config)
+    assert isinstance(job, ReasoningJob), "its config says so"
+    with tempfile.TemporaryDirectory(prefix="rlinf-check-") as scratch:
+        path = Path(scratch) / "run"
+        with RunFolder(
+            path, config_yaml=to_yaml(job.config), command=command, keep_checkpoints=1, trace_bytes=0
+        ) as folder:
+            found = check(job, folder)
+    print(verdict_screen(job, found))
+    return 0 if found.passes else MISMATCH
+
+
+def verdict_screen(job: ReasoningJob, found: Check) -> str:
+    """All that was found, on one screen."""
+    config, rounds = job.config, found.rounds
+    title = f"{config.name}: {config.rollout.engine} serves, {config.actor.backend} trains; {job.arithmetic}"
+    rows = [
+        ("", *(one.name for one in rounds)),
+        ("policy version, engine", *("/".join(map(str, sorted(one.engine_versions))) for one in rounds)),
+        ("policy version, trainer", *(str(one.trainer_version) for one in rounds)),
+        ("tokens", *(f"{one.num_tokens:,}" for one in rounds)),
+        ("distance, mean", *(f"{one.gap.mean:.2g}" for one in rounds)),
+        ("distance, 99.9 %", *(f"{one.agreement.p999:.2g}" for one in rounds)),
+        ("distance, worst", *(f"{one.agreement.largest:.2g}" for one in rounds)),
+        ("KL", *(f"{one.agreement.kl:.2g}" for one in rounds)),
+        ("KL that rounding explains", *(f"{one.agreement.kl_bound:.2g}" for one in rounds)),
+        ("verdict", *("agree" if one.agreement.agrees else "DISAGREE" for one in rounds)),
+    ]
+    worst_round = max(rounds, key=lambda one: (not one.agreement.agrees, one.agreement.largest))
+    tokens = [(f"worst tokens, {worst_round.name}", "engine", "trainer", "distance")]
+    for token in worst_round.worst:
+        around = (job.token_text(ids)[-24:] for ids in (token.before, (token.token,)))
+        text = "{} >{}<".format(*around)
+        tokens.append((repr(text), f"{token.rollout_logprob:.6f}", f"{token.actor_logprob:.6f}", f"{token.gap:.2g}"))
+    times = ", ".join(f"{one.name}: sync {one.sync_s:.2f} s, generation {one.generate_s:.2f} s" for one in rounds)
+    weights = (
+        f"weights: {found.weights_bytes / 2**20:.3g} MiB a sync, what arrived met the trainer's digests; processes up "
+        f"in {found.start_s:.1f} s; {times}"
+    )
+    return "\n\n".join([title, aligned(rows), aligned(tokens), weights, _verdict(found)])
+
+
+def _verdict(found: Check) -> str:
+    wrong = [one for one in found.rounds if not one.has_right_version]
+    if wrong:
+        names = ", ".join(map(str, sorted(wrong[0].engine_versions)))
+        return f"MISMATCH: the engine samples with version {names} where the trainer has {wrong[0].trainer_version}"
+    if not found.passes:
+        bad = next(one for one in found.rounds if not one.agreement.agrees)
+        return f"MISMATCH, {bad.name}: {bad.agreement.text}"
+    doubt = (
+        ""
+        if found.can_tell_versions
+        else " The step was too small beside rounding for an engine that missed it to be found by its numbers."
+    )
+    return f"engine and trainer agree as far as rounding lets them.{doubt}"

@@ -1,0 +1,141 @@
+"""Engine against trainer, token by token, and nothing else: what `rlinf check` runs.
+
+sync -> generate -> the trainer says what it thinks of the tokens -> one optimizer step -> sync -> generate -> ...
+
+The second round is about weights that came by a sync alone: an engine that read the model's files and then ignores what
+it is sent passes the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rlinf.config.devices import device_kind
+from rlinf.console.progress import Progress
+from rlinf.jobs.agreement import Agreement, judge
+from rlinf.jobs.reasoning import ReasoningJob
+from rlinf.loop.session import Session
+from rlinf.planning.plans import make_plans
+from rlinf.processes import fork_server
+from rlinf.processes.executor import make_executor, run_failed
+from rlinf.run_folder import RunFolder
+from rlinf_workers import FlowRun, WorkersError
+from rlinf_workers.language.logprob_gap import LogprobGap, WorstToken, gap_sums, worst_token
+from rlinf_workers.records.language import ComparedGroup
+from rlinf_workers.spans import COMPUTE, SYNC
+
+NUM_PROMPTS, NUM_WORST = 8, 5
+ROUNDS = ("as loaded", "after a step")
+TELLING = 10.0
+"""Times the bound that a step has to move the policy, so that an engine which missed it is found."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedRound:
+    """What came of one round."""
+
+    name: str
+    num_tokens: int
+    gap: LogprobGap
+    agreement: Agreement
+    worst: Sequence[WorstToken]
+    """The worst of the completions, one each, the worst first."""
+    engine_versions: frozenset[int]
+    """That the completions say they are of."""
+    trainer_version: int
+    moved_kl: float
+    """Nats a token, by which the step after it moved the trainer."""
+    sync_s: float
+    generate_s: float
+
+    @property
+    def has_right_version(self) -> bool:
+        return self.engine_versions == {self.trainer_version}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """The rounds of a check."""
+
+    rounds: Sequence[CheckedRound]
+    start_s: float
+    """Seconds until all processes were up and had weights."""
+    weights_bytes: int
+    """What a sync hands over."""
+
+    @property
+    def passes(self) -> bool:
+        return all(one.agreement.agrees and one.has_right_version for one in self.rounds)
+
+    @property
+    def can_tell_versions(self) -> bool:
+        """Whether the step between the rounds was large enough for an engine without it to be found by its numbers."""
+        first = self.rounds[0]
+        return first.moved_kl >= TELLING * first.agreement.kl_bound
+
+
+def check(job: ReasoningJob, folder: RunFolder) -> Check:
+    """Runs the rounds of a prepared job on the devices of its recipe.
+
+    Raises: UserError before a process starts; RunFailed where a worker dies or raises, a weight that did not arrive is
+    named then.
+    """
+    config, flows = job.config, job.build(folder.path)
+    flow = job.check_flow(flows.train)
+    planned = make_plans(job, replace(flows, others=(flow,)), folder.path)
+    job.write_inputs(folder.path)
+    forks = device_kind(config.cluster, job.machine) == "cpu" and fork_server.start(config)
+    executor = make_executor(
+        config.cluster,
+        planned.cluster,
+        log_folder=folder.path / "logs",
+        worker_timeout_s=config.run.worker_timeout_s,
+        forks=forks,
+    )
+    session = Session(job, flows, executor, folder, Progress(total=len(ROUNDS)))
+    with executor:
+        try:
+            executor.start(flow, planned.plans[flow.name])
+            session.sync_weights()
+            rounds = []
+            for number, name in enumerate(ROUNDS):
+                feeds = {"prompts": job.feeds(number)["prompts"][:NUM_PROMPTS]}
+                rounds.append(_checked(job, name, session.run_flow(flow, step=number, feeds=feeds)))
+        except WorkersError as error:
+            raise run_failed(error, None) from error
+        (edge,) = flow.graph().weight_edges
+        return Check(rounds=rounds, start_s=session.start_s, weights_bytes=executor.weights_bytes(edge))
+
+
+def _checked(job: ReasoningJob, name: str, run: FlowRun) -> CheckedRound:
+    groups: list[ComparedGroup] = run.collected["compared"]
+    gap = LogprobGap.of([_sums(group) for group in groups])
+    assert gap is not None, "every completion has a token"
+    worst = sorted((found for group in groups for found in _worst(group)), key=lambda token: token.order)
+    return CheckedRound(
+        name=name,
+        num_tokens=int(gap.num_tokens),
+        gap=gap,
+        agreement=judge(job.arithmetic, kl=gap.kl, p999=min(gap.quantile(0.999), worst[0].gap), largest=worst[0].gap),
+        worst=worst[:NUM_WORST],
+        engine_versions=frozenset(group.samples.policy_version for group in groups),
+        trainer_version=groups[0].policy_version,
+        moved_kl=run.metrics["check/moved_kl"],
+        sync_s=sum(span.duration_s for span in run.spans if span.category == SYNC),
+        generate_s=sum(span.duration_s for span in run.spans if span.category == COMPUTE and span.name == "rollout"),
+    )
+
+
+def _sums(group: ComparedGroup) -> list[float]:
+    drift = (group.actor_logprobs - group.samples.rollout_logprobs).double()
+    return gap_sums(drift, group.samples.loss_mask)
+
+
+def _worst(group: ComparedGroup) -> list[WorstToken]:
+    """The worst token of each completion."""
+    samples = group.samples
+    columns = (group.actor_logprobs, samples.rollout_logprobs, samples.completion_ids, samples.loss_mask)
+    rows = zip(*(column.split(1) for column in columns), strict=True)
+    found = [worst_token(actor, rollout, ids, mask, (samples.index,)) for actor, rollout, ids, mask in rows]
+    return [token for token in found if token is not None]
