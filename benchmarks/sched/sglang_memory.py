@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -180,12 +181,10 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    import sglang
-
     result: dict[str, Any] = {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "torch": torch.__version__,
-        "sglang": sglang.__version__,
+        "sglang": version("sglang"),
         "cases": json.loads(RESULT.read_text())["cases"] if RESULT.exists() and sys.argv[1:] else {},
     }
     for name in sys.argv[1:] or CASES:
