@@ -45,6 +45,11 @@ COMPARISONS = {
     "weights in bfloat16. Missed: the flow's plan moved the actor's state to the host and back in each step, through "
     "pageable memory; that is most of our time, and `rlinf train` leaves it out where everything fits, which has not "
     "been measured",
+    "refill": "The engine `huggingface` on a CPU: seconds of whole batches over seconds with rows that are refilled. "
+    "Lengths are log-normal, mean 64, at most 512, and the tokens are the same. Target: at least 1.8",
+    "arrival": "Rollout and actor on a CPU slot each, such lengths, micro-batches of one group: when the actor begins, "
+    "over when the shortest group is whole (`refill` and granularity 1 with `actor.group_order` `arrival` and `index`; "
+    "a whole batch); and whole steps. Target: at most 1.05 as they come",
     "pipelining": "Env and policy of PushCube: seconds in turn over seconds pipelined in halves",
 }
 
@@ -52,6 +57,7 @@ COMPARISONS = {
 def main() -> None:
     lines = [HEAD, "## Learning", *_learning(), "## Speed", *_comparisons()]
     lines.append("![100 ms of env and policy, pipelined and in turn](images/pipelining.svg)\n")
+    lines += _predicted_arrivals()
     if generation := list(_generation()):
         lines += ["## Generation on a GPU", *generation]
     lines += ["## Failures", *_failures(), "## Communication", *communication.sections(RESULTS, IMAGES)]
@@ -91,6 +97,16 @@ def _comparisons() -> Iterator[str]:
             for c in result["comparisons"]:
                 sides = f"{c['numerator']} / {c['denominator']}"
                 yield f"| {sides} | {c['ratio_of_medians']:.3f} | {c['median_of_ratios']:.3f} |"
+    yield ""
+
+
+def _predicted_arrivals() -> Iterator[str]:
+    if not (result := _load("arrival")):
+        return
+    yield "\nThe planner's step for groups one by one and for a whole batch, by the first half of the steps:\n"
+    yield "| groups | predicted | measured | error |\n|---|---|---|---|"
+    for name, row in result["findings"]["predictions"].items():
+        yield f"| {name} | {row['predicted_s']:.2f} s | {row['measured_s']:.2f} s | {row['error']:+.0%} |"
     yield ""
 
 

@@ -21,7 +21,6 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +41,7 @@ from rlinf_workers.language.rollout import RolloutSettings
 from rlinf_workers.spans import COMPUTE
 
 ENGINE = "benchmarks.throughput.planted:PlantedEngine"
+FIRST = "first micro-batch"
 AS_THEY_COME, IN_ORDER, WHOLE_BATCH, SHORTEST = "as they come", "in order", "whole batch", "shortest group"
 
 
@@ -139,20 +139,13 @@ def prediction(side: Timed) -> dict[str, float]:
     return {"predicted_s": found.step_s, "measured_s": measured_s, "error": found.step_s / measured_s - 1}
 
 
-def ratios(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
-    return {
-        "of_medians": statistics.median(above) / statistics.median(below),
-        "median_over_rounds": statistics.median(a / b for a, b in zip(above, below, strict=True)),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--mean-tokens", type=float, default=64.0)
     parser.add_argument("--new-tokens", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rlinf-arrival-") as scratch, ExitStack() as stack:
@@ -162,14 +155,11 @@ def main() -> None:
         steps = {name: side.step for name, side in sides.items()} | {SHORTEST: alone.step}
         samples_s = interleave(steps, num_warmup=NUM_WARMUP, num_rounds=options.rounds)
         predictions = {name: prediction(side) for name, side in sides.items()}
-    first_s = {name: side.first_s for name, side in sides.items()}
+    first_s = {f"{FIRST}, {name}": side.first_s for name, side in sides.items()} | {SHORTEST: alone.first_s}
     findings = {
         "first_micro_batch_s": {name: statistics.median(times) for name, times in first_s.items()},
-        "shortest_group_s": statistics.median(alone.first_s),
-        "first_over_shortest": {name: ratios(times, alone.first_s) for name, times in first_s.items()},
-        "whole_batch_over": {name: ratios(first_s[WHOLE_BATCH], first_s[name]) for name in names[:2]},
         "predictions": predictions,
-        "first_s": first_s | {SHORTEST: alone.first_s},
+        "first_s": first_s,
     }
     for name, found in findings.items():
         print(name, found)
@@ -182,10 +172,14 @@ def main() -> None:
             "mean_tokens": options.mean_tokens,
             "sigma": SIGMA,
             "max_new_tokens": options.new_tokens,
+            "rounds_profiled": options.rounds // 2,
             "overrides": {name: overrides_of(options, name) for name in names},
         },
         samples_s={name: samples for name, samples in samples_s.items() if name != SHORTEST},
-        comparisons=[compare(samples_s, WHOLE_BATCH, name) for name in names[:2]],
+        comparisons=[
+            *(compare(first_s, f"{FIRST}, {name}", SHORTEST) for name in names),
+            *(compare(samples_s, WHOLE_BATCH, name) for name in names[:2]),
+        ],
         findings=findings,
         output=options.output,
     )

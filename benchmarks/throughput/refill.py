@@ -9,7 +9,8 @@ log-normal with mean 64 and cut at 512 (planted.py). Three ways take turns, one 
     batches         whole batches of so many completions
     one batch       all completions in one batch, what the engine does where nobody sets a limit
 
-All draw the same noise. The tokens of each completion are compared, and the log-probabilities.
+All draw the same noise. The tokens of each completion are compared, and the log-probabilities. Beside seconds there is
+CPU time, for machines that do other work too.
 """
 
 from __future__ import annotations
@@ -45,14 +46,16 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 REFILLED, BATCHES, ONE_BATCH = "refilled", "batches", "one batch"
+CPU_TIME = "cpu time"
+"""Of this process: what a busy machine takes away does not count."""
 PROMPT_TOKENS = 16
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--mean-tokens", type=float, default=64.0)
     parser.add_argument("--new-tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
@@ -72,15 +75,18 @@ def main() -> None:
         }
         made: dict[str, list[Completions]] = {}
 
+        cpu_s: dict[str, list[float]] = {f"{name}, {CPU_TIME}": [] for name in engines}
+
         def step(name: str, index: int) -> float:
-            began = time.perf_counter()
+            began, began_cpu = time.perf_counter(), time.process_time()
             made[name] = sample(engines[name], prompts, sampling, index)
+            cpu_s[f"{name}, {CPU_TIME}"].append(time.process_time() - began_cpu)
             return time.perf_counter() - began
 
         for engine in engines.values():
             sample(engine, prompts[:1], sampling, 0)
         sides = {name: (lambda index, name=name: step(name, index)) for name in engines}
-        samples_s = interleave(sides, num_warmup=0, num_rounds=options.rounds)
+        samples_s = interleave(sides, num_warmup=0, num_rounds=options.rounds) | cpu_s
     tokens = sum(int(part.loss_mask.sum()) for part in made[REFILLED])
     medians = {name: sorted(seconds)[len(seconds) // 2] for name, seconds in samples_s.items()}
     findings = {
@@ -104,7 +110,11 @@ def main() -> None:
             "shape": SHAPE,
         },
         samples_s=samples_s,
-        comparisons=[compare(samples_s, other, REFILLED) for other in (BATCHES, ONE_BATCH)],
+        comparisons=[
+            compare(samples_s, f"{other}{kind}", f"{REFILLED}{kind}")
+            for kind in ("", f", {CPU_TIME}")
+            for other in (BATCHES, ONE_BATCH)
+        ],
         findings=findings,
         output=options.output,
     )

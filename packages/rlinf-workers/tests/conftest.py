@@ -3,6 +3,7 @@
 import pathlib
 import sys
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -44,6 +45,9 @@ class ListReader(list):
 
     def ready_chunk(self):
         return []
+
+    def hands_on(self, num_items):
+        return nullcontext()
 
 
 class ListWriter:

@@ -1,6 +1,7 @@
 """Generation: the engine passes the suite, is independent of the batch, and the stage assembles what engines finish."""
 
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -213,6 +214,9 @@ class ReadyReader(list):
 
     def ready_chunk(self):
         return self.pop(0) if self else []
+
+    def hands_on(self, num_items):
+        return nullcontext()
 
 
 def generate(make_worker, model, writer, engine_name):

@@ -103,7 +103,7 @@ def test_it_is_listed_found_by_name_and_checked(rlinf, made: Path):
     outcome = rlinf("env", "check", "tiny")
     assert outcome.code == 0
     subjects = [line[9:].split()[0] for line in outcome.out.splitlines() if line.startswith("ok ")]
-    assert subjects == ["interpreter", "tiny", "rlinf-workers", "rlinf-comm", "versions", "rlinf's"]
+    assert subjects == ["interpreter", "tiny", "rlinf-workers", "rlinf-comm", "versions", "rlinf's", "protocols"]
     assert outcome.out.endswith("no problems found\n")
     (finding,) = doctor._environments()
     assert (finding.subject, finding.verdict) == ("environment tiny", "ok")
@@ -123,6 +123,13 @@ def test_a_check_names_what_changed_in_it(rlinf, made: Path):
     assert outcome.code == 1
     assert "does not import: OSError: broken" in outcome.out
     assert "tiny 2.0 (listed: 1.0)" in outcome.out
+
+
+def test_a_check_says_where_a_run_from_here_could_not_start_workers(rlinf, made: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rlinf_workers.protocol.PROTOCOL", -1)
+    outcome = rlinf("env", "check", "tiny")
+    assert outcome.code == 1
+    assert "PROBLEM  protocols" in outcome.out and "against -1" in " ".join(outcome.out.split())
 
 
 def test_one_from_an_older_list_is_out_of_date(rlinf, tiny: Path, made: Path):

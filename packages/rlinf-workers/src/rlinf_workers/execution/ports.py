@@ -32,6 +32,14 @@ class Pauses:
     def begin_chunk(self, num_items: int) -> None:
         """The stage computes from here on: takes the lease and brings its state onto the devices."""
 
+    def add_to_chunk(self, num_items: int) -> None:
+        """The stage has taken further items while it computes; else as `begin_chunk`."""
+
+    def hands_on(self, num_items: int) -> AbstractContextManager[None]:
+        """Inside this block the stage hands on what it made of so many items of its chunk; it computes on the others
+        before and afterwards."""
+        return nullcontext()
+
     def end_chunk(self) -> None:
         """The stage has asked for more, so it has stopped computing on the chunk before."""
 
@@ -81,13 +89,23 @@ class Reader(Generic[T]):
         """The next chunk where it is there already, for a stage that can take more while it computes; else empty."""
         if not self._gather(self._port.granularity, timeout_s=0.0) or not self._ready:
             return []
-        self._stage.end_chunk()
-        return self._begin(self._port.granularity)
+        chunk = self._taken(self._port.granularity)
+        self._stage.add_to_chunk(len(chunk))
+        return chunk
+
+    def hands_on(self, num_items: int) -> AbstractContextManager[None]:
+        """For a stage that hands some items on while it computes on others: the block in which it puts them, and how
+        many of the items that it has taken they were made of."""
+        return self._stage.hands_on(num_items)
 
     def _begin(self, num_items: int) -> list[T]:
+        chunk = self._taken(num_items)
+        self._stage.begin_chunk(len(chunk))  # also at the end: what stands behind a loop computes too
+        return chunk
+
+    def _taken(self, num_items: int) -> list[T]:
         size = num_items or len(self._ready)
         chunk, self._ready = self._ready[:size], self._ready[size:]
-        self._stage.begin_chunk(len(chunk))  # also at the end: what stands behind a loop computes too
         return chunk
 
     def _gather(self, wanted: int, timeout_s: float | None) -> bool:

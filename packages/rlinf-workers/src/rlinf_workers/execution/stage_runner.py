@@ -120,6 +120,22 @@ class StageRunner(Pauses):
         self._enter()
         self._chunk = (now_ns(), num_items)
 
+    def add_to_chunk(self, num_items: int) -> None:
+        if self._chunk is None:
+            return self.begin_chunk(num_items)
+        start_ns, before = self._chunk
+        self._chunk = start_ns, before + num_items
+
+    @contextmanager
+    def hands_on(self, num_items: int) -> Iterator[None]:
+        left = None if self._chunk is None else self._chunk[1] - num_items
+        if self._chunk is not None:
+            self._chunk = self._chunk[0], num_items
+        self.end_chunk()
+        yield
+        if left is not None:
+            self.begin_chunk(left)
+
     def end_chunk(self) -> None:
         if self._chunk is not None:
             start_ns, num_items = self._chunk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -68,7 +69,9 @@ class Rollout(ServingWorker):
                 whole = groups.add(self._engine.finished())
                 for group in whole:
                     self._record(group)
-                samples.put_many([(group.index, group) for group in whole])
+                leave_alone = whole and (waiting or groups)
+                with prompts.hands_on(len(whole)) if leave_alone else nullcontext():
+                    samples.put_many([(group.index, group) for group in whole])
 
     def _submit(
         self, waiting: list[Prompt], prompts: Reader[Prompt], groups: OpenGroups, sampling: SamplingSettings

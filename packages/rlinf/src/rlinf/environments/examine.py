@@ -16,8 +16,8 @@ from rlinf.errors import UserError
 from rlinf.finding import Finding
 
 PROBE = Path(__file__).parent / "probe.py"
-PROBE_TIMEOUT_S = 300
-"""The first import of a large package compiles it."""
+PROBE_TIMEOUT_S = 600
+"""The first import of a large package compiles it; on a busy machine that takes minutes."""
 OWN_MODULES = ("torch", "rlinf_comm", "rlinf_sched", "rlinf_workers")
 MAX_NAMES = 5
 
@@ -55,6 +55,7 @@ def examine(environment: Environment) -> Iterator[Finding]:
     yield from _imports(kind, probed)
     yield _versions(environment, listed, probed)
     yield _own(environment)
+    yield _protocols(environment)
     for stand_in in stamp.stand_ins:
         yield Finding("stand-in", "note", f"{stand_in}: import-time names only, nothing in it computes")
 
@@ -115,6 +116,20 @@ def _own(environment: Environment) -> Finding:
         text = f"not the same as here: {', '.join(differing)}"
         return Finding("rlinf's own packages", "problem", text, f"rlinf env create {environment.title} renews them")
     return Finding("rlinf's own packages", "ok", "the same as here")
+
+
+def _protocols(environment: Environment) -> Finding:
+    """Whether a run from here could start its workers there."""
+    from rlinf_workers.errors import InterpreterRefused
+    from rlinf_workers.launcher.hello import own_protocols
+    from rlinf_workers.launcher.interpreter import examine as ask_for_protocols
+
+    try:
+        ask_for_protocols(environment.python)
+    except InterpreterRefused as error:
+        return Finding("protocols", "problem", str(error), f"rlinf env create {environment.title} renews them")
+    spoken = ", ".join(f"{name} {number}" for name, number in own_protocols().items())
+    return Finding("protocols", "ok", f"the same as here: {spoken}")
 
 
 def _anew(environment: Environment) -> str:
