@@ -106,9 +106,9 @@ def _predicted_arrivals() -> Iterator[str]:
         return
     num_profiled, machine = result["settings"]["rounds_profiled"], result["machine"]
     yield (
-        "\nThe planner's step by the first half of the steps, beside that half and the later one. Other work had most of "
-        f"the machine (load {machine['load_average_1_min']:.0f} on {machine['num_cores']} cores at the end). In order, a "
-        "long group holds up all behind it, and the prediction takes groups to come evenly.\n"
+        "\nThe planner's step by the first half of the steps, beside that half and the later one. Other work had most "
+        f"of the machine (load {machine['load_average_1_min']:.0f} on {machine['num_cores']} cores at the end). In "
+        "order, a long group holds up all behind it, and the prediction takes groups to come evenly.\n"
     )
     yield "| groups | predicted | steps profiled | error | later steps | error |\n|---|---|---|---|---|---|"
     for name, row in result["findings"]["predictions"].items():

@@ -31,6 +31,7 @@ class RemoteError(WorkersError):
     Attributes:
         worker: `role/rank` of the process.
         error_type: name of the exception's class over there.
+        message: what it says.
         remote_traceback: its formatted traceback.
     """
 
@@ -38,6 +39,7 @@ class RemoteError(WorkersError):
         super().__init__(f"{worker}: {error_type}: {message}")
         self.worker = worker
         self.error_type = error_type
+        self.message = message
         self.remote_traceback = remote_traceback
         self.__cause__ = _RemoteTraceback(remote_traceback)
 

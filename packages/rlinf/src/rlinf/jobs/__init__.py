@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from rlinf.jobs.base import Job
     from rlinf.machine import Machine
     from rlinf.run_folder import RunFolder
+    from rlinf_workers.launcher.interpreter import Interpreter
     from rlinf_workers.profiling import Measured
 
 __all__ = ["prepare", "run", "measure"]
@@ -36,8 +38,9 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
     environments = examine_environments(config.environments)
     machine = machine or this_machine()
     config = settle(config, check_devices(config, machine))
-    job, folder = _job(config, machine), Path("not-made-yet")
+    job, folder = _job(config, machine, environments), Path("not-made-yet")
     job.environments = environments
+    job.check_environments()
     make_plans(job, job.build(folder), folder)
     return job
 
@@ -65,11 +68,11 @@ def measure(job: Job, folder: RunFolder) -> Measured:
     return TrainingLoop(job, folder).measure()
 
 
-def _job(config: Config, machine: Machine) -> Job:
+def _job(config: Config, machine: Machine, environments: Mapping[str, Interpreter]) -> Job:
     if config.job == "reasoning":
         from rlinf.jobs.reasoning import ReasoningJob
 
         return ReasoningJob(config, machine)
     from rlinf.jobs.embodied import EmbodiedJob
 
-    return EmbodiedJob(config, machine)
+    return EmbodiedJob(config, machine, environments["env"].path if "env" in environments else None)

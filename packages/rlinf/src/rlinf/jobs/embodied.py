@@ -35,14 +35,14 @@ class EmbodiedJob(Job):
 
     config: EmbodiedConfig
 
-    def __init__(self, config: EmbodiedConfig, machine: Machine) -> None:
+    def __init__(self, config: EmbodiedConfig, machine: Machine, env_python: str | None = None) -> None:
         self.config = config
         self.machine = machine
         self.num_items = config.env.num_groups
         self._simulates_on_host = device_kind(config.cluster, machine) == "cuda"
         self._backend = backend_settings(config.actor, config.actor.num_shards)
         self._spec = self._env_spec(config)
-        self._interface = probe(self._spec)
+        self._interface = probe(self._spec, env_python)
         self._policy = self._policy_settings()
         self._needs = needs_of(self._policy, config.env.id)
         self._check_chunks()

@@ -7,61 +7,65 @@ answered at once. The policy is asked what it needs of what the environment show
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass, replace
-
-import torch
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rlinf.doors import named_class
 from rlinf.errors import UserError
-from rlinf_envs import ActionSpec, BatchedEnv, EnvError, EnvSpec, FieldSpec, make_env
+from rlinf_envs import EnvError, EnvSpec, make_env
+from rlinf_workers import LocalLauncher, RemoteError, WorkerLost
+from rlinf_workers.embodied.interface import EnvInterface, EnvProbe, interface_of, one_step
+from rlinf_workers.launcher.base import Identity, WorkerSpec
 from rlinf_workers.policies.base import Needs, Policy, PolicyError, PolicySettings
 from rlinf_workers.registry import POLICIES
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EnvInterface:
-    """What one row of an environment shows and takes."""
-
-    fields: dict[str, FieldSpec]
-    actions: ActionSpec
-    notes: tuple[str, ...]
-    """Fall-backs of the environment, for the manifest."""
-    knows_success: bool
-    """Whether its episodes say that they succeeded."""
-
-
-def probe(spec: EnvSpec) -> EnvInterface:
+def probe(spec: EnvSpec, python: str | None = None) -> EnvInterface:
     """Makes one environment of `spec`, takes one step and closes it.
+
+    Args:
+        python: interpreter of the environment that its workers run in; None: this one.
 
     Raises:
         UserError: it cannot be made or stepped.
     """
+    if python is not None:
+        return _probe_there(spec, python)
     where = f"env.id={spec.id!r}"
     try:
-        env = make_env(replace(spec, num_envs=1, max_episode_steps=1))
+        env = make_env(one_step(spec))
     except EnvError as error:
         raise UserError(f"{where}: {error}") from error
     except Exception as error:
         raise UserError(f"{where} could not be made: {_last_line(error)}", hint=_place_of(error)) from error
     try:
-        return _interface(env)
+        return interface_of(env)
     except EnvError as error:
         raise UserError(f"{where}: {error}", hint=_place_of(error.__cause__)) from error
     finally:
         env.close()
 
 
-def _interface(env: BatchedEnv) -> EnvInterface:
-    actions = env.action_spec
-    env.reset([0])
-    first = actions.low if actions.kind == "discrete" else torch.zeros(actions.shape)
-    (episode,) = env.step(first[None]).episodes
-    return EnvInterface(
-        fields=dict(env.observation_spec),
-        actions=actions,
-        notes=tuple(env.notes),
-        knows_success=episode.success_once is not None,
-    )
+def _probe_there(spec: EnvSpec, python: str) -> EnvInterface:
+    """As `probe`, in a process of the environments' own Python environment."""
+    where = f"env.id={spec.id!r} in {python}"
+    with TemporaryDirectory(prefix="rlinf-") as folder:
+        launcher = LocalLauncher()
+        identity = Identity(role="env", rank=0, num_ranks=1)
+        log_path = Path(folder) / "env.log"
+        try:
+            started = launcher.start(
+                WorkerSpec(identity=identity, worker_class=EnvProbe, log_path=log_path, python=python)
+            )
+            return started.call("look", spec).result()
+        except RemoteError as error:
+            text = error.message if error.error_type == EnvError.__name__ else f"{error.error_type}: {error.message}"
+            hint = f"raised in {error.raised_in}" if error.raised_in else None
+            raise UserError(f"{where}: {text}", hint=hint) from error
+        except WorkerLost as error:
+            raise UserError(f"{where} could not be made: {error}") from error
+        finally:
+            launcher.shutdown()
 
 
 def needs_of(policy: PolicySettings, env_id: str) -> Needs:

@@ -1,0 +1,60 @@
+"""What a row of an environment shows and takes; seen by making one, in this process or in a worker of its role's own
+Python environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from rlinf_comm.records import record
+from rlinf_envs import ActionSpec, BatchedEnv, EnvSpec, FieldSpec, make_env
+from rlinf_workers.worker import Worker
+
+record(EnvSpec)
+record(FieldSpec)
+record(ActionSpec)
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvInterface:
+    """What one row of an environment shows and takes."""
+
+    fields: dict[str, FieldSpec]
+    actions: ActionSpec
+    notes: tuple[str, ...]
+    """Fall-backs of the environment, for the manifest."""
+    knows_success: bool
+    """Whether its episodes say that they succeeded."""
+
+
+def interface_of(env: BatchedEnv) -> EnvInterface:
+    """Takes one step of one row, which ends its episode."""
+    actions = env.action_spec
+    env.reset([0])
+    first = actions.low if actions.kind == "discrete" else torch.zeros(actions.shape)
+    (episode,) = env.step(first[None]).episodes
+    return EnvInterface(
+        fields=dict(env.observation_spec),
+        actions=actions,
+        notes=tuple(env.notes),
+        knows_success=episode.success_once is not None,
+    )
+
+
+class EnvProbe(Worker):
+    """Looks at environments where their packages are."""
+
+    def look(self, spec: EnvSpec) -> EnvInterface:
+        """Makes one row of `spec`, for an episode of one step."""
+        env = make_env(one_step(spec))
+        try:
+            return interface_of(env)
+        finally:
+            env.close()
+
+
+def one_step(spec: EnvSpec) -> EnvSpec:
+    """The least of an environment that shows what it is."""
+    return replace(spec, num_envs=1, max_episode_steps=1)
