@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from command_line import RLINF, SHORT_SORT, all_gone, environment, start, steps_done, wait_for
+from command_line import RLINF, SHORT_SORT, all_gone, environment, start, steps_done, wait_for  # pyright: ignore[reportMissingImports]
 
 
 @pytest.fixture(scope="module")
