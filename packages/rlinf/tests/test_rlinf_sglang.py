@@ -11,14 +11,17 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
+from rlinf.jobs import generation
 from rlinf.jobs.generation import engine_options
-from rlinf.planning.memory import all_fit_at_once, check_memory, job_shape, loads_of
+from rlinf.planning.memory import all_fit_at_once, job_shape, loads_of
 from rlinf.planning.problems import problem_of_recipe
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import find_model
 from rlinf_sched.derive.memory import generator_memory
 from rlinf_sched.derive.memory.sglang import kv_tokens
 from rlinf_sched.plan import Plan, StagePlan
+from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS
+from rlinf_workers.launcher.interpreter import Interpreter
 
 SGLANG = ["--warm_start=null", "--rollout.engine=sglang", "--mode=collocated"]
 MODEL = find_model("Qwen2.5-7B")
@@ -132,25 +135,41 @@ def test_every_device_of_an_engine_carries_its_part():
     assert [load.devices for load in loads if load.group == "actor"] == [(0,), (1,), (2,), (3,)]
 
 
-def test_a_pool_without_room_for_a_sequence_is_refused_with_settings_that_have_it():
-    """Each setting that is named does fit, given as it stands there."""
-    flags = ["--model.dtype=bfloat16", "--rollout.max_new_tokens=30000", "--rollout.max_prompt_tokens=1000"]
-    flags += ["--model.architecture.max_positions=40000", "--actor.micro_batch_groups=1", "--algorithm.group_size=2"]
-    shape = replace(MODEL, vocab_size=1000)
-    cluster = Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=24 << 30)
+def math_problem(*overrides: str):
+    data = ["--task.train_files=[a]", "--task.eval_files=[b]", "--cluster.num_devices=64"]
+    model = ["--model.path=DeepSeek-R1-Distill-Qwen-7B"]
+    return problem_of_recipe(load_config("math-grpo-7b", parse_overrides([*data, *model, *overrides])), gpu="H100")
 
-    def refusal(*more: str) -> str:
-        plan = plan_of(span=2 if any("tensor_parallel_size=2" in flag for flag in more) else 1)
-        try:
-            check_memory(config_of(*flags, *more), shape, replace(plan, stages=plan.stages), cluster, 1 << 40)
-        except UserError as error:
-            return str(error)
-        return ""
 
-    text = refusal("--rollout.sglang={mem_fraction_static: 0.55}")
-    assert "the KV cache of an engine on 1 device would hold" in text and "the longest sequence has 31,000" in text
-    small = refusal("--rollout.sglang={mem_fraction_static: 0.55}", "--rollout.tensor_parallel_size=2")
-    assert "the KV cache" not in small
+@pytest.mark.parametrize(
+    ("given", "says", "needed"),
+    [
+        (
+            ["--rollout.sglang.mem_fraction_static=0.1"],
+            "the KV cache of an engine on 2 devices would hold 13,406 tokens, and the longest sequence has 28,672",
+            {"--rollout.sglang.mem_fraction_static 0.3", "--rollout.tensor_parallel_size 4"},
+        ),
+        (
+            ["--rollout.tensor_parallel_size=1", "--rollout.dtype=float32", "--rollout.sglang.mem_fraction_static=0.4"],
+            "on 1 device would hold 13,406 tokens",
+            {"--rollout.tensor_parallel_size 2", "--rollout.dtype bfloat16"},
+        ),
+        (
+            ["--rollout.sglang.mem_fraction_static=0.95"],
+            "does not fit: a device needs about 84.0 GiB",
+            {"--rollout.sglang.mem_fraction_static 0.8"},
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_settings_that_do(given: list[str], says: str, needed: set[str]):
+    """Each of them is tried as it stands there."""
+    with pytest.raises(UserError) as caught:
+        math_problem(*given)
+    assert says in str(caught.value)
+    named = {line.partition(":")[0].strip() for line in str(caught.value).splitlines() if line.startswith("  --")}
+    assert needed <= named
+    for one in named:
+        math_problem(*given, one.replace(" ", "="))
 
 
 def test_on_cpu_slots_the_pool_has_room_for_the_steps_sequences():
@@ -241,3 +260,29 @@ def test_training_is_timed_in_the_numbers_that_it_computes_in():
     ]
     times = [problem.profiles.stages["actor"].instances[0].seconds(32) for problem in problems]
     assert times[0] / times[1] == pytest.approx(16)
+
+
+def interpreter(**packages: str) -> Interpreter:
+    return Interpreter(path="/envs/there/bin/python", python="3.11.9", packages=packages, folders={})
+
+
+def test_an_environment_without_the_engine_is_refused_with_what_to_type(monkeypatch):
+    settings = config_of().rollout
+    monkeypatch.setattr(generation, "_version_here", lambda package: None)
+    with pytest.raises(UserError, match="SGLang is not installed in the environment of") as caught:
+        generation.check_installed(settings, None)
+    assert "rlinf env create sglang" in str(caught.value) and "--environments.rollout sglang" in str(caught.value)
+    with pytest.raises(UserError, match="not installed in the environment of /envs/there/bin/python"):
+        generation.check_installed(settings, interpreter(torch="2.13.0"))
+    generation.check_installed(settings, interpreter(sglang=KNOWN_VERSIONS[0]))
+    with pytest.raises(UserError, match=r"has SGLang 0\.1\.0; known to work: 0"):
+        generation.check_installed(settings, interpreter(sglang="0.1.0"))
+    generation.check_installed(config_of("--rollout.sglang.any_version=true").rollout, interpreter(sglang="0.1.0"))
+    generation.check_installed(config_of("--rollout.engine=huggingface").rollout, None)
+
+
+def test_train_and_eval_ask_before_anything_starts(refused, gsm8k_inputs, monkeypatch):
+    monkeypatch.setattr(generation, "_version_here", lambda package: None)
+    assert refused("train", "sort-grpo", *SGLANG).startswith("rollout.engine=sglang: SGLang is not installed in the")
+    flags = ["--model", "model", "--engine", "sglang", "--max_new_tokens", "8"]
+    assert refused("eval", "gsm8k=test.jsonl", *flags).startswith("engine=sglang: SGLang is not installed in the")

@@ -26,7 +26,7 @@ from rlinf.evaluation.folder import EvalFolder
 from rlinf.evaluation.model import EvaluatedModel, load_model
 from rlinf.evaluation.run_prompt import asked_as_in_run
 from rlinf.evaluation.scores import RIGHT, BenchmarkScores, score_benchmark
-from rlinf.jobs.generation import PromptMaker, check_engine, engine_options, sampling_settings
+from rlinf.jobs.generation import PromptMaker, check_engine, check_installed, engine_options, sampling_settings
 from rlinf.machine import this_machine
 from rlinf.planning.cluster import make_cluster
 from rlinf.processes.environments import describe_environments, examine_environments
@@ -238,6 +238,7 @@ def prepare(config: EvalConfig) -> EvalRun:
     cluster = make_cluster(config.cluster, this_machine())
     check_doors(config.cluster)
     environments = examine_environments(config.environments)
+    check_installed(config, environments.get("rollout"))
     check_engine(config)
     model = load_model(config.model)
     if is_adapter(model.folder) and config.engine != "huggingface":

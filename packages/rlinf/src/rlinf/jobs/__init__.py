@@ -40,6 +40,7 @@ def prepare(config: Config, machine: Machine | None = None) -> Job:
     config = settle(config, check_devices(config, machine))
     job, folder = _job(config, machine, environments), Path("not-made-yet")
     job.environments = environments
+    job.check_environments()
     make_plans(job, job.build(folder), folder)
     return job
 

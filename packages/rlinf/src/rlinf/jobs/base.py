@@ -72,6 +72,9 @@ class Job:
         """Stage -> granularity where the user has not chosen and the mode's rule is not the best for this job."""
         return {}
 
+    def check_environments(self) -> None:
+        """Raises: UserError where the environment of a role lacks what the role needs."""
+
     def check_memory(self, plan: Plan) -> None:
         """Raises: UserError where the plan's ranks do not fit the devices' memory, as far as it is known before."""
 

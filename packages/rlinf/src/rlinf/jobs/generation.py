@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from rlinf_sched.derive.memory import JobShape
 from rlinf_sched.derive.memory.sglang import settled_arguments
 from rlinf_sched.derive.shapes import ModelShape
 from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS
+from rlinf_workers.launcher.interpreter import Interpreter
 from rlinf_workers.records.language import Prompt
 from rlinf_workers.registry import ENGINES
 
@@ -106,6 +110,38 @@ def check_engine(settings: EngineConfig, key: str = "engine") -> None:
     options = {**settings.engine_options, **settings.sglang}
     place = f"{settings.AT}sglang" if settings.sglang else None
     named_class(ENGINES, name, options, None, None, at=f"{key}={name}", options_at=place, **given)
+
+
+def check_installed(settings: EngineConfig, where: Interpreter | None) -> None:
+    """Whether the engine is installed where the rollout runs, in a version that is known.
+
+    Args:
+        where: the rollout's environment; None: this process's own.
+    Raises: UserError.
+    """
+    if settings.engine != "sglang":
+        return
+    found = _version_here("sglang") if where is None else where.packages.get("sglang")
+    place = sys.executable if where is None else where.path
+    key = f"{settings.AT}engine=sglang"
+    if found is None:
+        if where is None:
+            hint = "rlinf env create sglang (--cpu on CPU slots), then --environments.rollout sglang"
+        else:
+            hint = "rlinf env create sglang (--cpu on CPU slots) makes one; rlinf env list shows those that are there"
+        raise UserError(f"{key}: SGLang is not installed in the environment of {place}", hint=hint)
+    if found not in KNOWN_VERSIONS and not settings.sglang.get("any_version"):
+        raise UserError(
+            f"{key}: the environment of {place} has SGLang {found}; known to work: {', '.join(KNOWN_VERSIONS)}",
+            hint=f"rlinf env create sglang, or --{settings.AT}sglang.any_version true to take it as it is",
+        )
+
+
+def _version_here(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def engine_options(settings: EngineConfig, shape: ModelShape | None, job: JobShape) -> dict[str, Any]:

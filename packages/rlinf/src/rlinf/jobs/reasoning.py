@@ -24,7 +24,14 @@ from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.jobs.agreement import UNIT_ROUNDOFF, Agreement, Arithmetic, arithmetic_of, judge_step
 from rlinf.jobs.base import Flows, Job, Score
-from rlinf.jobs.generation import PromptMaker, check_engine, engine_options, make_encoder, sampling_settings
+from rlinf.jobs.generation import (
+    PromptMaker,
+    check_engine,
+    check_installed,
+    engine_options,
+    make_encoder,
+    sampling_settings,
+)
 from rlinf.jobs.lora import lora_settings, with_base
 from rlinf.jobs.rewards import check_reward, reward_spec, try_rewards
 from rlinf.jobs.training import backend_settings, check_packs, optimizer_settings
@@ -163,6 +170,9 @@ class ReasoningJob(Job):
         size = max(1, self.num_items // NUM_CHUNKS)
         stages = [placed.stage for placed in plan.stages if placed.stage != "actor"]
         return {**dict.fromkeys(stages, size), "actor": actor_granularities(self.config)[0]}
+
+    def check_environments(self) -> None:
+        check_installed(self.config.rollout, self.environments.get("rollout"))
 
     def check_memory(self, plan: Plan) -> None:
         if self._shape is not None:

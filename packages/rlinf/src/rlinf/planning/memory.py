@@ -43,9 +43,9 @@ ALLOCATED_SHARE = 1.25
 (docs/memory.md)."""
 CONTEXT_BYTES = 1 << 30
 """Room for CUDA's own memory in each process: its context, kernels and workspaces."""
-ENGINE_PROCESS_BYTES = 600 << 20
-"""Bytes that each process of an SGLang engine takes on a CPU slot beside its model, of which there is one for each
-device and one that would turn tokens into text (benchmarks/results/sglang-memory.json)."""
+ENGINE_PROCESS_BYTES = 680 << 20
+"""Bytes that each process of an SGLang engine takes on a CPU slot beside its model, and the rank's own process for the
+engine (benchmarks/sched/sglang_memory.py)."""
 NUM_STORED = 2
 """Copies of the weights that the host's store between trainer and engines takes at most: the version that is served,
 and the next."""
@@ -188,7 +188,7 @@ def loads_of(
                 num_items=num_items,
                 offload=stage.offload,
                 devices=stage.devices_of(rank)[:span],  # where a rank has more, it computes on the first
-                num_engine_processes=span + 1 if stage.stage == "rollout" and job.engine == "sglang" else 0,
+                num_engine_processes=span if stage.stage == "rollout" and job.engine == "sglang" else 0,
             )
             loads.append(load)
     return loads

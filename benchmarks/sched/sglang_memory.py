@@ -1,0 +1,198 @@
+"""What an SGLang engine reports and holds beside what a plan counts, on CPU slots: results/sglang-memory.json.
+
+    SGLANG_USE_CPU_ENGINE=1 OMP_NUM_THREADS=1 python benchmarks/sched/sglang_memory.py [CASE ...]
+
+Runs with the Python of an environment that has SGLang. Each case is an engine of `rlinf_workers.generation.sglang` with
+random weights and the server arguments that `rlinf train` would give it. SGLang's own report is the number of tokens of
+its KV pool; measured is the proportional set size (kernel, proc(5): smaps_rollup) of this process and of the engine's
+after a batch of the longest completions, at its largest. The model's own process would be this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlinf.planning.memory import ENGINE_PROCESS_BYTES, Load
+from rlinf.tasks.language import character_tokenizer
+from rlinf_sched.derive import Lengths
+from rlinf_sched.derive.memory import JobShape, generator_memory
+from rlinf_sched.derive.memory.sglang import kv_tokens, settled_arguments
+from rlinf_sched.derive.shapes import ModelShape
+from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.records.language import Prompt
+
+RESULT = Path(__file__).parents[1] / "results" / "sglang-memory.json"
+LENGTHS = Lengths(mean_tokens=96, limit_tokens=96, prompt_tokens=32, group_size=8)
+DEVICE_BYTES = 4 << 30
+POLL_S = 0.2
+SMALL = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
+DENSE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "head_dim": 32}
+MIXTURE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 8, **EXPERTS}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A model, the devices of its engine, and what the recipe says under `rollout.sglang`."""
+
+    kind: str
+    config: dict[str, int]
+    num_kv_heads: int
+    vocab_size: int
+    num_devices: int
+    num_groups: int
+    options: dict[str, Any]
+
+
+CASES = {
+    "dense-0.3M": Case(
+        kind="qwen2", config=SMALL, num_kv_heads=2, vocab_size=64, num_devices=1, num_groups=64, options={}
+    ),
+    "dense-29M": Case(
+        kind="qwen2", config=DENSE, num_kv_heads=4, vocab_size=4096, num_devices=1, num_groups=64, options={}
+    ),
+    "dense-29M, 20,000 tokens, TP2": Case(
+        kind="qwen2",
+        config=DENSE,
+        num_kv_heads=4,
+        vocab_size=4096,
+        num_devices=2,
+        num_groups=16,
+        options={"max_total_tokens": 20_000},
+    ),
+    "moe-22M": Case(
+        kind="qwen3_moe", config=MIXTURE, num_kv_heads=4, vocab_size=4096, num_devices=1, num_groups=32, options={}
+    ),
+}
+
+
+def proportional_bytes() -> int:
+    """Of this process and all below it."""
+    found = 0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        try:
+            for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    found += int(line.split()[1]) << 10
+        except OSError:
+            continue  # it has just ended
+    return found
+
+
+class Peak(threading.Thread):
+    """The largest `proportional_bytes` from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.bytes, self._stopping = 0, threading.Event()
+
+    def run(self) -> None:
+        while not self._stopping.wait(POLL_S):
+            self.bytes = max(self.bytes, proportional_bytes())
+
+    def stop(self) -> int:
+        self._stopping.set()
+        self.join()
+        return self.bytes
+
+
+def measure(case: Case, folder: Path) -> dict[str, Any]:
+    """The numbers of one case."""
+    from rlinf_workers.generation.sglang.engine import SGLangEngine
+
+    config = AutoConfig.for_model(
+        case.kind,
+        num_key_value_heads=case.num_kv_heads,
+        vocab_size=case.vocab_size,
+        max_position_embeddings=256,
+        eos_token_id=1,
+        **case.config,
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    character_tokenizer("0123456789").save_pretrained(folder)
+    shape = ModelShape.from_folder(folder)
+    job = JobShape(
+        lengths=LENGTHS,
+        num_groups=case.num_groups,
+        on_gpu=False,
+        engine="sglang",
+        engine_options=case.options,
+        tensor_parallel=case.num_devices,
+        device_bytes=DEVICE_BYTES,
+    )
+    memory = generator_memory(shape, job)
+    devices = tuple(range(case.num_devices))
+    load = Load(
+        group="rollout",
+        memory=memory,
+        num_items=1,
+        offload=False,
+        devices=devices,
+        num_engine_processes=case.num_devices,
+    )
+    peak, started_s = Peak(), time.monotonic()
+    peak.start()
+    engine = SGLangEngine(
+        ModelSettings(folder=str(folder), has_weights=True),
+        torch.device("cpu"),
+        max_prompt_tokens=LENGTHS.prompt_tokens,
+        devices=[f"cpu:{index}" for index in devices],
+        **settled_arguments(shape, job),
+    )
+    start_s = time.monotonic() - started_s
+    sampling = SamplingSettings(group_size=8, max_new_tokens=LENGTHS.limit_tokens)
+    waiting = [
+        Prompt(index=index, token_ids=torch.arange(2, 2 + LENGTHS.prompt_tokens) % 12, reference_answer="")
+        for index in range(case.num_groups)
+    ]
+    while waiting or engine.finished():
+        room = engine.room(sampling.group_size)
+        now, waiting = waiting[:room], waiting[room:]
+        if now:
+            engine.submit(now, sampling, seed=0, step=0)
+    reported = engine._server.num_tokens
+    engine.close()
+    return {
+        "num_parameters": shape.num_parameters,
+        "num_devices": case.num_devices,
+        "counted_kv_tokens": kv_tokens(shape, job),
+        "reported_kv_tokens": reported,
+        "kv_pool_bytes": memory.kv_pool,
+        "counted_bytes": load.process,
+        "measured_bytes": peak.stop(),
+        "engine_process_bytes": ENGINE_PROCESS_BYTES,
+        "start_s": round(start_s, 1),
+    }
+
+
+def main() -> None:
+    result: dict[str, Any] = {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "torch": torch.__version__,
+        "sglang": version("sglang"),
+        "cases": json.loads(RESULT.read_text())["cases"] if RESULT.exists() and sys.argv[1:] else {},
+    }
+    for name in sys.argv[1:] or CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            result["cases"][name] = row = measure(CASES[name], Path(folder))
+        print(name, json.dumps(row), flush=True)
+        RESULT.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
