@@ -86,6 +86,9 @@ class EngineServer:
         """Ends the engine's processes and waits for them."""
         self._closed.send(None)
         self._end(self._others)
+        # ZeroMQ would wait at the end of this process for somebody to take what was sent to those that are gone.
+        for socket in (self.manager.recv_from_detokenizer, self._engine.send_to_rpc):
+            socket.context.destroy(linger=0)
 
     def _end(self, others: set[Any]) -> None:
         for process in multiprocessing.active_children():
