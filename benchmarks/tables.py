@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,10 +104,20 @@ def _comparisons() -> Iterator[str]:
 def _predicted_arrivals() -> Iterator[str]:
     if not (result := _load("arrival")):
         return
-    yield "\nThe planner's step for groups one by one and for a whole batch, by the first half of the steps:\n"
-    yield "| groups | predicted | measured | error |\n|---|---|---|---|"
+    num_profiled, machine = result["settings"]["rounds_profiled"], result["machine"]
+    yield (
+        "\nThe planner's step by the first half of the steps, beside that half and the later one. Other work had most "
+        f"of the machine (load {machine['load_average_1_min']:.0f} on {machine['num_cores']} cores at the end). In "
+        "order, a long group holds up all behind it, and the prediction takes groups to come evenly.\n"
+    )
+    yield "| groups | predicted | steps profiled | error | later steps | error |\n|---|---|---|---|---|---|"
     for name, row in result["findings"]["predictions"].items():
-        yield f"| {name} | {row['predicted_s']:.2f} s | {row['measured_s']:.2f} s | {row['error']:+.0%} |"
+        profiled_s = statistics.median(result["samples_s"][name][:num_profiled])
+        error = row["predicted_s"] / profiled_s - 1
+        yield (
+            f"| {name} | {row['predicted_s']:.1f} s | {profiled_s:.1f} s | {error:+.0%} | {row['measured_s']:.1f} s | "
+            f"{row['error']:+.0%} |"
+        )
     yield ""
 
 

@@ -6,7 +6,6 @@ import subprocess
 import pytest
 
 
-@pytest.mark.minimum
 @pytest.mark.skipif("RLINF_TEST_DRIVER" not in os.environ, reason="only tools/test.sh --engines makes the environment")
 def test_it_is_whole_and_names_its_stand_ins(driver: str):
     command = [driver, "-c", "from rlinf.cli.main import entry_point; entry_point()", "env", "check", "sglang"]

@@ -174,6 +174,20 @@ def test_a_check_may_come_later_and_keeps_its_version_in_the_store():
         check()
 
 
+def test_a_receiver_that_attests_nothing_digests_nothing_and_frees_the_store(monkeypatch):
+    store, sender, _ = pair()
+    reshard = plan(LAYOUTS["one"], LAYOUTS["one"])
+    receiver = WeightReceiver(store, reshard, 0, attests=False)
+    monkeypatch.setattr(receiver, "_digests", lambda tensors: pytest.fail("nothing is to be digested"))
+    tensors = blank(LAYOUTS["one"], 0)
+    for version in range(4):
+        sender.lend(FULL, version)
+        check = receiver.take(tensors, version)
+        tensors["w"].view(torch.uint8)[2, 3, 5] ^= 16
+        assert check().policy_version == version
+        sender.settle()
+
+
 def test_a_piece_that_was_not_published_is_noticed():
     store, sender, receiver = pair()
     sender.publish(FULL, 0)

@@ -584,3 +584,42 @@ def test_what_a_check_compares_is_what_the_actor_thinks_before_its_step(make_wor
     found = merge([actor._host.metrics.drain()])["check/moved_kl"]
     assert found == pytest.approx(float((drift.expm1() - drift).mean()), rel=1e-2)
     assert found > 0
+
+
+def test_truncated_importance_sampling_is_the_formula_in_float64(make_worker, reader, model):
+    """-sum of min(exp(actor - engine), cap) * advantage * log-probability, over the tokens of the step, with an engine
+    that is off differently at every token, some beyond the cap."""
+    generator = torch.Generator().manual_seed(7)
+    groups = []
+    for group in scored_groups():
+        mask = group.samples.loss_mask
+        engine = (-2.5 + torch.randn(mask.shape, generator=generator)) * mask
+        groups.append(dataclasses.replace(group, samples=dataclasses.replace(group.samples, rollout_logprobs=engine)))
+    settings = actor_settings(model, correction="truncated", correction_high=1.5)
+    network = make_worker(Actor, settings)._backend._model.double()
+    total, num_tokens, weights = torch.zeros((), dtype=torch.float64), 0, []
+    for group in groups:
+        advantages, prompt = grpo_reference(group.rewards.double()), group.samples.prompt.token_ids
+        for g in range(GROUP_SIZE):
+            length = int(group.samples.loss_mask[g].sum())
+            completion = group.samples.completion_ids[g, :length]
+            logits = network(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
+            actor = logits.log_softmax(-1)[range(length), completion]
+            weight = (actor.detach() - group.samples.rollout_logprobs[g, :length].double()).exp().clamp(max=1.5)
+            total = total - (weight * advantages[g] * actor).sum()
+            num_tokens += length
+            weights.append(weight)
+    assert 0.1 < float((torch.cat(weights) == 1.5).double().mean()) < 0.9, "both sides of the cap"
+    (total / num_tokens).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
+    found, _ = gradient_after(make_worker, reader, settings, groups)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-7)
+
+
+def test_without_a_correction_the_engines_numbers_change_no_bit(make_worker, reader, model):
+    groups = scored_groups()
+    noise, _ = noisy(make_worker, model, groups)
+    (plain, _), (found, _) = (
+        gradient_after(make_worker, reader, actor_settings(model), one) for one in (groups, noise)
+    )
+    assert_bitwise_equal(found, plain)

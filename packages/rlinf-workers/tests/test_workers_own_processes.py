@@ -28,7 +28,8 @@ EDGE = "actor -> rollout"
 class Sync:
     """A trainer in this process, and an engine with two of its own."""
 
-    def __init__(self, settings, **options):
+    def __init__(self, settings, *, attests=True, **options):
+        self.attests = attests
         model = build_model(settings, torch.device("cpu"))
         self.weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         self.engine = TwoProcesses(settings, torch.device("cpu"), max_prompt_tokens=8, **options)
@@ -40,7 +41,13 @@ class Sync:
 
     def port(self, side, rank):
         return WeightPort(
-            edge=EDGE, side=side, rank=rank, reshard=self.reshard, link="shared", address=self.link.address
+            edge=EDGE,
+            side=side,
+            rank=rank,
+            reshard=self.reshard,
+            link="shared",
+            address=self.link.address,
+            attests=self.attests,
         )
 
     def change(self, version):
@@ -139,6 +146,15 @@ def test_every_flipped_bit_is_found_and_named(model, started):
         with pytest.raises(WeightMismatchError, match=f"version {version}") as raised:
             check()
         assert set(raised.value.tensors) == names
+
+
+def test_an_edge_that_is_not_attested_serves_what_it_has(model, started):
+    sync = started(model, attests=False)
+    for version in range(1, 5):
+        sync.publish(version)()
+        check = sync.receiver.receive({}, version)
+        sync.engine.parameters[0]["model.norm.weight"][0] += 1
+        check()
 
 
 def flip(tensor, block, choose):

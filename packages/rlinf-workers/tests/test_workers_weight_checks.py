@@ -66,7 +66,7 @@ class Witness(Shift):
             shifted.put_many([(item.index, Number(index=item.index, value=item.value + 1.0)) for item in chunk])
 
 
-def run(tmp_path, mode, environment):
+def run(tmp_path, mode, environment, notes=None, **options):
     flow = Flow("toy").worker("scale", Marking).worker("shift", Witness).worker("learn", Learn)
     flow.stage("scale", Marking.scale, reads="numbers", writes="scaled")
     flow.stage("shift", Witness.shift, reads="scaled", writes="shifted", needs_device=False)
@@ -78,9 +78,12 @@ def run(tmp_path, mode, environment):
         log_folder=tmp_path / "logs",
         environment={"OMP_NUM_THREADS": "1", FOLDER: str(tmp_path), **environment},
         weight_link=f"{__name__}:LateLink",
+        **options,
     ) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), cluster, mode))
         executor.sync_weights()
+        if notes is not None:
+            notes += executor.notes
         context = StepContext(step=0, phase="train", seed=0, num_items=len(NUMBERS))
         return executor.run(flow, context=context, feeds={"numbers": NUMBERS}, timeout_s=600)
 
@@ -96,3 +99,11 @@ def test_nothing_made_with_a_flipped_bit_leaves_and_the_tensor_is_named(tmp_path
         run(tmp_path, "disaggregated", {FLIPS: "1"})
     assert raised.value.error_type == "WeightMismatchError"
     assert (tmp_path / "computed").exists() and not (tmp_path / "left").exists()
+
+
+def test_weights_that_are_not_attested_are_served_as_they_came_and_noted(tmp_path):
+    notes = []
+    run(tmp_path, "disaggregated", {FLIPS: "1"}, notes, attest_weights=False)
+    assert (tmp_path / "left").exists()
+    (note,) = notes
+    assert note.startswith("weights learn -> scale are not attested")

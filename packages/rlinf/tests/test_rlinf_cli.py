@@ -37,6 +37,7 @@ def test_the_public_command_line_is_this():
         "rlinf plan": [
             *("-h", "--help", "problem", "--gpu", "--mode", "--what-if", "--output", "--json", "--schema"),
         ],
+        "rlinf check": ["-h", "--help", "recipe"],
         "rlinf config": ["-h", "--help"],
         "rlinf config list": ["-h", "--help"],
         "rlinf config show": ["-h", "--help", "recipe"],
@@ -283,6 +284,10 @@ def test_config_list_shows_each_recipe_with_its_first_line(rlinf):
         "gsm8k-grpo-fsdp2",
         "gsm8k-grpo-lora",
         "gsm8k-grpo-megatron",
+        "gsm8k-grpo-sglang",
+        "math-grpo-1.5b",
+        "math-grpo-7b",
+        "math-grpo-qwen3-30b-a3b",
         "pushcube-ppo",
         "qwen3-moe-grpo-megatron",
         "sort-grpo",

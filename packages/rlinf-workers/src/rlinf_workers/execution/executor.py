@@ -79,6 +79,7 @@ class Executor:
         pythons: worker group -> path of the interpreter that its workers run under; the others have the driver's.
         weight_link: what carries weights (registry.WEIGHT_LINKS, or an import path); auto: by where the ends are.
         weight_link_options: further arguments of its constructor.
+        attest_weights: whether servers prove that they hold what was published.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Executor:
         pythons: Mapping[str, str] | None = None,
         weight_link: str = "auto",
         weight_link_options: Mapping[str, Any] | None = None,
+        attest_weights: bool = True,
     ) -> None:
         self._cluster = cluster
         self._scratch = tempfile.TemporaryDirectory(prefix="rlinf-")
@@ -100,6 +102,7 @@ class Executor:
         self._pythons = dict(pythons or {})
         self._weight_link = weight_link
         self._weight_link_options = dict(weight_link_options or {})
+        self._attest_weights = attest_weights
         self._groups: dict[str, WorkerGroup] = {}
         self._placements: dict[str, StagePlan] = {}
         self._open: dict[str, _OpenFlow] = {}
@@ -225,6 +228,8 @@ class Executor:
         nodes = self._nodes(edge.source) | self._nodes(edge.target)
         on_gpus = self._is_on_gpus(edge.source) and self._is_on_gpus(edge.target)
         links = choose(self._weight_link, self._weight_link_options, nodes, on_gpus=on_gpus)
+        if not self._attest_weights:
+            self.notes.append(f"weights {edge.name} are not attested: nobody checks that what is served was published")
         for number, (link, options) in enumerate(links):
             try:
                 self._open_link(edge, reshard, link, options)
@@ -241,7 +246,15 @@ class Executor:
             handles = self._groups[name].handles
             num_ends = reshard.num_src_ranks if side == "send" else reshard.num_dst_ranks
             ports = [
-                WeightPort(edge=edge.name, side=side, rank=rank, reshard=reshard, link=link, address=opened.address)
+                WeightPort(
+                    edge=edge.name,
+                    side=side,
+                    rank=rank,
+                    reshard=reshard,
+                    link=link,
+                    address=opened.address,
+                    attests=self._attest_weights,
+                )
                 for rank in range(num_ends)
             ]
             each = num_ends // len(handles)

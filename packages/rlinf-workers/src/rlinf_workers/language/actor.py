@@ -126,7 +126,7 @@ class Actor(TrainingWorker):
     def compare(self, samples: Reader[SampleGroup], compared: Writer[ComparedGroup]) -> None:
         """Stage of `rlinf check`: groups in, and out with what this actor says of their tokens. Then one optimizer step
         makes them likelier, so that there are new weights to hand over; records how far it moved the policy."""
-        groups = [group for chunk in samples for group in chunk]
+        groups = sorted((group for chunk in samples for group in chunk), key=lambda group: group.index)
         said = self._updates.ask(groups, self._updates.logprobs)
         for group in groups:
             told = ComparedGroup(samples=group, actor_logprobs=said[group.index], policy_version=self._version)

@@ -41,6 +41,8 @@ class WeightPort:
     """A name of `registry.WEIGHT_LINKS`, or an import path."""
     address: Any
     """The link's own."""
+    attests: bool = True
+    """Whether a receiver proves that it holds what was published; a link that always does need not look."""
 
 
 class WeightSender(Protocol):

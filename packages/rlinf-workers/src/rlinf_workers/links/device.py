@@ -54,7 +54,8 @@ class DeviceWeightLink:
         """Senders that are open already are tried; others show with the first version whether they can be read."""
         try:
             device = cls.make_device()
-            return DeviceReceiver(DeviceWeightReceiver(WeightStore.open(port.address), port.reshard, port.rank, device))
+            store = WeightStore.open(port.address)
+            return DeviceReceiver(DeviceWeightReceiver(store, port.reshard, port.rank, device, attests=port.attests))
         except (DeviceUnavailable, IpcError) as error:
             raise LinkRefused(f"{port.edge}, receiver {port.rank}: {error}") from error
 

@@ -114,6 +114,11 @@ class ClusterConfig(Section):
     weight_link_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Keyword arguments of the weight link's constructor."
     )
+    attest_weights: bool = Field(
+        default=True,
+        description="Whoever serves weights proves after each sync that they are what was published, before anything "
+        "that was made with them leaves; false: device and shared leave this out, and the run's manifest says so.",
+    )
 
 
 class PlanConfig(Section):

@@ -16,8 +16,8 @@ from rlinf.errors import UserError
 from rlinf.finding import Finding
 
 PROBE = Path(__file__).parent / "probe.py"
-PROBE_TIMEOUT_S = 300
-"""The first import of a large package compiles it."""
+PROBE_TIMEOUT_S = 600
+"""The first import of a large package compiles it; on a busy machine that takes minutes."""
 OWN_MODULES = ("torch", "rlinf_comm", "rlinf_sched", "rlinf_workers")
 MAX_NAMES = 5
 

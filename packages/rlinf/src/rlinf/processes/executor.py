@@ -55,6 +55,7 @@ def make_executor(
         pythons=pythons,
         weight_link=config.weight_link,
         weight_link_options=config.weight_link_options,
+        attest_weights=config.attest_weights,
     )
 
 

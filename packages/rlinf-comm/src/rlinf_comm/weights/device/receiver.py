@@ -31,8 +31,10 @@ class DeviceWeightReceiver(DeviceSide, WeightReceiver):
         IpcError: the memory of a sender that is there already cannot be read from this device; says why.
     """
 
-    def __init__(self, store: WeightStore, plan: ReshardPlan, dst_rank: int, device: Device) -> None:
-        super().__init__(store, plan, dst_rank)
+    def __init__(
+        self, store: WeightStore, plan: ReshardPlan, dst_rank: int, device: Device, *, attests: bool = True
+    ) -> None:
+        super().__init__(store, plan, dst_rank, attests=attests)
         self._device, self._mailbox = device, Mailbox.of(plan)
         for src_rank in self._src_ranks:
             if max(self._versions(src_rank)) == NO_VERSION:

@@ -22,10 +22,15 @@ if TYPE_CHECKING:
 
 
 class WeightReceiver(StoreSide):
-    """Fetches what one destination rank serves."""
+    """Fetches what one destination rank serves.
 
-    def __init__(self, store: WeightStore, plan: ReshardPlan, dst_rank: int) -> None:
+    Args:
+        attests: False: what was copied is served as it is; no digest is made of it.
+    """
+
+    def __init__(self, store: WeightStore, plan: ReshardPlan, dst_rank: int, *, attests: bool = True) -> None:
         super().__init__(store, plan, dst_rank, role="receiver")
+        self._attests = attests
         self._register(self._control.receiver(dst_rank))
         self._words.store(self._control.reading(dst_rank), NO_VERSION)  # one that died may have been reading
         self._src_ranks = sorted({placed.piece.src_rank for placed in self._own})
@@ -78,11 +83,12 @@ class WeightReceiver(StoreSide):
 
         def check() -> SyncReport:
             checking_s = time.monotonic()
-            words.store(control.checking(self._rank), policy_version)
-            words.notify_all()
-            digests = self._digests(tensors)
-            self._wait_for_digests(lenders, policy_version, timeout_s)
-            self._verify(digests, slots, policy_version)
+            if self._attests:
+                words.store(control.checking(self._rank), policy_version)
+                words.notify_all()
+                digests = self._digests(tensors)
+                self._wait_for_digests(lenders, policy_version, timeout_s)
+                self._verify(digests, slots, policy_version)
             words.store(control.served(self._rank), policy_version)
             words.notify_all()
             digest_s = time.monotonic() - checking_s
