@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,10 @@ MATH = {
 ACROSS = {"tensor_parallel": 2, "pipeline_parallel": 1, "compute_dtype": "float32"}
 
 
-def train(driver: str, recipe: str, output: Path, overrides: dict[str, object]) -> list[dict[str, float]]:
+def train(driver: str, recipe: str, output: Path, overrides: Mapping[str, object]) -> list[dict[str, float]]:
     """A run to its end; the metrics of its steps."""
     elsewhere = {} if driver == sys.executable else {"environments.rollout": sys.executable}
-    settings = {"mode": "collocated", "cluster.device": "cpu", "rollout.engine": "sglang"} | elsewhere | overrides
+    settings = {"mode": "collocated", "cluster.device": "cpu", "rollout.engine": "sglang", **elsewhere, **overrides}
     flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     command = [str(Path(driver).with_name("rlinf")), "train", recipe, "--output", str(output), *flags]
     done = subprocess.run(
@@ -94,7 +95,7 @@ def write_mixture(folder: Path) -> None:
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         **{key: sizes[key] for key in kept},
-        head_dim=sizes["hidden_size"] // sizes["num_attention_heads"],
+        **{"head_dim": sizes["hidden_size"] // sizes["num_attention_heads"], "pad_token_id": 0, "bos_token_id": None},
         intermediate_size=64,
         moe_intermediate_size=32,
         num_experts=4,
@@ -103,8 +104,6 @@ def write_mixture(folder: Path) -> None:
         max_position_embeddings=512,
         tie_word_embeddings=False,
         eos_token_id=1,
-        pad_token_id=0,
-        bos_token_id=None,
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
