@@ -22,9 +22,9 @@ NUM_STEPS = 20
 SETTINGS = {
     "mode": "collocated",
     "run.num_steps": NUM_STEPS,
-    "run.evaluate_every": 5,
+    "run.evaluate_every": 10,
     "run.stop_at_score": "null",
-    "warm_start.max_steps": 60,
+    "warm_start.max_steps": 40,
     "warm_start.reuse": "false",
 }
 FILES = ("metrics.jsonl", "evaluations.jsonl")

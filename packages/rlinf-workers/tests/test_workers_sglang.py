@@ -19,6 +19,7 @@ from rlinf_workers.generation.sglang.requests import (
     sampling_seed,
 )
 from rlinf_workers.generation.sglang.room import Room
+from rlinf_workers.generation.sglang.server import with_hint
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.records.language import Prompt
 
@@ -175,6 +176,14 @@ def test_the_last_error_of_a_process_is_its_exception_without_the_stack(tmp_path
     )
     assert last_error(tmp_path, 5) == "ValueError: too small\n  because"
     assert last_error(tmp_path) == last_error(tmp_path, 5) and last_error(tmp_path, 6) is None
+
+
+def test_errors_of_sglang_come_with_what_to_do_here():
+    assert with_hint("RuntimeError: EADDRINUSE").endswith(
+        "another process took the port that SGLang had chosen; start the run again"
+    )
+    assert with_hint("AssertionError: Memory pool size is too small").endswith("or max_total_tokens on CPU slots")
+    assert with_hint("ValueError: else") == "ValueError: else"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is not None, reason="this environment has SGLang")

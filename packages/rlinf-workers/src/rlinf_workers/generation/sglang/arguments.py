@@ -26,12 +26,12 @@ ON_CPU: Mapping[str, Argument] = {
     "disable_overlap_schedule": True,
     "disable_cuda_graph": True,
     "sleep_on_idle": True,
-    "mem_fraction_static": 0.05,
+    "mem_fraction_static": 0.9,
     "max_total_tokens": 20_000,
 }
-"""What a recipe leaves open on CPU slots: the only kernels that need no build of SGLang's own for that processor. A
-fraction of a machine's memory means little where the driver and trainers live in it too, so tokens are counted. An
-engine that has nothing to do would take a whole core."""
+"""What a recipe leaves open on CPU slots: the only kernels that need no build of SGLang's own for that processor. The
+number of tokens is the bound: SGLang counts what other processes take meanwhile as its own, so a small fraction of the
+machine's memory may be gone when it looks again. An engine that has nothing to do would take a whole core."""
 
 ON_GPU: Mapping[str, Argument] = {
     "sleep_on_idle": True,

@@ -47,7 +47,7 @@ STOP_INTERVAL = 8
 computed for nothing."""
 IDLE_S = 60.0
 """How long a scheduler may take to end what it was told to."""
-LOST_S = 2.0
+LOST_S = 1.0
 """How long a dead process of the engine may stay unnoticed by the stage."""
 
 

@@ -53,7 +53,7 @@ class EngineServer:
         except Exception as error:
             reason = last_error(folder) or f"{type(error).__name__}: {error}"
             self._end(others)
-            raise WorkersError(f"SGLang did not start: {reason}") from error
+            raise WorkersError(f"SGLang did not start: {with_hint(reason)}") from error
         self._others = others
         self._processes = [one for one in multiprocessing.active_children() if one not in others]
         reported = self._engine._scheduler_init_result.scheduler_infos[0]
@@ -112,6 +112,21 @@ class EngineServer:
                 + (f": {reason}" if reason else "; the machine may have run out of memory")
             )
         )
+
+
+HINTS = {
+    "EADDRINUSE": "another process took the port that SGLang had chosen; start the run again",
+    "ddress already in use": "another process took the port that SGLang had chosen; start the run again",
+    "mem-fraction-static": "that is rollout.sglang.mem_fraction_static",
+    "Memory pool size is too small": "raise rollout.sglang.mem_fraction_static, or max_total_tokens on CPU slots",
+}
+"""What an error of SGLang contains, and what to do here."""
+
+
+def with_hint(reason: str) -> str:
+    """An error of SGLang with what to do, where that is known."""
+    hint = next((hint for text, hint in HINTS.items() if text in reason), None)
+    return reason if hint is None else f"{reason}\n{hint}"
 
 
 def shared_folder() -> Path:
