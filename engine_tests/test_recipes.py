@@ -1,0 +1,123 @@
+"""Shipped recipes that generate by SGLang, with tiny models of their architecture, through the command line as a user
+starts it: the rollout is in this environment, all other roles in that of the driver."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from rlinf_workers.models.weight_files import WeightFiles
+from rlinf_workers.testing.engines import tiny_model
+
+TIMEOUT_S = 600
+NUM_STEPS = 10
+ROUNDING = 1e-4
+"""Nats between two float32 computations of a token; ten steps with a wrong weight anywhere are far from it."""
+SORT = {
+    "run.num_steps": NUM_STEPS,
+    "run.evaluate_every": NUM_STEPS,
+    "run.stop_at_score": "null",
+    "task.num_digits": 3,
+    "task.num_held_out": 32,
+    "rollout.max_new_tokens": 4,
+    "rollout.num_prompts": 8,
+    "warm_start.max_steps": 20,
+    "warm_start.batch_size": 32,
+    "warm_start.reuse": "false",
+}
+MATH = {
+    "run.num_steps": 2,
+    "run.evaluate_every": 2,
+    "task.num_held_out": 4,
+    "model.dtype": "float32",
+    "rollout.dtype": "float32",
+    "rollout.num_prompts": 4,
+    "rollout.max_new_tokens": 6,
+    "rollout.max_prompt_tokens": 48,
+    "rollout.tensor_parallel_size": 1,
+    "algorithm.group_size": 4,
+    "actor.num_shards": 1,
+    "actor.learning_rate": 1e-3,
+    "reward.kind": "exact",
+    "cluster.num_devices": 2,
+    "cluster.oversubscribe": "true",
+}
+ACROSS = {"tensor_parallel": 2, "pipeline_parallel": 1, "compute_dtype": "float32"}
+
+
+def train(driver: str, recipe: str, output: Path, overrides: Mapping[str, object]) -> list[dict[str, float]]:
+    """A run to its end; the metrics of its steps."""
+    elsewhere = {} if driver == sys.executable else {"environments.rollout": sys.executable}
+    settings = {"mode": "collocated", "cluster.device": "cpu", "rollout.engine": "sglang", **elsewhere, **overrides}
+    flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
+    command = [str(Path(driver).with_name("rlinf")), "train", recipe, "--output", str(output), *flags]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=TIMEOUT_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line)["metrics"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.minimum
+def test_ten_steps_with_a_sync_before_each(driver, tmp_path):
+    steps = train(driver, "sort-grpo", tmp_path / "run", SORT | {"cluster.num_devices": 1})
+    assert len(steps) == NUM_STEPS
+    trained = [step for step in steps if "rollout/logprob_gap_max" in step]
+    assert trained, "the gap is measured in groups with an advantage, and SGLang's draws decide which have one"
+    assert max(step["rollout/logprob_gap_max"] for step in trained) < ROUNDING
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Overrides with data files for sums, and the folder for a model."""
+    for name, numbers in (("train", range(12)), ("test", range(12, 20))):
+        lines = [{"question": f"{n}+{n}=", "answer": f"{2 * n}"} for n in numbers]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {
+        "model.path": tmp_path / "model",
+        "task.train_files": f"[{tmp_path / 'train.jsonl'}]",
+        "task.eval_files": f"[{tmp_path / 'test.jsonl'}]",
+    }
+
+
+def write_mixture(folder: Path) -> None:
+    """A tiny Qwen3 mixture with the tokenizer of characters."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+    tiny_model(folder)
+    sizes = json.loads((folder / "config.json").read_text())
+    kept = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        **{key: sizes[key] for key in kept},
+        **{"head_dim": sizes["hidden_size"] // sizes["num_attention_heads"], "pad_token_id": 0, "bos_token_id": None},
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=1,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("recipe", ["math-grpo-7b", "math-grpo-qwen3-30b-a3b"])
+def test_megatron_trains_what_sglang_serves(driver, tmp_path, files, recipe):
+    """The recipes of a cluster with a tiny model of the architecture, cut over two ranks of the trainer."""
+    experts = recipe.endswith("a3b")
+    (write_mixture if experts else tiny_model)(tmp_path / "model")
+    options = {**ACROSS, "sequence_parallel": experts, "expert_parallel": 2 if experts else 1}
+    cut = {f"actor.backend_options.{key}": str(value).lower() for key, value in options.items()}
+    steps = train(driver, recipe, tmp_path / "run", MATH | files | cut)
+    assert len(steps) == 2
+    gaps = [step["rollout/logprob_gap_max"] for step in steps if "rollout/logprob_gap_max" in step]
+    assert all(gap < ROUNDING for gap in gaps)
+    last = max((tmp_path / "run" / "checkpoints").iterdir()) / "model"
+    assert WeightFiles(last).specs.keys() == WeightFiles(tmp_path / "model").specs.keys()
