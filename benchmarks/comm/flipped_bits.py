@@ -204,8 +204,9 @@ class _FlippingLink:
 
     def send(self, to: str, value: Any, *, timeout_s: float) -> None:
         if isinstance(value, Content) and self.random is not None:
-            value = dataclasses.replace(value, data=value.data.copy())
-            flip_in(value.data, self.random)
+            data = np.array(value.data)
+            flip_in(data, self.random)
+            value = dataclasses.replace(value, data=data)
             self.random = None
         self._peer.send(to, value, timeout_s=timeout_s)
 
