@@ -291,8 +291,9 @@ def test_config_list_shows_each_recipe_with_its_first_line(rlinf):
         "pushcube-ppo",
         "qwen3-moe-grpo-megatron",
         "sort-grpo",
+        "sort-grpo-megatron-sglang",
     ]
-    told = lines[-1].removeprefix("sort-grpo").strip()
+    told = lines[-2].removeprefix("sort-grpo").strip()
     assert told.startswith("A small language model learns to sort eight digits, from rewards alone")
 
 

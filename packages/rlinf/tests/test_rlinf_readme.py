@@ -37,7 +37,7 @@ def test_every_command_is_accepted(line: str):
 
 
 def test_every_recipe_is_listed():
-    assert sorted(re.findall(r"^\| `([a-z0-9-]+-(?:grpo|ppo)[a-z0-9-]*)` \|", README, flags=re.MULTILINE)) == sorted(
+    assert sorted(re.findall(r"^\| `([a-z0-9-]+-(?:grpo|ppo)[a-z0-9.-]*)` \|", README, flags=re.MULTILINE)) == sorted(
         shipped_recipes()
     )
 
