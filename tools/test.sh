@@ -28,8 +28,7 @@ if [ $# -gt 0 ]; then
 fi
 # Two tests at a time, but for those of rlinf-comm, which race processes against each other and have the machine to
 # themselves.
-beside=(packages/rlinf packages/rlinf-sched packages/rlinf-algos packages/rlinf-envs packages/rlinf-workers integration_tests)
 status=0
-.venv/bin/python -m pytest "${selection[@]}" -n 2 --dist worksteal "${beside[@]}" || status=$?
-.venv/bin/python -m pytest "${selection[@]}" "${beside[@]/#/--ignore=}" --durations=20 || status=$?
+.venv/bin/python -m pytest "${selection[@]}" -n 2 --dist worksteal --ignore=packages/rlinf-comm --durations=20 || status=$?
+.venv/bin/python -m pytest "${selection[@]}" packages/rlinf-comm || status=$?
 exit "$status"

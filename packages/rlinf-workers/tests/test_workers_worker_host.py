@@ -2,6 +2,8 @@
 
 from concurrent.futures import Future
 
+import torch
+
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launcher.base import Identity
 from rlinf_workers.worker import Worker
@@ -88,3 +90,10 @@ def test_whoever_reads_the_weights_is_done_before_they_change():
     tried.call("load_model")
     tried.receive_weights("another -> noting", 3)
     assert worker.calls[1:] == ["publish", "save_model", "offload", "settle", "load_model", "settle", "receive"]
+
+
+def test_a_replica_of_one_rank_meets_nobody(tmp_path):
+    """The other ranks may wait for items that come only when this one has gone on."""
+    identity = Identity(role="worker", rank=0, num_ranks=2, rendezvous=str(tmp_path / "missing" / "rendezvous"))
+    alone = WorkerHost(identity, lambda *_, **__: Future()).replica_ranks
+    assert float(alone.sum_(torch.tensor(3.0))) == 3.0

@@ -87,8 +87,8 @@ class Worker:
 
     @property
     def replica_ranks(self) -> RankGroup:
-        """Collectives among the ranks of this replica; connects as `ranks` does."""
-        return self._host.rank_groups.replica
+        """Collectives among the ranks of this replica; connects as `ranks` does, but for a replica of one rank."""
+        return self._host.replica_ranks
 
     @property
     def replicas(self) -> RankGroup:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from rlinf_workers.collectives import RankGroups, connect
+from rlinf_workers.collectives import RankGroup, RankGroups, connect
 from rlinf_workers.execution.stage_calls import StageCall, StageOutcome
 from rlinf_workers.execution.stage_runner import StageRunner
 from rlinf_workers.launcher.base import Identity, RequestSender, Wait
@@ -99,6 +99,13 @@ class WorkerHost:
     @functools.cached_property
     def rank_groups(self) -> RankGroups:
         return connect(self.identity)
+
+    @property
+    def replica_ranks(self) -> RankGroup:
+        """One that is alone waits for nobody: a stage may ask within a chunk, which other ranks may never get."""
+        if self.identity.num_ranks_per_replica == 1:
+            return RankGroup(0, 1)
+        return self.rank_groups.replica
 
     # -- what the driver calls -------------------------------------------------------------------------------------
 
