@@ -13,7 +13,7 @@ from rlinf_algos.registry import did_you_mean
 
 ENVIRONMENTS = (
     "Role -> the Python environment that its workers run in: a name that rlinf env create has made, or the path of an "
-    "interpreter, with a slash in it (docs/environments-of-roles.md). The others run in the driver's."
+    "interpreter, with a slash in it (docs/python-environments.md). The others run in the driver's."
 )
 
 
