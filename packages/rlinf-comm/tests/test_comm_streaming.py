@@ -106,6 +106,23 @@ def small(num_dst: int = 1, num_rows: int = 5000):
     return reshard, shards, served
 
 
+def whole_model() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(spec.shape, generator=generator) for name, spec in SHAPE.specs().items()}
+
+
+def megatron_shards(full: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """What the ranks of a trainer with TP2 have of a model."""
+    options: dict[str, Any] = dict(TP2, etp=1, te=True, experts="te_grouped", pad=-1.0, vocab_multiple=128)
+    return [megatron_rank(full, SHAPE, rank=rank, **options) for rank in range(2)]
+
+
+def merged_in_bfloat16(full: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a merged engine with TP1 has of it."""
+    engine: dict[str, Any] = {"tp": 1, "ep": 1, "etp": 1, "vocab_tp": 1, "rank": 0, "pad": 0.0, "vocab_multiple": 64}
+    return {name: one.bfloat16() for name, one in merged_rank(full, SHAPE, **engine).items()}
+
+
 def whole(shards: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
 
@@ -122,15 +139,12 @@ def test_megatron_tp2_to_a_merged_engine_in_bfloat16(bucket_bytes: int, deltas: 
     reshard = plan(megatron(SHAPE, **TP2), merged(SHAPE, tp=1, dtype="bfloat16"))
     net = Net()
     pairs = Pairs(net, reshard, bucket_bytes=bucket_bytes, deltas=deltas)
-    options: dict[str, Any] = dict(TP2, etp=1, te=True, experts="te_grouped", pad=-1.0, vocab_multiple=128)
-    engine: dict[str, Any] = {"tp": 1, "ep": 1, "etp": 1, "vocab_tp": 1, "rank": 0, "pad": 0.0, "vocab_multiple": 64}
-    generator = torch.Generator().manual_seed(0)
-    full = {name: torch.randn(spec.shape, generator=generator) for name, spec in SHAPE.specs().items()}
+    full = whole_model()
     served = None
     for version in range(3):
-        expected = {name: one.bfloat16() for name, one in merged_rank(full, SHAPE, **engine).items()}
+        expected = merged_in_bfloat16(full)
         served = served or {name: torch.zeros_like(one) for name, one in expected.items()}
-        shards = [megatron_rank(full, SHAPE, rank=rank, **options) for rank in range(2)]
+        shards = megatron_shards(full)
         reports = raise_any(pairs.sync(shards, [served], version))
         assert_bitwise_equal(served, expected)
         assert sum(report.num_bytes for report in reports) >= reshard.num_bytes
@@ -144,15 +158,12 @@ def test_ends_on_a_device_pack_and_check_there(packs: bool, unpacks: bool):
     net = Net()
     pairs = Pairs(net, reshard, bucket_bytes=1000, device=HostDevice() if packs else None)
     pairs.receivers = [pairs.receiver(0, HostDevice() if unpacks else None)]
-    options: dict[str, Any] = dict(TP2, etp=1, te=True, experts="te_grouped", pad=-1.0, vocab_multiple=128)
-    engine: dict[str, Any] = {"tp": 1, "ep": 1, "etp": 1, "vocab_tp": 1, "rank": 0, "pad": 0.0, "vocab_multiple": 64}
-    generator = torch.Generator().manual_seed(0)
-    full = {name: torch.randn(spec.shape, generator=generator) for name, spec in SHAPE.specs().items()}
+    full = whole_model()
     served = None
     for version in range(3):
-        expected = {name: one.bfloat16() for name, one in merged_rank(full, SHAPE, **engine).items()}
+        expected = merged_in_bfloat16(full)
         served = served or {name: torch.zeros_like(one) for name, one in expected.items()}
-        shards = [megatron_rank(full, SHAPE, rank=rank, **options) for rank in range(2)]
+        shards = megatron_shards(full)
         raise_any(pairs.sync(shards, [served], version))
         assert_bitwise_equal(served, expected)
         assert {isinstance(content.data, torch.Tensor) for content in contents(net)} == {packs}

@@ -78,6 +78,12 @@ def checked_tensors(
     return {name: tensors[name] for name in buffers}
 
 
+def device_type_of(tensors: Mapping[str, torch.Tensor], own: str | None) -> str:
+    """Where the tensors of a rank have to be: on its device, of the type `own`, unless it has none or all of them are
+    on the host, as those of a model are that has not come to its device yet."""
+    return "cpu" if own is None or all(tensor.is_cpu for tensor in tensors.values()) else own
+
+
 def view_of(tensor: torch.Tensor, place: Place) -> torch.Tensor:
     """The box at `place` of a checked tensor, as a view.
 

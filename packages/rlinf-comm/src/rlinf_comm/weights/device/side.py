@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlinf_comm.copies import CopyTable, DigestTable
 from rlinf_comm.weights.device.device import Copies, Device, Digests
 from rlinf_comm.weights.device.memory import Mailbox
-from rlinf_comm.weights.region import checked_tensors
+from rlinf_comm.weights.region import checked_tensors, device_type_of
 from rlinf_comm.weights.store.side import StoreSide
 from rlinf_comm.weights.transfer import Part, Transfer
 
@@ -25,12 +25,11 @@ class DeviceSide(StoreSide):
     _programs: tuple[Transfer, Copies, Digests] | None = None
 
     def _checked(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        who = f"{self._role} {self._rank}"
-        kind = "cpu" if self._are_on_host(tensors) else self._device.type
+        who, kind = f"{self._role} {self._rank}", device_type_of(tensors, self._device.type)
         return checked_tensors(f"weight store {self._store.name!r}", who, self._buffers, tensors, device_type=kind)
 
     def _are_on_host(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        return self._device.type != "cpu" and all(tensor.is_cpu for tensor in tensors.values())
+        return self._device.type != device_type_of(tensors, self._device.type)
 
     def _parts(self) -> list[Part]:
         return [

@@ -6,12 +6,14 @@ takes those of a device from device to device where it can), and either end take
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from rlinf_comm.copies import Int64s, addresses_of
+from rlinf_comm.weights.region import device_type_of
 from rlinf_comm.weights.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -99,6 +101,6 @@ class DevicePacking:
         return self._device.digests(self._transfer.held)
 
 
-def are_on(device: Device | None, tensors: list[torch.Tensor]) -> bool:
-    """Whether a rank's tensors are packed on its device: those of a model may be on the host for now."""
-    return device is not None and (device.type == "cpu" or not all(tensor.is_cpu for tensor in tensors))
+def are_on(device: Device | None, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a rank's tensors are packed on its device."""
+    return device is not None and device_type_of(tensors, device.type) == device.type

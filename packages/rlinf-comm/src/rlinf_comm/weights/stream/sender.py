@@ -196,7 +196,7 @@ class WeightStreamSender:
                 expected_version=reply.wanted_version,
                 found_version=policy_version,
             )
-        choice = self._choice(to, reply.held, are_on(self._device, list(tensors.values())))
+        choice = self._choice(to, reply.held, are_on(self._device, tensors))
         busy_s = send_s = encode_s = 0.0
         delta_bytes = sent_bytes = num_deltas = 0
         for number, (bucket, packing, encoder) in enumerate(zip(to.pair.buckets, packings, to.encoders, strict=True)):

@@ -21,7 +21,7 @@ import numpy as np
 from rlinf_comm.records import record
 from rlinf_comm.weights.layout import Box, BufferSpec, TensorSpec
 from rlinf_comm.weights.plan import ReshardPlan
-from rlinf_comm.weights.region import Place, checked_tensors
+from rlinf_comm.weights.region import Place, checked_tensors, device_type_of
 from rlinf_comm.weights.stream.packing import DevicePacking, HostPacking, Packing, are_on
 from rlinf_comm.weights.transfer import Part, Transfer
 
@@ -135,7 +135,7 @@ def checked_on(
     device: Device | None, who: str, buffers: Mapping[str, BufferSpec], tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """`checked_tensors` of a rank whose tensors are all on its device, or all on the host."""
-    kind = device.type if device is not None and are_on(device, list(tensors.values())) else "cpu"
+    kind = device_type_of(tensors, None if device is None else device.type)
     return checked_tensors("weight stream", who, buffers, tensors, device_type=kind)
 
 
@@ -191,7 +191,7 @@ class Pair:
 
     def prepare(self, tensors: Mapping[str, torch.Tensor]) -> tuple[list[Packing], Packing]:
         """(one for each bucket, that of the tied boxes); made again when the tensors move, or their strides change."""
-        on_device = are_on(self._device, list(tensors.values()))
+        on_device = are_on(self._device, tensors)
         kind: list[object] = [on_device, *(tensor.stride() for tensor in tensors.values())]
         if self._prepared is None or self._prepared[0] != kind:
             packings = [self._packing(bucket, tensors, on_device) for bucket in (*self.buckets, self.tied)]
