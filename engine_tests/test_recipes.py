@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_workers.models.weight_files import WeightFiles
-from rlinf_workers.testing.engines import tiny_model
+from rlinf_workers.testing.engines import tiny_mixture, tiny_model
 
 TIMEOUT_S = 600
 NUM_STEPS = 10
@@ -84,35 +84,11 @@ def files(tmp_path):
     }
 
 
-def write_mixture(folder: Path) -> None:
-    """A tiny Qwen3 mixture with the tokenizer of characters."""
-    import torch
-    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
-
-    tiny_model(folder)
-    sizes = json.loads((folder / "config.json").read_text())
-    kept = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        **{key: sizes[key] for key in kept},
-        **{"head_dim": sizes["hidden_size"] // sizes["num_attention_heads"], "pad_token_id": 0, "bos_token_id": None},
-        intermediate_size=64,
-        moe_intermediate_size=32,
-        num_experts=4,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        eos_token_id=1,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-
-
 @pytest.mark.parametrize("recipe", ["math-grpo-7b", "math-grpo-qwen3-30b-a3b"])
 def test_megatron_trains_what_sglang_serves(driver, tmp_path, files, recipe):
     """The recipes of a cluster with a tiny model of the architecture, cut over two ranks of the trainer."""
     experts = recipe.endswith("a3b")
-    (write_mixture if experts else tiny_model)(tmp_path / "model")
+    (tiny_mixture if experts else tiny_model)(tmp_path / "model")
     options = {**ACROSS, "sequence_parallel": experts, "expert_parallel": 2 if experts else 1}
     cut = {f"actor.backend_options.{key}": str(value).lower() for key, value in options.items()}
     steps = train(driver, recipe, tmp_path / "run", MATH | files | cut)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -70,31 +71,9 @@ def test_ppo_with_a_critic_goes_on_as_under_replicated(tmp_path, options):
 @pytest.fixture
 def experts(tmp_path):
     """A tiny Qwen3 mixture with the tokenizer of characters."""
-    import torch
-    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+    from rlinf_workers.testing.engines import tiny_mixture
 
-    from rlinf_workers.testing.engines import tiny_model
-
-    folder = tmp_path / "model"
-    settings = tiny_model(folder)
-    sizes = json.loads((folder / "config.json").read_text())
-    kept = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        **{key: sizes[key] for key in kept},
-        intermediate_size=64,
-        moe_intermediate_size=32,
-        num_experts=4,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        eos_token_id=1,
-        pad_token_id=0,
-        bos_token_id=None,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(settings.folder)
-    return folder
+    return Path(tiny_mixture(tmp_path / "model").folder)
 
 
 @pytest.mark.parametrize("recipe", ["qwen3-moe-grpo-megatron", "gsm8k-grpo-megatron"])

@@ -12,6 +12,7 @@ with the same model in transformers. It raises AssertionError with what was expe
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,31 @@ def tiny_model(folder: Path) -> ModelSettings:
     settings = ModelSettings(folder=str(folder), has_weights=False, seed=3)
     build_model(settings, torch.device("cpu")).save_pretrained(folder)
     return replace(settings, has_weights=True)
+
+
+def tiny_mixture(folder: Path) -> ModelSettings:
+    """Writes a Qwen3 mixture of experts with the sizes and the tokenizer of `tiny_model`, for sequences of up to 512
+    tokens."""
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+    settings = tiny_model(folder)
+    sizes = json.loads((folder / "config.json").read_text())
+    kept = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        **{key: sizes[key] for key in kept},
+        **{"head_dim": sizes["hidden_size"] // sizes["num_attention_heads"], "pad_token_id": 0, "bos_token_id": None},
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=1,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return settings
 
 
 def prompts_of(lengths: Sequence[int], *, first: int = 0) -> list[Prompt]:
