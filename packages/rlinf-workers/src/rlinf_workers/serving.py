@@ -64,11 +64,9 @@ class ServingWorker(Worker):
         return isinstance(self._served, ServesElsewhere)
 
     def open_receiver(self, ports: Sequence[WeightPort]) -> WeightReceiver:
-        return (
-            self._served.open_receiver(ports)
-            if isinstance(self._served, ServesElsewhere)
-            else super().open_receiver(ports)
-        )
+        if isinstance(self._served, ServesElsewhere):
+            return self._served.open_receiver(ports)
+        return super().open_receiver(ports)
 
     def onload(self) -> None:
         self._served.onload()

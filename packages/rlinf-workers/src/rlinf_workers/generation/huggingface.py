@@ -229,7 +229,7 @@ class HuggingFaceEngine(ServedModule):
         if self._pads:
             num_queries = token_ids.shape[1]
             positions = (mask.cumsum(-1) - 1).clamp_(min=0)[:, -num_queries:]
-            allowed = _attention_mask(mask, num_queries)
+            allowed = causal_mask(mask, num_queries)
             if self._model.config._attn_implementation == "eager":  # which adds the mask to its scores
                 lowest = torch.finfo(self._model.dtype).min
                 allowed = torch.zeros_like(allowed, dtype=self._model.dtype).masked_fill_(~allowed, lowest)
@@ -254,7 +254,7 @@ class HuggingFaceEngine(ServedModule):
             raise ValueError(f"prompt {prompt.index} has {length} tokens; {allowed} {self._width}")
 
 
-def _attention_mask(mask: Tensor, num_queries: int) -> Tensor:
+def causal_mask(mask: Tensor, num_queries: int) -> Tensor:
     """Who may look at whom: [B, 1, num_queries, K] bool from the key mask [B, K]; the queries are the last positions.
 
     Given whole, because from a two-dimensional mask transformers makes none for a batch that happens to hold no

@@ -28,17 +28,15 @@ from transformers import AttentionInterface, Cache, DynamicCache
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.generation.base import Completions
 from rlinf_workers.generation.free_memory import free_bytes
-from rlinf_workers.generation.graphs import bucket, one_query
+from rlinf_workers.generation.graphs import PREFILL_TOKENS, bucket, one_query
+from rlinf_workers.generation.huggingface import MIN_ROWS, causal_mask
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
 from rlinf_workers.generation.stopping import StopStrings
 from rlinf_workers.models.placement import HOST
+from rlinf_workers.models.sequences import pad_left
 from rlinf_workers.records.language import Prompt
 
-MIN_ROWS = 8
-"""Below four rows a CPU's matrix product rounds differently (huggingface.py)."""
 KEY_STEP = 16
-PREFILL_TOKENS = 16384
-"""Prompt tokens that one forward takes, at least one prompt."""
 CACHE_SHARE = {"cuda": 0.8, "cpu": 0.25}
 """Share of the free memory that the cache may take: a GPU is the rank's alone, a host is shared with other ranks."""
 ATTENTION = "rlinf_slots"
@@ -315,25 +313,19 @@ class Slots:
                 self._prefill_some(those[start : start + at_once], width)
 
     def _prefill_some(self, waiting: Sequence[_Waiting], width: int) -> None:
-        lengths = torch.tensor([len(one.prompt.token_ids) for one in waiting])
-        token_ids = torch.full((len(waiting), width), self._pad_id)
-        for row, one in zip(token_ids, waiting, strict=True):
-            row[width - len(one.prompt.token_ids) :] = one.prompt.token_ids
-        columns = torch.arange(width)
-        is_token = columns >= (width - lengths)[:, None]
-        allowed = (columns <= columns[:, None]) & is_token[:, None] | torch.eye(width, dtype=torch.bool)
+        token_ids, mask = pad_left([one.prompt.token_ids for one in waiting], width, self._pad_id)
         cache = DynamicCache(config=self._model.config)
         output = self._model(
             input_ids=token_ids.to(self._device),
-            position_ids=(is_token.long().cumsum(1) - 1).clamp_(min=0).to(self._device),
-            attention_mask=allowed[:, None].to(self._device),
+            position_ids=(mask.cumsum(1) - 1).clamp_(min=0).to(self._device),
+            attention_mask=causal_mask(mask, width).to(self._device),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=MIN_ROWS,  # of one prompt, too, the head is asked for as many rows
         )
-        for i, (one, length) in enumerate(zip(waiting, lengths.tolist(), strict=True)):
+        for i, one in enumerate(waiting):
             keys, values = (
-                [getattr(layer, name)[i, :, width - length :].clone() for layer in cache.layers]
+                [getattr(layer, name)[i, :, width - len(one.prompt.token_ids) :].clone() for layer in cache.layers]
                 for name in ("keys", "values")
             )
             one.prefilled = keys, values, output.logits[i, -1].clone()

@@ -68,6 +68,11 @@ class Job:
     stops_on_mismatch = False
     """A run ends where those who sample and those who train disagree."""
 
+    @property
+    def pythons(self) -> dict[str, str]:
+        """Worker group -> path of that interpreter."""
+        return {role: found.path for role, found in self.environments.items()}
+
     def chunks(self, plan: Plan) -> Mapping[str, int]:
         """Stage -> granularity where the user has not chosen and the mode's rule is not the best for this job."""
         return {}

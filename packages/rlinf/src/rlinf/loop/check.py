@@ -92,7 +92,7 @@ def check(job: ReasoningJob, folder: RunFolder) -> Check:
         log_folder=folder.path / "logs",
         worker_timeout_s=config.run.worker_timeout_s,
         forks=forks,
-        pythons={role: found.path for role, found in job.environments.items()},
+        pythons=job.pythons,
     )
     session = Session(job, flows, executor, folder, Progress(total=len(ROUNDS)))
     with executor:

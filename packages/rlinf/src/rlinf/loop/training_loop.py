@@ -109,7 +109,7 @@ class TrainingLoop:
             log_folder=self._folder.path / "logs",
             worker_timeout_s=self._config.run.worker_timeout_s,
             forks=self._forks,
-            pythons={role: found.path for role, found in self._job.environments.items()},
+            pythons=self._job.pythons,
         )
         self._session = Session(self._job, self._flows, executor, self._folder, self.progress)
         with CheckpointWriter(self._folder, self._session.note) as self._checkpoints, executor:

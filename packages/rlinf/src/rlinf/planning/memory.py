@@ -180,15 +180,15 @@ def loads_of(
         if (memory := of_group.get(stage.stage)) is None:
             continue
         num_items = _most_at_once(config, job, stage)
-        span = job.tensor_parallel if stage.stage == "rollout" else 1
+        num_devices = job.tensor_parallel if stage.stage == "rollout" else 1
         for rank in range(stage.num_ranks):
             load = Load(
                 group=stage.stage,
                 memory=memory,
                 num_items=num_items,
                 offload=stage.offload,
-                devices=stage.devices_of(rank)[:span],  # where a rank has more, it computes on the first
-                num_engine_processes=span if stage.stage == "rollout" and job.engine == "sglang" else 0,
+                devices=stage.devices_of(rank)[:num_devices],  # where a rank has more, it computes on the first
+                num_engine_processes=num_devices if stage.stage == "rollout" and job.engine == "sglang" else 0,
             )
             loads.append(load)
     return loads
