@@ -37,7 +37,7 @@ def test_another_version_is_refused_with_those_that_are_known(model, monkeypatch
 
 
 def test_the_names_that_a_config_is_checked_against_are_those_of_this_version():
-    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.server_args import ServerArgs  # pyright: ignore[reportMissingImports]
 
     from rlinf.config.engine import SGLANG_ARGUMENTS
 
