@@ -67,6 +67,11 @@ def plan_of(*, span: int = 1, num_devices: int = 2, offload: bool = True) -> Pla
             ["--rollout.sglang={dtype: float16}"],
             "rollout.sglang.dtype cannot be set: the model is that of the recipe (model.*, rollout.dtype)",
         ),
+        (
+            ["--rollout.sglang={max_toatl_tokens: 500}"],
+            "rollout.sglang.max_toatl_tokens: SGLang has no server argument of that name; did you mean max_total_tok",
+        ),
+        (["--rollout.sglang={zzz: 1}"], "no server argument of that name; `python -m sglang.launch_server --help`"),
         (["--rollout.sglang={model_path: x}"], "rollout.sglang.model_path cannot be set"),
         (["--rollout.sglang={mem_fraction_static: 70}"], "mem_fraction_static=70 is no share; use a number between 0"),
         (["--rollout.sglang={max_total_tokens: 0}"], "max_total_tokens=0 is not a number of at least 1"),
@@ -95,12 +100,20 @@ def test_a_setting_that_cannot_be_is_refused_by_its_key(arguments: list[str], sa
     assert says in " ".join(str(caught.value).split())
 
 
+def test_a_version_that_nobody_tried_checks_its_own_names():
+    config_of("--rollout.sglang={any_version: true, of_tomorrow: 1}")
+    with pytest.raises(UserError, match="of_tomorrow"):
+        config_of("--rollout.sglang={any_version: false, of_tomorrow: 1}")
+
+
 def test_evaluation_has_the_same_keys():
     from rlinf.config.evaluation import EvalConfig
 
     values: dict[str, Any] = {"model": "m", "benchmarks": {"gsm8k": "test.jsonl"}, "max_new_tokens": 64}
     with pytest.raises(ValueError, match="tensor_parallel_size=2: engine=huggingface computes on one device"):
         EvalConfig.model_validate(values | {"tensor_parallel_size": 2})
+    with pytest.raises(ValueError, match=r"sglang\.max_totl_tokens: SGLang has no server argument of that name"):
+        EvalConfig.model_validate(values | {"engine": "sglang", "sglang": {"max_totl_tokens": 100}})
     with pytest.raises(ValueError, match=r"sglang\.max_total_tokens=10 is less than a sequence = 65"):
         EvalConfig.model_validate(values | {"engine": "sglang", "sglang": {"max_total_tokens": 10}})
     assert EvalConfig.model_validate(values | {"engine": "sglang", "tensor_parallel_size": 2}).devices_per_rank == 2

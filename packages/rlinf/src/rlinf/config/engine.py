@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
 
 from rlinf.config.base import Conflict, Section
+
+SGLANG_ARGUMENTS = Path(__file__).with_name("sglang_arguments.txt")
+"""Names of the server arguments of SGLang 0.5.23, so that a machine without SGLang finds a mistake too."""
 
 
 class EngineConfig(Section):
@@ -72,10 +76,15 @@ class EngineConfig(Section):
                 keys=(f"{at}engine_options", f"{at}engine"),
                 text=f": {at}engine=sglang has its settings under {at}sglang; put them there",
             )
-        from rlinf_sched.derive.sglang import OWNED, WHERE, SGLangOptions  # imports numpy, as options of megatron do
+        # imports numpy, as options of megatron do
+        from rlinf_sched.derive.sglang import OWNED, WHERE, SGLangOptions, unknown_argument
 
         for key in (key for key in self.sglang if key in OWNED):
             yield Conflict(keys=(f"{at}sglang.{key}",), text=f" cannot be set: {OWNED[key]}; leave it out")
+        if not self.sglang.get("any_version"):
+            known = {"any_version", *SGLANG_ARGUMENTS.read_text(encoding="utf-8").split()}
+            for key in (key for key in self.sglang if key not in known):
+                yield Conflict(keys=(f"{at}sglang.{key}",), text=unknown_argument(key, known))
         try:
             SGLangOptions.of(self.sglang)
         except ValueError as error:
