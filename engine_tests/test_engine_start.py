@@ -38,10 +38,21 @@ def test_another_version_is_refused_with_those_that_are_known(model, monkeypatch
         engine_module.SGLangEngine(model, CPU, max_prompt_tokens=8)
 
 
+def test_the_names_that_a_config_is_checked_against_are_those_of_this_version():
+    from sglang.srt.server_args import ServerArgs  # pyright: ignore[reportMissingImports]
+
+    from rlinf.config.engine import SGLANG_ARGUMENTS
+
+    names = {name for name in ServerArgs.__struct_fields__ if not name.startswith("_")}
+    assert set(SGLANG_ARGUMENTS.read_text().split()) == names
+
+
 def test_names_and_values_that_sglang_does_not_take_are_its_users(model):
-    with pytest.raises(WorkersError, match="did you mean 'mem_fraction_static'"):
+    with pytest.raises(WorkersError, match="did you mean mem_fraction_static"):
         engine_module.SGLangEngine(model, CPU, max_prompt_tokens=8, mem_fraction_statik=0.5)
-    with pytest.raises(WorkersError, match=r"SGLang did not start: .*attention"):
+    with pytest.raises(
+        WorkersError, match=r"SGLang did not start: .*attention(.|\n)*rollout\.sglang\.attention_backend=nonsense"
+    ):
         engine_module.SGLangEngine(model, CPU, max_prompt_tokens=8, attention_backend="nonsense")
     children = psutil.Process().children(recursive=True)
     assert all("resource_tracker" in " ".join(child.cmdline()) for child in children)

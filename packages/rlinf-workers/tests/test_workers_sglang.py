@@ -9,7 +9,7 @@ import torch
 
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.generation.sampling import SamplingSettings
-from rlinf_workers.generation.sglang.arguments import OWNED, bound_cores, check_names, server_arguments
+from rlinf_workers.generation.sglang.arguments import OWNED, bound_cores, check_names, server_arguments, suspects
 from rlinf_workers.generation.sglang.child import last_error
 from rlinf_workers.generation.sglang.requests import (
     answer_of,
@@ -66,13 +66,14 @@ def test_a_recipes_argument_wins_over_what_is_set_for_the_device(tmp_path):
 def test_memory_on_gpus_can_be_given_back_and_nothing_of_cpus_is_set(tmp_path):
     made = arguments(tmp_path, "cuda")
     assert made["enable_memory_saver"] and made["enable_weights_cpu_backup"] and made["device"] == "cuda"
+    assert made["mem_fraction_static"] == 0.7, "what a plan counts"
     assert "attention_backend" not in made and "max_total_tokens" not in made
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("mem_fraction_statik", "did you mean 'mem_fraction_static'?"),
+        ("mem_fraction_statik", "did you mean mem_fraction_static?"),
         ("zzz", "launch_server --help"),
         ("_private", "no server argument of that name"),
         ("model_path", "the model is that of the recipe"),
@@ -89,6 +90,15 @@ def test_nothing_that_is_set_here_for_a_device_is_refused_to_a_recipe(tmp_path):
     ours = {"context_length", "model_impl", "log_level"}
     assert not ours & OWNED.keys()
     assert arguments(tmp_path).keys() - OWNED.keys() >= ours
+
+
+def test_what_sglang_refuses_is_led_back_to_a_key():
+    given = {"attention_backend": "nonsense", "max_total_tokens": 200}
+    assert suspects("Invalid attention backend: nonsense", given).endswith(
+        "with rollout.sglang.attention_backend=nonsense"
+    )
+    assert suspects("it failed", given).endswith("=nonsense, rollout.sglang.max_total_tokens=200")
+    assert suspects("it failed", {}) == ""
 
 
 def test_each_process_on_cpu_slots_gets_the_core_of_its_slot():

@@ -6,10 +6,11 @@ import pytest
 
 from rlinf.config.common import ClusterConfig
 from rlinf.doors import named_class
-from rlinf.errors import UserError
-from rlinf.processes.executor import check_doors, make_executor
+from rlinf.errors import RunFailed, UserError
+from rlinf.processes.executor import check_doors, make_executor, run_failed
 from rlinf_algos.registry import Registry
 from rlinf_sched.cluster import Cluster
+from rlinf_workers import WorkerLost
 
 MADE: list[dict[str, object]] = []
 
@@ -67,3 +68,14 @@ def test_what_cannot_be_made_is_named_by_its_key(config: dict, text: str) -> Non
     with pytest.raises(UserError) as caught:
         check_doors(ClusterConfig(**config))
     assert str(caught.value).startswith(text)
+
+
+def test_settings_that_a_worker_refused_are_shown_without_its_traceback():
+    lost = {"host": "here", "cause": "could not start", "log_path": "a.log", "log_tail": "Traceback"}
+    refused = run_failed(
+        WorkerLost("rollout/1", **lost, refusal="no such color: redd"), Path("logs"), during="step 0: "
+    )
+    assert isinstance(refused, UserError) and refused.message == "no such color: redd"
+    assert refused.hint == "worker rollout/1 was not started; logs/rollout/1.log has what it said before"
+    other = run_failed(WorkerLost("rollout/1", **lost), Path("logs"), during="step 0: ")
+    assert isinstance(other, RunFailed) and "Traceback" in str(other)

@@ -20,7 +20,7 @@ from rlinf_sched.derive import find_model
 from rlinf_sched.derive.memory import generator_memory
 from rlinf_sched.derive.memory.sglang import kv_tokens
 from rlinf_sched.plan import Plan, StagePlan
-from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS
+from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS, ON_GPU
 from rlinf_workers.launcher.interpreter import Interpreter
 
 SGLANG = ["--warm_start=null", "--rollout.engine=sglang", "--mode=collocated"]
@@ -67,6 +67,11 @@ def plan_of(*, span: int = 1, num_devices: int = 2, offload: bool = True) -> Pla
             ["--rollout.sglang={dtype: float16}"],
             "rollout.sglang.dtype cannot be set: the model is that of the recipe (model.*, rollout.dtype)",
         ),
+        (
+            ["--rollout.sglang={max_toatl_tokens: 500}"],
+            "rollout.sglang.max_toatl_tokens: SGLang has no server argument of that name; did you mean max_total_tok",
+        ),
+        (["--rollout.sglang={zzz: 1}"], "no server argument of that name; `python -m sglang.launch_server --help`"),
         (["--rollout.sglang={model_path: x}"], "rollout.sglang.model_path cannot be set"),
         (["--rollout.sglang={mem_fraction_static: 70}"], "mem_fraction_static=70 is no share; use a number between 0"),
         (["--rollout.sglang={max_total_tokens: 0}"], "max_total_tokens=0 is not a number of at least 1"),
@@ -95,12 +100,20 @@ def test_a_setting_that_cannot_be_is_refused_by_its_key(arguments: list[str], sa
     assert says in " ".join(str(caught.value).split())
 
 
+def test_a_version_that_nobody_tried_checks_its_own_names():
+    config_of("--rollout.sglang={any_version: true, of_tomorrow: 1}")
+    with pytest.raises(UserError, match="of_tomorrow"):
+        config_of("--rollout.sglang={any_version: false, of_tomorrow: 1}")
+
+
 def test_evaluation_has_the_same_keys():
     from rlinf.config.evaluation import EvalConfig
 
     values: dict[str, Any] = {"model": "m", "benchmarks": {"gsm8k": "test.jsonl"}, "max_new_tokens": 64}
     with pytest.raises(ValueError, match="tensor_parallel_size=2: engine=huggingface computes on one device"):
         EvalConfig.model_validate(values | {"tensor_parallel_size": 2})
+    with pytest.raises(ValueError, match=r"sglang\.max_totl_tokens: SGLang has no server argument of that name"):
+        EvalConfig.model_validate(values | {"engine": "sglang", "sglang": {"max_totl_tokens": 100}})
     with pytest.raises(ValueError, match=r"sglang\.max_total_tokens=10 is less than a sequence = 65"):
         EvalConfig.model_validate(values | {"engine": "sglang", "sglang": {"max_total_tokens": 10}})
     assert EvalConfig.model_validate(values | {"engine": "sglang", "tensor_parallel_size": 2}).devices_per_rank == 2
@@ -177,23 +190,23 @@ def test_on_cpu_slots_the_pool_has_room_for_the_steps_sequences():
     config = config_of("--rollout.num_prompts=16", "--algorithm.group_size=4")
     job = job_shape(config, on_gpu=False, device_bytes=1 << 30)
     arguments = engine_options(config.rollout, shape, job)
-    assert arguments == {"mem_fraction_static": 0.9, "max_total_tokens": 16 * 4 * 25}
+    assert arguments == {"max_total_tokens": 16 * 4 * 25}
     assert generator_memory(shape, job).kv_pool == 16 * 4 * 25 * (2 * 2 * 4 * 16 * 4)
     tight = job_shape(config, on_gpu=False, device_bytes=1 << 20)
     assert engine_options(config.rollout, shape, tight)["max_total_tokens"] == (1 << 18) // (2 * 2 * 4 * 16 * 4)
     given = config_of("--rollout.sglang={max_total_tokens: 77, attention_backend: torch_native}")
     job = job_shape(given, on_gpu=False, device_bytes=1 << 30)
-    assert engine_options(given.rollout, shape, job) == {
-        "mem_fraction_static": 0.9,
-        "max_total_tokens": 77,
-        "attention_backend": "torch_native",
-    }
+    assert engine_options(given.rollout, shape, job) == given.rollout.sglang
 
 
 def test_on_a_gpu_an_engine_leaves_room_for_others():
     config = config_of("--rollout.dtype=bfloat16")
     job = job_shape(config, device_bytes=H100_BYTES)
-    assert engine_options(config.rollout, MODEL, job) == {"mem_fraction_static": 0.7}
+    assert engine_options(config.rollout, MODEL, job) == {}, "its own defaults"
+    share = ON_GPU["mem_fraction_static"]
+    assert isinstance(share, float)
+    held = generator_memory(MODEL, job).state
+    assert share * H100_BYTES - TOKEN_BYTES < held <= share * H100_BYTES
     small = replace(MODEL, num_layers=2, vocab_size=1000)
     cluster = Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=H100_BYTES)
     assert not all_fit_at_once(config, small, plan_of(), cluster), "a pool is taken again after each of its turns"

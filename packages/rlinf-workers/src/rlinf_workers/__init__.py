@@ -1,7 +1,14 @@
 """Worker processes and the execution of flows: the same program under any plan."""
 
 from rlinf_comm import record
-from rlinf_workers.errors import FlowDefinitionError, RemoteError, StepTimeout, WorkerLost, WorkersError
+from rlinf_workers.errors import (
+    FlowDefinitionError,
+    RemoteError,
+    SettingsRefused,
+    StepTimeout,
+    WorkerLost,
+    WorkersError,
+)
 from rlinf_workers.execution.executor import Executor, FlowRun
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.flow import Flow
@@ -26,5 +33,6 @@ __all__ = [
     "FlowDefinitionError",
     "RemoteError",
     "WorkerLost",
+    "SettingsRefused",
     "StepTimeout",
 ]

@@ -21,6 +21,11 @@ class InterpreterRefused(WorkersError, ValueError):
     """A worker cannot be started by that Python interpreter; says why and what to do."""
 
 
+class SettingsRefused(WorkersError, ValueError):
+    """Raised in a worker's constructor: it cannot be made with its settings, in its environment. The message says why
+    and what to do, and is all that the user is shown."""
+
+
 class LinkRefused(WorkersError):
     """A weight link cannot work between these ranks; says why. `cluster.weight_link: auto` takes the next best then."""
 
@@ -64,13 +69,17 @@ class WorkerLost(WorkersError):
     Attributes:
         worker: `role/rank` of the process.
         log_tail: the last lines of its log.
+        refusal: what a SettingsRefused of its constructor said; None: it was lost in another way.
     """
 
-    def __init__(self, worker: str, host: str, cause: str, log_path: str, log_tail: str) -> None:
+    def __init__(
+        self, worker: str, host: str, cause: str, log_path: str, log_tail: str, refusal: str | None = None
+    ) -> None:
         tail = log_tail.strip() or "(empty)"
         super().__init__(f"worker {worker} on {host} was lost: {cause}\nlog: {log_path}, last lines:\n{tail}")
         self.worker = worker
         self.log_tail = log_tail
+        self.refusal = refusal
 
 
 class StepTimeout(WorkersError):

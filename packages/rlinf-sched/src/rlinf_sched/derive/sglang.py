@@ -1,12 +1,12 @@
 """What a recipe says to the engine `sglang`, as far as it decides memory and times; checked without torch.
 
-The server arguments themselves are SGLang's, and the environment of the rollout knows all of their names; those that
-the run sets stand in `OWNED`.
+The server arguments themselves are SGLang's; those that the run sets stand in `OWNED`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -38,6 +38,13 @@ OWNED: Mapping[str, str] = {
     "custom_sigquit_handler": "the worker watches the engine's processes",
 }
 """Arguments that no recipe sets, and why."""
+
+
+def unknown_argument(name: str, known: Iterable[str]) -> str:
+    """What is wrong with a name that is not among SGLang's `known` ones, with the closest that a recipe may set."""
+    near = difflib.get_close_matches(name, sorted(set(known) - OWNED.keys()), n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`python -m sglang.launch_server --help` lists them"
+    return f": SGLang has no server argument of that name; {hint}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,7 @@ from typing import Any
 from rlinf_algos.registry import path_of
 from rlinf_comm import codec
 from rlinf_comm.records import modules_of
-from rlinf_workers.errors import FlowDefinitionError, RemoteError, WorkerLost, WorkersError
+from rlinf_workers.errors import FlowDefinitionError, RemoteError, SettingsRefused, WorkerLost, WorkersError
 from rlinf_workers.launcher import child, messages
 from rlinf_workers.launcher.base import ServiceHandler, Wait, WorkerSpec
 from rlinf_workers.launcher.hello import Hello, disagreement
@@ -228,7 +228,8 @@ class LocalLauncher:
         elif isinstance(message, messages.Request):
             self._serve_request(handle, message)
         elif isinstance(message, messages.Raised) and message.call_id < 0:
-            self._declare_lost(handle, f"could not start: {message.error_type}: {message.message}")
+            refusal = message.message if message.error_type == SettingsRefused.__name__ else None
+            self._declare_lost(handle, f"could not start: {message.error_type}: {message.message}", refusal)
         elif isinstance(message, (messages.Returned, messages.Raised)):
             handle.finish_call(message)
 
@@ -248,13 +249,13 @@ class LocalLauncher:
         handle.process.join(timeout=1.0)
         self._declare_lost(handle, _describe_exit(handle.process.exitcode))
 
-    def _declare_lost(self, handle: LocalWorkerHandle, cause: str) -> None:
+    def _declare_lost(self, handle: LocalWorkerHandle, cause: str, refusal: str | None = None) -> None:
         if handle.end is not None:
             return
         if self._closing:
             handle.fail(WorkersError(f"worker {handle.name} was shut down"))
             return
-        error = WorkerLost(handle.name, socket.gethostname(), cause, str(handle.log_path), handle.log_tail())
+        error = WorkerLost(handle.name, socket.gethostname(), cause, str(handle.log_path), handle.log_tail(), refusal)
         handle.fail(error)
         try:
             self.lost.set_exception(error)

@@ -27,7 +27,7 @@ from rlinf_workers.group import WorkerGroup
 from rlinf_workers.launcher.base import Identity, Launcher, WorkerSpec
 from rlinf_workers.registry import LAUNCHERS
 from rlinf_workers.testing.environments import second_environment
-from rlinf_workers.testing.toy_flow import Fault, Scale
+from rlinf_workers.testing.toy_flow import Fault, Refusing, Scale
 
 Make = Callable[[], Launcher]
 
@@ -135,10 +135,13 @@ def check_a_killed_worker(make: Make, folder: Path) -> None:
 
 
 def check_a_failed_constructor(make: Make, folder: Path) -> None:
-    """A worker that cannot be made says why."""
+    """A worker that cannot be made says why; one that refuses its settings says it for the user."""
     with launched(make) as launcher:
         start(launcher, folder, Scale, "one too many")
-        _loss(launcher, "TypeError")
+        assert _loss(launcher, "TypeError").refusal is None
+    with launched(make) as launcher:
+        start(launcher, folder, Refusing, "the moon is too high")
+        assert _loss(launcher, "the moon").refusal == "the moon is too high"
 
 
 def check_another_environment(make: Make, folder: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rlinf_comm.records import record
+from rlinf_workers.errors import SettingsRefused
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.flow import Flow
 from rlinf_workers.worker import Worker
@@ -31,6 +32,13 @@ class Number:
 
     index: int
     value: float
+
+
+class Refusing(Worker):
+    """Cannot be made."""
+
+    def __init__(self, why: str) -> None:
+        raise SettingsRefused(why)
 
 
 class Scale(Worker):

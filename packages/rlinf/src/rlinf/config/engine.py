@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
 
 from rlinf.config.base import Conflict, Section
+
+SGLANG_ARGUMENTS = Path(__file__).with_name("sglang_arguments.txt")
+"""Names of the server arguments of SGLang 0.5.23, so that a machine without SGLang finds a mistake too."""
 
 
 class EngineConfig(Section):
@@ -38,6 +42,11 @@ class EngineConfig(Section):
         """As in rlinf_sched.flow_graph.Stage: an engine of this system computes on one device."""
         return self.tensor_parallel_size if self.engine == "sglang" or self.tensor_parallel_size > 1 else 0
 
+    @property
+    def options(self) -> dict[str, bool | int | float | str]:
+        """What the recipe gives the engine's constructor."""
+        return self.sglang if self.engine == "sglang" else self.engine_options
+
     def conflicts(self) -> Iterator[Conflict]:
         at, engine = self.AT, f"{self.AT}engine"
         if self.sglang and self.engine != "sglang":
@@ -52,6 +61,11 @@ class EngineConfig(Section):
                 text=f"={self.tensor_parallel_size}: {engine}=huggingface computes on one device; use {engine}=sglang, "
                 "or 1",
             )
+        share = self.engine_options.get("cache_share", 1)
+        is_share = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share <= 1
+        if self.engine == "huggingface" and not is_share:
+            key = f"{at}engine_options.cache_share"
+            yield Conflict(keys=(key,), text=f"={share!r} is no share; use a number above 0 and up to 1")
         if self.engine == "sglang":
             yield from self._sglang_conflicts()
 
@@ -62,10 +76,15 @@ class EngineConfig(Section):
                 keys=(f"{at}engine_options", f"{at}engine"),
                 text=f": {at}engine=sglang has its settings under {at}sglang; put them there",
             )
-        from rlinf_sched.derive.sglang import OWNED, WHERE, SGLangOptions  # imports numpy, as options of megatron do
+        # imports numpy, as options of megatron do
+        from rlinf_sched.derive.sglang import OWNED, WHERE, SGLangOptions, unknown_argument
 
         for key in (key for key in self.sglang if key in OWNED):
             yield Conflict(keys=(f"{at}sglang.{key}",), text=f" cannot be set: {OWNED[key]}; leave it out")
+        if not self.sglang.get("any_version"):
+            known = {"any_version", *SGLANG_ARGUMENTS.read_text(encoding="utf-8").split()}
+            for key in (key for key in self.sglang if key not in known):
+                yield Conflict(keys=(f"{at}sglang.{key}",), text=unknown_argument(key, known))
         try:
             SGLangOptions.of(self.sglang)
         except ValueError as error:

@@ -9,10 +9,10 @@ from typing import Any
 
 from rlinf.config.common import ClusterConfig
 from rlinf.doors import named_class
-from rlinf.errors import RunFailed, UserError
+from rlinf.errors import RlinfError, RunFailed, UserError
 from rlinf.processes.environment import worker_environment
 from rlinf_sched.cluster import Cluster
-from rlinf_workers import Executor, RemoteError, WorkersError
+from rlinf_workers import Executor, RemoteError, WorkerLost, WorkersError
 from rlinf_workers.registry import LAUNCHERS, WEIGHT_LINKS
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -64,13 +64,17 @@ def _settings(config: ClusterConfig, worker_timeout_s: float, forks: bool) -> di
     return {"heartbeat_timeout_s": worker_timeout_s, "pins_slots": config.pin_slots, "forks": forks}
 
 
-def run_failed(error: WorkersError, log_folder: Path | None, *, during: str = "") -> RunFailed:
-    """The end of a run in a few lines: what was raised, where, and how to see the traceback.
+def run_failed(error: WorkersError, log_folder: Path | None, *, during: str = "") -> RlinfError:
+    """The end of a run in a few lines: what was raised, where, and how to see the traceback. Settings that a worker
+    refused when it was made are the user's to put right.
 
     Args:
         log_folder: holds `ROLE/RANK.log`; None where the logs go with the command.
         during: what was going on, "step 3: " for example.
     """
+    if isinstance(error, WorkerLost) and error.refusal is not None:
+        log = f"; {log_folder / error.worker}.log has what it said before" if log_folder else ""
+        return UserError(error.refusal, hint=f"worker {error.worker} was not started{log}")
     if not isinstance(error, RemoteError):
         return RunFailed(f"{during}{error}")
     place = f"raised in {error.raised_in}\n" if error.raised_in else ""

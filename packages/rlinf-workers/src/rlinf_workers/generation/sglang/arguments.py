@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Any
 
 import torch
 
-from rlinf_sched.derive.sglang import OWNED
-from rlinf_workers.errors import WorkersError
+from rlinf_sched.derive.memory.sglang import MEM_FRACTION
+from rlinf_sched.derive.sglang import OWNED, unknown_argument
+from rlinf_workers.errors import SettingsRefused
 from rlinf_workers.models.language_model import ModelSettings
 
 KNOWN_VERSIONS = ("0.5.23",)
@@ -30,17 +30,19 @@ ON_CPU: Mapping[str, Argument] = {
     "max_total_tokens": 20_000,
 }
 """What a recipe leaves open on CPU slots: the only kernels that need no build of SGLang's own for that processor. The
-number of tokens is the bound: SGLang counts what other processes take meanwhile as its own, so a small fraction of the
-machine's memory may be gone when it looks again. An engine that has nothing to do would take a whole core."""
+number of tokens is the bound, and a run whose plan can count the model gives it; these are for one that cannot. SGLang
+counts what other processes take meanwhile as its own, so a small fraction of the machine's memory may be gone when it
+looks again. An engine that has nothing to do would take a whole core."""
 
 ON_GPU: Mapping[str, Argument] = {
     "sleep_on_idle": True,
     "grammar_backend": "none",
     "enable_memory_saver": True,
     "enable_weights_cpu_backup": True,
+    "mem_fraction_static": MEM_FRACTION,
 }
-"""What a recipe leaves open on GPUs: memory can be given back to a trainer on the same devices, and weights come back
-as they were."""
+"""What a recipe leaves open on GPUs: plans count that share, memory can be given back to a trainer on the same devices,
+and weights come back as they were."""
 
 SPARE_TOKENS = 8
 """SGLang ends a sequence a few tokens before its context does; so many more let a completion use a model's context to
@@ -65,7 +67,7 @@ def server_arguments(
         loader: import path of the function that fills its weights.
         given: those of the recipe.
         known: the names that the installed SGLang has.
-    Raises: WorkersError for names that are unknown or not a recipe's to set.
+    Raises: SettingsRefused for names that are unknown or not a recipe's to set.
     """
     check_names(given, known)
     config = json.loads((Path(folder) / "config.json").read_text())
@@ -91,17 +93,21 @@ def server_arguments(
 def check_names(given: Iterable[str], known: Iterable[str]) -> None:
     """Refuses the first name that no recipe may set.
 
-    Raises: WorkersError.
+    Raises: SettingsRefused.
     """
-    known = sorted(name for name in known if not name.startswith("_"))
+    known = {name for name in known if not name.startswith("_")}
     for name in given:
         if name in OWNED:
-            raise WorkersError(f"rollout.sglang.{name} cannot be set: {OWNED[name]}; leave it out")
+            raise SettingsRefused(f"rollout.sglang.{name} cannot be set: {OWNED[name]}; leave it out")
         if name not in known:
-            free = [one for one in known if one not in OWNED]
-            near = difflib.get_close_matches(name, free, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "`python -m sglang.launch_server --help` lists them"
-            raise WorkersError(f"rollout.sglang.{name}: SGLang has no server argument of that name; {hint}")
+            raise SettingsRefused(f"rollout.sglang.{name}{unknown_argument(name, known)}")
+
+
+def suspects(message: str, given: Mapping[str, Any]) -> str:
+    """A line that names the recipe's arguments whose values an error of SGLang speaks of, or else all of them."""
+    named = [name for name, value in given.items() if str(value) in message] or list(given)
+    settings = ", ".join(f"rollout.sglang.{name}={given[name]}" for name in named)
+    return f"\nit was started with {settings}" if settings else ""
 
 
 def bound_cores(devices: Sequence[str], cores: Sequence[int]) -> str:

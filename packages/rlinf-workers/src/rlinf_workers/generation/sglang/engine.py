@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from rlinf_comm.weights import Layout
-from rlinf_workers.errors import WorkersError
+from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.generation.base import Completions
 from rlinf_workers.generation.processes import EngineProcesses
 from rlinf_workers.generation.sampling import SamplingSettings
-from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS, Argument, bound_cores, server_arguments
+from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS, Argument, bound_cores, server_arguments, suspects
 from rlinf_workers.generation.sglang.loader import LOADER
 from rlinf_workers.generation.sglang.requests import Answer, answer_of, completions_of, cut_at, request_parameters
 from rlinf_workers.generation.sglang.room import Room
@@ -100,7 +100,10 @@ class SGLangEngine:
             given=server,
             known=known,
         )
-        self._server = EngineServer(arguments, folder, self._on_lost)
+        try:
+            self._server = EngineServer(arguments, folder, self._on_lost)
+        except SettingsRefused as error:
+            raise SettingsRefused(f"{error}{suspects(str(error), server)}") from error
         self._room = Room(self._server.num_tokens, max_batch_sequences)
         self._model = replace(model, folder=str(served))
         self._processes = EngineProcesses(self._num_devices, self.enter)
@@ -324,19 +327,19 @@ class SGLangEngine:
 def known_arguments(device: torch.device, devices: Sequence[str], *, any_version: bool) -> list[str]:
     """Imports SGLang as the devices need it; the names of its server arguments.
 
-    Raises: WorkersError when it is not there, or another version than those that are known.
+    Raises: SettingsRefused when it is not there, or another version than those that are known.
     """
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         found = version("sglang")
     except PackageNotFoundError:
-        raise WorkersError(
+        raise SettingsRefused(
             "rollout.engine=sglang, and SGLang is not installed in the Python environment of the rollout. "
             "`rlinf env create sglang` makes one that has it; name it in the recipe: environments: {rollout: sglang}"
         ) from None
     if found not in KNOWN_VERSIONS and not any_version:
-        raise WorkersError(
+        raise SettingsRefused(
             f"SGLang {found} is installed; known to work: {', '.join(KNOWN_VERSIONS)}. `rlinf env create sglang` "
             "installs that one; rollout.sglang.any_version=true takes yours as it is"
         )
@@ -355,14 +358,14 @@ def check_architecture(folder: Path) -> None:
     """Whether SGLang has code of its own for a model. It would serve another one through transformers, whose parameters
     lie elsewhere; so its sources are searched for the name, which takes no import.
 
-    Raises: WorkersError.
+    Raises: SettingsRefused.
     """
     names = json.loads((folder / "config.json").read_text()).get("architectures") or ["None"]
     spec = importlib.util.find_spec("sglang")
     assert spec is not None and spec.submodule_search_locations, "its version was read before"
     sources = Path(spec.submodule_search_locations[0], "srt", "models").rglob("*.py")
     if not any(re.search(rf"\b{re.escape(names[0])}\b", path.read_text()) for path in sources):
-        raise WorkersError(
+        raise SettingsRefused(
             f"SGLang does not serve {names[0]} (architectures in config.json of the model); use "
             "rollout.engine=huggingface, or a model that it serves"
         )

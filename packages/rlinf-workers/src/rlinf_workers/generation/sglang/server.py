@@ -20,7 +20,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlinf_workers.errors import WorkersError
+from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.generation.sglang.child import FOLDER_VARIABLE, last_error, run_scheduler
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class EngineServer:
     Attributes:
         num_tokens: what the KV cache holds.
         num_sequence_tokens: the longest sequence, prompt and completion together, that it takes.
-    Raises: WorkersError when the engine does not start, with the reason that it logged.
+    Raises: SettingsRefused when the engine does not start, with the reason that it logged.
     """
 
     def __init__(self, arguments: Mapping[str, Any], folder: Path, on_lost: Callable[[WorkersError], None]) -> None:
@@ -53,7 +53,7 @@ class EngineServer:
         except Exception as error:
             reason = last_error(folder) or f"{type(error).__name__}: {error}"
             self._end(others)
-            raise WorkersError(f"SGLang did not start: {with_hint(reason)}") from error
+            raise SettingsRefused(f"SGLang did not start: {with_hint(reason)}") from error
         self._others = others
         self._processes = [one for one in multiprocessing.active_children() if one not in others]
         reported = self._engine._scheduler_init_result.scheduler_infos[0]
