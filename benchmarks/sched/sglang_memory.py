@@ -3,9 +3,10 @@
     SGLANG_USE_CPU_ENGINE=1 OMP_NUM_THREADS=1 python benchmarks/sched/sglang_memory.py [CASE ...]
 
 Runs with the Python of an environment that has SGLang. Each case is an engine of `rlinf_workers.generation.sglang` with
-random weights and the server arguments that `rlinf train` would give it. SGLang's own report is the number of tokens of
-its KV pool; measured is the proportional set size (kernel, proc(5): smaps_rollup) of this process and of the engine's
-after a batch of the longest completions, at its largest. The model's own process would be this one.
+random weights and the server arguments that `rlinf train` would give it, in a process of its own. SGLang's own report
+is the number of tokens of its KV pool. Measured is what that process and the engine's hold at most while a step's
+completions are sampled to their longest: anonymous and shared memory, each page in equal parts with whoever maps it
+(kernel, proc(5): smaps_rollup), and the files that the process with most of them has mapped, which the others share.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +63,13 @@ class Case:
 
 
 CASES = {
-    "dense-0.3M": Case(
+    "Qwen2, 0.3M": Case(
         kind="qwen2", config=SMALL, num_kv_heads=2, vocab_size=64, num_devices=1, num_groups=64, options={}
     ),
-    "dense-29M": Case(
+    "Qwen2, 29M": Case(
         kind="qwen2", config=DENSE, num_kv_heads=4, vocab_size=4096, num_devices=1, num_groups=64, options={}
     ),
-    "dense-29M, 20,000 tokens, TP2": Case(
+    "Qwen2, 29M, 20,000 tokens, TP2": Case(
         kind="qwen2",
         config=DENSE,
         num_kv_heads=4,
@@ -75,27 +78,42 @@ CASES = {
         num_groups=16,
         options={"max_total_tokens": 20_000},
     ),
-    "moe-22M": Case(
+    "Qwen3, 29M": Case(
+        kind="qwen3",
+        config={**DENSE, "head_dim": 64},
+        num_kv_heads=4,
+        vocab_size=4096,
+        num_devices=1,
+        num_groups=64,
+        options={},
+    ),
+    "Qwen3-MoE, 22M": Case(
         kind="qwen3_moe", config=MIXTURE, num_kv_heads=4, vocab_size=4096, num_devices=1, num_groups=32, options={}
     ),
 }
 
 
-def proportional_bytes() -> int:
+def held_bytes() -> int:
     """Of this process and all below it."""
-    found = 0
+    own, files = 0, 0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         try:
-            for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    found += int(line.split()[1]) << 10
-        except OSError:
+            rollup = sizes_of(Path(f"/proc/{process.pid}/smaps_rollup"))
+            files = max(files, sizes_of(Path(f"/proc/{process.pid}/status"))["RssFile"])
+        except (OSError, KeyError):
             continue  # it has just ended
-    return found
+        own += rollup["Pss_Anon"] + rollup["Pss_Shmem"]
+    return own + files
+
+
+def sizes_of(path: Path) -> dict[str, int]:
+    """Name -> bytes, of the lines that end with a unit."""
+    lines = [line.replace(":", " ").split() for line in path.read_text().splitlines()]
+    return {line[0]: int(line[1]) << 10 for line in lines if len(line) == 3 and line[2] == "kB"}
 
 
 class Peak(threading.Thread):
-    """The largest `proportional_bytes` from `start` to `stop`."""
+    """The largest `held_bytes` from `start` to `stop`."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -103,7 +121,7 @@ class Peak(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping.wait(POLL_S):
-            self.bytes = max(self.bytes, proportional_bytes())
+            self.bytes = max(self.bytes, held_bytes())
 
     def stop(self) -> int:
         self._stopping.set()
@@ -168,6 +186,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     reported = engine._server.num_tokens
     engine.close()
     return {
+        "architecture": case.kind,
         "num_parameters": shape.num_parameters,
         "num_devices": case.num_devices,
         "counted_kv_tokens": kv_tokens(shape, job),
@@ -188,8 +207,8 @@ def main() -> None:
         "cases": json.loads(RESULT.read_text())["cases"] if RESULT.exists() and sys.argv[1:] else {},
     }
     for name in sys.argv[1:] or CASES:
-        with tempfile.TemporaryDirectory() as folder:
-            result["cases"][name] = row = measure(CASES[name], Path(folder))
+        with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn")) as alone:
+            result["cases"][name] = row = alone.submit(measure, CASES[name], Path(folder)).result()
         print(name, json.dumps(row), flush=True)
         RESULT.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -65,6 +65,7 @@ def test_a_recipes_argument_wins_over_what_is_set_for_the_device(tmp_path):
 def test_memory_on_gpus_can_be_given_back_and_nothing_of_cpus_is_set(tmp_path):
     made = arguments(tmp_path, "cuda")
     assert made["enable_memory_saver"] and made["enable_weights_cpu_backup"] and made["device"] == "cuda"
+    assert made["mem_fraction_static"] == 0.7, "what a plan counts"
     assert "attention_backend" not in made and "max_total_tokens" not in made
 
 

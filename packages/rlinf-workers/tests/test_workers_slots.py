@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from rlinf_comm.testing import assert_bitwise_equal
+from rlinf_sched.derive import Lengths
+from rlinf_sched.derive.memory import JobShape, generator_memory
+from rlinf_sched.derive.shapes import ModelShape
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.generation import slots
-from rlinf_workers.generation.free_memory import free_bytes
 from rlinf_workers.generation.huggingface import HuggingFaceEngine
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.generation.slots import Slots
@@ -168,6 +170,41 @@ def test_memory_bounds_the_rows(model, monkeypatch):
         engine(model).submit(prompts_of([3]), LONG, seed=1, step=0)
 
 
+@pytest.mark.parametrize(("num_groups", "free_rows"), [(2, None), (5, None), (12, None), (12, 80), (12, 20)])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_the_cache_is_what_a_plan_counts(kind, num_groups, free_rows, tmp_path, monkeypatch):
+    made = tiny_architecture(kind, tmp_path)
+    shape = ModelShape.from_folder(made.folder)
+    lengths = Lengths(mean_tokens=40, limit_tokens=40, prompt_tokens=8, group_size=4)
+    job = JobShape(
+        lengths=lengths, num_groups=num_groups, on_gpu=False, engine="huggingface", engine_options={"refill": True}
+    )
+    tried = engine(made)
+    if free_rows is not None:
+        config = tried._model.config
+        numbers = config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+        free = free_rows * 2 * numbers * 4 * 48
+        monkeypatch.setattr(slots, "free_bytes", lambda device: free)
+        job = replace(job, host_bytes=free + sum(tensor.nbytes for tensor in tried.weights().values()))
+    sample(tried, prompts_of(MIXED[:num_groups]), LONG)
+    cache = slots_of(tried)._cache
+    assert cache is not None
+    assert generator_memory(shape, job).kv_pool == sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
+
+
+def test_a_cache_that_grows_keeps_who_runs(model):
+    expected = by_completion(sample(engine(model, refill=False), prompts_of(MIXED), LONG))
+    made = engine(model)
+    prompts = prompts_of(MIXED)
+    made.submit(prompts[:1], LONG, seed=1, step=0)
+    parts = made.finished()
+    assert slots_of(made).num_running > 0
+    made.submit(prompts[1:], LONG, seed=1, step=0)
+    while found := made.finished():
+        parts += found
+    assert_same_tokens(by_completion(parts), expected)
+
+
 def test_rows_that_run_wait_through_an_offload(model):
     expected = by_completion(sample(engine(model, refill=False), prompts_of(MIXED[:2]), LONG))
     made = engine(model, max_batch_sequences=5)
@@ -204,17 +241,3 @@ def test_a_model_that_cannot_be_refilled_is_named(tmp_path):
 def test_a_share_is_a_share(model):
     with pytest.raises(ValueError, match=r"cache_share=1\.5: use a share above 0"):
         engine(model, cache_share=1.5)
-
-
-def test_free_memory_is_what_the_cgroup_leaves(tmp_path):
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 900 kB\nMemFree: 1 kB\nMemAvailable:     800 kB\n")
-    free = partial(free_bytes, CPU, meminfo=meminfo, cgroup=tmp_path)
-    assert free() == 800 * 1024
-    for name, text in (("max", "max"), ("current", "300000"), ("stat", "anon 1\ninactive_file 100000\nfile 2")):
-        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
-    assert free() == 800 * 1024
-    (tmp_path / "memory.max").write_text("500000\n")
-    assert free() == 300_000
-    (tmp_path / "memory.max").write_text("100000\n")
-    assert free() == 0

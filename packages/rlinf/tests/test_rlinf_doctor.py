@@ -12,7 +12,7 @@ import pytest
 from rlinf import doctor, machine
 from rlinf.cli.main import main
 from rlinf.doctor import Finding, examine
-from rlinf.machine import cgroup_limit_bytes
+from rlinf_sched import host_memory
 
 
 def test_the_command_lists_findings_as_lines_and_as_json(
@@ -104,13 +104,8 @@ def test_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path, monkeypatch: pyt
     assert doctor._disk(tmp_path).verdict == "problem"
 
 
-def test_a_container_s_memory_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unlimited, limited = tmp_path / "max", tmp_path / "limit"
-    unlimited.write_text("max\n")
-    limited.write_text("1073741824\n")
-    assert cgroup_limit_bytes((tmp_path / "none", unlimited)) is None
-    assert cgroup_limit_bytes((tmp_path / "none", unlimited, limited)) == 1 << 30
-    monkeypatch.setattr(doctor, "CGROUP_MEMORY_FILES", (limited,))
-    finding = doctor._memory()
+def test_a_container_s_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "usable_bytes", lambda: 1 << 30)
+    (finding,) = doctor._memory()
     assert finding.verdict == "note"
     assert "1.0 GiB" in finding.text

@@ -1,6 +1,7 @@
 """What ranks hold: against a real model's parameters and autograd's own records, and refusals with numbers."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -297,6 +298,61 @@ def test_an_evaluation_may_have_more_sequences_at_once_than_a_step() -> None:
         assert shape is not None
         (load,) = loads_of(config, shape, plan)
         assert load.num_items == expected
+
+
+REFILL = ("--rollout.engine_options={refill: true}", "--rollout.num_prompts=16", "--algorithm.group_size=4")
+
+
+def test_rows_that_are_refilled_hold_all_sequences_of_a_replica() -> None:
+    """Neither the plan's granularity nor the batches' 512 sequences bound them."""
+    rollout = StagePlan(stage="rollout", devices=(0, 1), num_ranks=2, granularity=1, offload=False, turn=0)
+    plan = Plan(flow="grpo", mode="collocated", stages=(rollout,), reason="")
+    for num_held_out, num_rows in ((8, 32), (100, 64), (4000, 2048)):
+        config = config_of(*REFILL, f"--task.num_held_out={num_held_out}")
+        shape = shape_of(config, 13)
+        assert shape is not None
+        for load in loads_of(config, shape, plan, on_gpu=False):
+            tokens = config.rollout.max_prompt_tokens + config.rollout.max_new_tokens
+            of_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4
+            assert load.memory.kv_pool == num_rows * -(-tokens // 16) * 16 * of_token
+            assert load.memory.state == load.memory.weights + load.memory.kv_pool, "it stays between turns"
+
+
+def test_a_cache_of_free_memory_takes_no_more_than_its_share() -> None:
+    stages = tuple(
+        StagePlan(stage=name, devices=(0,), num_ranks=1, granularity=0, offload=False, turn=0)
+        for name in ("rollout", "actor")
+    )
+    plan = Plan(flow="grpo", mode="collocated", stages=stages, reason="")
+    lengths = ("--rollout.max_new_tokens=496", "--model.architecture.max_positions=512")
+    flags = (*REFILL, "--task.num_held_out=20000", "--warm_start=null", *lengths)
+    config = config_of(*flags)
+    shape = shape_of(config, 13)
+    assert shape is not None
+    for has, on_gpu, share in ((4 << 30, True, 0.8), (1 << 30, False, 0.25)):
+        load = loads_of(config, shape, plan, on_gpu=on_gpu, device_bytes=4 << 30, host_bytes=1 << 30)[0]
+        most = share * (has - load.memory.weights)
+        row = 512 * 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4
+        assert most - row < load.memory.kv_pool <= most
+    cluster = Cluster.cpu_slots(1, memory_bytes=1 << 30)
+    greedy = config_of(*flags, "--rollout.engine_options={refill: true, cache_share: 0.9}")
+    with pytest.raises(UserError) as error:
+        check_memory(greedy, shape, plan, cluster, 4 << 30)
+    assert "KV cache 3.6" in str(error.value)
+    (share,) = re.findall(r"--rollout.engine_options.cache_share ([\d.]+)", error.value.hint or "")
+    check_memory(
+        config_of(*flags, f"--rollout.engine_options={{refill: true, cache_share: {share}}}"),
+        shape,
+        plan,
+        cluster,
+        4 << 30,
+    )
+
+
+@pytest.mark.parametrize("share", ["0", "1.5", "true", "half"])
+def test_a_share_of_free_memory_is_a_share(share: str) -> None:
+    with pytest.raises(UserError, match=r"rollout.engine_options.cache_share=.* is no share; use a number above 0"):
+        config_of(f"--rollout.engine_options={{refill: true, cache_share: {share}}}")
 
 
 def test_no_worker_took_more_than_was_counted() -> None:

@@ -20,7 +20,7 @@ from rlinf_sched.derive import find_model
 from rlinf_sched.derive.memory import generator_memory
 from rlinf_sched.derive.memory.sglang import kv_tokens
 from rlinf_sched.plan import Plan, StagePlan
-from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS
+from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS, ON_GPU
 from rlinf_workers.launcher.interpreter import Interpreter
 
 SGLANG = ["--warm_start=null", "--rollout.engine=sglang", "--mode=collocated"]
@@ -190,23 +190,23 @@ def test_on_cpu_slots_the_pool_has_room_for_the_steps_sequences():
     config = config_of("--rollout.num_prompts=16", "--algorithm.group_size=4")
     job = job_shape(config, on_gpu=False, device_bytes=1 << 30)
     arguments = engine_options(config.rollout, shape, job)
-    assert arguments == {"mem_fraction_static": 0.9, "max_total_tokens": 16 * 4 * 25}
+    assert arguments == {"max_total_tokens": 16 * 4 * 25}
     assert generator_memory(shape, job).kv_pool == 16 * 4 * 25 * (2 * 2 * 4 * 16 * 4)
     tight = job_shape(config, on_gpu=False, device_bytes=1 << 20)
     assert engine_options(config.rollout, shape, tight)["max_total_tokens"] == (1 << 18) // (2 * 2 * 4 * 16 * 4)
     given = config_of("--rollout.sglang={max_total_tokens: 77, attention_backend: torch_native}")
     job = job_shape(given, on_gpu=False, device_bytes=1 << 30)
-    assert engine_options(given.rollout, shape, job) == {
-        "mem_fraction_static": 0.9,
-        "max_total_tokens": 77,
-        "attention_backend": "torch_native",
-    }
+    assert engine_options(given.rollout, shape, job) == given.rollout.sglang
 
 
 def test_on_a_gpu_an_engine_leaves_room_for_others():
     config = config_of("--rollout.dtype=bfloat16")
     job = job_shape(config, device_bytes=H100_BYTES)
-    assert engine_options(config.rollout, MODEL, job) == {"mem_fraction_static": 0.7}
+    assert engine_options(config.rollout, MODEL, job) == {}, "its own defaults"
+    share = ON_GPU["mem_fraction_static"]
+    assert isinstance(share, float)
+    held = generator_memory(MODEL, job).state
+    assert share * H100_BYTES - TOKEN_BYTES < held <= share * H100_BYTES
     small = replace(MODEL, num_layers=2, vocab_size=1000)
     cluster = Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=H100_BYTES)
     assert not all_fit_at_once(config, small, plan_of(), cluster), "a pool is taken again after each of its turns"

@@ -1,11 +1,11 @@
 """The devices a plan may use: GPUs, or CPU slots on a machine without one."""
 
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from rlinf_sched.errors import ClusterError
+from rlinf_sched.host_memory import usable_bytes
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -89,12 +89,12 @@ class Cluster:
 
         Args:
             num_slots: at least 1.
-            memory_bytes: memory of each slot; None shares this machine's physical memory out evenly.
+            memory_bytes: memory of each slot; None shares this machine's memory out evenly, or its cgroup's part.
         """
         if num_slots < 1:
             raise ClusterError(f"cpu_slots={num_slots}: a cluster needs at least 1 slot")
         if memory_bytes is None:
-            memory_bytes = _physical_memory_bytes() // num_slots
+            memory_bytes = _host_memory_bytes() // num_slots
         return cls(
             devices=tuple(
                 Device(index=i, kind="cpu", name=f"cpu:{i}", memory_bytes=memory_bytes) for i in range(num_slots)
@@ -151,8 +151,8 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _physical_memory_bytes() -> int:
+def _host_memory_bytes() -> int:
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return usable_bytes()
     except (AttributeError, ValueError, OSError) as e:
         raise ClusterError("this system does not tell its memory; pass memory_bytes to Cluster.cpu_slots") from e

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rlinf.finding import Finding
-from rlinf.machine import CGROUP_MEMORY_FILES, cgroup_limit_bytes, this_machine
+from rlinf.machine import this_machine
 from rlinf.run_folder.manifest import installed_packages, processor_name
 
 OWN_PACKAGES = ("rlinf", "rlinf-workers", "rlinf-comm", "rlinf-sched", "rlinf-algos", "rlinf-envs")
@@ -42,14 +42,14 @@ def examine(folder: Path) -> Iterator[Finding]:
     yield Finding("system", "ok", platform.platform())
     yield from _packages()
     yield _cores()
-    yield _memory()
+    yield from _attempt("memory", _memory)
     yield _open_files()
     yield _disk(folder)
     yield from _attempt("torch", _torch)
     yield from _attempt("hand-over between processes", _hand_over)
     yield from _attempt("ManiSkill", _maniskill)
     yield _video()
-    yield from _environments()
+    yield from _attempt("environments", _environments)
 
 
 # -- machine -----------------------------------------------------------------------------------------------------------
@@ -65,14 +65,16 @@ def _cores() -> Finding:
     return Finding("cores", "ok", text)
 
 
-def _memory() -> Finding:
-    present_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit_bytes = cgroup_limit_bytes(CGROUP_MEMORY_FILES)
+def _memory() -> Iterator[Finding]:
+    from rlinf_sched import host_memory
+
+    present_bytes, usable_bytes = host_memory.machine_bytes(), host_memory.usable_bytes()
     text = f"{present_bytes / 2**30:.1f} GiB"
-    if limit_bytes is not None and limit_bytes < present_bytes:
-        text = f"{text} in the machine; this container may use {limit_bytes / 2**30:.1f} GiB"
-        return Finding("memory", "note", text, "what lies in channels counts as well")
-    return Finding("memory", "ok", text)
+    if usable_bytes < present_bytes:
+        text = f"{text} in the machine; this container may use {usable_bytes / 2**30:.1f} GiB"
+        yield Finding("memory", "note", text, "what lies in channels counts as well")
+    else:
+        yield Finding("memory", "ok", text)
 
 
 def _open_files() -> Finding:
@@ -219,7 +221,8 @@ def _environments() -> Iterator[Finding]:
         problems = [finding for finding in findings if finding.verdict == "problem"]
         subject = f"environment {environment.path.name}"
         if problems:
-            text = "; ".join(f"{finding.subject}: {finding.text}" for finding in problems)
-            yield Finding(subject, "problem", text, problems[0].hint)
+            first, *others = problems
+            more = f" (and {len(others)} more: rlinf env check {environment.path.name})" if others else ""
+            yield Finding(subject, "problem", f"{first.subject}: {first.text}{more}", first.hint)
         else:
             yield Finding(subject, "ok", f"{environment.title}, Python {environment.stamp.python}, {environment.path}")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NVIDIA_DEVICE = Path("/dev/nvidia0")
-CGROUP_MEMORY_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,14 +41,16 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Imports torch. `CUDA_VISIBLE_DEVICES` hides GPUs from a run as it does from everything."""
+    """Imports torch and numpy. `CUDA_VISIBLE_DEVICES` hides GPUs from a run as it does from everything."""
     import torch
+
+    from rlinf_sched import host_memory
 
     is_available = torch.cuda.is_available()
     found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count() if is_available else 0)]
     return Machine(
         num_cpus=len(os.sched_getaffinity(0)),
-        memory_bytes=memory_bytes(),
+        memory_bytes=host_memory.usable_bytes(),
         gpus=tuple(Gpu(name=one.name, memory_bytes=one.total_memory) for one in found),
         unusable_gpus="" if is_available else _why_unusable(),
         torch_has_cuda=torch.version.cuda is not None or torch.version.hip is not None,
@@ -71,19 +72,3 @@ def _why_unusable() -> str:
     except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA
         return f"{seen}: {str(error).splitlines()[0]}"
     return f"{seen}: torch.cuda.is_available() is False"
-
-
-def memory_bytes() -> int:
-    """Main memory of this machine in bytes, or the container's limit where that is less."""
-    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = cgroup_limit_bytes(CGROUP_MEMORY_FILES)
-    return present if limit is None else min(present, limit)
-
-
-def cgroup_limit_bytes(files: tuple[Path, ...]) -> int | None:
-    """The memory limit of this process's container, from the first of the files that has one."""
-    for path in files:
-        text = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
-        if text.isdigit():
-            return int(text)
-    return None

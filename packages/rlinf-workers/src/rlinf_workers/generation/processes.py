@@ -16,7 +16,7 @@ from rlinf_comm import codec, errors
 from rlinf_comm.errors import WeightMismatchError
 from rlinf_comm.weights import Layout
 from rlinf_workers.errors import LinkRefused, WorkersError
-from rlinf_workers.generation.inside import Answer, Attested, Command, Hello
+from rlinf_workers.generation.inside import Answer, Attested, Command, Registration
 from rlinf_workers.generation.leftovers import SweptFolder
 from rlinf_workers.generation.serving_layout import serving_layout
 from rlinf_workers.links.base import Check, WeightPort
@@ -110,8 +110,8 @@ class EngineProcesses:
                 ) from error
             accepted.setblocking(True)
             connection = Connection(accepted.detach())
-            hello: Hello = codec.unpack(connection.recv_bytes())
-            found[hello.rank] = _Process(connection, f"engine process {hello.rank} (pid {hello.pid})")
+            said: Registration = codec.unpack(connection.recv_bytes())
+            found[said.rank] = _Process(connection, f"engine process {said.rank} (pid {said.pid})")
         return tuple(found[rank] for rank in range(self._num_processes))
 
     def _send(self, process: _Process, command: Command) -> None:

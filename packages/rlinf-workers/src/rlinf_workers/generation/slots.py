@@ -6,9 +6,9 @@ left behind them is masked. Rows that run are the first ones: where one ends, th
 
 Numbers of a row do not depend on who runs beside it on a CPU: noise belongs to the prompt (sampling.py); at least
 `MIN_ROWS` rows are computed; prompts are prefilled at a width that follows from their own length; and the keys that a
-step looks at are a multiple of `KEY_STEP`, with which torch's attention adds up those of a row in one order, however
-many masked ones follow (measured with torch 2.13, where any other number of keys rounds differently). That is also why
-they differ in the last bits from those of a cache that grows by one key a token.
+step looks at are a multiple of 16 (`row_tokens`), with which torch's attention adds up those of a row in one order,
+however many masked ones follow (measured with torch 2.13, where any other number of keys rounds differently). That is
+also why they differ in the last bits from those of a cache that grows by one key a token.
 
 Legend: R rows, n rows that run, K columns, T new tokens, V vocabulary.
 """
@@ -25,10 +25,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, Cache, DynamicCache
 
+from rlinf_sched.derive.memory.refill import CACHE_SHARE, cache_rows, row_tokens
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.generation.base import Completions
 from rlinf_workers.generation.free_memory import free_bytes
-from rlinf_workers.generation.graphs import PREFILL_TOKENS, bucket, one_query
+from rlinf_workers.generation.graphs import PREFILL_TOKENS, one_query
 from rlinf_workers.generation.huggingface import MIN_ROWS, causal_mask
 from rlinf_workers.generation.sampling import SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
 from rlinf_workers.generation.stopping import StopStrings
@@ -36,9 +37,6 @@ from rlinf_workers.models.placement import HOST
 from rlinf_workers.models.sequences import pad_left
 from rlinf_workers.records.language import Prompt
 
-KEY_STEP = 16
-CACHE_SHARE = {"cuda": 0.8, "cpu": 0.25}
-"""Share of the free memory that the cache may take: a GPU is the rank's alone, a host is shared with other ranks."""
 ATTENTION = "rlinf_slots"
 
 
@@ -87,6 +85,19 @@ class _Cache:
 
     def of_rows(self) -> tuple[str, ...]:
         return ("tokens", "positions", "counts", "noise", "token_ids", "logprobs")
+
+    def grow(self, num_rows: int) -> None:
+        """Makes room for so many rows. Layers follow one another, so that both sizes of one alone are there at once."""
+        for layers in (self.keys, self.values):
+            for layer, places in enumerate(layers):
+                layers[layer] = self._grown(places, num_rows)
+        for name in self.of_rows():
+            setattr(self, name, self._grown(getattr(self, name), num_rows))
+
+    def _grown(self, tensor: Tensor, num_rows: int) -> Tensor:
+        grown = tensor.new_zeros(num_rows, *tensor.shape[1:])
+        grown[: len(self.rows)] = tensor[: len(self.rows)]
+        return grown
 
     def move(self, sources: list[int], targets: list[int], num_keys: int) -> None:
         """Rows into the places of others."""
@@ -209,7 +220,7 @@ class Slots:
 
     def _size(self, num_columns: int, num_tokens: int) -> None:
         """Decides how many rows there may be."""
-        self._num_columns = -(-num_columns // KEY_STEP) * KEY_STEP
+        self._num_columns = row_tokens(num_columns)
         sizes = self._num_columns, num_tokens
         if self._cache is not None and (self._cache.keys[0].shape[2], self._cache.noise.shape[1]) != sizes:
             self._cache = None
@@ -232,37 +243,34 @@ class Slots:
 
     def _reserve(self, num_rows: int, keys: list[Tensor], values: list[Tensor]) -> _Cache:
         """The cache with room for so many rows; it grows as they are needed. Keys and values are a prompt's."""
-        old = self._cache
-        if old is not None and len(old.tokens) >= num_rows:
-            return old
-        assert self._limit is not None and self._sampling is not None, "set by submit"
-        rows, num_tokens = max(MIN_ROWS, min(bucket(num_rows, MIN_ROWS), self._limit)), self._sampling.max_new_tokens
+        assert self._limit is not None, "set by submit"
+        if self._cache is None:
+            self._cache = self._empty(keys, values)
+        if len(self._cache.tokens) < num_rows:
+            self._cache.grow(cache_rows(num_rows, most=self._limit))
+        return self._cache
 
-        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=self._device)
+    def _empty(self, keys: list[Tensor], values: list[Tensor]) -> _Cache:
+        """A cache without rows, of tensors like a prompt's."""
+        assert self._sampling is not None, "set by submit"
+        num_tokens = self._sampling.max_new_tokens
+
+        def none(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(0, *shape, dtype=dtype, device=self._device)
 
         def places(layers: list[Tensor]) -> list[Tensor]:
-            return [zeros(rows, one.shape[0], self._num_columns, one.shape[2], dtype=one.dtype) for one in layers]
+            return [none(one.shape[0], self._num_columns, one.shape[2], dtype=one.dtype) for one in layers]
 
-        new = _Cache(
+        return _Cache(
             keys=places(keys),
             values=places(values),
-            tokens=zeros(rows),
-            positions=zeros(rows),
-            counts=zeros(rows),
-            noise=zeros(rows, num_tokens, dtype=torch.float32),
-            token_ids=zeros(rows, num_tokens),
-            logprobs=zeros(rows, num_tokens, dtype=torch.float32),
+            tokens=none(),
+            positions=none(),
+            counts=none(),
+            noise=none(num_tokens, dtype=torch.float32),
+            token_ids=none(num_tokens),
+            logprobs=none(num_tokens, dtype=torch.float32),
         )
-        if old is not None and (n := len(old.rows)):
-            for name in ("keys", "values"):
-                for place, tensor in zip(getattr(new, name), getattr(old, name), strict=True):
-                    place[:n] = tensor[:n]
-            for name in new.of_rows():
-                getattr(new, name)[:n] = getattr(old, name)[:n]
-            new.rows = old.rows
-        self._cache = new
-        return new
 
     # -- what runs -------------------------------------------------------------------------------------------------
 
@@ -282,6 +290,8 @@ class Slots:
             return []
         self._prefill([one for one, _ in entering if one.prefilled is None])
         first = self.num_running
+        keys, values, _ = _prefilled(entering[0][0])
+        self._reserve(first + sum(len(members) for _, members in entering), keys, values)
         for one, members in entering:
             self._enter(one, members)
         logits = torch.cat([_prefilled(one)[2].expand(len(members), -1) for one, members in entering])
@@ -289,8 +299,8 @@ class Slots:
 
     def _enter(self, one: _Waiting, members: Sequence[int]) -> None:
         keys, values, _ = _prefilled(one)
-        n, num_prompt = self.num_running, len(one.prompt.token_ids)
-        cache = self._reserve(n + len(members), keys, values)
+        cache, n, num_prompt = self._cache, self.num_running, len(one.prompt.token_ids)
+        assert cache is not None, "made for those who enter"
         rows = slice(n, n + len(members))
         for places, layers in ((cache.keys, keys), (cache.values, values)):
             for place, layer in zip(places, layers, strict=True):
@@ -303,10 +313,10 @@ class Slots:
         cache.rows += [_Row(index=one.prompt.index, member=member, policy_version=self._version) for member in members]
 
     def _prefill(self, waiting: Sequence[_Waiting]) -> None:
-        """Prompts of one width in one forward: their lengths on the next `KEY_STEP`, padded on the left."""
+        """Prompts of one width in one forward: their lengths as `row_tokens` rounds them, padded on the left."""
         by_width: dict[int, list[_Waiting]] = {}
         for one in waiting:
-            by_width.setdefault(-(-len(one.prompt.token_ids) // KEY_STEP) * KEY_STEP, []).append(one)
+            by_width.setdefault(row_tokens(len(one.prompt.token_ids)), []).append(one)
         for width, those in by_width.items():
             at_once = max(1, PREFILL_TOKENS // width)
             for start in range(0, len(those), at_once):
@@ -356,7 +366,7 @@ class Slots:
 
     def _num_keys(self, cache: _Cache) -> int:
         longest = int(cache.positions[: len(cache.rows)].max()) + 1
-        return -(-longest // KEY_STEP) * KEY_STEP
+        return row_tokens(longest)
 
     def _draw(self, first: int, logits: Tensor) -> list[Completions]:
         """The next tokens of the rows from `first` on. Returns those that end, whose rows are free then."""

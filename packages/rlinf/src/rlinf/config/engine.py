@@ -42,6 +42,11 @@ class EngineConfig(Section):
         """As in rlinf_sched.flow_graph.Stage: an engine of this system computes on one device."""
         return self.tensor_parallel_size if self.engine == "sglang" or self.tensor_parallel_size > 1 else 0
 
+    @property
+    def options(self) -> dict[str, bool | int | float | str]:
+        """What the recipe gives the engine's constructor."""
+        return self.sglang if self.engine == "sglang" else self.engine_options
+
     def conflicts(self) -> Iterator[Conflict]:
         at, engine = self.AT, f"{self.AT}engine"
         if self.sglang and self.engine != "sglang":
@@ -56,6 +61,11 @@ class EngineConfig(Section):
                 text=f"={self.tensor_parallel_size}: {engine}=huggingface computes on one device; use {engine}=sglang, "
                 "or 1",
             )
+        share = self.engine_options.get("cache_share", 1)
+        is_share = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share <= 1
+        if self.engine == "huggingface" and not is_share:
+            key = f"{at}engine_options.cache_share"
+            yield Conflict(keys=(key,), text=f"={share!r} is no share; use a number above 0 and up to 1")
         if self.engine == "sglang":
             yield from self._sglang_conflicts()
 

@@ -152,6 +152,6 @@ def engine_options(settings: EngineConfig, shape: ModelShape | None, job: JobSha
         shape: the model's; None where we cannot count its parts, and the engine decides by itself.
         job: what is asked of a rank.
     """
-    if settings.engine != "sglang":
-        return dict(settings.engine_options)
-    return dict(settings.sglang) if shape is None else settled_arguments(shape, job)
+    if settings.engine != "sglang" or shape is None:
+        return dict(settings.options)
+    return settled_arguments(shape, job)

@@ -16,6 +16,8 @@ MOST_SHOWN = 4
 OTHER_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
 """Shares of a GPU that an engine may take; the nearest few are tried."""
 MOST_SHARES = 4
+CACHE_SHARES = (0.6, 0.4, 0.25, 0.2, 0.1, 0.05)
+"""Shares of the free memory for a cache whose rows are refilled."""
 Key = tuple[str, ...]
 
 
@@ -121,8 +123,13 @@ def _axes(config: ReasoningConfig, num_ranks: int, most_ranks: int, num_devices:
 
 
 def _engine_axes(config: ReasoningConfig) -> Iterator[list[Change]]:
-    """What an SGLang engine may have otherwise."""
+    """What an SGLang engine may have otherwise, or a cache whose rows are refilled."""
     rollout, options = config.rollout, ("rollout", "sglang")
+    if rollout.engine == "huggingface" and rollout.engine_options.get("refill") is True:  # waiting completions
+        most = float(rollout.engine_options.get("cache_share", 1.0))
+        key = ("rollout", "engine_options", "cache_share")
+        if smaller := [share for share in CACHE_SHARES if share < most]:
+            yield [Change(key=key, value=share) for share in smaller]
     if rollout.engine != "sglang":
         return
     tokens, needed = rollout.sglang.get("max_total_tokens"), rollout.max_prompt_tokens + rollout.max_new_tokens

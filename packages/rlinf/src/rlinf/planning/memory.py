@@ -28,6 +28,7 @@ from rlinf_sched.derive.memory import (
     trainer_memory,
     trainer_of,
 )
+from rlinf_sched.derive.memory.refill import is_refilled
 from rlinf_sched.derive.shapes import ModelShape, resolve_model
 from rlinf_sched.errors import ProfileError
 from rlinf_sched.plan import Plan, StagePlan
@@ -80,7 +81,7 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int
         has_critic=algorithm.has_critic,
         warm_start_sequences=config.warm_start.batch_size // config.actor.settled_shards if config.warm_start else 0,
         engine=rollout.engine,
-        engine_options=rollout.sglang,
+        engine_options=rollout.options,
         tensor_parallel=rollout.tensor_parallel_size,
         device_bytes=device_bytes,
     )
@@ -168,10 +169,22 @@ class Load:
 
 
 def loads_of(
-    config: ReasoningConfig, shape: ModelShape, plan: Plan, *, on_gpu: bool = True, device_bytes: int = 0
+    config: ReasoningConfig,
+    shape: ModelShape,
+    plan: Plan,
+    *,
+    on_gpu: bool = True,
+    device_bytes: int = 0,
+    host_bytes: int = 0,
 ) -> list[Load]:
-    """The load of every rank of the plan that has a model; `device_bytes` as in `job_shape`."""
+    """The load of every rank of the plan that has a model; `device_bytes` as in `job_shape`.
+
+    Args:
+        host_bytes: memory of the machine, for an engine on CPU slots that takes a share of it.
+    """
     job = job_shape(config, on_gpu=on_gpu, device_bytes=device_bytes)
+    under_way = _most_at_once(config, job, plan.stage("rollout")) * job.lengths.group_size
+    job = replace(job, host_bytes=host_bytes, under_way=under_way)
     span = trainer_of(job).span(job)  # the planner's plans have a rank for each replica
     ranks = {stage.stage: stage.num_replicas * span if span > 1 else stage.num_ranks for stage in plan.stages}
     of_group = rank_memory(shape, job, ranks, reference_shape(config, shape))
@@ -200,7 +213,8 @@ def _most_at_once(config: ReasoningConfig, job: JobShape, stage: StagePlan) -> i
     most = 0
     for num_prompts, num_rows in ((job.num_groups, size), (config.task.num_held_out, num_samples)):
         share = -(-num_prompts // stage.num_replicas)
-        at_once = min(stage.granularity or share, share, max(1, job.max_sequences // num_rows))
+        bounded = min(stage.granularity or share, share, max(1, job.max_sequences // num_rows))
+        at_once = share if stage.stage == "rollout" and is_refilled(job) else bounded
         most = max(most, -(-at_once * num_rows // size))
     return most
 
@@ -226,7 +240,8 @@ def fullest_place(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluste
     """The device that has least to spare; the host where the devices are CPU slots, on which offloading leaves
     everything where it is."""
     on_gpu = cluster.devices[0].kind == "cuda"
-    loads = loads_of(config, shape, plan, on_gpu=on_gpu, device_bytes=cluster.devices[0].memory_bytes)
+    device_bytes = cluster.devices[0].memory_bytes
+    loads = loads_of(config, shape, plan, on_gpu=on_gpu, device_bytes=device_bytes, host_bytes=memory_bytes)
     if not on_gpu:
         needed = sum(load.process for load in loads) + stored_bytes(shape, config)
         who = f"the {len(loads)} processes need"

@@ -7,6 +7,7 @@
     trainers.py     one line for each training backend: how its parts are counted
     served.py       ranks that generate, with one line for each engine, and ranks that only read
     sglang.py       what a device of an SGLang engine holds
+    refill.py       the cache whose rows go from one completion to the next
 
 Every count is at the longest sequences that a recipe allows.
 """

@@ -45,11 +45,15 @@ class JobShape:
     engine: str = "huggingface"
     """What generates (`rollout.engine`); how it is counted stands in `served`."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
-    """`rollout.sglang`; read by the engine's line in `served` alone."""
+    """`rollout.sglang`, or `rollout.engine_options`; read by the engine's line in `served` alone."""
     tensor_parallel: int = 1
     """Devices over which an engine cuts the model."""
     device_bytes: int = 0
     """Memory of a device on which the engine runs; read by those that take a share of it."""
+    host_bytes: int = 0
+    """Memory of the machine whose CPU slots the devices are; read where device_bytes is, by those that share it."""
+    under_way: int | None = None
+    """Sequences that a rank has under way at most, where no number of them bounds it; None: those of all groups."""
 
     def __post_init__(self) -> None:
         for key in ("num_groups", "dtype_bytes", "num_shards", "micro_batch_groups", "num_updates", "max_sequences"):
@@ -60,6 +64,11 @@ class JobShape:
     def num_models(self) -> int:
         """Models that a rank of the trainer trains."""
         return 2 if self.has_critic else 1
+
+    @property
+    def most_under_way(self) -> int:
+        """`under_way`, or the sequences of all groups."""
+        return self.num_groups * self.lengths.group_size if self.under_way is None else self.under_way
 
     @property
     def served(self) -> "JobShape":

@@ -12,6 +12,7 @@ from rlinf_sched.derive.memory.activations import (
 )
 from rlinf_sched.derive.memory.job import FLOAT_BYTES, JobShape
 from rlinf_sched.derive.memory.rank import RankMemory
+from rlinf_sched.derive.memory.refill import is_refilled, refill_memory
 from rlinf_sched.derive.memory.sglang import sglang_memory
 from rlinf_sched.derive.memory.trainers import trainer_of
 from rlinf_sched.derive.shapes import ModelShape
@@ -38,10 +39,14 @@ def forward_memory(model: ModelShape, job: JobShape) -> RankMemory:
 
 def generator_memory(model: ModelShape, job: JobShape) -> RankMemory:
     """The memory of a device of a rank that generates; an item is a group."""
-    return GENERATORS.get(job.engine, _huggingface_memory)(model, job)
+    return GENERATORS.get(job.engine, _batch_memory)(model, job)
 
 
 def _huggingface_memory(model: ModelShape, job: JobShape) -> RankMemory:
+    return (refill_memory if is_refilled(job) else _batch_memory)(model, job)
+
+
+def _batch_memory(model: ModelShape, job: JobShape) -> RankMemory:
     """Caches grow by copying, one layer at a time."""
     lengths, job = job.lengths, job.served
     context = lengths.prompt_tokens + lengths.limit_tokens
@@ -58,4 +63,4 @@ GENERATORS: Mapping[str, Callable[[ModelShape, JobShape], RankMemory]] = {
     "huggingface": _huggingface_memory,
     "sglang": sglang_memory,
 }
-"""Name of the engine (`rollout.engine`) -> how it is counted; one of the user's own is counted as `huggingface`."""
+"""Name of the engine (`rollout.engine`) -> how it is counted; one of the user's own is counted as whole batches."""

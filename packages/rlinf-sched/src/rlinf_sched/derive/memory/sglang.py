@@ -22,8 +22,6 @@ MEM_FRACTION = 0.7
 own passes leave; on a device that is shared with a trainer their contexts and a published version need room, too."""
 CPU_SHARE = 0.25
 """Share of a CPU slot's memory that the KV pool takes at most where the recipe names no size."""
-CPU_MEM_FRACTION = 0.9
-"""On a CPU the number of tokens is the bound, and this one only has to be beyond it."""
 MB = 1 << 20
 MIN_CHUNK_TOKENS = 2048
 """Tokens of a prefill chunk that SGLang reserves for at least."""
@@ -60,13 +58,10 @@ def kv_tokens(model: ModelShape, job: JobShape) -> int:
 
 
 def settled_arguments(model: ModelShape, job: JobShape) -> dict[str, Any]:
-    """The server arguments of a recipe, with the size of the pool where it names none."""
-    options = SGLangOptions.of(job.engine_options)
-    if job.on_gpu:
-        share = options.mem_fraction_static or MEM_FRACTION
-        return {**job.engine_options, "mem_fraction_static": share}
-    defaults = {"mem_fraction_static": CPU_MEM_FRACTION, "max_total_tokens": kv_tokens(model, job)}
-    return {**defaults, **job.engine_options}
+    """The server arguments of a recipe, on CPU slots with the tokens of the pool where it names none. All other
+    defaults are the engine's (`rlinf_workers.generation.sglang.arguments`)."""
+    sizes = {} if job.on_gpu else {"max_total_tokens": kv_tokens(model, job)}
+    return {**sizes, **job.engine_options}
 
 
 def longest_tokens(job: JobShape) -> int:

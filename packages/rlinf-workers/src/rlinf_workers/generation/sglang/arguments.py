@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rlinf_sched.derive.memory.sglang import MEM_FRACTION
 from rlinf_sched.derive.sglang import OWNED, unknown_argument
 from rlinf_workers.errors import SettingsRefused
 from rlinf_workers.models.language_model import ModelSettings
@@ -29,17 +30,19 @@ ON_CPU: Mapping[str, Argument] = {
     "max_total_tokens": 20_000,
 }
 """What a recipe leaves open on CPU slots: the only kernels that need no build of SGLang's own for that processor. The
-number of tokens is the bound: SGLang counts what other processes take meanwhile as its own, so a small fraction of the
-machine's memory may be gone when it looks again. An engine that has nothing to do would take a whole core."""
+number of tokens is the bound, and a run whose plan can count the model gives it; these are for one that cannot. SGLang
+counts what other processes take meanwhile as its own, so a small fraction of the machine's memory may be gone when it
+looks again. An engine that has nothing to do would take a whole core."""
 
 ON_GPU: Mapping[str, Argument] = {
     "sleep_on_idle": True,
     "grammar_backend": "none",
     "enable_memory_saver": True,
     "enable_weights_cpu_backup": True,
+    "mem_fraction_static": MEM_FRACTION,
 }
-"""What a recipe leaves open on GPUs: memory can be given back to a trainer on the same devices, and weights come back
-as they were."""
+"""What a recipe leaves open on GPUs: plans count that share, memory can be given back to a trainer on the same devices,
+and weights come back as they were."""
 
 SPARE_TOKENS = 8
 """SGLang ends a sequence a few tokens before its context does; so many more let a completion use a model's context to

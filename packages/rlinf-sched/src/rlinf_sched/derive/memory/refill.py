@@ -1,0 +1,70 @@
+"""The engine `huggingface` with `refill`: rows of a cache go from one completion to the next.
+
+A row holds the longest sequence. The cache has a row for each sequence under way, as far as a share of the free memory
+goes, and stays between turns until the engine is offloaded. What is free is known when prompts come; it is counted
+here as if nothing but the engine's own weights lay on the device. `rlinf_workers.generation.slots` takes its sizes from
+here.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+from rlinf_sched.derive.memory.activations import feed_forward_bytes, kv_bytes
+from rlinf_sched.derive.memory.job import FLOAT_BYTES, JobShape
+from rlinf_sched.derive.memory.rank import RankMemory
+from rlinf_sched.derive.shapes import ModelShape
+
+KEY_STEP = 16
+"""Tokens of a row, and of a prompt where it is prefilled, come in multiples of it."""
+FEWEST_ROWS = 8
+PREFILL_TOKENS = 16384
+"""Prompt tokens of a forward at most, unless one prompt has more."""
+CACHE_SHARE = {"cuda": 0.8, "cpu": 0.25}
+"""Share of the free memory that the cache may take: a GPU is the rank's alone, a host is shared with other ranks."""
+
+
+def is_refilled(job: JobShape) -> bool:
+    """Whether rows are refilled."""
+    return job.engine == "huggingface" and job.engine_options.get("refill") is True
+
+
+def refill_memory(model: ModelShape, job: JobShape) -> RankMemory:
+    """The memory of a rank with all sequences that may be under way.
+
+    Prompts that begin together are prefilled first, a few in each forward, and their keys and values are kept until
+    they are copied to rows. A cache that grows is copied a layer at a time.
+    """
+    job, lengths = job.served, job.lengths
+    weights, token_bytes = job.dtype_bytes * model.num_parameters, kv_bytes(model, job)
+    row_bytes = row_tokens(lengths.prompt_tokens + lengths.limit_tokens) * token_bytes
+    num_rows = cache_rows(job.most_under_way, most=_most_rows(job, weights, row_bytes))
+    num_prompts, width = -(-num_rows // lengths.group_size), row_tokens(lengths.prompt_tokens)
+    num_prefilled = min(num_prompts, max(1, PREFILL_TOKENS // width)) * width
+    logits = model.vocab_size * (job.dtype_bytes + 3 * FLOAT_BYTES)
+    return RankMemory(
+        weights=weights,
+        kv_pool=num_rows * row_bytes,
+        kv_cache=(num_prompts * width + num_prefilled) * token_bytes,
+        activations=max(num_prefilled * feed_forward_bytes(model, job), num_rows * logits),
+    )
+
+
+def row_tokens(num_tokens: int) -> int:
+    """Tokens of a row that has room for so many."""
+    return -(-num_tokens // KEY_STEP) * KEY_STEP
+
+
+def cache_rows(num_sequences: int, *, most: int | None) -> int:
+    """Rows of a cache in which so many sequences run, of which `most` fit: 8, 12, 16, 24, 32, ..., so that it seldom
+    grows and at most a third is idle."""
+    sizes = (size for doublings in count() for size in (FEWEST_ROWS << doublings, 3 * FEWEST_ROWS // 2 << doublings))
+    rows = next(size for size in sizes if size >= num_sequences)
+    return rows if most is None else max(FEWEST_ROWS, min(rows, most))
+
+
+def _most_rows(job: JobShape, weights: int, row_bytes: int) -> int | None:
+    """Rows that the memory holds; None: nobody says how large it is."""
+    has = job.device_bytes if job.on_gpu else job.host_bytes
+    share = job.engine_options.get("cache_share") or CACHE_SHARE["cuda" if job.on_gpu else "cpu"]
+    return int(share * (has - weights) / row_bytes) if has else None

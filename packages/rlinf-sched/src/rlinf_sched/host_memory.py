@@ -1,0 +1,63 @@
+"""Main memory: how much this machine has and has left, as far as the cgroup of this process allows.
+
+A container's limit is its cgroup's, and /proc/meminfo tells of the whole machine (kernel: cgroup-v2.rst, memory.rst of
+version 1). Reads files alone.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+CGROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
+"""Limit, use, and where the use says how much of it are files that can be dropped; of version 2 and of version 1."""
+
+
+def machine_bytes() -> int:
+    """Memory of the machine in bytes, whoever may use it."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def usable_bytes(*, cgroup: Path = CGROUP) -> int:
+    """Memory of the machine in bytes, or the cgroup's limit where that is less."""
+    found = _limit(cgroup)
+    return machine_bytes() if found is None else min(machine_bytes(), found[0])
+
+
+def free_bytes(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
+    """Bytes that can be taken: what the machine has left, or what the cgroup's limit leaves where that is less."""
+    available = _field(meminfo.read_text(), "MemAvailable:") * 1024
+    if (found := _limit(cgroup)) is not None:
+        limit, (_, used_file, stat_file, droppable) = found
+        used = int((cgroup / used_file).read_text()) - _field((cgroup / stat_file).read_text(), droppable)
+        available = min(available, limit - used)
+    return max(0, available)
+
+
+def _limit(cgroup: Path) -> tuple[int, tuple[str, str, str, str]] | None:
+    """The limit, and the files of its version; None: there is none."""
+    for files in CGROUP_FILES:
+        path = cgroup / files[0]
+        text = path.read_text().strip() if path.is_file() else ""
+        if text.isdigit():
+            return int(text), files
+    return None
+
+
+def _field(text: str, name: str) -> int:
+    """The number behind a name at the beginning of a line."""
+    for line in text.splitlines():
+        first, *rest = line.split()
+        if first == name:
+            return int(rest[0])
+    raise ValueError(f"no line begins with {name!r}")
