@@ -28,7 +28,7 @@ class EngineConfig(Section):
     engine_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Further arguments of an engine of one's own."
     )
-    sglang: dict[str, bool | int | float | str] = Field(
+    sglang: dict[str, bool | int | float | str | list[int | float | str]] = Field(
         default={},
         description="Server arguments of SGLang, by its own names: mem_fraction_static, max_total_tokens, "
         "attention_backend, ... (docs/sglang.md).",
