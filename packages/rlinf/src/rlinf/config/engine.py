@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -43,7 +43,7 @@ class EngineConfig(Section):
         return self.tensor_parallel_size if self.engine == "sglang" or self.tensor_parallel_size > 1 else 0
 
     @property
-    def options(self) -> dict[str, bool | int | float | str]:
+    def options(self) -> Mapping[str, object]:
         """What the recipe gives the engine's constructor."""
         return self.sglang if self.engine == "sglang" else self.engine_options
 
