@@ -1,6 +1,5 @@
 """An engine `sglang` that cannot start says why on one screen; one whose worker dies leaves nothing behind."""
 
-import gc
 import json
 import os
 import subprocess
@@ -11,7 +10,6 @@ import time
 import psutil
 import pytest
 import torch
-import zmq  # pyright: ignore[reportMissingImports]
 
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.generation.sglang import engine as engine_module
@@ -56,8 +54,6 @@ def test_names_and_values_that_sglang_does_not_take_are_its_users(model):
         engine_module.SGLangEngine(model, CPU, max_prompt_tokens=8, attention_backend="nonsense")
     children = psutil.Process().children(recursive=True)
     assert all("resource_tracker" in " ".join(child.cmdline()) for child in children)
-    contexts = [one for one in gc.get_objects() if isinstance(one, zmq.Context)]
-    assert all(one.closed for one in contexts), "ZeroMQ would wait for ever when an open one is collected"
 
 
 WORKER = """
