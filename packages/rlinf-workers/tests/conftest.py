@@ -46,7 +46,7 @@ class ListReader(list):
     def ready_chunk(self):
         return []
 
-    def hands_on(self, num_items):
+    def hands_on(self, began_ns):
         return nullcontext()
 
 

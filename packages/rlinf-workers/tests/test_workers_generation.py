@@ -215,7 +215,7 @@ class ReadyReader(list):
     def ready_chunk(self):
         return self.pop(0) if self else []
 
-    def hands_on(self, num_items):
+    def hands_on(self, began_ns):
         return nullcontext()
 
 

@@ -57,8 +57,11 @@ def test_an_environment_gets_the_users_folders_and_nothing_of_the_drivers(tmp_pa
     assert str(tmp_path / "project") in given
     assert not [folder for folder in given if folder.endswith("-packages") or folder.startswith(sys.prefix)]
     assert str(Path(rlinf_workers.__file__).parents[1]) not in given, "an editable install is the environment's own"
-    assert not {"PYTHONPATH", "PYTHONHOME"} & interpreter.environment({}).keys()
-    assert interpreter.environment({"A": "1"})["A"] == "1" and interpreter.environment({})["PATH"] == os.environ["PATH"]
+    monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
+    monkeypatch.setenv("PYTHONHOME", sys.prefix)
+    clean = interpreter.clean_environment({"A": "1"})
+    assert not {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"} & clean.keys()
+    assert clean == {**interpreter.clean_environment(), "A": "1"} and clean["PATH"] == os.environ["PATH"]
 
 
 def test_a_hello_is_read_by_those_who_know_more_or_less():

@@ -1,8 +1,11 @@
 """`rlinf env`: made from a list, looked after, refused where something does not fit; with a tiny list."""
 
+import errno
 import fcntl
 import importlib.metadata
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -103,7 +106,7 @@ def test_it_is_listed_found_by_name_and_checked(rlinf, made: Path):
     outcome = rlinf("env", "check", "tiny")
     assert outcome.code == 0
     subjects = [line[9:].split()[0] for line in outcome.out.splitlines() if line.startswith("ok ")]
-    assert subjects == ["interpreter", "tiny", "rlinf-workers", "rlinf-comm", "versions", "rlinf's", "protocols"]
+    assert subjects == ["interpreter", "rlinf's", "versions", "tiny", "rlinf-workers", "rlinf-comm", "protocols"]
     assert outcome.out.endswith("no problems found\n")
     (finding,) = doctor._environments()
     assert (finding.subject, finding.verdict) == ("environment tiny", "ok")
@@ -123,6 +126,66 @@ def test_a_check_names_what_changed_in_it(rlinf, made: Path):
     assert outcome.code == 1
     assert "does not import: OSError: broken" in outcome.out
     assert "tiny 2.0 (listed: 1.0)" in outcome.out
+
+
+def test_the_doctor_says_in_one_line_what_is_wrong_and_what_to_do(made: Path, tmp_path: Path):
+    for gone, text in (
+        ("lib/*/site-packages/tiny*", "versions: tiny is missing (listed: 1.0) (and 1 more: rlinf env check tiny)"),
+        ("bin/python", f"interpreter: {made}/bin/python does not run: [Errno 2] "),
+    ):
+        kept = [(path, tmp_path / path.name) for path in made.glob(gone)]
+        assert kept
+        for path, elsewhere in kept:
+            path.rename(elsewhere)
+        (finding,) = doctor._environments()
+        for path, elsewhere in kept:
+            elsewhere.rename(path)
+        assert (finding.subject, finding.verdict) == ("environment tiny", "problem")
+        assert finding.text.startswith(text) and "\n" not in finding.text
+        assert finding.hint == "rlinf env remove tiny && rlinf env create tiny --cpu"
+
+
+def test_one_whose_interpreter_is_another_python_now_is_made_anew(rlinf, made: Path):
+    stamp = folder.read_stamp(made)
+    assert stamp is not None
+    folder.write_stamp(made, replace(stamp, python="3.99.7"))
+    try:
+        (finding,) = doctor._environments()
+        refusal = rlinf("env", "create", "tiny", "--cpu")
+    finally:
+        folder.write_stamp(made, stamp)
+    assert finding.text.startswith(f"interpreter: {made}/bin/python is Python {MINOR}.")
+    assert finding.text.endswith("now; the environment was made with 3.99.7")
+    assert finding.hint == "rlinf env remove tiny && rlinf env create tiny --cpu"
+    assert refusal.code == 2 and "now; the environment was made with 3.99.7\nhint: rlinf env remove" in refusal.err
+
+
+def test_one_without_rlinf_is_said_and_mended(rlinf, made: Path, tmp_path: Path):
+    for path in ask(made / "bin" / "python").site_packages.glob("*rlinf*"):
+        path.rename(tmp_path / path.name)
+    (finding,) = doctor._environments()
+    assert finding.text.startswith(f"rlinf's own packages: missing: {', '.join(OWN_PACKAGES)}")
+    assert finding.hint == "rlinf env create tiny --cpu renews them"
+    assert rlinf("env", "create", "tiny", "--cpu").code == 0
+    (finding,) = doctor._environments()
+    assert finding.verdict == "ok"
+
+
+def test_modules_that_ask_and_write_on_their_first_import_are_answered(rlinf, made: Path, monkeypatch):
+    module = ask(made / "bin" / "python").site_packages / "tiny.py"
+    kept = module.read_text()
+    asking = replace(TINY, import_folder="TINY_FOLDER", import_answer="n\n")
+    module.write_text(
+        "import os\nfolder = os.environ['TINY_FOLDER']\nassert input('elsewhere? ') == 'n' and not os.listdir(folder)\n"
+        "open(os.path.join(folder, 'asked'), 'w').close()\n"
+    )
+    try:
+        monkeypatch.setitem(KINDS, "tiny", asking)
+        assert rlinf("env", "check", "tiny").code == 0
+        monkeypatch.setitem(KINDS, "tiny", replace(asking, import_answer=""))
+        assert "does not import: EOFError" in rlinf("env", "check", "tiny").out
+    finally:
+        module.write_text(kept)
 
 
 def test_a_check_says_where_a_run_from_here_could_not_start_workers(rlinf, made: Path, monkeypatch: pytest.MonkeyPatch):
@@ -154,10 +217,10 @@ def test_another_rlinf_is_said_and_renewed(rlinf, made: Path):
     (entry,) = (
         site / path for path in importlib.metadata.distribution("rlinf-algos").files or () if "METADATA" in str(path)
     )
-    entry.write_text("old")
     assert "not the same as here: rlinf-algos" in rlinf("env", "check").out
+    entry.write_text("old")
     outcome = rlinf("env", "create", "tiny", "--cpu")
-    assert "rlinf's own packages have changed and are renewed" in outcome.out
+    assert "rlinf's own packages in it are not those here and are renewed" in outcome.out
     assert folder.read_stamp(made) == stamp
     assert "Name: rlinf-algos" in entry.read_text()
     assert "no problems found" in rlinf("env", "check").out
@@ -252,10 +315,36 @@ def test_a_creation_that_was_killed_does_not_count_and_is_made_anew(rlinf, empty
 
 
 def test_two_at_once_are_refused(rlinf, empty: Path):
-    empty.mkdir()
-    with (empty / ".tiny.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert "another process is making" in rlinf("env", "create", "tiny", "--cpu").err
+    (empty / "tiny").mkdir(parents=True)
+    folder.write_stamp(empty / "tiny", folder.Stamp(name="tiny", cpu=True, python="3.11.7", list_sha256=""))
+    with folder.held(empty / "tiny", "rlinf env create tiny --cpu"):
+        for command in (("create", "tiny", "--cpu"), ("remove", "tiny")):
+            said = rlinf("env", *command).err
+            assert f"{empty / 'tiny'} is in use: process {os.getpid()} on " in said
+            assert "(rlinf env create tiny --cpu)" in said and "--output" not in said
+    assert (empty / "tiny").is_dir()
+    assert rlinf("env", "remove", "tiny").code == 0
+
+
+def test_a_file_system_without_locks_is_said(rlinf, empty: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    outcome = rlinf("env", "create", "tiny", "--cpu")
+    assert "has no locks: a second process could write it too" in outcome.out
+    assert "was installed, and does not work" in outcome.err  # pip was kept from installing tiny
+
+
+def test_a_list_that_nobody_has_tried_says_so(rlinf, tiny: Path, empty: Path):
+    file = tiny / "lists" / "tiny-gpu.txt"
+    file.write_text(f"# untried: only looked at\n# python: 3.9, {MINOR}\ntiny==1.0\n")
+    try:
+        outcome = rlinf("env", "create", "tiny")
+    finally:
+        file.unlink()
+    assert f"with Python {MINOR}" in outcome.out
+    assert "the list of tiny was only looked at" in outcome.out
 
 
 def test_names_and_variants_that_do_not_exist_are_refused(refused, empty: Path):
@@ -263,7 +352,7 @@ def test_names_and_variants_that_do_not_exist_are_refused(refused, empty: Path):
         "there is no environment called 'sglan'\nhint: rlinf env create "
     )
     text = refused("env", "create", "tiny")
-    assert text.startswith("no requirement list ships for tiny; those that were installed and tried: tiny --cpu\n")
+    assert text.startswith("no requirement list ships for tiny; there are lists for tiny --cpu\n")
     assert "environments: {rollout: /path/of/bin/python}" in text
     assert refused("env", "check", "tiny").startswith(f"there is no environment 'tiny' in {empty}; there is none")
 
@@ -290,8 +379,8 @@ def test_another_python_than_the_lists_is_refused(rlinf, tiny: Path, empty: Path
     finally:
         write_list(tiny / "lists", "tiny==1.0")
     hint = "\nhint: rlinf env create tiny --cpu --python /path/of/python3.9\n"
-    assert f"tiny --cpu was tried with Python 3.9 alone; {sys.executable} is Python {MINOR}" in chosen
-    assert found == f"error: tiny --cpu was tried with Python 3.9, and there is no python3.9 on the path{hint}"
+    assert f"tiny --cpu is for Python 3.9; {sys.executable} is Python {MINOR}" in chosen
+    assert found == f"error: tiny --cpu is for Python 3.9, and there is no python3.9 on the path{hint}"
 
 
 def test_only_what_rlinf_made_is_removed(rlinf, empty: Path):
@@ -324,24 +413,33 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path):
 # -- what ships --------------------------------------------------------------------------------------------------------
 
 
-def test_every_list_is_locked_and_of_a_known_environment():
-    files = sorted(LISTS.glob("*.txt"))
-    assert [file.stem for file in files] == ["maniskill-cpu", "megatron-cpu", "sglang-cpu"]
-    for file in files:
-        name = file.stem.rpartition("-")[0]
-        listed, kind = read_list(file), KINDS[name]
-        lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
-        assert len(listed.versions) == len(lines) and all(listed.versions.values())
-        # First, so that pip ends at once where there is none; any other build comes with gigabytes of CUDA packages.
-        assert next(iter(listed.versions.items()))[0] == "torch" and listed.versions["torch"].endswith("+cpu")
-        assert not any(name.lower().startswith("nvidia-cu") for name in listed.versions)
-        wanted = {package.replace("-", "_") for package in kind.packages}
-        assert wanted <= {name.replace("-", "_") for name in listed.versions}
-        assert not set(kind.cpu_stand_ins) & listed.versions.keys()
+def test_every_list_is_locked_and_as_its_recipe_says():
+    script = Path(__file__).parents[3] / "tools" / "requirement_lists.py"
+    spec = importlib.util.spec_from_file_location("requirement_lists", script)
+    assert spec is not None and spec.loader is not None
+    recipes = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = recipes  # its dataclasses look there
+    spec.loader.exec_module(recipes)
+    assert {file.stem for file in LISTS.glob("*.txt")} == recipes.RECIPES.keys()
+    assert recipes.RECIPES.keys() == {
+        f"{name}-{device}" for name in KINDS if name != "tiny" for device in ("cpu", "gpu")
+    }
+    for name in recipes.RECIPES:
+        file, kind = LISTS / f"{name}.txt", KINDS[name.rpartition("-")[0]]
+        listed, is_cpu = read_list(file), name.endswith("-cpu")
+        assert recipes.render(name, listed.versions) == file.read_text()
+        assert all(listed.versions.values()) and bool(listed.untried) != is_cpu
+        # First, so that pip ends at once where there is none for CPUs; any other build comes with gigabytes of CUDA.
+        torch = next(iter(listed.versions))
+        assert torch == "torch" and listed.versions[torch].endswith("+cpu") == is_cpu
+        assert any(name.startswith("nvidia-cu") for name in listed.versions) != is_cpu
+        assert {*kind.packages, "numpy", "transformers", "msgspec"} <= listed.versions.keys()
+        assert (set(kind.cpu_stand_ins) & listed.versions.keys()) == (set() if is_cpu else set(kind.cpu_stand_ins))
 
 
 def test_the_sglang_that_is_listed_is_one_that_the_engine_knows():
-    assert read_list(LISTS / "sglang-cpu.txt").versions["sglang"] in KNOWN_VERSIONS
+    for name in ("sglang-cpu", "sglang-gpu"):
+        assert read_list(LISTS / f"{name}.txt").versions["sglang"] in KNOWN_VERSIONS
 
 
 def test_stand_ins_say_what_they_are_and_compute_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

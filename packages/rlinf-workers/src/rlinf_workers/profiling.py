@@ -24,6 +24,7 @@ from rlinf_sched.problem import Problem
 from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
 from rlinf_workers.execution.executor import Executor, FlowRun
 from rlinf_workers.group import WorkerGroup
+from rlinf_workers.item_costs import EngineTimes, engine_times, seconds_as_they_came, spread_of
 from rlinf_workers.spans import COMPUTE, LEASE, SYNC, Span
 
 NUM_SIZES = 3
@@ -84,6 +85,11 @@ class Profiler:
     _samples: dict[tuple[str, int], list[StageSample]] = field(default_factory=lambda: defaultdict(list))
     _instances: dict[tuple[str, int, int], InstanceProfile] = field(default_factory=dict)
     """Worker group, number of its ranks and devices of each -> what all of its stages have in common, without times."""
+    _item_seconds: dict[str, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
+    """Stage -> for each run, the seconds of its items, as they left an engine or as they came from one; the more
+    hand-overs a run had, the more its items are told apart."""
+    _engine_rooms: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Stage that works on several items at once, number of its ranks -> the most that a rank had room for; 0: all."""
     _rounds: dict[str, int] = field(default_factory=dict)
     _switches_s: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _hops_s: list[float] = field(default_factory=list)
@@ -102,7 +108,9 @@ class Profiler:
             for stage in self.graph.stages
         }
         chains = {name: _chain(cycle, compute) for cycle in self.graph.cycles() for name in cycle}
-        for name, of_ranks in compute.items():
+        behind_engine: set[str] = set()
+        for name in (name for names in self.graph.turns() for name in names):
+            of_ranks = compute[name]
             num_ranks = plan.stage(name).num_ranks
             total = sum(span.num_items for mine in of_ranks.values() for span in mine)
             self._rounds[name] = max(1, round(total / self.num_items))
@@ -110,6 +118,13 @@ class Profiler:
                 sample = self._cycle_sample(name, chains[name], plan)
             else:
                 sample = self._sample(name, max(of_ranks.values(), key=_seconds), num_ranks)
+                engines = [times for mine in of_ranks.values() if (times := engine_times(mine))]
+                if engines:
+                    sample = self._engine_sample(name, engines, sample, num_ranks)
+                elif name in behind_engine:
+                    self._item_seconds[name].append(seconds_as_they_came(of_ranks.values()))
+                if engines or name in behind_engine:
+                    behind_engine |= set(self.graph.successors()[name])
             self._samples[name, num_ranks].append(sample)
         for group, names in self.graph.workers.items():
             if plan.stage(names[0]).offload:
@@ -155,6 +170,16 @@ class Profiler:
         seconds = _seconds(chunks) / sum(span.num_items for span in chunks) * num_items
         return StageSample(num_items=num_items, seconds=seconds, step_s=_seconds(slowest) - _seconds(chunks))
 
+    def _engine_sample(
+        self, name: str, engines: Sequence[EngineTimes], whole: StageSample, num_ranks: int
+    ) -> StageSample:
+        """An item of mean cost in a full engine, on the rank whose items took longest."""
+        self._item_seconds[name].append(sorted(seconds for engine in engines for seconds in engine.seconds))
+        room = max(engine.most if len(engine.seconds) > engine.most else 0 for engine in engines)
+        self._engine_rooms[name, num_ranks] = max(room, self._engine_rooms.get((name, num_ranks), 0))
+        slowest = max(engines, key=lambda engine: engine.mean_s)
+        return replace(whole, num_items=slowest.most, seconds=slowest.mean_s)
+
     def _cycle_sample(self, name: str, chain: Mapping[str, Sequence[Span]], plan: Plan) -> StageSample:
         """All that the stage did counts to its chunks, and the way to the next process to each of them. Stages that
         share devices and are seen at work at once slow each other down: each took its share of the time it was."""
@@ -195,13 +220,23 @@ class Profiler:
             if owner != group:
                 continue
             fit = mine[num_ranks]
-            instance = replace(instance, points=fit.points, step_s=fit.step_s, onload_s=onload_s, offload_s=offload_s)
+            instance = replace(
+                instance,
+                points=fit.points,
+                max_items=self._engine_rooms.get((name, num_ranks), 0),
+                step_s=fit.step_s,
+                onload_s=onload_s,
+                offload_s=offload_s,
+            )
             for num_devices in {span} if stage.devices_per_rank else {min(span, 1), span}:
                 instances[num_devices, num_ranks] = replace(instance, num_devices=num_devices)
         cycle = next((cycle for cycle in self.graph.cycles() if name in cycle), ())
         synced = (size for edge, size in self._synced_bytes.items() if group in (edge.source, edge.target))
         errors = "; ".join(f"{num_ranks} ranks: {fit.describe()}" for num_ranks, fit in mine.items())
+        is_engine = any(engine == name for engine, _ in self._engine_rooms)
         return StageProfile(
+            batching="continuous" if is_engine else "sum",
+            costs=spread_of(self._item_seconds[name]),
             instances=tuple(instance for _, instance in sorted(instances.items())),
             rounds=max((self._rounds[other] for other in cycle), default=1),
             weights_bytes=max(synced, default=0),

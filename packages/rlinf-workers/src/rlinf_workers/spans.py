@@ -35,6 +35,8 @@ class Span:
     num_items: int
     worker: str
     devices: tuple[str, ...]
+    began_ns: tuple[int, ...] = ()
+    """Unix times at which the stage began the items that it hands on at the end, where it works on several at once."""
 
     @property
     def start_s(self) -> float:

@@ -49,7 +49,7 @@ def examine(folder: Path) -> Iterator[Finding]:
     yield from _attempt("hand-over between processes", _hand_over)
     yield from _attempt("ManiSkill", _maniskill)
     yield _video()
-    yield from _environments()
+    yield from _attempt("environments", _environments)
 
 
 # -- machine -----------------------------------------------------------------------------------------------------------
@@ -221,7 +221,8 @@ def _environments() -> Iterator[Finding]:
         problems = [finding for finding in findings if finding.verdict == "problem"]
         subject = f"environment {environment.path.name}"
         if problems:
-            text = "; ".join(f"{finding.subject}: {finding.text}" for finding in problems)
-            yield Finding(subject, "problem", text, problems[0].hint)
+            first, *others = problems
+            more = f" (and {len(others)} more: rlinf env check {environment.path.name})" if others else ""
+            yield Finding(subject, "problem", f"{first.subject}: {first.text}{more}", first.hint)
         else:
             yield Finding(subject, "ok", f"{environment.title}, Python {environment.stamp.python}, {environment.path}")

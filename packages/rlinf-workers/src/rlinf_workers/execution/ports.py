@@ -35,9 +35,9 @@ class Pauses:
     def add_to_chunk(self, num_items: int) -> None:
         """The stage has taken further items while it computes; else as `begin_chunk`."""
 
-    def hands_on(self, num_items: int) -> AbstractContextManager[None]:
-        """Inside this block the stage hands on what it made of so many items of its chunk; it computes on the others
-        before and afterwards."""
+    def hands_on(self, began_ns: Sequence[int]) -> AbstractContextManager[None]:
+        """Inside this block the stage hands on what it made of as many items of its chunk, begun at these times; it
+        computes on the others before and afterwards."""
         return nullcontext()
 
     def end_chunk(self) -> None:
@@ -93,10 +93,10 @@ class Reader(Generic[T]):
         self._stage.add_to_chunk(len(chunk))
         return chunk
 
-    def hands_on(self, num_items: int) -> AbstractContextManager[None]:
-        """For a stage that hands some items on while it computes on others: the block in which it puts them, and how
-        many of the items that it has taken they were made of."""
-        return self._stage.hands_on(num_items)
+    def hands_on(self, began_ns: Sequence[int]) -> AbstractContextManager[None]:
+        """For a stage that hands some items on while it computes on others: the block in which it puts them, and when
+        (`spans.now_ns`) it began each of the items that it took for them."""
+        return self._stage.hands_on(began_ns)
 
     def _begin(self, num_items: int) -> list[T]:
         chunk = self._taken(num_items)

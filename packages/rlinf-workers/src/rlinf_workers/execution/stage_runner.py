@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf_comm.channel import Channel, ChannelAddress
@@ -29,6 +30,15 @@ def _open_channel(address: ChannelAddress) -> Channel:
     return Channel.open(address)
 
 
+@dataclass
+class _Chunk:
+    """What a stage computes on; the clock runs."""
+
+    start_ns: int
+    num_items: int
+    began_ns: tuple[int, ...] = ()
+
+
 class StageRunner(Pauses):
     """One stage call in progress.
 
@@ -47,7 +57,7 @@ class StageRunner(Pauses):
         self._is_first = host.identity.rank_in_replica == 0
         self._inside = False
         self._holds_lock = False
-        self._chunk: tuple[int, int] | None = None
+        self._chunk: _Chunk | None = None
 
     def run(self) -> StageOutcome:
         call = self._call
@@ -118,30 +128,32 @@ class StageRunner(Pauses):
 
     def begin_chunk(self, num_items: int) -> None:
         self._enter()
-        self._chunk = (now_ns(), num_items)
+        self._chunk = _Chunk(now_ns(), num_items)
 
     def add_to_chunk(self, num_items: int) -> None:
         if self._chunk is None:
             return self.begin_chunk(num_items)
-        start_ns, before = self._chunk
-        self._chunk = start_ns, before + num_items
+        self._chunk.num_items += num_items
 
     @contextmanager
-    def hands_on(self, num_items: int) -> Iterator[None]:
-        left = None if self._chunk is None else self._chunk[1] - num_items
-        if self._chunk is not None:
-            self._chunk = self._chunk[0], num_items
-        self.end_chunk()
+    def hands_on(self, began_ns: Sequence[int]) -> Iterator[None]:
+        chunk = self._chunk
+        if chunk is None:
+            yield
+            return
+        left = chunk.num_items - len(began_ns)
+        chunk.num_items, chunk.began_ns = len(began_ns), tuple(began_ns)
+        if left > 0:
+            self.end_chunk()
         yield
-        if left is not None:
+        if left > 0:
             self.begin_chunk(left)
 
     def end_chunk(self) -> None:
         if self._chunk is not None:
-            start_ns, num_items = self._chunk
-            self._chunk = None
-            counted = num_items if self._is_first else 0  # the items of a replica count once
-            self._add_span(self._call.stage, COMPUTE, start_ns, counted)
+            chunk, self._chunk = self._chunk, None
+            num_items, began_ns = (chunk.num_items, chunk.began_ns) if self._is_first else (0, ())  # counted once
+            self._add_span(self._call.stage, COMPUTE, chunk.start_ns, num_items, began_ns)
 
     def before_put(self) -> None:
         if self._host.has_unconfirmed_weights:
@@ -206,10 +218,12 @@ class StageRunner(Pauses):
         yield
         self._add_span(name, category, start_ns)
 
-    def _add_span(self, name: str, category: str, start_ns: int, num_items: int = 0) -> None:
+    def _add_span(
+        self, name: str, category: str, start_ns: int, num_items: int = 0, began_ns: tuple[int, ...] = ()
+    ) -> None:
         """A span that ends now."""
         who, duration_ns = self._host.identity, now_ns() - start_ns
-        self._spans.append(Span(name, category, start_ns, duration_ns, num_items, who.name, who.devices))
+        self._spans.append(Span(name, category, start_ns, duration_ns, num_items, who.name, who.devices, began_ns))
 
     # -- two stages of one worker never compute at once --------------------------------------------------------------
 

@@ -38,7 +38,7 @@ COMMAND_S = 60.0
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hello:
+class Registration:
     """The first message of a process."""
 
     rank: int
@@ -129,11 +129,11 @@ class Inside:
 
     @classmethod
     def connect(cls, address: str, model: Model, *, rank: int, sizes: Mapping[str, int]) -> Inside:
-        """Says hello to the worker, and listens to it from now on."""
+        """Registers with the worker, and listens to it from now on."""
         found = socket.socket(socket.AF_UNIX)
         found.connect(address)
         inside = cls(Connection(found.detach()), model, dict(sizes))
-        inside._send(Hello(rank=rank, pid=os.getpid()))
+        inside._send(Registration(rank=rank, pid=os.getpid()))
         threading.Thread(target=inside._listen, name="rlinf-weights", daemon=True).start()
         return inside
 

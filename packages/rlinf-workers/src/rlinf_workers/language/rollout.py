@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +21,7 @@ from rlinf_workers.models.sequences import fit_width
 from rlinf_workers.records.language import Prompt, SampleGroup
 from rlinf_workers.registry import ENGINES
 from rlinf_workers.serving import ServingWorker
+from rlinf_workers.spans import now_ns
 
 
 @record
@@ -69,9 +69,9 @@ class Rollout(ServingWorker):
                 whole = groups.add(self._engine.finished())
                 for group in whole:
                     self._record(group)
-                leave_alone = whole and (waiting or groups)
-                with prompts.hands_on(len(whole)) if leave_alone else nullcontext():
-                    samples.put_many([(group.index, group) for group in whole])
+                if whole:
+                    with prompts.hands_on(groups.close(whole)):
+                        samples.put_many([(group.index, group) for group in whole])
 
     def _submit(
         self, waiting: list[Prompt], prompts: Reader[Prompt], groups: OpenGroups, sampling: SamplingSettings
@@ -127,13 +127,16 @@ class OpenGroups:
     def __init__(self, group_size: int) -> None:
         self._group_size = group_size
         self._open: dict[int, tuple[Prompt, list[Completions]]] = {}
+        self._began_ns: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     def open(self, prompts: Iterable[Prompt]) -> None:
         """Their completions are on their way."""
-        self._open |= {prompt.index: (prompt, []) for prompt in prompts}
+        for prompt in prompts:
+            self._open[prompt.index] = prompt, []
+            self._began_ns[prompt.index] = now_ns()
 
     def add(self, finished: Iterable[Completions]) -> list[SampleGroup]:
         """The groups that are whole now.
@@ -150,6 +153,10 @@ class OpenGroups:
                 del self._open[part.index]
                 whole.append(_group(prompt, parts, self._group_size))
         return whole
+
+    def close(self, groups: Iterable[SampleGroup]) -> list[int]:
+        """When (`spans.now_ns`) each of these groups, which are whole, was opened."""
+        return [self._began_ns.pop(group.index) for group in groups]
 
 
 def _group(prompt: Prompt, parts: Sequence[Completions], group_size: int) -> SampleGroup:

@@ -22,8 +22,10 @@ from rlinf_workers.launcher.hello import Hello, disagreement
 EXAMINE_TIMEOUT_S = 60.0
 PACKAGES = ("rlinf-comm", "rlinf-workers", "rlinf-algos")
 """What a worker cannot do without."""
-DRIVERS_OWN = ("PYTHONHOME", "PYTHONPATH")
-"""Variables that would lead another interpreter into the driver's environment."""
+DRIVERS_OWN = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
+"""Variables that would lead another interpreter, or tools that it starts, into the driver's environment. The packages
+that a user has installed beside an interpreter (`pip install --user`) belong to it, and a virtual environment does not
+see them anyway."""
 
 FIRST_LINES = "import sys; sys.path[:] = [entry for entry in sys.path if entry] + sys.argv[2:]; del sys.argv[2:]\n"
 """What runs first there: `-c` puts the current folder before everything else, and the user's folders come last."""
@@ -90,9 +92,9 @@ def command(python: str, code: str, argument: str) -> list[str]:
     return [python, "-c", FIRST_LINES + code, argument, *own_path()]
 
 
-def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a process of another environment: the driver's, but for those of its Python, and `more`."""
-    return {name: value for name, value in os.environ.items() if name not in DRIVERS_OWN} | dict(more)
+def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables of a process under another interpreter: this process's, but for those of its Python, and `more`."""
+    return {name: value for name, value in os.environ.items() if name not in DRIVERS_OWN} | dict(more or {})
 
 
 def own_path() -> list[str]:
@@ -124,7 +126,7 @@ def _answer(path: str, names: str) -> dict:
     try:
         done = subprocess.run(
             command(path, _EXAMINE, names),
-            env=environment({}),
+            env=clean_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

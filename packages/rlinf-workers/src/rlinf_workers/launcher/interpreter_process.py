@@ -43,7 +43,7 @@ class InterpreterProcess:
             try:
                 self._process = subprocess.Popen(
                     interpreter.command(python, _BECOME_WORKER, str(descriptor)),
-                    env=interpreter.environment(environment),
+                    env=interpreter.clean_environment(environment),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -1,7 +1,7 @@
 """The environments that can be made, and the requirement lists that ship with the package.
 
-A list names every distribution with its version. One ships only after it was installed and tried, with the Python that
-its head names.
+A list names every distribution with its version, and its head the Pythons that it is for. Lists for CPU slots were
+installed and tried with it; where a list was not, its head says so. tools/requirement_lists.py makes them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rlinf.errors import UserError
 
 LISTS = Path(__file__).parent / "lists"
 PYTHON_LINE = "# python: "
+UNTRIED_LINE = "# untried: "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +32,12 @@ class Kind:
     cpu_variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables without which the modules do not import on a CPU."""
     cpu_stand_ins: tuple[str, ...] = ()
-    """Names in stand_ins.STAND_INS; only environments for CPU slots get them."""
+    """Names in stand_ins.VERSIONS; only environments for CPU slots get them."""
+    import_folder: str = ""
+    """Environment variable that names the folder where the modules keep what they write when they are first imported; a
+    check gives them an empty one."""
+    import_answer: str = ""
+    """What a check says where the modules ask on the terminal when they are first imported."""
 
 
 KINDS = {
@@ -57,6 +63,14 @@ KINDS = {
             modules=("mani_skill",),
             packages=("torch", "mani-skill", "sapien"),
         ),
+        Kind(
+            name="libero",
+            purpose="LIBERO's simulator",
+            modules=("libero.libero.envs", "libero.libero.benchmark"),
+            packages=("torch", "hf-libero", "robosuite", "mujoco"),
+            import_folder="LIBERO_CONFIG_PATH",
+            import_answer="n\n",  # it asks whether data sets shall lie elsewhere
+        ),
     )
 }
 
@@ -66,8 +80,10 @@ class RequirementList:
     """A shipped list."""
 
     path: Path
-    python: str
-    """The minor of Python that it was tried with, `3.11` for example."""
+    pythons: tuple[str, ...]
+    """The minors of Python that it is for, `3.11` for example; the first is preferred."""
+    untried: str
+    """What was done with it instead of installing it; empty for a list that was installed and tried."""
     versions: Mapping[str, str]
     """Every distribution and its version."""
     sha256: str
@@ -93,7 +109,7 @@ def requirement_list(name: str, *, cpu: bool) -> RequirementList:
         shipped = sorted(path.stem.rpartition("-") for path in LISTS.glob("*.txt"))
         names = ", ".join(variant(name, cpu=device == "cpu") for name, _, device in shipped)
         raise UserError(
-            f"no requirement list ships for {variant(name, cpu=cpu)}; those that were installed and tried: {names}",
+            f"no requirement list ships for {variant(name, cpu=cpu)}; there are lists for {names}",
             hint="make a virtual environment by hand, install rlinf in it, and name its interpreter in the config: "
             "environments: {rollout: /path/of/bin/python}",
         )
@@ -104,7 +120,14 @@ def read_list(path: Path) -> RequirementList:
     """A list from its file, whose lines are comments or `NAME==VERSION`."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
-    python = next(line.removeprefix(PYTHON_LINE) for line in lines if line.startswith(PYTHON_LINE))
     pins = (line.split("==") for line in lines if line and not line.startswith("#"))
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return RequirementList(path=path, python=python, versions=dict(pins), sha256=digest)
+    pythons = tuple(_said(lines, PYTHON_LINE).split(", "))
+    return RequirementList(
+        path=path, pythons=pythons, untried=_said(lines, UNTRIED_LINE), versions=dict(pins), sha256=digest
+    )
+
+
+def _said(lines: list[str], start: str) -> str:
+    """What follows `start` in the head of a list; empty where no line starts so."""
+    return next((line.removeprefix(start) for line in lines if line.startswith(start)), "")

@@ -6,10 +6,7 @@ where even that was cut short its stamp says so.
 
 from __future__ import annotations
 
-import fcntl
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +14,12 @@ from rlinf.console.live_line import LiveLine
 from rlinf.environments import pip
 from rlinf.environments.catalog import Kind, RequirementList, kind_named, requirement_list, variant
 from rlinf.environments.examine import probe
-from rlinf.environments.folder import Environment, Stamp, discard, environments_folder, read_stamp, write_stamp
-from rlinf.environments.own_packages import install_own_packages, own_digests
-from rlinf.environments.python_build import PythonBuild, ask, choose, clean_environment
+from rlinf.environments.folder import Environment, Stamp, discard, environments_folder, held, read_stamp, write_stamp
+from rlinf.environments.own_packages import install_own_packages, missing_packages, own_digests
+from rlinf.environments.python_build import PythonBuild, ask, choose, minor_of
 from rlinf.environments.stand_ins import install_stand_in
 from rlinf.errors import RunFailed, UserError
+from rlinf_workers.launcher.interpreter import clean_environment
 
 CPU_TORCH_HINT = (
     "the list wants a build of torch for CPUs, whose version ends in +cpu; where pip does not find it, tell pip of "
@@ -47,7 +45,9 @@ def create(name: str, *, cpu: bool, python: str | None, console: LiveLine) -> En
     kind = kind_named(name)
     listed = requirement_list(name, cpu=cpu)
     path = environments_folder() / name
-    with _lock(path):
+    with held(path, f"rlinf env create {variant(name, cpu=cpu)}") as lock:
+        for note in lock.notes:
+            console.message(note)
         stamp = read_stamp(path)
         if stamp is not None and stamp.is_complete:
             return _renew(Environment(path=path, stamp=stamp), listed, cpu=cpu, python=python, console=console)
@@ -55,7 +55,7 @@ def create(name: str, *, cpu: bool, python: str | None, console: LiveLine) -> En
             raise UserError(f"{path} is there and was not made by rlinf env create", hint="move it away")
         if stamp is not None:
             console.message(f"{path}: its making was cut short; it is made anew")
-        chosen = choose(python, listed.python, what=variant(name, cpu=cpu))
+        chosen = choose(python, listed.pythons, what=variant(name, cpu=cpu))
         own = own_digests()
         discard(path)
         try:
@@ -63,18 +63,6 @@ def create(name: str, *, cpu: bool, python: str | None, console: LiveLine) -> En
         except BaseException:
             discard(path)
             raise
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Held by one process for each environment. Raises: UserError where another has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (path.parent / f".{path.name}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"another process is making {path}", hint="wait until it is done") from error
-        yield
 
 
 def _renew(
@@ -90,16 +78,28 @@ def _renew(
         raise UserError(f"{path} is there with Python {stamp.python}, not with that of --python {python}", hint=anew)
     if stamp.list_sha256 != listed.sha256:
         raise UserError(f"{path} is out of date: the list of {wanted} has changed since it was made", hint=anew)
-    own = own_digests()
-    if stamp.own_packages == own:
+    own, inside = own_digests(), _still_there(environment, anew)
+    if stamp.own_packages == own and not missing_packages(inside):
         console.message(f"{path} is there and up to date")
         return environment
-    console.message(f"{path} is there; rlinf's own packages have changed and are renewed")
+    console.message(f"{path} is there; rlinf's own packages in it are not those here and are renewed")
     write_stamp(path, replace(stamp, own_packages={}))  # so that half of it does not count as up to date
-    install_own_packages(ask(environment.python), collecting=lambda name: None)
+    install_own_packages(inside, collecting=lambda name: None)
     renewed = Environment(path=path, stamp=replace(stamp, own_packages=own))
     write_stamp(path, renewed.stamp)
     return renewed
+
+
+def _still_there(environment: Environment, anew: str) -> PythonBuild:
+    """Its interpreter. Raises: UserError where that has gone, or is another minor, which sees none of its packages."""
+    try:
+        inside = ask(environment.python)
+    except UserError as error:
+        raise UserError(error.message, hint=anew) from error
+    if inside.minor != minor_of(environment.stamp.python):
+        text = f"{inside.path} is Python {inside.version} now; the environment was made with {environment.stamp.python}"
+        raise UserError(text, hint=anew)
+    return inside
 
 
 def _make(
@@ -117,6 +117,8 @@ def _make(
     path.mkdir()
     write_stamp(path, stamp)
     console.message(f"{path}: {variant(kind.name, cpu=cpu)} with Python {chosen.version} ({chosen.path})")
+    if listed.untried:
+        console.message(f"the list of {variant(kind.name, cpu=cpu)} was {listed.untried}")
     _run([str(chosen.path), "-m", "venv", str(path)])
     environment = Environment(path=path, stamp=stamp)
     _install_list(environment, listed, console)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,10 @@ from pathlib import Path
 from rlinf.environments.catalog import KINDS, Kind, RequirementList, requirement_list
 from rlinf.environments.folder import Environment
 from rlinf.environments.own_packages import own_digests
-from rlinf.environments.python_build import clean_environment
+from rlinf.environments.python_build import minor_of
 from rlinf.errors import UserError
 from rlinf.finding import Finding
+from rlinf_workers.launcher.interpreter import clean_environment
 
 PROBE = Path(__file__).parent / "probe.py"
 PROBE_TIMEOUT_S = 600
@@ -26,6 +28,8 @@ MAX_NAMES = 5
 class Probed:
     """What an environment said of itself."""
 
+    python: str
+    """Version of its interpreter, `3.11.7` for example."""
     failures: dict[str, str]
     """Module -> why it does not import."""
     versions: dict[str, str]
@@ -35,7 +39,7 @@ class Probed:
 
 
 def examine(environment: Environment) -> Iterator[Finding]:
-    """Looks at one; takes as long as its slowest import."""
+    """Looks at one; takes as long as its slowest import. A problem comes before those that follow from it."""
     stamp = environment.stamp
     if not stamp.is_complete:
         yield Finding(stamp.name, "problem", "its making was cut short", f"rlinf env create {environment.title}")
@@ -51,28 +55,40 @@ def examine(environment: Environment) -> Iterator[Finding]:
     except UserError as error:
         yield Finding("interpreter", "problem", str(error), _anew(environment))
         return
-    yield Finding("interpreter", "ok", f"Python {stamp.python} ({environment.python})")
-    yield from _imports(kind, probed)
+    if minor_of(probed.python) != minor_of(stamp.python):  # it sees none of what was installed
+        text = f"{environment.python} is Python {probed.python} now; the environment was made with {stamp.python}"
+        yield Finding("interpreter", "problem", text, _anew(environment))
+        return
+    yield Finding("interpreter", "ok", f"Python {probed.python} ({environment.python})")
+    if listed.untried:
+        yield Finding("list", "note", listed.untried)
+    own = _own(environment, probed)
+    yield own
     yield _versions(environment, listed, probed)
-    yield _own(environment)
-    yield _protocols(environment)
+    yield from _imports(environment, kind, probed)
+    if own.verdict == "ok":  # else that is why
+        yield _protocols(environment)
     for stand_in in stamp.stand_ins:
         yield Finding("stand-in", "note", f"{stand_in}: import-time names only, nothing in it computes")
 
 
 def probe(python: Path, kind: Kind, *, cpu: bool) -> Probed:
     """Starts the environment's interpreter. Raises: UserError where it does not start or ends without an answer."""
-    variables = kind.cpu_variables if cpu else {}
+    variables = dict(kind.cpu_variables if cpu else {})
     command = [str(python), str(PROBE), *OWN_MODULES, *kind.modules]
     try:
-        done = subprocess.run(
-            command,
-            env=clean_environment(variables),
-            capture_output=True,
-            text=True,
-            timeout=PROBE_TIMEOUT_S,
-            check=False,
-        )
+        with tempfile.TemporaryDirectory() as empty:
+            if kind.import_folder:
+                variables[kind.import_folder] = empty
+            done = subprocess.run(
+                command,
+                input=kind.import_answer,
+                env=clean_environment(variables),
+                capture_output=True,
+                text=True,
+                timeout=PROBE_TIMEOUT_S,
+                check=False,
+            )
         values = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"{python} does not run: {error}") from error
@@ -85,10 +101,11 @@ def probe(python: Path, kind: Kind, *, cpu: bool) -> Probed:
     return Probed(**values)
 
 
-def _imports(kind: Kind, probed: Probed) -> Iterator[Finding]:
+def _imports(environment: Environment, kind: Kind, probed: Probed) -> Iterator[Finding]:
     for module in (*OWN_MODULES, *kind.modules):
         if module in probed.failures:
-            yield Finding(module, "problem", f"does not import: {probed.failures[module]}")
+            text = f"does not import: {probed.failures[module]}"
+            yield Finding(module, "problem", text, _anew(environment))
     for name in (*kind.packages, "rlinf-workers", "rlinf-comm"):
         if version := probed.versions.get(_normalized(name)):
             cuda = f", CUDA {probed.cuda}" if probed.cuda else ", CPU only"
@@ -110,12 +127,15 @@ def _versions(environment: Environment, listed: RequirementList, probed: Probed)
     return Finding("versions", "ok", f"all {len(listed.versions)} as listed")
 
 
-def _own(environment: Environment) -> Finding:
-    differing = [name for name, digest in own_digests().items() if environment.stamp.own_packages.get(name) != digest]
+def _own(environment: Environment, probed: Probed) -> Finding:
+    subject, hint = "rlinf's own packages", f"rlinf env create {environment.title} renews them"
+    digests = own_digests()
+    if missing := [name for name in digests if name not in probed.versions]:
+        return Finding(subject, "problem", f"missing: {', '.join(missing)}", hint)
+    differing = [name for name, digest in digests.items() if environment.stamp.own_packages.get(name) != digest]
     if differing:
-        text = f"not the same as here: {', '.join(differing)}"
-        return Finding("rlinf's own packages", "problem", text, f"rlinf env create {environment.title} renews them")
-    return Finding("rlinf's own packages", "ok", "the same as here")
+        return Finding(subject, "problem", f"not the same as here: {', '.join(differing)}", hint)
+    return Finding(subject, "ok", "the same as here")
 
 
 def _protocols(environment: Environment) -> Finding:

@@ -10,11 +10,13 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rlinf.environments.catalog import variant
 from rlinf.errors import UserError
+from rlinf.run_folder.lock import FolderLock
 
 STAMP = "rlinf-environment.json"
 FORMAT = 1
@@ -124,8 +126,23 @@ def python_of(name_or_path: str | Path) -> Path:
     return path
 
 
+@contextmanager
+def held(path: Path, command: str) -> Iterator[FolderLock]:
+    """While one process makes or removes an environment. Raises: UserError that names another one which does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the environment, which is renamed when it is removed.
+    lock = FolderLock(path, command.split(), file=path.parent / f".{path.name}.lock", otherwise="")
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
 def remove(name: str) -> Path:
-    """Deletes an environment, whole or not. Raises: UserError where the folder is not one that rlinf made."""
+    """Deletes an environment, whole or not.
+
+    Raises: UserError where the folder is not one that rlinf made, or is just being made.
+    """
     path = environments_folder() / name
     if path.parent != environments_folder() or name.startswith("."):
         raise UserError(f"{name!r} is no name of an environment", hint="rlinf env list shows the names")
@@ -133,7 +150,8 @@ def remove(name: str) -> Path:
         find(name)
     if path.is_symlink() or (read_stamp(path) is None and any(path.iterdir())):
         raise UserError(f"{path} was not made by rlinf env create: it has no {STAMP}", hint=f"rm -r {path}")
-    discard(path)
+    with held(path, f"rlinf env remove {name}"):
+        discard(path)
     return path
 
 

@@ -20,8 +20,9 @@ from urllib.parse import unquote, urlsplit
 
 from rlinf.doctor import OWN_PACKAGES
 from rlinf.environments import pip
-from rlinf.environments.python_build import PythonBuild, clean_environment
+from rlinf.environments.python_build import PythonBuild
 from rlinf.errors import UserError
+from rlinf_workers.launcher.interpreter import clean_environment
 
 NATIVE_SUFFIX = ".so"
 
@@ -32,6 +33,12 @@ def own_digests() -> dict[str, str]:
     Raises: UserError where one is not installed, as in a checkout on the path.
     """
     return {name: _digest(_distribution(name)) for name in OWN_PACKAGES}
+
+
+def missing_packages(target: PythonBuild) -> list[str]:
+    """Those of rlinf's packages that an environment does not have."""
+    found = {dist.metadata["Name"] for dist in importlib.metadata.distributions(path=[str(target.site_packages)])}
+    return [name for name in OWN_PACKAGES if name not in found]
 
 
 def install_own_packages(target: PythonBuild, *, collecting: Callable[[str], None]) -> None:

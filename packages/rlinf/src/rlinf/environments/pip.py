@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlinf.environments.python_build import clean_environment
 from rlinf.errors import RunFailed
+from rlinf_workers.launcher.interpreter import clean_environment
 
 TAIL_LINES = 15
 _COLLECTING = re.compile(r"Collecting (\S+)|Processing \S*?([^/\s]+)(?=\s|$)")

@@ -1,17 +1,17 @@
-"""An interpreter on this machine: what it is, and commands that run in it and nothing of the caller's."""
+"""An interpreter on this machine: what it is, and which one an environment is made with."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlinf.errors import UserError
+from rlinf_workers.launcher.interpreter import clean_environment
 
 _ASK = """
 import json, sys, sysconfig
@@ -45,15 +45,12 @@ class PythonBuild:
     @property
     def minor(self) -> str:
         """`3.11` for example."""
-        return self.version.rpartition(".")[0]
+        return minor_of(self.version)
 
 
-def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment variables without those that lead another Python to the caller's packages."""
-    kept = {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    }
-    return {**kept, "PYTHONNOUSERSITE": "1", **(more or {})}
+def minor_of(version: str) -> str:
+    """`3.11` of `3.11.7`."""
+    return version.rpartition(".")[0]
 
 
 def ask(path: Path | str) -> PythonBuild:
@@ -75,36 +72,34 @@ def ask(path: Path | str) -> PythonBuild:
     return PythonBuild(path=Path(path), **{**values, "site_packages": Path(values["site_packages"])})
 
 
-def choose(wanted: str | None, minor: str, *, what: str) -> PythonBuild:
+def choose(wanted: str | None, minors: Sequence[str], *, what: str) -> PythonBuild:
     """The interpreter that an environment is made with.
 
     Args:
-        wanted: what the user named, a path or a command; None takes the caller's where its minor fits, else
-            `python3.11` from the path.
-        minor: the one that the requirement list was tried with.
+        wanted: what the user named, a path or a command; None takes the caller's where its minor fits, else the first
+            of `python3.11`, ... that is on the path.
+        minors: those that the requirement list is for.
         what: the environment, for messages.
 
     Raises: UserError where it is another minor, no Python, or cannot make virtual environments.
     """
-    hint = f"rlinf env create {what} --python /path/of/python{minor}"
+    commands = [f"python{minor}" for minor in minors]
     if wanted is not None:
         path = shutil.which(wanted)
-        if path is None:
-            raise UserError(f"--python {wanted}: there is no such program", hint=hint)
-        found = ask(path)
-    elif sys.version_info[:2] == tuple(map(int, minor.split("."))):
-        found = ask(sys.executable)
+        problem = f"--python {wanted}: there is no such program"
+    elif f"{sys.version_info[0]}.{sys.version_info[1]}" in minors:
+        path, problem = sys.executable, ""
     else:
-        path = shutil.which(f"python{minor}")
-        if path is None:
-            raise UserError(
-                f"{what} was tried with Python {minor}, and there is no python{minor} on the path", hint=hint
-            )
-        found = ask(path)
-    if found.minor != minor:
-        raise UserError(
-            f"{what} was tried with Python {minor} alone; {found.path} is Python {found.version}", hint=hint
-        )
+        path = next(filter(None, map(shutil.which, commands)), None)
+        problem = f"{what} is for Python {' and '.join(minors)}, and there is no {' or '.join(commands)} on the path"
+    hint = f"rlinf env create {what} --python /path/of/{commands[0]}"
+    if path is None:
+        raise UserError(problem, hint=hint)
+    found = ask(path)
+    if found.minor not in minors:
+        text = f"{what} is for Python {' and '.join(minors)}; {found.path} is Python {found.version}"
+        raise UserError(text, hint=hint)
     if not found.makes_venvs:
-        raise UserError(f"{found.path} cannot make virtual environments", hint=f"apt-get install python{minor}-venv")
+        text = f"{found.path} cannot make virtual environments"
+        raise UserError(text, hint=f"apt-get install python{found.minor}-venv")
     return found

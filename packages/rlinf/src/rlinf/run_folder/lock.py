@@ -1,6 +1,6 @@
-"""One writer for a run's folder.
+"""One writer for a folder: that of a run, of an evaluation, of an environment.
 
-The lock is the kernel's (flock on `.lock`), so it goes with the process that holds it, however that ends. Processes
+The lock is the kernel's (flock on a file), so it goes with the process that holds it, however that ends. Processes
 that the holder starts do not get it: Python opens files that are closed in another program.
 """
 
@@ -20,6 +20,7 @@ from rlinf.errors import UserError
 from rlinf.run_folder.manifest import timestamp
 
 LOCK = ".lock"
+OTHER_FOLDER = ", or choose another folder with --output"
 SHOWN_COMMAND = 100
 """Characters of the holder's command line in a message."""
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -30,17 +31,21 @@ class FolderLock:
     """Held from the moment it is made until `release`, or the end of the process.
 
     Args:
-        folder: exists.
+        folder: what is written.
         command: the command line, for whoever is refused.
+        file: what is locked, in a folder that exists; None takes `.lock` in `folder`.
+        otherwise: end of the hint to whoever is refused: what to do but wait or end the holder.
 
     Raises: UserError that names the holder.
     """
 
-    def __init__(self, folder: Path, command: Sequence[str]) -> None:
-        self._descriptor: int | None = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    def __init__(
+        self, folder: Path, command: Sequence[str], *, file: Path | None = None, otherwise: str = OTHER_FOLDER
+    ) -> None:
+        self._descriptor: int | None = os.open(file or folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         self.notes: tuple[str, ...] = ()
         try:
-            if not _lock(self._descriptor, fcntl.LOCK_EX, folder):
+            if not _lock(self._descriptor, fcntl.LOCK_EX, folder, otherwise):
                 self.notes = (f"the file system of {folder} has no locks: a second process could write it too",)
         except BaseException:
             self.release()
@@ -63,7 +68,7 @@ def check_free(folder: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     try:
-        _lock(descriptor, fcntl.LOCK_SH, folder)
+        _lock(descriptor, fcntl.LOCK_SH, folder, OTHER_FOLDER)
     finally:
         os.close(descriptor)
 
@@ -79,7 +84,7 @@ def check_empty(folder: Path) -> None:
         )
 
 
-def _lock(descriptor: int, kind: int, folder: Path) -> bool:
+def _lock(descriptor: int, kind: int, folder: Path, otherwise: str) -> bool:
     """Whether the file system has locks. Raises: UserError that names the holder."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -87,7 +92,7 @@ def _lock(descriptor: int, kind: int, folder: Path) -> bool:
         if error.errno in _NO_LOCKS:
             return False
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            raise _in_use(folder, _read_holder(descriptor)) from None
+            raise _in_use(folder, _read_holder(descriptor), otherwise) from None
         raise
     return True
 
@@ -101,12 +106,12 @@ def _read_holder(descriptor: int) -> dict[str, Any]:
     return holder if isinstance(holder, dict) else {}
 
 
-def _in_use(folder: Path, holder: dict[str, Any]) -> UserError:
+def _in_use(folder: Path, holder: dict[str, Any], otherwise: str) -> UserError:
     if not holder:
         return UserError(f"{folder} is in use: another process writes it", hint="wait until it has ended")
     pid, host = holder.get("pid"), holder.get("host")
     command = textwrap.shorten(" ".join(map(str, holder.get("command", []))), SHOWN_COMMAND, placeholder=" ...")
     return UserError(
         f"{folder} is in use: process {pid} on {host} has been writing it since {holder.get('since')} ({command})",
-        hint=f"wait until it has ended, or end it (kill {pid} on {host}), or choose another folder with --output",
+        hint=f"wait until it has ended, or end it (kill {pid} on {host}){otherwise}",
     )

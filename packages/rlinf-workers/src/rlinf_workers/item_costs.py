@@ -1,0 +1,95 @@
+"""What single items take: in an engine that works on several at once, and in the stages behind it.
+
+An engine's spans say when each item that left had begun. The planner knows such a stage by one time, that of an item of
+mean cost in a full engine, and by how the costs of items spread around it; an item advances the faster the fewer are
+inside. This file turns the first into the second. Behind an engine cheap items come first, so what a later stage takes
+for the items in the order of their coming spreads as well.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from rlinf_sched.profile import ItemCosts
+from rlinf_workers.spans import Span
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineTimes:
+    """What one engine did in one step."""
+
+    most: int
+    """Items that were inside at once, at most."""
+    seconds: tuple[float, ...]
+    """Of each item, as it left: the time that it would have taken with `most` inside all along."""
+
+    @property
+    def mean_s(self) -> float:
+        return sum(self.seconds) / len(self.seconds)
+
+
+def engine_times(spans: Sequence[Span]) -> EngineTimes | None:
+    """None unless some item was begun before the span in which it left, that is, while others were under way.
+
+    Args:
+        spans: the computing of one stage on one rank; between two spans nothing advances.
+    """
+    if not any(began < span.start_ns for span in spans for began in span.began_ns):
+        return None
+    ordered = sorted(spans, key=lambda span: span.start_ns)
+    computed = _Computed(ordered)
+    stays = [
+        (computed.until(began), computed.until(span.start_ns + span.duration_ns))
+        for span in ordered
+        for began in span.began_ns
+    ]
+    changes = sorted([(entered, 1) for entered, _ in stays] + [(left, -1) for _, left in stays])
+    counts = list(accumulate(change for _, change in changes))
+    most = max(counts)
+    advanced, progress = [0.0], {changes[0][0]: 0.0}
+    for (before_s, _), (now_s, _), inside in zip(changes, changes[1:], counts, strict=False):
+        advanced.append(advanced[-1] + (now_s - before_s) * most / max(inside, 1))
+        progress[now_s] = advanced[-1]
+    return EngineTimes(most=most, seconds=tuple(progress[left] - progress[entered] for entered, left in stays))
+
+
+def seconds_as_they_came(of_ranks: Iterable[Sequence[Span]]) -> list[float]:
+    """Of each item of a stage, in the order in which its ranks began them: its share of its hand-over's time."""
+    spans = (span for mine in of_ranks for span in mine if span.num_items)
+    ordered = sorted(spans, key=lambda span: span.start_ns)
+    return [span.duration_s / span.num_items for span in ordered for _ in range(span.num_items)]
+
+
+def spread_of(steps: Sequence[Sequence[float]]) -> ItemCosts:
+    """How costs spread, from several steps: by place, the median of what was measured there over the step's mean.
+
+    Args:
+        steps: of each step the seconds of its items, cheap ones first. Those that tell most items apart count; with
+            none, all items cost the same.
+    """
+    apart = max((len(set(step)) for step in steps), default=0)
+    if apart < 2:
+        return ItemCosts()
+    told = [step for step in steps if len(set(step)) == apart]
+    costs = np.median([np.asarray(step) / np.mean(step) for step in told if len(step) == len(told[-1])], axis=0)
+    return ItemCosts(spread="samples", samples=tuple(np.round(costs / costs.mean(), 4).tolist()))
+
+
+class _Computed:
+    """Seconds of computing up to a time."""
+
+    def __init__(self, ordered: Sequence[Span]) -> None:
+        self._starts = [span.start_ns for span in ordered]
+        self._lengths = [span.duration_ns for span in ordered]
+        self._before = [0, *accumulate(self._lengths)]
+
+    def until(self, time_ns: int) -> float:
+        index = bisect_left(self._starts, time_ns) - 1
+        if index < 0:
+            return 0.0
+        return 1e-9 * (self._before[index] + min(time_ns - self._starts[index], self._lengths[index]))
