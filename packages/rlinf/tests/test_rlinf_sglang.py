@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,6 +211,14 @@ def test_on_cpu_slots_the_pool_has_room_for_the_steps_sequences():
     given = config_of("--rollout.sglang={max_total_tokens: 77, attention_backend: torch_native}")
     job = job_shape(given, on_gpu=False, device_bytes=1 << 30)
     assert engine_options(given.rollout, shape, job) == given.rollout.sglang
+
+
+def test_no_engine_took_more_than_was_counted():
+    """SGLang's own report of its pool, and what its processes held."""
+    results = Path(__file__).parents[3] / "benchmarks" / "results" / "sglang-memory.json"
+    for name, row in json.loads(results.read_text())["cases"].items():
+        assert row["reported_kv_tokens"] == row["counted_kv_tokens"], name
+        assert row["measured_bytes"] <= row["counted_bytes"] < 1.4 * row["measured_bytes"], name
 
 
 def test_on_a_gpu_an_engine_leaves_room_for_others():
