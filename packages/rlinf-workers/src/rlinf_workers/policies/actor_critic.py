@@ -82,7 +82,7 @@ class ActorCritic(Policy):
             values=self.value(states)[..., 0],
         )
 
-    def evaluate(self, fields: Fields, actions: Tensor) -> Evaluation:
+    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
         states = self.normalize(fields["state"])
         outputs = self.policy(states)
         return Evaluation(
