@@ -17,7 +17,7 @@ from rlinf_workers.models.language_model import ModelSettings
 KNOWN_VERSIONS = ("0.5.23",)
 """Versions of SGLang that these files were tested with."""
 
-Argument = bool | int | float | str
+Argument = bool | int | float | str | list
 
 ON_CPU: Mapping[str, Argument] = {
     "attention_backend": "torch_native",
