@@ -159,6 +159,13 @@ def _failures() -> Iterator[str]:
         for victim, samples in result["samples_s"].items():
             yield f"| {victim} | {max(samples):.2f} |"
         yield ""
+    if result := _load("killed-engine"):
+        (samples,), kills = result["samples_s"].values(), result["findings"]["kills"]
+        named = sum(kill["names_it"] and not kill["processes_left"] for kill in kills)
+        yield (
+            f"\nSGLang killed at {len(kills)} moments of a step: the run ended within {max(samples):.2f} s "
+            f"(target: 5 s), {named} of {len(kills)} times naming it and with no process left ({_machine(result)}).\n"
+        )
 
 
 def _real_runs() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Whole commands with the engine `sglang`: an evaluation, and a training run whose engine is killed."""
+"""Whole commands with the engine `sglang`: an evaluation, placements of engines, a training run whose engine dies."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from command_line import RLINF, SHORT_SORT, all_gone, environment, start, steps_done, wait_for  # pyright: ignore[reportMissingImports]
+from command_line import RLINF, SHORT_SORT, all_gone, environment, start, steps_done, train, wait_for  # pyright: ignore[reportMissingImports]
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,26 @@ def test_an_evaluation_at_temperature_0_gives_what_transformers_gives(inputs, tm
     found = evaluate(inputs, tmp_path / "sglang", "sglang")
     assert len(found) == 12
     assert found == evaluate(inputs, tmp_path / "huggingface", "huggingface")
+
+
+ROUNDING = 1e-4
+"""Nats between two float32 computations of a token."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_ranks"),
+    [({"rollout.tensor_parallel_size": 2}, 1), ({}, 2), ({"mode": "auto", "run.num_steps": 12}, 2)],
+    ids=["one engine over both devices", "an engine on each", "mode auto measures"],
+)
+def test_engines_take_the_devices_of_a_plan(tmp_path, settings, num_ranks):
+    two = {"rollout.engine": "sglang", "cluster.num_devices": 2, "mode": "collocated"}
+    run = train("sort-grpo", tmp_path / "run", SHORT_SORT | {"run.evaluate_every": 12} | two | settings)
+    steps = [row["metrics"] for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())]
+    assert len(steps) == (SHORT_SORT | settings)["run.num_steps"]
+    assert len(list((run / "logs" / "rollout").glob("*.log"))) == num_ranks
+    gaps = [step["rollout/logprob_gap_max"] for step in steps if "rollout/logprob_gap_max" in step]
+    assert gaps, "the gap is measured in groups with an advantage, and SGLang's draws decide which have one"
+    assert max(gaps) < ROUNDING
 
 
 def test_a_run_whose_engine_is_killed_ends_and_names_it(tmp_path):
