@@ -4,10 +4,11 @@
     .venv/bin/python tools/requirement_lists.py sglang-gpu   # one
     .venv/bin/python tools/requirement_lists.py --upgrade    # the newest versions instead of those that the lists have
 
-uv (`pip install uv`) resolves a list from the metadata of the package index, for a Python and a platform that need not
-be those of this machine, and downloads no wheel. Where nothing has changed a list is written as it was. A list for
-several Pythons is resolved for the first and must be what uv finds for the others. Lists for CPU slots want torch's
-builds for CPUs; UV_FIND_LINKS or UV_EXTRA_INDEX_URL names where those are, and counts for these lists alone.
+uv (`pip install uv`; 0.13 was tried) resolves a list from the metadata of the package index, for a Python and a
+platform that need not be those of this machine, and downloads no wheel. Where nothing has changed a list is written as
+it was. A list for several Pythons is resolved for the first and must be what uv finds for the others. Lists for CPU
+slots want torch's builds for CPUs; UV_FIND_LINKS or UV_EXTRA_INDEX_URL names where those are, and counts for these
+lists alone.
 
 A list for CPU slots is installed and tried before it ships: rlinf env create, rlinf env check, and what docs/
 python-environments.md says of it. One for GPUs says in its head that nobody has done so.

@@ -29,8 +29,7 @@ SETTINGS = {
 SHARE_OF_STEP = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Of the time that a step takes: when the process is killed, after one that has ended."""
 GONE_S = 5.0
-NEW = ("/dev/shm", tempfile.gettempdir())
-"""Where runs keep shared memory, sockets, and what a worker shares with its engine."""
+SHARED_MEMORY = Path("/dev/shm")
 
 
 def main() -> None:
@@ -45,9 +44,10 @@ def main() -> None:
 
 
 def _kill(share: float) -> dict:
-    before = _files()
+    before = set(SHARED_MEMORY.iterdir())
     with tempfile.TemporaryDirectory(prefix="killed-engine-") as scratch:
-        output = Path(scratch) / "run"
+        output, temporary = Path(scratch) / "run", Path(scratch) / "tmp"
+        temporary.mkdir()
         flags = [part for key, value in SETTINGS.items() for part in (f"--{key}", value)]
         program = str(Path(sys.executable).with_name("rlinf"))
         process = subprocess.Popen(
@@ -55,6 +55,7 @@ def _kill(share: float) -> dict:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            env=os.environ | {"TMPDIR": str(temporary)},
         )
         second, third = (_steps_done(output, number, process) for number in (2, 3))
         time.sleep(share * (third - second))
@@ -65,6 +66,7 @@ def _kill(share: float) -> dict:
         _, errors = process.communicate()
         seconds = time.monotonic() - killed_s
         _, left = psutil.wait_procs(family, timeout=GONE_S)
+        files = [*temporary.iterdir(), *sorted(set(SHARED_MEMORY.iterdir()) - before)]
     return {
         "seconds": seconds,
         "share_of_a_step": share,
@@ -72,7 +74,7 @@ def _kill(share: float) -> dict:
         "says": next((line for line in errors.splitlines() if line.startswith("error: ")), ""),
         "names_it": f"(pid {scheduler.pid}) ended with signal 9" in errors,
         "processes_left": [one.pid for one in left],
-        "files_left": sorted(_files() - before),
+        "files_left": [str(path) for path in files],
     }
 
 
@@ -83,10 +85,6 @@ def _steps_done(output: Path, number: int, process: subprocess.Popen) -> float:
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
     return time.monotonic()
-
-
-def _files() -> set[str]:
-    return {f"{folder}/{name}" for folder in NEW for name in os.listdir(folder)}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What an SGLang engine reports and holds beside what a plan counts, on CPU slots: results/sglang-memory.json.
 
-    SGLANG_USE_CPU_ENGINE=1 OMP_NUM_THREADS=1 python benchmarks/sched/sglang_memory.py [CASE ...]
+    SGLANG_USE_CPU_ENGINE=1 OMP_NUM_THREADS=1 python benchmarks/sched/sglang_memory.py [CASE ...] [--recount]
 
 Runs with the Python of an environment that has SGLang. Each case is an engine of `rlinf_workers.generation.sglang` with
 random weights and the server arguments that `rlinf train` would give it, in a process of its own. SGLang's own report
@@ -11,10 +11,10 @@ completions are sampled to their longest: anonymous and shared memory, each page
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
-import sys
 import tempfile
 import threading
 import time
@@ -27,9 +27,9 @@ from typing import Any
 
 import psutil
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from rlinf.planning.memory import ENGINE_PROCESS_BYTES, Load
+from rlinf.planning.memory import Load
 from rlinf.tasks.language import character_tokenizer
 from rlinf_sched.derive import Lengths
 from rlinf_sched.derive.memory import JobShape, generator_memory
@@ -67,7 +67,7 @@ CASES = {
         kind="qwen2", config=SMALL, num_kv_heads=2, vocab_size=64, num_devices=1, num_groups=64, options={}
     ),
     "Qwen2, 29M": Case(
-        kind="qwen2", config=DENSE, num_kv_heads=4, vocab_size=4096, num_devices=1, num_groups=64, options={}
+        kind="qwen2", config=DENSE, num_kv_heads=4, vocab_size=4096, num_devices=1, num_groups=16, options={}
     ),
     "Qwen2, 29M, 20,000 tokens, TP2": Case(
         kind="qwen2",
@@ -84,11 +84,11 @@ CASES = {
         num_kv_heads=4,
         vocab_size=4096,
         num_devices=1,
-        num_groups=64,
+        num_groups=16,
         options={},
     ),
     "Qwen3-MoE, 22M": Case(
-        kind="qwen3_moe", config=MIXTURE, num_kv_heads=4, vocab_size=4096, num_devices=1, num_groups=32, options={}
+        kind="qwen3_moe", config=MIXTURE, num_kv_heads=4, vocab_size=4096, num_devices=1, num_groups=16, options={}
     ),
 }
 
@@ -129,21 +129,14 @@ class Peak(threading.Thread):
         return self.bytes
 
 
-def measure(case: Case, folder: Path) -> dict[str, Any]:
-    """The numbers of one case."""
-    from rlinf_workers.generation.sglang.engine import SGLangEngine
+def config_of(case: Case) -> PretrainedConfig:
+    """The model's."""
+    sizes = {"num_key_value_heads": case.num_kv_heads, "vocab_size": case.vocab_size, **case.config}
+    return AutoConfig.for_model(case.kind, max_position_embeddings=256, eos_token_id=1, **sizes)
 
-    config = AutoConfig.for_model(
-        case.kind,
-        num_key_value_heads=case.num_kv_heads,
-        vocab_size=case.vocab_size,
-        max_position_embeddings=256,
-        eos_token_id=1,
-        **case.config,
-    )
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    character_tokenizer("0123456789").save_pretrained(folder)
-    shape = ModelShape.from_folder(folder)
+
+def asked(case: Case) -> tuple[ModelShape, JobShape]:
+    """The model's shape, and what a step asks of the rank."""
     job = JobShape(
         lengths=LENGTHS,
         num_groups=case.num_groups,
@@ -153,6 +146,12 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
         tensor_parallel=case.num_devices,
         device_bytes=DEVICE_BYTES,
     )
+    return ModelShape.from_config(config_of(case).to_dict()), job
+
+
+def counted(case: Case) -> dict[str, Any]:
+    """What a plan says."""
+    shape, job = asked(case)
     memory = generator_memory(shape, job)
     devices = tuple(range(case.num_devices))
     load = Load(
@@ -163,14 +162,30 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
         devices=devices,
         num_engine_processes=case.num_devices,
     )
+    return {
+        "architecture": case.kind,
+        "num_parameters": shape.num_parameters,
+        "num_devices": case.num_devices,
+        "counted_kv_tokens": kv_tokens(shape, job),
+        "kv_pool_bytes": memory.kv_pool,
+        "counted_bytes": load.process,
+    }
+
+
+def measured(case: Case, folder: Path) -> dict[str, Any]:
+    """What SGLang reports, and what the processes held."""
+    from rlinf_workers.generation.sglang.engine import SGLangEngine
+
+    AutoModelForCausalLM.from_config(config_of(case), dtype=torch.float32).save_pretrained(folder)
+    character_tokenizer("0123456789").save_pretrained(folder)
     peak, started_s = Peak(), time.monotonic()
     peak.start()
     engine = SGLangEngine(
         ModelSettings(folder=str(folder), has_weights=True),
         torch.device("cpu"),
         max_prompt_tokens=LENGTHS.prompt_tokens,
-        devices=[f"cpu:{index}" for index in devices],
-        **settled_arguments(shape, job),
+        devices=[f"cpu:{index}" for index in range(case.num_devices)],
+        **settled_arguments(*asked(case)),
     )
     start_s = time.monotonic() - started_s
     sampling = SamplingSettings(group_size=8, max_new_tokens=LENGTHS.limit_tokens)
@@ -185,32 +200,34 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
             engine.submit(now, sampling, seed=0, step=0)
     reported = engine._server.num_tokens
     engine.close()
-    return {
-        "architecture": case.kind,
-        "num_parameters": shape.num_parameters,
-        "num_devices": case.num_devices,
-        "counted_kv_tokens": kv_tokens(shape, job),
-        "reported_kv_tokens": reported,
-        "kv_pool_bytes": memory.kv_pool,
-        "counted_bytes": load.process,
-        "measured_bytes": peak.stop(),
-        "engine_process_bytes": ENGINE_PROCESS_BYTES,
-        "start_s": round(start_s, 1),
-    }
+    return {"reported_kv_tokens": reported, "measured_bytes": peak.stop(), "start_s": round(start_s, 1)}
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all where none is named")
+    parser.add_argument("--recount", action="store_true", help="count all that is there again, and measure nothing")
+    options = parser.parse_args()
+    goes_on = RESULT.exists() and (options.cases or options.recount)
     result: dict[str, Any] = {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "torch": torch.__version__,
         "sglang": version("sglang"),
-        "cases": json.loads(RESULT.read_text())["cases"] if RESULT.exists() and sys.argv[1:] else {},
+        "cases": json.loads(RESULT.read_text())["cases"] if goes_on else {},
     }
-    for name in sys.argv[1:] or CASES:
+    for name in [] if options.recount else options.cases or CASES:
         with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn")) as alone:
-            result["cases"][name] = row = alone.submit(measure, CASES[name], Path(folder)).result()
+            result["cases"][name] = row = alone.submit(measured, CASES[name], Path(folder)).result()
         print(name, json.dumps(row), flush=True)
-        RESULT.write_text(json.dumps(result, indent=2) + "\n")
+        save(result)
+    save(result)
+
+
+def save(result: dict[str, Any]) -> None:
+    """With what is counted now."""
+    for name, row in result["cases"].items():
+        row.update(counted(CASES[name]))
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

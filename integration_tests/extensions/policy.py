@@ -37,7 +37,7 @@ class Pairs(Policy):
             values=self.value(hidden)[:, 0],
         )
 
-    def evaluate(self, fields, actions):
+    def evaluate(self, fields, actions, extras):
         hidden = self.trunk(fields["state"])
         logits = self.logits(hidden)
         return Evaluation(

@@ -92,11 +92,42 @@ def test_a_trajectory_holds_what_happened(make_worker, reader):
     assert_bitwise_equal(trajectory.terminated, torch.stack([item.terminated for item in stream[1:]]))
     reached = [item.fields if item.final_fields is None else item.final_fields for item in stream[1:]]
     with torch.no_grad():
-        evaluation = policy._policy.evaluate(trajectory.fields, trajectory.actions)
+        evaluation = policy._policy.evaluate(trajectory.fields, trajectory.actions, trajectory.extras)
         next_values = policy._policy.act({"state": torch.stack([fields["state"] for fields in reached])}, None).values
     torch.testing.assert_close(trajectory.rollout_logprobs, evaluation.logprobs)
     torch.testing.assert_close(trajectory.values, evaluation.values)
     torch.testing.assert_close(trajectory.next_values, next_values)
+
+
+class KeepsItsMeans(ActorCritic):
+    """Its log-probabilities are those of means that it kept."""
+
+    def act(self, fields, noise):
+        answer = super().act(fields, noise)
+        return replace(answer, extras={"means": self.policy(self.normalize(fields["state"]))})
+
+    def evaluate(self, fields, actions, extras):
+        evaluation = super().evaluate(fields, actions, extras)
+        return replace(evaluation, logprobs=self.head.log_prob(extras["means"], actions.flatten(-2)))
+
+
+def test_extras_of_answers_reach_the_actors_samples(make_worker, reader):
+    settings = replace(POLICY, name=f"{__name__}:KeepsItsMeans")
+    batch = []
+    for group in range(4):
+        policy = make_worker(EmbodiedRollout, settings, step=4)
+        written = Put()
+        stream = [[observation(t, group, is_last=t == NUM_STEPS, seed=group)] for t in range(NUM_STEPS + 1)]
+        policy.act(reader(stream), Put(), written)
+        batch += written.items
+    assert batch[0].extras["means"].shape == (NUM_STEPS, NUM_ENVS, 3)
+    actor = make_worker(EmbodiedActor, actor_settings(policy=settings))
+    shard = actor._prepare([batch[0], batch[2]])
+    expected = torch.cat([t.rollout_logprobs.flatten() for t in (batch[0], batch[2])])
+    torch.testing.assert_close(actor._logprobs(shard), expected)
+    shuffled = torch.randperm(len(shard), generator=torch.Generator().manual_seed(0))
+    found = actor._backend.on_model(lambda model: actor._backend.kind.answers(model, shard[shuffled], entropies=False))
+    torch.testing.assert_close(found.logprobs, expected[shuffled])
 
 
 def test_evaluation_is_deterministic_and_keeps_nothing(make_worker, reader):
@@ -290,7 +321,7 @@ def test_any_policy_loss_trains_a_robot(make_worker, reader, changes, formula):
     model = actor_critic()
     total = torch.zeros(())
     for shard in shards.values():
-        answers = model.evaluate(shard.fields, shard.actions)
+        answers = model.evaluate(shard.fields, shard.actions, shard.extras)
         terms = formula(answers.logprobs, shard.rollout_logprobs, shard.advantages, None).loss_terms
         total = total + terms.sum() + 0.5 * (0.5 * (answers.values - shard.returns).square()).sum()
     (total / sum(map(len, shards.values()))).backward()
@@ -319,7 +350,7 @@ def test_a_correction_is_by_the_policy_before_its_first_step(make_worker, reader
     actor.train(reader([shifted]))
     actor_of_sampled = actor_critic()
     gaps = [
-        (actor_of_sampled.evaluate(t.fields, t.actions).logprobs - t.rollout_logprobs).flatten().detach()
+        (actor_of_sampled.evaluate(t.fields, t.actions, t.extras).logprobs - t.rollout_logprobs).flatten().detach()
         for t in shifted
     ]
     gap = torch.cat(gaps)[:, None]

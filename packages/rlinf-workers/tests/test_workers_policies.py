@@ -30,14 +30,14 @@ class SumsTheBatch(ActorCritic):
 
 
 class ForgetsTheValue(ActorCritic):
-    def evaluate(self, fields, actions):
-        evaluation = super().evaluate(fields, actions)
+    def evaluate(self, fields, actions, extras):
+        evaluation = super().evaluate(fields, actions, extras)
         return replace(evaluation, values=evaluation.values.detach())
 
 
 class ShiftsLogprobs(ActorCritic):
-    def evaluate(self, fields, actions):
-        evaluation = super().evaluate(fields, actions)
+    def evaluate(self, fields, actions, extras):
+        evaluation = super().evaluate(fields, actions, extras)
         return replace(evaluation, logprobs=evaluation.logprobs + 0.01)
 
 
@@ -57,6 +57,16 @@ class DrawsByItself(ActorCritic):
         return super().act(fields, None if noise is None else torch.randn_like(noise))
 
 
+class KeepsNoiseOfItsOwn(ActorCritic):
+    def act(self, fields, noise):
+        return replace(super().act(fields, noise), extras={"noise": torch.randn(len(fields["state"]))})
+
+
+class KeepsOneRow(ActorCritic):
+    def act(self, fields, noise):
+        return replace(super().act(fields, noise), extras={"noise": torch.zeros(1)})
+
+
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
@@ -65,6 +75,8 @@ class DrawsByItself(ActorCritic):
         (ShiftsLogprobs, "gave other logprobs"),
         (HidesStatistics, "copied into another policy, gave other actions"),
         (OneFlatChunk, r"actions have shape \[6, 3\]; \[n, K, A\] is \[6, 1, 3\]"),
+        (KeepsNoiseOfItsOwn, r"the same fields and noise gave other extras\['noise'\]"),
+        (KeepsOneRow, r"extras\['noise'\] has shape \[1\]; the first of 6 rows"),
         (DrawsByItself, "the same fields and noise gave other actions"),
     ],
 )

@@ -38,7 +38,6 @@ def arguments(tmp_path, device="cpu", **given):
         loader="a.b",
         stop_token_ids=(1, 7),
         given=given,
-        known=KNOWN,
     )
 
 

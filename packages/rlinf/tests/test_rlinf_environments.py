@@ -145,6 +145,21 @@ def test_the_doctor_says_in_one_line_what_is_wrong_and_what_to_do(made: Path, tm
         assert finding.hint == "rlinf env remove tiny && rlinf env create tiny --cpu"
 
 
+def test_one_whose_interpreter_is_another_python_now_is_made_anew(rlinf, made: Path):
+    stamp = folder.read_stamp(made)
+    assert stamp is not None
+    folder.write_stamp(made, replace(stamp, python="3.99.7"))
+    try:
+        (finding,) = doctor._environments()
+        refusal = rlinf("env", "create", "tiny", "--cpu")
+    finally:
+        folder.write_stamp(made, stamp)
+    assert finding.text.startswith(f"interpreter: {made}/bin/python is Python {MINOR}.")
+    assert finding.text.endswith("now; the environment was made with 3.99.7")
+    assert finding.hint == "rlinf env remove tiny && rlinf env create tiny --cpu"
+    assert refusal.code == 2 and "now; the environment was made with 3.99.7\nhint: rlinf env remove" in refusal.err
+
+
 def test_one_without_rlinf_is_said_and_mended(rlinf, made: Path, tmp_path: Path):
     for path in ask(made / "bin" / "python").site_packages.glob("*rlinf*"):
         path.rename(tmp_path / path.name)

@@ -1,12 +1,14 @@
 """Recipes that generate by SGLang: their keys, their memory and plans, and how mistakes end before anything starts."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlinf.cli.main import main
+from rlinf.config.engine import SGLANG_ARGUMENTS
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
@@ -19,8 +21,9 @@ from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive import find_model
 from rlinf_sched.derive.memory import generator_memory
 from rlinf_sched.derive.memory.sglang import kv_tokens
+from rlinf_sched.derive.sglang import OWNED, SGLangOptions
 from rlinf_sched.plan import Plan, StagePlan
-from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS, ON_GPU
+from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS, ON_CPU, ON_GPU
 from rlinf_workers.launcher.interpreter import Interpreter
 
 SGLANG = ["--warm_start=null", "--rollout.engine=sglang", "--mode=collocated"]
@@ -104,6 +107,17 @@ def test_a_version_that_nobody_tried_checks_its_own_names():
     config_of("--rollout.sglang={any_version: true, of_tomorrow: 1}")
     with pytest.raises(UserError, match="of_tomorrow"):
         config_of("--rollout.sglang={any_version: false, of_tomorrow: 1}")
+
+
+def test_every_argument_that_is_read_set_or_kept_back_here_is_one_of_sglangs():
+    read = {field.name for field in fields(SGLangOptions)}
+    assert (read | OWNED.keys() | ON_CPU.keys() | ON_GPU.keys()) <= set(SGLANG_ARGUMENTS.read_text().split())
+
+
+def test_an_argument_may_be_a_list():
+    assert config_of("--rollout.sglang={cuda_graph_bs_decode: [1, 2]}").rollout.sglang == {
+        "cuda_graph_bs_decode": [1, 2]
+    }
 
 
 def test_evaluation_has_the_same_keys():
@@ -197,6 +211,14 @@ def test_on_cpu_slots_the_pool_has_room_for_the_steps_sequences():
     given = config_of("--rollout.sglang={max_total_tokens: 77, attention_backend: torch_native}")
     job = job_shape(given, on_gpu=False, device_bytes=1 << 30)
     assert engine_options(given.rollout, shape, job) == given.rollout.sglang
+
+
+def test_no_engine_took_more_than_was_counted():
+    """SGLang's own report of its pool, and what its processes held."""
+    results = Path(__file__).parents[3] / "benchmarks" / "results" / "sglang-memory.json"
+    for name, row in json.loads(results.read_text())["cases"].items():
+        assert row["reported_kv_tokens"] == row["counted_kv_tokens"], name
+        assert row["measured_bytes"] <= row["counted_bytes"] < 1.4 * row["measured_bytes"], name
 
 
 def test_on_a_gpu_an_engine_leaves_room_for_others():

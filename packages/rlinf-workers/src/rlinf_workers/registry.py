@@ -30,7 +30,13 @@ ENGINES: Registry[Any] = Registry(
         "sglang": "rlinf_workers.generation.sglang.engine:SGLangEngine",
     },
 )
-POLICIES: Registry[Any] = Registry("policy", {"actor_critic": "rlinf_workers.policies.actor_critic:ActorCritic"})
+POLICIES: Registry[Any] = Registry(
+    "policy",
+    {
+        "actor_critic": "rlinf_workers.policies.actor_critic:ActorCritic",
+        "cnn": "rlinf_workers.policies.cnn:CnnActorCritic",
+    },
+)
 LAUNCHERS: Registry[Any] = Registry("launcher", {"local": "rlinf_workers.launcher.local:LocalLauncher"})
 WEIGHT_LINKS: Registry[Any] = Registry(
     "weight link",

@@ -62,7 +62,7 @@ class SGLangOptions:
     """Completions that run at once at most."""
     chunked_prefill_size: int | None = None
     """Tokens of prompts that are prefilled at once."""
-    cuda_graph_max_bs: int | None = None
+    cuda_graph_max_bs_decode: int | None = None
     """Completions of the largest captured batch."""
     disable_cuda_graph: bool = False
     context_length: int | None = None
@@ -78,7 +78,7 @@ class SGLangOptions:
             "max_total_tokens",
             "max_running_requests",
             "chunked_prefill_size",
-            "cuda_graph_max_bs",
+            "cuda_graph_max_bs_decode",
             "context_length",
         ):
             value = getattr(self, name)

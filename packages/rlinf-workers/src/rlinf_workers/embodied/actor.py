@@ -54,6 +54,8 @@ class _Batch:
     """[N, ...] each"""
     actions: Tensor
     """[N, K, A]"""
+    extras: dict[str, Tensor]
+    """[N, ...] each"""
     rollout_logprobs: Tensor
     proximal_logprobs: Tensor
     values: Tensor
@@ -64,8 +66,12 @@ class _Batch:
     """[N] bool: in an episode that has an advantage."""
 
     def __getitem__(self, rows: Tensor) -> _Batch:
-        rest = {name: values[rows] for name, values in vars(self).items() if name != "fields"}
-        return _Batch(fields={name: values[rows] for name, values in self.fields.items()}, **rest)
+        def chosen(values: Any) -> Any:
+            if isinstance(values, dict):
+                return {name: tensor[rows] for name, tensor in values.items()}
+            return values[rows]
+
+        return _Batch(**{name: chosen(values) for name, values in vars(self).items()})
 
     def __len__(self) -> int:
         return len(self.advantages)
@@ -81,7 +87,7 @@ class PolicyModel(Trainable):
         return make_policy(self._settings, device)
 
     def answers(self, model: Any, batch: _Batch, *, entropies: bool) -> Evaluation:
-        return model.evaluate(batch.fields, batch.actions)
+        return model.evaluate(batch.fields, batch.actions, batch.extras)
 
 
 class EmbodiedActor(TrainingWorker):
@@ -118,6 +124,7 @@ class EmbodiedActor(TrainingWorker):
         return _Batch(
             fields={name: flat([t.fields[name] for t in trajectories]) for name in trajectories[0].fields},
             actions=flat([t.actions for t in trajectories]),
+            extras={name: flat([t.extras[name] for t in trajectories]) for name in trajectories[0].extras},
             rollout_logprobs=logprobs,
             proximal_logprobs=logprobs,
             values=flat([t.values for t in trajectories]),

@@ -58,8 +58,7 @@ class EmbodiedRollout(ServingWorker):
         fields = {name: torch.cat([shown, reached[name]]).to(self.device) for name, shown in observation.fields.items()}
         noise = self._noise(observation, 2 * num_envs) if training else None
         both = self._policy.act(fields, noise)
-        mine = Answer(actions=both.actions[:num_envs], logprobs=both.logprobs[:num_envs], values=both.values[:num_envs])
-        return mine, both.values[num_envs:].cpu()
+        return both.rows(slice(num_envs)), both.values[num_envs:].cpu()
 
     def _noise(self, observation: GroupObservation, num_rows: int) -> Tensor:
         key = [self.step.seed, (self.step.step << 40) | (observation.group << 20) | observation.time]
@@ -91,6 +90,10 @@ class EmbodiedRollout(ServingWorker):
             group=group,
             fields={name: torch.stack([shown[name] for shown in segment.fields]) for name in segment.fields[0]},
             actions=torch.stack([answer.actions for answer in segment.answers]).cpu(),
+            extras={
+                name: torch.stack([answer.extras[name] for answer in segment.answers]).cpu()
+                for name in segment.answers[0].extras
+            },
             rollout_logprobs=torch.stack([answer.logprobs for answer in segment.answers]).cpu(),
             values=torch.stack([answer.values for answer in segment.answers]).cpu(),
             next_values=torch.stack(segment.next_values),

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +17,7 @@ from rlinf_comm.errors import WeightMismatchError
 from rlinf_comm.weights import Layout
 from rlinf_workers.errors import LinkRefused, WorkersError
 from rlinf_workers.generation.inside import Answer, Attested, Command, Registration
+from rlinf_workers.generation.leftovers import SweptFolder
 from rlinf_workers.generation.serving_layout import serving_layout
 from rlinf_workers.links.base import Check, WeightPort
 from rlinf_workers.models.language_model import ModelSettings
@@ -47,8 +46,8 @@ class EngineProcesses:
 
     def __init__(self, num_processes: int, enter: Callable[[str], object], *, timeout_s: float = ANSWER_S) -> None:
         self._num_processes, self._enter, self._timeout_s = num_processes, enter, timeout_s
-        self._folder = tempfile.TemporaryDirectory(prefix="rlinf-engine-")  # of this user alone
-        self._address = str(Path(self._folder.name, "socket"))
+        self._folder = SweptFolder("rlinf-engine-")
+        self._address = str(self._folder.path / "socket")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self._address)
         self._listener.listen(num_processes)
@@ -95,7 +94,7 @@ class EngineProcesses:
         for process in self._processes:
             process.connection.close()
         self._listener.close()
-        self._folder.cleanup()
+        self._folder.close()
 
     def _connect(self) -> tuple[_Process, ...]:
         self._enter(f"0 {self._address}")

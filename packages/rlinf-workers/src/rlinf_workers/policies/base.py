@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,6 +55,18 @@ class Answer:
     """[n] nats, of the whole chunk"""
     values: Tensor
     """[n], expected discounted rewards from here on; zeros for a policy without a critic."""
+    extras: dict[str, Tensor] = field(default_factory=dict)
+    """[n, ...] each: what `evaluate` needs beside the actions, a denoising chain for example. They go with the actions
+    to the actor; the environment does not see them."""
+
+    def rows(self, chosen: slice | Tensor) -> Answer:
+        """The answers to some of the rows."""
+        return Answer(
+            actions=self.actions[chosen],
+            logprobs=self.logprobs[chosen],
+            values=self.values[chosen],
+            extras={name: values[chosen] for name, values in self.extras.items()},
+        )
 
 
 class Policy(nn.Module, ABC):
@@ -88,9 +100,13 @@ class Policy(nn.Module, ABC):
         """
 
     @abstractmethod
-    def evaluate(self, fields: Fields, actions: Tensor) -> Evaluation:
+    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
         """What it thinks of actions [n, K, A], differentiable; those that `act` answered get the log-probabilities and
-        values that it gave."""
+        values that it gave.
+
+        Args:
+            extras: those of the answer; empty where it has none.
+        """
 
     def observation_sums(self, fields: Fields) -> Tensor:
         """[S] float64 on the CPU, sums over n rows that `absorb` learns from; empty for a policy without statistics.

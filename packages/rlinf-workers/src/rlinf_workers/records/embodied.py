@@ -80,6 +80,8 @@ class Trajectory:
     """[T, n, ...] each, as the environment shows them"""
     actions: Tensor
     """[T, n, K, A] float32, or int64 for discrete actions"""
+    extras: dict[str, Tensor]
+    """[T, n, ...] each, what the policy keeps of its answers beside the actions"""
     rollout_logprobs: Tensor
     """[T, n] float32, nats, of whole chunks"""
     values: Tensor

@@ -49,8 +49,7 @@ def check_policy(
         _check_same(policy.act(shown, None), policy.act(shown, None), 0.0, "no noise, the likeliest actions,")
         for rows in (slice(1, 3), torch.tensor([3, 0, 5])):
             alone = policy.act({name: values[rows] for name, values in shown.items()}, noise[rows])
-            mine = Answer(actions=answer.actions[rows], logprobs=answer.logprobs[rows], values=answer.values[rows])
-            _check_same(alone, mine, bound, f"rows {rows} in a batch of their own")
+            _check_same(alone, answer.rows(rows), bound, f"rows {rows} in a batch of their own")
     _check_evaluation(policy, shown, answer, bound)
     one, other, third = (policy_class(fields, actions, seed=seed, **options) for seed in (1, 1, 3))
     for name, tensor in one.state_dict().items():
@@ -107,11 +106,16 @@ def _check_answer(answer: Answer, spec: ActionSpec, chunk_size: int) -> None:
         values = getattr(answer, name)
         assert values.shape == (NUM_ROWS,), f"{name} have shape {list(values.shape)}; one for each of {NUM_ROWS} rows"
         assert values.isfinite().all(), f"{name} are not finite: {values}"
+    for name, values in answer.extras.items():
+        assert len(values) == NUM_ROWS, f"extras[{name!r}] has shape {list(values.shape)}; the first of {NUM_ROWS} rows"
 
 
 def _check_same(found: Answer, expected: Answer, bound: float, what: str) -> None:
     for name in ("actions", "logprobs", "values"):
         _close(getattr(found, name), getattr(expected, name), bound, f"{what} gave other {name}")
+    assert found.extras.keys() == expected.extras.keys(), f"{what} gave other extras: {sorted(found.extras)}"
+    for name, values in expected.extras.items():
+        _close(found.extras[name], values, bound, f"{what} gave other extras[{name!r}]")
 
 
 def _close(found: Tensor, expected: Tensor, bound: float, what: str) -> None:
@@ -119,7 +123,7 @@ def _close(found: Tensor, expected: Tensor, bound: float, what: str) -> None:
 
 
 def _check_evaluation(policy: Policy, shown: Fields, answer: Answer, bound: float) -> None:
-    evaluation = policy.evaluate(shown, answer.actions)
+    evaluation = policy.evaluate(shown, answer.actions, answer.extras)
     for name in ("logprobs", "values"):
         found = getattr(evaluation, name).detach()
         _close(found, getattr(answer, name), bound, f"evaluate() of what act() answered gave other {name}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,7 +28,7 @@ class EngineConfig(Section):
     engine_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Further arguments of an engine of one's own."
     )
-    sglang: dict[str, bool | int | float | str] = Field(
+    sglang: dict[str, bool | int | float | str | list[int | float | str]] = Field(
         default={},
         description="Server arguments of SGLang, by its own names: mem_fraction_static, max_total_tokens, "
         "attention_backend, ... (docs/sglang.md).",
@@ -43,7 +43,7 @@ class EngineConfig(Section):
         return self.tensor_parallel_size if self.engine == "sglang" or self.tensor_parallel_size > 1 else 0
 
     @property
-    def options(self) -> dict[str, bool | int | float | str]:
+    def options(self) -> Mapping[str, object]:
         """What the recipe gives the engine's constructor."""
         return self.sglang if self.engine == "sglang" else self.engine_options
 

@@ -16,7 +16,7 @@ from rlinf.environments.catalog import Kind, RequirementList, kind_named, requir
 from rlinf.environments.examine import probe
 from rlinf.environments.folder import Environment, Stamp, discard, environments_folder, held, read_stamp, write_stamp
 from rlinf.environments.own_packages import install_own_packages, missing_packages, own_digests
-from rlinf.environments.python_build import PythonBuild, ask, choose
+from rlinf.environments.python_build import PythonBuild, ask, choose, minor_of
 from rlinf.environments.stand_ins import install_stand_in
 from rlinf.errors import RunFailed, UserError
 from rlinf_workers.launcher.interpreter import clean_environment
@@ -78,11 +78,7 @@ def _renew(
         raise UserError(f"{path} is there with Python {stamp.python}, not with that of --python {python}", hint=anew)
     if stamp.list_sha256 != listed.sha256:
         raise UserError(f"{path} is out of date: the list of {wanted} has changed since it was made", hint=anew)
-    own = own_digests()
-    try:
-        inside = ask(environment.python)
-    except UserError as error:
-        raise UserError(error.message, hint=anew) from error
+    own, inside = own_digests(), _still_there(environment, anew)
     if stamp.own_packages == own and not missing_packages(inside):
         console.message(f"{path} is there and up to date")
         return environment
@@ -92,6 +88,18 @@ def _renew(
     renewed = Environment(path=path, stamp=replace(stamp, own_packages=own))
     write_stamp(path, renewed.stamp)
     return renewed
+
+
+def _still_there(environment: Environment, anew: str) -> PythonBuild:
+    """Its interpreter. Raises: UserError where that has gone, or is another minor, which sees none of its packages."""
+    try:
+        inside = ask(environment.python)
+    except UserError as error:
+        raise UserError(error.message, hint=anew) from error
+    if inside.minor != minor_of(environment.stamp.python):
+        text = f"{inside.path} is Python {inside.version} now; the environment was made with {environment.stamp.python}"
+        raise UserError(text, hint=anew)
+    return inside
 
 
 def _make(

@@ -12,6 +12,7 @@ from pathlib import Path
 from rlinf.environments.catalog import KINDS, Kind, RequirementList, requirement_list
 from rlinf.environments.folder import Environment
 from rlinf.environments.own_packages import own_digests
+from rlinf.environments.python_build import minor_of
 from rlinf.errors import UserError
 from rlinf.finding import Finding
 from rlinf_workers.launcher.interpreter import clean_environment
@@ -27,6 +28,8 @@ MAX_NAMES = 5
 class Probed:
     """What an environment said of itself."""
 
+    python: str
+    """Version of its interpreter, `3.11.7` for example."""
     failures: dict[str, str]
     """Module -> why it does not import."""
     versions: dict[str, str]
@@ -52,7 +55,11 @@ def examine(environment: Environment) -> Iterator[Finding]:
     except UserError as error:
         yield Finding("interpreter", "problem", str(error), _anew(environment))
         return
-    yield Finding("interpreter", "ok", f"Python {stamp.python} ({environment.python})")
+    if minor_of(probed.python) != minor_of(stamp.python):  # it sees none of what was installed
+        text = f"{environment.python} is Python {probed.python} now; the environment was made with {stamp.python}"
+        yield Finding("interpreter", "problem", text, _anew(environment))
+        return
+    yield Finding("interpreter", "ok", f"Python {probed.python} ({environment.python})")
     if listed.untried:
         yield Finding("list", "note", listed.untried)
     own = _own(environment, probed)

@@ -28,7 +28,8 @@ def main() -> None:
     found = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions() if dist.metadata}
     torch = sys.modules.get("torch")
     cuda = torch.version.cuda if torch is not None else None
-    print(json.dumps({"failures": failures, "versions": found, "cuda": cuda}))
+    python = ".".join(map(str, sys.version_info[:3]))
+    print(json.dumps({"python": python, "failures": failures, "versions": found, "cuda": cuda}))
 
 
 if __name__ == "__main__":

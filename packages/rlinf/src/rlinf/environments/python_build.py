@@ -45,7 +45,12 @@ class PythonBuild:
     @property
     def minor(self) -> str:
         """`3.11` for example."""
-        return self.version.rpartition(".")[0]
+        return minor_of(self.version)
+
+
+def minor_of(version: str) -> str:
+    """`3.11` of `3.11.7`."""
+    return version.rpartition(".")[0]
 
 
 def ask(path: Path | str) -> PythonBuild:

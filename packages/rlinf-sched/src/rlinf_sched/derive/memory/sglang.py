@@ -92,7 +92,7 @@ def _reserve_bytes(job: JobShape) -> int:
     chunk = chunk if options.chunked_prefill_size is None else options.chunked_prefill_size
     if chunk == NOT_CUT:
         chunk = longest_tokens(job)
-    largest = options.cuda_graph_max_bs or (few if size < 4 else many)
+    largest = options.cuda_graph_max_bs_decode or (few if size < 4 else many)
     if options.max_running_requests is not None:
         largest = min(largest, options.max_running_requests)
     graphs = 0 if options.disable_cuda_graph else 2 * MB * largest

@@ -17,7 +17,7 @@ from rlinf_workers.models.language_model import ModelSettings
 KNOWN_VERSIONS = ("0.5.23",)
 """Versions of SGLang that these files were tested with."""
 
-Argument = bool | int | float | str
+Argument = bool | int | float | str | list
 
 ON_CPU: Mapping[str, Argument] = {
     "attention_backend": "torch_native",
@@ -58,18 +58,14 @@ def server_arguments(
     loader: str,
     stop_token_ids: Sequence[int],
     given: Mapping[str, Any],
-    known: Iterable[str],
 ) -> dict[str, Any]:
     """All arguments that an engine is started with.
 
     Args:
         folder: what SGLang loads, with config.json; `model.folder` or a copy.
         loader: import path of the function that fills its weights.
-        given: those of the recipe.
-        known: the names that the installed SGLang has.
-    Raises: SettingsRefused for names that are unknown or not a recipe's to set.
+        given: those of the recipe, which have been through `check_names`.
     """
-    check_names(given, known)
     config = json.loads((Path(folder) / "config.json").read_text())
     arguments: dict[str, Any] = dict(ON_CPU if device.type == "cpu" else ON_GPU)
     if (window := config.get("max_position_embeddings")) is not None:
@@ -91,7 +87,7 @@ def server_arguments(
 
 
 def check_names(given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuses the first name that no recipe may set.
+    """Refuses the first name that no recipe may set; `known` are those that the installed SGLang has.
 
     Raises: SettingsRefused.
     """

@@ -23,13 +23,21 @@ from torch import Tensor
 from rlinf_comm.weights import Layout
 from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.generation.base import Completions
+from rlinf_workers.generation.leftovers import SweptFolder
 from rlinf_workers.generation.processes import EngineProcesses
 from rlinf_workers.generation.sampling import SamplingSettings
-from rlinf_workers.generation.sglang.arguments import KNOWN_VERSIONS, Argument, bound_cores, server_arguments, suspects
+from rlinf_workers.generation.sglang.arguments import (
+    KNOWN_VERSIONS,
+    Argument,
+    bound_cores,
+    check_names,
+    server_arguments,
+    suspects,
+)
 from rlinf_workers.generation.sglang.loader import LOADER
 from rlinf_workers.generation.sglang.requests import Answer, answer_of, completions_of, cut_at, request_parameters
 from rlinf_workers.generation.sglang.room import Room
-from rlinf_workers.generation.sglang.server import EngineServer, shared_folder
+from rlinf_workers.generation.sglang.server import EngineServer
 from rlinf_workers.generation.stopping import StopStrings
 from rlinf_workers.links.base import WeightPort, WeightReceiver
 from rlinf_workers.models.language_model import (
@@ -78,8 +86,9 @@ class SGLangEngine:
         **server: Argument,
     ) -> None:
         known = known_arguments(device, devices, any_version=any_version)
-        tokenizer, folder = load_tokenizer(model.folder), shared_folder()
-        served = _model_folder(model, folder)
+        check_names(server, known)
+        tokenizer, folder = load_tokenizer(model.folder), SweptFolder("rlinf-sglang-")
+        served = _model_folder(model, folder.path)
         check_architecture(served)
         self._stop_ids = _stop_ids(served, tokenizer)
         self._tokenizer, self._max_prompt_tokens = tokenizer, max_prompt_tokens
@@ -98,7 +107,6 @@ class SGLangEngine:
             loader=LOADER,
             stop_token_ids=self._stop_ids,
             given=server,
-            known=known,
         )
         try:
             self._server = EngineServer(arguments, folder, self._on_lost)

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import multiprocessing
 import os
-import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rlinf_workers.errors import SettingsRefused, WorkersError
+from rlinf_workers.generation.leftovers import SweptFolder
 from rlinf_workers.generation.sglang.child import FOLDER_VARIABLE, last_error, run_scheduler
 
 T = TypeVar("T")
@@ -31,7 +32,8 @@ class EngineServer:
 
     Args:
         arguments: server arguments, all of them.
-        folder: what the worker and the engine's processes leave for each other; deleted by `close`.
+        folder: what the worker and the engine's processes leave for each other, and SGLang's sockets; `close` closes
+            it.
         on_lost: called from a thread of its own, once, with the error that says which process ended and how.
     Attributes:
         num_tokens: what the KV cache holds.
@@ -39,9 +41,11 @@ class EngineServer:
     Raises: SettingsRefused when the engine does not start, with the reason that it logged.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], folder: Path, on_lost: Callable[[WorkersError], None]) -> None:
+    def __init__(
+        self, arguments: Mapping[str, Any], folder: SweptFolder, on_lost: Callable[[WorkersError], None]
+    ) -> None:
         self._folder, self._on_lost = folder, on_lost
-        os.environ[FOLDER_VARIABLE] = str(folder)
+        os.environ[FOLDER_VARIABLE] = str(folder.path)
         _ignore_sigquit()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sglang", daemon=True)
@@ -49,9 +53,9 @@ class EngineServer:
         others = set(multiprocessing.active_children())
         self._processes: list[Any] = []
         try:
-            self._engine = self.run(_start(arguments))
+            self._engine = self.run(_start(arguments, folder))
         except Exception as error:
-            reason = last_error(folder) or f"{type(error).__name__}: {error}"
+            reason = last_error(folder.path) or f"{type(error).__name__}: {error}"
             self._end(others)
             raise SettingsRefused(f"SGLang did not start: {with_hint(reason)}") from error
         self._others = others
@@ -98,7 +102,7 @@ class EngineServer:
         self.run(_cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def _watch(self) -> None:
         by_sentinel = {process.sentinel: (rank, process) for rank, process in enumerate(self._processes)}
@@ -108,7 +112,7 @@ class EngineServer:
         rank, process = by_sentinel[ended[0]]  # type: ignore[index]
         process.join()
         how = f"signal {-process.exitcode}" if process.exitcode < 0 else f"exit code {process.exitcode}"
-        reason = last_error(self._folder, process.pid)
+        reason = last_error(self._folder.path, process.pid)
         self._on_lost(
             WorkersError(
                 f"SGLang's scheduler process {rank} of {len(self._processes)} (pid {process.pid}) ended with {how}"
@@ -132,28 +136,39 @@ def with_hint(reason: str) -> str:
     return reason if hint is None else f"{reason}\n{hint}"
 
 
-def shared_folder() -> Path:
-    """A new folder for an `EngineServer`."""
-    return Path(tempfile.mkdtemp(prefix="rlinf-sglang-"))
-
-
-async def _start(arguments: Mapping[str, Any]) -> Any:
+async def _start(arguments: Mapping[str, Any], folder: SweptFolder) -> Any:
     from rlinf_workers.generation.sglang import srt
 
     class Engine(srt.Engine):
         run_scheduler_process_func = staticmethod(run_scheduler)
 
         @classmethod
+        def _launch_scheduler_processes(cls, server_args: Any, port_args: Any, *arguments: Any, **keywords: Any) -> Any:
+            folder.also(srt.shm_path_for(port_args.instance_id))  # its statistics, which a kill leaves
+            return super()._launch_scheduler_processes(server_args, port_args, *arguments, **keywords)
+
+        @classmethod
         def _launch_detokenizer_subprocesses(cls, *_: Any, **__: Any) -> tuple[list[Any], list[str]]:
             return [], []  # token ids come straight from the scheduler
 
-    started = Engine(**arguments)
+    with _temporary_files_in(folder.path):
+        started = Engine(**arguments)
     atexit.unregister(started.shutdown)  # which would end every child of this process, not only its own
     manager = started.tokenizer_manager
     manager._subprocess_watchdog.stop()
     manager._subprocess_watchdog = None
     manager.auto_create_handle_loop()
     return started
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """SGLang names its sockets as temporary files, and leaves them."""
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 async def _cancel_others() -> None:

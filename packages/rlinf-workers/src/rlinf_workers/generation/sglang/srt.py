@@ -14,6 +14,7 @@ from sglang.srt.managers.io_struct import (  # pyright: ignore[reportMissingImpo
     ResumeMemoryOccupationReqInput,
     UpdateWeightsFromTensorReqInput,
 )
+from sglang.srt.managers.load_snapshot import shm_path_for  # pyright: ignore[reportMissingImports]
 from sglang.srt.server_args import ServerArgs  # pyright: ignore[reportMissingImports]
 from sglang.srt.utils import MultiprocessingSerializer  # pyright: ignore[reportMissingImports]
 
@@ -28,4 +29,5 @@ __all__ = [
     "ResumeMemoryOccupationReqInput",
     "ServerArgs",
     "UpdateWeightsFromTensorReqInput",
+    "shm_path_for",
 ]

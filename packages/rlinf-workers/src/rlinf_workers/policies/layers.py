@@ -1,0 +1,32 @@
+"""Layers of small policies, orthogonally initialised with the gains usual since arXiv:2005.12729: hidden sqrt(2),
+policy head 0.01 * sqrt(2), value head 1."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+from torch import nn
+
+HIDDEN_GAIN = math.sqrt(2)
+POLICY_GAIN = 0.01 * math.sqrt(2)
+VALUE_GAIN = 1.0
+
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+
+
+def orthogonal(layer: Layer, gain: float = HIDDEN_GAIN) -> Layer:
+    """The layer, its weight orthogonal and its bias 0."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def tanh_tower(size: int, hidden: tuple[int, ...], out: int, head_gain: float) -> nn.Sequential:
+    """[..., size] -> [..., out], with tanh layers in between."""
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers += [orthogonal(nn.Linear(size, width)), nn.Tanh()]
+        size = width
+    return nn.Sequential(*layers, orthogonal(nn.Linear(size, out), head_gain))

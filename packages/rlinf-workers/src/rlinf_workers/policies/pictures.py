@@ -1,0 +1,31 @@
+"""Which of an environment's cameras a policy looks through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rlinf_envs.protocol import FieldSpec
+from rlinf_workers.policies.base import PolicyError
+
+PREFIX = "image."
+
+
+def chosen_cameras(fields: Mapping[str, FieldSpec], cameras: Sequence[str] | None) -> tuple[str, ...]:
+    """The fields "image.<camera>" of the cameras named, in that order; None: all there are, by name.
+
+    Raises: PolicyError for a camera that is not there, and where there are no pictures [H, W, C] at all.
+    """
+    there = sorted(name for name in fields if name.startswith(PREFIX))
+    chosen = there if cameras is None else [PREFIX + camera for camera in cameras]
+    if unknown := [name.removeprefix(PREFIX) for name in chosen if name not in there]:
+        has = ", ".join(name.removeprefix(PREFIX) for name in there) or "none"
+        raise PolicyError(f"there is no camera {', '.join(unknown)}; the environment has {has}")
+    if not chosen:
+        raise PolicyError(
+            f"it looks at pictures, fields 'image.<camera>', and the environment shows {', '.join(sorted(fields))}"
+        )
+    for name in chosen:
+        if len(fields[name].shape) != 3 or fields[name].dtype != "uint8":
+            found = f"{fields[name].dtype} of shape {list(fields[name].shape)}"
+            raise PolicyError(f"a picture is uint8 of shape [H, W, C], and {name!r} is {found}")
+    return tuple(chosen)
