@@ -6,11 +6,15 @@
 import importlib.util
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 if importlib.util.find_spec("sglang") is None:
     pytest.exit("engine_tests need SGLang; run them with: tools/test.sh --engines [pytest arguments]", returncode=2)
+
+
+sys.path.append(str(Path(__file__).parent))  # for what tests share, here and in SGLang's processes
 
 
 @pytest.fixture(scope="session")

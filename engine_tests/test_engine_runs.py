@@ -1,14 +1,17 @@
-"""Whole commands with the engine `sglang`: an evaluation, placements of engines, a training run whose engine dies."""
+"""Whole commands with the engine `sglang`: an evaluation, placements of engines, runs whose engine dies or lies."""
 
 import json
 import os
+import re
 import signal
 import subprocess
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+import broken_loader
 from command_line import RLINF, SHORT_SORT, all_gone, environment, start, steps_done, train, wait_for  # pyright: ignore[reportMissingImports]
 
 
@@ -92,4 +95,31 @@ def test_a_run_whose_engine_is_killed_ends_and_names_it(tmp_path):
     _, errors = process.communicate(timeout=60)  # seconds where the machine is idle
     assert process.returncode != 0
     assert f"SGLang's scheduler process 0 of 1 (pid {scheduler.pid}) ended with signal 9" in errors
+    assert all_gone([one.pid for one in family])
+
+
+def test_a_run_whose_loader_lies_ends_on_one_screen_before_a_token_of_that_version(tmp_path, monkeypatch):
+    """It says success and one bit is another one: tensor, process and version are named."""
+    fault_file = tmp_path / "fault"
+    fault_file.write_text("")
+    monkeypatch.setenv(broken_loader.FAULT_FILE, str(fault_file))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    settings = SHORT_SORT | {
+        "rollout.engine": "lying_engine:LyingEngine",
+        "cluster.num_devices": 1,
+        "mode": "collocated",
+        "run.num_steps": 500,
+        "run.evaluate_every": 500,
+    }
+    output = tmp_path / "run"
+    process = start("sort-grpo", output, settings)
+    wait_for(lambda: steps_done(output) >= 2, process, "step 2")
+    fault_file.write_text("flip 0 model.layers.1.self_attn.qkv_proj.weight 240")
+    family = psutil.Process(process.pid).children(recursive=True)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    assert "Traceback" not in errors and len(errors.splitlines()) < 30, errors
+    assert re.search(r"engine process 0 \(pid \d+\): .*model\.layers\.1\.self_attn\.q_proj\.weight differs", errors)
+    (version,) = {int(number) for number in re.findall(r"must not serve version (\d+)", errors)}
+    assert steps_done(output) == version - SHORT_SORT["warm_start.max_steps"], "a step was made of that version"
     assert all_gone([one.pid for one in family])

@@ -1,0 +1,97 @@
+"""What comes of weights that are wrong when SGLang is to serve them: benchmarks/results/sglang-faults.json.
+
+    python -m benchmarks.failures.sglang_faults        with the Python of the environment that has SGLang
+
+Tiny models with random weights on CPU slots, one running SGLang for each. One fault after the other happens to a
+version: a flipped bit in what one of SGLang's processes serves or in the memory on the way there, or a loader that says
+success and did something else. The attestation has to refuse the version and to name the tensors, the process and the
+version, no others. After each fault comes a correct sync of other weights, which has to be accepted; every 50th of
+them, SGLang's greedy tokens are compared with those of transformers. Target: all are caught, none is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.harness import report
+
+sys.path.append(str(Path(__file__).parents[2] / "engine_tests"))
+
+from faults import Fault, FaultyEngine, flip_on_the_way, flip_served, lies  # pyright: ignore[reportMissingImports]
+from rlinf_comm.errors import WeightMismatchError
+
+MODELS = {"Qwen3-MoE, TP1": ("qwen3_moe", 1), "Qwen2, TP2": ("qwen2", 2)}
+COMPARE_EVERY = 50
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--flips", type=int, nargs=2, default=[1000, 200], help="flipped bits for each model")
+    parser.add_argument("--output", type=Path, help="JSON to write instead of benchmarks/results/sglang-faults.json")
+    options = parser.parse_args()
+    found = {}
+    for (name, (architecture, tp)), num_flips in zip(MODELS.items(), options.flips, strict=True):
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = faults_of(architecture, tp, Path(folder), num_flips)
+        print(name, found[name], flush=True)
+    settings = {"flips": options.flips, "compare_every": COMPARE_EVERY}
+    report("sglang-faults", settings=settings, samples_s={}, comparisons=[], findings=found, output=options.output)
+
+
+def faults_of(architecture: str, tp: int, folder: Path, num_flips: int) -> dict[str, Any]:
+    """What came of all faults of one model."""
+    engine = FaultyEngine(architecture, folder, tp=tp, vocab_size=64)
+    try:
+        choose = random.Random(5)
+        flips = (flip_on_the_way() if i % 2 else flip_served(engine, choose) for i in range(num_flips))
+        faults, correct = go_through(engine, [*flips, *lies(engine)], choose)
+    finally:
+        engine.close()
+    return {"faults": faults, "correct_syncs": correct, "parameters_without_a_block": padding(engine)}
+
+
+def go_through(engine: FaultyEngine, faults: Iterable[Fault], choose: random.Random) -> tuple[Any, Any]:
+    """(verdicts by kind of fault, what came of the correct syncs)"""
+    kinds: dict[str, Counter[str]] = defaultdict(Counter)
+    correct = Counter[str](served=0, refused=0, token_comparisons=0, token_comparisons_that_hold=0)
+    start_s = time.monotonic()
+    for number, fault in enumerate(faults, start=1):
+        verdict = asdict(engine.attempt(fault, choose))
+        kinds[fault.kind].update(happened=1, **{what: int(so) for what, so in verdict.items()})
+        if not all(verdict.values()):
+            print(fault, verdict, flush=True)
+        try:
+            engine.recover(fault)
+            correct["served"] += 1
+        except WeightMismatchError as error:
+            correct["refused"] += 1
+            print(fault, "and then", error, flush=True)
+        if number % COMPARE_EVERY == 0:
+            correct["token_comparisons"] += 1
+            correct["token_comparisons_that_hold"] += engine.compare_tokens().holds
+            print(f"{number} faults, {time.monotonic() - start_s:.0f} s", flush=True)
+    return {kind: dict(counts) for kind, counts in kinds.items()}, dict(correct)
+
+
+def padding(engine: FaultyEngine) -> int:
+    """Numbers among SGLang's parameters that belong to no tensor of the model; nothing attests these."""
+    ranks = engine.layout.ranks
+    held = sum(torch.Size(buffer.shape).numel() for rank in ranks for buffer in rank.buffers.values())
+    return held - sum(block.box.num_elements for rank in ranks for block in rank.blocks)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    main()

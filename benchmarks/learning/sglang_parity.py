@@ -1,0 +1,96 @@
+"""Greedy tokens of SGLang against transformers, before and after 20 syncs: benchmarks/results/sglang-parity.json.
+
+    python -m benchmarks.learning.sglang_parity        with the Python of the environment that has SGLang
+
+Tiny models with random weights in float32 on CPU slots. Each sync changes every number of the model; afterwards the
+completions of 8 prompts, at most 16 tokens each, are compared with `generate` of transformers, and the
+log-probability of each token with a plain forward. Target: the same tokens, log-probabilities within 1e-5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.harness import report
+
+sys.path.append(str(Path(__file__).parents[2] / "engine_tests"))
+
+from rlinf_workers.records.language import Prompt
+from trained_engine import LOGPROB_BOUND, SIZES, Agreement, TrainedEngine  # pyright: ignore[reportMissingImports]
+
+MODELS = {
+    "Qwen2, TP1": ("qwen2", 1),
+    "Qwen3, TP1": ("qwen3", 1),
+    "Qwen3-MoE, TP1": ("qwen3_moe", 1),
+    "Qwen2, TP2": ("qwen2", 2),
+}
+NUM_SYNCS = 20
+MAX_NEW_TOKENS = 16
+PROMPT_LENGTHS = (3, 8, 5, 1, 2, 7, 4, 6)
+VOCABULARY = 64
+"""Of which one token ends a completion, so that most of them are long."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--output", type=Path, help="JSON to write instead of benchmarks/results/sglang-parity.json")
+    options = parser.parse_args()
+    found = {}
+    for name, (architecture, tp) in MODELS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = agreements(architecture, tp, Path(folder))
+        print(name, found[name], flush=True)
+    settings = {
+        "num_syncs": NUM_SYNCS,
+        "bound": LOGPROB_BOUND,
+        "prompt_lengths": PROMPT_LENGTHS,
+        "max_new_tokens": MAX_NEW_TOKENS,
+        "sizes": SIZES | {"vocab_size": VOCABULARY},
+    }
+    report("sglang-parity", settings=settings, samples_s={}, comparisons=[], findings=found, output=options.output)
+
+
+def agreements(architecture: str, tp: int, folder: Path) -> dict[str, Any]:
+    """What came of one model: with the weights of its files, and after all syncs together."""
+    trained = TrainedEngine(architecture, folder, tp=tp, vocab_size=VOCABULARY)
+    before = compare(trained)
+    after = []
+    for _ in range(NUM_SYNCS):
+        trained.serve()
+        after.append(compare(trained))
+    trained.close()
+    return {
+        "before": summary([before]),
+        "after_syncs": summary(after),
+        "num_syncs": len(after),
+        "holds": all(one.holds for one in (before, *after)),
+    }
+
+
+def compare(trained: TrainedEngine) -> Agreement:
+    """With other prompts for each version."""
+    generator = torch.Generator().manual_seed(trained.version)
+    ids = [torch.randint(2, VOCABULARY, (length,), generator=generator) for length in PROMPT_LENGTHS]
+    prompts = [Prompt(index=i, token_ids=one, reference_answer="") for i, one in enumerate(ids)]
+    return trained.compare_tokens(prompts, MAX_NEW_TOKENS)
+
+
+def summary(found: list[Agreement]) -> dict[str, float]:
+    return {
+        "num_completions": len(PROMPT_LENGTHS) * len(found),
+        "num_other_completions": sum(one.num_other for one in found),
+        "num_tokens": sum(one.num_tokens for one in found),
+        "worst_logprob_distance": max(one.worst_distance for one in found),
+    }
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    main()

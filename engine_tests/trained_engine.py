@@ -1,0 +1,139 @@
+"""A model whose weights change in this process, and SGLang, which serves it; tests and benchmarks share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlinf_comm.weights import Layout, plan, specs_of
+from rlinf_workers.generation.sampling import SamplingSettings
+from rlinf_workers.generation.sglang import engine as engine_module
+from rlinf_workers.links.base import Check, Settle, WeightPort
+from rlinf_workers.links.shared import SharedWeightLink
+from rlinf_workers.models.language_model import build_model
+from rlinf_workers.records.language import Prompt
+from rlinf_workers.testing.architectures import tiny_architecture
+
+EDGE = "actor -> rollout"
+LOGPROB_BOUND = 1e-5
+"""Nats between SGLang's log-probability of a token and that of transformers."""
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 64,
+    "head_dim": 16,
+}
+"""SGLang pads what its kernels on a CPU cannot cut; these divide."""
+PROMPTS = [
+    Prompt(index=i, token_ids=torch.tensor(ids), reference_answer="")
+    for i, ids in enumerate([[3, 7, 5, 8, 10], [4], [9, 2, 11]])
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agreement:
+    """Greedy completions of SGLang beside those of transformers with the same weights."""
+
+    num_tokens: int
+    """That SGLang has made."""
+    num_other: int
+    """Completions that are not those of transformers."""
+    worst_distance: float
+    """Nats, the largest over the tokens, between SGLang's log-probability and that of a plain forward."""
+
+    @property
+    def holds(self) -> bool:
+        return self.num_tokens > 0 and self.num_other == 0 and self.worst_distance <= LOGPROB_BOUND
+
+
+class TrainedEngine:
+    """Weights that change at random in this process, and go to SGLang by the link of shared memory.
+
+    Args:
+        name: an architecture of `tiny_architecture`.
+        tp: processes over which SGLang cuts the model.
+        sizes: what differs from SIZES.
+    """
+
+    def __init__(self, name: str, folder: Path, *, tp: int = 1, **sizes: Any) -> None:
+        settings = tiny_architecture(name, folder, **SIZES | sizes)
+        self.model = build_model(settings, torch.device("cpu"))
+        self.weights = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        self.engine = engine_module.SGLangEngine(
+            settings,
+            torch.device("cpu"),
+            max_prompt_tokens=8,
+            devices=[f"cpu:{i}" for i in range(tp)],
+            max_total_tokens=2000,
+        )
+        specs = specs_of(self.weights)
+        self.layout = self.engine.layout().with_dtypes_of(specs)
+        reshard = plan(Layout.replicated(specs, 1), self.layout)
+        self.link = SharedWeightLink(EDGE, reshard)
+
+        def port(side: Any, rank: int) -> WeightPort:
+            return WeightPort(
+                edge=EDGE, side=side, rank=rank, reshard=reshard, link="shared", address=self.link.address
+            )
+
+        self.sender = SharedWeightLink.open_sender(port("send", 0))
+        self.receiver = self.engine.open_receiver([port("receive", rank) for rank in range(tp)])
+        self.version = 0
+        self._settle: Settle | None = None
+
+    def publish(self) -> None:
+        """The next version: other numbers in every tensor, lent where they lie."""
+        self.settle()
+        self.version += 1
+        generator = torch.Generator().manual_seed(self.version)
+        for tensor in self.weights.values():
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.2 + (tensor.dim() == 1))
+        self._settle = self.sender.publish(self.weights, self.version)
+
+    def settle(self) -> None:
+        """What is published is in the link's memory from now on, if SGLang has not taken it yet."""
+        if self._settle is not None:
+            self._settle()
+
+    def fill(self) -> Check:
+        """SGLang takes the version; what this returns is the check."""
+        check = self.receiver.receive({}, self.version)
+        assert check is not None, "an engine's weights are checked after they came"
+        return check
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def serve(self) -> None:
+        """A correct sync of other weights."""
+        self.publish()
+        self.fill()()
+        self.engine.weights_received(self.version)
+
+    @torch.no_grad()
+    def compare_tokens(self, prompts: Sequence[Prompt] = PROMPTS, max_new_tokens: int = 8) -> Agreement:
+        """Greedy completions of SGLang against transformers' own `generate` and a plain forward."""
+        greedy = SamplingSettings(group_size=1, max_new_tokens=max_new_tokens, temperature=0.0)
+        self.engine.submit(prompts, greedy, seed=1, step=0)
+        missing = {prompt.index: prompt.token_ids for prompt in prompts}
+        num_tokens, num_other, worst = 0, 0, 0.0
+        while missing:
+            for part in self.engine.finished():
+                assert part.policy_version == (self.version or -1), (
+                    "completions of weights that are not served any more"
+                )
+                ids = missing.pop(part.index)
+                found = part.token_ids[0][part.loss_mask[0].bool()]
+                made = self.model.generate(
+                    ids[None], attention_mask=torch.ones_like(ids)[None], do_sample=False, max_new_tokens=max_new_tokens
+                )
+                num_tokens += len(found)
+                num_other += found.tolist() != made[0, len(ids) :].tolist()
+                logits = self.model(torch.cat([ids, found])[None]).logits[0, len(ids) - 1 : -1]
+                expected = logits.log_softmax(-1).gather(-1, found[:, None])[:, 0]
+                worst = max(worst, float((part.logprobs[0, : len(found)] - expected).abs().max()))
+        return Agreement(num_tokens=num_tokens, num_other=num_other, worst_distance=worst)
