@@ -35,6 +35,7 @@ POLICIES: Registry[Any] = Registry(
     {
         "actor_critic": "rlinf_workers.policies.actor_critic:ActorCritic",
         "cnn": "rlinf_workers.policies.cnn:CnnActorCritic",
+        "openvla": "rlinf_workers.policies.openvla.policy:OpenVLA",
         "pi0": "rlinf_workers.policies.pi0.policy:Pi0",
     },
 )

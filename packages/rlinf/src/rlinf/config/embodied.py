@@ -19,7 +19,7 @@ EVAL_SEED_LIMIT = 2**31
 class EnvConfig(Section):
     """The environments, their number, and what they are evaluated on."""
 
-    kind: Literal["maniskill", "gymnasium", "import"] = Field(
+    kind: Literal["maniskill", "metaworld", "gymnasium", "import"] = Field(
         description="Where id is looked up; import: id is `package.module:callable` of an environment of your own."
     )
     id: str = Field(min_length=1, description="The environment, PushCube-v1 for example.")
@@ -36,7 +36,7 @@ class EnvConfig(Section):
         description="Training episodes go on after success or failure until they are cut off, as those of an "
         "evaluation always do, so that the policy learns to stay successful.",
     )
-    options: dict[str, bool | int | float | str | None] = Field(
+    options: dict[str, bool | int | float | str | Annotated[tuple[str, ...], Field(strict=False)] | None] = Field(
         default={}, description="Arguments for the environment's constructor; ManiSkill's control_mode, for example."
     )
     num_eval_episodes: int = Field(default=100, ge=1, description="Episodes of an evaluation.")
@@ -61,7 +61,7 @@ class PolicyConfig(Section):
     name: str = Field(
         default="actor_critic",
         min_length=1,
-        description="actor_critic, cnn, pi0, or package.module:Class of one of your own.",
+        description="actor_critic, cnn, openvla, pi0, or package.module:Class of one of your own.",
     )
     options: dict[str, bool | int | float | str | None] = Field(
         default={}, description="Every policy but actor_critic: arguments for its constructor."
