@@ -57,7 +57,7 @@ def _fields(texts=TEXTS):
 
 def test_a_small_policy_conforms():
     fields = FIELDS | {"image.front": FieldSpec(shape=(20, 30, 3), dtype="uint8")}
-    check_policy(OpenVLA, fields, ACTIONS, sizes=SIZES, temperature=1.3)
+    check_policy(OpenVLA, fields, ACTIONS, **SIZES, temperature=1.3)
 
 
 def test_a_checkpoint_conforms(folder):
@@ -176,8 +176,8 @@ def test_every_action_says_its_bins():
         ({"image.front": FIELDS["image.front"]}, ACTIONS, {}, "reads an 'instruction'"),
         (FIELDS | {"image.wrist": FIELDS["image.front"]}, ACTIONS, {}, "options.camera chooses among"),
         (FIELDS, ACTIONS, {"camera": "top"}, "no camera top; the environment has front"),
-        (FIELDS, ACTIONS, {"sizes": {"depth": 2}}, "sizes has no 'depth'; it has image_size"),
-        (FIELDS, ACTIONS, {"sizes": {"num_heads": 5}}, "sizes.width has to be a multiple of sizes.num_heads"),
+        (FIELDS, ACTIONS, {"depth": 2}, "there are no options depth; a small model has image_size"),
+        (FIELDS, ACTIONS, {"num_heads": 5}, "options.width has to be a multiple of options.num_heads"),
         (FIELDS, ACTIONS, {"temperature": 0.0}, "temperature has to be above 0"),
         (FIELDS, ACTIONS, {"dtype": "int8"}, "there are float32, bfloat16"),
         (FIELDS, ACTIONS, {"unnorm_key": "kuka"}, "give options.folder"),
@@ -208,6 +208,8 @@ def test_other_checkpoints_are_refused(folder, tensors, tmp_path):
         OpenVLA.needs(FIELDS, ACTIONS, folder=str(at), unnorm_key=unnorm_key)
 
     needs(folder)
+    with pytest.raises(PolicyError, match=r"options width: a model from options.folder has the sizes of its files"):
+        OpenVLA.needs(FIELDS, ACTIONS, folder=str(folder), unnorm_key="bridge_orig", width=32)
     with pytest.raises(PolicyError, match=r"no statistics of 'fractal'; norm_stats has bridge_orig, kuka"):
         needs(folder, "fractal")
     with pytest.raises(PolicyError, match=r"unnorm_key is not given; norm_stats has bridge_orig, kuka"):

@@ -44,11 +44,11 @@ class OpenVLA(Policy):
         *,
         folder: str | None = None,
         unnorm_key: str | None = None,
-        sizes: Mapping[str, Any] | None = None,
         camera: str | None = None,
         temperature: float = 1.0,
+        value_hidden_size: int = 256,
         dtype: str = "float32",
-        **options: Any,
+        **sizes: Any,
     ) -> Needs:
         chosen = _camera(fields, camera)
         if "instruction" not in fields:
@@ -73,22 +73,22 @@ class OpenVLA(Policy):
         *,
         folder: str | None = None,
         unnorm_key: str | None = None,
-        sizes: Mapping[str, Any] | None = None,
         camera: str | None = None,
         temperature: float = 1.0,
         value_hidden_size: int = 256,
         dtype: str = "float32",
         seed: int = 0,
+        **sizes: Any,
     ) -> None:
         """
         Args:
-            folder: a published checkpoint; None: a small model of `sizes`.
+            folder: a published checkpoint; None: a small model.
             unnorm_key: the dataset of the checkpoint whose statistics actions have; None: the only one.
-            sizes: fields of `spec.Sizes`, where there is no folder.
             camera: as in "image.<camera>"; None: the only one.
             temperature: of the tokens of actions, when they are drawn and when they are evaluated.
             value_hidden_size: width of the two hidden layers of the value.
             dtype: of the weights.
+            sizes: of a small model, the fields of `spec.Sizes`.
         """
         super().__init__()
         self._spec, self._temperature = _spec(actions, folder, unnorm_key, sizes), temperature
@@ -206,13 +206,11 @@ def _camera(fields: Mapping[str, FieldSpec], camera: str | None) -> str:
     return name
 
 
-def _spec(
-    actions: ActionSpec, folder: str | None, unnorm_key: str | None, sizes: Mapping[str, Any] | None
-) -> ModelSpec:
+def _spec(actions: ActionSpec, folder: str | None, unnorm_key: str | None, sizes: Mapping[str, Any]) -> ModelSpec:
     if folder is None:
         if unnorm_key is not None:
             raise PolicyError("options.unnorm_key chooses statistics of a checkpoint; give options.folder, or neither")
-        return spec_of_sizes(sizes or {}, actions)
+        return spec_of_sizes(sizes, actions)
     if sizes:
-        raise PolicyError("options.sizes are those of a small model without options.folder; give one of the two")
+        raise PolicyError(f"options {', '.join(sizes)}: a model from options.folder has the sizes of its files")
     return spec_of_folder(folder, unnorm_key)

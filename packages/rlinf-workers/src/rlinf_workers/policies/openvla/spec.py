@@ -73,12 +73,12 @@ def spec_of_sizes(sizes: Mapping[str, Any], actions: ActionSpec) -> ModelSpec:
     """
     known = [field.name for field in fields(Sizes)]
     if unknown := [name for name in sizes if name not in known]:
-        raise PolicyError(f"sizes has no {', '.join(map(repr, unknown))}; it has {', '.join(known)}")
+        raise PolicyError(f"there are no options {', '.join(unknown)}; a small model has {', '.join(known)}")
     chosen = Sizes(**sizes)
     for whole, part in (("image_size", "patch_size"), ("vision_width", "vision_heads"), ("width", "num_heads")):
         if getattr(chosen, whole) % getattr(chosen, part):
             found = f"{getattr(chosen, whole)} and {getattr(chosen, part)}"
-            raise PolicyError(f"sizes.{whole} has to be a multiple of sizes.{part}; they are {found}")
+            raise PolicyError(f"options.{whole} has to be a multiple of options.{part}; they are {found}")
     if not (actions.low.isfinite().all() and actions.high.isfinite().all()):
         raise PolicyError("its bins span what the environment takes, and the environment's actions have no bounds")
     tower: dict[str, Any] = {
