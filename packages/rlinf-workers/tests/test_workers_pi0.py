@@ -190,7 +190,7 @@ def test_a_checkpoint_acts_as_transformers_does(checkpoint):
     from transformers import PI0ForConditionalGeneration
 
     loaded: Any = PI0ForConditionalGeneration.from_pretrained(checkpoint)
-    options = {"checkpoint": str(checkpoint), "dataset": "lab/one", "cameras": "hand,front", "chunk_size": 2}
+    options = {"folder": str(checkpoint), "dataset": "lab/one", "cameras": "hand,front", "chunk_size": 2}
     policy = Pi0(FIELDS, ACTIONS, seed=0, **options)
     shown = random_fields(FIELDS, NUM_ROWS)
     with torch.no_grad():
@@ -216,7 +216,7 @@ def test_a_checkpoint_acts_as_transformers_does(checkpoint):
 
 
 def test_quantiles(checkpoint):
-    options = Pi0Options.of({"checkpoint": str(checkpoint), "dataset": "two", "normalization": "quantiles"})
+    options = Pi0Options.of({"folder": str(checkpoint), "dataset": "two", "normalization": "quantiles"})
     of_states, of_actions = normalizers(options, 4, ACTIONS)
     torch.testing.assert_close(of_states(torch.tensor([[-1.0, 1.0, 3.0, 5.0]])), torch.tensor([[-1.0, 0.0, 1.0, 2.0]]))
     torch.testing.assert_close(of_actions.inverse(torch.tensor([-1.0, 0.5, 1.0])), torch.tensor([-2.0, 1.0, 2.0]))
@@ -231,10 +231,10 @@ def test_quantiles(checkpoint):
         ({"chunk_size": 0}, "chunk_size=0 must be a whole number from 1 on"),
         ({"least_std": 0.5}, "least_std=0.5, largest_std=0.16"),
         ({"dataset": "two"}, "need a checkpoint"),
-        ({"checkpoint": "FOLDER"}, "dataset=None: .*statistics .* of lab/one, two; name one of them"),
-        ({"checkpoint": "FOLDER", "dataset": "three"}, "of lab/one, two; name one of them"),
-        ({"checkpoint": "FOLDER", "dataset": "two", "chunk_size": 7}, "has chunk_size=6; here are 7 actions"),
-        ({"checkpoint": "/nowhere"}, "has no config.json"),
+        ({"folder": "FOLDER"}, "dataset=None: .*statistics .* of lab/one, two; name one of them"),
+        ({"folder": "FOLDER", "dataset": "three"}, "of lab/one, two; name one of them"),
+        ({"folder": "FOLDER", "dataset": "two", "chunk_size": 7}, "has chunk_size=6; here are 7 actions"),
+        ({"folder": "/nowhere"}, "has no config.json"),
     ],
 )
 def test_refusals_before_any_process_starts(checkpoint, options, says):
@@ -252,7 +252,7 @@ def test_transformers_without_pi0_are_refused(monkeypatch):
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
     with pytest.raises(PolicyError, match="is of model_type 'openvla'; this policy loads 'pi0'"):
-        Pi0.needs(FIELDS, ACTIONS, checkpoint=str(tmp_path), dataset="two")
+        Pi0.needs(FIELDS, ACTIONS, folder=str(tmp_path), dataset="two")
 
 
 # -- observations --------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ def make_model(options: Pi0Options, state_size: int, action_size: int) -> nn.Mod
     """transformers' `PI0ForConditionalGeneration` in float32: the checkpoint's, or a small one of random weights."""
     from transformers import PI0Config, PI0ForConditionalGeneration
 
-    if options.checkpoint is not None:
-        return PI0ForConditionalGeneration.from_pretrained(options.checkpoint, dtype=torch.float32)
+    if options.folder is not None:
+        return PI0ForConditionalGeneration.from_pretrained(options.folder, dtype=torch.float32)
     return PI0ForConditionalGeneration(PI0Config(**_small_config(options, state_size, action_size))).float()
 
 
@@ -60,11 +60,11 @@ def _small_config(options: Pi0Options, state_size: int, action_size: int) -> dic
 
 def make_prompts(options: Pi0Options) -> Prompts:
     """The checkpoint's tokenizer, or bytes."""
-    if options.checkpoint is None:
+    if options.folder is None:
         return BytePrompts(options.max_prompt_tokens)
     from transformers import AutoTokenizer
 
-    return TokenizerPrompts(AutoTokenizer.from_pretrained(Path(options.checkpoint)), options.max_prompt_tokens)
+    return TokenizerPrompts(AutoTokenizer.from_pretrained(Path(options.folder)), options.max_prompt_tokens)
 
 
 def freeze_untrained(model: Any, options: Pi0Options) -> None:

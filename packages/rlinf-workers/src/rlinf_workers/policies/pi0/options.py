@@ -28,7 +28,7 @@ MAX_CAMERAS = 3
 class Pi0Options:
     """Options of the policy; docs/policies/pi0.md says where the defaults come from."""
 
-    checkpoint: str | None = None
+    folder: str | None = None
     """A folder that `PI0ForConditionalGeneration.save_pretrained` wrote, with its tokenizer's files and
     `assets/<dataset>/norm_stats.json`. None: a small model of random weights, in the sizes below."""
     dataset: str | None = None
@@ -69,7 +69,7 @@ class Pi0Options:
                 meant = f"; did you mean {close[0]}?" if close else ""
                 raise PolicyError(f"it has no option {name!r}{meant} It has {', '.join(names)}")
         filled: dict[str, Any] = {"normalization": "bounds", "trains": "all"}
-        if options.get("checkpoint") is not None:
+        if options.get("folder") is not None:
             filled = {"normalization": "mean_std", "trains": "expert"}
         made = cls(**(filled | {name: value for name, value in options.items() if value is not None}))
         made._check()
@@ -95,7 +95,7 @@ class Pi0Options:
             raise PolicyError(f"image_size={self.image_size} must be a multiple of {PATCH_SIZE}, the size of a patch")
         if self.width % 16 or self.width < 16:
             raise PolicyError(f"width={self.width} must be a multiple of 16")
-        if self.checkpoint is None and (self.dataset is not None or self.normalization != "bounds"):
+        if self.folder is None and (self.dataset is not None or self.normalization != "bounds"):
             raise PolicyError("dataset and normalization need a checkpoint, whose statistics they name")
 
     def camera_fields(self, shown: Mapping[str, FieldSpec]) -> tuple[str, ...]:
@@ -132,9 +132,9 @@ def check_spaces(options: Pi0Options, shown: Mapping[str, FieldSpec], actions: A
         raise PolicyError("it denoises continuous actions, and these are discrete")
     if "state" not in shown or len(shown["state"].shape) != 1:
         raise PolicyError("it reads 'state', a row of numbers, and the environment shows none")
-    if options.checkpoint is None:
+    if options.folder is None:
         return
-    config = checkpoint_config(Path(options.checkpoint))
+    config = checkpoint_config(Path(options.folder))
     sizes = {
         "max_state_dim": (shown["state"].shape[0], "numbers in 'state'"),
         "max_action_dim": (actions.low.numel(), "dimensions of an action"),
@@ -143,7 +143,7 @@ def check_spaces(options: Pi0Options, shown: Mapping[str, FieldSpec], actions: A
     for key, (wanted, what) in sizes.items():
         if wanted > config.get(key, DEFAULT_SIZES[key]):
             raise PolicyError(
-                f"{options.checkpoint} has {key}={config.get(key, DEFAULT_SIZES[key])}; here are {wanted} {what}"
+                f"{options.folder} has {key}={config.get(key, DEFAULT_SIZES[key])}; here are {wanted} {what}"
             )
 
 
@@ -160,7 +160,7 @@ def checkpoint_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise PolicyError(f"checkpoint={str(folder)!r} has no config.json; give a folder that save_pretrained wrote")
+        raise PolicyError(f"folder={str(folder)!r} has no config.json; give a folder that save_pretrained wrote")
     config = json.loads(path.read_text())
     if config.get("model_type") != "pi0":
         raise PolicyError(f"{path} is of model_type {config.get('model_type')!r}; this policy loads 'pi0'")

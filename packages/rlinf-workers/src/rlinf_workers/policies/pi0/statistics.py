@@ -67,8 +67,8 @@ def _of_bounds(actions: ActionSpec) -> Affine:
 
 
 def _read(options: Pi0Options) -> dict[str, Any]:
-    assert options.checkpoint is not None, "checked with the options"
-    assets = Path(options.checkpoint) / "assets"
+    assert options.folder is not None, "checked with the options"
+    assets = Path(options.folder) / "assets"
     there = sorted(path.parent.relative_to(assets).as_posix() for path in assets.rglob(FILE))
     if options.dataset not in there:
         raise PolicyError(
