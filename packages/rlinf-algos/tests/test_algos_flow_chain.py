@@ -133,6 +133,18 @@ def test_a_generator_makes_a_chain_repeatable():
     assert not torch.equal(runs[0].states, runs[2].states)
 
 
+@METHODS
+def test_the_noise_of_the_steps_may_be_given(learns_noise, all_steps):
+    network, noise, times, indices = make(learns_noise)
+    options = {"noise_level": None if learns_noise else 0.6, "indices": None if all_steps else indices}
+    generator = torch.Generator().manual_seed(1)
+    given = torch.stack([torch.randn(noise.shape, generator=generator) for _ in range(4)])
+    drawn = sample_flow_chain(network, noise, times, generator=torch.Generator().manual_seed(1), **options)
+    assert torch.equal(sample_flow_chain(network, noise, times, step_noise=given, **options).states, drawn.states)
+    with pytest.raises(ShapeError, match=r"step_noise has shape \[3, 7, 3, 2\]"):
+        sample_flow_chain(network, noise, times, step_noise=given[:3], **options)
+
+
 @pytest.mark.parametrize("learns_noise", [False, True])
 def test_a_policy_gradient_moves_actions_towards_reward(learns_noise):
     """Reward for actions near 1: a few steps of PPO on chunk-level ratios raise it."""

@@ -160,6 +160,29 @@ def test_samples_of_both_have_the_distribution_of_the_data():
     assert torch.corrcoef(torch.cat([noise, deterministic], dim=1).T)[0, 1].item() > 0.999
 
 
+@pytest.mark.parametrize("noise_level", [0.5, 0.7])
+def test_marginals_of_samples_agree_within_three_standard_errors(noise_level):
+    """Means and variances of both processes' states at nine times, each from noise of its own."""
+    num_samples, num_steps = 4000, 500
+    generator = torch.Generator().manual_seed(1)
+    times = denoising_times(num_steps, dtype=torch.float64)
+    ode, sde = torch.randn(2, num_samples, 1, generator=generator, dtype=torch.float64)
+    compared = 0
+    for k, (t, s) in enumerate(pairwise(times), start=1):
+        at, to = t.expand(num_samples), s.expand(num_samples)
+        ode = flow_ode_transition(ode, velocity(ode, at), at, to).mean
+        step = flow_sde_transition(sde, velocity(sde, at), at, to, noise_level=noise_level)
+        sde = step.mean + step.std * torch.randn(sde.shape, generator=generator, dtype=torch.float64)
+        if k >= num_steps // 5 and k % (num_steps // 10) == 0:
+            compared += 1
+            means, variances = (torch.stack([f(x) for x in (ode, sde)]) for f in (torch.mean, torch.var))
+            error_of_mean = (variances.sum() / num_samples).sqrt()
+            error_of_variance = (2 * variances.square().sum() / (num_samples - 1)).sqrt()  # of normal samples
+            assert (means[0] - means[1]).abs() <= 3 * error_of_mean, f"step {k}: means {means.tolist()}"
+            assert (variances[0] - variances[1]).abs() <= 3 * error_of_variance, f"step {k}: {variances.tolist()}"
+    assert compared == 9
+
+
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 

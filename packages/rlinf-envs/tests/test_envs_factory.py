@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def test_wrong_places_are_told(place: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        (EnvSpec(kind="gym", id="x", num_envs=1), "kind='gym'; allowed: gymnasium, maniskill, import"),
+        (EnvSpec(kind="gym", id="x", num_envs=1), "kind='gym'; allowed: gymnasium, maniskill, metaworld, import"),
         (EnvSpec(kind="gymnasium", id="x", num_envs=2, num_processes=3), "num_processes=3 with num_envs=2"),
         (EnvSpec(kind="gymnasium", id="x", num_envs=2, num_processes=0), "num_processes=0"),
         (
@@ -130,3 +131,10 @@ def test_wrong_places_are_told(place: str, text: str) -> None:
 def test_wrong_specs_are_told(spec: EnvSpec, text: str) -> None:
     with pytest.raises(EnvError, match=text):
         make_env(spec)
+
+
+def test_missing_metaworld_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "metaworld", None)
+    monkeypatch.delitem(sys.modules, "metaworld.env_dict", raising=False)
+    with pytest.raises(EnvError, match=re.escape("pip install 'rlinf-envs[metaworld]'")):
+        make_env(EnvSpec(kind="metaworld", id="reach-v3", num_envs=1))

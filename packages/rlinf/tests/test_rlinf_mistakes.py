@@ -368,7 +368,7 @@ MISTAKES = [
     ),
     Mistake(
         line="train pushcube-ppo --env.kind mujoco",
-        says="--env.kind='mujoco'; allowed: 'maniskill', 'gymnasium' or 'import'",
+        says="--env.kind='mujoco'; allowed: 'maniskill', 'metaworld', 'gymnasium' or 'import'",
     ),
     Mistake(
         line="train pushcube-ppo --env.control_mode pd_joint_pos",

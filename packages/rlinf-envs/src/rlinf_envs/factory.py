@@ -9,7 +9,7 @@ from rlinf_envs.errors import EnvError
 from rlinf_envs.protocol import BatchedEnv
 from rlinf_envs.spec import EnvSpec
 
-KINDS = ("gymnasium", "maniskill", "import")
+KINDS = ("gymnasium", "maniskill", "metaworld", "import")
 
 
 def make_env(spec: EnvSpec) -> BatchedEnv:
@@ -34,6 +34,8 @@ def make_in_process(spec: EnvSpec) -> BatchedEnv:
     make: Callable[..., BatchedEnv]
     if spec.kind == "maniskill":
         from rlinf_envs.maniskill_env import make_maniskill as make
+    elif spec.kind == "metaworld":
+        from rlinf_envs.metaworld_env import make_metaworld as make
     elif spec.kind == "gymnasium":
         from rlinf_envs.gymnasium_env import make_gymnasium as make
     else:

@@ -116,6 +116,8 @@ class EpisodeEnd:
     """Whether the task counted as solved after any step; None where the environment knows no success."""
     success_at_end: bool | None
     """Whether it counted as solved after the last step; None as above."""
+    task: str | None = None
+    """Which task it was, where the environment has several."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

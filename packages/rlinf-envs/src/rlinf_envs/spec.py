@@ -14,7 +14,7 @@ class EnvSpec:
     """
 
     kind: str
-    """"gymnasium", "maniskill", or "import" for an environment of one's own."""
+    """"gymnasium", "maniskill", "metaworld", or "import" for an environment of one's own."""
     id: str
     """A registered id; for "import" the place of a callable, "package.module:callable"."""
     num_envs: int
@@ -24,5 +24,5 @@ class EnvSpec:
     """Go on after success or failure until the time limit; what evaluations of success_at_end want."""
     num_processes: int = 1
     """1: in the calling process; more: the environments are spread over that many. The numbers are the same."""
-    options: Mapping[str, bool | int | float | str | None] = field(default_factory=dict)
+    options: Mapping[str, bool | int | float | str | tuple[str, ...] | None] = field(default_factory=dict)
     """Passed to the environment's constructor."""

@@ -34,6 +34,8 @@ class SingleStep:
     truncated: bool
     success: bool | None
     """Whether the task counts as solved right now; None where the environment knows no success."""
+    task: str | None = None
+    """The task of the episode, where the environment has several."""
 
 
 class SingleEnv(Protocol):
@@ -80,6 +82,7 @@ class _Row:
     return_: float = 0.0
     success_once: bool | None = None
     success: bool | None = None
+    task: str | None = None
 
 
 @dataclass(slots=True)
@@ -215,6 +218,7 @@ class InProcessVector(Described):
         row.observation = step.observation
         row.return_ += float(step.reward)
         row.success = step.success
+        row.task = step.task
         if step.success is not None:
             row.success_once = bool(row.success_once) or step.success
         self._tell_watcher(index, row)
@@ -259,6 +263,7 @@ class InProcessVector(Described):
             length=len(row.actions),
             success_once=row.success_once,
             success_at_end=row.success,
+            task=row.task,
         )
 
     def _replayed(self, index: int, snapshot: RowSnapshot) -> _Row:

@@ -92,6 +92,7 @@ TRAINING = (
         env/return_std | reward | Standard deviation of that sum over the episodes.
         env/success_once | share | Episodes in which the task counted as solved after any step.
         env/success_at_end | share | Episodes in which it counted as solved after the last one.
+        env/success_at_end/<task> | share | The same of one task, where the environment has several.
         env/episode_length | steps | Mean number of actions of an episode.
         env/truncated_fraction | share | Episodes that the time limit ended.
         actor/policy_loss | - | Policy loss, mean over the minibatches.
@@ -139,6 +140,7 @@ EVALUATION = (
         return | reward | Mean sum of rewards of an episode of the deterministic policy.
         success_once | share | Episodes in which the task counted as solved after any step.
         success_at_end | share | Episodes in which it counted as solved after the last one.
+        success_at_end/<task> | share | The same of one task, where the environment has several.
         episode_length | steps | Mean number of actions of an episode.
         """,
     ),

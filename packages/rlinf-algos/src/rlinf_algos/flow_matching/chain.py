@@ -64,6 +64,7 @@ def sample_flow_chain(
     noise_level: float | None,
     indices: Tensor | None = None,
     generator: torch.Generator | None = None,
+    step_noise: Tensor | None = None,
 ) -> FlowChain:
     """Denoises.
 
@@ -75,6 +76,7 @@ def sample_flow_chain(
             ODE), and the learned noise where they hold deviations.
         indices: [B] integers, the noisy step of each sample; None: every step.
         generator: a generator on the noise's device.
+        step_noise: [K, B, ...], standard normal, the noise of each step; None: drawn.
 
     Raises:
         ShapeError, NonFiniteError: also in a prediction. AlgosError: times or indices out of range.
@@ -83,6 +85,8 @@ def sample_flow_chain(
     if indices is not None:
         _check_indices(indices, noise, len(times) - 1)
     check_finite("noise", noise)
+    if step_noise is not None:
+        check_shape("step_noise", step_noise, (len(times) - 1, *noise.shape), "the steps of the chain")
     state = at_least_float32(noise)
     states, logprobs = [state], torch.zeros_like(state)
     for k in range(len(times) - 1):
@@ -96,7 +100,10 @@ def sample_flow_chain(
             state = ode.mean
         else:
             transition = _transition(state, prediction, t, next_t, noise_level)
-            drawn = torch.randn(state.shape, generator=generator, dtype=state.dtype, device=state.device)
+            if step_noise is None:
+                drawn = torch.randn(state.shape, generator=generator, dtype=state.dtype, device=state.device)
+            else:
+                drawn = step_noise[k].to(state)
             state = torch.where(is_noisy, transition.mean + transition.std * drawn, ode.mean)
             logprobs = torch.where(is_noisy, logprobs + transition_logprobs(state, transition), logprobs)
         states.append(state)

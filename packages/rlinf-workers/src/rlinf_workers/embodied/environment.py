@@ -196,6 +196,8 @@ class Environment(Worker):
             self.record("env/success_once", float(episode.success_once))
         if episode.success_at_end is not None:
             self.record("env/success_at_end", float(episode.success_at_end))
+            if episode.task is not None:
+                self.record(f"env/success_at_end/{episode.task}", float(episode.success_at_end))
 
     def close(self) -> None:
         for env in [*self._train.values(), *self._evaluate.values()]:

@@ -19,7 +19,7 @@ EVAL_SEED_LIMIT = 2**31
 class EnvConfig(Section):
     """The environments, their number, and what they are evaluated on."""
 
-    kind: Literal["maniskill", "gymnasium", "import"] = Field(
+    kind: Literal["maniskill", "metaworld", "gymnasium", "import"] = Field(
         description="Where id is looked up; import: id is `package.module:callable` of an environment of your own."
     )
     id: str = Field(min_length=1, description="The environment, PushCube-v1 for example.")
@@ -36,7 +36,7 @@ class EnvConfig(Section):
         description="Training episodes go on after success or failure until they are cut off, as those of an "
         "evaluation always do, so that the policy learns to stay successful.",
     )
-    options: dict[str, bool | int | float | str | None] = Field(
+    options: dict[str, bool | int | float | str | Annotated[tuple[str, ...], Field(strict=False)] | None] = Field(
         default={}, description="Arguments for the environment's constructor; ManiSkill's control_mode, for example."
     )
     num_eval_episodes: int = Field(default=100, ge=1, description="Episodes of an evaluation.")
@@ -59,10 +59,12 @@ class PolicyConfig(Section):
     such option."""
 
     name: str = Field(
-        default="actor_critic", min_length=1, description="actor_critic, or package.module:Class of one of your own."
+        default="actor_critic",
+        min_length=1,
+        description="actor_critic, cnn, openvla, pi0, or package.module:Class of one of your own.",
     )
     options: dict[str, bool | int | float | str | None] = Field(
-        default={}, description="A policy of your own: arguments for its constructor."
+        default={}, description="Every policy but actor_critic: arguments for its constructor."
     )
     hidden_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, min_length=1)] | None = Field(
         default=None, description="actor_critic: widths of the hidden layers."

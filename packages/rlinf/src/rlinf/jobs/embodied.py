@@ -175,4 +175,6 @@ class EmbodiedJob(Job):
 
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
         names = ("success_once", "success_at_end", "return", "episode_length")
-        return {name: run.metrics[f"env/{name}"] for name in names if f"env/{name}" in run.metrics}
+        by_task = "env/success_at_end/"
+        scores = {name: run.metrics[f"env/{name}"] for name in names if f"env/{name}" in run.metrics}
+        return scores | {k.removeprefix("env/"): v for k, v in run.metrics.items() if k.startswith(by_task)}
