@@ -124,7 +124,7 @@ def _predicted_arrivals() -> Iterator[str]:
         profiled_s = statistics.median(result["samples_s"][name][:num_profiled])
         error = row["predicted_s"] / profiled_s - 1
         yield (
-            f"| {name} | {row['predicted_s']:.1f} s | {profiled_s:.1f} s | {error:+.0%} | {row['measured_s']:.1f} s | "
+            f"| {name} | {row['predicted_s']:.2f} s | {profiled_s:.2f} s | {error:+.0%} | {row['measured_s']:.2f} s | "
             f"{row['error']:+.0%} |"
         )
     yield ""

@@ -27,7 +27,6 @@ from rlinf_sched.modes import plan_for_mode
 from rlinf_workers import Executor, Flow, StepContext
 from rlinf_workers.generation.sampling import SamplingSettings
 from rlinf_workers.generation.sglang.arguments import server_arguments
-from rlinf_workers.generation.sglang.engine import known_arguments
 from rlinf_workers.generation.sglang.loader import LOADER
 from rlinf_workers.generation.sglang.requests import request_parameters
 from rlinf_workers.language.rollout import Rollout, RolloutSettings
@@ -105,7 +104,6 @@ class BareEngine:
     """`sglang.Engine` as its users call it."""
 
     def __init__(self, model: ModelSettings) -> None:
-        known = known_arguments(torch.device("cpu"), (), any_version=False)
         from sglang import Engine  # pyright: ignore[reportMissingImports]
 
         self.engine: Any = Engine(
@@ -117,7 +115,6 @@ class BareEngine:
                 loader=LOADER,
                 stop_token_ids=(STOP_ID,),
                 given=SERVER,
-                known=known,
             )
         )
 

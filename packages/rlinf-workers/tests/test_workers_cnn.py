@@ -21,8 +21,8 @@ DISCRETE = ActionSpec(kind="discrete", shape=(), low=torch.tensor(0), high=torch
     ("actions", "options"),
     [
         (CONTINUOUS, {}),
-        (CONTINUOUS, {"reads_state": True, "cameras": ("wrist",), "chunk_size": 2}),
-        (DISCRETE, {"cameras": ("front",)}),
+        (CONTINUOUS, {"reads_state": True, "cameras": "wrist", "chunk_size": 2}),
+        (DISCRETE, {"cameras": "front"}),
     ],
 )
 def test_it_conforms(actions, options):
@@ -31,8 +31,8 @@ def test_it_conforms(actions, options):
 
 def test_it_reads_what_it_is_told():
     assert CnnActorCritic.needs(FIELDS, CONTINUOUS).reads == ("image.front", "image.wrist")
-    chosen = CnnActorCritic.needs(FIELDS, CONTINUOUS, cameras=("wrist",), reads_state=True)
-    assert chosen.reads == ("image.wrist", "state")
+    chosen = CnnActorCritic.needs(FIELDS, CONTINUOUS, cameras="wrist, front", reads_state=True)
+    assert chosen.reads == ("image.wrist", "image.front", "state")
 
 
 @pytest.mark.parametrize("reads_state", [False, True])
@@ -48,7 +48,7 @@ def test_every_field_it_reads_changes_its_values(reads_state):
     ("fields", "options", "says"),
     [
         ({"state": FIELDS["state"]}, {}, "the environment shows state"),
-        (FIELDS, {"cameras": ("side",)}, "no camera side; the environment has front, wrist"),
+        (FIELDS, {"cameras": "side"}, "no camera side; the environment has front, wrist"),
         ({"image.a": FieldSpec(shape=(32, 64, 3), dtype="uint8")}, {}, "36 pixels a side, and 'image.a' has 32 x 64"),
         ({"image.a": FieldSpec(shape=(64, 64), dtype="uint8")}, {}, r"and 'image.a' is uint8 of shape \[64, 64\]"),
     ],

@@ -35,6 +35,8 @@ POLICIES: Registry[Any] = Registry(
     {
         "actor_critic": "rlinf_workers.policies.actor_critic:ActorCritic",
         "cnn": "rlinf_workers.policies.cnn:CnnActorCritic",
+        "openvla": "rlinf_workers.policies.openvla.policy:OpenVLA",
+        "pi0": "rlinf_workers.policies.pi0.policy:Pi0",
     },
 )
 LAUNCHERS: Registry[Any] = Registry("launcher", {"local": "rlinf_workers.launcher.local:LocalLauncher"})

@@ -8,7 +8,7 @@ features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,12 +35,12 @@ class CnnActorCritic(StatePolicy):
         fields: Mapping[str, FieldSpec],
         actions: ActionSpec,
         *,
-        cameras: Sequence[str] | None = None,
+        cameras: str | None = None,
         reads_state: bool = False,
         chunk_size: int = 1,
         **options: Any,
     ) -> Needs:
-        chosen = chosen_cameras(fields, cameras)
+        chosen = _chosen(fields, cameras)
         for name in chosen:
             height, width, _ = fields[name].shape
             if min(height, width) < MIN_SIDE:
@@ -55,7 +55,7 @@ class CnnActorCritic(StatePolicy):
         fields: Mapping[str, FieldSpec],
         actions: ActionSpec,
         *,
-        cameras: Sequence[str] | None = None,
+        cameras: str | None = None,
         reads_state: bool = False,
         hidden_size: int = 256,
         initial_log_std: float = -0.5,
@@ -64,13 +64,13 @@ class CnnActorCritic(StatePolicy):
     ) -> None:
         """
         Args:
-            cameras: names of cameras, as in "image.<camera>"; None: all there are.
+            cameras: names of cameras, as in "image.<camera>", with commas in between; None: all there are.
             reads_state: whether the state joins the pictures.
             hidden_size: width of the layer that policy and value share.
         """
         state_size = fields["state"].shape[0] if reads_state else 0
         super().__init__(state_size)
-        self._cameras = chosen_cameras(fields, cameras)
+        self._cameras = _chosen(fields, cameras)
         self.head = head_for(actions, chunk_size, initial_log_std=initial_log_std)
         self.noise_size = self.head.num_outputs
         with torch.random.fork_rng():
@@ -108,6 +108,10 @@ class CnnActorCritic(StatePolicy):
             entropies=self.head.entropy(outputs),
             values=values,
         )
+
+
+def _chosen(fields: Mapping[str, FieldSpec], cameras: str | None) -> tuple[str, ...]:
+    return chosen_cameras(fields, None if cameras is None else [name.strip() for name in cameras.split(",")])
 
 
 def _encoder(num_channels: int) -> nn.Sequential:

@@ -59,10 +59,12 @@ class PolicyConfig(Section):
     such option."""
 
     name: str = Field(
-        default="actor_critic", min_length=1, description="actor_critic, or package.module:Class of one of your own."
+        default="actor_critic",
+        min_length=1,
+        description="actor_critic, cnn, openvla, pi0, or package.module:Class of one of your own.",
     )
     options: dict[str, bool | int | float | str | None] = Field(
-        default={}, description="A policy of your own: arguments for its constructor."
+        default={}, description="Every policy but actor_critic: arguments for its constructor."
     )
     hidden_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, min_length=1)] | None = Field(
         default=None, description="actor_critic: widths of the hidden layers."

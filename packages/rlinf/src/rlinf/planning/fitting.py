@@ -135,7 +135,8 @@ def _engine_axes(config: ReasoningConfig) -> Iterator[list[Change]]:
     tokens, needed = rollout.sglang.get("max_total_tokens"), rollout.max_prompt_tokens + rollout.max_new_tokens
     if isinstance(tokens, int) and tokens > needed:  # waiting completions
         yield [Change(key=(*options, "max_total_tokens"), value=max(needed, tokens >> n)) for n in range(1, 6)]
-    share = float(rollout.sglang.get("mem_fraction_static", MEM_FRACTION))
+    given = rollout.sglang.get("mem_fraction_static")
+    share = float(given) if isinstance(given, int | float) else MEM_FRACTION
     near = sorted((other for other in OTHER_SHARES if other != share), key=lambda other: abs(other - share))
     yield [Change(key=(*options, "mem_fraction_static"), value=other) for other in near[:MOST_SHARES]]
     size = rollout.tensor_parallel_size  # what its devices send each other

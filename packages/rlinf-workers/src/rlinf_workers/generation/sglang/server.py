@@ -90,9 +90,7 @@ class EngineServer:
         """Ends the engine's processes and waits for them."""
         self._closed.send(None)
         self._end(self._others)
-        # ZeroMQ would wait at the end of this process for somebody to take what was sent to those that are gone.
-        for socket in (self.manager.recv_from_detokenizer, self._engine.send_to_rpc):
-            socket.context.destroy(linger=0)
+        _close_sockets(self.manager.recv_from_detokenizer, self._engine.send_to_rpc)
 
     def _end(self, others: set[Any]) -> None:
         for process in multiprocessing.active_children():
@@ -139,8 +137,16 @@ def with_hint(reason: str) -> str:
 async def _start(arguments: Mapping[str, Any], folder: SweptFolder) -> Any:
     from rlinf_workers.generation.sglang import srt
 
+    managers: list[Any] = []
+
+    def init_tokenizer_manager(*arguments: Any) -> tuple[Any, ...]:
+        made = srt.Engine.init_tokenizer_manager_func(*arguments)
+        managers.append(made[0])
+        return made
+
     class Engine(srt.Engine):
         run_scheduler_process_func = staticmethod(run_scheduler)
+        init_tokenizer_manager_func = staticmethod(init_tokenizer_manager)
 
         @classmethod
         def _launch_scheduler_processes(cls, server_args: Any, port_args: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -151,14 +157,25 @@ async def _start(arguments: Mapping[str, Any], folder: SweptFolder) -> Any:
         def _launch_detokenizer_subprocesses(cls, *_: Any, **__: Any) -> tuple[list[Any], list[str]]:
             return [], []  # token ids come straight from the scheduler
 
-    with _temporary_files_in(folder.path):
-        started = Engine(**arguments)
+    try:
+        with _temporary_files_in(folder.path):
+            started = Engine(**arguments)
+    except Exception:
+        _close_sockets(*(manager.recv_from_detokenizer for manager in managers))
+        raise
     atexit.unregister(started.shutdown)  # which would end every child of this process, not only its own
     manager = started.tokenizer_manager
     manager._subprocess_watchdog.stop()
     manager._subprocess_watchdog = None
     manager.auto_create_handle_loop()
     return started
+
+
+def _close_sockets(*sockets: Any) -> None:
+    """With all others of their contexts. ZeroMQ would wait for somebody to take what was sent to processes that are
+    gone: where a context is forgotten, and at the end of this process."""
+    for socket in sockets:
+        socket.context.destroy(linger=0)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,53 @@
+"""Actions as bins, and what the bins of a dataset's statistics mean (arXiv:2406.09246, section 3.2).
+
+A number between the 1st and the 99th percentile of its dimension in the dataset is scaled to -1..1, whose range has 256
+edges; what lies between two edges stands for their middle. There are 255 middles and 256 tokens: the last two mean the
+same number. Here the last one means the float32 after it, so that an action says which tokens it was made of; the same
+holds in a dimension whose range is so small that numbers would fall together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionStatistics:
+    """What a dataset says of its A action dimensions."""
+
+    q01: Sequence[float]
+    """The 1st percentile."""
+    q99: Sequence[float]
+    """The 99th."""
+    mask: Sequence[bool]
+    """Whether the dimension was scaled; a gripper is not."""
+
+
+def action_table(statistics: ActionStatistics, num_bins: int) -> Tensor:
+    """[A, num_bins] float32, rising: the number that each bin of each dimension stands for."""
+    edges = np.linspace(-1, 1, num_bins)
+    middles = (edges[:-1] + edges[1:]) / 2
+    scaled = middles[np.minimum(np.arange(num_bins), num_bins - 2)]
+    low, high = np.array(statistics.q01)[:, None], np.array(statistics.q99)[:, None]
+    numbers = 0.5 * (scaled + 1) * (high - low + 1e-8) + low
+    table = np.where(np.array(statistics.mask)[:, None], numbers, scaled).astype(np.float32)
+    for column in range(1, num_bins):
+        after = np.nextafter(table[:, column - 1], np.float32(np.inf))
+        table[:, column] = np.maximum(table[:, column], after)
+    return torch.from_numpy(table)
+
+
+def actions_of(table: Tensor, bins: Tensor) -> Tensor:
+    """[n, A] int64 -> [n, A] float32."""
+    return table.gather(1, bins.T).T
+
+
+def bins_of(table: Tensor, actions: Tensor) -> Tensor:
+    """[n, A] -> [n, A] int64: the bins that stand for the nearest numbers; the inverse of `actions_of`."""
+    borders = (table[:, :-1].double() + table[:, 1:].double()) / 2
+    return torch.searchsorted(borders, actions.T.double().contiguous()).T

@@ -1,0 +1,27 @@
+"""Pictures as the towers take them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def resized(pictures: Tensor, size: int) -> Tensor:
+    """[n, H, W, 3] uint8 -> [n, 3, size, size] float32 in 0..1.
+
+    The published processor's `resize-naive`: both sides to `size` whatever their ratio, bicubic with a filter against
+    aliasing, rounded to whole levels after the rows and again after the columns, as Pillow does. (Recent releases of
+    Pillow take the columns first for some pictures that are not square.)
+    """
+    x = pictures.movedim(-1, 1).float()
+    for target in ((x.shape[-2], size), (size, size)):
+        if x.shape[-2:] != target:
+            x = F.interpolate(x, target, mode="bicubic", antialias=True).round().clamp(0, 255)
+    return x / 255
+
+
+def normalized(pictures: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Each colour [n, 3, H, W] less its mean, by its deviation."""
+    shift, scale = (torch.tensor(row, device=pictures.device)[:, None, None] for row in (mean, std))
+    return (pictures - shift) / scale

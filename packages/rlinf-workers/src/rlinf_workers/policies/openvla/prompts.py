@@ -1,0 +1,68 @@
+"""Instructions as tokens of the prompt that OpenVLA was trained with (arXiv:2406.09246, section 3.1; the repository's
+`prompt_builder` for models that were not tuned to chat)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from rlinf_workers.records.embodied import texts_of
+
+PROMPT = "In: What action should the robot take to {}?\nOut:"
+SPACE_PIECE = "\u2581"
+"""Ends every prompt of a tokenizer that has it (id 29871 of Llama 2), as it did in training."""
+PAD, BEGIN, FIRST_BYTE = 0, 1, 3
+"""Ids of the tokenizer of bytes; 2 would be the end of a sequence."""
+NUM_BYTE_IDS = FIRST_BYTE + 256
+
+
+def byte_ids(text: str) -> list[int]:
+    """The tokens of a text for a model without a tokenizer: one for each byte of UTF-8."""
+    return [BEGIN, *(FIRST_BYTE + byte for byte in text.encode())]
+
+
+def file_ids(path: str) -> Callable[[str], list[int]]:
+    """The tokens of a text by a folder's tokenizer.json, which begins a sequence by itself."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(path)
+    space = tokenizer.token_to_id(SPACE_PIECE)
+
+    def ids_of(text: str) -> list[int]:
+        ids = tokenizer.encode(text).ids
+        return ids if space is None or ids[-1] == space else [*ids, space]
+
+    return ids_of
+
+
+class Prompts:
+    """Instructions -> tokens and a mask. Those of a text are kept, as a task has few."""
+
+    def __init__(self, ids_of: Callable[[str], list[int]]) -> None:
+        self._ids_of = ids_of
+        self._known: dict[str, list[int]] = {}
+
+    def __call__(self, instructions: Tensor) -> tuple[Tensor, Tensor]:
+        """[n, bytes] uint8 -> ids [n, T] int64 and mask [n, T], on their device. Shorter prompts have padding after
+        their first token, where the patches go, so that all end at the same place.
+
+        Example: the prompts [1, 7, 8] and [1, 9]: ids [[1, 7, 8], [1, 0, 9]], mask [[1, 1, 1], [1, 0, 1]]
+        """
+        rows = [self._prompt(text) for text in texts_of(instructions)]
+        ids, mask = _padded(rows)
+        return ids.to(instructions.device), mask.to(instructions.device)
+
+    def _prompt(self, text: str) -> list[int]:
+        if text not in self._known:
+            self._known[text] = self._ids_of(PROMPT.format(text.lower()))
+        return self._known[text]
+
+
+def _padded(rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    length = max(map(len, rows))
+    fills = [length - len(row) for row in rows]
+    ids = [[row[0], *[PAD] * fill, *row[1:]] for row, fill in zip(rows, fills, strict=True)]
+    mask = [[1, *[0] * fill, *[1] * (length - 1 - fill)] for fill in fills]
+    return torch.tensor(ids), torch.tensor(mask)

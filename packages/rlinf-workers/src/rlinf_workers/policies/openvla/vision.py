@@ -1,0 +1,115 @@
+"""Vision transformers in the layout of the published checkpoints, whose tensors have the names that timm gives them.
+
+Both towers are one module with different parts (arXiv:2010.11929): DINOv2 has a class token, register tokens
+(arXiv:2309.16588) without positions of their own, and layer scale; SigLIP (arXiv:2303.15343) has patches alone. What is
+read is the output of the second-to-last block, without the final norm, so that the last block is not made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NORM_EPSILON = 1e-6
+"""As timm's vision transformers have it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TowerShape:
+    """The sizes of a tower."""
+
+    width: int
+    num_blocks: int
+    """Those that are used: one less than in the checkpoint."""
+    num_heads: int
+    mlp_width: int
+    patch_size: int
+    num_patches: int
+    """Of a side."""
+    num_registers: int = 0
+    has_class_token: bool = False
+    has_layer_scale: bool = False
+
+
+class _PatchEmbed(nn.Module):
+    def __init__(self, shape: TowerShape) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, shape.width, shape.patch_size, stride=shape.patch_size)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.proj(pictures).flatten(2).mT
+
+
+class _Attention(nn.Module):
+    def __init__(self, shape: TowerShape) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.proj = nn.Linear(shape.width, shape.width)
+        self._num_heads = shape.num_heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).unflatten(-1, (3, self._num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+
+
+class _Mlp(nn.Module):
+    def __init__(self, shape: TowerShape) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(shape.width, shape.mlp_width)
+        self.fc2 = nn.Linear(shape.mlp_width, shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class _LayerScale(nn.Module):
+    """arXiv:2103.17239. The checkpoints call its parameter `scale_factor`, not `gamma` as timm does."""
+
+    def __init__(self, shape: TowerShape) -> None:
+        super().__init__()
+        self.scale_factor = nn.Parameter(torch.ones(shape.width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale_factor
+
+
+class _Block(nn.Module):
+    def __init__(self, shape: TowerShape) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(shape.width, eps=NORM_EPSILON)
+        self.attn = _Attention(shape)
+        self.ls1 = _LayerScale(shape) if shape.has_layer_scale else nn.Identity()
+        self.norm2 = nn.LayerNorm(shape.width, eps=NORM_EPSILON)
+        self.mlp = _Mlp(shape)
+        self.ls2 = _LayerScale(shape) if shape.has_layer_scale else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.ls1(self.attn(self.norm1(x)))
+        return x + self.ls2(self.mlp(self.norm2(x)))
+
+
+class VisionTower(nn.Module):
+    """Pictures [n, 3, H, W], normalised -> features of their patches [n, patches, width], row by row."""
+
+    def __init__(self, shape: TowerShape) -> None:
+        super().__init__()
+        self.patch_embed = _PatchEmbed(shape)
+        self.pos_embed = nn.Parameter(0.02 * torch.randn(1, shape.num_patches**2, shape.width))
+        if shape.has_class_token:
+            self.cls_token = nn.Parameter(0.02 * torch.randn(1, 1, shape.width))
+        if shape.num_registers:
+            self.reg_token = nn.Parameter(0.02 * torch.randn(1, shape.num_registers, shape.width))
+        self.blocks = nn.ModuleList(_Block(shape) for _ in range(shape.num_blocks))
+        self._shape = shape
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        x = self.patch_embed(pictures) + self.pos_embed
+        prefix = [self.cls_token] if self._shape.has_class_token else []
+        prefix += [self.reg_token] if self._shape.num_registers else []
+        x = torch.cat([*(token.expand(len(x), -1, -1) for token in prefix), x], dim=1)
+        for block in self.blocks:
+            x = block(x)
+        return x[:, -self.pos_embed.shape[1] :]

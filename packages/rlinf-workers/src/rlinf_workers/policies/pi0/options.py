@@ -1,0 +1,169 @@
+"""What a recipe may say about pi0, checked before any process starts."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_workers.policies.base import PolicyError
+from rlinf_workers.policies.pictures import PREFIX, chosen_cameras
+
+CHOICES = {
+    "noise": ("flow-sde", "flow-noise"),
+    "value": ("expert", "vision-language"),
+    "trains": ("expert", "all"),
+    "normalization": ("mean_std", "quantiles", "bounds"),
+}
+MAX_CAMERAS = 3
+"""pi0 was trained with at most three pictures (arXiv:2410.24164, section V)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pi0Options:
+    """Options of the policy; docs/policies/pi0.md says where the defaults come from."""
+
+    folder: str | None = None
+    """A folder that `PI0ForConditionalGeneration.save_pretrained` wrote, with its tokenizer's files and
+    `assets/<dataset>/norm_stats.json`. None: a small model of random weights, in the sizes below."""
+    dataset: str | None = None
+    """Key of the normalisation statistics, with a checkpoint."""
+    normalization: str | None = None
+    """`mean_std` (default with a checkpoint), `quantiles`, or `bounds`: -1 and 1 are the bounds of the environment's
+    actions, and states stay as they are (default without)."""
+    cameras: str | Sequence[str] | None = None
+    """Names of cameras in the checkpoint's order, several in one text with commas. None: all that the environment
+    shows."""
+    chunk_size: int = 5
+    """K, actions that are executed of the predicted ones."""
+    max_prompt_tokens: int = 48
+    noise: str = "flow-sde"
+    noise_level: float = 0.5
+    """Of flow-sde."""
+    least_std: float = 0.08
+    largest_std: float = 0.16
+    """Bounds of the deviation that flow-noise learns."""
+    num_denoising_steps: int = 4
+    value: str = "expert"
+    """Whose features the value is read from."""
+    value_width: int = 256
+    trains: str | None = None
+    """`expert` (default with a checkpoint): the vision-language model stays as it is; `all` (default without)."""
+    width: int = 64
+    num_layers: int = 2
+    image_size: int = 56
+    """Of the small model."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Pi0Options:
+        """Raises: PolicyError for an option that is not there or has no such value."""
+        names = [each.name for each in fields(cls)]
+        for name in options:
+            if name not in names:
+                close = difflib.get_close_matches(name, names, n=1)
+                meant = f"; did you mean {close[0]}?" if close else ""
+                raise PolicyError(f"it has no option {name!r}{meant} It has {', '.join(names)}")
+        filled: dict[str, Any] = {"normalization": "bounds", "trains": "all"}
+        if options.get("folder") is not None:
+            filled = {"normalization": "mean_std", "trains": "expert"}
+        made = cls(**(filled | {name: value for name, value in options.items() if value is not None}))
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        values = asdict(self)
+        for name, choices in CHOICES.items():
+            if values[name] not in choices:
+                raise PolicyError(f"{name}={values[name]!r} is none of {', '.join(choices)}")
+        sizes = ("chunk_size", "max_prompt_tokens", "num_denoising_steps", "value_width", "num_layers")
+        for name in sizes:
+            if not (isinstance(values[name], int) and values[name] >= 1):
+                raise PolicyError(f"{name}={values[name]!r} must be a whole number from 1 on")
+        if not 0 < self.noise_level < float("inf"):
+            raise PolicyError(f"noise_level={self.noise_level} must be above 0")
+        if not 0 < self.least_std < self.largest_std < float("inf"):
+            raise PolicyError(
+                f"least_std={self.least_std}, largest_std={self.largest_std}: the first must be above 0 and below the "
+                "second"
+            )
+        if self.image_size % PATCH_SIZE or self.image_size < PATCH_SIZE:
+            raise PolicyError(f"image_size={self.image_size} must be a multiple of {PATCH_SIZE}, the size of a patch")
+        if self.width % 16 or self.width < 16:
+            raise PolicyError(f"width={self.width} must be a multiple of 16")
+        if self.folder is None and (self.dataset is not None or self.normalization != "bounds"):
+            raise PolicyError("dataset and normalization need a checkpoint, whose statistics they name")
+
+    def camera_fields(self, shown: Mapping[str, FieldSpec]) -> tuple[str, ...]:
+        """Names of the picture fields.
+
+        Raises: PolicyError where there are none, too many, or not those that the recipe names.
+        """
+        named = self.cameras.split(",") if isinstance(self.cameras, str) else self.cameras
+        chosen = chosen_cameras(shown, None if named is None else [name.strip() for name in named])
+        if len(chosen) > MAX_CAMERAS:
+            keys = ", ".join(name.removeprefix(PREFIX) for name in chosen)
+            raise PolicyError(f"it takes 1 to {MAX_CAMERAS} pictures, and here are {len(chosen)} ({keys}); set cameras")
+        for name in chosen:
+            if shown[name].shape[-1] != 3:
+                raise PolicyError(f"pictures have red, green and blue, and {name!r} is {list(shown[name].shape)}")
+        return chosen
+
+
+PATCH_SIZE = 14
+"""Of SigLIP So400m/14, pi0's picture encoder; the small model keeps it."""
+
+
+def check_spaces(options: Pi0Options, shown: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
+    """What can be said without reading weights.
+
+    Raises: PolicyError.
+    """
+    installed = version("transformers")
+    if tuple(map(int, installed.split(".")[:2])) < FIRST_TRANSFORMERS:
+        raise PolicyError(
+            f"transformers {installed} has no pi0; install {'.'.join(map(str, FIRST_TRANSFORMERS))} or later"
+        )
+    if actions.kind != "continuous":
+        raise PolicyError("it denoises continuous actions, and these are discrete")
+    if "state" not in shown or len(shown["state"].shape) != 1:
+        raise PolicyError("it reads 'state', a row of numbers, and the environment shows none")
+    if options.folder is None:
+        return
+    config = checkpoint_config(Path(options.folder))
+    sizes = {
+        "max_state_dim": (shown["state"].shape[0], "numbers in 'state'"),
+        "max_action_dim": (actions.low.numel(), "dimensions of an action"),
+        "chunk_size": (options.chunk_size, "actions of policy.options.chunk_size"),
+    }
+    for key, (wanted, what) in sizes.items():
+        if wanted > config.get(key, DEFAULT_SIZES[key]):
+            raise PolicyError(
+                f"{options.folder} has {key}={config.get(key, DEFAULT_SIZES[key])}; here are {wanted} {what}"
+            )
+
+
+FIRST_TRANSFORMERS = (5, 17)
+DEFAULT_SIZES = {"max_state_dim": 32, "max_action_dim": 32, "chunk_size": 50}
+"""Of transformers' PI0Config, for a config.json that leaves them out."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+
+
+def checkpoint_config(folder: Path) -> dict[str, Any]:
+    """config.json of a pi0 checkpoint.
+
+    Raises: PolicyError for a folder that holds something else, or no tokenizer.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise PolicyError(f"folder={str(folder)!r} has no config.json; give a folder that save_pretrained wrote")
+    config = json.loads(path.read_text())
+    if config.get("model_type") != "pi0":
+        raise PolicyError(f"{path} is of model_type {config.get('model_type')!r}; this policy loads 'pi0'")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise PolicyError(f"{folder} has no tokenizer; put PaliGemma's {TOKENIZER_FILES[0]} there")
+    return config

@@ -1,0 +1,218 @@
+"""pi0 (arXiv:2410.24164) as a policy: acting by its ODE, learning by Flow-SDE or Flow-Noise (arXiv:2510.25889).
+
+Flow-SDE makes one denoising step of a row noisy, which `noise` chooses, and the others are the ODE's; Flow-Noise makes
+all of them noisy, with a deviation that a head on the expert learns. Only the actions that are executed count in
+log-probabilities: the first K of the predicted ones, and of their dimensions those that the environment has. docs/
+policies/pi0.md has every detail with its source.
+
+Legend: as in model.py; K actions that are executed, A their dimensions, S denoising steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rlinf_algos.flow_matching import (
+    FlowPrediction,
+    bounded_std,
+    denoising_times,
+    flow_chain_logprobs,
+    flow_sde_transition,
+    sample_flow_chain,
+    transition_entropy,
+)
+from rlinf_algos.flow_matching.transitions import FlowTransition
+from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_workers.policies.base import Answer, Fields, Needs, Policy
+from rlinf_workers.policies.pi0.model import (
+    Prefix,
+    expert_features,
+    freeze_untrained,
+    make_model,
+    make_prompts,
+    read_prefix,
+)
+from rlinf_workers.policies.pi0.options import Pi0Options, check_spaces
+from rlinf_workers.policies.pi0.processor import prepare_pictures
+from rlinf_workers.policies.pi0.statistics import normalizers
+from rlinf_workers.training.base import Evaluation
+
+EVALUATION_START_SEED = 0
+"""Draws the noise that every denoising begins with where nothing may be left to chance."""
+NOISE_HEAD_WIDTHS = (128, 64)
+"""Of the network that learns Flow-Noise's deviations, as in the authors' code."""
+
+
+class Pi0(Policy):
+    """transformers' pi0 with a value head, and with a noise head for Flow-Noise."""
+
+    evaluation_start: Tensor
+
+    @classmethod
+    def needs(cls, fields: Mapping[str, FieldSpec], actions: ActionSpec, **options: Any) -> Needs:
+        chosen = Pi0Options.of(options)
+        cameras = chosen.camera_fields(fields)
+        check_spaces(chosen, fields, actions)
+        normalizers(chosen, fields["state"].shape[0], actions)
+        prompt = ("instruction",) if "instruction" in fields else ()
+        return Needs(reads=("state", *cameras, *prompt), chunk_size=chosen.chunk_size)
+
+    def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:
+        super().__init__()
+        self._options = chosen = Pi0Options.of(options)
+        self._cameras = chosen.camera_fields(fields)
+        (state_size,), action_size = fields["state"].shape, actions.low.numel()
+        self._executed = (chosen.chunk_size, action_size)
+        self._prompts = make_prompts(chosen)
+        self.normalize_state, self.normalize_actions = normalizers(chosen, state_size, actions)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.model: Any = make_model(chosen, state_size, action_size)
+            self._add_heads()
+        freeze_untrained(self.model, chosen)
+        config = self.model.config
+        self._predicted = (config.chunk_size, config.max_action_dim)
+        size = config.chunk_size * config.max_action_dim
+        steps = chosen.num_denoising_steps
+        self.noise_size = 2 * size + 1 if chosen.noise == "flow-sde" else (1 + steps) * size
+        start = torch.randn(self._predicted, generator=torch.Generator().manual_seed(EVALUATION_START_SEED))
+        self.register_buffer("evaluation_start", start)
+
+    def _add_heads(self) -> None:
+        options, config = self._options, self.model.config
+        expert_width = config.dit_config.hidden_size
+        features = expert_width if options.value == "expert" else config.vlm_config.text_config.hidden_size
+        self.value_head = nn.Sequential(
+            nn.Linear(features, options.value_width), nn.GELU(), nn.Linear(options.value_width, 1)
+        )
+        self.noise_head = None
+        if options.noise == "flow-noise":
+            first, second = NOISE_HEAD_WIDTHS
+            self.noise_head = nn.Sequential(
+                nn.Linear(expert_width, first),
+                nn.Tanh(),
+                nn.Linear(first, second),
+                nn.Tanh(),
+                nn.Linear(second, config.max_action_dim),
+            )
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def act(self, fields: Fields, noise: Tensor | None) -> Answer:
+        denoiser = self._denoiser(fields)
+        num_rows, times = len(fields["state"]), self._times(fields)
+        if noise is None:
+            start = self.evaluation_start.expand(num_rows, -1, -1)
+            chain = sample_flow_chain(denoiser.velocities, start, times, noise_level=None)
+            logprobs, extras, values = torch.zeros(num_rows, device=start.device), {}, denoiser.values(None)
+        else:
+            start, step_noise, steps = self._split(noise)
+            chain = sample_flow_chain(
+                denoiser, start, times, noise_level=self._noise_level, indices=steps, step_noise=step_noise
+            )
+            logprobs, values = self._of_executed(chain.logprobs), denoiser.values(steps)
+            extras = {"chain": chain.states.transpose(0, 1)} | ({} if steps is None else {"noisy_step": steps})
+        chosen = chain.actions[:, : self._executed[0], : self._executed[1]]
+        return Answer(actions=self.normalize_actions.inverse(chosen), logprobs=logprobs, values=values, extras=extras)
+
+    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
+        denoiser, times, steps = self._denoiser(fields), self._times(fields), extras.get("noisy_step")
+        states = extras["chain"].transpose(0, 1)
+        logprobs = flow_chain_logprobs(denoiser, states, times, noise_level=self._noise_level, indices=steps)
+        entropies = self._sde_entropies(times, steps) if steps is not None else denoiser.entropies()
+        return Evaluation(
+            logprobs=self._of_executed(logprobs), entropies=self._of_executed(entropies), values=denoiser.values(None)
+        )
+
+    @property
+    def _noise_level(self) -> float | None:
+        return self._options.noise_level if self._options.noise == "flow-sde" else None
+
+    def _times(self, fields: Fields) -> Tensor:
+        state = fields["state"]
+        return denoising_times(self._options.num_denoising_steps, device=state.device, dtype=state.dtype)
+
+    def _split(self, noise: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The first state [n, H, D], the noise of the steps [S, n, H, D], and which step is noisy, [n]; None: all."""
+        size, num_steps = self._predicted[0] * self._predicted[1], self._options.num_denoising_steps
+        start = noise[:, :size].unflatten(-1, self._predicted)
+        if self._options.noise == "flow-noise":
+            return start, noise[:, size:].unflatten(-1, (num_steps, *self._predicted)).transpose(0, 1), None
+        drawn = noise[:, size:-1].unflatten(-1, self._predicted).expand(num_steps, -1, -1, -1)
+        uniform = torch.special.ndtr(noise[:, -1])
+        return start, drawn, (uniform * num_steps).long().clamp(max=num_steps - 1)
+
+    def _of_executed(self, elements: Tensor) -> Tensor:
+        """[n, H, D] -> [n], summed over the actions that are executed."""
+        num_actions, size = self._executed
+        return elements[:, :num_actions, :size].sum((1, 2))
+
+    def _sde_entropies(self, times: Tensor, steps: Tensor) -> Tensor:
+        """[n, H, D]; they depend on the step alone."""
+        zeros = torch.zeros(len(steps), *self._predicted, device=times.device)
+        level = self._options.noise_level
+        return transition_entropy(flow_sde_transition(zeros, zeros, times[steps], times[steps + 1], noise_level=level))
+
+    def _denoiser(self, fields: Fields) -> Denoiser:
+        state = self.normalize_state(fields["state"])
+        padded = functional.pad(state, (0, self.model.config.max_state_dim - state.shape[-1]))
+        size = self.model.config.vlm_config.vision_config.image_size
+        pictures = torch.stack([prepare_pictures(fields[name], size) for name in self._cameras], dim=1)
+        empty = torch.zeros(len(state), 1, dtype=torch.uint8, device=state.device)
+        ids, mask = self._prompts(fields.get("instruction", empty))
+        return Denoiser(self, read_prefix(self.model, pictures, ids, mask), padded)
+
+    def spread(self, features: Tensor) -> Tensor:
+        """[n, H, E] -> [n, H, D], the deviations that Flow-Noise learns."""
+        assert self.noise_head is not None, "Flow-SDE has no noise head"
+        return bounded_std(self.noise_head(features), low=self._options.least_std, high=self._options.largest_std)
+
+    @property
+    def reads_value_from_expert(self) -> bool:
+        return self._options.value == "expert"
+
+
+class Denoiser:
+    """The expert before one batch of observations; keeps what it said at each state that it was asked about."""
+
+    def __init__(self, policy: Pi0, prefix: Prefix, robot_state: Tensor) -> None:
+        self._policy, self._prefix, self._robot_state = policy, prefix, robot_state
+        self._values: list[Tensor] = []
+        self._stds: list[Tensor] = []
+
+    def __call__(self, states: Tensor, times: Tensor) -> FlowPrediction:
+        """Velocities, and deviations where they are learned; states [n, H, D], times [n]."""
+        features = self._features(states, times)
+        velocities = self._policy.model.action_out_proj(features)
+        if self._policy.noise_head is None:
+            return FlowPrediction(velocities)
+        self._stds.append(self._policy.spread(features))
+        return FlowPrediction(velocities, self._stds[-1])
+
+    def velocities(self, states: Tensor, times: Tensor) -> FlowPrediction:
+        """Velocities alone, for the ODE."""
+        return FlowPrediction(self._policy.model.action_out_proj(self._features(states, times)))
+
+    def _features(self, states: Tensor, times: Tensor) -> Tensor:
+        features = expert_features(self._policy.model, self._prefix, self._robot_state, states, times)
+        if self._policy.reads_value_from_expert:
+            self._values.append(self._policy.value_head(features.mean(1))[:, 0])
+        return features
+
+    def values(self, steps: Tensor | None) -> Tensor:
+        """[n]: of the vision-language model's features; or the mean of the expert's over the states that it was asked
+        about, with `steps` [n] the value at that step."""
+        if not self._policy.reads_value_from_expert:
+            return self._policy.value_head(self._prefix.mean_features)[:, 0]
+        values = torch.stack(self._values)
+        return values.mean(0) if steps is None else values.gather(0, steps[None])[0]
+
+    def entropies(self) -> Tensor:
+        """[n, H, D], summed over the steps."""
+        stds = torch.stack(self._stds)
+        return transition_entropy(FlowTransition(mean=torch.zeros_like(stds), std=stds)).sum(0)

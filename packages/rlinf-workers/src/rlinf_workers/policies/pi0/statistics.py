@@ -1,0 +1,94 @@
+"""Normalisation of states and actions by the statistics of the data that a checkpoint was trained on.
+
+The file is that of openpi, the authors' code: `assets/<dataset>/norm_stats.json`, `{"norm_stats": {"state": {...},
+"actions": {...}}}`, each with `mean`, `std`, `q01` and `q99` a dimension; more dimensions than the environment has are
+padding. openpi normalises pi0 by mean and deviation, later models by quantiles, with 1e-6 in the divisor.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_envs.protocol import ActionSpec
+from rlinf_workers.policies.base import PolicyError
+from rlinf_workers.policies.pi0.options import Pi0Options
+
+EPSILON = 1e-6
+FILE = "norm_stats.json"
+NEEDED = {"mean_std": ("mean", "std"), "quantiles": ("q01", "q99")}
+
+
+class Affine(nn.Module):
+    """`(values - shift) / scale` and its inverse; both [D], buffers."""
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, shift: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("shift", shift.float())
+        self.register_buffer("scale", scale.float())
+
+    def forward(self, values: Tensor) -> Tensor:
+        """[..., D] as the model has it."""
+        return (values - self.shift) / self.scale
+
+    def inverse(self, values: Tensor) -> Tensor:
+        """[..., D] as the environment has it."""
+        return values * self.scale + self.shift
+
+
+def normalizers(options: Pi0Options, state_size: int, actions: ActionSpec) -> tuple[Affine, Affine]:
+    """Of states and of actions.
+
+    Raises: PolicyError where there are no such statistics; it says which there are.
+    """
+    num_actions = actions.low.numel()
+    if options.normalization == "bounds":
+        return Affine(torch.zeros(state_size), torch.ones(state_size)), _of_bounds(actions)
+    statistics = _read(options)
+    return (
+        _of_statistics(options, statistics, "state", state_size),
+        _of_statistics(options, statistics, "actions", num_actions),
+    )
+
+
+def _of_bounds(actions: ActionSpec) -> Affine:
+    """-1 and 1 are the bounds; a dimension without bounds stays as it is."""
+    low, high = actions.low.flatten().double(), actions.high.flatten().double()
+    bounded = low.isfinite() & high.isfinite() & (high > low)
+    shift, scale = (low + high) / 2, (high - low) / 2
+    return Affine(shift.where(bounded, torch.zeros_like(shift)), scale.where(bounded, torch.ones_like(scale)))
+
+
+def _read(options: Pi0Options) -> dict[str, Any]:
+    assert options.folder is not None, "checked with the options"
+    assets = Path(options.folder) / "assets"
+    there = sorted(path.parent.relative_to(assets).as_posix() for path in assets.rglob(FILE))
+    if options.dataset not in there:
+        raise PolicyError(
+            f"dataset={options.dataset!r}: {assets} has normalisation statistics ({FILE}) of "
+            f"{', '.join(there) or 'no dataset'}; name one of them, or use normalization bounds"
+        )
+    found = json.loads((assets / options.dataset / FILE).read_text())
+    return found.get("norm_stats", found)
+
+
+def _of_statistics(options: Pi0Options, statistics: dict[str, Any], name: str, size: int) -> Affine:
+    needed = NEEDED[str(options.normalization)]
+    rows = [statistics.get(name, {}).get(key) or [] for key in needed]
+    if min(map(len, rows)) < size:
+        raise PolicyError(
+            f"the statistics of dataset={options.dataset!r} have {min(map(len, rows))} dimensions of "
+            f"{' and '.join(needed)} for {name!r}; {size} are needed"
+        )
+    first, second = (torch.tensor(row[:size], dtype=torch.float64) for row in rows)
+    if options.normalization == "mean_std":
+        return Affine(first, second + EPSILON)
+    half = (second - first + EPSILON) / 2  # q01 becomes -1
+    return Affine(first + half, half)
