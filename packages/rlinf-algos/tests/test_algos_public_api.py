@@ -20,7 +20,7 @@ def signatures(module):
 
 def test_flow_matching():
     assert signatures(flow_matching) == {
-        "sample_flow_chain": "predict, noise, times, *noise_level, *indices=None, *generator=None",
+        "sample_flow_chain": "predict, noise, times, *noise_level, *indices=None, *generator=None, *step_noise=None",
         "flow_chain_logprobs": "predict, states, times, *noise_level, *indices=None",
         "flow_ode_transition": "states, velocities, times, next_times",
         "flow_sde_transition": "states, velocities, times, next_times, *noise_level",

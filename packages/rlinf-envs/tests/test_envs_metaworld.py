@@ -200,7 +200,10 @@ def test_the_documented_lines_run(name: str) -> None:
     found = re.search(rf"<!-- example: {re.escape(name)} -->\n```python\n(.*?)```", page, re.DOTALL)
     assert found
     scope: dict[str, Any] = {}
-    exec(found[1], scope)
+    try:
+        exec(found[1], scope)
+    except RenderingUnavailableError as error:
+        pytest.skip(str(error))
     if "env" in scope:
         assert set(scope["env"].reset([0, 1, 2, 3])) == {"state", "image.corner2", "image.gripperPOV", "instruction"}
     else:

@@ -7,6 +7,7 @@ is made once for each model file, whichever row asks, and the least recently use
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib
 import os
 from collections import OrderedDict
@@ -22,8 +23,8 @@ _MAX_PREPARED = 12
 
 def choose_drawing() -> None:
     """Call before MuJoCo is first imported, which is when it chooses how it draws: by default with a display. EGL
-    needs none, and takes a GPU where there is one."""
-    if "MUJOCO_GL" not in os.environ and "DISPLAY" not in os.environ:
+    needs none, and takes a GPU where there is one; without the library MuJoCo could not even be imported."""
+    if "MUJOCO_GL" not in os.environ and "DISPLAY" not in os.environ and ctypes.util.find_library("EGL"):
         os.environ["MUJOCO_GL"] = "egl"
 
 
