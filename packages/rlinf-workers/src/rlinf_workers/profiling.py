@@ -108,7 +108,7 @@ class Profiler:
             for stage in self.graph.stages
         }
         chains = {name: _chain(cycle, compute) for cycle in self.graph.cycles() for name in cycle}
-        behind_engine: set[str] = set()
+        successors, behind_engine = self.graph.successors(), set[str]()
         for name in (name for names in self.graph.turns() for name in names):
             of_ranks = compute[name]
             num_ranks = plan.stage(name).num_ranks
@@ -124,7 +124,7 @@ class Profiler:
                 elif name in behind_engine:
                     self._item_seconds[name].append(seconds_as_they_came(of_ranks.values()))
                 if engines or name in behind_engine:
-                    behind_engine |= set(self.graph.successors()[name])
+                    behind_engine |= set(successors[name])
             self._samples[name, num_ranks].append(sample)
         for group, names in self.graph.workers.items():
             if plan.stage(names[0]).offload:

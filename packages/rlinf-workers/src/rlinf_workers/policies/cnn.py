@@ -40,7 +40,7 @@ class CnnActorCritic(StatePolicy):
         chunk_size: int = 1,
         **options: Any,
     ) -> Needs:
-        chosen = _chosen(fields, cameras)
+        chosen = chosen_cameras(fields, cameras)
         for name in chosen:
             height, width, _ = fields[name].shape
             if min(height, width) < MIN_SIDE:
@@ -70,7 +70,7 @@ class CnnActorCritic(StatePolicy):
         """
         state_size = fields["state"].shape[0] if reads_state else 0
         super().__init__(state_size)
-        self._cameras = _chosen(fields, cameras)
+        self._cameras = chosen_cameras(fields, cameras)
         self.head = head_for(actions, chunk_size, initial_log_std=initial_log_std)
         self.noise_size = self.head.num_outputs
         with torch.random.fork_rng():
@@ -108,10 +108,6 @@ class CnnActorCritic(StatePolicy):
             entropies=self.head.entropy(outputs),
             values=values,
         )
-
-
-def _chosen(fields: Mapping[str, FieldSpec], cameras: str | None) -> tuple[str, ...]:
-    return chosen_cameras(fields, None if cameras is None else [name.strip() for name in cameras.split(",")])
 
 
 def _encoder(num_channels: int) -> nn.Sequential:

@@ -10,11 +10,16 @@ from rlinf_workers.policies.base import PolicyError
 PREFIX = "image."
 
 
-def chosen_cameras(fields: Mapping[str, FieldSpec], cameras: Sequence[str] | None) -> tuple[str, ...]:
-    """The fields "image.<camera>" of the cameras named, in that order; None: all there are, by name.
+def chosen_cameras(fields: Mapping[str, FieldSpec], cameras: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The fields "image.<camera>" of the cameras named, in that order.
+
+    Args:
+        cameras: names; a text has them with commas between; None: all there are, by name.
 
     Raises: PolicyError for a camera that is not there, and where there are no pictures [H, W, C] at all.
     """
+    if isinstance(cameras, str):
+        cameras = [name.strip() for name in cameras.split(",")]
     there = sorted(name for name in fields if name.startswith(PREFIX))
     chosen = there if cameras is None else [PREFIX + camera for camera in cameras]
     if unknown := [name.removeprefix(PREFIX) for name in chosen if name not in there]:

@@ -103,8 +103,7 @@ class Pi0Options:
 
         Raises: PolicyError where there are none, too many, or not those that the recipe names.
         """
-        named = self.cameras.split(",") if isinstance(self.cameras, str) else self.cameras
-        chosen = chosen_cameras(shown, None if named is None else [name.strip() for name in named])
+        chosen = chosen_cameras(shown, self.cameras)
         if len(chosen) > MAX_CAMERAS:
             keys = ", ".join(name.removeprefix(PREFIX) for name in chosen)
             raise PolicyError(f"it takes 1 to {MAX_CAMERAS} pictures, and here are {len(chosen)} ({keys}); set cameras")
