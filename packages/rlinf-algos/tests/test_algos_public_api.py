@@ -31,6 +31,7 @@ def test_flow_matching():
         "denoising_times": "num_steps, *device=None, *dtype=torch.float32",
         "draw_denoising_indices": "num_samples, num_steps, *skip_last=False, *generator=None, *device=None",
         "draw_training_times": "num_samples, *concentration=1.5, *least=0.001, *generator=None, *device=None",
+        "training_times": "uniform, *concentration=1.5, *least=0.001",
         "flow_interpolation": "actions, noise, times",
         "flow_matching_loss": "velocities, target_velocities, mask=None",
     }

@@ -34,6 +34,8 @@ from rlinf_algos.presets import (
     ONLY,
     PRESETS,
     RANGES,
+    RATIO_LEVELS,
+    REWARD_LEVELS,
     VALUE_LOSSES,
 )
 from rlinf_algos.registry import Registry, did_you_mean
@@ -83,6 +85,11 @@ class Algorithm:
     """Weight of longer returns in the advantage: the decay of the trace, in [0, 1]."""
     bootstrap_at_termination: bool | None = None
     """gae_steps: count the value of the last state also where an episode ends in success, as if it went on."""
+    reward_level: Literal["chunk", "action"] = "chunk"
+    """What rewards, values and advantages belong to where a policy answers several actions at once: the chunk, whose
+    rewards are added up, or each action, which needs a finer ratio_level."""
+    ratio_level: Literal["chunk", "action", "token"] = "chunk"
+    """Whose probability ratio is clipped: a chunk's, each action's, or that of each token or number of an action."""
     whiten_advantages: bool = False
     """Bring the advantages of a step to mean 0 and deviation 1, over all its tokens or steps."""
     policy_loss: str = "ppo_clip"
@@ -316,6 +323,8 @@ def _unknown_parts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "correction": (None, *CORRECTIONS),
         "correction_level": (None, *CORRECTION_LEVELS),
         "value_loss": (None, *VALUE_LOSSES),
+        "ratio_level": RATIO_LEVELS,
+        "reward_level": REWARD_LEVELS,
     }
     for key, known in known_words.items():
         if values[key] not in known:
@@ -351,12 +360,28 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"={values['correction']} would weigh a second time: policy_loss=decoupled holds the weight of actor over "
             "engine already; leave one of them out",
         )
+    if values["reward_level"] == "action":
+        yield from _level_misfits(values)
     if not _fits(advantage_takes(values["advantage"]), values):
         known = [name for name, takes in BUILTIN_ADVANTAGES.items() if _fits(takes, values)]
         yield "advantage", f"={values['advantage']} cannot be had of {samples}; use {', '.join(known)} or your own"
     elif samples == "completions":
         yield from _reward_misfits(values)
         yield from _group_misfits(values)
+
+
+def _level_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What does not go with rewards of single actions."""
+    if values["ratio_level"] == "chunk":
+        yield (
+            "reward_level",
+            "=action is finer than ratio_level=chunk: one ratio takes one advantage; set ratio_level action or token",
+        )
+    if advantage_takes(values["advantage"]).works_on == "groups":
+        yield (
+            "reward_level",
+            f"=action is not used: advantage={values['advantage']} gives all of an episode one advantage; leave it out",
+        )
 
 
 def _fits(takes: Takes, values: Mapping[str, Any]) -> bool:

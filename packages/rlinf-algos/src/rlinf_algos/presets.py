@@ -22,6 +22,8 @@ KLS: Registry[Callable[..., Any]] = Registry(
 CORRECTIONS = ("truncated", "masked", "rejected", "icepop")
 CORRECTION_LEVELS = ("token", "sequence", "geometric")
 VALUE_LOSSES = ("clipped", "huber")
+REWARD_LEVELS = ("chunk", "action")
+RATIO_LEVELS = (*REWARD_LEVELS, "token")
 
 
 DEFAULTS: dict[str, bool | int | float | str | None] = {
@@ -139,7 +141,7 @@ ONLY: dict[str, tuple[str, ...]] = {
         "overlong_penalty",
         "overlong_filter",
     ),
-    "episodes": ("value_coef", "bootstrap_at_termination", "target_kl"),
+    "episodes": ("value_coef", "bootstrap_at_termination", "target_kl", "reward_level", "ratio_level"),
 }
 """What samples are -> the fields that make sense for these alone."""
 

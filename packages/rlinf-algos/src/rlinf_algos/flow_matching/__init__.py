@@ -14,7 +14,12 @@ steps. Log-probabilities come element by element, [B, C, A], for `at_level` to s
 """
 
 from rlinf_algos.flow_matching.chain import FlowChain, FlowPrediction, flow_chain_logprobs, sample_flow_chain
-from rlinf_algos.flow_matching.supervised import draw_training_times, flow_interpolation, flow_matching_loss
+from rlinf_algos.flow_matching.supervised import (
+    draw_training_times,
+    flow_interpolation,
+    flow_matching_loss,
+    training_times,
+)
 from rlinf_algos.flow_matching.times import denoising_times, draw_denoising_indices
 from rlinf_algos.flow_matching.transitions import (
     FlowTransition,
@@ -41,6 +46,7 @@ __all__ = [
     "denoising_times",
     "draw_denoising_indices",
     "draw_training_times",
+    "training_times",
     "flow_interpolation",
     "flow_matching_loss",
 ]

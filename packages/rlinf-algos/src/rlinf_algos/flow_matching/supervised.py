@@ -11,6 +11,20 @@ from rlinf_algos.checks import as_mask, at_least_float32, check_finite, check_ra
 from rlinf_algos.errors import AlgosError
 
 
+def training_times(uniform: Tensor, *, concentration: float = 1.5, least: float = 0.001) -> Tensor:
+    """`least + (1 - least) Beta(concentration, 1)`, by the inverse of its distribution.
+
+    Args:
+        uniform: any shape, numbers in [0, 1].
+        concentration: above 0; 1 is uniform, more prefers noise. pi0: 1.5.
+        least: the time nearest to the actions, in [0, 1); pi0's code has 0.001.
+    """
+    if not 0.0 < concentration < float("inf"):
+        raise AlgosError(f"concentration={concentration} must be above 0")
+    check_range("least", least, low=0.0, high=1.0 - 1e-6, why="it is the earliest time")
+    return least + (1.0 - least) * uniform.pow(1.0 / concentration)
+
+
 def draw_training_times(
     num_samples: int,
     *,
@@ -19,17 +33,9 @@ def draw_training_times(
     generator: torch.Generator | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """[num_samples] float32: `least + (1 - least) Beta(concentration, 1)`, by the inverse of its distribution.
-
-    Args:
-        concentration: above 0; 1 is uniform, more prefers noise. pi0: 1.5.
-        least: the time nearest to the actions, in [0, 1); pi0's code has 0.001.
-    """
-    if not 0.0 < concentration < float("inf"):
-        raise AlgosError(f"concentration={concentration} must be above 0")
-    check_range("least", least, low=0.0, high=1.0 - 1e-6, why="it is the earliest time")
+    """[num_samples] float32: `training_times` of numbers that are drawn here."""
     uniform = torch.rand(num_samples, generator=generator, device=device)
-    return least + (1.0 - least) * uniform.pow(1.0 / concentration)
+    return training_times(uniform, concentration=concentration, least=least)
 
 
 def flow_interpolation(actions: Tensor, noise: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
