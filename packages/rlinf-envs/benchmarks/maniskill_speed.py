@@ -27,10 +27,10 @@ SLICE_STEPS = 50
 
 def peer_env(task: str) -> Any:
     """One environment as ManiSkill's documentation builds it."""
-    from rlinf_envs.maniskill_env import _registered_task
     from rlinf_envs.maniskill_novulkan import disable_visuals, has_vulkan_device
+    from rlinf_envs.maniskill_tasks import tasks_of
 
-    _registered_task(task)
+    tasks_of(task)
     if not has_vulkan_device():
         disable_visuals()
     from mani_skill.utils.wrappers.gymnasium import CPUGymWrapper
@@ -79,7 +79,7 @@ def main() -> None:
 
     contenders: dict[str, Callable[[torch.Tensor], object]] = {}
     spec = None
-    for num_processes in (1, asked.num_processes):
+    for num_processes in (0, asked.num_processes):
         env, made_s, reset_s = ours(asked.task, asked.num_envs, num_processes)
         print(f"{num_processes} process(es): make {made_s:.2f} s, reset {1e3 * reset_s:.2f} ms an environment")
         contenders[f"rlinf-envs, {num_processes} process(es)"] = env.step

@@ -119,9 +119,13 @@ def test_wrong_places_are_told(place: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        (EnvSpec(kind="gym", id="x", num_envs=1), "kind='gym'; allowed: gymnasium, maniskill, metaworld, import"),
+        (
+            EnvSpec(kind="gym", id="x", num_envs=1),
+            "kind='gym'; allowed: gymnasium, maniskill, metaworld, libero, import",
+        ),
         (EnvSpec(kind="gymnasium", id="x", num_envs=2, num_processes=3), "num_processes=3 with num_envs=2"),
-        (EnvSpec(kind="gymnasium", id="x", num_envs=2, num_processes=0), "num_processes=0"),
+        (EnvSpec(kind="gymnasium", id="x", num_envs=2, num_processes=-1), "num_processes=-1"),
+        (EnvSpec(kind="gymnasium", id="x", num_envs=2, hang_limit_s=0.0), "hang_limit_s=0.0"),
         (
             EnvSpec(kind="gymnasium", id="CartPole-v1", num_envs=1, options={"num_envs": 3}),
             "options holds num_envs; set the field",

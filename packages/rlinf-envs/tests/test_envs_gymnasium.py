@@ -82,7 +82,8 @@ def test_dict_observations_become_fields() -> None:
         "image.wrist.camera": ((2, 2, 1), "uint8"),
         "instruction": ((), "text"),
     }
-    row = env.reset(4)
+    env.reset(4)
+    row = env.observe()
     space.seed(4)
     sample: Any = space.sample()
     one_hot = np.eye(3)[sample["mode"]]

@@ -23,6 +23,7 @@ from rlinf_envs import (
     tensor_field,
 )
 from rlinf_envs.maniskill_novulkan import has_vulkan_device
+from rlinf_envs.maniskill_tasks import INSTRUCTIONS, SUITES, registered_tasks
 from rlinf_envs.testing import check_env
 
 pytestmark = pytest.mark.maniskill
@@ -266,3 +267,96 @@ def test_images_are_the_same_after_an_exact_reset() -> None:
     robot_only = push_cube(1, obs_mode="rgb", image_size=48)
     assert robot_only.observation_spec["state"].shape == (25,)
     check_env(lambda: push_cube(1, obs_mode="rgb", image_size=48, max_steps=5), num_steps=8)
+
+
+def test_suites_are_made_of_tasks_that_exist_and_say_what_to_do() -> None:
+    for tasks in SUITES.values():
+        assert set(tasks) <= set(registered_tasks())
+        assert set(tasks) <= set(INSTRUCTIONS)
+    assert set(INSTRUCTIONS) <= set(registered_tasks())
+    assert len(set(INSTRUCTIONS.values())) == len(INSTRUCTIONS)
+
+
+def suite(num_envs: int, **options: object) -> BatchedEnv:
+    tasks = ("PickCube-v1", "StackCube-v1")
+    chosen = {"tasks": tasks, "state": "robot"} | options
+    return make_env(
+        EnvSpec(kind="maniskill", id="pick_and_place", num_envs=num_envs, max_episode_steps=4, options=chosen)  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.slow
+def test_a_suite_conforms() -> None:
+    check_env(lambda: suite(2), num_steps=9)
+
+
+def test_the_seed_chooses_the_task_of_a_suite() -> None:
+    env = suite(2)
+    observation = env.reset([6, 7])
+    assert observation["instruction"] == [INSTRUCTIONS["PickCube-v1"], INSTRUCTIONS["StackCube-v1"]]
+    assert tensor_field(observation, "state").shape == (2, 18)
+    ends = env.step_chunk(torch.zeros(2, 4, 8)).episodes
+    assert [end.task for end in ends] == ["PickCube-v1", "StackCube-v1"]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "text"),
+    [
+        ("pick_and_place", {"state": "full"}, "use options.state=robot"),
+        ("pick_and_place", {"tasks": ("PickCub-v1",), "state": "robot"}, "has no task 'PickCub-v1'; did you mean"),
+        ("tabletop", {"tasks": ("PushCube-v1", "PushCube-v1"), "state": "robot"}, "each once"),
+        ("no-such-thing", {}, "the suites tabletop, pick_and_place"),
+        ("PushCube-v1", {"quality": "best"}, "options.quality='best'; allowed: fast, full"),
+        ("PushCube-v1", {"state": "half"}, "options.state='half'; allowed: full, robot"),
+    ],
+)
+def test_wrong_tasks_and_options_are_named(env_id: str, options: dict, text: str) -> None:
+    with pytest.raises(EnvError, match=text):
+        make_env(EnvSpec(kind="maniskill", id=env_id, num_envs=1, options=options))
+
+
+def test_a_suite_without_its_assets_says_what_to_fetch(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    from mani_skill.utils.assets import DATA_SOURCES
+
+    monkeypatch.delenv("MS_SKIP_ASSET_DOWNLOAD_PROMPT", raising=False)
+    monkeypatch.setattr(DATA_SOURCES["bridge_v2_real2sim"], "output_dir", tmp_path)
+    with pytest.raises(EnvError, match=r"needs assets .*bridge_v2_real2sim.*download_asset PutCarrotOnPlateInScene-v1"):
+        make_env(EnvSpec(kind="maniskill", id="bridge", num_envs=1, options={"state": "robot"}))
+
+
+@pytest.mark.skipif(not has_vulkan_device(), reason="this machine cannot draw")
+def test_pictures_of_chosen_cameras_beside_the_state() -> None:
+    plain, seen = push_cube(1), push_cube(1, cameras="base_camera", image_size=32)
+    states = [tensor_field(env.reset([3]), "state") for env in (plain, seen)]
+    assert torch.equal(*states)
+    assert seen.observation_spec["image.base_camera"].shape == (32, 32, 3)
+    with pytest.raises(EnvError, match="has no camera 'front'; it has base_camera"):
+        push_cube(1, cameras="front")
+
+
+@pytest.mark.skipif(not has_vulkan_device(), reason="this machine cannot draw")
+def test_a_lite_robot_looks_other_and_moves_the_same() -> None:
+    results = []
+    for lite_robot in (False, True):
+        env = push_cube(1, cameras="base_camera", image_size=64, lite_robot=lite_robot)
+        env.reset([3])
+        results.append(env.step_chunk(push_actions(3)[None, :8]))
+    assert torch.equal(state_of(results[0]), state_of(results[1]))
+    assert torch.equal(results[0].rewards, results[1].rewards)
+    pictures = [tensor_field(result.observation, "image.base_camera").float() for result in results]
+    assert not torch.equal(*pictures)
+    assert (pictures[0] - pictures[1]).abs().mean() < 20  # the same scene
+
+
+@pytest.mark.skipif(not has_vulkan_device(), reason="this machine cannot draw")
+def test_a_chunk_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mani_skill.envs.sapien_env import BaseEnv
+
+    drawn: list[int] = []
+    original = BaseEnv.capture_sensor_data
+    monkeypatch.setattr(BaseEnv, "capture_sensor_data", lambda env: (drawn.append(1), original(env))[1])
+    env = push_cube(1, cameras="base_camera", image_size=16)
+    env.reset([0])
+    drawn.clear()
+    env.step_chunk(torch.zeros(1, 4, 4))
+    assert len(drawn) == 1

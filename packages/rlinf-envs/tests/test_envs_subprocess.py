@@ -5,6 +5,7 @@ Children are new interpreters that import torch (a second or so each), so the te
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import re
@@ -19,7 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_envs import ActionSpec, EnvCrashedError, EnvError, EnvSpec, FieldSpec, make_env, tensor_field
+from rlinf_envs import ActionSpec, EnvCrashedError, EnvError, EnvSpec, FieldSpec, Replayable, make_env, tensor_field
+from rlinf_envs.patience import Patience
 from rlinf_envs.shared_block import BlockShape, SharedBlock
 from rlinf_envs.subprocess_env import SubprocessVector
 from rlinf_envs.testing import check_env, sample_actions
@@ -110,7 +112,7 @@ def wait_until_gone(pids: list[int], patience_s: float = 10.0) -> list[int]:
 
 
 def test_the_same_numbers_as_in_one_process(pair: SubprocessVector) -> None:
-    alone = make_env(quirky(1))
+    alone = make_env(quirky(0))
     assert pair.num_envs == alone.num_envs
     assert pair.observation_spec == alone.observation_spec
     assert pair.max_episode_steps == alone.max_episode_steps
@@ -152,7 +154,7 @@ def test_a_raising_environment_is_named_with_its_traceback(pair: SubprocessVecto
         pair.step(torch.tensor([1, 1, 1, 1, 3]))
     text = str(caught.value)
     assert text.startswith("env 4: step 0 of its episode failed: LookupError: no such joint")
-    assert f"the process of envs 3..4 (pid {pair._parts[1].process.pid})" in text
+    assert f"the process of envs 3..4 (pid {pair._parts[1].pid})" in text
     assert 'raise LookupError("no such joint")' in text
     with pytest.raises(EnvError, match="after a failure"):
         pair.step(torch.ones(5, dtype=torch.int64))
@@ -176,7 +178,7 @@ def test_conformance_in_two_processes() -> None:
 
 
 def test_snapshot_and_long_chunks_cross_over(pair: SubprocessVector) -> None:
-    alone = make_env(quirky(1))
+    alone = make_env(quirky(0))
     actions = good_actions(12)
     for env in (pair, alone):
         env.reset(range(5))
@@ -193,32 +195,118 @@ def test_snapshot_and_long_chunks_cross_over(pair: SubprocessVector) -> None:
     assert torch.equal(again.rewards, expected.rewards)
 
 
-def test_a_dying_process_is_reported_with_its_signal(folder: Path) -> None:
-    env = SubprocessVector(quirky(2, num_envs=2), timeout_s=60)
-    pids = [part.process.pid for part in env._parts]
+def test_a_process_that_dies_again_and_again_ends_it_with_its_signal(folder: Path) -> None:
+    told: list[str] = []
+    env = SubprocessVector(quirky(2, num_envs=2), timeout_s=60, on_replaced=told.append)
+    pids = [part.pid for part in env._parts]
     env.reset([0, 0])
-    with pytest.raises(EnvCrashedError, match=rf"env 1: the process of env 1 \(pid {pids[1]}\) was killed by SIGSEGV"):
+    env.step(torch.tensor([1, 1]))
+    with pytest.raises(EnvCrashedError) as caught:
         env.step(torch.tensor([1, 4]))
-    assert wait_until_gone(pids) == []
+    text = str(caught.value)
+    assert text.startswith("env 1: the process of env 1 (pid ")
+    assert "was killed by SIGSEGV (its stderr may tell more) during step, 3 times in a row" in text
+    assert "env 1 after 1 actions of episode 0 (seed 0)" in text
+    assert len(told) == 2
+    assert wait_until_gone([*pids, *(int(pid) for line in told for pid in re.findall(r"pid (\d+)", line))]) == []
     with pytest.raises(EnvError, match="make a new one"):
         env.reset([0, 0])
 
 
-def test_a_hanging_process_is_reported_and_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_envs.subprocess_env._CLOSE_PATIENCE_S", 0.2)
-    env = SubprocessVector(quirky(1, num_envs=1), timeout_s=60)
-    (pid,) = [part.process.pid for part in env._parts]
+def test_a_process_that_hangs_again_and_again_ends_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_envs.simulator_process._CLOSE_PATIENCE_S", 0.2)
+    told: list[str] = []
+    env = SubprocessVector(dataclasses.replace(quirky(1, num_envs=1), hang_limit_s=0.2), on_replaced=told.append)
+    (pid,) = [part.pid for part in env._parts]
     env.reset([0])
-    env._timeout_s = 0.3
-    with pytest.raises(EnvCrashedError, match=r"process of env 0 .* gave no answer to step in 0.3 s"):
+    with pytest.raises(EnvCrashedError, match=r"process of env 0 .* gave no answer to step in 0.8 s, 3 times in a row"):
         env.step(torch.tensor([5]))
+    assert [re.findall(r"in ([\d.]+) s", line) for line in told] == [["0.2"], ["0.4"]]
     assert wait_until_gone([pid]) == []
+
+
+def test_a_lost_process_is_replaced_and_nothing_changes(folder: Path) -> None:
+    """Killed or stopped before a reset, a step, a chunk and a picture: the numbers are those without."""
+    told: list[str] = []
+    lost: list[str] = []
+    env, alone = SubprocessVector(quirky(2, num_envs=3), on_replaced=told.append), make_env(quirky(0, num_envs=3))
+    actions = good_actions(14, 3)
+
+    def lose(part: int) -> None:
+        pid, is_killed = env._parts[part].pid, len(lost) % 2 == 0
+        lost.append(f"(pid {pid}) {'was killed by SIGKILL' if is_killed else 'gave no answer to'}")
+        os.kill(pid, signal.SIGKILL if is_killed else signal.SIGSTOP)
+
+    env._patience = Patience(longest_s=60, limit_s=0.7)
+    lose(1)
+    for each in (env, alone):
+        each.reset([5, 6, 7])
+    for step in range(8):
+        if step in (3, 6):
+            lose(step % 2)
+        result, reference = env.step(actions[step]), alone.step(actions[step])
+        assert torch.equal(result.rewards, reference.rewards)
+        assert result.episodes == reference.episodes
+        assert result.observation["instruction"] == reference.observation["instruction"]
+        assert torch.equal(tensor_field(result.observation, "state"), tensor_field(reference.observation, "state"))
+    lose(0)
+    lose(1)
+    result, reference = (each.step_chunk(actions[8:].transpose(0, 1)) for each in (env, alone))
+    assert torch.equal(result.rewards, reference.rewards)
+    assert result.episodes == reference.episodes
+    lose(1)
+    assert torch.equal(env.render(), alone.render())
+    assert isinstance(alone, Replayable)
+    for got, expected in zip(env.snapshot(), alone.snapshot(), strict=True):
+        assert (got.seed, got.episode_index) == (expected.seed, expected.episode_index)
+        assert torch.equal(got.actions, expected.actions)
+    assert all("begun again in a new process" in line for line in told)
+    assert all(any(loss in line for line in told) for loss in lost)
+    env.close()
+
+
+def test_what_cannot_return_is_not_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = SubprocessVector(quirky(1, num_envs=1), timeout_s=60)
+    env._replaceable = False
+    env.reset([0])
+    os.kill(env._parts[0].pid, signal.SIGKILL)
+    with pytest.raises(EnvCrashedError, match="was killed by SIGKILL"):
+        env.step(torch.tensor([1]))
+
+
+def test_patience_is_learned() -> None:
+    patience = Patience(longest_s=300)
+    assert patience.limit_s("step", 4, num_losses=0) == 300
+    patience.took("step", 4, 8.0)
+    patience.took("step", 1, 0.5)
+    assert patience.limit_s("step", 3, num_losses=0) == 20 * 3 * 2.0
+    assert patience.limit_s("step", 3, num_losses=1) == 240
+    assert patience.limit_s("step", 9, num_losses=0) == 300
+    patience.took("reset", 1, 0.001)
+    assert patience.limit_s("reset", 1, num_losses=0) == 20
+    assert Patience(longest_s=300, limit_s=2).limit_s("step", 9, num_losses=1) == 4
+    assert Patience(longest_s=300, limit_s=2).limit_s(None, 1, num_losses=0) == 300
+
+
+def test_patience_with_starts_and_returns() -> None:
+    """A simulator that is stopped while it is started again, or brought back, is noticed too."""
+    patience, fixed = Patience(longest_s=300), Patience(longest_s=300, limit_s=2)
+    assert patience.limit_s("make", 1, num_losses=0) == 300
+    for each in (patience, fixed):
+        each.took("make", 1, 7.0)
+        assert each.limit_s("make", 1, num_losses=0) == 28
+        assert each.limit_s("make", 1, num_losses=1) == 56
+    patience.took("step", 1, 0.5)
+    patience.took("reset", 1, 0.1)
+    assert patience.limit_of_return_s(2, 8, num_losses=0) == 20 + 20 * 8 * 0.5
+    assert fixed.limit_of_return_s(2, 8, num_losses=0) == 6
+    assert fixed.limit_of_return_s(2, 8, num_losses=1) == 12
 
 
 def test_an_interrupted_call_ends_the_children(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their answers would be taken for those to the next command."""
     env = SubprocessVector(quirky(1, num_envs=1), timeout_s=60)
-    (pid,) = [part.process.pid for part in env._parts]
+    (pid,) = [part.pid for part in env._parts]
 
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
@@ -234,7 +322,7 @@ def test_an_interrupted_call_ends_the_children(folder: Path, monkeypatch: pytest
 
 def test_what_cannot_be_made_is_told_as_in_one_process(folder: Path) -> None:
     with pytest.raises(EnvError, match="no environment 'CartPol-v1'"):
-        SubprocessVector(EnvSpec(kind="gymnasium", id="CartPol-v1", num_envs=1))
+        SubprocessVector(EnvSpec(kind="gymnasium", id="CartPol-v1", num_envs=1, num_processes=1))
     with pytest.raises(EnvCrashedError, match="make failed: OSError: the simulator's licence"):
         SubprocessVector(quirky(1, broken=True))
 
@@ -242,7 +330,7 @@ def test_what_cannot_be_made_is_told_as_in_one_process(folder: Path) -> None:
 def test_nothing_is_left_when_it_is_collected(folder: Path) -> None:
     env = SubprocessVector(quirky(1, num_envs=1), timeout_s=60)
     (part,) = env._parts
-    pid, files = part.process.pid, [part.connection.fileno(), part.lifeline_fd, part.memory_fd]
+    pid, files = part.pid, [part.connection.fileno(), part._child.lifeline_fd, part.memory_fd]
     opened = [os.fstat(fd).st_ino for fd in files]
     del env, part
     gc.collect()
@@ -261,7 +349,7 @@ from rlinf_envs.subprocess_env import SubprocessVector
 def use():
     env = SubprocessVector({quirky(1, num_envs=1)!r})
     env.reset([0])
-    print("pids", *[part.process.pid for part in env._parts], flush=True)
+    print("pids", *[part.pid for part in env._parts], flush=True)
     env.step(torch.tensor([5]))  # sleeps for a minute
 if {in_thread}:
     threading.Thread(target=use).start()

@@ -26,17 +26,16 @@ class Walk:
     def __init__(self) -> None:
         self.place, self.pace = 0.0, 1.0
 
-    def row(self) -> SingleObservation:
+    def observe(self) -> SingleObservation:
         return {"state": np.array([self.place, self.pace], dtype=np.float32)}
 
-    def reset(self, seed: int) -> SingleObservation:
+    def reset(self, seed: int) -> None:
         self.place, self.pace = float(np.random.default_rng(seed).uniform(-1, 1)), 1.0
-        return self.row()
 
     def step(self, action: np.ndarray) -> SingleStep:
         self.place += self.pace * float(action[0])
         solved = self.place > 3
-        return SingleStep(observation=self.row(), reward=self.place, terminated=solved, truncated=False, success=solved)
+        return SingleStep(reward=self.place, terminated=solved, truncated=False, success=solved)
 
     def render(self) -> np.ndarray:
         return np.zeros((4, 4, 3), dtype=np.uint8)
@@ -56,16 +55,15 @@ def test_a_good_environment_passes() -> None:
 class KeepsItsPace(Walk):
     """A reset that forgets to reset."""
 
-    def reset(self, seed: int) -> SingleObservation:
+    def reset(self, seed: int) -> None:
         pace = self.pace
         super().reset(seed)
         self.pace = pace * 1.01
-        return self.row()
 
 
 class Deaf(Walk):
-    def reset(self, seed: int) -> SingleObservation:
-        return super().reset(0)
+    def reset(self, seed: int) -> None:
+        super().reset(0)
 
 
 _STEPS_OF_ALL = 0

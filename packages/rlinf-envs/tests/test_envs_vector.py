@@ -26,21 +26,20 @@ class Counter:
 
     def __init__(self) -> None:
         self.closed = 0
+        self.observed = 0
         self.count = 0
 
-    def _row(self) -> dict[str, np.ndarray | str]:
-        return {"state": np.array([self.count], dtype=np.float32), "instruction": f"from {self.count}"}
-
-    def reset(self, seed: int) -> dict[str, np.ndarray | str]:
+    def reset(self, seed: int) -> None:
         self.count = seed % 10
-        return self._row()
 
     def step(self, action: np.ndarray) -> SingleStep:
         self.count += int(action)
         solved = self.count % 10 == 0
-        return SingleStep(
-            observation=self._row(), reward=float(action), terminated=solved, truncated=False, success=solved
-        )
+        return SingleStep(reward=float(action), terminated=solved, truncated=False, success=solved)
+
+    def observe(self) -> dict[str, np.ndarray | str]:
+        self.observed += 1
+        return {"state": np.array([self.count], dtype=np.float32), "instruction": f"from {self.count}"}
 
     def render(self) -> np.ndarray:
         return np.full((2, 2, 3), self.count, dtype=np.uint8)
@@ -190,12 +189,19 @@ def test_those_already_made_are_closed_when_one_cannot_be_made() -> None:
 class Faulty(Counter):
     reward = 1.0
     state = 0.0
+    has_moved = False
+
+    def reset(self, seed: int) -> None:
+        self.has_moved = False
 
     def step(self, action: np.ndarray) -> SingleStep:
         if action == 3:
             raise ZeroDivisionError("a bug of the simulator")
-        row = {"state": np.array([self.state], dtype=np.float32), "instruction": ""}
-        return SingleStep(observation=row, reward=self.reward, terminated=False, truncated=False, success=None)
+        self.has_moved = True
+        return SingleStep(reward=self.reward, terminated=False, truncated=False, success=None)
+
+    def observe(self) -> dict[str, np.ndarray | str]:
+        return {"state": np.array([self.state if self.has_moved else 0.0], dtype=np.float32), "instruction": ""}
 
 
 class BadReward(Faulty):
@@ -206,12 +212,20 @@ class BadState(Faulty):
     state = float("inf")
 
 
+class Blind(Faulty):
+    def observe(self) -> dict[str, np.ndarray | str]:
+        if self.has_moved:
+            raise ZeroDivisionError("a bug of the camera")
+        return super().observe()
+
+
 @pytest.mark.parametrize(
     ("make", "action", "text"),
     [
         (Faulty, 3, "env 1: step 0 of its episode failed: ZeroDivisionError: a bug"),
         (BadReward, 1, "env 0: .* the reward is nan"),
         (BadState, 1, "env 0: its observation 'state' holds a number that is not finite"),
+        (Blind, 1, r"env 0: observe\(\) failed: ZeroDivisionError: a bug of the camera"),
     ],
 )
 def test_a_failing_environment_is_named(make: Callable[[], Faulty], action: int, text: str) -> None:
@@ -281,3 +295,20 @@ def test_tensor_field_says_what_there_is() -> None:
         tensor_field(observation, "image.front")
     with pytest.raises(TypeError, match="text"):
         tensor_field(observation, "instruction")
+
+
+def test_what_is_not_handed_out_is_not_observed() -> None:
+    made: list[Counter] = []
+
+    def make() -> Counter:
+        made.append(Counter())
+        return made[-1]
+
+    env = InProcessVector(make, 2, max_episode_steps=5)
+    env.reset([1, 6])
+    assert [row.observed for row in made] == [1, 1]
+    result = env.step_chunk(torch.tensor([[1, 1, 1], [3, 1, 3]]))  # row 1 ends at its second action
+    assert result.num_steps.tolist() == [3, 2]
+    assert [row.observed for row in made] == [2, 3]
+    env.restore(env.snapshot())
+    assert [row.observed for row in made] == [3, 4]

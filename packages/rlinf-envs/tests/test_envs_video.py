@@ -29,17 +29,16 @@ class Lamp:
     def __init__(self) -> None:
         self.count = 0
 
-    def row(self) -> SingleObservation:
+    def observe(self) -> SingleObservation:
         return {"state": np.array([self.count], dtype=np.float32)}
 
-    def reset(self, seed: int) -> SingleObservation:
+    def reset(self, seed: int) -> None:
         self.count = seed % 2
-        return self.row()
 
     def step(self, action: np.ndarray) -> SingleStep:
         self.count += int(action)
         solved = self.count >= 4
-        return SingleStep(observation=self.row(), reward=0.0, terminated=solved, truncated=False, success=solved)
+        return SingleStep(reward=0.0, terminated=solved, truncated=False, success=solved)
 
     def render(self) -> np.ndarray:
         return np.full((31, 45, 3), 40 * self.count, dtype=np.uint8)

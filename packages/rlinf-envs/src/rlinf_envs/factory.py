@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from rlinf_envs.errors import EnvError
 from rlinf_envs.protocol import BatchedEnv
 from rlinf_envs.spec import EnvSpec
 
-KINDS = ("gymnasium", "maniskill", "metaworld", "import")
+KINDS = ("gymnasium", "maniskill", "metaworld", "libero", "import")
 
 
-def make_env(spec: EnvSpec) -> BatchedEnv:
-    """The environment `spec` describes. EnvError says what is wrong with a description and what was allowed."""
+def make_env(spec: EnvSpec, *, on_replaced: Callable[[str], None] | None = None) -> BatchedEnv:
+    """The environment `spec` describes. EnvError says what is wrong with a description and what was allowed.
+
+    `on_replaced` is told, in a sentence, of every process of the environment's own that was lost and replaced.
+    """
+    if spec.disturbance is not None:
+        from rlinf_envs.disturbed import DisturbedEnv
+
+        plain = replace(spec, disturbance=None)
+        return DisturbedEnv(make_env(plain, on_replaced=on_replaced), spec.disturbance)
     if spec.kind not in KINDS:
         raise EnvError(f"EnvSpec.kind={spec.kind!r}; allowed: {', '.join(KINDS)}")
-    if not 1 <= spec.num_processes <= spec.num_envs:
+    if not 0 <= spec.num_processes <= spec.num_envs:
         raise EnvError(
             f"EnvSpec.num_processes={spec.num_processes} with num_envs={spec.num_envs}; "
-            f"allowed: 1..num_envs, as every process holds at least one environment"
+            f"allowed: 0..num_envs, as every process holds at least one environment"
         )
-    if spec.num_processes > 1:
+    if spec.hang_limit_s is not None and spec.hang_limit_s <= 0:
+        raise EnvError(f"EnvSpec.hang_limit_s={spec.hang_limit_s}; it must be more than 0 seconds, or None")
+    if spec.num_processes > 0:
         from rlinf_envs.subprocess_env import SubprocessVector
 
-        return SubprocessVector(spec)
+        return SubprocessVector(spec, on_replaced=on_replaced)
     return make_in_process(spec)
 
 
@@ -36,6 +47,8 @@ def make_in_process(spec: EnvSpec) -> BatchedEnv:
         from rlinf_envs.maniskill_env import make_maniskill as make
     elif spec.kind == "metaworld":
         from rlinf_envs.metaworld_env import make_metaworld as make
+    elif spec.kind == "libero":
+        from rlinf_envs.libero_env import make_libero as make
     elif spec.kind == "gymnasium":
         from rlinf_envs.gymnasium_env import make_gymnasium as make
     else:

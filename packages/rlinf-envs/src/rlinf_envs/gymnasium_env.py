@@ -85,25 +85,41 @@ class GymnasiumEnv:
         self._leaves = tuple(_leaves(env.observation_space, ()))
         self.observation_spec = _observation_spec(self._leaves)
         self.action_spec = _action_spec(env.action_space)
+        self._observation: Any = None
 
-    def reset(self, seed: int) -> SingleObservation:
-        observation, _ = self._env.reset(seed=seed)
-        return self._row(observation)
+    def reset(self, seed: int) -> None:
+        self._observation, _ = self._env.reset(seed=seed)
 
     def step(self, action: np.ndarray) -> SingleStep:
         returned = self._env.step(self._native(action))
         if not isinstance(returned, tuple) or len(returned) != 5:
             kind = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
             raise EnvError(f"step() returned {kind}; allowed: observation, reward, terminated, truncated, info")
-        observation, reward, terminated, truncated, outcome = returned
+        self._observation, reward, terminated, truncated, outcome = returned
         success = outcome.get("success", outcome.get("is_success"))
         return SingleStep(
-            observation=self._row(observation),
             reward=float(reward),
             terminated=bool(terminated),
             truncated=bool(truncated),
             success=None if success is None else bool(success),
         )
+
+    def observe(self) -> SingleObservation:
+        row: dict[str, np.ndarray | str] = {}
+        numbers: list[np.ndarray] = []
+        for path, space, field in self._leaves:
+            value = self._observation
+            for key in path:
+                value = value[key]
+            if field == "instruction":
+                row[field] = str(value)
+            elif field == "state":
+                numbers.append(np.asarray(spaces.flatten(space, value), dtype=np.float32).reshape(-1))
+            else:
+                row[field] = np.asarray(value, dtype=np.uint8)
+        if numbers:
+            row["state"] = np.concatenate(numbers)
+        return row
 
     def render(self) -> np.ndarray:
         if self._env.render_mode != "rgb_array":
@@ -121,23 +137,6 @@ class GymnasiumEnv:
     def _native(self, action: np.ndarray) -> Any:
         space = self._env.action_space
         return int(action) if isinstance(space, spaces.Discrete) else action.astype(space.dtype)
-
-    def _row(self, observation: Any) -> SingleObservation:
-        row: dict[str, np.ndarray | str] = {}
-        numbers: list[np.ndarray] = []
-        for path, space, field in self._leaves:
-            value = observation
-            for key in path:
-                value = value[key]
-            if field == "instruction":
-                row[field] = str(value)
-            elif field == "state":
-                numbers.append(np.asarray(spaces.flatten(space, value), dtype=np.float32).reshape(-1))
-            else:
-                row[field] = np.asarray(value, dtype=np.uint8)
-        if numbers:
-            row["state"] = np.concatenate(numbers)
-        return row
 
 
 _Leaf = tuple[tuple[str, ...], spaces.Space, str]

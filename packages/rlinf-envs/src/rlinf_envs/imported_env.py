@@ -29,7 +29,7 @@ def make_imported(
     **options: Any,
 ) -> BatchedEnv:
     """`num_envs` rows of the environment at `place`; EnvError says what is wrong with it or with what it made."""
-    make = _callable_at(place)
+    make = callable_at(place)
     parameters = inspect.signature(make).parameters
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     unknown = [] if takes_any else [name for name in options if name not in parameters]
@@ -58,7 +58,8 @@ def make_imported(
     return env
 
 
-def _callable_at(place: str) -> Callable[..., Any]:
+def callable_at(place: str) -> Callable[..., Any]:
+    """What is at "package.module:callable". Raises: EnvError saying what is missing."""
     module_name, separator, attribute = place.partition(":")
     if not (module_name and separator and attribute):
         raise EnvError(f"EnvSpec.id={place!r} names no callable; write it as package.module:callable")

@@ -17,11 +17,8 @@ Trajectories are a function of seed and actions on one machine and build; other 
 from __future__ import annotations
 
 import contextlib
-import difflib
-import logging
 import os
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,9 +26,14 @@ import torch
 
 from rlinf_envs import maniskill_novulkan
 from rlinf_envs.errors import EnvError, RenderingUnavailableError
+from rlinf_envs.maniskill_lite import with_lite_robot
+from rlinf_envs.maniskill_tasks import INSTRUCTIONS, registered_tasks, tasks_of
+from rlinf_envs.names import close_to, names_of
 from rlinf_envs.protocol import ActionSpec, FieldSpec
-from rlinf_envs.vector import InProcessVector, SingleObservation, SingleStep
+from rlinf_envs.vector import InProcessVector, SingleEnv, SingleObservation, SingleStep
 
+_SHADERS = {"fast": "minimal", "full": "default"}
+"""ManiSkill's packs of shaders."""
 _ASSETS_VARIABLE = "MS_SKIP_ASSET_DOWNLOAD_PROMPT"  # ManiSkill's own: 1 means "download without asking"
 
 
@@ -43,27 +45,42 @@ def make_maniskill(
     ignore_terminations: bool = False,
     **options: Any,
 ) -> InProcessVector:
-    """`num_envs` environments of a ManiSkill task (for example "PushCube-v1").
+    """`num_envs` environments of a ManiSkill task (for example "PushCube-v1") or suite (`maniskill_tasks.SUITES`).
 
-    `max_episode_steps=None` takes the task's own limit. Options (all scalars):
-        obs_mode="state"         the full state as one vector; "rgb": camera images and the robot's own state;
-                                 "rgb+state": camera images and the full state
+    `max_episode_steps=None` takes the task's own limit, of a suite the longest. Options:
+        tasks=None               some of the suite's tasks; None: all. An episode with seed s has task number
+                                 s modulo their number: seeds that count up sweep them, drawn seeds sample them
+        cameras=None             pictures "image.<camera>" of these of the task's cameras, beside the state
+        state="full"             "robot": the positions and velocities of the joints alone, for policies that have to
+                                 see the rest; the only one that the tasks of a suite have in common
+        obs_mode="state"         the full state as one vector; "rgb": the pictures of all cameras, the robot's own state
+                                 and what the task adds; "rgb+state": the same pictures and the full state
         reward_mode="normalized_dense"   or "dense", "sparse", "none", where the task has them
         control_mode="pd_joint_delta_pos"
         image_size=None          side of the observation images in pixels; None: the task's own
+        quality="fast"           "full": ManiSkill's default shader instead of its minimal one
+        lite_robot=False         robots are drawn by their collision shapes, grey, at a fraction of the time
         render=False             whether `render()` works (it needs a Vulkan device, as images do)
         render_backend="auto"    where to draw: "gpu", "cpu", "auto" (CUDA if torch has it, else the CPU)
         sim_freq, control_freq   Hz; None: the task's own
-        instruction=None         a text handed out as observation "instruction"
+        instruction=None         a text handed out as observation "instruction"; None: ours (`maniskill_tasks`)
         exact_reset=True         see the module's text
     Every other option goes to the task's constructor (for example robot_uids="fetch").
     Raises EnvError for an unknown task (with close matches), for missing assets and for what the task does not accept;
     RenderingUnavailableError where images are wanted and nothing can draw.
     """
-    registered = _registered_task(task)
-    limit = max_episode_steps if max_episode_steps is not None else registered.max_episode_steps
+    tasks = tasks_of(task, names_of(options.pop("tasks", None), "tasks"))
+    first = tasks[0]
+    limits = [registered_tasks()[name].max_episode_steps for name in tasks]
+    limit = max_episode_steps if max_episode_steps is not None or None in limits else max(limits)
+    if len(tasks) > 1:
+        from rlinf_envs.maniskill_suite import ManiSkillSuite
+
+        make: Callable[[], SingleEnv] = lambda: ManiSkillSuite(tasks, **options)  # noqa: E731
+    else:
+        make = lambda: ManiSkillEnv(first, **options)  # noqa: E731
     return InProcessVector(
-        lambda: ManiSkillEnv(task, **options),
+        make,
         num_envs,
         max_episode_steps=limit,
         ignore_terminations=ignore_terminations,
@@ -84,7 +101,11 @@ class ManiSkillEnv:
         obs_mode: str = "state",
         reward_mode: str = "normalized_dense",
         control_mode: str = "pd_joint_delta_pos",
+        cameras: Sequence[str] | str | None = None,
+        state: str = "full",
         image_size: int | None = None,
+        quality: str = "fast",
+        lite_robot: bool = False,
         render: bool = False,
         render_backend: str = "auto",
         sim_freq: int | None = None,
@@ -93,13 +114,20 @@ class ManiSkillEnv:
         exact_reset: bool = True,
         **task_options: Any,
     ) -> None:
-        registered = _registered_task(task)
-        self._instruction = instruction
+        registered = registered_tasks()[task]
+        for option, value, allowed in (("quality", quality, tuple(_SHADERS)), ("state", state, ("full", "robot"))):
+            if value not in allowed:
+                raise EnvError(f"options.{option}={value!r}; allowed: {', '.join(allowed)}")
+        self._instruction = instruction if instruction is not None else INSTRUCTIONS.get(task)
+        self._shows_robot_alone = state == "robot"
+        self._cameras = names_of(cameras, "cameras")
+        if self._cameras and obs_mode == "state":
+            obs_mode = "rgb+state"
         self._exact_reset = exact_reset
         self._can_render = render
         draws = render or "rgb" in obs_mode
         if draws:
-            wanted_by = "render=True" if render else f"obs_mode={obs_mode!r}"
+            wanted_by = "render=True" if render else f"cameras={cameras!r}" if cameras else f"obs_mode={obs_mode!r}"
             maniskill_novulkan.require_vulkan_device(f"{task}: {wanted_by}")
         elif obs_mode != "state":
             raise EnvError(f'{task}: obs_mode={obs_mode!r} is unknown; use "state", "rgb" or "rgb+state"')
@@ -121,37 +149,60 @@ class ManiSkillEnv:
         sim_config = {"sim_freq": sim_freq, "control_freq": control_freq}
         if given := {name: value for name, value in sim_config.items() if value is not None}:
             arguments["sim_config"] = given
-        if image_size is not None:
-            arguments["sensor_configs"] = {"width": image_size, "height": image_size}
+        size = {} if image_size is None else {"width": image_size, "height": image_size}
+        if sensors := size | ({} if quality == "fast" else {"shader_pack": _SHADERS[quality]}):
+            arguments["sensor_configs"] = sensors
         with torch.inference_mode():
-            self._env = _built(task, registered, arguments | task_options)
+            make = with_lite_robot(registered.cls) if lite_robot and draws else registered.cls
+            self._env = _built(task, make, registered.asset_download_ids or [], arguments | task_options)
             self._first_state = _cloned(self._env.get_state_dict())
-        self._cameras: tuple[str, ...] = ()
+        # ManiSkill draws in every step; here pictures are drawn where they are shown.
+        self._draw = self._env._get_obs_sensor_data
+        self._env._get_obs_sensor_data = lambda *_: {}
+        self._draws_observations = "rgb" in obs_mode
+        self._require_cameras(task)
+        self._shown: Any = None
         self.action_spec = _action_spec(task, self._env.single_action_space)
-        self.observation_spec = self._spec_of(self.reset(0))
+        self.reset(0)
+        self.observation_spec = self._spec_of(self.observe())
 
     @torch.inference_mode()
-    def reset(self, seed: int) -> SingleObservation:
+    def reset(self, seed: int) -> None:
         options: dict[str, bool] = {}
         if self._exact_reset and self._env.reconfiguration_freq:
             options["reconfigure"] = True  # else the objects would be those of an earlier seed
         elif self._exact_reset:
             _move_to_new_physics_scene(self._env)
             self._env.set_state_dict(self._first_state)  # some tasks leave parts as they find them (Empty: the robot)
-        observation, _ = self._env.reset(seed=seed, options=options)
-        return self._row(observation)
+        self._shown, _ = self._env.reset(seed=seed, options=options)
 
     @torch.inference_mode()
     def step(self, action: np.ndarray) -> SingleStep:
-        observation, reward, terminated, _, outcome = self._env.step(action)
+        self._shown, reward, terminated, _, outcome = self._env.step(action)
         success = outcome.get("success")
         return SingleStep(
-            observation=self._row(observation),
             reward=float(reward),
             terminated=bool(terminated),
             truncated=False,  # the time limit is the vector's
             success=None if success is None else bool(success),
         )
+
+    @torch.inference_mode()
+    def observe(self) -> SingleObservation:
+        """ManiSkill's batch of one as a row."""
+        shown = self._shown
+        row: dict[str, np.ndarray | str] = {}
+        if self._shows_robot_alone:
+            row["state"] = _flat(self._env.agent.get_proprioception())
+        else:
+            row["state"] = shown[0].float().numpy() if isinstance(shown, torch.Tensor) else _flat_state(shown)
+        if self._draws_observations:
+            for camera, textures in self._draw().items():
+                if self._cameras is None or camera in self._cameras:
+                    row[f"image.{camera}"] = textures["rgb"][0].cpu().numpy()
+        if self._instruction is not None:
+            row["instruction"] = self._instruction
+        return row
 
     @torch.inference_mode()
     def render(self) -> np.ndarray:
@@ -162,17 +213,11 @@ class ManiSkillEnv:
     def close(self) -> None:
         self._env.close()
 
-    def _row(self, observation: Any) -> SingleObservation:
-        """ManiSkill's batch of one as a row."""
-        if isinstance(observation, torch.Tensor):
-            row: dict[str, np.ndarray | str] = {"state": observation[0].float().numpy()}
-        else:
-            row = {"state": _flat_state(observation)}
-            for camera, textures in observation["sensor_data"].items():
-                row[f"image.{camera}"] = textures["rgb"][0].cpu().numpy()
-        if self._instruction is not None:
-            row["instruction"] = self._instruction
-        return row
+    def _require_cameras(self, task: str) -> None:
+        there = tuple(self._env._sensors)
+        for camera in self._cameras or ():
+            if camera not in there:
+                raise EnvError(f"options.cameras: {task} has no camera {camera!r}; {close_to(camera, there)}")
 
     def _spec_of(self, row: SingleObservation) -> Mapping[str, FieldSpec]:
         spec: dict[str, FieldSpec] = {}
@@ -216,12 +261,17 @@ def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat_state(observation: Mapping[str, Any]) -> np.ndarray:
-    from mani_skill.utils import common
-
     state = observation.get("state")
     if state is None:
-        own = {"agent": observation["agent"], "extra": observation["extra"]}
-        state = common.flatten_state_dict(own, use_torch=True, device=torch.device("cpu"))
+        return _flat({"agent": observation["agent"], "extra": observation["extra"]})
+    return state[0].float().cpu().numpy()
+
+
+def _flat(parts: Mapping[str, Any]) -> np.ndarray:
+    """The first row of nested tensors as one vector."""
+    from mani_skill.utils import common
+
+    state: Any = common.flatten_state_dict(dict(parts), use_torch=True, device=torch.device("cpu"))
     return state[0].float().cpu().numpy()
 
 
@@ -244,43 +294,13 @@ def _render_backend(wanted: str) -> str:
     return wanted
 
 
-def _registered_task(task: str) -> Any:
-    """ManiSkill's registration of `task`; EnvError with close matches if there is none."""
-    registered = _registered_tasks()
-    if task not in registered:
-        close = difflib.get_close_matches(task, registered, n=4, cutoff=0.5)
-        hint = f"did you mean {', '.join(close)}?" if close else f"it has {len(registered)}, such as PushCube-v1"
-        raise EnvError(f"ManiSkill has no task {task!r}; {hint}")
-    return registered[task]
-
-
-def _registered_tasks() -> Mapping[str, Any]:
-    try:
-        with _quiet_import():
-            import mani_skill.envs  # noqa: F401  registers the tasks
-            from mani_skill.utils.registration import REGISTERED_ENVS
-    except ImportError as error:
-        raise EnvError(f"ManiSkill cannot be imported ({error}); pip install 'rlinf-envs[maniskill]'") from error
-    logging.getLogger("mani_skill ").setLevel(logging.ERROR)  # the trailing space is theirs
-    return REGISTERED_ENVS
-
-
-@contextlib.contextmanager
-def _quiet_import() -> Iterator[None]:
-    """SAPIEN warns about Vulkan libraries as it is imported; whether that matters is told by `notes` and our errors."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _built(task: str, registered: Any, arguments: Mapping[str, Any]) -> Any:
+def _built(task: str, cls: Any, asset_ids: list[str], arguments: Mapping[str, Any]) -> Any:
     """The environment itself, with everything a user may have got wrong told as EnvError."""
     with _no_asset_prompt(task):
-        _require_assets(task, registered.asset_download_ids or [])
+        _require_assets(task, asset_ids)
         try:
-            return registered.cls(**arguments)
+            return cls(**arguments)
         except NotImplementedError as error:  # ManiSkill's answer to modes that a task lacks
-            cls = registered.cls
             raise EnvError(
                 f"{task}: {error}; reward modes: {', '.join(cls.SUPPORTED_REWARD_MODES)}; "
                 f"obs modes: {', '.join(cls.SUPPORTED_OBS_MODES)}"

@@ -41,6 +41,16 @@ def has_vulkan_device() -> bool:
     return True
 
 
+def vulkan_devices() -> tuple[str, ...]:
+    """The devices that SAPIEN can draw with, as their drivers call them; a software driver's is `llvmpipe (...)`."""
+    import sapien.render
+
+    if not has_vulkan_device():
+        return ()
+    lines = sapien.render.get_device_summary().splitlines()
+    return tuple(line.partition(":")[2].strip() for line in lines if line.startswith("GPU:"))
+
+
 class _NothingToDraw:
     """Stands in for SAPIEN's RenderMaterial and RenderTexture2D: takes any attribute and any call, does nothing."""
 

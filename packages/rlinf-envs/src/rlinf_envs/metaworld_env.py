@@ -4,7 +4,8 @@ Departs from Meta-World in these things:
 * **A seed decides everything.** Meta-World draws 50 goals when it is made and picks one of them by chance; here the
   seed of an episode draws its goal and objects from the task's whole range, and chooses the task of a suite.
 * **Success ends an episode**, as in the other simulators; Meta-World's go on until their limit (`ignore_terminations`).
-* **Cheap pictures.** Antialiasing, shadows and reflections are nine tenths of the time of drawing in software.
+* **Cheap pictures.** Antialiasing, shadows, reflections and triangles smaller than a pixel are nearly all of the time
+  of drawing in software.
 * **Pictures stand upright.** Four of the seven cameras hang upside down in Meta-World's scenes.
 """
 
@@ -18,16 +19,24 @@ import numpy as np
 import torch
 
 from rlinf_envs.errors import EnvError, RenderingUnavailableError
+from rlinf_envs.metaworld_changes import ChangedScene, SceneChanges
 from rlinf_envs.metaworld_tasks import INSTRUCTIONS, classes, tasks_of
 from rlinf_envs.mujoco_drawing import Painter
+from rlinf_envs.names import names_of
 from rlinf_envs.protocol import ActionSpec, FieldSpec
 from rlinf_envs.vector import InProcessVector, SingleObservation, SingleStep
 
-_OPTIONS = ("tasks", "cameras", "image_size", "quality", "state", "reward_mode", "render")
+_CHANGES = ("table_color", "floor_color", "camera_shift", "hand_shift", "start_range")
+_OPTIONS = (
+    *("tasks", "cameras", "image_size", "quality", "state", "reward_mode", "action_repeat", "render"),
+    *_CHANGES,
+)
 _STATES = {"full": 39, "no_goal": 36, "robot": 4}
 """How many of Meta-World's 39 numbers are shown: gripper position and opening (4), objects (14), the same 18 of the
 step before, the goal (3)."""
-_REWARD_MODES = ("normalized_dense", "dense", "sparse")
+_REWARD_MODES = ("normalized_dense", "dense", "sparse", "random")
+_RANDOM_SHARE = 0.1
+"""Of steps that earn a random reward."""
 _QUALITIES = ("fast", "full")
 _UPSIDE_DOWN = frozenset({"corner", "corner2", "corner3", "corner4"})
 _RENDER_CAMERA = "corner3"
@@ -52,11 +61,16 @@ def make_metaworld(
         cameras=()               pictures "image.<camera>": topview, corner, corner2, corner3, corner4, behindGripper,
                                  gripperPOV
         image_size=64            side of the pictures in pixels
-        quality="fast"           "full": antialiasing, shadows and reflections, about ten times slower in software
+        quality="fast"           "full": antialiasing, shadows, reflections and every triangle, far slower in software
         state="full"             "no_goal": without the goal, for policies that have to see it; "robot": gripper
                                  position and opening alone
-        reward_mode="normalized_dense"   Meta-World's reward / 10, in 0..1; "dense": in 0..10; "sparse": 1.0 on success
+        reward_mode="normalized_dense"   Meta-World's reward / 10, in 0..1; "dense": in 0..10; "sparse": 1.0 on success;
+                                 "random": 1.0 or 0.0 by chance, a control from which nothing can be learned
+        action_repeat=1          Meta-World's steps (1/80 s) that an action lasts; the reward is their mean, and success
+                                 counts after the last
         render=False             whether `render()` works
+        table_color=None, floor_color=None, camera_shift=0.0, hand_shift=0.0, start_range=1.0
+                                 changes of the scene, see `metaworld_changes.SceneChanges`
     Raises EnvError for an unknown task (with close matches), camera or option and for a missing package;
     RenderingUnavailableError where nothing can draw.
     """
@@ -74,7 +88,7 @@ def described(env_id: str, max_episode_steps: int | None, options: Mapping[str, 
     """The tasks and the time limit that `make_metaworld` takes. EnvError as there."""
     if unknown := sorted(set(options) - set(_OPTIONS)):
         raise EnvError(f"Meta-World has no option {', '.join(unknown)}; it has {', '.join(_OPTIONS)}")
-    tasks = tasks_of(env_id, _names(options.get("tasks"), "tasks"))
+    tasks = tasks_of(env_id, names_of(options.get("tasks"), "tasks"))
     return tasks, max_episode_steps if max_episode_steps is not None else classes()[tasks[0]].max_path_length
 
 
@@ -95,7 +109,9 @@ class MetaworldEnv:
         quality: str = "fast",
         state: str = "full",
         reward_mode: str = "normalized_dense",
+        action_repeat: int = 1,
         render: bool = False,
+        **changes: Any,
     ) -> None:
         for name, value, allowed in (
             ("quality", quality, _QUALITIES),
@@ -104,40 +120,55 @@ class MetaworldEnv:
         ):
             if value not in allowed:
                 raise EnvError(f"options.{name}={value!r}; allowed: {', '.join(allowed)}")
-        if image_size < 1:
-            raise EnvError(f"options.image_size={image_size}; it must be at least 1")
+        for name, number in (("image_size", image_size), ("action_repeat", action_repeat)):
+            if number < 1:
+                raise EnvError(f"options.{name}={number}; it must be at least 1")
         self._tasks = tuple(tasks)
-        self._cameras = _names(cameras, "cameras") or ()
+        self._cameras = names_of(cameras, "cameras") or ()
         self._image_size = image_size
         self._is_fast = quality == "fast"
         self._state_size = _STATES[state]
         self._reward_mode = reward_mode
+        self._action_repeat = action_repeat
         self._can_render = render
+        self._changes = SceneChanges(**changes)
         self._scenes: OrderedDict[str, _Scene] = OrderedDict()
         self._task = self._tasks[0]
         self._raw = np.zeros(39)
+        self._chance = np.random.default_rng(0)
         self._require_cameras(self._scene())
         self.action_spec = ActionSpec(kind="continuous", shape=(4,), low=-torch.ones(4), high=torch.ones(4))
         self.observation_spec = self._spec()
 
-    def reset(self, seed: int) -> SingleObservation:
+    def reset(self, seed: int) -> None:
         self._task = self._tasks[seed % len(self._tasks)]
-        env = self._scene().env
-        env.seed(seed)
-        self._raw, _ = env.reset()
-        return self._row()
+        scene = self._scene()
+        scene.changed.begin(seed)
+        scene.env.seed(seed)
+        self._chance = np.random.default_rng(seed)
+        self._raw, _ = scene.env.reset()
 
     def step(self, action: np.ndarray) -> SingleStep:
-        self._raw, reward, _, _, outcome = self._scene().env.step(action)
-        success = bool(outcome["success"])
+        env, total, success = self._scene().env, 0.0, False
+        for _ in range(self._action_repeat):
+            self._raw, reward, _, _, outcome = env.step(action)
+            success = bool(outcome["success"])
+            total += self._reward(float(reward), success)
         return SingleStep(
-            observation=self._row(),
-            reward=self._reward(float(reward), success),
+            reward=total / self._action_repeat,
             terminated=success,
             truncated=False,  # the time limit is the vector's
             success=success,
             task=self._task if len(self._tasks) > 1 else None,
         )
+
+    def observe(self) -> SingleObservation:
+        scene = self._scene()
+        return {
+            "state": self._raw[: self._state_size].astype(np.float32),
+            **{f"image.{camera}": scene.picture(camera, self._image_size) for camera in self._cameras},
+            "instruction": INSTRUCTIONS[self._task],
+        }
 
     @property
     def task(self) -> str:
@@ -146,8 +177,9 @@ class MetaworldEnv:
 
     @property
     def full_state(self) -> np.ndarray:
-        """[39] float64: Meta-World's whole observation, whatever the options show; what its scripted experts read."""
-        return self._raw
+        """[39] float64: Meta-World's whole observation, whatever the options show; what its scripted experts read. It
+        is a copy, as some of them write into it."""
+        return self._raw.copy()
 
     def render(self) -> np.ndarray:
         if not self._can_render:
@@ -160,7 +192,7 @@ class MetaworldEnv:
     def _scene(self) -> _Scene:
         """The present task's."""
         if self._task not in self._scenes:
-            self._scenes[self._task] = _Scene(self._task, is_fast=self._is_fast)
+            self._scenes[self._task] = _Scene(self._task, self._changes, is_fast=self._is_fast)
             if len(self._scenes) > _MAX_SCENES:
                 self._scenes.popitem(last=False)
         self._scenes.move_to_end(self._task)
@@ -182,29 +214,24 @@ class MetaworldEnv:
         return {
             "state": FieldSpec(shape=(self._state_size,), dtype="float32"),
             **pictures,
-            "instruction": FieldSpec(shape=(), dtype="text"),
-        }
-
-    def _row(self) -> SingleObservation:
-        scene = self._scene()
-        return {
-            "state": self._raw[: self._state_size].astype(np.float32),
-            **{f"image.{camera}": scene.picture(camera, self._image_size) for camera in self._cameras},
-            "instruction": INSTRUCTIONS[self._task],
+            "instruction": FieldSpec(shape=(), dtype="text", texts=tuple(INSTRUCTIONS[task] for task in self._tasks)),
         }
 
     def _reward(self, dense: float, success: bool) -> float:
         if self._reward_mode == "sparse":
             return float(success)
+        if self._reward_mode == "random":
+            return float(self._chance.random() < _RANDOM_SHARE)
         return dense / 10 if self._reward_mode == "normalized_dense" else dense
 
 
 class _Scene:
     """The simulation of one task and what draws it."""
 
-    def __init__(self, task: str, *, is_fast: bool) -> None:
+    def __init__(self, task: str, changes: SceneChanges, *, is_fast: bool) -> None:
         self.env = _built(task)
-        self._task = task
+        self.changed = ChangedScene(self.env, changes)
+        self._name = f"{task}{changes.look}"
         self._is_fast = is_fast
         self._painters: dict[int, Painter] = {}
         model = self.env.model
@@ -213,7 +240,7 @@ class _Scene:
     def picture(self, camera: str, size: int) -> np.ndarray:
         """[size, size, 3] uint8"""
         if size not in self._painters:
-            self._painters[size] = Painter(self._task, self.env.model, size=size, is_fast=self._is_fast)
+            self._painters[size] = Painter(self._name, self.env.model, size=size, is_fast=self._is_fast)
         picture = self._painters[size].picture(self.env.data, camera)
         return np.ascontiguousarray(picture[::-1, ::-1]) if camera in _UPSIDE_DOWN else picture
 
@@ -229,13 +256,3 @@ def _built(task: str) -> Any:
     env._partially_observable = False
     env.__dict__.pop("sawyer_observation_space", None)  # cached before the goal was to be shown
     return env
-
-
-def _names(value: Sequence[str] | str | None, option: str) -> tuple[str, ...] | None:
-    """A list of names, or one alone."""
-    if value is None:
-        return None
-    names = (value,) if isinstance(value, str) else tuple(value)
-    if not all(isinstance(name, str) for name in names):
-        raise EnvError(f"options.{option}={value!r}; give a list of names")
-    return names

@@ -5,12 +5,12 @@ The sentences are this package's own; Meta-World has none.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlinf_envs.errors import EnvError
 from rlinf_envs.mujoco_drawing import choose_drawing
+from rlinf_envs.names import chosen_tasks, close_to
 
 INSTRUCTIONS: Mapping[str, str] = {
     "assembly-v3": "pick up the ring by its handle and put it over the peg",
@@ -92,17 +92,5 @@ def tasks_of(env_id: str, chosen: Sequence[str] | None = None) -> tuple[str, ...
     elif env_id in known:
         tasks = (env_id,)
     else:
-        raise EnvError(f"Meta-World has no task {env_id!r}; {_hint(env_id, (*known, *_SUITES))}")
-    if chosen is None:
-        return tasks
-    for task in chosen:
-        if task not in tasks:
-            raise EnvError(f"options.tasks: {env_id} has no task {task!r}; {_hint(task, tasks)}")
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise EnvError(f"options.tasks={list(chosen)}; give one or more tasks of {env_id}, each once")
-    return tuple(chosen)
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
-    return f"did you mean {', '.join(close)}?" if close else f"it has {', '.join(known)}"
+        raise EnvError(f"Meta-World has no task {env_id!r}; {close_to(env_id, (*known, *_SUITES))}")
+    return chosen_tasks(env_id, tasks, chosen)

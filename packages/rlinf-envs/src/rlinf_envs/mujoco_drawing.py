@@ -11,14 +11,20 @@ import ctypes.util
 import importlib
 import os
 from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
 from rlinf_envs.errors import RenderingUnavailableError
+from rlinf_envs.mujoco_meshes import coarse_meshes
 
 _MAX_PREPARED = 12
 """Models that are kept ready for drawing; 2 GB of Meta-World's when drawn in software."""
+_COARSE_CELL_M = 0.01
+"""Cells of coarse meshes in pictures of 64 x 64, half a pixel where a robot is a metre and a half away; smaller in
+larger pictures."""
 
 
 def choose_drawing() -> None:
@@ -34,16 +40,18 @@ class Painter:
     Args:
         name: models of the same name are alike but for positions, and share what is made ready for drawing.
         size: side of the pictures in pixels.
-        is_fast: no antialiasing, shadows or reflections.
+        is_fast: no antialiasing, shadows or reflections, and meshes with as many triangles as the pictures can show.
+        hidden_groups: groups of the model's geometries that are not drawn.
     """
 
-    def __init__(self, name: str, model: Any, *, size: int, is_fast: bool) -> None:
+    def __init__(self, name: str, model: Any, *, size: int, is_fast: bool, hidden_groups: Sequence[int] = ()) -> None:
         mujoco = _mujoco()
         self._key = (name, size, is_fast)
         self._model = model
         self._is_fast = is_fast
         self._scene = mujoco.MjvScene(model, maxgeom=2000)
         self._option = mujoco.MjvOption()
+        self._option.geomgroup[list(hidden_groups)] = 0
         self._rectangle = mujoco.MjrRect(0, 0, size, size)
 
     def picture(self, data: Any, camera: str) -> np.ndarray:
@@ -89,7 +97,8 @@ def _prepared(key: tuple[str, int, bool], model: Any) -> Any:
             visual = model.vis
             visual.global_.offwidth = visual.global_.offheight = size
             visual.quality.offsamples = 0 if is_fast else visual.quality.offsamples
-            _ready[key] = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
+            with coarse_meshes(model, _COARSE_CELL_M * 64 / size) if is_fast else nullcontext():
+                _ready[key] = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
     except Exception as error:  # each of MuJoCo's ways to draw raises errors of its own
         _failure = (
             f"MuJoCo cannot draw with MUJOCO_GL={os.environ.get('MUJOCO_GL')} ({error}); set the variable before the "

@@ -43,6 +43,8 @@ class FieldSpec:
     shape: tuple[int, ...]
     """Shape of one row; () for "text"."""
     dtype: Literal["float32", "uint8", "text"]
+    texts: tuple[str, ...] = ()
+    """All that a "text" may say, where that is known; () where it is not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -102,6 +102,7 @@ class _Child:
             },
             "max_episode_steps": self._env.max_episode_steps,
             "notes": self._env.notes,
+            "is_replayable": isinstance(self._env, Replayable),
         }
 
     def share(self, num_actions: int) -> None:
@@ -122,10 +123,6 @@ class _Child:
 
     def step_chunk(self, num_actions: int) -> tuple[Any, ...]:
         return self._told(self.env.step_chunk(torch.from_numpy(self.block["actions"][:, :num_actions].copy())))
-
-    def snapshot(self) -> list[tuple[Any, ...]]:
-        rows = self._replayable().snapshot()
-        return [(row.seed, row.episode_index, row.actions.numpy()) for row in rows]
 
     def restore(self, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[str]]:
         snapshots = [

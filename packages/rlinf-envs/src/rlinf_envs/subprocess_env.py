@@ -1,24 +1,22 @@
-"""The rows of one `BatchedEnv` spread over several processes of this machine, to use its cores.
+"""The rows of one `BatchedEnv` spread over several processes of this machine, to use its cores and to outlive crashes.
 
 Commands go over a socket, tensors through shared memory (`shared_block`). Children are fresh interpreters started by
 `subprocess` (not `multiprocessing`: the calling program's main module is not run again, and daemonic processes may have
 them too). They end with their parent, whatever ends it. The numbers are those of the same environment in one process.
+
+A child that dies, or hangs (`patience`), is replaced: its rows' current episodes are begun again in a new process with
+the actions that they had, and the command is given again. An episode is a function of its seed and actions, so the
+caller sees what it would have seen without the crash.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,53 +25,61 @@ from torch import Tensor
 from rlinf_envs import errors
 from rlinf_envs.described import Described
 from rlinf_envs.errors import EnvCrashedError, EnvError
+from rlinf_envs.patience import Patience
 from rlinf_envs.protocol import ActionSpec, FieldSpec, Observation, RowSnapshot, StepResult
+from rlinf_envs.row_history import RowHistories
 from rlinf_envs.seeding import checked_seeds
 from rlinf_envs.shared_block import BlockShape, SharedBlock
+from rlinf_envs.simulator_process import SimulatorLost, SimulatorProcess, end_all
 from rlinf_envs.spec import EnvSpec
 
-_CLOSE_PATIENCE_S = 5.0  # a simulator that does not close in this time is killed
+_MOST_LOSSES = 3
+"""Losses at one place that end the environment: the place is to blame, not chance."""
+
+_Arguments = Callable[[SimulatorProcess], tuple[Any, ...]]
 
 
-@dataclasses.dataclass(kw_only=True, slots=True)
-class _Part:
-    """One child and the rows it holds."""
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Command:
+    """What every child is told at once."""
 
-    rows: range
-    process: subprocess.Popen[bytes]
-    connection: Connection
-    lifeline_fd: int
-    """Our end of a pipe that is never written to; closing it ends the child."""
-    memory_fd: int
-    block: SharedBlock | None = None
-
-    @property
-    def where(self) -> str:
-        rows = f"env {self.rows[0]}" if len(self.rows) == 1 else f"envs {self.rows[0]}..{self.rows[-1]}"
-        return f"the process of {rows} (pid {self.process.pid})"
+    name: str
+    arguments: _Arguments = lambda part: ()
+    kind: str | None = None
+    """What its time is compared with; None: it is given too rarely."""
+    amount: int = 1
+    """Pieces of work of that kind."""
+    goes_on: bool = True
+    """Whether it goes on from where the rows are, so that a new child has to be brought there first."""
 
 
 class SubprocessVector(Described):
     """`spec.num_envs` rows in `spec.num_processes` processes, in order and as evenly as it goes.
 
-    `timeout_s` bounds every answer, making included; a child that exceeds it is reported and all are ended.
+    Args:
+        timeout_s: bounds every answer, making included; steps have shorter limits (`EnvSpec.hang_limit_s`).
+        on_replaced: told, in a sentence, of every child that was replaced.
     """
 
-    def __init__(self, spec: EnvSpec, *, timeout_s: float = 300.0) -> None:
-        self._timeout_s = timeout_s
-        self._parts: list[_Part] = []
+    def __init__(
+        self, spec: EnvSpec, *, timeout_s: float = 300.0, on_replaced: Callable[[str], None] | None = None
+    ) -> None:
+        self._patience = Patience(longest_s=timeout_s, limit_s=spec.hang_limit_s)
+        self._on_replaced = on_replaced or (lambda text: None)
+        self._parts: list[SimulatorProcess] = []
         self._closed = False
         self._is_reset = False
         self._num_envs = spec.num_envs
         sizes = [len(rows) for rows in np.array_split(np.arange(spec.num_envs), spec.num_processes)]
         starts = np.cumsum([0, *sizes]).tolist()
+        self._spec = spec
         # Ends the children when this object is collected or the interpreter exits without close().
-        self._finalizer = weakref.finalize(self, _end, self._parts)
+        self._finalizer = weakref.finalize(self, end_all, self._parts)
         try:
             for start, size in zip(starts, sizes, strict=False):
-                self._parts.append(_started(range(start, start + size)))
-            part_specs = [dataclasses.replace(spec, num_envs=size, num_processes=1) for size in sizes]
-            self._take_specs(self._call("make", [(part_spec,) for part_spec in part_specs]))
+                self._parts.append(SimulatorProcess(range(start, start + size)))
+            self._replaceable = False
+            self._take_specs(self._call(_Command(name="make", arguments=self._part_spec, kind="make")))
             self._share(num_actions=1)
         except BaseException:
             self.close()
@@ -82,16 +88,22 @@ class SubprocessVector(Described):
     def reset(self, seeds: Sequence[int]) -> Observation:
         self._require_open()
         values = checked_seeds(seeds, self.num_envs)
-        texts = self._call("reset", [(values[part.rows.start : part.rows.stop],) for part in self._parts])
+        self._histories.reset(values)
+        texts = self._call(
+            _Command(
+                name="reset",
+                arguments=lambda part: (values[part.rows.start : part.rows.stop],),
+                kind="reset",
+                goes_on=False,
+            )
+        )
         self._is_reset = True
         return self._joined("observation", texts)
 
     def step(self, actions: Tensor) -> StepResult:
         self._require_reset("step")
-        checked = self._action_spec.checked(actions, self.num_envs)
-        for part, block in self._blocks():
-            block["actions"][:, 0] = checked[part.rows.start : part.rows.stop]
-        return self._result(self._call("step"), num_actions=None)
+        checked = self._action_spec.checked(actions, self.num_envs)[:, None]
+        return self._moved(checked, _Command(name="step", kind="step"), is_chunk=False)
 
     def step_chunk(self, actions: Tensor) -> StepResult:
         self._require_reset("step_chunk")
@@ -99,35 +111,48 @@ class SubprocessVector(Described):
         num_actions = checked.shape[1]
         if num_actions > self._blocks()[0][1].shape.num_actions:
             self._share(num_actions)
-        for part, block in self._blocks():
-            block["actions"][:, :num_actions] = checked[part.rows.start : part.rows.stop]
-        return self._result(self._call("step_chunk", [(num_actions,)] * len(self._parts)), num_actions=num_actions)
+        command = _Command(name="step_chunk", arguments=lambda part: (num_actions,), kind="step", amount=num_actions)
+        return self._moved(checked, command, is_chunk=True)
 
     def snapshot(self) -> tuple[RowSnapshot, ...]:
         self._require_reset("snapshot")
-        rows = [row for part_rows in self._call("snapshot") for row in part_rows]
-        return tuple(
-            RowSnapshot(seed=seed, episode_index=index, actions=torch.from_numpy(actions))
-            for seed, index, actions in rows
-        )
+        if not self._replaceable:
+            raise EnvError("this environment offers no snapshots (rlinf_envs.protocol.Replayable)")
+        return self._histories.snapshot()
 
     def restore(self, rows: Sequence[RowSnapshot]) -> Observation:
         self._require_open()
         if len(rows) != self.num_envs:
             raise EnvError(f"restore got {len(rows)} rows for {self.num_envs} environments")
-        plain = [(row.seed, row.episode_index, row.actions.numpy()) for row in rows]
-        texts = self._call("restore", [(plain[part.rows.start : part.rows.stop],) for part in self._parts])
+        self._is_reset = False
+        self._histories.restore(rows)
+        texts = self._call(_Command(name="restore", arguments=self._part_histories, goes_on=False))
         self._is_reset = True
         return self._joined("observation", texts)
 
     def render(self) -> Tensor:
         self._require_reset("render")
-        return torch.from_numpy(np.concatenate(self._call("render")))
+        return torch.from_numpy(np.concatenate(self._call(_Command(name="render", kind="render"))))
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._finalizer()
+
+    def _moved(self, actions: np.ndarray, command: _Command, *, is_chunk: bool) -> StepResult:
+        num_actions = actions.shape[1]
+        for part, block in self._blocks():
+            block["actions"][:, :num_actions] = actions[part.rows.start : part.rows.stop]
+        result = self._result(self._call(command), num_actions=num_actions if is_chunk else None)
+        self._histories.add(actions, result)
+        return result
+
+    def _part_spec(self, part: SimulatorProcess) -> tuple[Any, ...]:
+        return (dataclasses.replace(self._spec, num_envs=len(part.rows), num_processes=0),)
+
+    def _part_histories(self, part: SimulatorProcess) -> tuple[Any, ...]:
+        rows = self._histories.snapshot()[part.rows.start : part.rows.stop]
+        return ([(row.seed, row.episode_index, row.actions.numpy()) for row in rows],)
 
     def _take_specs(self, told: list[dict[str, Any]]) -> None:
         first = told[0]
@@ -142,6 +167,8 @@ class SubprocessVector(Described):
         }
         self._max_episode_steps = first["max_episode_steps"]
         self._notes = tuple(dict.fromkeys(note for part in told for note in part["notes"]))
+        self._replaceable = first["is_replayable"]
+        self._histories = RowHistories(self._action_spec)
 
     def _share(self, num_actions: int) -> None:
         for part in self._parts:
@@ -152,46 +179,93 @@ class SubprocessVector(Described):
                 observation_spec=self._observation_spec,
             )
             part.block = SharedBlock(part.memory_fd, shape)
-        self._call("share", [(num_actions,)] * len(self._parts))
+        self._call(_Command(name="share", arguments=self._share_arguments, kind="share"))
 
-    def _blocks(self) -> list[tuple[_Part, SharedBlock]]:
+    def _share_arguments(self, part: SimulatorProcess) -> tuple[Any, ...]:
+        assert part.block is not None, "the block is made before it is shared"
+        return (part.block.shape.num_actions,)
+
+    def _blocks(self) -> list[tuple[SimulatorProcess, SharedBlock]]:
         return [(part, part.block) for part in self._parts if part.block is not None]
 
-    def _call(self, command: str, arguments: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
-        """Send one command to every child, wait for all answers; the first error (by row) is raised after that."""
+    def _call(self, command: _Command) -> list[Any]:
+        """Give every child a command, wait for all answers; the first error (by row) is raised after that."""
         try:
-            answers = self._exchanged(command, arguments or [()] * len(self._parts))
+            answers = self._exchanged(command)
         except BaseException:  # Ctrl-C too: an answer left unread would be taken for the next command's
             self.close()
             raise
         return [self._checked_answer(part, answers[part.rows.start]) for part in self._parts]
 
-    def _exchanged(self, command: str, arguments: Sequence[tuple[Any, ...]]) -> dict[int, tuple[Any, ...]]:
-        """Every child's answer, by its first row."""
-        for part, part_arguments in zip(self._parts, arguments, strict=True):
-            try:
-                part.connection.send((command, part_arguments))
-            except OSError:
-                self._fail_dead(part, command)
-        waiting = {part.connection: part for part in self._parts}
+    def _exchanged(self, command: _Command) -> dict[int, tuple[Any, ...]]:
+        """Every child's answer, by its first row. Children that are lost on the way are replaced."""
         answers: dict[int, tuple[Any, ...]] = {}
-        deadline = time.monotonic() + self._timeout_s
-        while waiting:
-            ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
-            if not ready:
-                names = ", ".join(part.where for part in waiting.values())
-                first_row = min(part.rows.start for part in waiting.values())
-                raise EnvCrashedError(first_row, f"{names} gave no answer to {command} in {self._timeout_s:g} s; ended")
+        began_s = {part.rows.start: self._begun(part, command) for part in self._parts}
+        while waiting := {part.connection: part for part in self._parts if part.rows.start not in answers}:
+            limits = {part.rows.start: self._limit_s(part, command) for part in waiting.values()}
+            left_s = min(began_s[first] + limit for first, limit in limits.items()) - time.monotonic()
+            ready = wait(list(waiting), timeout=max(0.0, left_s))
             for connection in ready:
                 assert isinstance(connection, Connection), "wait gives back what it was given"
-                part = waiting.pop(connection)
+                part = waiting[connection]
                 try:
-                    answers[part.rows.start] = connection.recv()
-                except (EOFError, OSError):
-                    self._fail_dead(part, command)
+                    answers[part.rows.start] = part.receive(command.name)
+                except SimulatorLost as lost:
+                    began_s[part.rows.start] = self._begun_again(part, command, lost)
+                    continue
+                self._patience.took(command.kind, command.amount, time.monotonic() - began_s[part.rows.start])
+                part.num_losses_here = 0
+            for part in [] if ready else waiting.values():
+                first = part.rows.start
+                if time.monotonic() - began_s[first] >= limits[first]:
+                    began_s[first] = self._begun_again(part, command, part.hung(command.name, limits[first]))
         return answers
 
-    def _checked_answer(self, part: _Part, answer: tuple[Any, ...]) -> Any:
+    def _limit_s(self, part: SimulatorProcess, command: _Command) -> float:
+        return self._patience.limit_s(command.kind, command.amount, num_losses=part.num_losses_here)
+
+    def _begun(self, part: SimulatorProcess, command: _Command) -> float:
+        """Gives a child a command; when."""
+        try:
+            part.send(command.name, command.arguments(part))
+        except SimulatorLost as lost:
+            return self._begun_again(part, command, lost)
+        return time.monotonic()
+
+    def _begun_again(self, part: SimulatorProcess, command: _Command, lost: SimulatorLost) -> float:
+        """Puts a new child where one was lost, brings it to where that one was, and gives it the command; when."""
+        while True:
+            part.num_losses_here += 1
+            first = part.rows.start
+            if not self._replaceable:
+                raise EnvCrashedError(first, f"{lost}; ended")
+            place = ", ".join(f"env {row} {self._histories.place(row)}" for row in part.rows)
+            if part.num_losses_here >= _MOST_LOSSES:
+                raise EnvCrashedError(first, f"{lost}, {_MOST_LOSSES} times in a row at the same place: {place}; ended")
+            self._on_replaced(f"{lost}; its episodes were begun again in a new process: {place}")
+            try:
+                self._replace(part, bring_back=command.goes_on)
+                part.send(command.name, command.arguments(part))
+            except SimulatorLost as error:
+                lost = error
+            else:
+                return time.monotonic()
+
+    def _replace(self, part: SimulatorProcess, *, bring_back: bool) -> None:
+        part.start_again()
+        losses, patience = part.num_losses_here - 1, self._patience
+        orders = [
+            ("make", self._part_spec(part), patience.limit_s("make", 1, num_losses=losses)),
+            ("share", self._share_arguments(part), patience.limit_s("share", 1, num_losses=losses)),
+        ]
+        if bring_back and self._is_reset:
+            num_chunks, num_actions = self._histories.num_done(part.rows)
+            limit_s = patience.limit_of_return_s(num_chunks, num_actions, num_losses=losses)
+            orders.append(("restore", self._part_histories(part), limit_s))
+        for name, arguments, limit_s in orders:
+            self._checked_answer(part, part.answer(name, arguments, limit_s=limit_s))
+
+    def _checked_answer(self, part: SimulatorProcess, answer: tuple[Any, ...]) -> Any:
         if answer[0] == "done":
             return answer[1]
         self._is_reset = False
@@ -199,16 +273,6 @@ class SubprocessVector(Described):
             raise getattr(errors, answer[1])(answer[2])
         _, env_index, problem, trace = answer
         raise EnvCrashedError(part.rows.start + env_index, f"{problem}\nin {part.where}:\n{trace.rstrip()}")
-
-    def _fail_dead(self, part: _Part, command: str) -> NoReturn:
-        try:
-            status = part.process.wait(_CLOSE_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            status = None  # it closed its socket and lives: nothing we can talk to any more
-        ended = (
-            f"was killed by {signal.Signals(-status).name}" if status and status < 0 else f"ended with code {status}"
-        )
-        raise EnvCrashedError(part.rows.start, f"{part.where} {ended} during {command}; its stderr may tell more")
 
     def _result(self, told: list[Any], *, num_actions: int | None) -> StepResult:
         blocks = [block for _, block in self._blocks()]
@@ -255,51 +319,3 @@ class SubprocessVector(Described):
         self._require_open()
         if not self._is_reset:
             raise EnvError(f"{doing} before reset (or after a failure); call reset(seeds) first")
-
-
-def _started(rows: range) -> _Part:
-    """A child that waits for its first command."""
-    ours, theirs = socket.socketpair()
-    lifeline_read, lifeline_write = os.pipe()
-    memory_fd = os.memfd_create("rlinf_envs", os.MFD_CLOEXEC)
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    code = (
-        "from rlinf_envs.subprocess_child import serve; "
-        f"serve({theirs.fileno()}, {lifeline_read}, {memory_fd}, dies_with_thread={in_main_thread})"
-    )
-    paths = [path or os.getcwd() for path in sys.path]
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.DEVNULL,
-        pass_fds=(theirs.fileno(), lifeline_read, memory_fd),
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-    )
-    theirs.close()
-    os.close(lifeline_read)
-    return _Part(
-        rows=rows,
-        process=process,
-        connection=Connection(ours.detach()),
-        lifeline_fd=lifeline_write,
-        memory_fd=memory_fd,
-    )
-
-
-def _end(parts: list[_Part]) -> None:
-    """Ask every child to close, give them some time together, then end what is left."""
-    for part in parts:
-        try:
-            part.connection.send(("close", ()))
-        except OSError:
-            continue  # it is gone already
-    deadline = time.monotonic() + _CLOSE_PATIENCE_S
-    for part in parts:
-        try:
-            part.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            part.process.kill()
-            part.process.wait()
-        part.connection.close()
-        os.close(part.lifeline_fd)
-        os.close(part.memory_fd)
-    parts.clear()

@@ -28,7 +28,6 @@ SingleObservation = Mapping[str, "np.ndarray | str"]
 class SingleStep:
     """What one environment did with one action."""
 
-    observation: SingleObservation
     reward: float
     terminated: bool
     truncated: bool
@@ -39,7 +38,11 @@ class SingleStep:
 
 
 class SingleEnv(Protocol):
-    """One environment that does not reset itself. `reset(seed)` must forget everything that ran before."""
+    """One environment that does not reset itself. `reset(seed)` must forget everything that ran before.
+
+    `observe()` shows the present state. It is called once where an observation is handed out, not after every action
+    of a chunk: pictures are drawn there, and it changes nothing.
+    """
 
     @property
     def action_spec(self) -> ActionSpec: ...
@@ -50,9 +53,11 @@ class SingleEnv(Protocol):
     @property
     def notes(self) -> tuple[str, ...]: ...
 
-    def reset(self, seed: int) -> SingleObservation: ...
+    def reset(self, seed: int) -> None: ...
 
     def step(self, action: np.ndarray) -> SingleStep: ...
+
+    def observe(self) -> SingleObservation: ...
 
     def render(self) -> np.ndarray: ...
 
@@ -76,7 +81,6 @@ class _Row:
     """The bookkeeping of one environment between its reset and now."""
 
     seed: int
-    observation: SingleObservation
     episode_index: int
     actions: list[np.ndarray]
     return_: float = 0.0
@@ -94,7 +98,8 @@ class _Outcome:
     num_steps: int
     terminated: bool
     truncated: bool
-    final_observation: SingleObservation
+    final_observation: SingleObservation | None
+    """The last one of an episode that ended."""
     end: EpisodeEnd | None
 
 
@@ -143,7 +148,7 @@ class InProcessVector(Described):
         values = checked_seeds(seeds, self.num_envs)
         self._rows = None  # a reset that fails half-way leaves nothing to step
         rows = [self._begin(index, seed, 0) for index, seed in enumerate(values)]
-        observation = self._batched([row.observation for row in rows])
+        observation = self._batched(self._observed())
         self._rows = rows
         return observation
 
@@ -171,7 +176,7 @@ class InProcessVector(Described):
         checked_seeds([snapshot.seed for snapshot in rows], self.num_envs)
         self._rows = None
         replayed = [self._replayed(index, snapshot) for index, snapshot in enumerate(rows)]
-        observation = self._batched([row.observation for row in replayed])
+        observation = self._batched(self._observed())
         self._rows = replayed
         return observation
 
@@ -198,10 +203,10 @@ class InProcessVector(Described):
     def _begin(self, index: int, seed: int, episode_index: int) -> _Row:
         actual_seed = episode_seed(seed, episode_index)
         try:
-            observation = self._envs[index].reset(actual_seed)
+            self._envs[index].reset(actual_seed)
         except Exception as error:
             raise self._crash(index, f"reset(seed={actual_seed})", error) from error
-        row = _Row(seed=seed, observation=observation, episode_index=episode_index, actions=[])
+        row = _Row(seed=seed, episode_index=episode_index, actions=[])
         self._tell_watcher(index, row)
         return row
 
@@ -215,7 +220,6 @@ class InProcessVector(Described):
             error = EnvError(f"the reward is {step.reward}; a reward must be a finite number")
             raise self._crash(index, f"step {len(row.actions)} of its episode", error) from error
         row.actions.append(action)
-        row.observation = step.observation
         row.return_ += float(step.reward)
         row.success = step.success
         row.task = step.task
@@ -238,14 +242,24 @@ class InProcessVector(Described):
             num_steps=num_steps,
             terminated=terminated,
             truncated=truncated,
-            final_observation=row.observation,
+            final_observation=None,
             end=None,
         )
         if terminated or truncated:
+            outcome.final_observation = self._observe(index)
             outcome.end = self._end_of(index, row)
             assert self._rows is not None, "a row moved before the reset"
             self._rows[index] = self._begin(index, row.seed, row.episode_index + 1)
         return outcome
+
+    def _observe(self, index: int) -> SingleObservation:
+        try:
+            return self._envs[index].observe()
+        except Exception as error:
+            raise self._crash(index, "observe()", error) from error
+
+    def _observed(self) -> list[SingleObservation]:
+        return [self._observe(index) for index in range(self.num_envs)]
 
     def _tell_watcher(self, index: int, row: _Row) -> None:
         if self._watcher is not None:
@@ -291,16 +305,17 @@ class InProcessVector(Described):
         return torch.from_numpy(np.stack(actions))
 
     def _result(self, outcomes: list[_Outcome], *, chunk: bool) -> StepResult:
-        rows = self._require_rows("step")
-        observation = self._batched([row.observation for row in rows])
+        shown = self._observed()
+        observation = self._batched(shown)
         ends = tuple(outcome.end for outcome in outcomes if outcome.end is not None)
+        final = [outcome.final_observation or row for outcome, row in zip(outcomes, shown, strict=True)]
         rewards = np.stack([outcome.rewards for outcome in outcomes])
         return StepResult(
             observation=observation,
             rewards=torch.from_numpy(rewards if chunk else rewards[:, 0].copy()),
             terminated=torch.tensor([outcome.terminated for outcome in outcomes]),
             truncated=torch.tensor([outcome.truncated for outcome in outcomes]),
-            final_observation=self._batched([o.final_observation for o in outcomes]) if ends else observation,
+            final_observation=self._batched(final) if ends else observation,
             num_steps=torch.tensor([outcome.num_steps for outcome in outcomes]),
             episodes=ends,
         )

@@ -8,7 +8,7 @@ missing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import numpy as np
 from torch import Tensor
 
 from rlinf_envs.errors import EnvError
-from rlinf_envs.protocol import ActionSpec, BatchedEnv, EpisodeEnd, FieldSpec, Observation, StepResult
+from rlinf_envs.protocol import BatchedEnv, EpisodeEnd, Observation, StepResult
 from rlinf_envs.seeding import episode_seed
 from rlinf_envs.vector import InProcessVector, Moment
+from rlinf_envs.wrapper import EnvWrapper
 
 
 class _Clip:
@@ -34,7 +35,7 @@ class _Clip:
 
     def add(self, picture: np.ndarray) -> None:
         if self._writer is None:
-            self._writer = _mp4_writer(self._temporary, self._fps)
+            self._writer = mp4_writer(self._temporary, self._fps)
         height, width = picture.shape[:2]
         even = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")  # H.264 halves the colour planes
         self._writer.append_data(even)
@@ -45,7 +46,7 @@ class _Clip:
         return self._temporary.replace(self._folder / f"{self._name}-{outcome}.mp4")
 
 
-class VideoRecorder:
+class VideoRecorder(EnvWrapper):
     """`env`, with the episodes of some rows written to `folder` as they end.
 
     A file of the same name is replaced.
@@ -68,8 +69,8 @@ class VideoRecorder:
         wrong = [row for row in rows if not 0 <= row < env.num_envs]
         if wrong:
             raise EnvError(f"rows={list(rows)}: there is no row {wrong[0]}; this environment has 0..{env.num_envs - 1}")
-        _require_imageio()
-        self._env = env
+        require_video()
+        super().__init__(env)
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._record_rows = tuple(rows)
@@ -86,26 +87,6 @@ class VideoRecorder:
     def paths(self) -> tuple[Path, ...]:
         """The files written so far, in the order in which their episodes ended."""
         return tuple(self._paths)
-
-    @property
-    def num_envs(self) -> int:
-        return self._env.num_envs
-
-    @property
-    def action_spec(self) -> ActionSpec:
-        return self._env.action_spec
-
-    @property
-    def observation_spec(self) -> Mapping[str, FieldSpec]:
-        return self._env.observation_spec
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        return self._env.max_episode_steps
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self._env.notes
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         self._end_unfinished()
@@ -125,14 +106,11 @@ class VideoRecorder:
     def step_chunk(self, actions: Tensor) -> StepResult:
         return self._recorded(self._env.step_chunk(actions))
 
-    def render(self) -> Tensor:
-        return self._env.render()
-
     def close(self) -> None:
         self._end_unfinished()
         if isinstance(self._env, InProcessVector):
             self._env.watch(None)
-        self._env.close()
+        super().close()
 
     def _see(self, moment: Moment) -> None:
         """What an environment in this process tells while it steps."""
@@ -191,7 +169,8 @@ def _outcome(end: EpisodeEnd) -> str:
     return "success" if end.success_once else "failure"
 
 
-def _require_imageio() -> None:
+def require_video() -> None:
+    """Raises: EnvError that says what to install where videos cannot be written."""
     try:
         import imageio.v2  # noqa: F401
         import imageio_ffmpeg  # noqa: F401
@@ -199,7 +178,8 @@ def _require_imageio() -> None:
         raise EnvError(f"videos need imageio and its ffmpeg ({error}); pip install 'rlinf-envs[video]'") from error
 
 
-def _mp4_writer(path: Path, fps: float) -> Any:
+def mp4_writer(path: Path, fps: float) -> Any:
+    """imageio's writer of an H.264 file, for pictures [H, W, 3] uint8 with even sides."""
     import imageio.v2
 
     # macro_block_size=1: imageio would rescale pictures to multiples of 16 otherwise; even sides are all H.264 needs.

@@ -1,0 +1,71 @@
+"""One row that has one of several ManiSkill tasks at a time, chosen by the episode's seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlinf_envs.errors import EnvError
+from rlinf_envs.maniskill_env import ManiSkillEnv
+from rlinf_envs.vector import SingleObservation, SingleStep
+
+
+class ManiSkillSuite:
+    """A `rlinf_envs.vector.SingleEnv` whose episode with seed s has task number s modulo their number.
+
+    A task's environment is made when an episode needs it, and kept.
+    """
+
+    def __init__(self, tasks: Sequence[str], **options: Any) -> None:
+        if options.get("state", "full") != "robot":
+            raise EnvError(
+                "the states of a suite's tasks differ in what they hold: use options.state=robot, and options.cameras "
+                "for what else there is to see"
+            )
+        self._tasks = tuple(tasks)
+        self._options = options
+        self._made: dict[str, ManiSkillEnv] = {}
+        self._task = self._tasks[0]
+        first = self._env()
+        self.action_spec, self.observation_spec, self.notes = first.action_spec, first.observation_spec, first.notes
+
+    @property
+    def task(self) -> str:
+        """The task of the present episode."""
+        return self._task
+
+    def reset(self, seed: int) -> None:
+        self._task = self._tasks[seed % len(self._tasks)]
+        self._env().reset(seed)
+
+    def step(self, action: np.ndarray) -> SingleStep:
+        return replace(self._env().step(action), task=self._task)
+
+    def observe(self) -> SingleObservation:
+        return self._env().observe()
+
+    def render(self) -> np.ndarray:
+        return self._env().render()
+
+    def close(self) -> None:
+        while self._made:
+            self._made.popitem()[1].close()
+
+    def _env(self) -> ManiSkillEnv:
+        """The present task's."""
+        if self._task not in self._made:
+            made = ManiSkillEnv(self._task, **self._options)
+            for known in list(self._made.values())[:1]:
+                same_actions = torch.equal(made.action_spec.low, known.action_spec.low)
+                if not same_actions or made.observation_spec != known.observation_spec:
+                    made.close()
+                    raise EnvError(
+                        f"{self._task} shows or takes something else than {self._tasks[0]} with these options: "
+                        f"{dict(made.observation_spec)}; choose others of the suite with options.tasks"
+                    )
+            self._made[self._task] = made
+        return self._made[self._task]

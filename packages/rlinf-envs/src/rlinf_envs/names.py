@@ -1,0 +1,37 @@
+"""Names that a user gives: reading a list of them, and what to say of one that is not there."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from rlinf_envs.errors import EnvError
+
+
+def names_of(value: Sequence[str] | str | None, option: str) -> tuple[str, ...] | None:
+    """A list of names, or one alone; None stays None. EnvError for anything else."""
+    if value is None:
+        return None
+    names = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(name, str) for name in names):
+        raise EnvError(f"options.{option}={value!r}; give a list of names")
+    return names
+
+
+def close_to(name: str, known: Sequence[str]) -> str:
+    """`did you mean ...?`, or all that is known where nothing is close."""
+    close = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
+    return f"did you mean {', '.join(close)}?" if close else f"it has {', '.join(known)}"
+
+
+def chosen_tasks(env_id: str, tasks: Sequence[str], chosen: Sequence[str] | None) -> tuple[str, ...]:
+    """The tasks of an id, or those of them that are chosen. EnvError for one that is not there (with close matches),
+    for a task twice and for none at all."""
+    if chosen is None:
+        return tuple(tasks)
+    for task in chosen:
+        if task not in tasks:
+            raise EnvError(f"options.tasks: {env_id} has no task {task!r}; {close_to(task, tasks)}")
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise EnvError(f"options.tasks={list(chosen)}; give one or more tasks of {env_id}, each once")
+    return tuple(chosen)

@@ -1,0 +1,247 @@
+"""Readers of demonstrations, against files that are written here in the published layouts."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_envs import EnvError, tensor_field
+from rlinf_envs.demonstrations.files import open_demonstrations
+
+LENGTHS = (4, 3, 5)
+TASKS = ("open the drawer", "close the drawer")
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(EnvError, match="no demonstrations of source 'rlds'; there are lerobot, libero, maniskill"):
+        open_demonstrations("rlds", tmp_path)
+    with pytest.raises(EnvError, match="nowhere does not exist"):
+        open_demonstrations("lerobot", tmp_path / "nowhere")
+    with pytest.raises(EnvError, match=r"meta/info\.json is missing; give the folder of a LeRobot dataset"):
+        open_demonstrations("lerobot", tmp_path)
+    (tmp_path / "traj.h5").write_bytes(b"")
+    with pytest.raises(EnvError, match=r"traj\.json is missing: it says which episodes of traj\.h5 succeeded"):
+        open_demonstrations("maniskill", tmp_path / "traj.h5")
+
+
+# -- LeRobot -----------------------------------------------------------------------------------------------------------
+
+
+def picture(episode: int, row: int) -> np.ndarray:
+    """[16, 16, 3]: flat colours, which video keeps."""
+    return np.full((16, 16, 3), 40 * episode + 20 * row, np.uint8)
+
+
+def rows_of(episode: int, *, images: bool) -> list[dict[str, Any]]:
+    import imageio.v2 as imageio
+
+    made = []
+    for row in range(LENGTHS[episode]):
+        one = {
+            "observation.state": [float(episode), float(row)],
+            "action": [0.1 * row, -0.1 * episode, 1.0],
+            "timestamp": row / 10,
+            "frame_index": row,
+            "episode_index": episode,
+            "index": sum(LENGTHS[:episode]) + row,
+            "task_index": episode % 2,
+            "next.reward": float(row),
+            "next.success": row == LENGTHS[episode] - 1 and episode != 1,
+        }
+        if images:
+            coded = io.BytesIO()
+            imageio.imwrite(coded, picture(episode, row), format="png")  # type: ignore[reportCallIssue]
+            one["observation.images.front"] = {"bytes": coded.getvalue(), "path": None}
+        made.append(one)
+    return made
+
+
+def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+
+
+def write_video(path: Path, frames: list[np.ndarray]) -> None:
+    imageio: Any = pytest.importorskip("imageio.v2")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with imageio.get_writer(path, format="FFMPEG", fps=10, macro_block_size=16, quality=10) as writer:
+        for frame in frames:
+            writer.append_data(frame)
+
+
+def write_info(folder: Path, version: str, *, images: bool, **paths: str) -> None:
+    features: dict[str, Any] = {
+        "observation.state": {"dtype": "float32", "shape": [2]},
+        "action": {"dtype": "float32", "shape": [3]},
+        "next.success": {"dtype": "bool", "shape": [1]},
+    }
+    features["observation.images.front"] = {"dtype": "image" if images else "video", "shape": [16, 16, 3]}
+    (folder / "meta").mkdir(parents=True)
+    told = {"codebase_version": version, "fps": 10, "chunks_size": 2, "features": features, **paths}
+    (folder / "meta" / "info.json").write_text(json.dumps(told))
+
+
+def write_split(folder: Path, *, images: bool) -> Path:
+    """Version 2.1: files of one episode."""
+    write_info(
+        folder,
+        "v2.1",
+        images=images,
+        data_path="data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        video_path="videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+    )
+    for name, lines in (
+        ("tasks", [{"task_index": i, "task": task} for i, task in enumerate(TASKS)]),
+        ("episodes", [{"episode_index": i, "tasks": [TASKS[i % 2]], "length": n} for i, n in enumerate(LENGTHS)]),
+    ):
+        (folder / "meta" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for i, length in enumerate(LENGTHS):
+        write_table(folder / f"data/chunk-{i // 2:03d}/episode_{i:06d}.parquet", rows_of(i, images=images))
+        if not images:
+            video = folder / f"videos/chunk-{i // 2:03d}/observation.images.front/episode_{i:06d}.mp4"
+            write_video(video, [picture(i, row) for row in range(length)])
+    return folder
+
+
+def write_together(folder: Path, *, images: bool) -> Path:
+    """Version 3.0: the first two episodes in one file, the third in another; one video of all."""
+    write_info(
+        folder,
+        "v3.0",
+        images=images,
+        data_path="data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        video_path="videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+    )
+    write_table(
+        folder / "meta/tasks.parquet",
+        [{"task_index": i, "__index_level_0__": task} for i, task in enumerate(TASKS)],
+    )
+    camera = "videos/observation.images.front"
+    lines = [
+        {
+            "episode_index": i,
+            "tasks": list(TASKS) if i == 0 else [TASKS[i % 2]],
+            "length": length,
+            "data/chunk_index": 0,
+            "data/file_index": i // 2,
+            "dataset_from_index": sum(LENGTHS[:i]),
+            "dataset_to_index": sum(LENGTHS[: i + 1]),
+            f"{camera}/chunk_index": 0,
+            f"{camera}/file_index": 0,
+            f"{camera}/from_timestamp": sum(LENGTHS[:i]) / 10,
+            f"{camera}/to_timestamp": sum(LENGTHS[: i + 1]) / 10,
+        }
+        for i, length in enumerate(LENGTHS)
+    ]
+    write_table(folder / "meta/episodes/chunk-000/file-000.parquet", lines)
+    write_table(folder / "data/chunk-000/file-000.parquet", rows_of(0, images=images) + rows_of(1, images=images))
+    write_table(folder / "data/chunk-000/file-001.parquet", rows_of(2, images=images))
+    if not images:
+        frames = [picture(i, row) for i, length in enumerate(LENGTHS) for row in range(length)]
+        write_video(folder / f"{camera}/chunk-000/file-000.mp4", frames)
+    return folder
+
+
+@pytest.mark.parametrize("images", [True, False], ids=["images", "videos"])
+@pytest.mark.parametrize("write", [write_split, write_together])
+def test_lerobot_datasets_are_what_was_written(tmp_path: Path, write: Any, images: bool) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("imageio")
+    if not images:
+        pytest.importorskip("imageio_ffmpeg")
+    read = open_demonstrations("lerobot", write(tmp_path / "set", images=images))
+    assert len(read) == 2, "the second episode did not succeed"
+    for shown, episode in zip(read, (0, 2), strict=True):
+        length = LENGTHS[episode]
+        assert (shown.task, shown.seed, shown.success) == (TASKS[0], None, True)
+        assert shown.observations["instruction"] == [TASKS[0]] * length
+        states = [[float(episode), float(row)] for row in range(length)]
+        assert tensor_field(shown.observations, "state").tolist() == states
+        expected = torch.tensor([[0.1 * row, -0.1 * episode, 1.0] for row in range(length)])
+        torch.testing.assert_close(shown.actions, expected)
+        assert shown.rewards.tolist() == [float(row) for row in range(length)]
+        seen = tensor_field(shown.observations, "image.front")
+        assert seen.dtype == torch.uint8
+        drawn = torch.from_numpy(np.stack([picture(episode, row) for row in range(length)]))
+        assert (seen.int() - drawn.int()).abs().max() <= (0 if images else 8)
+
+
+def test_a_name_may_be_another_fields(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("imageio")
+    folder = write_split(tmp_path / "set", images=True)
+    (shown, _) = open_demonstrations("lerobot", folder, rename={"observation.images.front": "image.corner"})
+    assert set(shown.observations) == {"state", "image.corner", "instruction"}
+
+
+def test_a_dataset_of_failures_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("imageio")
+    folder = write_split(tmp_path / "set", images=True)
+    lines = (folder / "meta/episodes.jsonl").read_text().splitlines()
+    (folder / "meta/episodes.jsonl").write_text(lines[1] + "\n")
+    with pytest.raises(EnvError, match="set has no successful episode"):
+        open_demonstrations("lerobot", folder)
+    (folder / "data/chunk-000/episode_000001.parquet").unlink()
+    with pytest.raises(EnvError, match=r"episode_000001\.parquet is missing, which .*meta names"):
+        open_demonstrations("lerobot", folder)
+
+
+# -- ManiSkill ---------------------------------------------------------------------------------------------------------
+
+
+def write_trajectories(folder: Path, *, obs: str) -> Path:
+    import h5py
+
+    folder.mkdir()
+    told = {
+        "env_info": {"env_id": "PushCube-v1", "env_kwargs": {"control_mode": "pd_joint_delta_pos", "obs_mode": obs}},
+        "episodes": [
+            {"episode_id": i, "episode_seed": 10 + i, "success": i != 1, "elapsed_steps": LENGTHS[i]} for i in range(3)
+        ],
+    }
+    (folder / "traj.json").write_text(json.dumps(told))
+    with h5py.File(folder / "traj.h5", "w") as file:
+        for i, length in enumerate(LENGTHS):
+            group = file.create_group(f"traj_{i}")
+            group["actions"] = np.full((length, 3), 0.5 * i, np.float32)
+            group["success"] = np.arange(length) == length - 1
+            group["rewards"] = np.arange(length, dtype=np.float32)
+            states = np.arange(2 * (length + 1), dtype=np.float32).reshape(-1, 2) + i
+            if obs == "state":
+                group["obs"] = states
+            elif obs == "rgb+state":
+                group["obs/state"] = states
+                group["obs/sensor_data/base_camera/rgb"] = np.stack([picture(i, row) for row in range(length + 1)])
+    return folder / "traj.h5"
+
+
+@pytest.mark.parametrize("obs", ["state", "rgb+state"])
+def test_maniskill_trajectories_are_what_was_written(tmp_path: Path, obs: str) -> None:
+    pytest.importorskip("h5py")
+    read = open_demonstrations("maniskill", write_trajectories(tmp_path / "set", obs=obs))
+    assert (read.env_id, dict(read.options)) == ("PushCube-v1", {"control_mode": "pd_joint_delta_pos"})
+    assert [(shown.task, shown.seed) for shown in read] == [("PushCube-v1", 10), ("PushCube-v1", 12)]
+    shown = read[-1]
+    assert shown.actions.tolist() == [[1.0] * 3] * 5
+    assert shown.rewards.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert tensor_field(shown.observations, "state").tolist() == [[2.0 * t + 2, 2.0 * t + 3] for t in range(5)]
+    if obs != "state":
+        expected = torch.from_numpy(np.stack([picture(2, row) for row in range(5)]))
+        assert torch.equal(tensor_field(shown.observations, "image.base_camera"), expected)
+
+
+def test_trajectories_without_observations_have_to_be_replayed(tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    read = open_demonstrations("maniskill", write_trajectories(tmp_path / "set", obs="none"))
+    with pytest.raises(EnvError, match=r"recorded without observations; replay them with python -m mani_skill"):
+        _ = read[0]
