@@ -1,5 +1,6 @@
 """Derived profiles against first principles: nothing is faster than the datasheet, nothing gets cheaper with more."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -36,6 +37,15 @@ H100, A100 = find_gpu("H100"), find_gpu("A100")
 QWEN_7B, QWEN_MOE = find_model("Qwen2.5-7B"), find_model("Qwen3-30B-A3B")
 LENGTHS = Lengths(mean_tokens=4000, limit_tokens=16_000, group_size=8)
 SEQUENCES = {"item_tokens": 32_000.0, "context_tokens": 3000.0, "micro_batch_tokens": 16_000, "max_items": 256}
+DENOISING = Embodied(
+    simulator=LIBERO,
+    num_envs=64,
+    num_rounds=10,
+    chunk_steps=5,
+    denoising_steps=4,
+    trained_steps=1,
+    predicted_actions=50,
+)
 
 
 @pytest.fixture(scope="module", params=list(WORKLOADS))
@@ -231,7 +241,7 @@ def test_a_cpu_simulator_is_flat_up_to_its_cores_then_proportional() -> None:
     profile = cpu_simulator_profile(LIBERO, steps_per_round=8, num_envs=512, num_rounds=64)
     instance = profile.instances[0]
     cores = LIBERO.cores_per_device
-    assert instance.seconds(cores) == instance.seconds(1) == pytest.approx(8 * LIBERO.step_s)
+    assert instance.seconds(cores) == instance.seconds(1) == pytest.approx(8 * (LIBERO.step_s + LIBERO.draw_s))
     assert instance.seconds(4 * cores) == pytest.approx(4 * instance.seconds(cores))
     assert profile.rounds == 64
 
@@ -250,6 +260,24 @@ def test_parallel_decoding_saves_the_steps() -> None:
         for one_by_one, at_once in ((56, 0), (0, 56))
     )
     assert serial.seconds(1) > 20 * parallel.seconds(1)
+
+
+def test_an_expert_costs_by_its_steps_and_what_is_frozen_costs_less() -> None:
+    flow = workload("libero-openvla-oft-8").flow
+
+    def seconds(stage: str, **changes) -> float:
+        job = replace(DENOISING, **changes)
+        return derive_profiles(flow, model="pi0", gpu="H100", job=job).stages[stage].instances[0].seconds(64)
+
+    once, twice = seconds("policy", denoising_steps=1), seconds("policy", denoising_steps=2)
+    assert seconds("policy", denoising_steps=4) == pytest.approx(once + 3 * (twice - once))
+    one_camera, two = seconds("policy", num_cameras=1), seconds("policy", num_cameras=2)
+    assert one_camera < two < 2 * one_camera
+    whole, frozen = seconds("actor"), seconds("actor", trains_expert_alone=True)
+    assert 1 / 4 < frozen / whole < 1 / 3  # the decoder runs forward alone, not four times as much
+    assert seconds("actor", trained_steps=4) > whole
+    with pytest.raises(ProfileError, match="give the job denoising_steps"):
+        seconds("policy", denoising_steps=0)
 
 
 def test_a_users_own_numbers(tmp_path) -> None:

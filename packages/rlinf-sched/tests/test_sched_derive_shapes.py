@@ -26,6 +26,17 @@ def test_openvla_has_its_published_size() -> None:
         assert find_model(name).num_patches == 256
 
 
+def test_pi0_has_the_published_sizes() -> None:
+    for name in ("pi0", "pi0.5"):
+        shape = find_model(name)
+        assert shape.expert is not None
+        # google/paligemma-3b-pt-224 has 2,923,335,408 parameters; the paper gives the expert 0.3e9
+        assert shape.num_parameters - shape.expert.num_parameters == 2_923_335_408
+        assert shape.expert.num_parameters == pytest.approx(0.3e9, rel=0.05)
+        # nothing predicts a token: the table of embeddings is looked up alone
+        assert shape.num_matmul_parameters == pytest.approx(1.98e9, rel=0.01)
+
+
 def test_llama_2_7b_from_its_configuration() -> None:
     config = {
         "model_type": "llama",

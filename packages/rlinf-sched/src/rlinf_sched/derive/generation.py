@@ -52,17 +52,23 @@ def decode_step_s(
     *,
     num_sequences: float,
     context_tokens: float,
+    num_caches: float | None = None,
     num_devices: int = 1,
     engine: Engine = "graphs",
     dtype_bytes: int = BYTES_PER_PARAMETER,
 ) -> float:
     """Seconds to generate one more token for each of `num_sequences`, with a model split over `num_devices` by tensor
-    parallelism."""
+    parallelism.
+
+    Args:
+        num_caches: contexts that they attend to, where several share one; None: each has its own.
+    """
     idle_share = (1 - model.num_active_experts / model.num_experts) ** num_sequences if model.num_experts else 0.0
     looked_up = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
     read = model.num_parameters - model.vision_parameters - looked_up - idle_share * model.num_expert_parameters
     width = dtype_bytes / BYTES_PER_PARAMETER
-    num_bytes = dtype_bytes * read + width * num_sequences * context_tokens * model.kv_bytes_per_token
+    num_caches = num_sequences if num_caches is None else num_caches
+    num_bytes = dtype_bytes * read + width * num_caches * context_tokens * model.kv_bytes_per_token
     memory_s = num_bytes / (BANDWIDTH_UTILISATION * gpu.memory_bytes_per_s)
     rate = utilisation(model) * flops_per_s(gpu, dtype_bytes)
     compute_s = num_sequences * model.forward_flops(context_tokens) / rate
@@ -162,6 +168,8 @@ def act_profile(
     text_tokens: int,
     decode_tokens: int,
     parallel_tokens: int = 0,
+    denoising_steps: int = 0,
+    num_cameras: int = 1,
     num_rounds: int,
     max_items: int,
     engine: Engine = "eager",
@@ -171,19 +179,36 @@ def act_profile(
     Args:
         text_tokens: tokens of the instruction.
         decode_tokens: tokens generated one after the other; the first comes out of the prefill.
-        parallel_tokens: action tokens that come out of the prefill all at once (OpenVLA-OFT).
+        parallel_tokens: actions that come out at once: as tokens of the prefill (OpenVLA-OFT), or of each denoising
+            step, which are the model's expert's (pi0).
+        denoising_steps: forward passes of the expert; 0 for a model without one.
+        num_cameras: images of an observation.
         num_rounds: observations of an item in a step.
         max_items: the most observations in one hand-over.
     """
-    tokens = model.num_patches + text_tokens + parallel_tokens
-    forward_flops = tokens * model.forward_flops(tokens / 2) + model.vision_flops
-    floor_s = model.num_layers * (EAGER_LAYER_S if engine == "eager" else GRAPH_LAYER_S)
+    tokens = num_cameras * model.num_patches + text_tokens + (0 if model.expert else parallel_tokens)
+    forward_flops = tokens * model.forward_flops(tokens / 2) + num_cameras * model.vision_flops
+    layer_s = EAGER_LAYER_S if engine == "eager" else GRAPH_LAYER_S
+    read = model.weights_bytes - (model.expert.weights_bytes if model.expert else 0)
     points = []
     for n in powers_up_to(max_items):
-        read_s = model.weights_bytes / (BANDWIDTH_UTILISATION * gpu.memory_bytes_per_s)
-        prefill_s = max(n * forward_flops / (utilisation(model) * gpu.flops_per_s), read_s, floor_s)
-        step_s = decode_step_s(model, gpu, num_sequences=n, context_tokens=tokens, engine=engine)
-        points.append(TimePoint(num_items=n, seconds=prefill_s + max(decode_tokens - 1, 0) * step_s))
+        read_s = read / (BANDWIDTH_UTILISATION * gpu.memory_bytes_per_s)
+        prefill_s = max(n * forward_flops / (utilisation(model) * gpu.flops_per_s), read_s, model.num_layers * layer_s)
+        seconds = prefill_s
+        if decode_tokens > 1:
+            step_s = decode_step_s(model, gpu, num_sequences=n, context_tokens=tokens, engine=engine)
+            seconds += (decode_tokens - 1) * step_s
+        if model.expert:
+            step_s = decode_step_s(
+                model.expert,
+                gpu,
+                num_sequences=n * parallel_tokens,
+                context_tokens=tokens,
+                num_caches=n,
+                engine=engine,
+            )
+            seconds += denoising_steps * step_s
+        points.append(TimePoint(num_items=n, seconds=seconds))
     instance = InstanceProfile(
         points=tuple(points),
         state_bytes=model.weights_bytes,

@@ -1,7 +1,8 @@
 """Profiles of a whole flow from a model's shape and a GPU's datasheet, by the roles of its stages."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rlinf_sched.derive.datasheets import Gpu, find_gpu
 from rlinf_sched.derive.generation import MAX_RUNNING_SEQUENCES, Engine, act_profile, generate_profile
@@ -12,6 +13,7 @@ from rlinf_sched.derive.simulators import (
     GpuSimulator,
     cpu_simulator_profile,
     gpu_simulator_profile,
+    host_simulator_profile,
 )
 from rlinf_sched.derive.training import (
     NUM_MINIBATCHES,
@@ -62,21 +64,34 @@ class Embodied:
     """Simulator steps that one answer of the policy covers."""
     parallel_decoding: bool = False
     """True: all tokens of an answer come out of one forward pass (OpenVLA-OFT)."""
+    denoising_steps: int = 0
+    """Steps of the model's expert from noise to an answer (pi0)."""
+    trained_steps: int = 0
+    """Those of them whose log-probabilities are trained: 1 for Flow-SDE, all for Flow-Noise (arXiv:2510.25889)."""
+    predicted_actions: int = 0
+    """Actions that the expert denoises, of which `chunk_steps` are executed; 0: those alone."""
+    trains_expert_alone: bool = False
+    """True: images and text go through a decoder that stays as it is."""
+    num_cameras: int = 1
     action_dim: int = 7
     text_tokens: int = 30
     """Tokens of an instruction with its template."""
     engine: Engine = "eager"
     backend: Backend = "fsdp"
     num_minibatches: int = 1
+    num_epochs: int = 1
     micro_batch: int = 32
     """Observations in one forward and backward pass; public recipes have 32 to 40."""
 
     def __post_init__(self) -> None:
-        _check_counts(self, "num_envs", "num_rounds", "chunk_steps", "action_dim", "num_minibatches", "micro_batch")
+        counts = ("num_envs", "num_rounds", "chunk_steps", "num_cameras", "action_dim", "num_minibatches", "num_epochs")
+        _check_counts(self, *counts, "micro_batch")
 
     @property
     def action_tokens(self) -> int:
-        """Tokens of one answer."""
+        """Tokens of one answer: an expert has one for each action, a decoder for each of its numbers."""
+        if self.denoising_steps:
+            return self.predicted_actions or self.chunk_steps
         return self.action_dim * self.chunk_steps
 
 
@@ -86,7 +101,7 @@ def derive_profiles(
     """Profiles of every stage of `flow`; all roles have the same model.
 
     What a stage does follows from its role and its place, in this order: it trains; it has no device (a rule on the
-    host); it is an env; it is a rollout; otherwise it makes one forward pass (reference, critic).
+    host); it is an env; it is a rollout or a policy; otherwise it makes one forward pass (reference, critic).
 
     Args:
         model: a public model's name, the folder of one with its config.json, or a shape.
@@ -126,41 +141,64 @@ def _reasoning(stage: Stage, model: ModelShape, gpu: Gpu, job: Reasoning) -> Sta
 
 
 def _embodied(stage: Stage, model: ModelShape, gpu: Gpu, job: Embodied) -> StageProfile:
-    tokens = model.num_patches + job.text_tokens + job.action_tokens
-    sequences = {
-        "item_tokens": float(job.num_rounds * tokens),
-        "context_tokens": tokens / 2,
-        "micro_batch_tokens": job.micro_batch * tokens,
-        "max_items": job.num_envs,
-    }
+    if model.expert is not None and not job.denoising_steps:
+        raise ProfileError(f"{model.name} denoises its actions; give the job denoising_steps")
+    tokens = job.num_cameras * model.num_patches + job.text_tokens + (0 if model.expert else job.action_tokens)
     if stage.role == "env":
         simulator, counts = job.simulator, {"num_envs": job.num_envs, "num_rounds": job.num_rounds}
         if isinstance(simulator, GpuSimulator):
-            return gpu_simulator_profile(simulator, **counts)
-        return cpu_simulator_profile(simulator, steps_per_round=job.chunk_steps, **counts)
+            return gpu_simulator_profile(simulator, steps_per_round=job.chunk_steps, **counts)
+        simulate = cpu_simulator_profile if stage.needs_device else host_simulator_profile
+        return simulate(simulator, steps_per_round=job.chunk_steps, **counts)
     if not stage.needs_device:
         return host_profile(RULE_REWARD_S, job.num_envs, source="derived: a rule of 2 ms for each environment")
     if stage.trains:
-        return train_profile(
-            model,
-            gpu,
-            backend=job.backend,
-            num_minibatches=job.num_minibatches,
-            extra_item_flops=job.num_rounds * model.vision_flops,
-            **sequences,
-        )
-    if stage.role == "rollout":
+        return _train_policy(model, gpu, job, tokens)
+    if stage.role in ("rollout", "policy"):
+        at_once = job.parallel_decoding or model.expert is not None
         return act_profile(
             model,
             gpu,
             text_tokens=job.text_tokens,
-            decode_tokens=0 if job.parallel_decoding else job.action_tokens,
-            parallel_tokens=job.action_tokens if job.parallel_decoding else 0,
+            decode_tokens=0 if at_once else job.action_tokens,
+            parallel_tokens=job.action_tokens if at_once else 0,
+            denoising_steps=job.denoising_steps,
+            num_cameras=job.num_cameras,
             num_rounds=job.num_rounds,
             max_items=job.num_envs,
             engine=job.engine,
         )
-    return forward_profile(model, gpu, **sequences)
+    return forward_profile(model, gpu, **_samples(job, job.num_rounds, tokens))
+
+
+def _train_policy(model: ModelShape, gpu: Gpu, job: Embodied, tokens: int) -> StageProfile:
+    """Training on every observation of an item, as often as there are epochs."""
+    num_samples = job.num_rounds * job.num_epochs
+    images = num_samples * job.num_cameras * model.vision_flops
+    train: dict[str, Any] = {"backend": job.backend, "num_minibatches": job.num_minibatches * job.num_epochs}
+    whole = _samples(job, num_samples, tokens)
+    if model.expert is None:
+        return train_profile(model, gpu, extra_item_flops=images, **train, **whole)
+    expert, num_tokens = model.expert, job.trained_steps * job.action_tokens
+    if not job.trains_expert_alone:
+        denoising = num_samples * num_tokens * expert.forward_flops(tokens)
+        return train_profile(model, gpu, extra_item_flops=images + denoising, **train, **whole)
+    read = images + num_samples * tokens * model.forward_flops(tokens / 2)
+    samples = {**_samples(job, num_samples, num_tokens), "context_tokens": float(tokens)}
+    profile = train_profile(expert, gpu, frozen_item_flops=read, **train, **samples)
+    frozen = model.weights_bytes - expert.weights_bytes
+    instances = tuple(replace(one, state_bytes=one.state_bytes + frozen) for one in profile.instances)
+    return replace(profile, instances=instances, weights_bytes=model.weights_bytes)
+
+
+def _samples(job: Embodied, num_samples: int, tokens: int) -> dict[str, Any]:
+    """The arguments that describe items of so many samples to `train_profile` and `forward_profile`."""
+    return {
+        "item_tokens": float(num_samples * tokens),
+        "context_tokens": tokens / 2,
+        "micro_batch_tokens": job.micro_batch * tokens,
+        "max_items": job.num_envs,
+    }
 
 
 def _check_counts(job: Reasoning | Embodied, *keys: str) -> None:

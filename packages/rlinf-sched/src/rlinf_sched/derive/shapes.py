@@ -1,8 +1,8 @@
 """What a model costs, from the shape in its Hugging Face config.json: parameters, KV cache, floating-point operations.
 
-Dense and mixture-of-experts decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE), and OpenVLA: a
-Llama decoder that reads image patches. A multiply-add counts as two operations; attention is counted at the context it
-has, softmax and norms are left out (under 1 %).
+Dense and mixture-of-experts decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE); OpenVLA, a Llama
+decoder that reads image patches; pi0, a Gemma decoder that does, with an expert for actions. A multiply-add counts as
+two operations; attention is counted at the context it has, softmax and norms are left out (under 1 %).
 """
 
 import json
@@ -44,7 +44,10 @@ class ModelShape:
     vision_parameters: int = 0
     """Parameters of the vision towers and the projector in front of the decoder."""
     num_patches: int = 0
-    """Image patches per observation, each a token of the decoder."""
+    """Image patches of one camera, each a token of the decoder."""
+    expert: "ModelShape | None" = None
+    """The transformer that turns noise into actions and reads the decoder's keys and values (pi0). The decoder then
+    predicts no tokens."""
     source: str = ""
 
     @property
@@ -52,7 +55,8 @@ class ModelShape:
         """Number of all parameters."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         layer = self._attention_parameters + self._mlp_parameters + self._expert_parameters * self.num_experts
-        return self.num_layers * layer + embeddings + self.hidden_size + self.vision_parameters
+        expert = self.expert.num_parameters if self.expert else 0
+        return self.num_layers * layer + embeddings + self.hidden_size + self.vision_parameters + expert
 
     @property
     def num_active_parameters(self) -> int:
@@ -67,10 +71,12 @@ class ModelShape:
 
     @property
     def num_matmul_parameters(self) -> int:
-        """Number of parameters that a text token is multiplied with: the active ones without the vision towers and the
-        table in which its embedding is looked up."""
-        looked_up = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
-        return self.num_active_parameters - looked_up - self.vision_parameters
+        """Number of parameters that a text token is multiplied with: the active ones without the vision towers, the
+        expert for actions and the table in which its embedding is looked up."""
+        predicts = self.tied_embeddings and self.expert is None
+        looked_up = 0 if predicts else self.vocab_size * self.hidden_size
+        expert = self.expert.num_parameters if self.expert else 0
+        return self.num_active_parameters - looked_up - self.vision_parameters - expert
 
     @property
     def weights_bytes(self) -> int:
@@ -95,7 +101,7 @@ class ModelShape:
 
     @property
     def vision_flops(self) -> float:
-        """Operations of a forward pass of one observation through the vision towers and the projector."""
+        """Operations of a forward pass of one camera's image through the vision towers and the projector."""
         return 2.0 * self.vision_parameters * self.num_patches
 
     @property
@@ -235,6 +241,38 @@ def _openvla(config: Mapping[str, Any], *, name: str, source: str) -> ModelShape
     )
 
 
+def _gemma(name: str, hidden: int, intermediate: int, *, vocab_size: int, **more: Any) -> ModelShape:
+    """Gemma as pi0 has it: 18 layers, 8 heads of 256, one of keys and values (arXiv:2410.24164, appendix B)."""
+    return ModelShape(
+        name=name,
+        num_layers=18,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_heads=8,
+        num_kv_heads=1,
+        head_dim=256,
+        vocab_size=vocab_size,
+        tied_embeddings=True,
+        **more,
+    )
+
+
+def _pi0(name: str) -> ModelShape:
+    """PaliGemma-3B, and an expert of 0.3e9 parameters (arXiv:2410.24164, appendix B). The adaptive norms of pi0.5
+    (0.12e9 parameters, once for each chunk) are left out."""
+    siglip, width = 412_442_352, 1152  # PaliGemma's tower has no pooling head (google/paligemma-3b-pt-224)
+    return _gemma(
+        name,
+        2048,
+        16_384,
+        vocab_size=257_152,
+        vision_parameters=siglip + width * 2048 + 2048,
+        num_patches=256,
+        expert=_gemma("expert", 1024, 4096, vocab_size=0),
+        source="arXiv:2410.24164, appendix B",
+    )
+
+
 def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = config.get(key)
     if value is None:
@@ -318,6 +356,8 @@ MODELS: Mapping[str, ModelShape] = {
         ),
         _openvla_7b("OpenVLA-7B", "openvla/openvla-7b"),
         _openvla_7b("OpenVLA-OFT", "moojink/openvla-7b-oft-finetuned-libero-spatial"),
+        _pi0("pi0"),
+        _pi0("pi0.5"),
     )
 }
 """Name -> shape."""

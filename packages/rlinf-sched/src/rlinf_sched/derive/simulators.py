@@ -34,7 +34,9 @@ class CpuSimulator:
 
     name: str
     step_s: float
-    """Seconds of one simulator step of one environment on one core: physics, controller and cameras."""
+    """Seconds of one simulator step of one environment on one core: physics and controller."""
+    draw_s: float = 0.0
+    """Further seconds to draw its cameras."""
     cores_per_device: int
     """Cores of the host for each GPU of the node."""
     env_device_bytes: int
@@ -65,19 +67,23 @@ fewer raster units."""
 
 LIBERO = CpuSimulator(
     name="LIBERO",
-    step_s=1 / 70 + 2 / 300,  # 70 steps/s of physics and controller (measured by this project), two 3 ms images
+    step_s=1 / 70,  # 70 steps/s of physics and controller (measured by this project)
+    draw_s=2 / 300,  # two images of 3 ms
     cores_per_device=112 // 8,  # DGX H100 datasheet: two 56-core processors, eight GPUs
     env_device_bytes=300 * 10**6,  # an EGL context with its textures
 )
 
 
-def gpu_simulator_profile(simulator: GpuSimulator, *, num_envs: int, num_rounds: int) -> StageProfile:
+def gpu_simulator_profile(
+    simulator: GpuSimulator, *, steps_per_round: int = 1, num_envs: int, num_rounds: int
+) -> StageProfile:
     """The profile of `num_envs` environments that stay on their devices over all rounds of a step.
 
-    A hand-over may hold all of a device's environments or some of them.
+    A hand-over may hold all of a device's environments or some of them; cameras draw once a round.
     """
-    flat_s = simulator.substeps * simulator.substep_s
-    env_s = simulator.substeps * simulator.env_substep_s + simulator.env_render_s
+    num_substeps = steps_per_round * simulator.substeps
+    flat_s = num_substeps * simulator.substep_s
+    env_s = num_substeps * simulator.env_substep_s + simulator.env_render_s
     points = tuple(TimePoint(num_items=n, seconds=flat_s + n * env_s) for n in powers_up_to(num_envs))
     instance = InstanceProfile(
         points=points, state_bytes=simulator.base_bytes, sharded_state_bytes=simulator.env_bytes * num_envs
@@ -96,8 +102,9 @@ def cpu_simulator_profile(
     """The profile of a simulator on the cores beside each device; the device itself only draws the camera images.
 
     Each environment is a process. Up to one process for each core, all run at once; more share the cores evenly.
+    Cameras draw at every step.
     """
-    cores, round_s = simulator.cores_per_device, steps_per_round * simulator.step_s
+    cores, round_s = simulator.cores_per_device, steps_per_round * (simulator.step_s + simulator.draw_s)
     counts = sorted({*powers_up_to(num_envs), min(cores, num_envs)})
     points = tuple(TimePoint(num_items=n, seconds=max(1, n / cores) * round_s) for n in counts)
     instance = InstanceProfile(points=points, sharded_state_bytes=simulator.env_device_bytes * num_envs)
@@ -106,4 +113,19 @@ def cpu_simulator_profile(
         batching="sum",
         rounds=num_rounds,
         source=f"derived: {simulator.name}, {cores} cores for each device",
+    )
+
+
+def host_simulator_profile(
+    simulator: CpuSimulator, *, steps_per_round: int, num_envs: int, num_rounds: int
+) -> StageProfile:
+    """The profile of processes on the host's cores, each of which steps its environments one after the other and draws
+    what the policy is shown: once a round."""
+    round_s = steps_per_round * simulator.step_s + simulator.draw_s
+    points = tuple(TimePoint(num_items=n, seconds=n * round_s) for n in powers_up_to(num_envs))
+    return StageProfile(
+        instances=(InstanceProfile(num_devices=0, points=points),),
+        batching="sum",
+        rounds=num_rounds,
+        source=f"derived: {simulator.name}, a process a core",
     )

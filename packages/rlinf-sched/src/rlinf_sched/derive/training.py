@@ -53,6 +53,7 @@ def train_profile(
     backend: Backend = "megatron",
     num_minibatches: int = NUM_MINIBATCHES,
     extra_item_flops: float = 0.0,
+    frozen_item_flops: float = 0.0,
 ) -> StageProfile:
     """The profile of full-parameter training with Adam in bf16, with every layer recomputed.
 
@@ -62,9 +63,10 @@ def train_profile(
         micro_batch_tokens: tokens in one forward and backward pass; at least those of the longest sequence.
         max_items: the largest hand-over in the table.
         extra_item_flops: operations of an item's forward pass beside the decoder's tokens (images).
+        frozen_item_flops: operations of an item's forward pass through what is not trained.
     """
     forward = item_tokens * model.forward_flops(context_tokens) + extra_item_flops
-    item_flops = 4 * forward  # forward, backward (twice), forward again
+    item_flops = frozen_item_flops + 4 * forward  # forward, backward (twice), forward again
     instances = []
     for size in _sizes(model, backend):
         rate = size * utilisation(model) * gpu.flops_per_s
