@@ -17,9 +17,9 @@ def test_categories_are_those_of_torch():
     parts = [Categorical(logits=part) for part in logits.split(CHOICES, dim=-1)]
     head = CategoriesHead(CHOICES)
     torch.testing.assert_close(
-        head.log_prob(logits, actions), sum(p.log_prob(actions[:, i]) for i, p in enumerate(parts))
+        head.log_prob(logits, actions), torch.stack([p.log_prob(actions[:, i]) for i, p in enumerate(parts)], dim=-1)
     )
-    torch.testing.assert_close(head.entropy(logits), sum(part.entropy() for part in parts))
+    torch.testing.assert_close(head.entropy(logits), torch.stack([part.entropy() for part in parts], dim=-1))
     assert torch.equal(head.mode(logits), torch.stack([part.probs.argmax(-1) for part in parts], dim=-1))
 
 
@@ -28,8 +28,8 @@ def test_a_gaussian_is_that_of_torch():
     head = GaussianHead(3, 0.0).double()
     head.log_std.data = torch.tensor([-0.5, 0.0, 0.3], dtype=torch.float64)
     expected = Normal(mean, head.log_std.exp())
-    torch.testing.assert_close(head.log_prob(mean, actions), expected.log_prob(actions).sum(-1))
-    torch.testing.assert_close(head.entropy(mean), expected.entropy().sum(-1))
+    torch.testing.assert_close(head.log_prob(mean, actions), expected.log_prob(actions))
+    torch.testing.assert_close(head.entropy(mean), expected.entropy())
 
 
 def test_categories_are_drawn_as_often_as_they_are_likely():

@@ -241,3 +241,19 @@ def test_learning_rate_schedule():
     assert [settings.learning_rate_at(step) for step in (0, 3, 5, 9, 100)] == pytest.approx(
         [0.25, 0.7, 0.5, 0.25, 0.25]
     )
+
+
+def test_values_have_a_learning_rate_of_their_own():
+    """The first step of Adam moves every weight with a gradient by the learning rate."""
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"policy": torch.nn.Linear(3, 2), "value_head": torch.nn.Linear(3, 1)})
+    settings = OptimizerSettings(learning_rate=0.125, value_learning_rate=0.5, lr_decay_steps=2, min_lr_ratio=0.5)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    optimizer = settings.adamw(model.named_parameters())
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    settings.begin_step(optimizer, 1, 1.0, trial_worker())  # half of the schedule is over
+    optimizer.step()
+    for name, weight in model.named_parameters():
+        moved = (before[name] - weight.detach()).abs()
+        assert torch.allclose(moved, torch.full_like(moved, 0.25 if name.startswith("value") else 0.0625)), name

@@ -1,5 +1,6 @@
 """Rollout and actor of embodied flows over the shipped policy: statistics as numpy's, gradients as the formula's."""
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from rlinf_workers.errors import WeightFilesError
 from rlinf_workers.metrics import merge
 from rlinf_workers.policies.actor_critic import ActorCritic
 from rlinf_workers.policies.base import PolicySettings, make_policy
+from rlinf_workers.policies.cnn import CnnActorCritic
 from rlinf_workers.records.embodied import GroupObservation, Trajectory
 from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
@@ -54,7 +56,8 @@ def observation(time, group=0, is_last=False, seed=0):
         time=time,
         fields={"state": torch.randn(NUM_ENVS, 6, generator=generator)},
         final_fields={"state": torch.randn(NUM_ENVS, 6, generator=generator)} if time in (3, 4) else None,
-        rewards=torch.randn(NUM_ENVS, generator=generator),
+        rewards=torch.randn(NUM_ENVS, 1, generator=generator),
+        num_executed=torch.ones(NUM_ENVS, dtype=torch.int64),
         terminated=torch.tensor([time == 3, False]),
         truncated=torch.tensor([False, time == 4]),
         is_last=is_last,
@@ -108,7 +111,7 @@ class KeepsItsMeans(ActorCritic):
 
     def evaluate(self, fields, actions, extras):
         evaluation = super().evaluate(fields, actions, extras)
-        return replace(evaluation, logprobs=self.head.log_prob(extras["means"], actions.flatten(-2)))
+        return replace(evaluation, logprobs=self.head.log_prob(extras["means"], actions.flatten(-2))[:, None])
 
 
 def test_extras_of_answers_reach_the_actors_samples(make_worker, reader):
@@ -123,11 +126,56 @@ def test_extras_of_answers_reach_the_actors_samples(make_worker, reader):
     assert batch[0].extras["means"].shape == (NUM_STEPS, NUM_ENVS, 3)
     actor = make_worker(EmbodiedActor, actor_settings(policy=settings))
     shard = actor._prepare([batch[0], batch[2]])
-    expected = torch.cat([t.rollout_logprobs.flatten() for t in (batch[0], batch[2])])
+    expected = torch.cat([t.rollout_logprobs.flatten(0, 1) for t in (batch[0], batch[2])])
     torch.testing.assert_close(actor._logprobs(shard), expected)
     shuffled = torch.randperm(len(shard), generator=torch.Generator().manual_seed(0))
     found = actor._backend.on_model(lambda model: actor._backend.kind.answers(model, shard[shuffled], entropies=False))
     torch.testing.assert_close(found.logprobs, expected[shuffled])
+
+
+class Looks(CnnActorCritic):
+    """Tells where the pictures lie that it is shown."""
+
+    def act(self, fields, noise):
+        ADDRESSES.append(fields["image.front"].data_ptr())
+        return super().act(fields, noise)
+
+
+ADDRESSES: list[int] = []
+PICTURES = {"image.front": FieldSpec(shape=(36, 36, 3), dtype="uint8")}
+
+
+def test_pictures_are_read_where_they_lie_and_not_kept_there(make_worker, reader):
+    """No copy on the way to the policy; values of reached states by one more forward where an episode has ended."""
+    settings = replace(POLICY, name=f"{__name__}:Looks", fields=PICTURES, options={"hidden_size": 8})
+    policy, written, shown, lives, expected = make_worker(EmbodiedRollout, settings, step=4), Put(), [], [], []
+    ADDRESSES.clear()
+
+    def pictures():
+        return {"image.front": torch.randint(256, (NUM_ENVS, 36, 36, 3), dtype=torch.uint8)}
+
+    def stream():
+        for time in range(NUM_STEPS + 1):
+            plain = observation(time, is_last=time == NUM_STEPS)
+            final = None if plain.final_fields is None else pictures()
+            item = replace(plain, fields=pictures(), final_fields=final)
+            shown.append(item.fields["image.front"].data_ptr())
+            if final is not None:
+                shown.append(final["image.front"].data_ptr())
+            if time:
+                reached = item.fields if final is None else final
+                with torch.no_grad():
+                    expected.append(CnnActorCritic.act(policy._policy, reached, None).values)
+            lives.append(weakref.ref(item.fields["image.front"]))
+            yield [item]
+            if time > 1:
+                assert lives[time - 2]() is None
+
+    policy.act(stream(), Put(), written)
+    assert shown == ADDRESSES
+    (trajectory,) = written.items
+    assert trajectory.fields["image.front"].shape == (NUM_STEPS, NUM_ENVS, 36, 36, 3)
+    torch.testing.assert_close(trajectory.next_values, torch.stack(expected))
 
 
 def test_evaluation_is_deterministic_and_keeps_nothing(make_worker, reader):
@@ -165,7 +213,7 @@ def trajectories(make_worker, reader, num_groups=4):
 
 def textbook_gae(t: Trajectory, gamma, lam):
     """Advantages in float64, one environment and one step at a time."""
-    advantages = np.zeros(t.rewards.shape)
+    advantages = np.zeros(t.values.shape)
     for n in range(NUM_ENVS):
         carry = 0.0
         for s in reversed(range(NUM_STEPS)):
@@ -182,8 +230,9 @@ def gradient(parameter):
     return parameter.grad.flatten()
 
 
-def test_the_first_gradient_is_the_formulas(make_worker, reader):
-    settings = actor_settings(num_minibatches=1, entropy_coef=0.01)
+@pytest.mark.parametrize("micro_batch_size", [None, 3])
+def test_the_first_gradient_is_the_formulas(make_worker, reader, micro_batch_size):
+    settings = replace(actor_settings(num_minibatches=1, entropy_coef=0.01), micro_batch_size=micro_batch_size)
     batch = trajectories(make_worker, reader)
     actor = make_worker(EmbodiedActor, settings)
     model = actor_critic().double()
@@ -246,7 +295,7 @@ def test_grpo_compares_the_environments_of_a_group(make_worker, reader, advantag
     changes: dict[str, Any] = {"gamma": 0.9} if advantage == "grpo_steps" else {}
     settings = actor_settings("grpo", advantage=advantage, normalize_std=normalize_std, **changes)
     found, _, counts = make_worker(EmbodiedActor, settings)._advantages(trajectory)
-    lengths, rewards = (3, 4), trajectory.rewards.double().numpy()
+    lengths, rewards = (3, 4), trajectory.rewards[..., 0].double().numpy()
     assert advantage == "grpo_steps" or tuple(counts.sum(0).tolist()) == lengths
     for t in range(NUM_STEPS):
         scores = [
@@ -269,7 +318,7 @@ def test_what_compares_completions_compares_episodes(make_worker, reader):
     batch = trajectories(make_worker, reader)
     actor = make_worker(EmbodiedActor, actor_settings("grpo", advantage="opo", whiten_advantages=True))
     found, _, counts = actor._advantages(batch[0])
-    sums = [float(batch[0].rewards[:length, n].double().sum()) for n, length in enumerate((3, 4))]
+    sums = [float(batch[0].rewards[:length, n, 0].double().sum()) for n, length in enumerate((3, 4))]
     expected = sums[0] - (3 * sums[0] + 4 * sums[1]) / 7
     assert found[:, 0].tolist() == pytest.approx([expected] * 3 + [0.0] * 2, rel=1e-5)
     batches = {shard: actor._prepare([t for t in batch if t.group % 2 == shard]) for shard in (0, 1)}
@@ -322,7 +371,8 @@ def test_any_policy_loss_trains_a_robot(make_worker, reader, changes, formula):
     total = torch.zeros(())
     for shard in shards.values():
         answers = model.evaluate(shard.fields, shard.actions, shard.extras)
-        terms = formula(answers.logprobs, shard.rollout_logprobs, shard.advantages, None).loss_terms
+        logprobs, sampled = answers.logprobs.sum((1, 2)), shard.rollout_logprobs.sum((1, 2))
+        terms = formula(logprobs, sampled, shard.advantages, None).loss_terms
         total = total + terms.sum() + 0.5 * (0.5 * (answers.values - shard.returns).square()).sum()
     (total / sum(map(len, shards.values()))).backward()
     actor.train(reader([batch]))
@@ -335,7 +385,7 @@ def test_an_advantage_of_ones_own_on_steps(make_worker, reader):
     (t, *_) = trajectories(make_worker, reader)
     actor = make_worker(EmbodiedActor, actor_settings(advantage=f"{__name__}:my_advantage", **not_used))
     advantages, returns, counts = actor._advantages(t)
-    assert_bitwise_equal(advantages, torch.where(t.truncated, 0.0, t.rewards - t.values))
+    assert_bitwise_equal(advantages, torch.where(t.truncated, 0.0, t.rewards[..., 0] - t.values))
     assert not returns.any(), "it says none"
     assert counts.all()
 
@@ -343,17 +393,18 @@ def test_an_advantage_of_ones_own_on_steps(make_worker, reader):
 def test_a_correction_is_by_the_policy_before_its_first_step(make_worker, reader):
     batch = trajectories(make_worker, reader)
     shifted = [
-        replace(t, rollout_logprobs=t.rollout_logprobs - torch.linspace(-3, 3, NUM_STEPS)[:, None]) for t in batch
+        replace(t, rollout_logprobs=t.rollout_logprobs - torch.linspace(-1, 1, NUM_STEPS)[:, None, None, None])
+        for t in batch
     ]
     settings = actor_settings(correction="icepop", off_policy_threshold=1.0, num_minibatches=1)
     actor = make_worker(EmbodiedActor, settings)
     actor.train(reader([shifted]))
     actor_of_sampled = actor_critic()
     gaps = [
-        (actor_of_sampled.evaluate(t.fields, t.actions, t.extras).logprobs - t.rollout_logprobs).flatten().detach()
+        (actor_of_sampled.evaluate(t.fields, t.actions, t.extras).logprobs - t.rollout_logprobs).sum((2, 3)).flatten()
         for t in shifted
     ]
-    gap = torch.cat(gaps)[:, None]
+    gap = torch.cat(gaps)[:, None].detach()
     correction = icepop(gap, torch.zeros_like(gap), torch.ones_like(gap), low=0.5, high=5.0)
     recorded = merge([actor._host.metrics.drain()])
     assert 0 < recorded["actor/corrected_fraction"] < 1

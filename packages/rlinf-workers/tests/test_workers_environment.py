@@ -1,11 +1,18 @@
 """The environment role: chunks of actions against steps by hand, and fields as the policy asks for them."""
 
+import os
+import signal
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
 import gymnasium
 import pytest
 import torch
 
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_envs import EnvSpec, episode_seed
+from rlinf_workers.embodied import environment
 from rlinf_workers.embodied.environment import Environment, EnvironmentSettings, training_seeds
 from rlinf_workers.records.embodied import MAX_TEXT_BYTES, Action, text_tensor, texts_of
 
@@ -15,6 +22,8 @@ NUM_STEPS = 24
 
 class Partner:
     """The policy's side of both ports: pushes right, K times at once."""
+
+    worker: Environment
 
     def __init__(self, chunk_size):
         self.chunk_size, self.shown, self.waiting = chunk_size, [], []
@@ -28,19 +37,26 @@ class Partner:
         actions = torch.ones(2, self.chunk_size, 1, dtype=torch.int64)
         return [Action(group=item.group, time=item.time, actions=actions) for item in taken]
 
+    def ready_chunk(self):
+        return self.next_chunk(1)
 
-def interact(make_worker, chunk_size, spec=CARTPOLE, phase="train", reads=("state",)):
-    """What one group shows from the reset on."""
+    def hands_on(self, began_ns):
+        return nullcontext()
+
+
+def interact(make_worker, chunk_size, spec=CARTPOLE, phase="train", reads=("state",), num_groups=1, partner=None):
+    """What the groups show from the reset on."""
     settings = EnvironmentSettings(
         spec=spec,
-        num_groups=1,
+        num_groups=num_groups,
         num_steps=NUM_STEPS,
         reads=reads,
         chunk_size=chunk_size,
         num_eval_episodes=2,
         eval_seed=5,
     )
-    worker, partner = make_worker(Environment, settings, phase=phase), Partner(chunk_size)
+    worker, partner = make_worker(Environment, settings, phase=phase), partner or Partner(chunk_size)
+    partner.worker = worker
     worker.interact(partner, partner)
     worker.close()
     return partner.shown, worker
@@ -71,7 +87,7 @@ def test_chunks_are_steps_one_after_the_other(make_worker, chunk_size):
     for row, seed in enumerate(training_seeds(0, 0, 0, 2)):
         for found, expected in zip(shown, by_hand(seed, chunk_size), strict=True):
             reward, terminated, truncated, state, last = expected
-            assert found.rewards[row] == reward
+            assert found.rewards[row].sum() == reward
             assert (found.terminated[row], found.truncated[row]) == (terminated, truncated)
             assert_bitwise_equal(found.fields["state"][row], torch.tensor(state))
             if found.final_fields is not None:
@@ -83,7 +99,7 @@ def test_chunks_are_steps_one_after_the_other(make_worker, chunk_size):
 def test_an_evaluation_ends_with_its_episodes_inside_a_chunk(make_worker):
     shown, worker = interact(make_worker, 4, phase="evaluate")
     assert [item.time for item in shown] == [0, 1, 2, 3]
-    assert shown[-1].rewards.tolist() == [1.0, 1.0]
+    assert shown[-1].rewards.sum(1).tolist() == [1.0, 1.0]
     assert worker._host.metrics.drain()["env/episode_length"].terms == [9, 9]
 
 
@@ -118,3 +134,70 @@ def test_texts_come_back():
     assert texts_of(text_tensor(texts)) == texts
     with pytest.raises(ValueError, match="a text of 513 bytes is longer than 512"):
         text_tensor(["y" * 513])
+
+
+class Killer(Partner):
+    """Kills a simulator of group 1 at its fifth action."""
+
+    def put_many(self, items):
+        super().put_many(items)
+        if any(item.group == 1 and item.time == 5 for _, item in items):
+            simulators: Any = self.worker._train[1]
+            os.kill(simulators._parts[0].pid, signal.SIGKILL)
+
+
+def test_groups_in_processes_of_their_own_show_the_same_though_one_is_killed(make_worker):
+    expected, _ = interact(make_worker, 2, num_groups=2)
+    shown, worker = interact(make_worker, 2, replace(CARTPOLE, num_processes=1), num_groups=2, partner=Killer(2))
+    by_place = {(item.group, item.time): item for item in shown}
+    assert len(by_place) == len(shown) == len(expected)
+    for item in expected:
+        found = by_place[item.group, item.time]
+        assert_bitwise_equal(found.fields["state"], item.fields["state"])
+        assert_bitwise_equal(found.rewards, item.rewards)
+        assert (found.final_fields is None) == (item.final_fields is None)
+    (note,) = worker._host.notes
+    assert note.startswith(f"{worker.name}, group 1: the process of envs 0..1 (pid ")
+    assert "was killed by SIGKILL" in note
+    assert "begun again in a new process: env 0 after " in note
+
+
+SLEEPER = """
+import os, pathlib, time
+import gymnasium as gym
+import numpy as np
+
+class Sleeper(gym.Env):
+    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Box(0, 1, (1,))
+    def reset(self, *, seed=None, options=None):
+        self.is_slow = seed % 2 == 1
+        return np.zeros(1, np.float32), {}
+    def step(self, action):
+        while self.is_slow and not pathlib.Path(os.environ["SLEEPER_WAKES"]).exists():
+            time.sleep(0.01)
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+"""
+
+
+class Waker(Partner):
+    """Lets the slow group go on once the other has ended."""
+
+    def put_many(self, items):
+        super().put_many(items)
+        for _, item in items:
+            if item.group == 0 and item.is_last:
+                open(os.environ["SLEEPER_WAKES"], "w").close()
+
+
+def test_a_slow_group_holds_up_no_other(make_worker, tmp_path, monkeypatch):
+    """Group 1 sleeps in its first step until group 0 has done all of its own."""
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("SLEEPER_WAKES", str(tmp_path / "wakes"))
+    spec = EnvSpec(kind="import", id="sleeper:Sleeper", num_envs=2, max_episode_steps=99, num_processes=1)
+    monkeypatch.setattr(environment, "training_seeds", lambda seed, step, group, num_envs, same_start: [group] * 2)
+    shown, _ = interact(make_worker, 1, spec, num_groups=2, partner=Waker(1))
+    times = [(item.group, item.time) for item in shown]
+    assert times.index((0, NUM_STEPS)) < times.index((1, 1))
+    assert times[-1] == (1, NUM_STEPS)

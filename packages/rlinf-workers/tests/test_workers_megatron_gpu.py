@@ -86,7 +86,7 @@ def compare(kind, worker, subject):
     mask = subject.batch.loss_mask.bool()
     name = "logprobs" if isinstance(kind, TokenModel) else "values"
     answers = float((getattr(found, name) - getattr(expected, name)).detach()[mask].abs().max())
-    adamw = ADAMW.adamw(reference.parameters())
+    adamw = ADAMW.adamw(reference.named_parameters())
     (subject.loss(subject.batch, expected) / NUM_ROWS).backward()
     norm = float(torch.nn.utils.clip_grad_norm_(reference.parameters(), ADAMW.max_grad_norm))
     adamw.step()

@@ -70,7 +70,7 @@ def _plain_logprobs(tensors, shown, texts, bins, temperature):
         ids = [*prompt_ids(text.lower()), *(NUM_TOKENS - 1 - b for b in row[:-1])]
         logits = plain_logits(tensors, picture, ids, BLOCKS)[-len(row) :, NUM_TOKENS - 256 : NUM_TOKENS]
         logprobs = (logits / temperature).log_softmax(-1).flip(-1)
-        found.append(logprobs[torch.arange(len(row)), row].sum())
+        found.append(logprobs[torch.arange(len(row)), row][None])
     return torch.stack(found)
 
 
@@ -81,6 +81,9 @@ def test_logprobs_and_gradients_are_those_of_a_plain_implementation(folder, tens
     exact = {name: tensor.double().requires_grad_() for name, tensor in tensors.items()}
     expected = _plain_logprobs(exact, shown, TEXTS, bins, 1.5)
     torch.testing.assert_close(answer.logprobs.double(), expected.detach(), rtol=1e-6, atol=1e-6)
+    at_one = -_plain_logprobs(exact, shown, TEXTS, bins, 1.0).flatten(1).sum(1)  # whatever the temperature of acting
+    found = policy.imitate(shown, answer.actions, torch.zeros(0)).double()
+    torch.testing.assert_close(found, at_one.detach(), rtol=1e-6, atol=1e-5)
     in_float32 = policy.evaluate(shown, answer.actions, {}).logprobs.double()
     torch.testing.assert_close(in_float32, expected, rtol=1e-6, atol=1e-6)
     policy.double()  # in float32 gradients of these magnitudes are rounded by more than is asked of them
@@ -159,7 +162,7 @@ def test_resizing_is_pillows():
 
 def test_every_action_says_its_bins():
     """Also where two tokens mean one number, and where a dimension hardly moves."""
-    statistics = ActionStatistics(q01=[-0.5, 0.0, 1.0, 0.0], q99=[0.5, 0.0, 1.0, 0.0], mask=[True, True, True, False])
+    statistics = ActionStatistics(low=[-0.5, 0.0, 1.0, 0.0], high=[0.5, 0.0, 1.0, 0.0], mask=[True, True, True, False])
     table = action_table(statistics, 256)
     bins = torch.arange(256)[:, None].expand(-1, 4)
     assert torch.equal(bins_of(table, actions_of(table, bins)), bins)
@@ -176,7 +179,7 @@ def test_every_action_says_its_bins():
         ({"image.front": FIELDS["image.front"]}, ACTIONS, {}, "reads an 'instruction'"),
         (FIELDS | {"image.wrist": FIELDS["image.front"]}, ACTIONS, {}, "options.camera chooses among"),
         (FIELDS, ACTIONS, {"camera": "top"}, "no camera top; the environment has front"),
-        (FIELDS, ACTIONS, {"depth": 2}, "there are no options depth; a small model has image_size"),
+        (FIELDS, ACTIONS, {"depth": 2}, "there is no option 'depth'"),
         (FIELDS, ACTIONS, {"num_heads": 5}, "options.width has to be a multiple of options.num_heads"),
         (FIELDS, ACTIONS, {"temperature": 0.0}, "temperature has to be above 0"),
         (FIELDS, ACTIONS, {"dtype": "int8"}, "there are float32, bfloat16"),

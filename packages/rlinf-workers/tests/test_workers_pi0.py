@@ -81,11 +81,27 @@ def test_the_ode_is_transformers_own_sampling():
     bounded = found.actions[..., :2]  # from -1 ... 1 to -1 ... 1 and -1 ... 3; the third has no upper bound
     torch.testing.assert_close(bounded, expected[..., :2] * torch.tensor([1.0, 2.0]) + torch.tensor([0.0, 1.0]))
     torch.testing.assert_close(found.actions[..., 2], expected[..., 2], rtol=1e-6, atol=1e-6)
-    assert found.logprobs.tolist() == [0.0] * NUM_ROWS
+    assert not found.logprobs.any()
+
+
+@pytest.mark.parametrize("noise", ["flow-sde", "flow-noise"])
+def test_imitation_is_transformers_own_loss(noise):
+    policy = small(noise=noise)
+    policy.model.config.loss_reduction = "none"
+    shown = random_fields(FIELDS, NUM_ROWS)
+    actions = LOW.clamp(max=0.5) + torch.rand(NUM_ROWS, 2, 3, generator=torch.Generator().manual_seed(5))
+    given = drawn(policy)
+    start = given[:, :6].view(NUM_ROWS, 2, 3)
+    uniform = torch.distributions.Normal(0, 1).cdf(given[:, -1])
+    times = 0.001 + 0.999 * uniform ** (2 / 3)  # Beta(1.5, 1)
+    normal = policy.normalize_actions(actions)
+    expected = policy.model(actions=normal, noise=start, timestep=times, **inputs_of(policy, shown)).loss
+    found = policy.imitate(shown, actions, given)
+    torch.testing.assert_close(found, expected.mean((1, 2)), rtol=1e-5, atol=1e-6)
 
 
 def reference_logprobs(policy: Pi0, inputs, chain: Tensor, steps: Tensor | None) -> Tensor:
-    """[n], by whole forwards of transformers' pi0, without a cache, and torch's normal distribution."""
+    """[n, K, A], by whole forwards of transformers' pi0, without a cache, and torch's normal distribution."""
     num_steps, totals = chain.shape[1] - 1, []
     for k in range(num_steps):
         t, s = 1 - k / num_steps, 1 - (k + 1) / num_steps
@@ -106,7 +122,7 @@ def reference_logprobs(policy: Pi0, inputs, chain: Tensor, steps: Tensor | None)
             drift = velocity + sigma**2 / (2 * t) * (state + (1 - t) * velocity)
             mean, std = state + (s - t) * drift, torch.tensor(sigma * (t - s) ** 0.5)
         elements = torch.distributions.Normal(mean, std).log_prob(chain[:, k + 1])[:, :, :3]
-        totals.append(elements.sum((1, 2)) * (1 if steps is None else steps == k))
+        totals.append(elements * (1 if steps is None else (steps == k)[:, None, None]))
     return torch.stack(totals).sum(0)
 
 
@@ -271,11 +287,41 @@ def test_pictures_keep_their_proportions():
 
 
 def test_bytes_are_tokens_and_long_instructions_are_refused():
-    ids, mask = BytePrompts(8)(text_tensor(["push", ""]))
+    ids, mask = BytePrompts(8)(text_tensor(["push", ""]), torch.zeros(2, 0))
     assert ids.tolist()[0] == [BEGIN, *b"push", 0, 0, 0]
     assert mask.tolist() == [[1] * 5 + [0] * 3, [1] + [0] * 7]
-    with pytest.raises(PolicyError, match="has 9 tokens, and max_prompt_tokens=8"):
-        BytePrompts(8)(text_tensor(["push it!"]))
+    with pytest.raises(PolicyError, match="makes a prompt of 9 tokens, and max_prompt_tokens=8"):
+        BytePrompts(8)(text_tensor(["push it!"]), torch.zeros(1, 0))
+    with pytest.raises(PolicyError, match="'push it!' makes a prompt of 9 tokens"):
+        BytePrompts(8).check("push it!")
+
+
+def test_instructions_that_are_known_are_measured_before_any_process_starts():
+    options = SMALL | {"max_prompt_tokens": 12}
+    texts = {"instruction": FieldSpec(shape=(), dtype="text", texts=("push it", "push it over there"))}
+    with pytest.raises(PolicyError, match="'push it over there' makes a prompt of 19 tokens, and max_prompt_tokens=12"):
+        Pi0.needs(FIELDS | texts, ACTIONS, **options)
+
+
+def test_states_that_are_only_valued_are_not_acted_on(make_worker, reader, monkeypatch):
+    """The trajectory is the one that answers to both have."""
+    options = SMALL | {"value": "vision-language", "num_layers": 1}
+    policy = PolicySettings(name="pi0", fields=FIELDS, actions=ACTIONS, options=options)
+    asked: list[int] = []
+    act = Pi0.act
+
+    def counted(self, fields, noise):
+        asked.append(len(fields["state"]))
+        return act(self, fields, noise)
+
+    monkeypatch.setattr(Pi0, "act", counted)
+    found = segment(make_worker(EmbodiedRollout, policy, step=1), reader, 0, ends_at=2)
+    both = make_worker(EmbodiedRollout, policy, step=1)
+    both._policy.values_cost_less = False
+    expected = segment(both, reader, 0, ends_at=2)
+    assert asked == [2] * 4 + [2] * 5  # those that the episodes' end led to once more
+    for name in ("actions", "rollout_logprobs", "values", "next_values"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-5)
 
 
 # -- learning ------------------------------------------------------------------------------------------------------
@@ -289,22 +335,23 @@ class Collected(list):
         self.extend(item for _, item in items)
 
 
-def segment(rollout, reader, group: int, num_steps=3):
+def segment(rollout, reader, group: int, num_steps=3, ends_at=None):
     """Two rows that are paid for actions near 0.5; the observations are random."""
     actions, trajectories = Collected(), Collected()
 
     def shown():
         for time in range(num_steps + 1):
             fields = random_fields(FIELDS, 2, seed=10 * group + time)
-            rewards = torch.zeros(2) if time == 0 else -(actions[-1].actions - 0.5).square().mean((1, 2))
+            rewards = torch.zeros(2, 2) if time == 0 else -(actions[-1].actions - 0.5).square().mean(2) / 2
             no = torch.zeros(2, dtype=torch.bool)
             yield [
                 GroupObservation(
                     group=group,
                     time=time,
                     fields=fields,
-                    final_fields=None,
+                    final_fields=random_fields(FIELDS, 2, seed=99) if time == ends_at else None,
                     rewards=rewards,
+                    num_executed=torch.full((2,), 2),
                     terminated=no,
                     truncated=no,
                     is_last=time == num_steps,
@@ -316,9 +363,10 @@ def segment(rollout, reader, group: int, num_steps=3):
 
 
 @pytest.mark.parametrize("noise", ["flow-sde", "flow-noise"])
-def test_two_ppo_steps(make_worker, reader, noise):
+@pytest.mark.parametrize("name", ["pi0", "pi05"])
+def test_two_ppo_steps(make_worker, reader, name, noise):
     options = SMALL | {"noise": noise, "num_layers": 1}
-    policy = PolicySettings(name="pi0", fields=FIELDS, actions=ACTIONS, options=options)
+    policy = PolicySettings(name=name, fields=FIELDS, actions=ACTIONS, options=options)
     algorithm = preset("ppo", samples="episodes", num_epochs=1, num_minibatches=1, target_kl=None)
     settings = EmbodiedActorSettings(
         policy=policy,
@@ -335,7 +383,7 @@ def test_two_ppo_steps(make_worker, reader, noise):
                 tensor.copy_(actor.weights()[name])
         batch = [segment(rollout, reader, group) for group in range(2)]
         recomputed = actor._logprobs(actor._prepare(batch))
-        sampled = torch.cat([t.rollout_logprobs.flatten() for t in batch])
+        sampled = torch.cat([t.rollout_logprobs.flatten(0, 1) for t in batch])
         torch.testing.assert_close(recomputed, sampled, rtol=1e-5, atol=1e-5)
         actor.train(reader([batch]))
         metrics = merge([actor._host.metrics.drain()])

@@ -39,8 +39,11 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | float
     return (scores.softmax(-1) @ v).transpose(-3, -2).flatten(-2)
 
 
-def plain_tower(w: dict[str, Tensor], prefix: str, picture: Tensor, num_blocks: int) -> Tensor:
-    """[3, H, W] -> [patches, width]: the output of block `num_blocks` - 1, of 16 heads, without the final norm."""
+def plain_tower(
+    w: dict[str, Tensor], prefix: str, picture: Tensor, num_blocks: int, language: Tensor | None = None
+) -> Tensor:
+    """[3, H, W] -> [patches, width]: the output of block `num_blocks` - 1, of 16 heads, without the final norm. With
+    FiLM each block scales and shifts what attention left by `language` [H]."""
     kernel = w[prefix + "patch_embed.proj.weight"]
     size = kernel.shape[-1]
     patches = picture.unfold(1, size, size).unfold(2, size, size).permute(1, 2, 0, 3, 4).flatten(2).flatten(0, 1)
@@ -50,6 +53,8 @@ def plain_tower(w: dict[str, Tensor], prefix: str, picture: Tensor, num_blocks: 
         b = f"{prefix}blocks.{i}."
         q, k, v = _linear(_norm(x, w, b + "norm1"), w, b + "attn.qkv").chunk(3, -1)
         x = x + _linear(_attention(q, k, v, 16, 0.0), w, b + "attn.proj") * w.get(b + "ls1.scale_factor", 1.0)
+        if language is not None:
+            x = (1 + _linear(language, w, b + "scale")) * x + _linear(language, w, b + "shift")
         hidden = _gelu(_linear(_norm(x, w, b + "norm2"), w, b + "mlp.fc1"))
         x = x + _linear(hidden, w, b + "mlp.fc2") * w.get(b + "ls2.scale_factor", 1.0)
     return x[-len(patches) :]
@@ -69,17 +74,21 @@ def _turned(x: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
 
 
-def plain_logits(w: dict[str, Tensor], picture: Tensor, ids: list[int], num_blocks: tuple[int, int]) -> Tensor:
-    """Picture [H, W, 3] uint8 of the right size, tokens -> logits [T, padded vocabulary] after each position."""
+def plain_patches(
+    w: dict[str, Tensor], picture: Tensor, num_blocks: tuple[int, int], language: Tensor | None = None
+) -> Tensor:
+    """Picture [H, W, 3] uint8 of the right size -> [patches, H]."""
     shown = [(picture.permute(2, 0, 1) / 255 - torch.tensor(m)[:, None, None]) / torch.tensor(s)[:, None, None]
              for m, s in zip(MEANS, STDS, strict=True)]  # fmt: skip
     dtype = w["projector.fc1.weight"].dtype
     towers = zip((DINO, SIGLIP), shown, num_blocks, strict=True)
-    features = torch.cat([plain_tower(w, name, p.to(dtype), n) for name, p, n in towers], -1)
-    patches = _gelu(_linear(_gelu(_linear(features, w, "projector.fc1")), w, "projector.fc2"))
-    embedded = w[LLAMA + "embed_tokens.weight"][ids]
-    x = torch.cat([embedded[:1], _linear(patches, w, "projector.fc3"), embedded[1:]])
-    mask = torch.full((len(x), len(x)), -torch.inf, dtype=dtype).triu(1)
+    features = torch.cat([plain_tower(w, name, p.to(dtype), n, language) for name, p, n in towers], -1)
+    hidden = _gelu(_linear(_gelu(_linear(features, w, "projector.fc1")), w, "projector.fc2"))
+    return _linear(hidden, w, "projector.fc3")
+
+
+def plain_llama(w: dict[str, Tensor], x: Tensor, mask: Tensor | float) -> Tensor:
+    """Embeddings [P, H] -> last states [P, H]."""
     for i in range(LAYERS):
         b = f"{LLAMA}layers.{i}."
         h = _rms(x, w[b + "input_layernorm.weight"])
@@ -88,7 +97,15 @@ def plain_logits(w: dict[str, Tensor], picture: Tensor, ids: list[int], num_bloc
         h = _rms(x, w[b + "post_attention_layernorm.weight"])
         x = x + _linear(F.silu(_linear(h, w, b + "mlp.gate_proj")) * _linear(h, w, b + "mlp.up_proj"), w,
                         b + "mlp.down_proj")  # fmt: skip
-    return _linear(_rms(x, w[LLAMA + "norm.weight"]), w, "language_model.lm_head")
+    return _rms(x, w[LLAMA + "norm.weight"])
+
+
+def plain_logits(w: dict[str, Tensor], picture: Tensor, ids: list[int], num_blocks: tuple[int, int]) -> Tensor:
+    """Picture [H, W, 3] uint8 of the right size, tokens -> logits [T, padded vocabulary] after each position."""
+    embedded = w[LLAMA + "embed_tokens.weight"][ids]
+    x = torch.cat([embedded[:1], plain_patches(w, picture, num_blocks), embedded[1:]])
+    mask = torch.full((len(x), len(x)), -torch.inf, dtype=x.dtype).triu(1)
+    return _linear(plain_llama(w, x, mask), w, "language_model.lm_head")
 
 
 def _tower_shapes(prefix: str, width: int, blocks: int, *, dino: bool) -> dict[str, tuple[int, ...]]:

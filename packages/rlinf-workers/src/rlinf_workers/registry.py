@@ -36,7 +36,9 @@ POLICIES: Registry[Any] = Registry(
         "actor_critic": "rlinf_workers.policies.actor_critic:ActorCritic",
         "cnn": "rlinf_workers.policies.cnn:CnnActorCritic",
         "openvla": "rlinf_workers.policies.openvla.policy:OpenVLA",
+        "openvla_oft": "rlinf_workers.policies.openvla_oft.policy:OpenVLAOFT",
         "pi0": "rlinf_workers.policies.pi0.policy:Pi0",
+        "pi05": "rlinf_workers.policies.pi05.policy:Pi05",
     },
 )
 LAUNCHERS: Registry[Any] = Registry("launcher", {"local": "rlinf_workers.launcher.local:LocalLauncher"})

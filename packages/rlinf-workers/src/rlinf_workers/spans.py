@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlinf_comm.records import record
 from rlinf_workers.launcher.base import Wait
 
-_UNIX_NS = time.time_ns() - time.perf_counter_ns()
+_CLOCK = "RLINF_CLOCK"
+"""Environment variable: the boot of a machine and its Unix time at zero of the clock that counts from there."""
+
+
+def _unix_ns() -> int:
+    """Unix time at zero of `time.perf_counter_ns`. The first process that asks decides it for those that it starts
+    on its machine: where the system's time is being corrected, each would find another, and spans of stages that take
+    turns would overlap."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # not Linux
+        return time.time_ns() - time.perf_counter_ns()
+    decided_boot, _, decided = os.environ.get(_CLOCK, "").partition(" ")
+    if decided_boot != boot:
+        decided = str(time.time_ns() - time.perf_counter_ns())
+        os.environ[_CLOCK] = f"{boot} {decided}"
+    return int(decided)
+
+
+_UNIX_NS = _unix_ns()
 
 COMPUTE = "stage"
 LEASE = "lease"

@@ -109,6 +109,10 @@ class Worker:
         data."""
         self._host.shown.append(dict(row))
 
+    def note(self, text: str) -> None:
+        """A line for the run's manifest: something did not work as it should have, and what was done instead."""
+        self._host.notes.append(text)
+
     # -- what a subclass may override ------------------------------------------------------------------------------
 
     def onload(self) -> None:

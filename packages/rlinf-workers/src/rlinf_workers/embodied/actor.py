@@ -3,34 +3,43 @@
 trajectories -> advantages of each group -> whitened over the batch -> epochs of minibatches -> policy loss (+ value
 loss) -> one Adam step each
 
+A sample is a chunk, which has one ratio and one advantage, unless the algorithm says that each of its actions or tokens
+has (`ratio_level`, `reward_level`). The loss of a sample is the mean over its ratios, less the mean of their entropies,
+plus the mean over its values; actions that were not executed add nothing to it, nor tokens of theirs.
+
 The proximal policy is the one that sampled. Where an algorithm corrects the gap between the two, the log-probabilities
 of the policy in training are asked before the first step and anchor the ratio.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlinf_algos.advantages import first_episode_mask
 from rlinf_algos.algorithm import Algorithm
 from rlinf_algos.normalization import Moments
+from rlinf_algos.policy_loss import at_level, logprobs_at_level
 from rlinf_comm.records import record
-from rlinf_workers.algorithm_parts import AdvantagePart, PolicyLossPart, value_loss
+from rlinf_workers.algorithm_parts import AdvantagePart, PolicyLossPart, PolicyTerms, value_loss
+from rlinf_workers.embodied.steps import action_steps, chunk_steps, of_actions, was_executed
 from rlinf_workers.execution.ports import Reader
+from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.lora import LoraModel, LoraSettings
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
-from rlinf_workers.records.embodied import Trajectory
+from rlinf_workers.records.embodied import DemonstratedBatch, Trajectory
 from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
-from rlinf_workers.training.worker import TrainingWorker
+from rlinf_workers.training.warm_start import WarmStartedWorker
 
 ADAM_EPSILON = 1e-5
 """As in the reference implementations of PPO (arXiv:2005.12729, appendix); torch's default is 1e-8."""
-TOTALS = ("samples", "policy_loss", "value_loss", "kl", "entropy")
+TOTALS = ("samples", "ratios", "policy_loss", "value_loss", "kl", "entropy")
 """Sums over a minibatch that every algorithm has, in this order; those of the policy loss follow."""
 
 
@@ -44,11 +53,28 @@ class EmbodiedActorSettings:
     backend: BackendSettings
     """Its shards are those of a batch."""
     optimizer: OptimizerSettings
+    warm_start: OptimizerSettings | None = None
+    """Of the supervised training before the first step."""
+    micro_batch_size: int | None = None
+    """Samples of a shard in one forward and backward pass; None: its part of a minibatch."""
+    lora: LoraSettings | None = None
+    """Train an adapter of the policy's backbone; None: train the policy as its options say."""
+
+    @property
+    def model(self) -> Trainable:
+        """What the backend holds."""
+        policy = PolicyModel(self.policy)
+        if self.lora is None:
+            return policy
+        options = self.policy.options
+        folder, dtype = str(options.get("folder") or ""), str(options.get("dtype") or "float32")
+        base = ModelSettings(folder=folder, has_weights=bool(folder), dtype=dtype, seed=self.policy.seed)
+        return LoraModel(policy, base, self.lora)
 
 
 @dataclass
 class _Batch:
-    """The samples of one shard, flat over time and environments; N samples."""
+    """The samples of one shard, flat over time and environments: N chunks of K actions, each of D numbers or tokens."""
 
     fields: dict[str, Tensor]
     """[N, ...] each"""
@@ -58,12 +84,15 @@ class _Batch:
     """[N, ...] each"""
     rollout_logprobs: Tensor
     proximal_logprobs: Tensor
+    """[N, K, D] each"""
+    executed: Tensor
+    """[N, K] bool"""
     values: Tensor
     advantages: Tensor
     returns: Tensor
-    """[N] each"""
+    """[N] each, or [N, K] where actions are rewarded"""
     counts: Tensor
-    """[N] bool: in an episode that has an advantage."""
+    """[N] or [N, K] bool: executed, in an episode that has an advantage."""
 
     def __getitem__(self, rows: Tensor) -> _Batch:
         def chosen(values: Any) -> Any:
@@ -77,8 +106,23 @@ class _Batch:
         return len(self.advantages)
 
 
+@dataclass(frozen=True)
+class _Shown:
+    """Demonstrated chunks of one shard, B rows."""
+
+    fields: dict[str, Tensor]
+    actions: Tensor
+    noise: Tensor
+    """[B, noise_size]"""
+
+    def __getitem__(self, rows: Tensor) -> _Shown:
+        fields = {name: values[rows] for name, values in self.fields.items()}
+        return _Shown(fields=fields, actions=self.actions[rows], noise=self.noise[rows])
+
+
 class PolicyModel(Trainable):
-    """A policy as a training backend holds it; answers a `_Batch` with what it thinks of the batch's actions."""
+    """A policy as a training backend holds it; answers a `_Batch` with what it thinks of the batch's actions, and what
+    was `_Shown` with minus the supervised losses as log-probabilities, [B]."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self._settings = settings
@@ -86,22 +130,27 @@ class PolicyModel(Trainable):
     def build(self, device: torch.device) -> Policy:
         return make_policy(self._settings, device)
 
-    def answers(self, model: Any, batch: _Batch, *, entropies: bool) -> Evaluation:
+    def answers(self, model: Any, batch: _Batch | _Shown, *, entropies: bool) -> Evaluation:
+        if isinstance(batch, _Shown):
+            return Evaluation(logprobs=-model.imitate(batch.fields, batch.actions, batch.noise))
         return model.evaluate(batch.fields, batch.actions, batch.extras)
 
 
-class EmbodiedActor(TrainingWorker):
+class EmbodiedActor(WarmStartedWorker):
     """Trains the policy, data-parallel over its ranks; shard = group % num_shards."""
 
     def __init__(self, settings: EmbodiedActorSettings) -> None:
         self._algorithm = settings.algorithm
         self._num_shards = settings.backend.num_shards
-        self._backends = {"": settings.backend.make(PolicyModel(settings.policy), self, settings.optimizer)}
+        self._settings, self._optimizer = settings, settings.optimizer
+        self._micro_batch_size = settings.micro_batch_size
+        self._backends = {"": settings.backend.make(settings.model, self, self._optimizer)}
         self._advantage = AdvantagePart(settings.algorithm)
         self._policy_loss = PolicyLossPart(settings.algorithm)
 
     def train(self, trajectories: Reader[Trajectory]) -> None:
         """Stage: all segments of a step, in the order of their groups; then the epochs."""
+        self._optimize_with(None)
         received = [trajectory for chunk in trajectories for trajectory in chunk]
         batches = {
             shard: self._prepare([t for t in received if t.group % self._num_shards == shard])
@@ -113,7 +162,42 @@ class EmbodiedActor(TrainingWorker):
             for batch in batches.values():
                 batch.proximal_logprobs = self._logprobs(batch)
         self._optimize(batches)
-        self._absorb_observations(batches)
+        self._absorb(lambda policy: [policy.observation_sums(batch.fields) for batch in batches.values()])
+
+    # -- the warm start --------------------------------------------------------------------------------------------
+
+    def imitate(self, demonstrated: Reader[DemonstratedBatch]) -> None:
+        """Stage: supervised training; one optimizer step for each `num_shards` batches, which come in their order. What
+        is shown in its first run is all that the policy's statistics of observations learn from it."""
+        assert self._settings.warm_start, "the flow has a warm start, so have the settings"
+        received = [batch for chunk in demonstrated for batch in chunk]
+        if self._version == 0:
+            self._absorb(lambda policy: _sums_of_shown(policy, received, self._backend.shards))
+        self._optimize_with(self._settings.warm_start)
+        self._backend.begin(2)
+        for batch in received:
+            shown = self._shown(batch)
+            for few in torch.arange(len(shown.actions)).split(self._micro_batch_size or len(shown.actions)):
+                self._backend.backward(batch.shard, shown[few], _imitation_loss)
+            if batch.shard == self._backend.shards[-1]:
+                count, loss = self._backend.reduce()
+                self._step(count)
+                if self.rank == 0:
+                    self.record("warm_start/loss", loss / count)
+                self._backend.begin(2)
+
+    def _shown(self, batch: DemonstratedBatch) -> _Shown:
+        """With noise that depends on nothing but the seed, the step and the shard."""
+        key = [self.step.seed, (batch.step << 20) | batch.shard]
+        size = self._backend.on_model(lambda policy: policy.noise_size)
+        noise = np.random.Generator(np.random.Philox(key=key)).standard_normal((len(batch.actions), size))
+        return _Shown(
+            fields={name: values.to(self.device) for name, values in batch.fields.items()},
+            actions=batch.actions.to(self.device),
+            noise=torch.from_numpy(noise).float().to(self.device),
+        )
+
+    # -- a training step -------------------------------------------------------------------------------------------
 
     def _prepare(self, trajectories: list[Trajectory]) -> _Batch:
         def flat(tensors: Sequence[Tensor]) -> Tensor:
@@ -127,6 +211,7 @@ class EmbodiedActor(TrainingWorker):
             extras={name: flat([t.extras[name] for t in trajectories]) for name in trajectories[0].extras},
             rollout_logprobs=logprobs,
             proximal_logprobs=logprobs,
+            executed=flat([was_executed(t.num_executed, t.rewards.shape[-1]) for t in trajectories]),
             values=flat([t.values for t in trajectories]),
             advantages=flat(advantages),
             returns=flat(returns),
@@ -134,18 +219,30 @@ class EmbodiedActor(TrainingWorker):
         )
 
     def _advantages(self, t: Trajectory) -> tuple[Tensor, Tensor, Tensor]:
-        """Advantages, returns and which steps count, [T, n] each. A group is the environments of a trajectory; what
-        follows their first episodes has no part in it."""
+        """Advantages, returns and which steps count, [T, n] each, or [T, n, K] where actions are rewarded."""
+        if self._algorithm.reward_level == "chunk":
+            return self._advantages_of_steps(chunk_steps(t))
+        num_actions = t.rewards.shape[-1]
+        executed = was_executed(t.num_executed, num_actions)
+        advantages, returns, counts = (
+            of_actions(found, num_actions) for found in self._advantages_of_steps(action_steps(t))
+        )
+        return advantages.masked_fill(~executed, 0.0), returns.masked_fill(~executed, 0.0), counts & executed
+
+    def _advantages_of_steps(self, steps: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """[S, n] each. A group is the environments of a trajectory; what follows their first episodes has no part in
+        it."""
+        rewards = steps["rewards"]
         if self._advantage.takes.works_on == "steps":
-            given = {name: getattr(t, name) for name in self._advantage.takes.inputs}
-            advantages, returns = self._advantage(given, t.rewards.shape)
-            counts = torch.ones_like(t.terminated)
+            given = {name: steps[name] for name in self._advantage.takes.inputs}
+            advantages, returns = self._advantage(given, rewards.shape)
+            counts = torch.ones_like(steps["terminated"])
         else:
-            returns, counts = None, first_episode_mask(t.terminated, t.truncated)
-            sums = t.rewards.masked_fill(~counts, 0.0).double().sum(0).to(t.rewards.dtype)
+            returns, counts = None, first_episode_mask(steps["terminated"], steps["truncated"])
+            sums = rewards.masked_fill(~counts, 0.0).double().sum(0).to(rewards.dtype)
             given = {"rewards": sums[None], "lengths": counts.sum(0)[None]}
             advantages, _ = self._advantage(given, given["rewards"].shape)
-            advantages = advantages.expand(t.rewards.shape).masked_fill(~counts, 0.0)
+            advantages = advantages.expand(rewards.shape).masked_fill(~counts, 0.0)
         return advantages, torch.zeros_like(advantages) if returns is None else returns, counts
 
     def _whiten(self, batches: Mapping[int, _Batch]) -> None:
@@ -156,9 +253,10 @@ class EmbodiedActor(TrainingWorker):
             batch.advantages = moments.whiten(batch.advantages, batch.counts, in_float64=False)
 
     def _logprobs(self, batch: _Batch) -> Tensor:
-        """[N], by the policy before its first step."""
+        """[N, K, D], by the policy before its first step."""
         found: list[Tensor] = []
-        for rows in torch.arange(len(batch), device=self.device).split(len(batch) // self._algorithm.num_minibatches):
+        size = self._micro_batch_size or len(batch) // self._algorithm.num_minibatches
+        for rows in torch.arange(len(batch), device=self.device).split(size):
             found.append(self._backend.forward(batch[rows]).logprobs)
         return torch.cat(found)
 
@@ -171,7 +269,7 @@ class EmbodiedActor(TrainingWorker):
             for start in range(0, num_samples, size):
                 minibatch = {shard: orders[shard][start : start + size] for shard in batches}
                 sums = self._accumulate(batches, minibatch)
-                kl = sums["kl"] / sums["samples"]
+                kl = sums["kl"] / sums["ratios"]
                 if target is not None and kl > target:
                     self._report(first, kl)
                     return
@@ -189,23 +287,36 @@ class EmbodiedActor(TrainingWorker):
         names = (*TOTALS, *self._policy_loss.statistics)
         self._backend.begin(len(names))
         for shard, rows in minibatch.items():
-            chosen = batches[shard][rows]
-            self._backend.backward(shard, chosen, partial(self._loss, chosen), entropies=True)
+            for few in rows.split(self._micro_batch_size or len(rows)):
+                chosen = batches[shard][few]
+                self._backend.backward(shard, chosen, partial(self._loss, chosen), entropies=True)
         return dict(zip(names, self._backend.reduce(), strict=True))
 
     def _loss(self, batch: _Batch, answers: Evaluation) -> tuple[Tensor, list[float]]:
-        logprobs, entropies = answers.logprobs[:, None], answers.entropies[:, None]
-        proximal, rollout = batch.proximal_logprobs[:, None], batch.rollout_logprobs[:, None]
-        found = self._policy_loss(logprobs, proximal, rollout, batch.advantages, torch.ones_like(logprobs), entropies)
-        policy_sum, entropy_sum, value_sum = found.terms.sum(), answers.entropies.sum(), torch.zeros(())
+        found, entropy_sum, num_ratios = self._policy_terms(batch, answers)
+        policy_sum, value_sum = _sum_of_means(found.terms), torch.zeros(())
         loss = policy_sum - self._algorithm.entropy_coef * entropy_sum
         if self._algorithm.value_coef:
-            everywhere = torch.ones_like(answers.values)
-            terms = value_loss(self._algorithm, answers.values, batch.values, batch.returns, everywhere).loss_terms
-            value_sum = terms.sum()
+            counted = torch.ones_like(answers.values) if answers.values.ndim == 1 else batch.executed
+            terms = value_loss(self._algorithm, answers.values, batch.values, batch.returns, counted).loss_terms
+            value_sum = _sum_of_means(terms)
             loss = loss + self._algorithm.value_coef * value_sum
-        totals = [len(batch), policy_sum.detach(), value_sum.detach(), found.kl, entropy_sum.detach()]
+        totals = [len(batch), num_ratios, policy_sum.detach(), value_sum.detach(), found.kl, entropy_sum.detach()]
         return loss, [float(total) for total in (*totals, *found.statistics.values())]
+
+    def _policy_terms(self, batch: _Batch, answers: Evaluation) -> tuple[PolicyTerms, Tensor, Tensor]:
+        """Of the policy loss, with the entropies summed over samples and the number of ratios. The chunk is a choice of
+        its own, executed to its end or not; where its parts are the choices, those that were not executed are left
+        out."""
+        level = self._algorithm.ratio_level
+        executed = None if level == "chunk" else batch.executed
+        inputs = at_level(level, answers.logprobs, batch.proximal_logprobs, batch.advantages, executed)
+        others = (logprobs_at_level(level, each, executed) for each in (batch.rollout_logprobs, answers.entropies))
+        logprobs, proximal, advantages, mask, rollout, entropies = (
+            each.reshape(len(batch), -1) for each in (*inputs, *others)
+        )
+        found = self._policy_loss(logprobs, proximal, rollout, advantages, mask.to(logprobs.dtype), entropies)
+        return found, _sum_of_means(entropies), mask.sum()
 
     def _apply(self, sums: Mapping[str, float]) -> None:
         count = sums["samples"]
@@ -218,16 +329,31 @@ class EmbodiedActor(TrainingWorker):
             self.record("actor/value_loss", sums["value_loss"] / count)
         self.record("actor/entropy", sums["entropy"] / count)
         for name in self._policy_loss.statistics:
-            self.record(name, sums[name] / count)
+            self.record(name, sums[name] / sums["ratios"])
 
     def _report(self, first_version: int, kl: float) -> None:
         if self.rank == 0:
             self.record("actor/kl", kl)
             self.record("actor/optimizer_steps", self._version - first_version)
 
-    def _absorb_observations(self, batches: Mapping[int, _Batch]) -> None:
-        sums = self._backend.on_model(
-            lambda policy: [policy.observation_sums(batch.fields) for batch in batches.values()]
-        )
-        total = self._backend.sum_over_shards(torch.stack(sums)).to(self.device)
+    def _absorb(self, sums_of: Callable[[Policy], Sequence[Tensor]]) -> None:
+        """Takes the sums of observations of this replica's shards, and of all others, into the policy's statistics."""
+        sums = self._backend.on_model(sums_of)
+        total = self._backend.sum_over_shards(torch.stack(list(sums))).to(self.device)
         self._backend.on_model(lambda policy: policy.absorb(total))
+
+
+def _sums_of_shown(policy: Policy, batches: Sequence[DemonstratedBatch], shards: Sequence[int]) -> list[Tensor]:
+    """Sums of observations of each shard."""
+    sums = [[policy.observation_sums(b.fields) for b in batches if b.shard == shard] for shard in shards]
+    return [torch.stack(of_shard).sum(0) for of_shard in sums]
+
+
+def _imitation_loss(answers: Evaluation) -> tuple[Tensor, list[float]]:
+    loss = -answers.logprobs.sum()
+    return loss, [float(len(answers.logprobs)), float(loss.detach())]
+
+
+def _sum_of_means(terms: Tensor) -> Tensor:
+    """[N] or [N, E] -> the sum over samples of the mean over their E elements."""
+    return terms.sum() / (terms.numel() // len(terms))

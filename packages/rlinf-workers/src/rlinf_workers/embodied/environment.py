@@ -3,11 +3,18 @@
 The environments are cut into groups, and a group is what travels: while one group waits for its action, the process
 simulates another. Two groups in each process are enough to keep both the simulator and the policy busy (pipelining in
 halves).
+
+Where groups have processes of their own (`EnvSpec.num_processes`) they simulate at the same time, and each is handed on
+as soon as its own rows are done: a slow reset holds up its group and no other. A process that dies or hangs is replaced
+by `rlinf_envs`; the run's manifest gets a line.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,12 +22,19 @@ from torch import Tensor
 
 from rlinf_comm.records import record
 from rlinf_envs import BatchedEnv, EnvSpec, Observation, make_env
+from rlinf_envs.demonstrations.base import Demonstration
+from rlinf_envs.demonstrations.experts import record_expert
+from rlinf_envs.disturbance import Disturbance
 from rlinf_envs.protocol import ActionSpec, EpisodeEnd, StepResult
+from rlinf_envs.recording import EpisodeRecorder, recorded_env
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.records.embodied import Action, GroupObservation, text_tensor
+from rlinf_workers.spans import now_ns
 from rlinf_workers.worker import Worker
 
 record(EnvSpec)
+record(Disturbance)
+record(Demonstration)
 
 
 @record
@@ -43,7 +57,12 @@ class EnvironmentSettings:
     that the sums of their rewards can be compared."""
     eval_seed: int
     """Evaluation resets with eval_seed, eval_seed + 1, ...; below 2**31."""
+    num_recorded: int = 0
+    """Episodes of an evaluation, from the first on, that are kept whole until `save_recordings`."""
 
+
+_LOOK_AGAIN_S = 0.002
+"""How often a stage whose groups are simulating looks for the actions of others."""
 
 TRAIN_SEED_BIT = 1 << 31
 """Set in every reset seed of training and in none of evaluation, so that the two never meet."""
@@ -78,28 +97,60 @@ class Environment(Worker):
 
     def __init__(self, settings: EnvironmentSettings) -> None:
         self._settings = settings
-        self._groups = [
-            g for g in range(settings.num_groups) if g % self.identity.num_replicas == self.identity.replica
-        ]
+        self._groups = self._own_groups(settings.num_groups)
         spec = replace(settings.spec, ignore_terminations=True) if settings.same_start else settings.spec
-        self._train = {group: make_env(spec) for group in self._groups}
+        self._threads = ThreadPoolExecutor(max(1, len(self._groups))) if spec.num_processes else None
+        self._train = {group: make_env(spec, on_replaced=self._teller(group)) for group in self._groups}
         self._evaluate: dict[int, BatchedEnv] = {}
+
+    def _own_groups(self, num_groups: int) -> list[int]:
+        return [g for g in range(num_groups) if g % self.identity.num_replicas == self.identity.replica]
 
     def interact(self, actions: Reader[Action], observations: Writer[GroupObservation]) -> None:
         """Stage: actions in, observations out; the first observations come from resets. Ends when every group has
         done its segments."""
         running = {group.index: group for group in self._prepare()}
-        self._send(observations, [self._begin_segment(group) for group in running.values()])
+        begin = map if self._threads is None else self._threads.map
+        self._send(observations, list(begin(self._begin_segment, running.values())))
         while running:
-            shown: list[GroupObservation] = []
-            for action in actions.next_chunk(at_most=len(running)):
-                group = running[action.group]
-                shown.append(self._step(group, action))
-                if group.time == group.num_chunks and group.segments:
-                    shown.append(self._begin_segment(group))
-                elif group.time == group.num_chunks:
-                    del running[action.group]
-            self._send(observations, shown)
+            chunk = actions.next_chunk(at_most=len(running))
+            if self._threads is None:
+                self._send(observations, [shown for action in chunk for shown in self._advance(running, action)])
+            else:
+                self._overlap(self._threads, chunk, running, actions, observations)
+
+    def _overlap(
+        self,
+        threads: ThreadPoolExecutor,
+        chunk: list[Action],
+        running: dict[int, _Group],
+        actions: Reader[Action],
+        observations: Writer[GroupObservation],
+    ) -> None:
+        """Has the groups of a chunk simulate at the same time, and those whose actions come meanwhile."""
+        moving: dict[Future[list[GroupObservation]], int] = {}
+        while chunk or moving:
+            for action in chunk:
+                moving[threads.submit(self._advance, running, action)] = now_ns()
+            done = wait(moving, _LOOK_AGAIN_S, return_when=FIRST_COMPLETED).done
+            if done:
+                shown = [item for future in done for item in future.result()]
+                with actions.hands_on([moving.pop(future) for future in done]):
+                    self._send(observations, shown)
+            chunk = actions.ready_chunk() if moving and len(moving) < len(running) else []
+
+    def _advance(self, running: dict[int, _Group], action: Action) -> list[GroupObservation]:
+        """One chunk of actions of a group, and the reset where that was its segment's last."""
+        group = running[action.group]
+        shown = [self._step(group, action)]
+        if group.time == group.num_chunks and group.segments:
+            shown.append(self._begin_segment(group))
+        elif group.time == group.num_chunks:
+            del running[action.group]
+        return shown
+
+    def _teller(self, group: int) -> Callable[[str], None]:
+        return lambda text: self.note(f"{self.name}, group {group}: {text}")
 
     @staticmethod
     def _send(observations: Writer[GroupObservation], shown: list[GroupObservation]) -> None:
@@ -131,10 +182,13 @@ class Environment(Worker):
         """Whole episodes without early end; the episodes are dealt to the groups in turn, padded to whole segments."""
         settings = self._settings
         if group not in self._evaluate:
-            self._evaluate[group] = make_env(replace(settings.spec, ignore_terminations=True))
+            self._evaluate[group] = self._make_evaluated(group)
         episodes = range(group, settings.num_eval_episodes, settings.num_groups)
         width = settings.spec.num_envs
         seeds = [settings.eval_seed + episode for episode in episodes]
+        env = self._evaluate[group]
+        if isinstance(env, EpisodeRecorder):
+            env.want(seed for seed in seeds if seed < settings.eval_seed + settings.num_recorded)
         # As many segments for every group, the last ones maybe without episodes that count: groups end together, so
         # that a policy that takes several of them at a time never waits for one that has ended.
         num_segments = -(-settings.num_eval_episodes // (settings.num_groups * width))
@@ -143,23 +197,40 @@ class Environment(Worker):
             raise ValueError("env.max_episode_steps is needed for evaluation: an episode has to end")
         return _Group(
             index=group,
-            env=self._evaluate[group],
+            env=env,
             segments=segments,
             num_chunks=-(-settings.spec.max_episode_steps // settings.chunk_size),
         )
+
+    def _make_evaluated(self, group: int) -> BatchedEnv:
+        spec = replace(self._settings.spec, ignore_terminations=True)
+        if not self._settings.num_recorded:
+            return make_env(spec, on_replaced=self._teller(group))
+        cameras = [name for name in self._settings.reads if name.startswith("image.")]
+        return recorded_env(spec, cameras, on_replaced=self._teller(group))
+
+    def save_recordings(self, folder: str) -> list[str]:
+        """Writes the episodes of the last evaluation that were kept (`RecordedEpisode.save`). Returns: why there are
+        no pictures of some."""
+        recorders = [env for env in self._evaluate.values() if isinstance(env, EpisodeRecorder)]
+        for recorder in recorders:
+            for episode in recorder.take():
+                episode.save(Path(folder))
+        return list(dict.fromkeys(recorder.problem for recorder in recorders if recorder.problem))
 
     def _begin_segment(self, group: _Group) -> GroupObservation:
         seeds = group.segments.pop(0)
         group.counted, group.time = len(seeds), 0
         width = group.env.num_envs
         fillers = [self._settings.eval_seed] * (width - len(seeds))
-        zeros = torch.zeros(width)
+        zeros = torch.zeros(width, dtype=torch.int64)
         return GroupObservation(
             group=group.index,
             time=0,
             fields=self._read(group.env.reset(seeds + fillers)),
             final_fields=None,
-            rewards=zeros,
+            rewards=torch.zeros(width, self._settings.chunk_size),
+            num_executed=zeros,
             terminated=zeros.bool(),
             truncated=zeros.bool(),
             is_last=False,
@@ -176,7 +247,8 @@ class Environment(Worker):
             time=group.time,
             fields=self._read(result.observation),
             final_fields=self._read(result.final_observation) if result.episodes else None,
-            rewards=result.rewards.sum(1),
+            rewards=result.rewards,
+            num_executed=result.num_steps,
             terminated=result.terminated,
             truncated=result.truncated,
             is_last=group.time == group.num_chunks,
@@ -199,7 +271,13 @@ class Environment(Worker):
             if episode.task is not None:
                 self.record(f"env/success_at_end/{episode.task}", float(episode.success_at_end))
 
+    def demonstrate(self, seed: int) -> list[Demonstration]:
+        """An episode of the scripted expert, by the first rank alone. Raises: EnvError where there is none."""
+        return [] if self.rank else [record_expert(self._settings.spec, seed)]
+
     def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
         for env in [*self._train.values(), *self._evaluate.values()]:
             env.close()
 

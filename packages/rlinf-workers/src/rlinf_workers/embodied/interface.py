@@ -9,9 +9,11 @@ import torch
 
 from rlinf_comm.records import record
 from rlinf_envs import ActionSpec, BatchedEnv, EnvSpec, FieldSpec, make_env
+from rlinf_envs.disturbance import Disturbance
 from rlinf_workers.worker import Worker
 
 record(EnvSpec)
+record(Disturbance)
 record(FieldSpec)
 record(ActionSpec)
 
@@ -31,12 +33,15 @@ class EnvInterface:
 
 def interface_of(env: BatchedEnv) -> EnvInterface:
     """Takes one step of one row, which ends its episode."""
-    actions = env.action_spec
-    env.reset([0])
+    actions, fields = env.action_spec, dict(env.observation_spec)
+    shown = env.reset([0])
+    for name, spec in fields.items():
+        if spec.dtype == "text" and not spec.texts:
+            fields[name] = replace(spec, texts=tuple(shown[name]))
     first = actions.low if actions.kind == "discrete" else torch.zeros(actions.shape)
     (episode,) = env.step(first[None]).episodes
     return EnvInterface(
-        fields=dict(env.observation_spec),
+        fields=fields,
         actions=actions,
         notes=tuple(env.notes),
         knows_success=episode.success_once is not None,
@@ -57,4 +62,4 @@ class EnvProbe(Worker):
 
 def one_step(spec: EnvSpec) -> EnvSpec:
     """The least of an environment that shows what it is."""
-    return replace(spec, num_envs=1, max_episode_steps=1)
+    return replace(spec, num_envs=1, max_episode_steps=1, num_processes=0)

@@ -3,7 +3,8 @@ log-probability come from one forward."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -51,14 +52,35 @@ class EmbodiedRollout(ServingWorker):
             actions.put_many(answers)
 
     def _answer(self, observation: GroupObservation, training: bool) -> tuple[Answer, Tensor]:
-        """What to do next, and the values of the states that the last chunk led to. One forward over both, of a
-        shape that depends on the group alone, so that numbers do not depend on the plan."""
+        """What to do next, and the values of the states that the last chunk led to, which training needs: first values
+        of an answer to these. Forwards have shapes that depend on the group alone, so that numbers do not depend on
+        the plan."""
+        if self._policy.values_cost_less or any(name.startswith("image.") for name in observation.fields):
+            return self._answer_apart(observation, training)
         num_envs = len(observation.rewards)
         reached = observation.fields if observation.final_fields is None else observation.final_fields
         fields = {name: torch.cat([shown, reached[name]]).to(self.device) for name, shown in observation.fields.items()}
         noise = self._noise(observation, 2 * num_envs) if training else None
         both = self._policy.act(fields, noise)
-        return both.rows(slice(num_envs)), both.values[num_envs:].cpu()
+        return both.rows(slice(num_envs)), _first_values(both.values[num_envs:])
+
+    def _answer_apart(self, observation: GroupObservation, training: bool) -> tuple[Answer, Tensor]:
+        """For a policy whose forward is what a step costs. Pictures are read where the channel has them, without a
+        copy, and values of reached states are asked for where an episode has ended, or of a policy that knows them
+        without an answer."""
+        num_envs = len(observation.rewards)
+        noise = self._noise(observation, 2 * num_envs) if training else None
+        answer = self._policy.act(self._here(observation.fields), None if noise is None else noise[:num_envs])
+        if noise is None:
+            return answer, _first_values(answer.values)
+        final = observation.final_fields
+        if self._policy.values_cost_less:
+            return answer, _first_values(self._policy.values(self._here(final or observation.fields)))
+        reached = answer if final is None else self._policy.act(self._here(final), noise[num_envs:])
+        return answer, _first_values(reached.values)
+
+    def _here(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.to(self.device) for name, value in fields.items()}
 
     def _noise(self, observation: GroupObservation, num_rows: int) -> Tensor:
         key = [self.step.seed, (self.step.step << 40) | (observation.group << 20) | observation.time]
@@ -73,12 +95,13 @@ class EmbodiedRollout(ServingWorker):
         next_values: Tensor,
         trajectories: Writer[Trajectory],
     ) -> None:
+        """Keeps copies: what lies in the channel takes room there, and a segment of pictures may be larger than it."""
         segment = segments.setdefault(observation.group, _Segment())
         if observation.time > 0:
-            segment.results.append(observation)
+            segment.results.append(_result_of(observation))
             segment.next_values.append(next_values)
         if not observation.is_last:
-            segment.fields.append(observation.fields)
+            segment.fields.append({name: value.clone() for name, value in observation.fields.items()})
             segment.answers.append(answer)
             return
         del segments[observation.group]
@@ -98,7 +121,20 @@ class EmbodiedRollout(ServingWorker):
             values=torch.stack([answer.values for answer in segment.answers]).cpu(),
             next_values=torch.stack(segment.next_values),
             rewards=torch.stack([result.rewards for result in segment.results]),
+            num_executed=torch.stack([result.num_executed for result in segment.results]),
             terminated=torch.stack([result.terminated for result in segment.results]),
             truncated=torch.stack([result.truncated for result in segment.results]),
             policy_version=self._version,
         )
+
+
+def _result_of(observation: GroupObservation) -> GroupObservation:
+    """A copy of what the last chunk did, without what it shows."""
+    names = ("rewards", "num_executed", "terminated", "truncated")
+    copies = {name: getattr(observation, name).clone() for name in names}
+    return replace(observation, fields={}, final_fields=None, **copies)
+
+
+def _first_values(values: Tensor) -> Tensor:
+    """[n] or [n, K] -> [n] on the CPU: the value of a state is that of the first action chosen in it."""
+    return values.reshape(len(values), -1)[:, 0].cpu()

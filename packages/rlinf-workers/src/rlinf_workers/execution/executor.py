@@ -345,6 +345,7 @@ class Executor:
             raise
         duration_s = time.perf_counter() - clock
         outcomes = [future.result() for _, future in calls]
+        self.notes += [f"step {context.step}: {text}" for outcome in outcomes for text in outcome.notes]
         for (call, _), outcome in zip(calls, outcomes, strict=True):
             published = [edge for edge in self._versions if edge.name in call.publishes]
             self._versions |= dict.fromkeys(published, outcome.policy_version)

@@ -80,6 +80,8 @@ class StageOutcome:
     spans: list[Span]
     shown: list[dict[str, str | float]]
     """Rows for people, see Worker.show."""
+    notes: list[str]
+    """Lines for the manifest, see Worker.note."""
     policy_version: int
 
 

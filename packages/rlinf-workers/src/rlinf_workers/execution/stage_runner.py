@@ -82,11 +82,12 @@ class StageRunner(Pauses):
         if call.told is not None:
             self._end_telling(_open_channel(call.told))
         metrics, shown = self._host.metrics.drain(), self._host.shown
-        self._host.shown = []
+        notes, self._host.shown, self._host.notes = self._host.notes, [], []
         return StageOutcome(
             metrics=metrics if self._is_first else {},
             spans=self._spans,
             shown=shown if self._is_first else [],
+            notes=notes,
             policy_version=self._worker.policy_version,
         )
 

@@ -45,6 +45,8 @@ class WorkerHost:
         self.waits = WaitTable()
         self.shown: list[dict[str, str | float]] = []
         """Rows for people, see Worker.show."""
+        self.notes: list[str] = []
+        """Lines for the manifest, see Worker.note."""
         self.body_lock = threading.RLock()
         """Held by the stage that computes: two stages of one worker never do at once."""
         self.num_inside = 0

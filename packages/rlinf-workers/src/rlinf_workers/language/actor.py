@@ -29,7 +29,7 @@ from rlinf_workers.models.lora import LoraModel, LoraSettings
 from rlinf_workers.models.trainable import CompletionBatch, TokenModel, ValueModel
 from rlinf_workers.records.language import ComparedGroup, ExampleBatch, SampleGroup, ScoredGroup
 from rlinf_workers.training.base import BackendSettings, Evaluation, OptimizerSettings, Trainable
-from rlinf_workers.training.worker import TrainingWorker
+from rlinf_workers.training.warm_start import WarmStartedWorker
 
 CHECK_OPTIMIZER = OptimizerSettings(learning_rate=3e-4)
 """Of the step that a check takes: every weight moves by about so much, more than rounding in bfloat16 hides."""
@@ -66,7 +66,7 @@ class ActorSettings:
     """The rollout's."""
 
 
-class Actor(TrainingWorker):
+class Actor(WarmStartedWorker):
     """Policy-gradient training of a causal language model, data-parallel over its ranks."""
 
     def __init__(self, settings: ActorSettings) -> None:
@@ -102,7 +102,7 @@ class Actor(TrainingWorker):
     def train(self, scored: Reader[ScoredGroup]) -> None:
         """Stage: the groups of a step, `algorithm.num_updates` optimizer steps. An ordered stage has the same sums to
         the bit however groups come; another begins with those that come first."""
-        self._optimize_with(self._settings.optimizer)
+        self._optimize_with(None)
         if self._critic is not None:
             self._critic.start_from(self._backend)
         gaps = [self._update(micro_batches) for micro_batches in self._updates.of_step(scored)]
@@ -217,12 +217,6 @@ class Actor(TrainingWorker):
     def _ref_logprobs(self, batch: CompletionBatch) -> Tensor:
         return self._backend.forward(batch, adapter=False).logprobs
 
-    def _optimize_with(self, optimizer: OptimizerSettings) -> None:
-        """A warm start has an optimizer of its own; each begins when the other ends."""
-        if optimizer is not self._optimizer:
-            self._backend.restart(optimizer)
-            self._optimizer = optimizer
-
     def _add_examples(self, batch: ExampleBatch) -> None:
         batch = replace(batch, token_ids=batch.token_ids.to(self.device), loss_mask=batch.loss_mask.to(self.device))
 
@@ -234,14 +228,6 @@ class Actor(TrainingWorker):
         self._backend.backward(batch.shard, batch, loss_of)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
-
-    def begin_checkpoint(self, folder: str) -> None:
-        self._optimize_with(self._settings.optimizer)
-        super().begin_checkpoint(folder)
-
-    def load_checkpoint(self, folder: str) -> None:
-        self._optimize_with(self._settings.optimizer)
-        super().load_checkpoint(folder)
 
     def _state(self) -> dict[str, Any]:
         adapts = self._settings.algorithm.kl_target is not None

@@ -1,4 +1,5 @@
-"""LoRA (arXiv:2106.09685) by peft: a language model whose weights stay, and low-rank changes of some that are trained.
+"""LoRA (arXiv:2106.09685) by peft: a model whose weights stay, and low-rank changes of some that are trained. A policy
+has further parts, heads for example, which are trained whole.
 
 What differs from peft's use elsewhere: the adapter is float32 whatever the model is, because steps of AdamW round away
 in bfloat16; it has no dropout, because completions are sampled without and their policy is the one to train; and what
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rlinf_comm.records import record
+from rlinf_workers.errors import WeightFilesError
 from rlinf_workers.models.language_model import ADAPTER_CONFIG, ModelSettings, is_adapter, load_tokenizer
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.training.base import Evaluation, Trainable
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ALL_LINEAR = "all-linear"
+HEAD = ".lm_head"
+"""How the head of a language model inside another model is named."""
 ADAPTER_STEM = "adapter_model"
 ADAPTER_WEIGHTS = f"{ADAPTER_STEM}.safetensors"
 """Beside ADAPTER_CONFIG in an adapter's folder; peft names both."""
@@ -50,6 +54,12 @@ class LoraSettings:
     """Names of linear layers, or how they end; see `find_targets`."""
     base_digest: str
     """Digest of the base's files. An adapter is loaded onto the base that it was trained on, and no other."""
+    backbone: tuple[str, ...] = ("",)
+    """Modules whose weights stay; what lies outside is trained whole, in float32. "" is the whole model."""
+
+    def is_inside(self, name: str) -> bool:
+        """Whether a tensor belongs to the backbone."""
+        return any(not part or name.startswith(f"{part}.") for part in self.backbone)
 
 
 def find_targets(folder: str, targets: Sequence[str]) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
@@ -65,23 +75,43 @@ def find_targets(folder: str, targets: Sequence[str]) -> tuple[tuple[str, ...], 
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     head = model.get_output_embeddings()
+    linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head}
+    return _chosen_targets(model, linear, targets, model.config.model_type, "the head")
+
+
+def policy_targets(
+    policy: nn.Module, backbone: Sequence[str], targets: Sequence[str]
+) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
+    """The same of a policy: linear layers of its backbone that it trains, but for the heads of language models."""
+    inside = LoraSettings(rank=1, alpha=1.0, targets=(), base_digest="", backbone=tuple(backbone)).is_inside
+    linear = {
+        name: part
+        for name, part in policy.named_modules()
+        if isinstance(part, nn.Linear) and part.weight.requires_grad and inside(name) and not name.endswith(HEAD)
+    }
+    return _chosen_targets(policy, linear, targets, type(policy).__name__, "no layer of the backbone that is trained")
+
+
+def _chosen_targets(
+    model: nn.Module, linear: Mapping[str, nn.Linear], targets: Sequence[str], kind: str, others: str
+) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
+    """
+    Args:
+        linear: the layers that can be adapted.
+        others: what linear layers are that cannot.
+    """
     modules = {name: module for name, module in model.named_modules() if name}
-    linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head}
-    if tuple(targets) == (ALL_LINEAR,):
-        chosen = linear
-    else:
-        chosen = {}
-        for target in targets:
-            found = _matching(modules, [target])
-            if not found:
-                ends = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
-                raise ValueError(f"{target!r} is no layer of {model.config.model_type}; use {ALL_LINEAR}, or of {ends}")
-            if wrong := sorted(found - linear.keys()):
-                what = "the head" if modules[wrong[0]] is head else f"a {type(modules[wrong[0]]).__name__}"
-                raise ValueError(
-                    f"{target!r} means {wrong[0]}, {what}; only linear layers below the head have adapters"
-                )
-            chosen |= {name: linear[name] for name in found}
+    chosen = dict(linear) if tuple(targets) == (ALL_LINEAR,) else {}
+    for target in targets if not chosen else ():
+        found = _matching(modules, [target])
+        if not found:
+            ends = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+            raise ValueError(f"{target!r} is no layer of {kind}; use {ALL_LINEAR}, or of {ends}")
+        if not found & linear.keys():
+            name = min(found)
+            what = others if isinstance(modules[name], nn.Linear) else f"a {type(modules[name]).__name__}"
+            raise ValueError(f"{target!r} means {name}, {what}; only linear layers below the head have adapters")
+        chosen |= {name: linear[name] for name in found & linear.keys()}
     ends = sorted({name.rpartition(".")[2] for name in chosen})
     short = ends if _matching(modules, ends) == chosen.keys() else sorted(chosen)
     return tuple(short), {name: (layer.in_features, layer.out_features) for name, layer in chosen.items()}
@@ -93,11 +123,12 @@ def _matching(modules: Mapping[str, Any], targets: Sequence[str]) -> set[str]:
 
 
 class LoraModel(Trainable):
-    """A language model with an adapter, which alone is trained and saved. Its files are one for all ranks.
+    """A model with an adapter, which is trained and saved with what lies outside the backbone, and nothing else. Its
+    files are one for all ranks.
 
     Args:
         base: how the model is made and what it answers.
-        model: its folder, which has weights.
+        model: its folder, which has weights; its dtype and the seed of the adapter.
     """
 
     stem = ADAPTER_STEM
@@ -109,10 +140,14 @@ class LoraModel(Trainable):
         """The same adapter in every process, by the seed; its change is 0."""
         from peft import inject_adapter_in_model
 
-        model = self._base.build(device).requires_grad_(False)
+        model = self._base.build(device)
+        whole = [p for name, p in model.named_parameters() if p.requires_grad and not self._lora.is_inside(name)]
+        model.requires_grad_(False)
         with torch.random.fork_rng():
             torch.manual_seed(self._settings.seed)
             inject_adapter_in_model(self._peft_config(trains=True), model)
+        for parameter in whole:
+            parameter.requires_grad_(True)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
@@ -138,7 +173,7 @@ class LoraModel(Trainable):
         return Served(weights={name.replace(HELD, "."): tensor for name, tensor in held.items()}, changes=changes)
 
     def saved(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return {name: tensor for name, tensor in tensors.items() if name.endswith((A, B))}
+        return {n: tensor for n, tensor in tensors.items() if n.endswith((A, B)) or not self._lora.is_inside(n)}
 
     def written_together(self, model: Any, names: Iterable[str]) -> Iterable[Sequence[str]]:
         """All: peft reads one file."""
@@ -180,7 +215,7 @@ class LoraModel(Trainable):
             r=self._lora.rank,
             lora_alpha=self._lora.alpha,  # pyright: ignore[reportArgumentType], any number is divided by the rank
             target_modules=list(self._lora.targets),
-            task_type="CAUSAL_LM",
+            task_type="CAUSAL_LM" if self._lora.backbone == ("",) else None,
             base_model_name_or_path=self._settings.folder,
             inference_mode=not trains,
         )
@@ -212,6 +247,31 @@ def write_merged(folder: str, output: str, dtype: str | None = None) -> None:
     said: dict[str, str] = json.loads(Path(folder, BASE_FILE).read_text(encoding="utf-8"))
     merged_model(folder, getattr(torch, dtype or said["dtype"])).save_pretrained(output)
     load_tokenizer(folder).save_pretrained(output)
+
+
+@torch.no_grad()
+def add_adapter(policy: nn.Module, folder: str) -> None:
+    """Makes a plain policy, whose weights are the adapter's base, what the adapter and its heads make of it.
+
+    Raises: WeightFilesError for tensors that the policy has not, or in another shape.
+    """
+    config = json.loads(Path(folder, ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    scale, tensors = config["lora_alpha"] / config["r"], policy.state_dict()
+    found = {name.removeprefix(PEFT_PREFIX): t for name, t in load_file(f"{folder}/{ADAPTER_WEIGHTS}").items()}
+    a, b = ".lora_A.weight", ".lora_B.weight"
+    changes = {
+        f"{name.removesuffix(a)}.weight": LowRank(a=t, b=found[name.removesuffix(a) + b], scale=scale)
+        for name, t in found.items()
+        if name.endswith(a)
+    }
+    heads = {name: t for name, t in found.items() if not name.endswith((a, b))}
+    shapes = {name: [len(change.b), change.a.shape[1]] for name, change in changes.items()}
+    shapes |= {name: list(t.shape) for name, t in heads.items()}
+    for name, shape in shapes.items():
+        if name not in tensors or list(tensors[name].shape) != shape:
+            raise WeightFilesError(f"{folder}: the policy has no {name} of the shape {shape}")
+    for name in shapes:
+        tensors[name].copy_(changes[name].added_to(tensors[name]) if name in changes else heads[name])
 
 
 def base_of(folder: str) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlinf_envs.protocol import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Answer, Fields, Needs
 from rlinf_workers.policies.heads.choose import head_for
-from rlinf_workers.policies.layers import POLICY_GAIN, VALUE_GAIN, tanh_tower
+from rlinf_workers.policies.layers import POLICY_GAIN, VALUE_GAIN, in_own_dtype, tanh_tower
 from rlinf_workers.policies.state_statistics import StatePolicy, check_state
 from rlinf_workers.training.base import Evaluation
 
@@ -55,19 +55,19 @@ class ActorCritic(StatePolicy):
 
     def act(self, fields: Fields, noise: Tensor | None) -> Answer:
         states = self._states(fields)
-        outputs = self.policy(states)
+        outputs = in_own_dtype(self.policy, states)
         actions = self.head.mode(outputs) if noise is None else self.head.sample(outputs, noise)
         return Answer(
             actions=actions.unflatten(-1, self._chunk_shape),
-            logprobs=self.head.log_prob(outputs, actions),
-            values=self.value(states)[..., 0],
+            logprobs=self.head.log_prob(outputs, actions).unflatten(-1, self._chunk_shape),
+            values=in_own_dtype(self.value, states)[..., 0],
         )
 
     def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
         states = self._states(fields)
-        outputs = self.policy(states)
+        outputs = in_own_dtype(self.policy, states)
         return Evaluation(
-            logprobs=self.head.log_prob(outputs, actions.flatten(-2)),
-            entropies=self.head.entropy(outputs),
-            values=self.value(states)[..., 0],
+            logprobs=self.head.log_prob(outputs, actions.flatten(-2)).unflatten(-1, self._chunk_shape),
+            entropies=self.head.entropy(outputs).unflatten(-1, self._chunk_shape),
+            values=in_own_dtype(self.value, states)[..., 0],
         )

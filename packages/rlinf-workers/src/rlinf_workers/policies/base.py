@@ -1,10 +1,13 @@
 """Policy: a model that answers observations with actions and says how likely actions are.
 
 A policy is a torch module. The job asks the class what it `needs` of an environment before any process starts; the
-rollout and the actor each make one from the same `PolicySettings`, the rollout calls `act`, the actor `evaluate`, and
-the weights go from the second to the first. Neither knows which policy it has.
+rollout and the actor each make one from the same `PolicySettings`, the rollout calls `act`, the actor `evaluate` (in a
+warm start from demonstrations `imitate`), and the weights go from the second to the first. Neither knows which policy
+it has.
 
-Legend: n rows, K actions of a chunk (answered at once, executed one after the other), A dimensions of an action.
+Legend: n rows, K actions of a chunk (answered at once, executed one after the other), A dimensions of an action, D
+numbers or tokens that an action is made of, each with a log-probability: 1 for a policy that can only tell of whole
+actions.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +46,8 @@ class Needs:
     """The fields that `act` and `evaluate` get; the environment has to show them."""
     chunk_size: int = 1
     """K, actions of an answer."""
+    values_of_actions: bool = False
+    """Whether values are [n, K]: of each action of the chunk, before it is done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +57,10 @@ class Answer:
     actions: Tensor
     """[n, K, A] float32, unclipped, as the environment clips to its bounds; or int64, each dimension from 0 on."""
     logprobs: Tensor
-    """[n] nats, of the whole chunk"""
+    """[n, K, D] nats"""
     values: Tensor
-    """[n], expected discounted rewards from here on; zeros for a policy without a critic."""
+    """[n] or [n, K], expected discounted rewards from here, or from each action, on; zeros for a policy without a
+    critic."""
     extras: dict[str, Tensor] = field(default_factory=dict)
     """[n, ...] each: what `evaluate` needs beside the actions, a denoising chain for example. They go with the actions
     to the actor; the environment does not see them."""
@@ -80,6 +86,12 @@ class Policy(nn.Module, ABC):
 
     noise_size: int
     """Standard normal numbers that draw one row's chunk."""
+    values_cost_less: bool = False
+    """Whether `values` costs less than an answer; the rollout then asks it about states that are only valued."""
+    backbone: ClassVar[tuple[str, ...]] = ()
+    """Modules that an adapter (`actor.lora`) may change: their weights stay, and low-rank changes of their linear
+    layers are trained; what lies outside is trained whole. Empty: it takes no adapter. A policy that does is also made
+    with torch's default device `meta`, when it reads no weights."""
 
     @classmethod
     @abstractmethod
@@ -108,6 +120,20 @@ class Policy(nn.Module, ABC):
             extras: those of the answer; empty where it has none.
         """
 
+    def values(self, fields: Fields) -> Tensor:
+        """The values that `act` would give, whatever is drawn; for a policy whose `values_cost_less`."""
+        raise NotImplementedError(f"{type(self).__name__} gives values with answers alone")
+
+    def imitate(self, fields: Fields, actions: Tensor, noise: Tensor) -> Tensor:
+        """The supervised loss of demonstrated chunks, one number for each row, [n], differentiable. No row depends on
+        another. Here it is minus the log-probability of the chunk.
+
+        Args:
+            actions: [n, K, A], as `Answer.actions` has them.
+            noise: [n, noise_size], standard normal, the only source of chance, for a loss that draws.
+        """
+        return -self.evaluate(fields, actions, {}).logprobs.reshape(len(actions), -1).sum(1)
+
     def observation_sums(self, fields: Fields) -> Tensor:
         """[S] float64 on the CPU, sums over n rows that `absorb` learns from; empty for a policy without statistics.
         The actor adds them up over the shards of a step."""
@@ -130,9 +156,23 @@ class PolicySettings:
     """What one row of the environment takes."""
     options: dict[str, Any]
     seed: int = 0
+    wide_heads: bool = False
+    """Whether what lies outside the backbone is float32 whatever the rest is, as it is trained beside an adapter."""
 
 
 def make_policy(settings: PolicySettings, device: torch.device) -> Policy:
     """The policy of the settings, on the device."""
-    made = POLICIES.get(settings.name)(settings.fields, settings.actions, seed=settings.seed, **settings.options)
+    made: Policy = POLICIES.get(settings.name)(
+        settings.fields, settings.actions, seed=settings.seed, **settings.options
+    )
+    for name, parameter in made.named_parameters() if settings.wide_heads else ():
+        if not name.startswith(tuple(f"{part}." for part in made.backbone)):
+            parameter.data = parameter.data.float()
     return made.to(device)
+
+
+def outline_policy(settings: PolicySettings) -> Policy:
+    """The policy without its numbers, which takes neither memory nor time; only one that has a `backbone` can be made
+    so."""
+    with torch.device("meta"):
+        return POLICIES.get(settings.name)(settings.fields, settings.actions, seed=settings.seed, **settings.options)

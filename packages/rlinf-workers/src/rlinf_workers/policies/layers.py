@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 HIDDEN_GAIN = math.sqrt(2)
 POLICY_GAIN = 0.01 * math.sqrt(2)
@@ -30,3 +31,9 @@ def tanh_tower(size: int, hidden: tuple[int, ...], out: int, head_gain: float) -
         layers += [orthogonal(nn.Linear(size, width)), nn.Tanh()]
         size = width
     return nn.Sequential(*layers, orthogonal(nn.Linear(size, out), head_gain))
+
+
+def in_own_dtype(module: nn.Module, values: Tensor) -> Tensor:
+    """What a module makes of values that are first brought to the dtype of its parameters, float32 at least."""
+    found = module(values.to(next(module.parameters()).dtype))
+    return found.to(torch.promote_types(found.dtype, torch.float32))

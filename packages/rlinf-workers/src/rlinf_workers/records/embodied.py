@@ -1,5 +1,6 @@
 """Items of embodied flows. Legend: n environments of a group, T chunks of a segment, K actions of a chunk, A dimensions
-of an action. Fields are what the policy reads of an observation, [n, *shape of the field] each."""
+of an action, D numbers or tokens of an action with a log-probability each. Fields are what the policy reads of an
+observation, [n, *shape of the field] each."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ class GroupObservation:
     """[n, ...] each; where an episode has just ended its true last observation, elsewhere equal to `fields`. None: no
     episode has ended."""
     rewards: Tensor
-    """[n] float32, summed over the chunk before; zeros at time 0."""
+    """[n, K] float32, of the actions of the chunk before, 0 for those that were not executed; zeros at time 0."""
+    num_executed: Tensor
+    """[n] int64, actions of the chunk before up to the end of an episode; zeros at time 0."""
     terminated: Tensor
     """[n] bool"""
     truncated: Tensor
@@ -83,15 +86,31 @@ class Trajectory:
     extras: dict[str, Tensor]
     """[T, n, ...] each, what the policy keeps of its answers beside the actions"""
     rollout_logprobs: Tensor
-    """[T, n] float32, nats, of whole chunks"""
+    """[T, n, K, D] float32, nats"""
     values: Tensor
-    """[T, n] float32"""
+    """[T, n] float32, or [T, n, K] for a policy with a value of each action"""
     next_values: Tensor
     """[T, n] float32, value of the true successor (the final observation where an episode ended)."""
     rewards: Tensor
-    """[T, n] float32, summed over each chunk"""
+    """[T, n, K] float32, 0 for actions that were not executed"""
+    num_executed: Tensor
+    """[T, n] int64, actions of each chunk up to the end of an episode"""
     terminated: Tensor
     """[T, n] bool"""
     truncated: Tensor
     """[T, n] bool"""
     policy_version: int
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemonstratedBatch:
+    """One shard of a batch of demonstrated chunks, for a warm start. Fed by the driver. B rows."""
+
+    step: int
+    """Counts the optimizer steps of the warm start."""
+    shard: int
+    fields: dict[str, Tensor]
+    """[B, ...] each, what was shown before the chunk"""
+    actions: Tensor
+    """[B, K, A] float32, or int64 for discrete actions"""

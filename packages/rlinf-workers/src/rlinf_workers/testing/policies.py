@@ -8,6 +8,7 @@ Every function raises AssertionError with what was expected and what came.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.policies.base import Answer, Fields, Policy
+from rlinf_workers.policies.base import Answer, Fields, Needs, Policy
 from rlinf_workers.policies.heads.base import ActionHead
 from rlinf_workers.records.embodied import text_tensor
 
@@ -33,8 +34,8 @@ def check_policy(
     """All promises of `Policy`, for an environment that shows `fields` and takes `actions`.
 
     Args:
-        bound: how far, absolutely and relatively, answers may move when other rows share the batch, or when `evaluate`
-            computes them in place of `act`.
+        bound: how far, absolutely and relatively, answers and losses may move when other rows share the batch, or when
+            `evaluate` computes them in place of `act`.
     """
     needs = policy_class.needs(fields, actions, **options)
     assert not set(needs.reads) - set(fields), f"needs() reads {needs.reads}, and there are {sorted(fields)}"
@@ -44,13 +45,16 @@ def check_policy(
     noise = torch.randn(NUM_ROWS, policy.noise_size, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         answer = policy.act(shown, noise)
-        _check_answer(answer, actions, needs.chunk_size)
+        _check_answer(answer, actions, needs)
         _check_same(policy.act(shown, noise), answer, 0.0, "the same fields and noise")
+        if policy.values_cost_less:
+            _close(policy.values(shown), answer.values, bound, "values() are others than those of act()")
         _check_same(policy.act(shown, None), policy.act(shown, None), 0.0, "no noise, the likeliest actions,")
         for rows in (slice(1, 3), torch.tensor([3, 0, 5])):
             alone = policy.act({name: values[rows] for name, values in shown.items()}, noise[rows])
             _check_same(alone, answer.rows(rows), bound, f"rows {rows} in a batch of their own")
     _check_evaluation(policy, shown, answer, bound)
+    _check_imitation(policy, shown, answer.actions, bound)
     one, other, third = (policy_class(fields, actions, seed=seed, **options) for seed in (1, 1, 3))
     for name, tensor in one.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), f"the same arguments gave other weights: {name}"
@@ -86,25 +90,30 @@ def check_head(head: ActionHead, num_samples: int = 40_000) -> None:
     noise = torch.randn(num_samples, head.num_outputs, generator=generator, dtype=torch.float64)
     with torch.no_grad():
         rows = outputs.expand(num_samples, -1)
-        surprise = -head.double().log_prob(rows, head.sample(rows, noise))
-        expected, least = float(head.entropy(outputs)), -float(head.log_prob(outputs, head.mode(outputs)))
+        surprise = -head.double().log_prob(rows, head.sample(rows, noise)).sum(-1)
+        expected, least = float(head.entropy(outputs).sum()), -float(head.log_prob(outputs, head.mode(outputs)).sum())
     error = float(surprise.std()) / num_samples**0.5
     found = float(surprise.mean())
     assert abs(found - expected) <= 5 * error, f"entropy {expected}; what is drawn has {found} +- {error}"
     assert least <= float(surprise.min()) + 1e-9, "something was drawn that is likelier than the mode"
 
 
-def _check_answer(answer: Answer, spec: ActionSpec, chunk_size: int) -> None:
-    shape = [NUM_ROWS, chunk_size, spec.low.numel()]
+def _check_answer(answer: Answer, spec: ActionSpec, needs: Needs) -> None:
+    num_actions = needs.chunk_size
+    shape = [NUM_ROWS, num_actions, spec.low.numel()]
     assert list(answer.actions.shape) == shape, f"actions have shape {list(answer.actions.shape)}; [n, K, A] is {shape}"
     assert answer.actions.dtype == spec.dtype, f"{spec.kind} actions are {spec.dtype}, not {answer.actions.dtype}"
     if spec.kind == "discrete":
         choices = (spec.high - spec.low + 1).flatten()
         in_range = (answer.actions >= 0) & (answer.actions < choices)
         assert in_range.all(), f"each dimension counts from 0 on, below {choices.tolist()}: {answer.actions.tolist()}"
+    found = list(answer.logprobs.shape)
+    assert len(found) == 3, f"logprobs have shape {found}; [n, K, D] is [{NUM_ROWS}, {num_actions}, D]"
+    assert found[:2] == shape[:2], f"logprobs have shape {found}; [n, K, D] is [{NUM_ROWS}, {num_actions}, D]"
+    shape = shape[:2] if needs.values_of_actions else shape[:1]
+    assert list(answer.values.shape) == shape, f"values have shape {list(answer.values.shape)}, not {shape}"
     for name in ("logprobs", "values"):
         values = getattr(answer, name)
-        assert values.shape == (NUM_ROWS,), f"{name} have shape {list(values.shape)}; one for each of {NUM_ROWS} rows"
         assert values.isfinite().all(), f"{name} are not finite: {values}"
     for name, values in answer.extras.items():
         assert len(values) == NUM_ROWS, f"extras[{name!r}] has shape {list(values.shape)}; the first of {NUM_ROWS} rows"
@@ -127,7 +136,30 @@ def _check_evaluation(policy: Policy, shown: Fields, answer: Answer, bound: floa
     for name in ("logprobs", "values"):
         found = getattr(evaluation, name).detach()
         _close(found, getattr(answer, name), bound, f"evaluate() of what act() answered gave other {name}")
-    assert evaluation.entropies.shape == (NUM_ROWS,), f"entropies have shape {list(evaluation.entropies.shape)}"
+    shape = list(evaluation.entropies.shape)
+    assert shape == list(answer.logprobs.shape), f"entropies have shape {shape}; logprobs {list(answer.logprobs.shape)}"
     (evaluation.logprobs.sum() + evaluation.entropies.sum() + evaluation.values.sum()).backward()
     lost = [name for name, p in policy.named_parameters() if p.requires_grad and p.grad is None]
     assert not lost, f"evaluate() gives no gradient to {', '.join(lost)}"
+
+
+def _check_imitation(policy: Policy, shown: Fields, actions: Tensor, bound: float) -> None:
+    """Each row has a loss of its own, a function of fields, actions and noise, and steps down its gradient lower it."""
+    noise = torch.randn(NUM_ROWS, policy.noise_size, generator=torch.Generator().manual_seed(4))
+    losses = policy.imitate(shown, actions, noise)
+    assert losses.shape == (NUM_ROWS,), (
+        f"imitate() has shape {list(losses.shape)}; one loss for each of {NUM_ROWS} rows"
+    )
+    assert losses.isfinite().all(), f"imitate() is not finite: {losses}"
+    _close(policy.imitate(shown, actions, noise), losses, 0.0, "imitate() of the same rows and noise")
+    some = slice(1, 3)
+    alone = policy.imitate({name: values[some] for name, values in shown.items()}, actions[some], noise[some])
+    _close(alone, losses[some], bound, f"imitate() of rows {some} in a batch of their own")
+    trained, before = copy.deepcopy(policy), float(losses.detach().mean())
+    optimizer = torch.optim.Adam((p for p in trained.parameters() if p.requires_grad), lr=1e-5)
+    for _ in range(5):
+        optimizer.zero_grad()
+        trained.imitate(shown, actions, noise).mean().backward()
+        optimizer.step()
+    after = float(trained.imitate(shown, actions, noise).detach().mean())
+    assert after < before, f"5 steps down its gradient took the mean of imitate() from {before:.6f} to {after:.6f}"

@@ -46,6 +46,8 @@ class OptimizerSettings:
     """AdamW and its schedule."""
 
     learning_rate: float
+    value_learning_rate: float | None = None
+    """Of the parameters whose names begin with "value": a policy's critic. None: that of all."""
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
     weight_decay: float = 0.0
@@ -58,17 +60,31 @@ class OptimizerSettings:
 
     def learning_rate_at(self, step: int) -> float:
         """For optimizer step `step`, counted from 0."""
+        return self.learning_rate * self._factor_at(step)
+
+    def _factor_at(self, step: int) -> float:
         factor = 1.0
         if self.lr_decay_steps:
             factor = max(self.min_lr_ratio, 1 - step / self.lr_decay_steps)
         if self.warmup_steps:
             factor *= min(1.0, (step + 1) / self.warmup_steps)
-        return self.learning_rate * factor
+        return factor
 
-    def adamw(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
-        """Without state, at the full learning rate; who steps sets that of the step."""
+    def adamw(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.AdamW:
+        """Without state, at the full learning rate; who steps sets that of the step.
+
+        Args:
+            parameters: with their names.
+        """
+        groups: dict[bool, list[nn.Parameter]] = {False: [], True: []}
+        for name, parameter in parameters:
+            groups[self.value_learning_rate is not None and name.startswith("value")].append(parameter)
         return torch.optim.AdamW(
-            parameters, self.learning_rate, betas=self.betas, eps=self.epsilon, weight_decay=self.weight_decay
+            [{"params": found, "is_value": is_value} for is_value, found in groups.items() if found],
+            self.learning_rate,
+            betas=self.betas,
+            eps=self.epsilon,
+            weight_decay=self.weight_decay,
         )
 
     def begin_step(self, optimizer: torch.optim.Optimizer, step: int, grad_norm: float, worker: Worker) -> None:
@@ -81,7 +97,9 @@ class OptimizerSettings:
                 f"{worker.name}: optimizer step {step}: the gradient norm is {grad_norm}; nothing was changed"
             )
         for group in optimizer.param_groups:
-            group["lr"] = self.learning_rate_at(step)
+            rate = self.value_learning_rate if group.get("is_value") else self.learning_rate
+            assert rate is not None, "a group of values is made where they have a learning rate"
+            group["lr"] = rate * self._factor_at(step)
 
     def clip_factor(self, grad_norm: float) -> float:
         """What a gradient of this norm is multiplied by, as torch clips."""
@@ -109,13 +127,14 @@ NOT_ASKED = torch.zeros(0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What a model says of a batch; [B, T] for the completion tokens of language models, [n] for the rows of a policy.
+    """What a model says of a batch; [B, T] for the completion tokens of language models. Of the n rows of a policy
+    log-probabilities and entropies are [n, K, D], for D numbers or tokens of K actions, and values [n] or [n, K].
 
     Whole on every rank that is asked, at least float32, on the backend's device.
     """
 
     logprobs: Tensor = NOT_ASKED
-    """Nats, of the tokens or actions (whole chunks) of the batch; empty for a model that has only values."""
+    """Nats; empty for a model that has only values."""
     entropies: Tensor = NOT_ASKED
     """Nats; empty where nobody asked, or the model has only values."""
     values: Tensor = NOT_ASKED

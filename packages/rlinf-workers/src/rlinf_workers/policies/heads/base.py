@@ -32,8 +32,8 @@ class ActionHead(nn.Module, ABC):
 
     @abstractmethod
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """[..., D] -> [...] nats, summed over the chunk."""
+        """[..., D] -> [..., D] nats, of each number of the chunk."""
 
     @abstractmethod
     def entropy(self, outputs: Tensor) -> Tensor:
-        """[...] nats, summed over the chunk."""
+        """[..., D] nats, of each number of the chunk."""

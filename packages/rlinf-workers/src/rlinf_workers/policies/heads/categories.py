@@ -33,8 +33,8 @@ class CategoriesHead(ActionHead):
         return torch.stack([(p + g).argmax(-1) for p, g in zip(self._logprobs(outputs), parts, strict=True)], dim=-1)
 
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        chosen = [p.gather(-1, actions[..., i, None])[..., 0] for i, p in enumerate(self._logprobs(outputs))]
-        return torch.stack(chosen).sum(0)
+        chosen = [p.gather(-1, actions[..., i, None]) for i, p in enumerate(self._logprobs(outputs))]
+        return torch.cat(chosen, dim=-1)
 
     def entropy(self, outputs: Tensor) -> Tensor:
-        return torch.stack([-(p.exp() * p).sum(-1) for p in self._logprobs(outputs)]).sum(0)
+        return torch.stack([-(p.exp() * p).sum(-1) for p in self._logprobs(outputs)], dim=-1)

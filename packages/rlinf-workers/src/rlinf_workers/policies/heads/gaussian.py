@@ -24,7 +24,11 @@ class GaussianHead(ActionHead):
         return outputs + noise * self.log_std.exp()
 
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        return gaussian_log_prob(actions, outputs, self.log_std)
+        return gaussian_log_prob(actions[..., None], outputs[..., None], self._log_stds(outputs))
 
     def entropy(self, outputs: Tensor) -> Tensor:
-        return gaussian_entropy(outputs, self.log_std)
+        return gaussian_entropy(outputs[..., None], self._log_stds(outputs))
+
+    def _log_stds(self, outputs: Tensor) -> Tensor:
+        """[..., D, 1]: each number is an action of one dimension."""
+        return self.log_std.expand(outputs.shape)[..., None]

@@ -20,10 +20,10 @@ from torch import Tensor
 class ActionStatistics:
     """What a dataset says of its A action dimensions."""
 
-    q01: Sequence[float]
-    """The 1st percentile."""
-    q99: Sequence[float]
-    """The 99th."""
+    low: Sequence[float]
+    """What is scaled to -1: the 1st percentile, or the least number."""
+    high: Sequence[float]
+    """What is scaled to 1: the 99th percentile, or the largest number."""
     mask: Sequence[bool]
     """Whether the dimension was scaled; a gripper is not."""
 
@@ -33,7 +33,7 @@ def action_table(statistics: ActionStatistics, num_bins: int) -> Tensor:
     edges = np.linspace(-1, 1, num_bins)
     middles = (edges[:-1] + edges[1:]) / 2
     scaled = middles[np.minimum(np.arange(num_bins), num_bins - 2)]
-    low, high = np.array(statistics.q01)[:, None], np.array(statistics.q99)[:, None]
+    low, high = np.array(statistics.low)[:, None], np.array(statistics.high)[:, None]
     numbers = 0.5 * (scaled + 1) * (high - low + 1e-8) + low
     table = np.where(np.array(statistics.mask)[:, None], numbers, scaled).astype(np.float32)
     for column in range(1, num_bins):

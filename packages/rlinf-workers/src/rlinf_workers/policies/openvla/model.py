@@ -7,6 +7,7 @@ names of the published checkpoints, so that no table stands between the two.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TypedDict
 
 import torch
@@ -26,8 +27,8 @@ class VisionBackbone(nn.Module):
         super().__init__()
         self.featurizer, self.fused_featurizer = map(VisionTower, spec.towers)
 
-    def forward(self, dino: Tensor, siglip: Tensor) -> Tensor:
-        return torch.cat([self.featurizer(dino), self.fused_featurizer(siglip)], dim=-1)
+    def forward(self, dino: Tensor, siglip: Tensor, language: Tensor | None = None) -> Tensor:
+        return torch.cat([self.featurizer(dino, language), self.fused_featurizer(siglip, language)], dim=-1)
 
 
 class Projector(nn.Module):
@@ -62,6 +63,14 @@ def make_parts(spec: ModelSpec) -> Parts:
     )
 
 
+def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Those of the model's tensors, by their names."""
+    with torch.device("meta"):
+        parts = make_parts(spec)
+    found = nn.ModuleDict({name: part for name, part in parts.items() if isinstance(part, nn.Module)}).state_dict()
+    return {name: tuple(tensor.shape) for name, tensor in found.items()}
+
+
 def check_files(spec: ModelSpec, folder: str) -> None:
     """Whether a folder has the tensors of the model, and nothing that the model would have to use.
 
@@ -69,19 +78,23 @@ def check_files(spec: ModelSpec, folder: str) -> None:
         PolicyError: it has others, which are another model's.
         WeightFilesError: tensors are missing or of another shape.
     """
-    with torch.device("meta"):
-        parts = make_parts(spec)
-    wanted = nn.ModuleDict({name: part for name, part in parts.items() if isinstance(part, nn.Module)}).state_dict()
+    towers = [replace(tower, language_width=0) for tower in spec.towers]
+    wanted = shapes_of(replace(spec, towers=(towers[0], towers[1])))
     files = WeightFiles(folder)
-    files.check({name: tuple(tensor.shape) for name, tensor in wanted.items()})
+    files.check(wanted)
+    unused = unused_tensors(spec)
+    if unknown := [name for name in files.specs if name not in wanted and not unused.match(name)]:
+        more = f" and {len(unknown) - 4} more" if len(unknown) > 4 else ""
+        raise PolicyError(f"{folder} has tensors that OpenVLA has not: {', '.join(unknown[:4])}{more}")
+
+
+def unused_tensors(spec: ModelSpec) -> re.Pattern[str]:
+    """Names of tensors that checkpoints have and no answer depends on."""
     unused = [
         re.escape(prefix) + rf"(blocks\.{tower.num_blocks}|norm|attn_pool)\."
         for prefix, tower in zip(TOWERS, spec.towers, strict=True)
     ]
-    pattern = "|".join([*unused, r"language_model\..*rotary_emb\.inv_freq$"])
-    if unknown := [name for name in files.specs if name not in wanted and not re.match(pattern, name)]:
-        more = f" and {len(unknown) - 4} more" if len(unknown) > 4 else ""
-        raise PolicyError(f"{folder} has tensors that OpenVLA has not: {', '.join(unknown[:4])}{more}")
+    return re.compile("|".join([*unused, r"language_model\..*rotary_emb\.inv_freq$"]))
 
 
 @torch.no_grad()

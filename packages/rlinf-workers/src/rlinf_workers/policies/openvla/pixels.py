@@ -21,6 +21,19 @@ def resized(pictures: Tensor, size: int) -> Tensor:
     return x / 255
 
 
+CROP_SHARE = 0.9
+"""Of a picture's area, in its middle."""
+
+
+def center_cropped(pictures: Tensor) -> Tensor:
+    """[n, 3, size, size] in 0..1 -> the same, of the middle alone: checkpoints that were fine-tuned on random crops of
+    that share are evaluated so. As TensorFlow's `crop_and_resize`: bilinear between corners, rounded down to levels."""
+    share = CROP_SHARE**0.5
+    turn = pictures.new_tensor([[share, 0.0, 0.0], [0.0, share, 0.0]]).expand(len(pictures), 2, 3)
+    grid = F.affine_grid(turn, list(pictures.shape), align_corners=True)
+    return (F.grid_sample(pictures, grid, align_corners=True) * 255.5).floor().clamp(0, 255) / 255
+
+
 def normalized(pictures: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Each colour [n, 3, H, W] less its mean, by its deviation."""
     shift, scale = (torch.tensor(row, device=pictures.device)[:, None, None] for row in (mean, std))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,14 +15,18 @@ from rlinf_workers.records.embodied import texts_of
 PROMPT = "In: What action should the robot take to {}?\nOut:"
 SPACE_PIECE = "\u2581"
 """Ends every prompt of a tokenizer that has it (id 29871 of Llama 2), as it did in training."""
-PAD, BEGIN, FIRST_BYTE = 0, 1, 3
-"""Ids of the tokenizer of bytes; 2 would be the end of a sequence."""
-NUM_BYTE_IDS = FIRST_BYTE + 256
+PAD, BEGIN, FIRST_WORD = 0, 1, 3
+"""Ids of the tokenizer of words; 2 would be the end of a sequence."""
+NUM_WORDS = 1096
+"""Of the sizes about a thousand one that gives all words of the environments that come with RLinf ids of their own."""
+NUM_WORD_IDS = FIRST_WORD + NUM_WORDS
 
 
-def byte_ids(text: str) -> list[int]:
-    """The tokens of a text for a model without a tokenizer: one for each byte of UTF-8."""
-    return [BEGIN, *(FIRST_BYTE + byte for byte in text.encode())]
+def word_ids(text: str) -> list[int]:
+    """The tokens of a text for a model without a tokenizer: one for each word and mark, by a hash, so that there is no
+    list of words. A prompt has about 20 of them; in bytes it would have 80, which a small model would spend most of its
+    time on."""
+    return [BEGIN, *(FIRST_WORD + zlib.crc32(word.encode()) % NUM_WORDS for word in re.findall(r"\w+|[^\w\s]", text))]
 
 
 def file_ids(path: str) -> Callable[[str], list[int]]:
@@ -53,6 +59,10 @@ class Prompts:
         rows = [self._prompt(text) for text in texts_of(instructions)]
         ids, mask = _padded(rows)
         return ids.to(instructions.device), mask.to(instructions.device)
+
+    def length(self, instruction: str) -> int:
+        """Tokens of its prompt."""
+        return len(self._prompt(instruction))
 
     def _prompt(self, text: str) -> list[int]:
         if text not in self._known:

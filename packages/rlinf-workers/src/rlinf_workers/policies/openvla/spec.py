@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rlinf_envs.protocol import ActionSpec
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.openvla.actions import ActionStatistics
-from rlinf_workers.policies.openvla.prompts import NUM_BYTE_IDS
+from rlinf_workers.policies.openvla.prompts import NUM_WORD_IDS
 from rlinf_workers.policies.openvla.vision import TowerShape
 
 NUM_HEADS = {"vit_large_patch14_reg4_dinov2.lvd142m": 16, "vit_so400m_patch14_siglip_224": 16}
@@ -27,6 +27,8 @@ NUM_HEADS = {"vit_large_patch14_reg4_dinov2.lvd142m": 16, "vit_so400m_patch14_si
 TOWERS = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
 """Before the names of a tower's tensors: DINOv2, then SigLIP."""
 NUM_BINS = 256
+NORMALIZATIONS = {"quantiles": ("q01", "q99"), "bounds": ("min", "max")}
+"""Which numbers of a dataset are scaled to -1 and 1."""
 DINO_MEAN, DINO_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIGLIP_MEAN = SIGLIP_STD = (0.5, 0.5, 0.5)
 
@@ -62,19 +64,17 @@ class ModelSpec:
     """Of the colours, for each tower."""
     stds: tuple[tuple[float, ...], ...]
     statistics: ActionStatistics
-    tokenizer: str | None
-    """Path of tokenizer.json; None: the tokens are bytes."""
+    state_statistics: ActionStatistics | None = None
+    """Of the robot's state, where the dataset has some."""
+    tokenizer: str | None = None
+    """Path of tokenizer.json; None: the tokens are words."""
 
 
-def spec_of_sizes(sizes: Mapping[str, Any], actions: ActionSpec) -> ModelSpec:
+def spec_of_sizes(chosen: Sizes, actions: ActionSpec) -> ModelSpec:
     """A small model whose bins span what the environment takes.
 
-    Raises: PolicyError for a size that there is not, sizes that do not go together, or actions without bounds.
+    Raises: PolicyError for sizes that do not go together, or actions without bounds.
     """
-    known = [field.name for field in fields(Sizes)]
-    if unknown := [name for name in sizes if name not in known]:
-        raise PolicyError(f"there are no options {', '.join(unknown)}; a small model has {', '.join(known)}")
-    chosen = Sizes(**sizes)
     for whole, part in (("image_size", "patch_size"), ("vision_width", "vision_heads"), ("width", "num_heads")):
         if getattr(chosen, whole) % getattr(chosen, part):
             found = f"{getattr(chosen, whole)} and {getattr(chosen, part)}"
@@ -89,7 +89,7 @@ def spec_of_sizes(sizes: Mapping[str, Any], actions: ActionSpec) -> ModelSpec:
         "patch_size": chosen.patch_size,
         "num_patches": chosen.image_size // chosen.patch_size,
     }
-    num_tokens = NUM_BYTE_IDS + NUM_BINS
+    num_tokens = NUM_WORD_IDS + NUM_BINS
     low, high = actions.low.flatten().tolist(), actions.high.flatten().tolist()
     return ModelSpec(
         towers=(TowerShape(**tower, num_registers=1, has_class_token=True), TowerShape(**tower)),
@@ -105,16 +105,17 @@ def spec_of_sizes(sizes: Mapping[str, Any], actions: ActionSpec) -> ModelSpec:
         image_size=chosen.image_size,
         means=(DINO_MEAN, SIGLIP_MEAN),
         stds=(DINO_STD, SIGLIP_STD),
-        statistics=ActionStatistics(q01=low, q99=high, mask=[True] * len(low)),
+        statistics=ActionStatistics(low=low, high=high, mask=[True] * len(low)),
         tokenizer=None,
     )
 
 
-def spec_of_folder(folder: str, unnorm_key: str | None) -> ModelSpec:
+def spec_of_folder(folder: str, unnorm_key: str | None, normalization: str) -> ModelSpec:
     """The model of a published checkpoint.
 
     Args:
         unnorm_key: the dataset whose statistics actions have; None: the only one there is.
+        normalization: a key of `NORMALIZATIONS`.
 
     Raises:
         PolicyError: it is not OpenVLA's, a file or the statistics are missing.
@@ -129,6 +130,8 @@ def spec_of_folder(folder: str, unnorm_key: str | None) -> ModelSpec:
     if not tokenizer.is_file():
         raise PolicyError(f"{tokenizer} is not there; copy it from where the checkpoint was published")
     text_config = {key: value for key, value in config["text_config"].items() if key != "model_type"}
+    dataset = dataset_of(folder, config, unnorm_key)
+    has_states = set(NORMALIZATIONS[normalization]) <= set(dataset.get("proprio", {}))
     dino, siglip = (_tower(specs, prefix, NUM_HEADS[name], folder) for prefix, name in pairs)
     return ModelSpec(
         towers=(dino, siglip),
@@ -138,7 +141,8 @@ def spec_of_folder(folder: str, unnorm_key: str | None) -> ModelSpec:
         image_size=config["image_sizes"][0],
         means=tuple(map(tuple, processor["means"])),
         stds=tuple(map(tuple, processor["stds"])),
-        statistics=_statistics(folder, config, unnorm_key),
+        statistics=statistics_of(dataset, "action", normalization),
+        state_statistics=statistics_of(dataset, "proprio", normalization) if has_states else None,
         tokenizer=str(tokenizer),
     )
 
@@ -187,12 +191,32 @@ def _tower(specs: Mapping[str, TensorSpec], prefix: str, num_heads: int, folder:
     )
 
 
-def _statistics(folder: str, config: Mapping[str, Any], unnorm_key: str | None) -> ActionStatistics:
-    there: Mapping[str, Any] = config.get("norm_stats", {})
+def dataset_of(folder: str, config: Mapping[str, Any], unnorm_key: str | None) -> Mapping[str, Any]:
+    """All that is known of a dataset: of dataset_statistics.json, which fine-tuning writes, else of config.json.
+
+    Raises: PolicyError where it is not there; it says which are.
+    """
+    path = Path(folder, "dataset_statistics.json")
+    there: Mapping[str, Any] = json.loads(path.read_text()) if path.is_file() else config.get("norm_stats", {})
     if unnorm_key is None and len(there) == 1:
         (unnorm_key,) = there
     if unnorm_key is None or unnorm_key not in there:
         missing = "options.unnorm_key is not given" if unnorm_key is None else f"no statistics of {unnorm_key!r}"
-        raise PolicyError(f"{folder}: {missing}; norm_stats has {', '.join(sorted(there)) or 'none'}")
-    found = there[unnorm_key]["action"]
-    return ActionStatistics(q01=found["q01"], q99=found["q99"], mask=found.get("mask", [True] * len(found["q01"])))
+        source = path.name if path.is_file() else "norm_stats"
+        raise PolicyError(f"{folder}: {missing}; {source} has {', '.join(sorted(there)) or 'none'}")
+    return there[unnorm_key]
+
+
+def statistics_of(dataset: Mapping[str, Any], what: str, normalization: str) -> ActionStatistics:
+    """
+    Args:
+        what: `action` or `proprio`.
+
+    Raises: PolicyError where the dataset has no such numbers.
+    """
+    found, keys = dataset.get(what, {}), NORMALIZATIONS[normalization]
+    if missing := [key for key in keys if key not in found]:
+        has = ", ".join(sorted(found)) or "nothing"
+        raise PolicyError(f"the statistics of {what!r} have no {' and no '.join(missing)}; they have {has}")
+    low, high = (found[key] for key in keys)
+    return ActionStatistics(low=low, high=high, mask=found.get("mask", [True] * len(low)))

@@ -8,6 +8,7 @@ read is the output of the second-to-last block, without the final norm, so that 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,8 @@ class TowerShape:
     num_registers: int = 0
     has_class_token: bool = False
     has_layer_scale: bool = False
+    language_width: int = 0
+    """Of the embedding that modulates features (FiLM); 0: none does."""
 
 
 class _PatchEmbed(nn.Module):
@@ -85,14 +88,22 @@ class _Block(nn.Module):
         self.norm2 = nn.LayerNorm(shape.width, eps=NORM_EPSILON)
         self.mlp = _Mlp(shape)
         self.ls2 = _LayerScale(shape) if shape.has_layer_scale else nn.Identity()
+        if shape.language_width:
+            self.scale = nn.Linear(shape.language_width, shape.width)
+            self.shift = nn.Linear(shape.language_width, shape.width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, language: Tensor | None = None) -> Tensor:
         x = x + self.ls1(self.attn(self.norm1(x)))
+        if language is not None:
+            x = x * (1 + self.scale(language)[:, None]) + self.shift(language)[:, None]
         return x + self.ls2(self.mlp(self.norm2(x)))
 
 
 class VisionTower(nn.Module):
     """Pictures [n, 3, H, W], normalised -> features of their patches [n, patches, width], row by row."""
+
+    _no_split_modules: ClassVar[list[str]] = ["_Block"]
+    """As transformers' models say it: the layers that `fsdp2` cuts one by one."""
 
     def __init__(self, shape: TowerShape) -> None:
         super().__init__()
@@ -105,11 +116,16 @@ class VisionTower(nn.Module):
         self.blocks = nn.ModuleList(_Block(shape) for _ in range(shape.num_blocks))
         self._shape = shape
 
-    def forward(self, pictures: Tensor) -> Tensor:
+    def forward(self, pictures: Tensor, language: Tensor | None = None) -> Tensor:
+        """
+        Args:
+            language: [n, language_width], for a tower whose features it modulates between attention and MLP of each
+                block, one number for all patches (FiLM, arXiv:1709.07871, as arXiv:2502.19645 has it).
+        """
         x = self.patch_embed(pictures) + self.pos_embed
         prefix = [self.cls_token] if self._shape.has_class_token else []
         prefix += [self.reg_token] if self._shape.num_registers else []
         x = torch.cat([*(token.expand(len(x), -1, -1) for token in prefix), x], dim=1)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, language)
         return x[:, -self.pos_embed.shape[1] :]

@@ -1,8 +1,8 @@
 """transformers' pi0, taken apart where learning needs its inside.
 
 `PI0ForConditionalGeneration` answers with velocities alone and samples without gradients. Here its parts are called in
-the same order and with the same arguments as in its `sample_actions`: the vision-language model reads pictures and
-prompt once, and the expert reads its keys and values at every denoising step.
+the same order as in its `sample_actions`: the vision-language model reads pictures and prompt once, and the expert
+reads its keys and values at every denoising step. pi0.5 has the same vision-language model before another expert.
 
 Legend: n rows, P tokens of pictures and prompt, H actions that are predicted, D dimensions of them, E width of the
 expert.
@@ -11,31 +11,32 @@ expert.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlinf_workers.policies.pi0.options import PATCH_SIZE, Pi0Options
-from rlinf_workers.policies.pi0.processor import IMAGE, BytePrompts, Prompts, TokenizerPrompts
+from rlinf_workers.policies.pi0.processor import IMAGE
 
 HEAD_SIZE = 16
 """Of the small model's attention."""
 
 
 def make_model(options: Pi0Options, state_size: int, action_size: int) -> nn.Module:
-    """transformers' `PI0ForConditionalGeneration` in float32: the checkpoint's, or a small one of random weights."""
+    """transformers' `PI0ForConditionalGeneration`: the checkpoint's, or a small one of random weights."""
     from transformers import PI0Config, PI0ForConditionalGeneration
 
     if options.folder is not None:
-        return PI0ForConditionalGeneration.from_pretrained(options.folder, dtype=torch.float32)
-    return PI0ForConditionalGeneration(PI0Config(**_small_config(options, state_size, action_size))).float()
+        if torch.get_default_device().type == "meta":
+            return PI0ForConditionalGeneration(PI0Config.from_pretrained(options.folder))
+        return PI0ForConditionalGeneration.from_pretrained(options.folder, dtype=getattr(torch, options.dtype))
+    return PI0ForConditionalGeneration(PI0Config(**small_config(options, state_size, action_size))).float()
 
 
-def _small_config(options: Pi0Options, state_size: int, action_size: int) -> dict[str, Any]:
-    """Both transformers have as many layers and keys of one size, so that the expert reads those of the other
-    (arXiv:2410.24164, appendix B)."""
+def small_config(options: Pi0Options, state_size: int, action_size: int) -> dict[str, Any]:
+    """Arguments of PI0Config. Both transformers have as many layers and keys of one size, so that the expert reads
+    those of the other (arXiv:2410.24164, appendix B)."""
     width = options.width
     layers = {"intermediate_size": 2 * width, "num_hidden_layers": options.num_layers}
     heads = {"num_attention_heads": width // HEAD_SIZE}
@@ -58,25 +59,19 @@ def _small_config(options: Pi0Options, state_size: int, action_size: int) -> dic
     }
 
 
-def make_prompts(options: Pi0Options) -> Prompts:
-    """The checkpoint's tokenizer, or bytes."""
-    if options.folder is None:
-        return BytePrompts(options.max_prompt_tokens)
-    from transformers import AutoTokenizer
-
-    return TokenizerPrompts(AutoTokenizer.from_pretrained(Path(options.folder)), options.max_prompt_tokens)
-
-
 def freeze_untrained(model: Any, options: Pi0Options) -> None:
-    """Takes the gradient from what is not trained, and from what no answer depends on: the expert's token embeddings,
-    and the last layer of the vision-language model behind its keys and values where nothing reads its output."""
-    model.model.dit.embed_tokens.requires_grad_(False)
+    """Takes the gradient from what is not trained, and from what no answer depends on: the expert's token embeddings
+    where it has any, and the last layer of the vision-language model behind its keys and values where nothing reads its
+    output."""
+    if (embeddings := getattr(model.model.dit, "embed_tokens", None)) is not None:
+        embeddings.requires_grad_(False)
     vlm = model.model.vlm
     if options.trains == "expert":
         vlm.requires_grad_(False)
-    elif options.value == "expert":
+    last = vlm.language_model.layers[-1]
+    last.may_be_unread = True
+    if options.value == "expert":
         vlm.language_model.norm.requires_grad_(False)
-        last = vlm.language_model.layers[-1]
         for part in (last.self_attn.q_proj, last.self_attn.o_proj, last.mlp, last.post_attention_layernorm):
             part.requires_grad_(False)
 
@@ -91,6 +86,8 @@ class Prefix:
     """[n, P], 1 where a token is"""
     mean_features: Tensor
     """[n, width], mean of its output over the tokens"""
+    dtype: torch.dtype
+    """Of keys and values, in which the expert goes on."""
 
 
 def read_prefix(model: Any, pictures: Tensor, prompt_ids: Tensor, prompt_mask: Tensor) -> Prefix:
@@ -99,24 +96,21 @@ def read_prefix(model: Any, pictures: Tensor, prompt_ids: Tensor, prompt_mask: T
         pictures: [n, cameras, 3, size, size], in [-1, 1].
         prompt_ids, prompt_mask: [n, tokens]; the tokens of the pictures come before.
     """
-    num_rows, num_cameras = pictures.shape[:2]
-    vision = model.config.vlm_config.vision_config
-    num_image_tokens = num_cameras * (vision.image_size // vision.patch_size) ** 2
-    image_ids = prompt_ids.new_full((num_rows, num_image_tokens), model.config.vlm_config.image_token_id)
-    ids = torch.cat([image_ids, prompt_ids], dim=1)
-    mask = torch.cat([torch.ones_like(image_ids), prompt_mask], dim=1)
-    shown = torch.ones(num_rows, num_cameras, dtype=torch.bool, device=pictures.device)
-    embeddings = model.model.embed_prefix(ids, pictures, shown)
-    read = model.model.vlm(
+    vlm = model.model.vlm
+    features = vlm.get_image_features(pictures.flatten(0, 1)).pooler_output
+    shown = features.reshape(len(pictures), -1, features.shape[-1])
+    embeddings = torch.cat([shown, vlm.get_input_embeddings()(prompt_ids)], dim=1)
+    mask = torch.cat([prompt_mask.new_ones(shown.shape[:2]), prompt_mask], dim=1)
+    read = vlm(
         inputs_embeds=embeddings,
         attention_mask=mask,
         position_ids=mask.cumsum(-1) - 1,
-        token_type_ids=torch.zeros_like(ids),
+        token_type_ids=torch.zeros_like(mask),
         use_cache=True,
     )
-    counts = mask[..., None].to(embeddings.dtype)
-    features = (read.last_hidden_state * counts).sum(1) / counts.sum(1)
-    return Prefix(cache=read.past_key_values, mask=mask, mean_features=features)
+    counts = mask[..., None].to(torch.promote_types(embeddings.dtype, torch.float32))
+    mean = (read.last_hidden_state * counts).sum(1) / counts.sum(1)
+    return Prefix(cache=read.past_key_values, mask=mask, mean_features=mean, dtype=embeddings.dtype)
 
 
 def expert_features(model: Any, prefix: Prefix, robot_state: Tensor, chunk: Tensor, times: Tensor) -> Tensor:
@@ -126,7 +120,8 @@ def expert_features(model: Any, prefix: Prefix, robot_state: Tensor, chunk: Tens
         robot_state: [n, max_state_dim]
         chunk: [n, H, D], noisy actions at `times` [n], 1 being noise.
     """
-    embeddings = model.embed_action_time(robot_state, chunk, times)
+    dtype = model.action_out_proj.weight.dtype
+    embeddings = model.embed_action_time(robot_state.to(dtype), chunk.to(dtype), times).to(prefix.dtype)
     found = model.model(action_embeds=embeddings, attention_mask=prefix.mask, past_key_values=prefix.cache)
     prefix.cache.crop(prefix.mask.shape[1] - prefix.cache.get_seq_length())
     return found.last_hidden_state[:, -chunk.shape[1] :]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from typing_extensions import Self
 
 from rlinf_envs.protocol import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import PolicyError
+from rlinf_workers.policies.options import options_of
 from rlinf_workers.policies.pictures import PREFIX, chosen_cameras
 
 CHOICES = {
@@ -19,6 +21,7 @@ CHOICES = {
     "value": ("expert", "vision-language"),
     "trains": ("expert", "all"),
     "normalization": ("mean_std", "quantiles", "bounds"),
+    "dtype": ("float32", "bfloat16"),
 }
 MAX_CAMERAS = 3
 """pi0 was trained with at most three pictures (arXiv:2410.24164, section V)."""
@@ -54,24 +57,23 @@ class Pi0Options:
     value_width: int = 256
     trains: str | None = None
     """`expert` (default with a checkpoint): the vision-language model stays as it is; `all` (default without)."""
+    dtype: str = "float32"
+    """Of the weights; chains, log-probabilities and values are float32 whatever it is."""
     width: int = 64
     num_layers: int = 2
     image_size: int = 56
     """Of the small model."""
 
+    statistics_of_checkpoint: ClassVar[str] = "mean_std"
+    """The normalization with a checkpoint, where the recipe names none."""
+
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Pi0Options:
+    def of(cls, options: Mapping[str, Any]) -> Self:
         """Raises: PolicyError for an option that is not there or has no such value."""
-        names = [each.name for each in fields(cls)]
-        for name in options:
-            if name not in names:
-                close = difflib.get_close_matches(name, names, n=1)
-                meant = f"; did you mean {close[0]}?" if close else ""
-                raise PolicyError(f"it has no option {name!r}{meant} It has {', '.join(names)}")
         filled: dict[str, Any] = {"normalization": "bounds", "trains": "all"}
         if options.get("folder") is not None:
-            filled = {"normalization": "mean_std", "trains": "expert"}
-        made = cls(**(filled | {name: value for name, value in options.items() if value is not None}))
+            filled = {"normalization": cls.statistics_of_checkpoint, "trains": "expert"}
+        made = options_of(cls, filled | {name: value for name, value in options.items() if value is not None})
         made._check()
         return made
 
@@ -131,19 +133,24 @@ def check_spaces(options: Pi0Options, shown: Mapping[str, FieldSpec], actions: A
         raise PolicyError("it denoises continuous actions, and these are discrete")
     if "state" not in shown or len(shown["state"].shape) != 1:
         raise PolicyError("it reads 'state', a row of numbers, and the environment shows none")
-    if options.folder is None:
-        return
-    config = checkpoint_config(Path(options.folder))
+
+
+def check_checkpoint(options: Pi0Options, shown: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
+    """Whether the folder holds pi0, of the sizes that are needed. Raises: PolicyError."""
+    config = checkpoint_config(Path(str(options.folder)))
     sizes = {
         "max_state_dim": (shown["state"].shape[0], "numbers in 'state'"),
         "max_action_dim": (actions.low.numel(), "dimensions of an action"),
         "chunk_size": (options.chunk_size, "actions of policy.options.chunk_size"),
     }
     for key, (wanted, what) in sizes.items():
-        if wanted > config.get(key, DEFAULT_SIZES[key]):
-            raise PolicyError(
-                f"{options.folder} has {key}={config.get(key, DEFAULT_SIZES[key])}; here are {wanted} {what}"
-            )
+        check_size(str(options.folder), key, config.get(key, DEFAULT_SIZES[key]), wanted, what)
+
+
+def check_size(folder: str, key: str, there: int, wanted: int, what: str) -> None:
+    """Raises: PolicyError where a checkpoint has less of something than is needed."""
+    if wanted > there:
+        raise PolicyError(f"{folder} has {key}={there}; here are {wanted} {what}")
 
 
 FIRST_TRANSFORMERS = (5, 17)
@@ -163,6 +170,11 @@ def checkpoint_config(folder: Path) -> dict[str, Any]:
     config = json.loads(path.read_text())
     if config.get("model_type") != "pi0":
         raise PolicyError(f"{path} is of model_type {config.get('model_type')!r}; this policy loads 'pi0'")
+    check_tokenizer(folder)
+    return config
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raises: PolicyError for a folder without one."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise PolicyError(f"{folder} has no tokenizer; put PaliGemma's {TOKENIZER_FILES[0]} there")
-    return config

@@ -22,23 +22,27 @@ from rlinf_algos.flow_matching import (
     bounded_std,
     denoising_times,
     flow_chain_logprobs,
+    flow_interpolation,
+    flow_matching_loss,
     flow_sde_transition,
     sample_flow_chain,
+    training_times,
     transition_entropy,
 )
 from rlinf_algos.flow_matching.transitions import FlowTransition
 from rlinf_envs.protocol import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Answer, Fields, Needs, Policy
+from rlinf_workers.policies.instructions import check_instructions
+from rlinf_workers.policies.layers import in_own_dtype
 from rlinf_workers.policies.pi0.model import (
     Prefix,
     expert_features,
     freeze_untrained,
     make_model,
-    make_prompts,
     read_prefix,
 )
-from rlinf_workers.policies.pi0.options import Pi0Options, check_spaces
-from rlinf_workers.policies.pi0.processor import prepare_pictures
+from rlinf_workers.policies.pi0.options import Pi0Options, check_checkpoint, check_spaces
+from rlinf_workers.policies.pi0.processor import Prompts, make_prompts, prepare_pictures
 from rlinf_workers.policies.pi0.statistics import normalizers
 from rlinf_workers.training.base import Evaluation
 
@@ -52,34 +56,40 @@ class Pi0(Policy):
     """transformers' pi0 with a value head, and with a noise head for Flow-Noise."""
 
     evaluation_start: Tensor
+    backbone = ("model.model",)
+    options_class = Pi0Options
 
     @classmethod
     def needs(cls, fields: Mapping[str, FieldSpec], actions: ActionSpec, **options: Any) -> Needs:
-        chosen = Pi0Options.of(options)
+        chosen = cls.options_class.of(options)
         cameras = chosen.camera_fields(fields)
-        check_spaces(chosen, fields, actions)
+        cls.check(chosen, fields, actions)
+        check_instructions(fields, cls.make_prompts(chosen, fields["state"].shape[0]).check)
         normalizers(chosen, fields["state"].shape[0], actions)
         prompt = ("instruction",) if "instruction" in fields else ()
         return Needs(reads=("state", *cameras, *prompt), chunk_size=chosen.chunk_size)
 
     def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:
         super().__init__()
-        self._options = chosen = Pi0Options.of(options)
+        self._options = chosen = self.options_class.of(options)
         self._cameras = chosen.camera_fields(fields)
         (state_size,), action_size = fields["state"].shape, actions.low.numel()
         self._executed = (chosen.chunk_size, action_size)
-        self._prompts = make_prompts(chosen)
+        self._prompts = self.make_prompts(chosen, state_size)
         self.normalize_state, self.normalize_actions = normalizers(chosen, state_size, actions)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.model: Any = make_model(chosen, state_size, action_size)
+            self.model: Any = self.make_model(chosen, state_size, action_size)
             self._add_heads()
+        for parameter in self.parameters():
+            parameter.data = parameter.data.to(getattr(torch, chosen.dtype))
         freeze_untrained(self.model, chosen)
         config = self.model.config
         self._predicted = (config.chunk_size, config.max_action_dim)
         size = config.chunk_size * config.max_action_dim
         steps = chosen.num_denoising_steps
         self.noise_size = 2 * size + 1 if chosen.noise == "flow-sde" else (1 + steps) * size
+        self.values_cost_less = chosen.value == "vision-language"
         start = torch.randn(self._predicted, generator=torch.Generator().manual_seed(EVALUATION_START_SEED))
         self.register_buffer("evaluation_start", start)
 
@@ -101,6 +111,34 @@ class Pi0(Policy):
                 nn.Linear(second, config.max_action_dim),
             )
 
+    # -- in which the models of the family differ ------------------------------------------------------------------
+
+    @classmethod
+    def check(cls, options: Any, fields: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
+        """What can be said without reading weights. Raises: PolicyError."""
+        check_spaces(options, fields, actions)
+        if options.folder is not None:
+            check_checkpoint(options, fields, actions)
+
+    @classmethod
+    def make_prompts(cls, options: Any, state_size: int) -> Prompts:
+        """What turns instructions into tokens. Raises: PolicyError where the state has no room in them."""
+        return make_prompts(options)
+
+    def make_model(self, options: Any, state_size: int, action_size: int) -> nn.Module:
+        """The network, with its weights; it has the parts of transformers' pi0 by their names."""
+        return make_model(options, state_size, action_size)
+
+    def expert_features(self, prefix: Prefix, state: Tensor, chunk: Tensor, times: Tensor) -> Tensor:
+        """[n, H, E]: the expert's output at the actions.
+
+        Args:
+            state: [n, size], normalised.
+            chunk: [n, H, D], noisy actions at `times` [n], 1 being noise.
+        """
+        padded = functional.pad(state, (0, self.model.config.max_state_dim - state.shape[-1]))
+        return expert_features(self.model, prefix, padded, chunk, times)
+
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def act(self, fields: Fields, noise: Tensor | None) -> Answer:
@@ -109,7 +147,8 @@ class Pi0(Policy):
         if noise is None:
             start = self.evaluation_start.expand(num_rows, -1, -1)
             chain = sample_flow_chain(denoiser.velocities, start, times, noise_level=None)
-            logprobs, extras, values = torch.zeros(num_rows, device=start.device), {}, denoiser.values(None)
+            logprobs, extras = torch.zeros(num_rows, *self._executed, device=start.device), {}
+            values = denoiser.values(None)
         else:
             start, step_noise, steps = self._split(noise)
             chain = sample_flow_chain(
@@ -128,6 +167,23 @@ class Pi0(Policy):
         return Evaluation(
             logprobs=self._of_executed(logprobs), entropies=self._of_executed(entropies), values=denoiser.values(None)
         )
+
+    def values(self, fields: Fields) -> Tensor:
+        """Nothing is denoised."""
+        return self._denoiser(fields).values(None)
+
+    def imitate(self, fields: Fields, actions: Tensor, noise: Tensor) -> Tensor:
+        """Flow matching: the mean squared error of the velocities over the numbers that are executed, at one time of
+        each row that prefers noise (arXiv:2410.24164, section IV). What the model predicts beside them starts from
+        noise, as in acting, and has no target."""
+        num_actions, size = self._executed
+        start = noise[:, : self._predicted[0] * self._predicted[1]].unflatten(-1, self._predicted)
+        times = training_times(torch.special.ndtr(noise[:, -1]))
+        states, target = start.clone(), torch.zeros_like(start)
+        chosen = (slice(None), slice(num_actions), slice(size))
+        states[chosen], target[chosen] = flow_interpolation(self.normalize_actions(actions), start[chosen], times)
+        velocities = self._denoiser(fields).velocities(states, times).velocities
+        return flow_matching_loss(velocities[chosen], target[chosen]).mean((1, 2))
 
     @property
     def _noise_level(self) -> float | None:
@@ -148,9 +204,9 @@ class Pi0(Policy):
         return start, drawn, (uniform * num_steps).long().clamp(max=num_steps - 1)
 
     def _of_executed(self, elements: Tensor) -> Tensor:
-        """[n, H, D] -> [n], summed over the actions that are executed."""
+        """[n, H, D] -> [n, K, A], those of the actions that are executed."""
         num_actions, size = self._executed
-        return elements[:, :num_actions, :size].sum((1, 2))
+        return elements[:, :num_actions, :size]
 
     def _sde_entropies(self, times: Tensor, steps: Tensor) -> Tensor:
         """[n, H, D]; they depend on the step alone."""
@@ -160,17 +216,18 @@ class Pi0(Policy):
 
     def _denoiser(self, fields: Fields) -> Denoiser:
         state = self.normalize_state(fields["state"])
-        padded = functional.pad(state, (0, self.model.config.max_state_dim - state.shape[-1]))
         size = self.model.config.vlm_config.vision_config.image_size
         pictures = torch.stack([prepare_pictures(fields[name], size) for name in self._cameras], dim=1)
         empty = torch.zeros(len(state), 1, dtype=torch.uint8, device=state.device)
-        ids, mask = self._prompts(fields.get("instruction", empty))
-        return Denoiser(self, read_prefix(self.model, pictures, ids, mask), padded)
+        ids, mask = self._prompts(fields.get("instruction", empty), state)
+        return Denoiser(self, read_prefix(self.model, pictures, ids, mask), state)
 
     def spread(self, features: Tensor) -> Tensor:
         """[n, H, E] -> [n, H, D], the deviations that Flow-Noise learns."""
         assert self.noise_head is not None, "Flow-SDE has no noise head"
-        return bounded_std(self.noise_head(features), low=self._options.least_std, high=self._options.largest_std)
+        return bounded_std(
+            in_own_dtype(self.noise_head, features), low=self._options.least_std, high=self._options.largest_std
+        )
 
     @property
     def reads_value_from_expert(self) -> bool:
@@ -180,15 +237,15 @@ class Pi0(Policy):
 class Denoiser:
     """The expert before one batch of observations; keeps what it said at each state that it was asked about."""
 
-    def __init__(self, policy: Pi0, prefix: Prefix, robot_state: Tensor) -> None:
-        self._policy, self._prefix, self._robot_state = policy, prefix, robot_state
+    def __init__(self, policy: Pi0, prefix: Prefix, state: Tensor) -> None:
+        self._policy, self._prefix, self._state = policy, prefix, state
         self._values: list[Tensor] = []
         self._stds: list[Tensor] = []
 
     def __call__(self, states: Tensor, times: Tensor) -> FlowPrediction:
         """Velocities, and deviations where they are learned; states [n, H, D], times [n]."""
         features = self._features(states, times)
-        velocities = self._policy.model.action_out_proj(features)
+        velocities = in_own_dtype(self._policy.model.action_out_proj, features)
         if self._policy.noise_head is None:
             return FlowPrediction(velocities)
         self._stds.append(self._policy.spread(features))
@@ -196,19 +253,19 @@ class Denoiser:
 
     def velocities(self, states: Tensor, times: Tensor) -> FlowPrediction:
         """Velocities alone, for the ODE."""
-        return FlowPrediction(self._policy.model.action_out_proj(self._features(states, times)))
+        return FlowPrediction(in_own_dtype(self._policy.model.action_out_proj, self._features(states, times)))
 
     def _features(self, states: Tensor, times: Tensor) -> Tensor:
-        features = expert_features(self._policy.model, self._prefix, self._robot_state, states, times)
+        features = self._policy.expert_features(self._prefix, self._state, states, times)
         if self._policy.reads_value_from_expert:
-            self._values.append(self._policy.value_head(features.mean(1))[:, 0])
+            self._values.append(in_own_dtype(self._policy.value_head, features.mean(1))[:, 0])
         return features
 
     def values(self, steps: Tensor | None) -> Tensor:
         """[n]: of the vision-language model's features; or the mean of the expert's over the states that it was asked
         about, with `steps` [n] the value at that step."""
         if not self._policy.reads_value_from_expert:
-            return self._policy.value_head(self._prefix.mean_features)[:, 0]
+            return in_own_dtype(self._policy.value_head, self._prefix.mean_features)[:, 0]
         values = torch.stack(self._values)
         return values.mean(0) if steps is None else values.gather(0, steps[None])[0]
 

@@ -7,7 +7,8 @@ break. transformers' processor has the same prompt, but scales pictures by cubic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlinf_workers.policies.base import PolicyError
+from rlinf_workers.policies.pi0.options import Pi0Options
 from rlinf_workers.records.embodied import texts_of
 
 BYTES = 256
@@ -36,11 +38,25 @@ def prepare_pictures(pictures: Tensor, size: int) -> Tensor:
     return functional.pad(resized.clamp(-1.0, 1.0), borders, value=-1.0)
 
 
+TokenIds = Callable[[str], list[int]]
+"""A text -> its tokens, behind the one of the beginning."""
+
+
 class Prompts(Protocol):
     """Turns instructions into tokens."""
 
-    def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """[n, bytes] as `text_tensor` has them -> ids and mask (1 on tokens), [n, width] int64 each."""
+    def __call__(self, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """
+        Args:
+            rows: [n, bytes] as `text_tensor` has them.
+            state: [n, size], normalised, for a model whose prompt says it.
+        Returns: ids and mask (1 on tokens), [n, width] int64 each.
+        Raises: PolicyError for a prompt that is too long; it is never cut.
+        """
+        ...
+
+    def check(self, instruction: str) -> None:
+        """Raises: PolicyError where the instruction makes a prompt that is too long, whatever the state is."""
         ...
 
 
@@ -50,43 +66,79 @@ class BytePrompts:
     def __init__(self, width: int) -> None:
         self._width = width
 
-    def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         lengths = (rows != 0).sum(-1)
-        _check_length(1 + int(lengths.max()), self._width)
+        check_length(1 + int(lengths.max()), self._width)
         begin = torch.full_like(rows[:, :1], BEGIN, dtype=torch.int64)
         ids = torch.cat([begin, rows[:, : self._width - 1].long()], dim=1)
         mask = torch.arange(ids.shape[1], device=rows.device)[None] <= lengths[:, None]
         return ids, mask.long()
 
+    def check(self, instruction: str) -> None:
+        check_length(len(byte_ids(instruction)), self._width, instruction)
+
 
 class TokenizerPrompts:
     """By the checkpoint's tokenizer."""
 
-    def __init__(self, tokenizer: Any, width: int) -> None:
-        self._tokenizer, self._width = tokenizer, width
+    def __init__(self, ids_of: TokenIds, width: int) -> None:
+        self._ids_of, self._width = ids_of, width
         self._known: dict[str, list[int]] = {}
 
-    def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        tokens = [self._tokens(text) for text in texts_of(rows)]
-        ids = torch.zeros(len(tokens), self._width, dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for i, found in enumerate(tokens):
-            ids[i, : len(found)] = torch.tensor(found)
-            mask[i, : len(found)] = 1
-        return ids.to(rows.device), mask.to(rows.device)
+    def __call__(self, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return padded([self._tokens(text) for text in texts_of(rows)], self._width, rows.device)
 
-    def _tokens(self, text: str) -> Sequence[int]:
+    def check(self, instruction: str) -> None:
+        self._tokens(instruction)
+
+    def _tokens(self, text: str) -> list[int]:
         if text not in self._known:
-            cleaned = text.strip().replace("_", " ").replace("\n", " ")
-            begin = [self._tokenizer.bos_token_id]
-            found = begin + self._tokenizer(cleaned + "\n", add_special_tokens=False)["input_ids"]
-            _check_length(len(found), self._width)
+            found = self._ids_of(cleaned(text) + "\n")
+            check_length(len(found), self._width, text)
             self._known[text] = found
         return self._known[text]
 
 
-def _check_length(length: int, width: int) -> None:
+def make_prompts(options: Pi0Options) -> Prompts:
+    """By the checkpoint's tokenizer, or of bytes."""
+    if options.folder is None:
+        return BytePrompts(options.max_prompt_tokens)
+    return TokenizerPrompts(tokenizer_ids(options.folder), options.max_prompt_tokens)
+
+
+def byte_ids(text: str) -> list[int]:
+    """The tokens of a small model."""
+    return [BEGIN, *text.encode()]
+
+
+def tokenizer_ids(folder: str) -> TokenIds:
+    """The tokens of a checkpoint's tokenizer."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(Path(folder))
+    return lambda text: [tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+def cleaned(instruction: str) -> str:
+    """Without underscores and line breaks."""
+    return instruction.strip().replace("_", " ").replace("\n", " ")
+
+
+def padded(rows: Sequence[list[int]], width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ids and mask, [n, width] int64 each."""
+    ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for i, found in enumerate(rows):
+        ids[i, : len(found)] = torch.tensor(found)
+        mask[i, : len(found)] = 1
+    return ids.to(device), mask.to(device)
+
+
+def check_length(length: int, width: int, instruction: str | None = None) -> None:
+    """Raises: PolicyError for a prompt of so many tokens where there is room for `width`."""
     if length > width:
+        named = "" if instruction is None else f" {instruction!r}"
         raise PolicyError(
-            f"an instruction has {length} tokens, and max_prompt_tokens={width}; set policy.options.max_prompt_tokens"
+            f"the instruction{named} makes a prompt of {length} tokens, and max_prompt_tokens={width}; "
+            "set policy.options.max_prompt_tokens"
         )

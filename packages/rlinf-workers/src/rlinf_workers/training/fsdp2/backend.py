@@ -246,7 +246,7 @@ class FSDP2Backend:
 
     def restart(self, optimizer: OptimizerSettings) -> None:
         self._settings = optimizer
-        self._optimizer = optimizer.adamw(self._parameters.values())
+        self._optimizer = optimizer.adamw(self._parameters.items())
         self.num_steps = 0
 
     # -- weights ---------------------------------------------------------------------------------------------------

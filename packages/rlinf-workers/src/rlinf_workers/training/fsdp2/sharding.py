@@ -36,9 +36,11 @@ class Root(nn.Module):
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The decoder layers, as transformers names their classes; empty for a model of another kind."""
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    """The layers of all transformers in a model, each in a list of such, as the transformers name their classes; empty
+    for a model of another kind."""
+    names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return [layer for layers in lists for layer in layers if type(layer).__name__ in names]
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None) -> Root:
@@ -50,6 +52,8 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
     reduce_dtype = None if compute_dtype is None else trained.dtype
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=True)
     for layer in layers_of(model):
+        if getattr(layer, "may_be_unread", False):
+            continue  # a layer is gathered when the gradient of its output comes, and of this one others may be read
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     root = Root(model)
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False)

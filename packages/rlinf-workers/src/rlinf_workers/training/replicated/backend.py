@@ -122,7 +122,8 @@ class ReplicatedBackend:
 
     def restart(self, optimizer: OptimizerSettings) -> None:
         self._settings = optimizer
-        self._optimizer = optimizer.adamw(self._parameters)
+        named = ((name, one) for name, one in self._model.named_parameters() if one.requires_grad)
+        self._optimizer = optimizer.adamw(named)
         self.num_steps = 0
 
     def _attach(self, shard: int) -> None:

@@ -1,0 +1,64 @@
+"""A trained policy evaluated by itself: the env and policy roles without training around them.
+
+They do what the evaluations of a run do, so that the same seeds in the same environments have the same numbers.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from rlinf_comm.records import record
+from rlinf_envs.protocol import EpisodeEnd
+from rlinf_workers.embodied.actor import PolicyModel
+from rlinf_workers.embodied.environment import Environment, EnvironmentSettings
+from rlinf_workers.embodied.rollout import EmbodiedRollout
+from rlinf_workers.models.language_model import is_adapter
+from rlinf_workers.models.lora import add_adapter
+from rlinf_workers.policies.base import PolicySettings
+
+record(EpisodeEnd)
+
+
+class EvaluationEnvironment(Environment):
+    """Evaluates alone, in environments that may change between evaluations."""
+
+    def __init__(self, settings: EnvironmentSettings) -> None:
+        self._settings = settings
+        self._groups = self._own_groups(settings.num_groups)
+        self._threads = ThreadPoolExecutor(max(1, len(self._groups))) if settings.spec.num_processes else None
+        self._train = {}
+        self._evaluate = {}
+        self._ends: list[EpisodeEnd] = []
+
+    def evaluate_in(self, settings: EnvironmentSettings) -> None:
+        """Evaluates in these from now on. The number of groups stays, what is read of an observation, and whether
+        groups have processes of their own."""
+        for env in self._evaluate.values():
+            env.close()
+        self._evaluate.clear()
+        self._settings = settings
+
+    def take_episodes(self) -> list[EpisodeEnd]:
+        """Those that ended since the last call."""
+        found, self._ends = self._ends, []
+        return found
+
+    def _record_episode(self, episode: EpisodeEnd, *, cut: bool) -> None:
+        super()._record_episode(episode, cut=cut)
+        self._ends.append(episode)
+
+
+class EvaluationPolicy(EmbodiedRollout):
+    """Acts with the weights of a checkpoint."""
+
+    def __init__(self, settings: PolicySettings) -> None:
+        super().__init__(settings)
+        self._kind = PolicyModel(settings)
+
+    def load_policy(self, folder: str) -> None:
+        """Takes the weights in a checkpoint's folder of the model, or the changes of an adapter. Raises:
+        WeightFilesError naming tensors that are missing or of another shape."""
+        if is_adapter(folder):
+            add_adapter(self._policy, folder)
+        else:
+            self._kind.load(self._policy, folder)

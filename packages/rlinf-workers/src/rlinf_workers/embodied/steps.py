@@ -1,0 +1,52 @@
+"""The steps of a segment, as an advantage function takes them: its chunks, or the actions in them.
+
+An action that was not executed, as its episode ended before it in the same chunk, is a step of no reward that ends by
+itself, so that nothing flows through it.
+
+Legend: T chunks, n environments, K actions of a chunk; S steps, T or T K.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlinf_workers.records.embodied import Trajectory
+
+
+def was_executed(num_executed: Tensor, num_actions: int) -> Tensor:
+    """[...] -> [..., K] bool."""
+    return torch.arange(num_actions, device=num_executed.device) < num_executed[..., None]
+
+
+def chunk_steps(t: Trajectory) -> dict[str, Tensor]:
+    """[T, n] each, by the names of `rlinf_algos.parts.INPUTS`; the rewards of a chunk are added up."""
+    return {
+        "rewards": t.rewards.sum(-1),
+        "values": t.values,
+        "next_values": t.next_values,
+        "terminated": t.terminated,
+        "truncated": t.truncated,
+    }
+
+
+def action_steps(t: Trajectory) -> dict[str, Tensor]:
+    """[T K, n] each, as `chunk_steps`; without values where the policy has none of actions. What follows an action is
+    the next one of its chunk, and what follows the last one of a chunk, or of an episode, the true successor."""
+    executed = was_executed(t.num_executed, t.rewards.shape[-1])
+    is_last = executed & (executed.sum(-1, keepdim=True) == executed.cumsum(-1))
+    found = {
+        "rewards": t.rewards,
+        "terminated": (is_last & t.terminated[..., None]) | ~executed,
+        "truncated": is_last & t.truncated[..., None],
+    }
+    if t.values.ndim == t.rewards.ndim:
+        successor = t.next_values[..., None]
+        following = torch.cat([t.values[..., 1:], successor], dim=-1)
+        found |= {"values": t.values, "next_values": torch.where(is_last, successor, following)}
+    return {name: tensor.movedim(-1, 1).flatten(0, 1) for name, tensor in found.items()}
+
+
+def of_actions(steps: Tensor, num_actions: int) -> Tensor:
+    """[T K, n] -> [T, n, K]."""
+    return steps.unflatten(0, (-1, num_actions)).movedim(1, -1)

@@ -1,0 +1,230 @@
+"""What OpenVLA and OpenVLA-OFT share: pictures and an instruction on their way into Llama, bins of actions, the value.
+
+Legend: n rows, P positions of the context, A dimensions of an action, B bins, H width of the language model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_workers.policies.base import Fields, Policy, PolicyError
+from rlinf_workers.policies.instructions import check_instructions
+from rlinf_workers.policies.layers import VALUE_GAIN, in_own_dtype, tanh_tower
+from rlinf_workers.policies.openvla.actions import action_table
+from rlinf_workers.policies.openvla.model import check_files, load_parts, make_parts
+from rlinf_workers.policies.openvla.pixels import center_cropped, normalized, resized
+from rlinf_workers.policies.openvla.prompts import Prompts, file_ids, word_ids
+from rlinf_workers.policies.openvla.spec import NORMALIZATIONS, ModelSpec, Sizes, spec_of_folder, spec_of_sizes
+from rlinf_workers.policies.options import check_choice
+
+DEFAULT_CONTEXT = 2048
+"""Positions, where a `text_config` does not say: transformers' LlamaConfig."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedOptions(Sizes):
+    """Options of both policies; those of `Sizes` are for a model without a folder."""
+
+    folder: str | None = None
+    """A published checkpoint; None: a small model."""
+    unnorm_key: str | None = None
+    """The dataset of the checkpoint whose statistics actions have; None: the only one."""
+    normalization: str = "quantiles"
+    """With a checkpoint: which numbers of the dataset are scaled to -1 and 1, `quantiles` or `bounds`."""
+    temperature: float = 1.0
+    """Of the tokens of actions, when they are drawn and when they are evaluated."""
+    value_hidden_size: int = 256
+    """Width of the two hidden layers of the value."""
+    dtype: str = "float32"
+    """Of the weights."""
+
+
+def checked_spec(fields: Mapping[str, FieldSpec], actions: ActionSpec, options: SharedOptions) -> ModelSpec:
+    """The model that the options describe; reads no weights.
+
+    Raises: PolicyError for what cannot act here, WeightFilesError for files that are not whole.
+    """
+    if "instruction" not in fields:
+        raise PolicyError(f"it reads an 'instruction', and the environment shows {', '.join(sorted(fields))}")
+    if actions.kind != "continuous":
+        raise PolicyError("its tokens are bins of continuous actions, and the environment takes discrete ones")
+    if not options.temperature > 0:
+        raise PolicyError(f"options.temperature has to be above 0, not {options.temperature}")
+    check_choice("dtype", options.dtype, tuple(DTYPES))
+    check_choice("normalization", options.normalization, tuple(NORMALIZATIONS))
+    spec = spec_of(actions, options)
+    if (found := len(spec.statistics.low)) != actions.low.numel():
+        raise PolicyError(f"its actions have {found} numbers, and the environment takes {actions.low.numel()}")
+    if options.folder is not None:
+        check_files(spec, options.folder)
+    return spec
+
+
+def check_prompts(fields: Mapping[str, FieldSpec], spec: ModelSpec, num_others: int) -> None:
+    """Whether the prompts of all instructions that are known have room in Llama's context.
+
+    Args:
+        num_others: positions that are no prompt's.
+
+    Raises: PolicyError where one has not.
+    """
+    prompts = Prompts(file_ids(spec.tokenizer) if spec.tokenizer else word_ids)
+    room = spec.text_config.get("max_position_embeddings", DEFAULT_CONTEXT) - num_others
+
+    def check(instruction: str) -> None:
+        if (length := prompts.length(instruction)) > room:
+            raise PolicyError(
+                f"the instruction {instruction!r} makes a prompt of {length} tokens; the model's context has room for "
+                f"{room} beside {num_others} of pictures and actions"
+            )
+
+    check_instructions(fields, check)
+
+
+def num_patches(spec: ModelSpec) -> int:
+    """Of one picture."""
+    return spec.towers[0].num_patches ** 2
+
+
+def spec_of(actions: ActionSpec, options: SharedOptions) -> ModelSpec:
+    """As `checked_spec`, whose checks were made before."""
+    changed = [name for name in Sizes.__slots__ if getattr(options, name) != getattr(Sizes(), name)]
+    if options.folder is None:
+        if options.unnorm_key is not None:
+            raise PolicyError("options.unnorm_key chooses statistics of a checkpoint; give options.folder, or neither")
+        return spec_of_sizes(options, actions)
+    if changed:
+        raise PolicyError(f"options {', '.join(changed)}: a model from options.folder has the sizes of its files")
+    return spec_of_folder(options.folder, options.unnorm_key, options.normalization)
+
+
+def check_colours(fields: Mapping[str, FieldSpec], cameras: Sequence[str]) -> None:
+    """Raises: PolicyError for a picture whose colours are not 3."""
+    for name in cameras:
+        if (channels := fields[name].shape[-1]) != 3:
+            raise PolicyError(f"it looks at pictures of 3 colours, and {name!r} has {channels} channels")
+
+
+class PrismaticPolicy(Policy):
+    """The model (after Prismatic, arXiv:2402.07865) with a value; what is asked of it is the policy's own."""
+
+    table: Tensor
+    """[A, B] float32: what the bins mean."""
+    backbone = ("vision_backbone", "projector", "language_model")
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        options: SharedOptions,
+        cameras: Sequence[str],
+        *,
+        seed: int,
+        num_values: int = 1,
+        crops: bool = False,
+    ) -> None:
+        """
+        Args:
+            cameras: the fields with the pictures, in the order of their patches.
+            num_values: outputs of the value's layers.
+            crops: whether only the middle of a picture is looked at.
+        """
+        super().__init__()
+        self._spec, self._cameras, self._crops = spec, tuple(cameras), crops
+        self._temperature = options.temperature
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            with _default_dtype(DTYPES[options.dtype]):
+                parts = make_parts(spec)
+            self.vision_backbone, self.projector = parts["vision_backbone"], parts["projector"]
+            self.language_model = parts["language_model"]
+            self._width = self.language_model.config.hidden_size
+            hidden = (options.value_hidden_size, options.value_hidden_size)
+            self.value_head = tanh_tower(self._width, hidden, num_values, VALUE_GAIN).to(DTYPES[options.dtype])
+            with _default_dtype(DTYPES[options.dtype]):
+                self.make_more()
+        if options.folder is not None and not self.is_outline:
+            load_parts(self, options.folder)
+        self._prompts = Prompts(file_ids(spec.tokenizer) if spec.tokenizer else word_ids)
+        self.register_buffer("table", action_table(spec.statistics, spec.num_bins), persistent=False)
+        self._num_dims = len(self.table)
+
+    def make_more(self) -> None:
+        """Makes the parts that a policy has beside those of all."""
+        return
+
+    @property
+    def is_outline(self) -> bool:
+        """Whether no weights are to be read."""
+        return self.projector.fc1.weight.is_meta
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        """[...] -> [..., H]"""
+        return self.language_model.model.embed_tokens(ids)
+
+    def _embed_bins(self, bins: Tensor) -> Tensor:
+        """[n, t] -> [n, t, H]. The last token of the vocabulary is the lowest bin."""
+        return self._embed(self._spec.num_tokens - 1 - bins)
+
+    def _see(self, fields: Fields, language: Tensor | None = None) -> Tensor:
+        """[n, patches of all pictures, H].
+
+        Args:
+            language: [n, H], for towers that look at pictures with an instruction in mind.
+        """
+        dtype = self.projector.fc1.weight.dtype
+        pictures = torch.stack([self._shown(fields[name]) for name in self._cameras], dim=1)
+        flat = pictures.flatten(0, 1)
+        for_towers = zip(self._spec.means, self._spec.stds, strict=True)
+        dino, siglip = (normalized(flat, mean, std).to(dtype) for mean, std in for_towers)
+        if language is not None:
+            language = language.repeat_interleave(len(self._cameras), dim=0)
+        patches = self.projector(self.vision_backbone(dino, siglip, language))
+        return patches.unflatten(0, (-1, len(self._cameras))).flatten(1, 2)
+
+    def _shown(self, pictures: Tensor) -> Tensor:
+        shown = resized(pictures, self._spec.image_size)
+        return center_cropped(shown) if self._crops else shown
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """[..., H] -> [..., B], float32 at least, over the bins from the lowest, by the temperature."""
+        last = self._spec.num_tokens
+        logits = self.language_model.lm_head(states)[..., last - self._spec.num_bins : last]
+        return logits.flip(-1).to(torch.promote_types(logits.dtype, torch.float32)) / self._temperature
+
+    def _values(self, states: Tensor) -> Tensor:
+        """[n, H] -> [n], or [n, several], float32 at least."""
+        values = in_own_dtype(self.value_head, states)
+        return values[..., 0] if values.shape[-1] == 1 else values
+
+
+def with_patches(embedded: Tensor, mask: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """The first token, what is seen, the rest of the prompt: embeddings [n, P, H] and their mask [n, P].
+
+    Args:
+        embedded, mask: of the prompt, [n, T, H] and [n, T].
+        seen: [n, patches, H].
+    """
+    mask = torch.cat([mask[:, :1], mask.new_ones(seen.shape[:2]), mask[:, 1:]], dim=1)
+    return torch.cat([embedded[:, :1], seen, embedded[:, 1:]], dim=1), mask
+
+
+def positions_of(mask: Tensor) -> Tensor:
+    """[n, P]: positions as if there were no padding."""
+    return mask.cumsum(1) - 1
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

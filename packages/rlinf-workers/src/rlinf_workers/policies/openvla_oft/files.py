@@ -1,0 +1,77 @@
+"""The files that fine-tuning writes beside a merged checkpoint: `action_head--150000_checkpoint.pt`, for example.
+
+They are state dicts of torch. A part that was trained under DistributedDataParallel has `module.` before its names. The
+vision backbone with FiLM is saved from inside a LoRA model, so that its linear layers are there as `base_layer` with
+`lora_A` and `lora_B`; they are added up here, by the scale that fine-tuning has (`lora_alpha = min(rank, 16)`).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_workers.policies.base import PolicyError
+from rlinf_workers.policies.openvla.model import unused_tensors
+from rlinf_workers.policies.openvla.spec import ModelSpec
+
+LARGEST_ALPHA = 16
+
+
+def part_file(folder: str, part: str) -> Path | None:
+    """The file of a part, None where there is none.
+
+    Raises: PolicyError for several.
+    """
+    found = sorted(Path(folder).glob(f"{part}--*checkpoint.pt"))
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise PolicyError(f"{folder} has several files of {part}: {names}; leave the one to load there")
+    return found[0] if found else None
+
+
+def read_part(path: Path, *, shapes_alone: bool = False) -> dict[str, Tensor]:
+    """Its tensors by their names in the part; with `shapes_alone` without their numbers.
+
+    Raises: PolicyError for a file that is no state dict.
+    """
+    where: Any = "meta" if shapes_alone else "cpu"
+    try:
+        found = torch.load(path, map_location=where, weights_only=True, mmap=True)
+        return {name.removeprefix("module."): tensor for name, tensor in found.items()}
+    except Exception as error:
+        raise PolicyError(f"{path} is not a state dict that torch.save wrote: {error}") from error
+
+
+def read_vision_backbone(path: Path, spec: ModelSpec, *, shapes_alone: bool = False) -> dict[str, Tensor]:
+    """The tensors of both towers with FiLM, by the model's names, with LoRA's added to their weights."""
+    found = read_part(path, shapes_alone=shapes_alone)
+    merged: dict[str, Tensor] = {}
+    for name, tensor in found.items():
+        if ".lora_" in name:
+            continue
+        if name.endswith(".base_layer.weight"):
+            layer = name.removesuffix(".base_layer.weight")
+            down, up = (found[f"{layer}.lora_{half}.default.weight"] for half in "AB")
+            tensor = tensor + min(len(down), LARGEST_ALPHA) / len(down) * (up @ down)
+        merged[re.sub(r"(\.blocks\.\d+)\.block\.", r"\1.", name.replace(".base_layer.", "."))] = tensor
+    unused = unused_tensors(spec)
+    return {name: tensor for name, tensor in merged.items() if not unused.match(name)}
+
+
+def check_part(path: Path, found: dict[str, Tensor], wanted: dict[str, tuple[int, ...]]) -> None:
+    """Raises: PolicyError where names or shapes differ."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    wrong = [f"no {name}" for name in wanted if name not in shapes]
+    wrong += [f"{name}, which there is not" for name in shapes if name not in wanted]
+    wrong += [
+        f"{name} {list(shapes[name])} instead of {list(shape)}"
+        for name, shape in wanted.items()
+        if shapes.get(name, shape) != shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        raise PolicyError(f"{path} does not fit: it has {'; '.join(wrong[:4])}{more}")

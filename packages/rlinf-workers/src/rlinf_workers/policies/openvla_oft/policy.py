@@ -1,0 +1,240 @@
+"""OpenVLA-OFT (arXiv:2502.19645) as a policy: a chunk of K actions from one forward of OpenVLA's model.
+
+    [begin | patches of the pictures | state | prompt | K A empty positions | end]
+
+All positions attend to all. The state at a position predicts the number after it, as in a language model, so that the
+last one of the prompt and all empty ones but the last predict the chunk: a choice among 256 bins for each number, or
+the numbers by a head of their own (`l1`). For learning, the second draws from a Laplace distribution around them.
+
+The value is read from the state that predicts the first number, as RLinf's research code has it.
+
+Legend: n rows, P positions, K actions of a chunk, A dimensions of an action, B bins, H width of the language model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_workers.policies.base import Answer, Fields, Needs, PolicyError
+from rlinf_workers.policies.heads.categories import CategoriesHead
+from rlinf_workers.policies.layers import in_own_dtype
+from rlinf_workers.policies.openvla.actions import actions_of, bins_of
+from rlinf_workers.policies.openvla.base import (
+    PrismaticPolicy,
+    check_colours,
+    check_prompts,
+    checked_spec,
+    num_patches,
+    positions_of,
+    spec_of,
+    with_patches,
+)
+from rlinf_workers.policies.openvla.model import shapes_of
+from rlinf_workers.policies.openvla.spec import ModelSpec
+from rlinf_workers.policies.openvla_oft.files import check_part, read_part, read_vision_backbone
+from rlinf_workers.policies.openvla_oft.heads import (
+    ActionHead,
+    ProprioProjector,
+    laplace_draw,
+    laplace_entropy,
+    laplace_log_prob,
+)
+from rlinf_workers.policies.openvla_oft.options import OftOptions
+from rlinf_workers.policies.openvla_oft.scaling import Scaling
+from rlinf_workers.training.base import Evaluation
+
+END = 2
+"""Ends a sequence, in Llama's vocabulary and among the bytes of a model without a tokenizer."""
+
+
+class OpenVLAOFT(PrismaticPolicy):
+    """Acts on one to three pictures [n, H, W, 3], the instruction and, on request, the state [n, D]."""
+
+    @classmethod
+    def needs(cls, fields: Mapping[str, FieldSpec], actions: ActionSpec, **options: Any) -> Needs:
+        chosen = OftOptions.of(options)
+        cameras = chosen.camera_fields(fields)
+        check_colours(fields, cameras)
+        state_size = chosen.state_size(fields)
+        spec = checked_spec(fields, actions, chosen)
+        num_empty = chosen.chunk_size * actions.low.numel()
+        check_prompts(fields, spec, len(cameras) * num_patches(spec) + bool(state_size) + num_empty + 1)
+        _check_states(spec, chosen, state_size)
+        _check_parts(_with_film(spec, chosen), chosen, state_size)
+        reads = (*cameras, "instruction", *(["state"] if state_size else []))
+        return Needs(reads=reads, chunk_size=chosen.chunk_size, values_of_actions=chosen.values == "action")
+
+    def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:
+        self._options = chosen = OftOptions.of(options)
+        self._state_size = chosen.state_size(fields)
+        spec, several = _with_film(spec_of(actions, chosen), chosen), chosen.values == "action"
+        super().__init__(
+            spec,
+            chosen,
+            chosen.camera_fields(fields),
+            seed=seed,
+            num_values=chosen.chunk_size if several else 1,
+            crops=chosen.center_crop,
+        )
+        self._several_values = several
+        self.scale_actions = Scaling(spec.statistics)
+        self.scale_state = None if spec.state_statistics is None else Scaling(spec.state_statistics)
+        self._load_parts()
+        self._token = CategoriesHead((spec.num_bins,))
+        numbers = chosen.chunk_size * self._num_dims
+        self.noise_size = numbers * (spec.num_bins if self.action_head is None else 1)
+
+    def make_more(self) -> None:
+        num_dims = len(self._spec.statistics.low)
+        self.proprio_projector = ProprioProjector(self._state_size, self._width) if self._state_size else None
+        self.action_head = ActionHead(self._width, num_dims) if self._options.head == "l1" else None
+        if self.action_head is not None:
+            self.language_model.lm_head.requires_grad_(False)  # nothing is read from it
+
+    @torch.no_grad()
+    def _load_parts(self) -> None:
+        for part, path in self._options.part_files().items() if not self.is_outline else ():
+            mine = getattr(self, part).state_dict(prefix=_prefix_of(part))
+            for name, tensor in _read(part, path, self._spec).items():
+                mine[name].copy_(tensor)
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def act(self, fields: Fields, noise: Tensor | None) -> Answer:
+        states = self._states(fields)
+        values = self._values_of(states)
+        if self.action_head is not None:
+            centre = self._predicted(states)
+            scaled = centre
+            if noise is not None:
+                scaled = laplace_draw(centre, noise.view_as(centre), self._options.spread)
+            return Answer(
+                actions=self.scale_actions.inverse(scaled),
+                logprobs=laplace_log_prob(scaled, centre, self._options.spread),
+                values=values,
+                extras={"scaled_actions": scaled},
+            )
+        logits = self._logits(states)
+        bins = self._token.mode(logits) if noise is None else self._token.sample(logits, noise.view_as(logits))
+        return Answer(
+            actions=self._in_chunks(actions_of(self.table, bins.view(-1, self._num_dims))),
+            logprobs=self._in_chunks(self._token.log_prob(logits, bins)),
+            values=values,
+        )
+
+    def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
+        states = self._states(fields)
+        values = self._values_of(states)
+        if self.action_head is not None:
+            centre = self._predicted(states)
+            logprobs = laplace_log_prob(extras["scaled_actions"], centre, self._options.spread)
+            return Evaluation(logprobs=logprobs, entropies=laplace_entropy(centre, self._options.spread), values=values)
+        logits, bins = self._logits(states), bins_of(self.table, actions.flatten(0, 1)).reshape(len(actions), -1, 1)
+        return Evaluation(
+            logprobs=self._in_chunks(self._token.log_prob(logits, bins)),
+            entropies=self._in_chunks(self._token.entropy(logits)),
+            values=values,
+        )
+
+    def imitate(self, fields: Fields, actions: Tensor, noise: Tensor) -> Tensor:
+        """Cross entropy of the tokens, summed over a chunk; of the numbers themselves the mean absolute error, scaled
+        to -1..1."""
+        if self.action_head is None:
+            return super().imitate(fields, actions, noise)
+        return (self._predicted(self._states(fields)) - self.scale_actions(actions)).abs().mean((1, 2))
+
+    # -- the model -------------------------------------------------------------------------------------------------
+
+    def _states(self, fields: Fields) -> Tensor:
+        """[n, K A, H]: the last states of the positions that predict the numbers of the chunk."""
+        ids, mask = self._prompts(fields["instruction"])
+        embedded, end = self._embed(ids), self._embed(torch.full_like(ids[:, :1], END))
+        language = _mean_word(embedded, mask, end) if self._options.film else None
+        seen = self._see(fields, language)
+        if self.proprio_projector is not None:
+            state = fields["state"] if self.scale_state is None else self.scale_state(fields["state"])
+            said = in_own_dtype(self.proprio_projector, state).to(seen.dtype)
+            seen = torch.cat([seen, said[:, None]], dim=1)
+        context, mask = with_patches(embedded, mask, seen)
+        num_empty = self._options.chunk_size * self._num_dims
+        empty = context.new_zeros(len(context), num_empty, self._width)
+        mask = torch.cat([mask, mask.new_ones(len(mask), num_empty + 1)], dim=1)
+        found = self.language_model.model(
+            inputs_embeds=torch.cat([context, empty, end], dim=1),
+            attention_mask=mask.bool()[:, None, None].expand(-1, 1, mask.shape[1], -1),
+            position_ids=positions_of(mask),
+            use_cache=False,
+        )
+        return found.last_hidden_state[:, -num_empty - 2 : -2]
+
+    def _predicted(self, states: Tensor) -> Tensor:
+        """[n, K, A] in -1..1, float32 at least."""
+        assert self.action_head is not None, "a head of tokens predicts no numbers"
+        return in_own_dtype(self.action_head, states)
+
+    def _values_of(self, states: Tensor) -> Tensor:
+        values = self._values(states[:, 0])
+        return values.unsqueeze(-1) if self._several_values and values.ndim == 1 else values
+
+    def _in_chunks(self, numbers: Tensor) -> Tensor:
+        """[...] -> [n, K, A]"""
+        return numbers.reshape(-1, self._options.chunk_size, self._num_dims)
+
+
+def _mean_word(embedded: Tensor, mask: Tensor, end: Tensor) -> Tensor:
+    """[n, H]: the mean embedding of prompt and end, without padding."""
+    counts = mask[..., None].to(embedded.dtype)
+    return ((embedded * counts).sum(1) + end[:, 0]) / (counts.sum(1) + 1)
+
+
+def _with_film(spec: ModelSpec, options: OftOptions) -> ModelSpec:
+    width = spec.text_config["hidden_size"] if options.film else 0
+    dino, siglip = (replace(tower, language_width=width) for tower in spec.towers)
+    return replace(spec, towers=(dino, siglip))
+
+
+def _check_states(spec: ModelSpec, options: OftOptions, state_size: int) -> None:
+    """Raises: PolicyError where a checkpoint reads states that it has no statistics for, or others than are shown."""
+    if not state_size or options.folder is None:
+        return
+    if spec.state_statistics is None:
+        raise PolicyError(
+            f"{options.folder}: the dataset has no statistics of 'proprio', or none for options.normalization="
+            f"{options.normalization}, and options.proprio needs them"
+        )
+    if (found := len(spec.state_statistics.low)) != state_size:
+        raise PolicyError(f"its states have {found} numbers, and the environment shows {state_size}")
+
+
+def _check_parts(spec: ModelSpec, options: OftOptions, state_size: int) -> None:
+    """Raises: PolicyError for a file of a part that is missing or does not fit."""
+    width = spec.text_config["hidden_size"]
+    with torch.device("meta"):
+        made = {
+            "proprio_projector": ProprioProjector(max(state_size, 1), width),
+            "action_head": ActionHead(width, len(spec.statistics.low)),
+        }
+    shapes = {part: {name: tuple(t.shape) for name, t in module.state_dict().items()} for part, module in made.items()}
+    towers = {name: shape for name, shape in shapes_of(spec).items() if name.startswith("vision_backbone.")}
+    for part, path in options.part_files().items():
+        found = _read(part, path, spec, shapes_alone=True)
+        check_part(path, found, towers if part == "vision_backbone" else shapes[part])
+
+
+def _read(part: str, path: Path, spec: ModelSpec, *, shapes_alone: bool = False) -> dict[str, Tensor]:
+    if part == "vision_backbone":
+        return read_vision_backbone(path, spec, shapes_alone=shapes_alone)
+    return read_part(path, shapes_alone=shapes_alone)
+
+
+def _prefix_of(part: str) -> str:
+    """Before the names of a part's tensors in its file."""
+    return "vision_backbone." if part == "vision_backbone" else ""

@@ -1,0 +1,32 @@
+"""Options of a policy as one record, from what a recipe says."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from rlinf_workers.policies.base import PolicyError
+
+Options = TypeVar("Options")
+
+
+def options_of(record: type[Options], given: Mapping[str, Any]) -> Options:
+    """A dataclass filled with the options.
+
+    Raises: PolicyError for an option that it has not.
+    """
+    names = [each.name for each in fields(record)]  # type: ignore[reportArgumentType]
+    for name in given:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            meant = f"; did you mean {close[0]}?" if close else ";"
+            raise PolicyError(f"there is no option {name!r}{meant} it has {', '.join(names)}")
+    return record(**given)
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raises: PolicyError for a value that is none of the choices."""
+    if value not in choices:
+        raise PolicyError(f"options.{name} is {value!r}; there are {', '.join(choices)}")

@@ -1,0 +1,147 @@
+"""Checkpoints of pi0.5: openpi's PyTorch files, and those of LeRobot, which has the same names.
+
+Names are those that openpi's conversion writes (`examples/convert_jax_model_to_pytorch.py`). Of two tied tensors the
+files have one: `lm_head` of PaliGemma is its table of embeddings; that of the expert is not used. Sizes are those of
+the tensors, numbers of heads follow from them where keys are shared, as in both of openpi's sizes, and SigLIP So400m
+has 16. How many actions are predicted stands in config.json alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlinf_comm.weights import TensorSpec
+from rlinf_workers.models.weight_files import WeightFiles
+from rlinf_workers.policies.base import PolicyError
+from rlinf_workers.policies.pi0.options import check_tokenizer
+
+NUM_VISION_HEADS = 16
+HORIZON_KEYS = ("chunk_size", "action_horizon")
+"""Of config.json, as LeRobot and as openpi call the number of predicted actions."""
+VLM, EXPERT = "paligemma_with_expert.paligemma.model.", "paligemma_with_expert.gemma_expert.model."
+EMBEDDINGS = "paligemma_with_expert.paligemma.lm_head.weight"
+IGNORED = "paligemma_with_expert.gemma_expert.lm_head.weight"
+
+
+def model_config(folder: str) -> dict[str, Any]:
+    """Arguments of PI0Config for a checkpoint; config.json and the headers of its files are read.
+
+    Raises:
+        PolicyError: it is another model's, or a file is missing.
+        WeightFilesError: its files are not whole.
+    """
+    config = _read_config(Path(folder))
+    check_tokenizer(Path(folder))
+    shapes = {name: spec.shape for name, spec in _named(WeightFiles(folder)).items()}
+    if "time_mlp_in.weight" not in shapes:
+        other = "; it has pi0's state_proj, so use policy.name: pi0" if "state_proj.weight" in shapes else ""
+        raise PolicyError(f"{folder} has no time_mlp_in, which pi0.5 has{other}")
+    vision, text, expert = "model.vlm.vision_tower.", "model.vlm.language_model.", "model.dit."
+    width, _, patch_size, _ = _shape(shapes, vision + "embeddings.patch_embedding.weight")
+    num_patches, _ = _shape(shapes, vision + "embeddings.position_embedding.weight")
+    num_tokens, text_width = _shape(shapes, text + "embed_tokens.weight")
+    return {
+        "vlm_config": {
+            "model_type": "paligemma",
+            "vision_config": {
+                "model_type": "siglip_vision_model",
+                "hidden_size": width,
+                "intermediate_size": _shape(shapes, vision + "encoder.layers.0.mlp.fc1.weight")[0],
+                "num_hidden_layers": _num_layers(shapes, vision + "encoder.layers."),
+                "num_attention_heads": NUM_VISION_HEADS,
+                "image_size": patch_size * round(num_patches**0.5),
+                "patch_size": patch_size,
+                "vision_use_head": False,
+            },
+            "text_config": _gemma(shapes, text) | {"vocab_size": num_tokens},
+            "image_token_id": num_tokens,
+            "projection_dim": text_width,
+        },
+        "dit_config": _gemma(shapes, expert),
+        "chunk_size": next(config[key] for key in HORIZON_KEYS if key in config),
+        "max_action_dim": _shape(shapes, "action_in_proj.weight")[1],
+    }
+
+
+def check_files(folder: str, wanted: Mapping[str, torch.Tensor]) -> None:
+    """Whether the files have the tensors of the model, and no other. Raises: PolicyError naming them."""
+    found = {name: spec.shape for name, spec in _named(WeightFiles(folder)).items()}
+    for what, names in {
+        "lacks": [name for name in wanted if name not in found],
+        "has other tensors than pi0.5:": [name for name in found if name not in wanted],
+        "has in another shape": [n for n in wanted if n in found and found[n] != tuple(wanted[n].shape)],
+    }.items():
+        if names:
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            raise PolicyError(f"{folder} {what} {', '.join(names[:4])}{more} (after openpi's prefixes were renamed)")
+
+
+@torch.no_grad()
+def load(model: torch.nn.Module, folder: str) -> None:
+    """Fills the model from a folder that `check_files` accepts."""
+    files, tensors = WeightFiles(folder), model.state_dict()
+    for name in files.specs:
+        if (mine := own_name(name)) is not None:
+            tensors[mine].copy_(files.read(name))
+
+
+def own_name(name: str) -> str | None:
+    """What the model here calls a tensor of the files; None for one that is not used."""
+    name = name.removeprefix("model.")
+    if name == IGNORED:
+        return None
+    if name == EMBEDDINGS:
+        return "model.vlm.language_model.embed_tokens.weight"
+    name = name.replace(VLM, "model.vlm.").replace(EXPERT, "model.dit.")
+    return name.replace("model.vlm.vision_tower.vision_model.", "model.vlm.vision_tower.")
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise PolicyError(
+            f"folder={str(folder)!r} has no config.json; give a checkpoint of openpi's or LeRobot's pi0.5"
+        )
+    config = json.loads(path.read_text())
+    if (kind := config.get("type", config.get("model_type", "pi05"))) != "pi05":
+        raise PolicyError(f"{path} is of type {kind!r}; this policy loads 'pi05'")
+    if not any(key in config for key in HORIZON_KEYS):
+        raise PolicyError(f"{path} says neither {' nor '.join(HORIZON_KEYS)}, the number of actions it predicts")
+    return config
+
+
+def _named(files: WeightFiles) -> dict[str, TensorSpec]:
+    return {mine: spec for name, spec in files.specs.items() if (mine := own_name(name)) is not None}
+
+
+def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
+    if name not in shapes:
+        raise PolicyError(f"its files have no {name} (after openpi's prefixes were renamed); is it pi0.5?")
+    return shapes[name]
+
+
+def _num_layers(shapes: Mapping[str, Any], prefix: str) -> int:
+    numbers = [int(found[1]) for name in shapes if (found := re.match(re.escape(prefix) + r"(\d+)\.", name))]
+    return 1 + max(numbers, default=-1)
+
+
+def _gemma(shapes: Mapping[str, tuple[int, ...]], prefix: str) -> dict[str, Any]:
+    """All heads share one of keys."""
+    first = prefix + "layers.0."
+    queries, width = _shape(shapes, first + "self_attn.q_proj.weight")
+    head_size, _ = _shape(shapes, first + "self_attn.k_proj.weight")
+    return {
+        "model_type": "gemma",
+        "hidden_size": width,
+        "intermediate_size": _shape(shapes, first + "mlp.gate_proj.weight")[0],
+        "num_hidden_layers": _num_layers(shapes, prefix + "layers."),
+        "num_attention_heads": queries // head_size,
+        "num_key_value_heads": 1,
+        "head_dim": head_size,
+    }
