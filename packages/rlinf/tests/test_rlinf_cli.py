@@ -9,6 +9,7 @@ import pytest
 
 from rlinf import jobs
 from rlinf.cli.main import main, make_parser
+from rlinf.config.catalog import shipped_recipes
 from rlinf.config.load import load_config, to_yaml
 from rlinf.errors import RunFailed
 
@@ -31,11 +32,25 @@ def test_the_public_command_line_is_this():
     assert command_line(make_parser()) == {
         "rlinf": ["-h", "--help", "--version", "--traceback"],
         "rlinf train": ["-h", "--help", "recipe", "--output", "--resume"],
-        "rlinf eval": ["-h", "--help", "benchmarks", "--output", "--resume"],
+        "rlinf eval": ["-h", "--help", "benchmarks", "--suite", "--output", "--resume"],
+        "rlinf play": [
+            *("-h", "--help", "path", "--checkpoint", "--episodes", "--seed", "--no-video", "--output"),
+        ],
         "rlinf export": ["-h", "--help", "path", "--output", "--checkpoint", "--dtype", "--merged"],
         "rlinf profile": ["-h", "--help", "recipe", "--output"],
         "rlinf plan": [
-            *("-h", "--help", "problem", "--gpu", "--mode", "--what-if", "--output", "--json", "--schema"),
+            *(
+                "-h",
+                "--help",
+                "problem",
+                "--gpu",
+                "--env-step-s",
+                "--mode",
+                "--what-if",
+                "--output",
+                "--json",
+                "--schema",
+            ),
         ],
         "rlinf check": ["-h", "--help", "recipe"],
         "rlinf config": ["-h", "--help"],
@@ -103,7 +118,7 @@ GSM8K += ["--task.eval_files", "[test.jsonl]"]
             "--rollout.temprature is not a key; did you mean --rollout.temperature?",
         ),
         ("train sort-grpo --rollout.temperature hot", "--rollout.temperature='hot'; allowed: a number"),
-        ("train sort-grpo --job embodied", "the config has 7 mistakes:\n  - env is not set"),
+        ("train sort-grpo --job embodied", "the config has 10 mistakes:\n  - env is not set"),
         ("train sort-grpo --cluster.num_devices 9999", "cluster.num_devices=9999: this machine has "),
         (
             "train sort-grpo --mode collocated --plan.devices.actor [0,9999]",
@@ -278,21 +293,7 @@ def test_a_traceback_is_shown_on_request(rlinf):
 
 def test_config_list_shows_each_recipe_with_its_first_line(rlinf):
     lines = rlinf("config", "list").out.splitlines()
-    assert [line.split()[0] for line in lines] == [
-        "add-grpo",
-        "gsm8k-grpo",
-        "gsm8k-grpo-fsdp2",
-        "gsm8k-grpo-lora",
-        "gsm8k-grpo-megatron",
-        "gsm8k-grpo-sglang",
-        "math-grpo-1.5b",
-        "math-grpo-7b",
-        "math-grpo-qwen3-30b-a3b",
-        "pushcube-ppo",
-        "qwen3-moe-grpo-megatron",
-        "sort-grpo",
-        "sort-grpo-megatron-sglang",
-    ]
+    assert [line.split()[0] for line in lines] == list(shipped_recipes())
     told = lines[-2].removeprefix("sort-grpo").strip()
     assert told.startswith("A small language model learns to sort eight digits, from rewards alone")
 

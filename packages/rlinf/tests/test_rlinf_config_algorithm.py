@@ -69,6 +69,21 @@ def test_a_changed_name_starts_the_section_afresh_wherever_it_stands():
     assert algorithm("--algorithm.name grpo --algorithm.group_size 4").group_size == 4
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--algorithm.reward_level action", "algorithm.reward_level=action is finer than ratio_level=chunk: one ratio"),
+        ("--algorithm.ratio_level step", "algorithm.ratio_level='step'; allowed: 'chunk', 'action' or 'token'"),
+        (
+            "--algorithm.name grpo --algorithm.ratio_level=token --algorithm.reward_level=action",
+            "algorithm.reward_level=action is not used: advantage=grpo gives all of an episode one advantage",
+        ),
+    ],
+)
+def test_levels_that_do_not_go_together(line, says):
+    assert says in message(line, "pushcube-ppo")
+
+
 def test_the_resolved_config_is_read_back_as_it_was(tmp_path):
     for line in ("--algorithm.name ppo --algorithm.value_clip null", "--algorithm.name rloo", ""):
         config = load_config("sort-grpo", parse_overrides(line.split()))
@@ -153,7 +168,7 @@ def test_mistakes(line, expected):
         ("--algorithm.samples completions", "algorithm.samples=completions: the samples of this job are episodes"),
         ("--algorithm.clip 0.2", "--algorithm.clip is not a key; did you mean --algorithm.clip_low?"),
         ("--algorithm.minibatch_size 9", "is not a key; did you mean --algorithm.num_minibatches?"),
-        ("--algorithm.num_steps 9", "is not a key; did you mean --run.num_steps or --env.num_steps?"),
+        ("--algorithm.num_steps 9", "is not a key; did you mean --run.num_steps or --env.num_steps or"),
     ],
 )
 def test_mistakes_of_the_embodied_job(line, expected):

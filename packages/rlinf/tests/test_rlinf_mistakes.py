@@ -154,6 +154,10 @@ MISTAKES = [
     Mistake(line=f"{LORA} --actor.lora.targets []", says="actor.lora.targets is empty; name layers, or use all-linear"),
     Mistake(line=f"{LORA} --actor.lora.dropout 0.1", says="sampled without dropout"),
     Mistake(
+        line=GYM + "CartPole-v1 --actor.lora.rank 4",
+        says="actor.lora: policy.name=actor_critic has no backbone whose weights could stay; it is trained whole",
+    ),
+    Mistake(
         line=f"{LORA} --actor.backend mine:Mine",
         says="actor.lora: actor.backend=mine:Mine cannot train adapters",
         files={"mine.py": "class Mine:\n    def __init__(self, model, worker, *, optimizer, num_shards): ...\n"},
@@ -368,11 +372,11 @@ MISTAKES = [
     ),
     Mistake(
         line="train pushcube-ppo --env.kind mujoco",
-        says="--env.kind='mujoco'; allowed: 'maniskill', 'metaworld', 'gymnasium' or 'import'",
+        says="--env.kind='mujoco'; allowed: 'maniskill', 'metaworld', 'libero', 'gymnasium' or",
     ),
     Mistake(
         line="train pushcube-ppo --env.control_mode pd_joint_pos",
-        says="--env.control_mode is not a key; keys of env: kind, id, num_envs, num_groups, num_steps,",
+        says="--env.control_mode is not a key; keys of env: kind, id, num_envs, num_groups, num_processes,",
     ),
     Mistake(
         line=GYM + "CartPole-v1 --policy.hidden_sizes []",
@@ -423,6 +427,10 @@ MISTAKES = [
     Mistake(
         line=GYM + "CartPole-v1 --policy.options.width 3",
         says="policy.options={'width': 3} is not used: policy.name=actor_critic has hidden_sizes,",
+    ),
+    Mistake(
+        line=GYM + "CartPole-v1 --algorithm.reward_level action --algorithm.ratio_level action",
+        says="algorithm.reward_level=action: policy.name=actor_critic has a value of a chunk",
     ),
     Mistake(
         line=GYM + "CartPole-v1 --policy.chunk_size 3",
@@ -644,7 +652,7 @@ MISTAKES = [
     ),
     Mistake(line="train sort-grpo --run.wandb.project rl", says="run.wandb.project=rl: wandb is not installed"),
     Mistake(
-        line="publish", says="argument COMMAND: invalid choice: 'publish' (choose from 'train', 'eval', 'export', 'pro"
+        line="publish", says="argument COMMAND: invalid choice: 'publish' (choose from 'train', 'eval', 'play', 'export"
     ),
     Mistake(line="train sort-grpo --seed -1", says="--seed=-1; allowed: 0 or more"),
     Mistake(

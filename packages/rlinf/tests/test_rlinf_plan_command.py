@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from rlinf.cli.main import main
+from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.machine import Machine
+from rlinf.planning.embodied import POLICIES, embodied_flow
 from rlinf.planning.problems import grpo_flow, problem_of_recipe
 from rlinf_sched import Plan
 from rlinf_sched.derive import find_model
@@ -22,6 +24,8 @@ from rlinf_sched.problem_schema import problem_schema
 EXAMPLES = Path(__file__).parents[2] / "rlinf-sched" / "examples"
 LAPTOP = str(EXAMPLES / "laptop.json")
 RECIPE = ["gsm8k-grpo", "--model.path", "Qwen2.5-1.5B", "--cluster.num_devices", "16"]
+DEVICES = ["--cluster.num_devices", "8"]
+ROBOT = ["maniskill-openvla-ppo", "--policy.options.folder", "OpenVLA-7B", *DEVICES]
 LARGE = ["gsm8k-grpo", "--model.path", "Qwen2.5-7B", "--cluster.num_devices", "8"]
 
 
@@ -180,6 +184,54 @@ def test_the_flow_of_a_recipe_is_that_of_the_job(kl_coef: str):
     )
 
 
+def test_the_flow_of_a_robots_recipe_is_that_of_the_job():
+    from rlinf.jobs.embodied import EmbodiedJob
+
+    overrides = ["--env.kind", "gymnasium", "--env.id", "CartPole-v1", "--run.stop_at_score", "null"]
+    config = load_config("pushcube-ppo", parse_overrides(overrides))
+    assert isinstance(config, EmbodiedConfig)
+    job = EmbodiedJob(config, Machine(num_cpus=2, memory_bytes=1 << 30))
+    assert embodied_flow(config, simulates_on_host=False) == job.build(Path("unused")).train.graph()
+    (env,) = (stage for stage in embodied_flow(config, simulates_on_host=True).stages if not stage.needs_device)
+    assert env.name == "env"
+
+
+def test_a_robots_recipe_takes_what_the_published_workload_takes(plan):
+    """Both are the paper's 256 environments and 80 steps; the recipe's come in groups of four."""
+    recipe = json.loads(plan(*ROBOT, "--json").out)
+    published = json.loads(plan("maniskill-openvla-8", "--json").out)
+    assert recipe["plan"]["mode"] == published["plan"]["mode"]
+    assert recipe["step_s"] == pytest.approx(published["step_s"], rel=0.02)
+
+
+def test_what_a_recipe_leaves_out_is_planned_as_the_policies_have_it():
+    from rlinf_workers.policies.openvla_oft.options import OftOptions
+    from rlinf_workers.policies.pi0.options import Pi0Options
+    from rlinf_workers.policies.pi05.options import Pi05Options
+
+    assert POLICIES["openvla_oft"].chunk_size == OftOptions().chunk_size
+    for name, options in (("pi0", Pi0Options()), ("pi05", Pi05Options())):
+        known = POLICIES[name]
+        assert (known.chunk_size, known.denoising_steps) == (options.chunk_size, options.num_denoising_steps)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "cost", "ranks"),
+    [("libero-oft-grpo", "0.5", 64), ("libero-pi0-ppo", "0.5", 64), ("libero-pi05-ppo", "0.5", 64)],
+)
+def test_simulators_take_the_hosts_cores_and_the_time_that_is_given(plan, recipe: str, cost: str, ranks: int):
+    """Eight GPUs have 112 cores, of which the groups leave 64."""
+    arguments = [recipe, "--policy.options.folder", "unread", *DEVICES, "--mode", "collocated", "--json"]
+    told, slower = (json.loads(plan(*arguments, *more).out) for more in ([], ["--env-step-s", cost]))
+    env, policy, actor = told["plan"]["stages"]
+    assert (env["num_ranks"], env["devices"]) == (ranks, [])
+    assert len(policy["devices"]) == len(actor["devices"]) == 8
+    config = load_config(recipe)
+    assert isinstance(config, EmbodiedConfig)
+    simulated = config.env.num_envs // ranks * config.env.num_steps * float(cost)
+    assert slower["step_s"] > simulated > told["step_s"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -192,7 +244,16 @@ def test_the_flow_of_a_recipe_is_that_of_the_job(kl_coef: str):
         (["absent.yaml"], "absent.yaml: No such file or directory"),
         ([LAPTOP, "--mode", "fast"], "argument --mode: invalid choice: 'fast'"),
         ([LAPTOP, "--num_items", "3"], "--num_items: only a recipe takes overrides"),
-        (["pushcube-ppo"], "job=embodied: what this recipe's stages take is not known before they are profiled"),
+        (["pushcube-ppo"], "cluster.num_devices=auto: a plan is made for a number of GPUs"),
+        (["pushcube-ppo", *DEVICES], "policy.name=actor_critic: what it takes is not known before it is profiled"),
+        ([*ROBOT, "--policy.options.folder", "null"], "policy.options.folder is not set: times are derived from"),
+        (
+            [*ROBOT, "--env.options.sim_backend", "cpu"],
+            "env.kind=maniskill: there are no public figures of this simulator",
+        ),
+        ([*ROBOT, "--actor.backend", "replicated"], "actor needs"),
+        ([*RECIPE, "--env-step-s", "0.1"], "--env-step-s: this recipe has no environments"),
+        ([LAPTOP, "--env-step-s", "0.1"], f"--env-step-s 0.1: {LAPTOP} says itself what its stages take"),
         (["gsm8k-grpo"], "gsm8k-grpo.yaml:29: model.path is not set; give --model.path FOLDER"),
         (RECIPE[:3], "cluster.num_devices=auto: a plan is made for a number of GPUs"),
         ([*RECIPE, "--model.path", "Qwen2.5-8B"], "model='Qwen2.5-8B'; did you mean 'Qwen2.5-"),

@@ -15,10 +15,6 @@ from rlinf.errors import UserError
 
 GSM8K = ["--model.path=some/model", "--task.train_files=[train.jsonl]", "--task.eval_files=[test.jsonl]"]
 RECIPES = sorted(shipped_recipes())
-NEEDED: dict[str, list[str]] = dict.fromkeys(
-    set(RECIPES) - {"add-grpo", "pushcube-ppo", "sort-grpo", "sort-grpo-megatron-sglang"}, GSM8K
-)
-"""Recipe -> what a user has to bring."""
 
 
 def load(name: str) -> Config:
@@ -29,6 +25,10 @@ def text_of(name: str) -> str:
     return importlib.resources.files("rlinf.recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
 
 
+NEEDED = {name: GSM8K for name in RECIPES if "train_files" in text_of(name)}
+"""Recipe -> what a user has to bring."""
+
+
 def test_these_recipes_are_shipped():
     assert RECIPES == [
         "add-grpo",
@@ -37,11 +37,18 @@ def test_these_recipes_are_shipped():
         "gsm8k-grpo-lora",
         "gsm8k-grpo-megatron",
         "gsm8k-grpo-sglang",
+        "libero-oft-grpo",
+        "libero-pi0-ppo",
+        "libero-pi05-ppo",
+        "maniskill-openvla-ppo",
         "math-grpo-1.5b",
         "math-grpo-7b",
         "math-grpo-qwen3-30b-a3b",
         "pushcube-ppo",
         "qwen3-moe-grpo-megatron",
+        "reach-oft-grpo",
+        "reach-openvla-ppo",
+        "reach-pi0-ppo",
         "sort-grpo",
         "sort-grpo-megatron-sglang",
     ]

@@ -1,5 +1,6 @@
 """The report of runs that finished, failed, or hardly began."""
 
+import base64
 import json
 import math
 import re
@@ -16,6 +17,7 @@ from rlinf.report.curves import MAX_POINTS, Curve, Line, draw
 from rlinf.report.records import Series, read_run
 from rlinf.report.timeline import busy_shares, draw_timeline, last_steps
 from rlinf.run_folder import RunFolder, TraceEvent
+from rlinf.run_folder.folder import film_path
 
 CONFIG = "job: reasoning\nname: sort <grpo>\nmode: hybrid\nseed: 7\nalgorithm: {name: grpo}\nrun: {num_steps: 9}\n"
 PLAN = {
@@ -177,6 +179,24 @@ def test_both_kinds_of_success_and_the_best_checkpoint_are_shown(tmp_path: Path)
     shown = [percent(0.34), percent(0.97), "best checkpoint, step-000050", percent(0.7)]
     places = [says.find(text) for text in shown]
     assert -1 not in places and places == sorted(places)
+
+
+def test_success_by_task_is_a_table_and_the_first_and_last_films_are_in_the_page(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run", config_yaml=CONFIG, command=[], keep_checkpoints=1)
+    (folder.path / "videos").mkdir()
+    for step in range(0, 24, 2):
+        by_task = {"success_at_end/push": step / 32, "success_at_end/open": 0.5}
+        folder.evaluation(step, {"success_at_end": 0.25, **by_task}, time_s=1.0)
+        film_path(folder.path, step).write_bytes(f"film {step}".encode())
+    film_path(folder.path, 24).write_bytes(b"of an evaluation that a resumed run will do again")
+    text = write_report(folder.path).read_text()
+    says = Page(text).says
+    assert says.index("\nopen\n") < says.index("\npush\n") < says.index("\nall\n")
+    assert says.count("\nstep ") == 10 and "step 0\n" in says and "step 22\n" in says
+    assert percent(22 / 32) in says and "Success at end on push" not in says
+    films = re.findall(r'<video[^>]*src="data:video/mp4;base64,([^"]*)"', text)
+    assert [base64.b64decode(film) for film in films] == [b"film 22", b"film 0"]
+    assert "10 more are in videos/" in says
 
 
 def test_a_run_that_is_still_going(tmp_path: Path) -> None:

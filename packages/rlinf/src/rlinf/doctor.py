@@ -201,8 +201,11 @@ def _maniskill() -> Iterator[Finding]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SAPIEN's, about the Vulkan libraries that are looked for here
         can_draw = maniskill_novulkan.has_vulkan_device()
+        devices = maniskill_novulkan.vulkan_devices()
     if can_draw:
-        yield Finding("ManiSkill", "ok", f"{version}, with a Vulkan device: images and videos")
+        yield Finding(
+            "ManiSkill", "ok", f"{version}, images and videos by Vulkan on {', '.join(devices) or 'a device'}"
+        )
     else:
         text = f"{version}, without a Vulkan device: states only, no images"
         yield Finding("ManiSkill", "note", text, maniskill_novulkan.DRIVER_HINT)

@@ -97,8 +97,8 @@ TRAINING = (
         env/truncated_fraction | share | Episodes that the time limit ended.
         actor/policy_loss | - | Policy loss, mean over the minibatches.
         actor/value_loss | - | Loss of the values, half the squared error by default, mean over the minibatches.
-        actor/kl | nats | KL of the policy that sampled to the updated one, estimate k3, on the last minibatch. The
-            epochs end when it exceeds algorithm.target_kl.
+        actor/kl | nats | KL of the policy that sampled to the updated one, estimate k3, on the last minibatch, mean
+            over what has a ratio (algorithm.ratio_level). The epochs end when it exceeds algorithm.target_kl.
         actor/optimizer_steps | steps | Optimizer steps of the training step, fewer where the KL ended them.
         """,
     ),
@@ -111,7 +111,7 @@ TRAINING = (
             left out.
         actor/off_policy_fraction | share | Trained tokens, or actions, that algorithm.off_policy_threshold left out.
         actor/entropy | nats | Entropy of the policy, exact: of a token's distribution, where the algorithm asks for it
-            (entropy_coef, top_entropy_fraction), or of an action's.
+            (entropy_coef, top_entropy_fraction), or of what has a ratio in episodes (algorithm.ratio_level).
         time/step_s | s | Wall time of the step.
         time/<stage>_s | s | Computing time of a stage, all its ranks together.
         time/sync_s | s | Time that ranks spent in handing the new weights over, all together.

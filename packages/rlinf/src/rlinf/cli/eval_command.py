@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlinf.cli import eval_suite
 from rlinf.cli.address_space import check_address_space
-from rlinf.cli.output_folder import cannot_write, new_folder
+from rlinf.cli.output_folder import new_folder, resumable_evaluation
 from rlinf.config.catalog import SUFFIXES
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.load import load_eval, load_eval_for_resume
@@ -19,26 +18,30 @@ from rlinf.config.overrides import Override, parse_overrides, refuse_misspelt_op
 from rlinf.errors import UserError
 from rlinf.run_folder.lock import check_empty
 
-OPTIONS = ("--output", "--resume", "--traceback", "--help")
+OPTIONS = ("--suite", "--output", "--resume", "--traceback", "--help")
 
 DESCRIPTION = """Samples answers of a model to benchmark problems, on all devices, and reports avg@k, pass@k and maj@k
 with standard errors over problems. Known benchmarks: gsm8k, aime24, aime25, math500, gpqa_diamond, amc23, minerva_math,
 mmlu_stem; any other name is a file of your own, with --benchmarks.NAME.reward. Files are JSON lines, CSV, parquet or a
-folder of datasets."""
+folder of datasets. With --suite it is a robot policy that is evaluated, a run's folder or a checkpoint, in environments
+that are other than in training: success by variant, with its interval, against seen."""
 
 EPILOG = """--model FOLDER is needed: a Hugging Face model, a run's folder (its newest checkpoint) or one checkpoint. A
 run's model is asked as it was trained. Settings, with their defaults: --k 1 (several: 1,8), --num_samples (the largest
 k), --temperature 0.6, --top_p 0.95, --top_k 0, --stop, --max_new_tokens 2048, --max_prompt_tokens,
 --long_prompts stop|keep_end|drop,
 --on_bad_row stop|skip, --prompt_format auto|plain|chat, --system_prompt, --seed 0, --dtype float32,
---cluster.num_devices auto. A YAML file holds the same keys. docs/evaluation.md explains them."""
+--cluster.num_devices auto. A YAML file holds the same keys. docs/evaluation.md explains them.
+With --suite: --only vision,execution (axes and variants), --suite.num_episodes 50, --suite.num_films 2, and what rlinf
+play takes; docs/playing.md explains them."""
 
 
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "eval",
-        help="a model on benchmarks: avg@k, pass@k, maj@k",
-        usage="rlinf eval NAME=FILE... --model FOLDER [--SETTING VALUE ...] [--output FOLDER] [--resume]",
+        help="a model on benchmarks: avg@k, pass@k, maj@k; a robot policy out of distribution",
+        usage="rlinf eval NAME=FILE... --model FOLDER [--SETTING VALUE ...] [--output FOLDER] [--resume]\n"
+        "       rlinf eval --suite SUITE RUN [--only AXES] [--SETTING VALUE ...] [--output FOLDER] [--resume]",
         description=DESCRIPTION,
         epilog=EPILOG,
     )
@@ -48,6 +51,11 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME=FILE",
         help="a benchmark and its data file; or one YAML file with settings",
     )
+    parser.add_argument(
+        "--suite",
+        metavar="SUITE",
+        help="of a robot policy: metaworld-ood, maniskill-ood, libero-ood, or a YAML file of your own",
+    )
     parser.add_argument("--output", type=Path, help="the evaluation's folder (default: runs/eval-<model>-<time>)")
     parser.add_argument("--resume", action="store_true", help="go on with the evaluation in --output")
     parser.set_defaults(run=run, takes_overrides=True)
@@ -56,6 +64,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.resume and args.output is None:
         raise UserError("--resume needs --output FOLDER, the folder of the evaluation to go on with")
+    if eval_suite.is_meant(args):
+        return eval_suite.run(args)
     refuse_misspelt_options(args.overrides, OPTIONS, set(EvalConfig.model_fields), "rlinf eval")
     settings, benchmarks = _arguments(args.benchmarks)
     overrides = [*benchmarks, *parse_overrides(args.overrides)]
@@ -84,15 +94,8 @@ def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str
     from rlinf.evaluation.scores import score_table
 
     prepared = evaluation.prepare(config)
-    try:
+    with resumable_evaluation(path):
         scores = prepared.run(path, resume=resume, command=command, progress=EvalProgress())
-    except KeyboardInterrupt:
-        print(f"go on with: rlinf eval --resume --output {path}", file=sys.stderr)
-        raise
-    except OSError as error:
-        if error.errno == errno.ENOMEM:
-            raise
-        raise cannot_write(path, error) from error
     print(f"\n{aligned(score_table(scores))}\nresult: {path / 'result.json'}\nsamples: {path / 'samples.jsonl'}")
     return 0
 

@@ -22,6 +22,7 @@ from rlinf.cli import (
     eval_command,
     export_command,
     plan_command,
+    play_command,
     profile_command,
     report_command,
     summary,
@@ -34,6 +35,7 @@ from rlinf.errors import RunFailed, UserError
 COMMANDS = (
     train,
     eval_command,
+    play_command,
     export_command,
     profile_command,
     plan_command,

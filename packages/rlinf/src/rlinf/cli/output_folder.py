@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlinf.errors import UserError
@@ -19,3 +23,18 @@ def new_folder(name: str) -> Path:
 def cannot_write(folder: Path, error: OSError) -> UserError:
     """What to tell of a folder that could not be made or written."""
     return UserError(f"--output={folder}: cannot write there: {error.strerror or error}", hint="choose another folder")
+
+
+@contextmanager
+def resumable_evaluation(folder: Path) -> Iterator[None]:
+    """Around an evaluation into the folder: Ctrl-C says how to go on, and what cannot be written is told by
+    `cannot_write`."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"go on with: rlinf eval --resume --output {folder}", file=sys.stderr)
+        raise
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise
+        raise cannot_write(folder, error) from error

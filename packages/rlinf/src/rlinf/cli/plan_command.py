@@ -33,7 +33,8 @@ def add_parser(subparsers: Any) -> None:
         help="the best execution of a flow on a cluster, and why",
         description="Plans a flow, predicts a step's time and memory, and explains both. Needs no GPU; nothing runs.",
         epilog="A problem file holds a flow, its profiles and a cluster: docs/problem-file.md, or --schema. "
-        "A recipe needs --model.path (a folder or a public name), --cluster.num_devices and --gpu; no data is read.",
+        "A recipe needs --model.path, a robot's --policy.options.folder (a folder or a public name), "
+        "--cluster.num_devices and --gpu; no data is read.",
     )
     parser.add_argument(
         "problem",
@@ -41,6 +42,13 @@ def add_parser(subparsers: Any) -> None:
         help="a problem file (.json, .yaml), a workload of the planner, or a recipe as in rlinf train",
     )
     parser.add_argument("--gpu", help="GPU that a recipe is planned for (default: H100)")
+    parser.add_argument(
+        "--env-step-s",
+        type=float,
+        metavar="SECONDS",
+        help="a robot's recipe: time of one step of one environment on a core, cameras included "
+        "(default: public figures of the simulator)",
+    )
     parser.add_argument("--mode", choices=MODES, default="auto", help="plan this mode only (default: auto, the best)")
     parser.add_argument("--what-if", action="store_true", help="also plan changed problems: more devices, longer items")
     parser.add_argument(
@@ -68,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     from rlinf_sched.explain import explain_problem, explanation_text
 
     try:
-        problem, config = _problem(args.problem, args.overrides, args.gpu)
+        problem, config = _problem(args.problem, args.overrides, args.gpu, args.env_step_s)
         modes = None if args.mode == "auto" else (args.mode,)
         explanation = explain_problem(problem, modes=modes, asks_what_if=args.what_if)
     except SchedError as error:
@@ -87,7 +95,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _problem(name: str, overrides: list[str], gpu: str | None) -> tuple[Problem, Config | None]:
+def _problem(
+    name: str, overrides: list[str], gpu: str | None, env_step_s: float | None
+) -> tuple[Problem, Config | None]:
     """The problem, and the config where it is that of a recipe."""
     from rlinf_sched.derive import WORKLOADS, workload
     from rlinf_sched.problem_file import read_problem
@@ -99,6 +109,8 @@ def _problem(name: str, overrides: list[str], gpu: str | None) -> tuple[Problem,
             )
         if gpu is not None:
             raise UserError(f"--gpu {gpu}: {name} says itself which GPUs it has", hint="--gpu is for recipes")
+        if env_step_s is not None:
+            raise UserError(f"--env-step-s {env_step_s}: {name} says itself what its stages take", hint="leave it out")
         return workload(name) if name in WORKLOADS else read_problem(name), None
     recipes = list(shipped_recipes())
     if name not in recipes and Path(name).suffix not in SUFFIXES:
@@ -111,7 +123,7 @@ def _problem(name: str, overrides: list[str], gpu: str | None) -> tuple[Problem,
 
     given = parse_overrides(overrides)
     config = load_config(name, [*_unread_data(name, given), *given])
-    return problem_of_recipe(config, gpu=gpu or "H100"), config
+    return problem_of_recipe(config, gpu=gpu or "H100", env_step_s=env_step_s), config
 
 
 def _loads(config: Config, explanation: Explanation) -> list[Load]:

@@ -34,6 +34,25 @@ def read_recipe(name: str) -> Tree:
     return _read(name, Path(), "", ())
 
 
+def shipped_suites() -> list[str]:
+    """Names of the suites that come with this package."""
+    names = (entry.name for entry in importlib.resources.files("rlinf.suites").iterdir())
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
+
+
+def read_suite(name: str) -> Tree:
+    """A shipped suite by its name, or the one in a YAML file. Raises: UserError for a name that is neither."""
+    if name in (shipped := shipped_suites()):
+        text = importlib.resources.files("rlinf.suites").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+        return parse_file(text, f"{name}.yaml")
+    hint = f"shipped suites: {', '.join(shipped)}"
+    if Path(name).suffix in SUFFIXES:
+        return read_file(Path(name), named_by="--suite ", hint=hint)
+    close = difflib.get_close_matches(name, shipped, n=1, cutoff=0.5)
+    guess = f"; did you mean {close[0]}?" if close else ""
+    raise UserError(f"--suite {name}: neither a shipped suite nor a YAML file{guess}", hint=hint)
+
+
 def _read(name: str, folder: Path, named_by: str, above: tuple[str, ...]) -> Tree:
     """`folder` is what a path is relative to, `above` what extends this recipe."""
     shipped = shipped_recipes()

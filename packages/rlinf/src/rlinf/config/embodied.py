@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rlinf.config.algorithm import EpisodesAlgorithm
-from rlinf.config.base import Conflict, Section, not_multiple
+from rlinf.config.base import Conflict, InputPath, Section, not_multiple
 from rlinf.config.common import JobConfig, TrainerConfig
+from rlinf.config.lora import LoraConfig
 from rlinf_algos.algorithm import preset
 
 EVAL_SEED_LIMIT = 2**31
@@ -19,7 +20,7 @@ EVAL_SEED_LIMIT = 2**31
 class EnvConfig(Section):
     """The environments, their number, and what they are evaluated on."""
 
-    kind: Literal["maniskill", "metaworld", "gymnasium", "import"] = Field(
+    kind: Literal["maniskill", "metaworld", "libero", "gymnasium", "import"] = Field(
         description="Where id is looked up; import: id is `package.module:callable` of an environment of your own."
     )
     id: str = Field(min_length=1, description="The environment, PushCube-v1 for example.")
@@ -29,6 +30,18 @@ class EnvConfig(Section):
     num_groups: int = Field(
         default=4, ge=1, description="Groups that travel together: while one waits for actions, another is simulated."
     )
+    num_processes: int = Field(
+        default=0,
+        ge=0,
+        description="Processes of each group's environments, apart from the env worker: groups simulate at the same "
+        "time, and a simulator that crashes or hangs is replaced. 0: none, all groups live in the env worker.",
+    )
+    hang_limit_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds after which a process that has not answered counts as hung; null: 20 times what it took "
+        "so far, at least 20.",
+    )
     num_steps: int = Field(default=50, ge=1, description="Actions of each environment in one training step.")
     max_episode_steps: int = Field(default=50, ge=1, description="Actions after which an episode is cut off.")
     ignore_terminations: bool = Field(
@@ -36,12 +49,18 @@ class EnvConfig(Section):
         description="Training episodes go on after success or failure until they are cut off, as those of an "
         "evaluation always do, so that the policy learns to stay successful.",
     )
-    options: dict[str, bool | int | float | str | Annotated[tuple[str, ...], Field(strict=False)] | None] = Field(
+    options: dict[str, bool | int | float | str | Annotated[tuple[str | int, ...], Field(strict=False)] | None] = Field(
         default={}, description="Arguments for the environment's constructor; ManiSkill's control_mode, for example."
     )
     num_eval_episodes: int = Field(default=100, ge=1, description="Episodes of an evaluation.")
     eval_seed: int = Field(
         default=50_000, ge=0, description="Reset seed of the first evaluation episode; the next ones count up."
+    )
+    num_eval_videos: int = Field(
+        default=0,
+        ge=0,
+        description="Episodes of each evaluation, from the first on, that are filmed: videos/step-*.mp4 in the run's "
+        "folder (needs rlinf[video]). Films change no number, and take the time of drawing and 10 MB an episode.",
     )
 
 
@@ -61,7 +80,7 @@ class PolicyConfig(Section):
     name: str = Field(
         default="actor_critic",
         min_length=1,
-        description="actor_critic, cnn, openvla, pi0, or package.module:Class of one of your own.",
+        description="actor_critic, cnn, openvla, pi0, pi05, or package.module:Class of one of your own.",
     )
     options: dict[str, bool | int | float | str | None] = Field(
         default={}, description="Every policy but actor_critic: arguments for its constructor."
@@ -115,14 +134,77 @@ class PolicyConfig(Section):
         return {key: getattr(self, key) for key in ACTOR_CRITIC} if self.name == "actor_critic" else dict(self.options)
 
 
+SOURCES = ("experts", "lerobot", "libero", "maniskill")
+"""Of demonstrations."""
+SOURCE_KINDS: dict[str, tuple[str, ...]] = {
+    "experts": ("metaworld",),
+    "libero": ("libero",),
+    "maniskill": ("maniskill",),
+}
+"""Source -> kinds of environments that it goes with; the others go with any."""
+
+
+class DemonstrationsConfig(Section):
+    """Supervised training on demonstrations before the first step, so that a new policy succeeds often enough to learn
+    from rewards."""
+
+    source: Literal["experts", "lerobot", "libero", "maniskill"] = Field(
+        description="Where the demonstrations come from: the environment's scripted experts, the folder of a LeRobot "
+        "dataset, LIBERO's HDF5 files (one or a folder of them), or a trajectory of ManiSkill (the .h5 file, with its "
+        ".json beside it)."
+    )
+    path: InputPath | None = Field(default=None, description="The folder or file; experts have none.")
+    rename: dict[str, str] = Field(
+        default={}, description="Name in the files -> field of the environment, where the two differ."
+    )
+    num_episodes: int = Field(default=20, ge=1, description="Demonstrations, successful episodes all of them.")
+    num_steps: int = Field(default=300, ge=1, description="Optimizer steps.")
+    batch_size: int = Field(
+        default=64, ge=1, description="Demonstrated chunks of an optimizer step; a multiple of actor.num_shards."
+    )
+    learning_rate: float = Field(
+        default=1e-3, gt=0, description="Peak learning rate, after a short warm-up; it falls to a tenth."
+    )
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.source == "experts" and self.path is not None:
+            yield Conflict(
+                keys=("warm_start.path", "warm_start.source"),
+                text=f"={self.path} is not used: warm_start.source=experts records its demonstrations; leave it out",
+            )
+        if self.source != "experts" and self.path is None:
+            yield Conflict(
+                keys=("warm_start.path", "warm_start.source"),
+                text=f" is not given, and warm_start.source={self.source} reads files; say where they are",
+            )
+        if self.source == "experts" and self.rename:
+            yield Conflict(
+                keys=("warm_start.rename", "warm_start.source"),
+                text="is not used: warm_start.source=experts has the environment's own fields; leave it out",
+            )
+
+
 class PolicyActorConfig(TrainerConfig):
     """The optimizer (Adam, as long as there is no weight decay) and how a batch is cut."""
 
+    lora: LoraConfig | None = Field(
+        default=None,
+        description="openvla, openvla_oft, pi0, pi05: train low-rank changes of the backbone's linear layers, and the "
+        "heads whole (docs/backends.md); null: train as the policy's options say.",
+    )
+    value_learning_rate: float | None = Field(
+        default=None, gt=0, description="Of the policy's values alone, at the first step; null: learning_rate."
+    )
     max_grad_norm: float = Field(default=0.5, gt=0, description="Gradients with a larger norm are scaled down to it.")
     num_shards: int = Field(
         default=2,
         ge=1,
         description="Parts of a batch with a sum of their own, so that numbers do not depend on the number of ranks.",
+    )
+    micro_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Samples of a shard in one forward and backward pass, for memory; null: its part of a minibatch.",
     )
 
 
@@ -132,6 +214,9 @@ class EmbodiedConfig(JobConfig):
     job: Literal["embodied"] = Field(description="Which training program runs.")
     env: EnvConfig = Field(description="The environments.")
     policy: PolicyConfig = Field(default=PolicyConfig(), description="The network.")
+    warm_start: DemonstrationsConfig | None = Field(
+        default=None, description="Supervised training on demonstrations before the first step; null for none."
+    )
     algorithm: EpisodesAlgorithm = Field(
         default=preset("ppo", samples="episodes"), description="The learning algorithm."
     )
@@ -141,13 +226,34 @@ class EmbodiedConfig(JobConfig):
     def roles(self) -> tuple[str, ...]:
         return ("env", "policy", "actor")
 
+    def _film_conflicts(self) -> Iterator[Conflict]:
+        wanted, episodes = self.env.num_eval_videos, self.env.num_eval_episodes
+        if wanted > episodes:
+            yield Conflict(
+                keys=("env.num_eval_videos", "env.num_eval_episodes"),
+                text=f"={wanted} is more than env.num_eval_episodes={episodes}; film at most {episodes}",
+            )
+
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
+        yield from self._film_conflicts()
         if self.actor.backend == "megatron":
             yield Conflict(
                 keys=("actor.backend",), text="=megatron holds language models alone; use replicated or fsdp2"
             )
         yield from not_multiple("env.num_envs", self.env.num_envs, "env.num_groups", self.env.num_groups)
+        width = self.env.num_envs // self.env.num_groups
+        if self.env.num_processes > width:
+            yield Conflict(
+                keys=("env.num_processes", "env.num_envs", "env.num_groups"),
+                text=f"={self.env.num_processes} exceeds the {width} environments of a group; use 0 to {width}",
+            )
+        if self.env.hang_limit_s is not None and not self.env.num_processes:
+            yield Conflict(
+                keys=("env.hang_limit_s", "env.num_processes"),
+                text=f"={self.env.hang_limit_s} is not used: only a process of its own can be replaced; use "
+                "env.num_processes=1, or leave it out",
+            )
         shards = ("actor.num_shards", self.actor.num_shards)
         yield from not_multiple("env.num_groups", self.env.num_groups, *shards)
         if text := self.minibatch_conflict():
@@ -155,6 +261,8 @@ class EmbodiedConfig(JobConfig):
             yield Conflict(keys=keys, text=text)
         if not self.algorithm.has_critic:
             yield from self._group_conflicts()
+        if self.warm_start is not None:
+            yield from self._warm_start_conflicts(self.warm_start)
         last = self.env.eval_seed + self.env.num_eval_episodes
         if last > EVAL_SEED_LIMIT:
             yield Conflict(
@@ -164,6 +272,19 @@ class EmbodiedConfig(JobConfig):
             )
         yield from self._cut_conflicts(self.actor.backend)
         yield from self._shard_conflicts(self.actor.num_shards)
+
+    def _warm_start_conflicts(self, warm_start: DemonstrationsConfig) -> Iterator[Conflict]:
+        shards = ("actor.num_shards", self.actor.num_shards)
+        yield from not_multiple("warm_start.batch_size", warm_start.batch_size, *shards)
+        kinds = SOURCE_KINDS.get(warm_start.source)
+        if kinds is not None and self.env.kind not in kinds:
+            kind = self.env.kind
+            others = [name for name in SOURCES if kind in SOURCE_KINDS.get(name, (kind,))]
+            yield Conflict(
+                keys=("warm_start.source", "env.kind"),
+                text=f"={warm_start.source} goes with env.kind={' or '.join(kinds)}, and this one is {kind}; "
+                f"use {' or '.join(others)}",
+            )
 
     def minibatch_conflict(self, chunk_size: int = 1) -> str | None:
         """What is wrong with `algorithm.num_minibatches` where a policy answers so many actions at once: a sample is an

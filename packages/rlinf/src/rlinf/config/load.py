@@ -10,18 +10,24 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rlinf.config.base import Section
-from rlinf.config.catalog import read_recipe
+from rlinf.config.catalog import read_recipe, read_suite
 from rlinf.config.evaluation import RESUMABLE as EVAL_RESUMABLE
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.messages import explain
 from rlinf.config.overrides import Override, apply_overrides
+from rlinf.config.playing import FROM_RUN, ROLES, TrainedConfig
 from rlinf.config.schema import Config
+from rlinf.config.suites import RESUMABLE as SUITE_RESUMABLE
+from rlinf.config.suites import SuiteEvalConfig
 from rlinf.config.yaml_source import Tree, describe, dump, read_file
 from rlinf.errors import UserError
 
-RESUMABLE = ("run", "mode", "plan", "cluster", "environments", "actor.backend", "actor.backend_options")
+RESUMABLE = (
+    *("run", "mode", "plan", "cluster", "environments", "actor.backend", "actor.backend_options"),
+    "env.num_eval_videos",
+)
 """What may change when a run is resumed: its length, where it runs, on which no number depends, what holds the model,
-and the environments of its roles."""
+the environments of its roles, and how much is filmed."""
 
 MAX_LISTED = 10
 """Mistakes in one message, so that it fits on a screen."""
@@ -50,6 +56,55 @@ def load_eval(file: Path | None, overrides: Sequence[Override]) -> EvalConfig:
 def load_eval_for_resume(folder: Path, overrides: Sequence[Override]) -> EvalConfig:
     """As `load_for_resume`, of the folder of an evaluation."""
     return _resumed(EvalConfig, folder, overrides, "evaluation", EVAL_RESUMABLE)
+
+
+def load_trained(folder: Path, overrides: Sequence[Override] = ()) -> TrainedConfig:
+    """What the policy of a run acts with, with overrides.
+
+    Args:
+        folder: the run's.
+
+    Raises: UserError for a folder without config.yaml, for the run of a language model, and as `load_config`.
+    """
+    return _validated_as(TrainedConfig, apply_overrides(_trained(folder), overrides))
+
+
+def load_suite_eval(checkpoint: Path, suite: str, overrides: Sequence[Override]) -> SuiteEvalConfig:
+    """The config of an evaluation by a suite.
+
+    Args:
+        checkpoint: in the folder of its run.
+        suite: a shipped suite's name or the path of a YAML file.
+
+    Raises: as `load_trained`.
+    """
+    run, asked = _trained(checkpoint.parent.parent), read_suite(suite)
+    places = dict(run.places) | {("suite", *key): place for key, place in asked.places.items()}
+    values = {**run.values, "checkpoint": str(checkpoint), "suite": asked.values}
+    return _validated_as(SuiteEvalConfig, apply_overrides(Tree(values=values, places=places), overrides))
+
+
+def load_suite_eval_for_resume(folder: Path, overrides: Sequence[Override]) -> SuiteEvalConfig:
+    """As `load_for_resume`, of the folder of an evaluation by a suite."""
+    return _resumed(SuiteEvalConfig, folder, overrides, "evaluation", SUITE_RESUMABLE)
+
+
+def _trained(folder: Path) -> Tree:
+    """What `TrainedConfig` takes over of a run. Raises: UserError."""
+    file = folder / "config.yaml"
+    if not file.is_file():
+        raise UserError(
+            f"{file} is not there, which says what the policy acted in", hint="copy the whole folder of the run"
+        )
+    stored = read_file(file)
+    if stored.values.get("job") != "embodied":
+        raise UserError(
+            f"{folder} is a run of job={stored.values.get('job')}; only a robot's policy acts in an environment",
+            hint=f"a language model answers problems: rlinf eval NAME=FILE --model {folder}",
+        )
+    kept = {key: stored.values[key] for key in FROM_RUN if key in stored.values}
+    kept["environments"] = {role: python for role, python in kept.get("environments", {}).items() if role in ROLES}
+    return Tree(values=kept, places=stored.places)
 
 
 def load_for_resume(folder: Path, overrides: Sequence[Override] = ()) -> Config:
@@ -96,9 +151,10 @@ def _resumed(kind: Any, folder: Path, overrides: Sequence[Override], what: str, 
         if not f"{key}.".startswith(tuple(f"{root}." for root in allowed))
     ]
     if refused:
+        there = [key for key in allowed if key.partition(".")[0] in type(before).model_fields]
         raise UserError(
             _listed(f"a resumed {what} goes on with the config it was started with", refused),
-            hint=f"only {', '.join(allowed)} and keys below them may change; for anything else start a new {what} in "
+            hint=f"only {', '.join(there)} and keys below them may change; for anything else start a new {what} in "
             "another folder",
         )
     return after

@@ -35,6 +35,7 @@ class EvalFolder:
         resume: the evaluation there stopped, and goes on.
         inputs: what the numbers hang on beside the settings, by name; compared when the evaluation is resumed.
         notes: what a reader must know; a resumed evaluation has its own.
+        job: what it is, for the manifest.
 
     Raises: UserError where there is nothing to resume, another process writes the folder, or an input has changed.
     """
@@ -48,6 +49,7 @@ class EvalFolder:
         command: Sequence[str],
         inputs: Mapping[str, Any],
         notes: Sequence[str] = (),
+        job: str = "evaluation",
     ) -> None:
         self.path = path
         if resume:
@@ -55,7 +57,7 @@ class EvalFolder:
             _check_inputs(path, self._manifest, inputs)
         else:
             path.mkdir(parents=True, exist_ok=True)
-            about = {"job": "evaluation", "inputs": inputs, "notes": list(notes)}
+            about = {"job": job, "inputs": inputs, "notes": list(notes)}
             self._manifest = Manifest(path, new_manifest(config_yaml, command) | about)
         self._lock = FolderLock(path, command)
         write_file(path / "config.yaml", config_yaml)
@@ -65,6 +67,10 @@ class EvalFolder:
     def environments(self, values: Mapping[str, Any]) -> None:
         """Records which environments of their own the roles have in this session."""
         self._manifest.session("environments", values)
+
+    def note(self, *texts: str) -> None:
+        """Records what a reader must know."""
+        self._manifest.note(*texts)
 
     def keep_whole_problems(self, samples_per_problem: int) -> Done:
         """Drops the samples of problems that a kill left with fewer; returns the problems that are done."""

@@ -118,6 +118,9 @@ class Job:
         """Channel -> items of an evaluation."""
         return {}
 
+    def evaluated(self, session: Session, step: int) -> None:
+        """Runs after each evaluation; `step` counts the training steps done."""
+
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
         """Has the score under its name."""
         raise NotImplementedError

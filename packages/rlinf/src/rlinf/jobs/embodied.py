@@ -6,22 +6,32 @@ trajectories -> actor -> weights -> policy
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlinf.config.devices import device_kind
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
+from rlinf.jobs.acting import env_spec, join_env_and_policy, policy_settings
 from rlinf.jobs.base import Flows, Job, Score
+from rlinf.jobs.demonstrations import WarmStart
 from rlinf.jobs.env_interface import needs_of, probe
-from rlinf.jobs.training import backend_settings, optimizer_settings
+from rlinf.jobs.films import check_draws, check_video, write_film
+from rlinf.jobs.lora import policy_digest, policy_lora, with_base
+from rlinf.jobs.training import backend_settings, check_recompute, optimizer_settings
 from rlinf.machine import Machine
-from rlinf_envs import EnvSpec
 from rlinf_sched.plan import Plan
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.embodied.actor import ADAM_EPSILON, EmbodiedActor, EmbodiedActorSettings
 from rlinf_workers.embodied.environment import Environment, EnvironmentSettings
 from rlinf_workers.embodied.rollout import EmbodiedRollout
-from rlinf_workers.policies.base import PolicySettings
+
+if TYPE_CHECKING:
+    from rlinf.loop.session import Session
+
+if TYPE_CHECKING:
+    from rlinf.loop.session import Session
 
 SUCCESS = Score(name="success_at_end", text="success at the end of the episode, held-out reset seeds")
 SUCCESS_ONCE = Score(name="success_once", text="success at any time of the episode")
@@ -41,11 +51,17 @@ class EmbodiedJob(Job):
         self.num_items = config.env.num_groups
         self._simulates_on_host = device_kind(config.cluster, machine) == "cuda"
         self._backend = backend_settings(config.actor, config.actor.num_shards)
-        self._spec = self._env_spec(config)
+        self._spec = env_spec(config.env)
         self._interface = probe(self._spec, env_python)
-        self._policy = self._policy_settings()
+        self._policy = policy_settings(config.policy, self._interface, config.seed)
         self._needs = needs_of(self._policy, config.env.id)
         self._check_chunks()
+        self._check_values()
+        check_recompute(self._backend, self._policy)
+        self._lora = policy_lora(config.actor.lora, config.actor.backend, self._policy)
+        self._policy = replace(self._policy, wide_heads=self._lora is not None)
+        self._warm_start = config.warm_start and WarmStart(config.warm_start, config, self._interface, self._needs)
+        self._check_films(env_python)
         self.notes = self._interface.notes
         self.score = SUCCESS if self._interface.knows_success else RETURN
         self.other_scores = (SUCCESS_ONCE,) if self._interface.knows_success else ()
@@ -64,10 +80,14 @@ class EmbodiedJob(Job):
         return {stage: self.config.env.num_groups // plan.stage(stage).num_replicas for stage in CYCLE}
 
     def build(self, folder: Path) -> Flows:
+        base = Path(str(self.config.policy.options.get("folder") or "the policy's first weights"))
+        digest = policy_digest(self._policy) if self._lora is not None else None
+        self._lora = with_base(self._lora, base, folder, digest=digest, key="policy.options")
         train = self._train_flow()
         evaluate = Flow("evaluate").workers_of(train, "env", "policy")
-        self._join_env_and_policy(evaluate)
-        return Flows(train=train, evaluate=evaluate)
+        join_env_and_policy(evaluate, self.num_items, on_host=self._simulates_on_host)
+        others = [] if self._warm_start is None else [self._warm_start.flow_of(train)]
+        return Flows(train=train, evaluate=evaluate, others=others)
 
     def _train_flow(self) -> Flow:
         config = self.config
@@ -75,7 +95,7 @@ class EmbodiedJob(Job):
         flow.worker("env", Environment, self._environment_settings())
         flow.worker("policy", EmbodiedRollout, self._policy)
         flow.worker("actor", EmbodiedActor, self._actor_settings())
-        self._join_env_and_policy(flow)
+        join_env_and_policy(flow, self.num_items, on_host=self._simulates_on_host)
         flow.stage(
             "actor",
             EmbodiedActor.train,
@@ -90,43 +110,7 @@ class EmbodiedJob(Job):
         assert config.env.num_groups % config.actor.num_shards == 0, "checked by the config"
         return flow
 
-    def _join_env_and_policy(self, flow: Flow) -> None:
-        """Simulators are work for cores: beside GPUs they run on the host, and a CPU slot is a core."""
-        groups = self.num_items
-        sizes = tuple(size for size in range(1, groups + 1) if groups % size == 0)
-        flow.stage(
-            "env",
-            Environment.interact,
-            reads="actions",
-            writes="observations",
-            dispatch="key",
-            needs_device=not self._simulates_on_host,
-            granularities=sizes,
-            num_parts=groups,
-        )
-        flow.stage(
-            "policy",
-            EmbodiedRollout.act,
-            reads="observations",
-            writes=("actions", "trajectories"),
-            dispatch="key",
-            granularities=sizes,
-            num_parts=groups,
-        )
-
     # -- settings --------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _env_spec(config: EmbodiedConfig) -> EnvSpec:
-        env = config.env
-        return EnvSpec(
-            kind=env.kind,
-            id=env.id,
-            num_envs=env.num_envs // env.num_groups,
-            max_episode_steps=env.max_episode_steps,
-            ignore_terminations=env.ignore_terminations,
-            options=env.options,
-        )
 
     def _environment_settings(self) -> EnvironmentSettings:
         env = self.config.env
@@ -139,16 +123,7 @@ class EmbodiedJob(Job):
             same_start=not self.config.algorithm.has_critic,
             num_eval_episodes=env.num_eval_episodes,
             eval_seed=env.eval_seed,
-        )
-
-    def _policy_settings(self) -> PolicySettings:
-        policy, interface = self.config.policy, self._interface
-        return PolicySettings(
-            name=policy.name,
-            fields=interface.fields,
-            actions=interface.actions,
-            options=policy.arguments,
-            seed=self.config.seed,
+            num_recorded=env.num_eval_videos,
         )
 
     def _check_chunks(self) -> None:
@@ -164,6 +139,26 @@ class EmbodiedJob(Job):
         if text := config.minibatch_conflict(size):
             raise UserError(f"algorithm.num_minibatches{text}", hint=f"{at_once}, and each answer is a sample")
 
+    def _check_values(self) -> None:
+        """Values belong to what is rewarded: chunks, or actions."""
+        algorithm, of_actions = self.config.algorithm, self._needs.values_of_actions
+        if not algorithm.has_critic or of_actions == (algorithm.reward_level == "action"):
+            return
+        name = self.config.policy.name
+        has, other = ("each action", "action") if of_actions else ("a chunk", "chunk")
+        raise UserError(
+            f"algorithm.reward_level={algorithm.reward_level}: policy.name={name} has a value of {has}",
+            hint=f"use --algorithm.reward_level {other}, an option of the policy if it has one for this, or an "
+            "advantage without values",
+        )
+
+    def _check_films(self, env_python: str | None) -> None:
+        if not self.config.env.num_eval_videos:
+            return
+        check_video("or use --env.num_eval_videos 0")
+        if env_python is None and not any(name.startswith("image.") for name in self._needs.reads):
+            check_draws(self._spec)
+
     def _actor_settings(self) -> EmbodiedActorSettings:
         actor = self.config.actor
         return EmbodiedActorSettings(
@@ -171,7 +166,20 @@ class EmbodiedJob(Job):
             algorithm=self.config.algorithm,
             backend=self._backend,
             optimizer=optimizer_settings(actor, epsilon=ADAM_EPSILON),
+            warm_start=self._warm_start and self._warm_start.optimizer,
+            micro_batch_size=actor.micro_batch_size,
+            lora=self._lora,
         )
+
+    def prepare(self, session: Session) -> None:
+        """The warm start, where there is one."""
+        if self._warm_start is not None:
+            self._warm_start.run(session)
+
+    def evaluated(self, session: Session, step: int) -> None:
+        if self.config.env.num_eval_videos:
+            for problem in write_film(session.group("env"), session.folder, step, self._needs):
+                session.note(f"env.num_eval_videos: {problem}")
 
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
         names = ("success_once", "success_at_end", "return", "episode_length")

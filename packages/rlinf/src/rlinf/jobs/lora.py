@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from rlinf.config.lora import LoraConfig
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf.run_folder.adapters import base_digest, check_peft, check_same_base
 from rlinf.run_folder.checkpoints import CHECKPOINTS, MODEL, checkpoint_steps
-from rlinf_workers.models.lora import ALL_LINEAR, LoraSettings, find_targets
-from rlinf_workers.registry import BACKENDS
+from rlinf_workers.models.lora import ALL_LINEAR, LoraSettings, find_targets, policy_targets
+from rlinf_workers.policies.base import PolicySettings, outline_policy
+from rlinf_workers.registry import BACKENDS, POLICIES
 from rlinf_workers.training.base import can_train_adapters
 
 
@@ -23,33 +29,71 @@ def lora_settings(config: ReasoningConfig) -> LoraSettings | None:
     if lora is None:
         return None
     assert base is not None, "the config was checked: an adapter has a base"
+    _check_trains(config.actor.backend)
+    return _settings(lora, partial(find_targets, str(base)))
+
+
+def policy_lora(lora: LoraConfig | None, backend: str, policy: PolicySettings) -> LoraSettings | None:
+    """The same of a policy, which was asked what it needs; its base is a checkpoint or its first weights.
+
+    Raises: UserError, also for a policy that takes no adapter.
+    """
+    if lora is None:
+        return None
+    backbone = POLICIES.get(policy.name).backbone
+    if not backbone:
+        raise UserError(
+            f"actor.lora: policy.name={policy.name} has no backbone whose weights could stay; it is trained whole",
+            hint="leave actor.lora out, or use openvla, openvla_oft, pi0 or pi05; docs/doors/policy.md says how a "
+            "policy can take one",
+        )
+    _check_trains(backend)
+    outline = outline_policy(policy)
+    return replace(_settings(lora, partial(policy_targets, outline, backbone)), backbone=backbone)
+
+
+def policy_digest(policy: PolicySettings) -> str:
+    """Of what decides the policy's first weights: the files of its folder, or its options and seed."""
+    said = json.dumps([policy.name, policy.options, policy.seed], sort_keys=True, default=str)
+    digest = hashlib.sha256(said.encode())
+    if (folder := policy.options.get("folder")) is not None:
+        digest.update(base_digest(Path(folder)).encode())
+    return digest.hexdigest()
+
+
+def _check_trains(backend: str) -> None:
     check_peft("actor.lora ")
-    backend = config.actor.backend
     if not can_train_adapters(BACKENDS.get(backend)):
         raise UserError(
             f"actor.lora: actor.backend={backend} cannot train adapters",
             hint="use replicated or fsdp2, or leave actor.lora out; docs/doors/backend.md says how a backend can",
         )
+
+
+def _settings(lora: LoraConfig, find: Callable[[tuple[str, ...]], tuple[tuple[str, ...], object]]) -> LoraSettings:
     try:
-        targets = (ALL_LINEAR,) if lora.targets == ALL_LINEAR else tuple(lora.targets)
-        found, _ = find_targets(str(base), targets)
+        found, _ = find((ALL_LINEAR,) if lora.targets == ALL_LINEAR else tuple(lora.targets))
     except ValueError as error:
         raise UserError(f"actor.lora.targets: {error}") from error
     return LoraSettings(rank=lora.rank, alpha=lora.alpha, targets=found, base_digest="")
 
 
-def with_base(lora: LoraSettings | None, base: Path, run: Path) -> LoraSettings | None:
+def with_base(
+    lora: LoraSettings | None, base: Path, run: Path, *, digest: str | None = None, key: str = "model.path"
+) -> LoraSettings | None:
     """The settings with the digest of the base, which is read for it.
 
     Args:
         run: its folder, which need not exist.
+        digest: known already.
+        key: what the config calls the base.
 
     Raises: UserError where the run's newest checkpoint was trained on another base.
     """
     if lora is None:
         return None
-    digest = base_digest(base)
+    digest = digest or base_digest(base)
     newest = [path / MODEL for _, path in checkpoint_steps(run / CHECKPOINTS)][-1:]
     for folder in newest:
-        check_same_base(folder, digest, base, key="model.path")
+        check_same_base(folder, digest, base, key=key)
     return replace(lora, base_digest=digest)

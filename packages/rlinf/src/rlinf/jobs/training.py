@@ -8,11 +8,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlinf.config.common import OptimizerConfig, TrainerConfig
 from rlinf.doors import named_class
 from rlinf.errors import UserError
 from rlinf_workers.models.packed_attention import ARCHITECTURES, refusal
-from rlinf_workers.registry import BACKEND_CHECKS, BACKENDS
+from rlinf_workers.policies.base import PolicySettings, make_policy, outline_policy
+from rlinf_workers.registry import BACKEND_CHECKS, BACKENDS, POLICIES
 from rlinf_workers.training.base import BackendSettings, OptimizerSettings
 
 
@@ -32,6 +35,19 @@ def backend_settings(actor: TrainerConfig, num_shards: int, model: Mapping[str, 
         except ValueError as error:
             raise UserError(str(error)) from error
     return BackendSettings(name=name, options=options, num_shards=num_shards)
+
+
+def check_recompute(backend: BackendSettings, policy: PolicySettings) -> None:
+    """Raises: UserError for a robot policy that has no layers whose halves `fsdp2` could compute again."""
+    if backend.name != "fsdp2" or not backend.options.get("recompute"):
+        return
+    from rlinf_workers.training.fsdp2.sharding import recompute_feed_forward
+
+    has_backbone = bool(POLICIES.get(policy.name).backbone)
+    try:
+        recompute_feed_forward(outline_policy(policy) if has_backbone else make_policy(policy, torch.device("cpu")))
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def check_packs(folder: Path | None, key: str) -> None:

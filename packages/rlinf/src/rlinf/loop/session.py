@@ -58,14 +58,18 @@ class Session:
         for span in run.spans:
             if span.category == COMPUTE:
                 self.stage_s[span.name] += span.duration_s
+        self._take_notes()
         return run
 
     def sync_weights(self) -> None:
         """Hands the trainer's weights over, at the start and after anything but a step changed them."""
         self.executor.sync_weights()
+        self._take_notes()
+        self.start_s = self.start_s or time.monotonic() - self._began_s
+
+    def _take_notes(self) -> None:
         while self.executor.notes:
             self.note(self.executor.notes.pop(0))
-        self.start_s = self.start_s or time.monotonic() - self._began_s
 
     def judge(self, metrics: Mapping[str, float], step: int) -> None:
         """Says whether those who sample and those who train agree, by the first step of this session that tells.
@@ -87,6 +91,7 @@ class Session:
     def evaluate(self, step: int) -> dict[str, float]:
         """Scores the present weights on held-out problems or seeds; `step` counts the training steps done."""
         run = self.run_flow(self._flows.evaluate, step=step, feeds=self._job.evaluation_feeds(), phase="evaluate")
+        self._job.evaluated(self, step)
         return self._job.evaluation_metrics(run)
 
 

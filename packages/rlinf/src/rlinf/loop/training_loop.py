@@ -291,7 +291,13 @@ class TrainingLoop:
         first, last = self._folder.first_evaluation(), self._folder.last_evaluation()
         shown = (self._job.score, *self._job.other_scores)
         scores = [(one, first.get(one.name, math.nan), last.get(one.name, math.nan)) for one in shown]
-        table = final_table(scores, best and (best.name, best_score), self._session.stage_s, training_s)
+        part = f"{self._job.score.name}/"
+        tasks = {
+            name.removeprefix(part): (first.get(name, math.nan), value)
+            for name, value in last.items()
+            if name.startswith(part)
+        }
+        table = final_table(scores, best and (best.name, best_score), self._session.stage_s, training_s, tasks)
         self._result = f"{table}\nreport: {report_path}"
 
     def evaluate(self) -> float:
@@ -351,12 +357,14 @@ def final_table(
     best: tuple[str, float] | None,
     stage_s: Mapping[str, float],
     training_s: float,
+    tasks: Mapping[str, tuple[float, float]] | None = None,
 ) -> str:
     """The last thing a run prints.
 
     Args:
         scores: with their values before and after; the first is the one that the job is about.
         best: name of the best checkpoint and its value of the first score.
+        tasks: the first score of each task, before and after, where there are several.
     """
     rows: list[tuple[str, str]] = []
     for score, before, after in scores:
@@ -368,5 +376,11 @@ def final_table(
         ("compute by stage, all ranks", ""),
         *((f"  {stage}", f"{seconds:.0f} s") for stage, seconds in sorted(stage_s.items(), key=lambda kv: -kv[1])),
     ]
+    if tasks:
+        score = scores[0][0]
+        rows.append(("by task, before and after", ""))
+        rows += [
+            (f"  {task}", f"{score.show(before):>8} {score.show(after):>8}") for task, (before, after) in tasks.items()
+        ]
     width = max(len(left) for left, _ in rows) + 2
     return "\n".join(f"{left:<{width}}{right:>8}".rstrip() for left, right in rows)

@@ -1,7 +1,7 @@
 """From a recipe to a planning problem, with profiles derived from public shapes; nothing is loaded or run.
 
 The problem is of the workers that `rlinf train` starts: a whole copy of the model on every rank, Hugging Face's decoder
-to generate. Memory that they have not got is refused with numbers.
+to generate. Memory that they have not got is refused with numbers. `embodied` does the same for robots.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import math
 from dataclasses import replace
 
 from rlinf.config.devices import settle
+from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.schema import Config
 from rlinf.errors import UserError
+from rlinf.planning.embodied import embodied_problem
 from rlinf.planning.engines import check_cut
 from rlinf.planning.memory import Load, check_gpu, job_shape, loads_of, named_shape, reference_shape
 from rlinf_sched.cluster import Cluster
@@ -29,48 +31,54 @@ TOKEN_BYTES = 12
 """On a channel: an int32 id, a float32 log-probability and a mask or advantage."""
 
 
-def problem_of_recipe(config: Config, *, gpu: str = "H100") -> Problem:
+def problem_of_recipe(config: Config, *, gpu: str = "H100", env_step_s: float | None = None) -> Problem:
     """The problem that a recipe poses on GPUs that need not be there.
 
     Args:
-        config: a reasoning job whose model is a folder, or the name of a public model.
+        config: its model is a folder, or the name of a public model.
         gpu: a product that the planner has a datasheet of.
+        env_step_s: embodied jobs: seconds of one step of one environment on a core; None: public figures.
 
-    Raises: UserError for a recipe that names no model or no number of devices, or whose job nothing is known about.
+    Raises: UserError for a recipe that names no model or no number of devices, or of whose parts nothing is known.
     """
-    if not isinstance(config, ReasoningConfig):
-        raise UserError(
-            f"job={config.job}: what this recipe's stages take is not known before they are profiled",
-            hint="give a problem file with profiles (docs/problem-file.md), or a recipe of job reasoning",
-        )
+    if isinstance(config, EmbodiedConfig):
+        return embodied_problem(config, _num_devices(config), gpu=gpu, env_step_s=env_step_s)
+    if env_step_s is not None:
+        raise UserError("--env-step-s: this recipe has no environments", hint="leave it out")
     if config.model.path is None:
         raise UserError(
             "model.path is not set: times are derived from the shape of a model",
             hint="give --model.path FOLDER or a public name such as Qwen2.5-7B, and --model.architecture null",
         )
-    if config.cluster.num_devices == "auto":
-        raise UserError(
-            "cluster.num_devices=auto: a plan is made for a number of GPUs that need not be in this machine",
-            hint="give --cluster.num_devices 64, and --gpu for the product",
-        )
-    settled = settle(config, config.cluster.num_devices)
+    num_devices = _num_devices(config)
+    settled = settle(config, num_devices)
     assert isinstance(settled, ReasoningConfig), "settling keeps the job"
     try:
         model = named_shape(config.model.path)
-        _check_cut(config, model, config.cluster.num_devices)
+        _check_cut(config, model, num_devices)
         sheet = find_gpu(gpu)
         job = job_shape(settled, device_bytes=sheet.memory_bytes)
-        check_gpu(settled, model, sheet, config.cluster.num_devices)
+        check_gpu(settled, model, sheet, num_devices)
         group_bytes = TOKEN_BYTES * job.lengths.group_tokens
         flow = grpo_flow(settled, group_bytes=group_bytes)
         return Problem(
             flow=flow,
             profiles=recipe_profiles(flow, model, sheet, job, reference_shape(config, model)),
-            cluster=gpu_cluster(gpu, config.cluster.num_devices),
+            cluster=gpu_cluster(gpu, num_devices),
             num_items=job.num_groups,
         )
     except SchedError as error:
         raise UserError(str(error)) from error
+
+
+def _num_devices(config: Config) -> int:
+    """Raises: UserError where the recipe leaves it open."""
+    if config.cluster.num_devices == "auto":
+        raise UserError(
+            "cluster.num_devices=auto: a plan is made for a number of GPUs that need not be in this machine",
+            hint="give --cluster.num_devices 64, and --gpu for the product",
+        )
+    return config.cluster.num_devices
 
 
 def _check_cut(config: ReasoningConfig, model: ModelShape, num_devices: int) -> None:
@@ -92,7 +100,9 @@ def _check_cut(config: ReasoningConfig, model: ModelShape, num_devices: int) -> 
 
 
 def loads_of_recipe(config: Config, plan: Plan, cluster: Cluster) -> list[Load]:
-    """What the ranks of a plan for `problem_of_recipe` hold."""
+    """What the ranks of a plan for `problem_of_recipe` hold; empty for a robot's, which is not counted by kind."""
+    if isinstance(config, EmbodiedConfig):
+        return []
     settled = settle(config, int(config.cluster.num_devices))
     assert isinstance(settled, ReasoningConfig) and settled.model.path is not None, "there is a problem of it"
     device_bytes = cluster.devices[0].memory_bytes

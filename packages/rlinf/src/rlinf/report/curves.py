@@ -38,6 +38,8 @@ class Curve:
     unit: str = ""
     is_share: bool = False
     """A share from 0 to 1, written as percent."""
+    axis: str = "training steps"
+    """What the steps are."""
 
     def text(self, value: float) -> str:
         return percent(value) if self.is_share else number(value)
@@ -63,9 +65,9 @@ def draw(curve: Curve) -> str:
     return "".join(
         [
             f'<figure class="curve"><figcaption>{escape(curve.title)}{unit}{_last_values(curve, lines)}</figcaption>',
-            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(curve.title)} over training steps"',
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(f"{curve.title} over {curve.axis}")}"',
             f' data-curve="{escape(_for_hover(curve, lines, points, box))}">',
-            *_axes(box, is_share=curve.is_share),
+            *_axes(box, curve),
             *drawn,
             '<g class="cursor"></g></svg></figure>',
         ]
@@ -127,12 +129,12 @@ def _draw_line(line: Line, points: Sequence[_Point], box: _Box) -> list[str]:
     return parts
 
 
-def _axes(box: _Box, *, is_share: bool) -> list[str]:
+def _axes(box: _Box, curve: Curve) -> list[str]:
     bottom = HEIGHT - BOTTOM
     parts = []
     for value in ticks(box.low, box.high, max_ticks=5):
         y = box.y(value)
-        text = f"{value * 100:.0f} %" if is_share else number(value)
+        text = f"{value * 100:.0f} %" if curve.is_share else number(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text class="tick" text-anchor="end" x="{LEFT - 6}" y="{y + 3.5:.1f}">{text}</text>')
     for step in ticks(box.first, box.last, max_ticks=6, whole=True):
@@ -141,7 +143,7 @@ def _axes(box: _Box, *, is_share: bool) -> list[str]:
         parts.append(f'<text class="tick" text-anchor="middle" x="{x}" y="{bottom + 15}">{number(step)}</text>')
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>')
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="tick" text-anchor="middle" x="{middle}" y="{HEIGHT - 4}">training steps</text>')
+    parts.append(f'<text class="tick" text-anchor="middle" x="{middle}" y="{HEIGHT - 4}">{escape(curve.axis)}</text>')
     return parts
 
 

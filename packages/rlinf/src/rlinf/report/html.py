@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from rlinf_sched.describe import ranges
@@ -82,6 +84,20 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Seq
         "<tr>" + "".join(f"<td{kind[i]}>{_escaped(cell)}</td>" for i, cell in enumerate(row)) + "</tr>" for row in rows
     )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def video(file: Path, label: str) -> str:
+    """A film, inside the page."""
+    data = base64.b64encode(file.read_bytes()).decode()
+    return (
+        f'<video controls autoplay muted loop playsinline aria-label="{escape(label)}" '
+        f'src="data:video/mp4;base64,{data}"></video>'
+    )
+
+
+def shaded(share: float, text: str) -> Raw:
+    """A cell whose ground is the greener, the larger the share."""
+    return Raw(f'<span class="shaded" style="--share:{share:.1%}">{escape(text)}</span>')
 
 
 def share_bar(share: float, color: str) -> Raw:

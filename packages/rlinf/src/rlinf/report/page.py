@@ -13,6 +13,7 @@ from typing import Any
 from rlinf.report import html
 from rlinf.report.axes import number, percent
 from rlinf.report.curves import MAX_POINTS, draw
+from rlinf.report.evaluations import films, success_by_task
 from rlinf.report.metric_names import SCORES, curves, score_name
 from rlinf.report.records import RunRecords, read_run
 from rlinf.report.timeline import describe_busy, draw_timeline, last_steps
@@ -64,6 +65,8 @@ def render(records: RunRecords) -> str:
         html.notes("Notes and fall-backs", records.manifest.get("notes", [])),
         html.section("Curves", _figures(main), html.folded("Other metrics", _figures(rest)), note=note)
         or html.section("Curves", '<p class="sub">No step was finished.</p>'),
+        success_by_task(records),
+        films(records),
         _timeline(records, colors),
         _time_by_stage(records, colors),
         _trust(records),

@@ -12,6 +12,7 @@ import yaml
 
 from rlinf.errors import UserError
 from rlinf.run_folder import read_events, read_rows
+from rlinf.run_folder.folder import films_of
 
 OBJECTS = ("manifest", "plan", "plan_times", "flow", "result")
 """Files with one object, each a field of `RunRecords`."""
@@ -66,6 +67,8 @@ class RunRecords:
     metrics: tuple[Mapping[str, Any], ...]
     evaluations: tuple[Mapping[str, Any], ...]
     samples: tuple[Mapping[str, Any], ...]
+    films: Mapping[int, Path]
+    """Training steps before an evaluation -> its film."""
 
     @property
     def name(self) -> str:
@@ -131,6 +134,7 @@ def read_run(path: Path) -> RunRecords:
         metrics=_step_rows(path / "metrics.jsonl"),
         evaluations=_step_rows(path / "evaluations.jsonl"),
         samples=tuple(read_rows(path / "samples.jsonl")),
+        films=films_of(path),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 from pathlib import Path
 
 from rlinf.config.inputs import ADAPTER_CONFIG, INDEX, WEIGHT_FILES, check_model_folder
@@ -71,6 +72,11 @@ def write_merged(folder: Path, output: Path, dtype: str | None) -> None:
 
     Raises: UserError.
     """
+    if json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("task_type") is None:
+        raise UserError(
+            f"{folder}: its adapter changes a policy, of which there is no plain model folder to make",
+            hint="leave --merged out",
+        )
     check_adapter(folder, key="the adapter")
     from rlinf_workers.models.lora import write_merged as write
 

@@ -88,7 +88,7 @@ def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: 
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--output={folder} is there already", hint="an export overwrites nothing; choose another name")
-    _check_whole(checkpoint)
+    check_whole(checkpoint)
     model = checkpoint / MODEL
     if not (model / CONFIG).is_file() and not is_adapter(model):
         files = ", ".join(str(file) for file in sorted(model.glob("*.safetensors")))
@@ -114,7 +114,8 @@ def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: 
     )
 
 
-def _check_whole(checkpoint: Path) -> None:
+def check_whole(checkpoint: Path) -> None:
+    """Raises: UserError where the model of a checkpoint is not what was written."""
     problem = damage(checkpoint, under=f"{MODEL}/")
     if problem is None:
         return

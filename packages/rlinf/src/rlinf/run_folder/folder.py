@@ -6,6 +6,7 @@
     metrics.jsonl      {"step", "time_s", "metrics"} a training step, steps counted from 0
     evaluations.jsonl  {"step", "time_s", "metrics"}; here `step` counts the training steps done
     samples.jsonl      {"step", ...} a shown completion
+    videos/step-000100.mp4   episodes of an evaluation, after so many training steps
     trace.json  tensorboard/  logs/  checkpoints/step-000100/  result.json  report.html
     .lock              who writes here
 
@@ -32,6 +33,8 @@ from rlinf.run_folder.trace import LIMIT_BYTES, TraceEvent, TraceWriter
 PROBLEM = "problem.json"
 PLAN_TIMES = "plan_times.json"
 RESULT = "result.json"
+VIDEOS = "videos"
+"""Folder of the films of evaluations."""
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
 
 
@@ -269,6 +272,17 @@ class RunFolder:
                 for name, value in row["metrics"].items() if row["step"] == purge_step else ():
                     writer.add_scalar(f"evaluation/{name}", math.nan if value is None else value, purge_step)
         return writer
+
+
+def film_path(run: Path, step: int) -> Path:
+    """The film of the evaluation after so many training steps."""
+    return run / VIDEOS / f"{checkpoints.checkpoint_name(step)}.mp4"
+
+
+def films_of(run: Path) -> dict[int, Path]:
+    """Step -> film, in the order of the steps."""
+    found = {int(path.stem.rpartition("-")[2]): path for path in (run / VIDEOS).glob("step-*.mp4")}
+    return dict(sorted(found.items()))
 
 
 def _checkpoint_step(path: Path) -> int | None:

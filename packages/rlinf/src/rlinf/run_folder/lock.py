@@ -73,14 +73,19 @@ def check_free(folder: Path) -> None:
         os.close(descriptor)
 
 
-def check_empty(folder: Path) -> None:
-    """Raises: UserError for a folder with something in it beside a lock, or a file."""
+def check_empty(folder: Path, *, can_resume: bool = True) -> None:
+    """Raises: UserError for a folder with something in it beside a lock, or a file.
+
+    Args:
+        can_resume: whether the command could go on with what is there.
+    """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output={folder} is a file; a folder is written", hint="choose another name with --output")
     if folder.exists() and any(entry.name != LOCK for entry in folder.iterdir()):
         raise UserError(
             f"the output folder {folder} exists and is not empty",
-            hint="go on with the run in it with --resume, or choose another folder with --output",
+            hint=f"{'go on with the run in it with --resume, or ' if can_resume else ''}choose another folder with "
+            "--output",
         )
 
 

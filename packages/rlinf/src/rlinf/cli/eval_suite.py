@@ -1,0 +1,62 @@
+"""`rlinf eval --suite SUITE RUN`: how far a robot policy carries beyond what it was trained in."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rlinf.cli.address_space import check_address_space
+from rlinf.cli.output_folder import new_folder, resumable_evaluation
+from rlinf.config.load import load_suite_eval, load_suite_eval_for_resume
+from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
+from rlinf.config.suites import SuiteEvalConfig
+from rlinf.config.yaml_source import read_file
+from rlinf.errors import UserError
+from rlinf.run_folder.lock import check_empty
+
+OPTIONS = ("--suite", "--output", "--resume", "--traceback", "--help")
+
+
+def is_meant(args: argparse.Namespace) -> bool:
+    """Whether the command line is about a suite: it names one, or goes on with the evaluation by one."""
+    if args.suite is not None or not args.resume or args.output is None:
+        return args.suite is not None
+    file = args.output / "config.yaml"
+    return file.is_file() and "suite" in read_file(file).values
+
+
+def run(args: argparse.Namespace) -> int:
+    refuse_misspelt_options(args.overrides, OPTIONS, set(SuiteEvalConfig.model_fields), "rlinf eval")
+    overrides = parse_overrides(args.overrides)
+    if args.resume:
+        if args.suite is not None or args.benchmarks:
+            raise UserError("a resumed evaluation has its suite and its checkpoint already", hint="leave them out")
+        config = load_suite_eval_for_resume(args.output, overrides)
+    else:
+        if len(args.benchmarks) != 1:
+            raise UserError(
+                f"--suite {args.suite}: give one run's folder, or one of its checkpoints",
+                hint=f"for example: rlinf eval --suite {args.suite} runs/NAME",
+            )
+        from rlinf.run_folder.export import find_checkpoint
+
+        config = load_suite_eval(find_checkpoint(Path(args.benchmarks[0]), None), args.suite, overrides)
+    path = args.output or new_folder(f"eval-{config.suite.name}-{config.name}")
+    if not args.resume:
+        check_empty(path)
+    return _evaluate(config, path, resume=args.resume, command=["rlinf", *args.arguments])
+
+
+def _evaluate(config: SuiteEvalConfig, path: Path, *, resume: bool, command: list[str]) -> int:
+    check_address_space()
+    from rlinf.cli.table import aligned
+    from rlinf.console.live_line import LiveLine
+    from rlinf.playing import suite_run  # only now: everything above answers without torch
+    from rlinf.playing.suite_scores import COLUMNS, rows
+
+    prepared: Any = suite_run.prepare(config, path)
+    with resumable_evaluation(path):
+        scores = prepared.run(path, resume=resume, command=command, message=LiveLine().message)
+    print(f"\n{aligned([COLUMNS, *rows(scores)])}\n\nresult: {path / 'result.json'}\npage: {path / suite_run.PAGE}")
+    return 0

@@ -1,0 +1,76 @@
+"""`rlinf play RUN`: a robot policy at work, as a film, a table and a page."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+from pathlib import Path
+from typing import Any
+
+from rlinf.cli.address_space import check_address_space
+from rlinf.cli.output_folder import cannot_write, new_folder
+from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
+from rlinf.config.playing import TrainedConfig
+from rlinf.errors import UserError
+from rlinf.run_folder.lock import check_empty
+
+OPTIONS = ("--output", "--checkpoint", "--episodes", "--seed", "--no-video", "--traceback", "--help")
+
+DESCRIPTION = """A trained robot policy acts without exploration in its environment, or in another one, and is filmed:
+a grid by task in which successes are framed green and failures red, a table of the episodes, and one HTML page with
+the film and what each episode did and got."""
+
+EPILOG = """Keys of the run's config can be overridden: --env.id push-v3, --env.max_episode_steps 200, --env.options
+'{cameras: [corner2]}', --policy.options.num_denoising_steps 10, --cluster.num_devices 1. The film shows what the policy
+sees; where it sees no picture, what the environment draws. docs/playing.md explains it."""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "play", help="film a robot policy at work", description=DESCRIPTION, epilog=EPILOG
+    )
+    parser.add_argument("path", type=Path, metavar="RUN", help="folder of an embodied run, or one of its checkpoints")
+    parser.add_argument("--checkpoint", metavar="WHICH", help="of a run: newest (default), best, or as step-000100")
+    parser.add_argument("--episodes", type=int, default=8, metavar="N", help="how many (default: 8)")
+    parser.add_argument("--seed", type=int, metavar="S", help="of the first (default: that of the run's evaluations)")
+    parser.add_argument("--no-video", action="store_true", help="no film, which needs the extra rlinf[video]")
+    parser.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="what is written (default: runs/play-<run>-<time>)"
+    )
+    parser.set_defaults(run=run, takes_overrides=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    refuse_misspelt_options(args.overrides, OPTIONS, set(TrainedConfig.model_fields), "rlinf play")
+    if args.episodes < 1:
+        raise UserError(f"--episodes {args.episodes}: play at least 1")
+    overrides = parse_overrides(args.overrides)
+    check_address_space()
+    from rlinf.playing.checkpoint import find_policy
+
+    policy = find_policy(args.path, args.checkpoint, overrides)
+    path = args.output or new_folder(f"play-{policy.config.name}")
+    check_empty(path, can_resume=False)
+    from rlinf.playing import play  # only now: everything above answers without torch
+
+    prepared = play.prepare(policy, path, first_seed=args.seed, num_episodes=args.episodes, films=not args.no_video)
+    return _play(prepared, path, ["rlinf", *args.arguments])
+
+
+def _play(prepared: Any, path: Path, command: list[str]) -> int:
+    from rlinf.cli.table import aligned
+    from rlinf.console.live_line import LiveLine
+    from rlinf.playing.tables import EPISODE_COLUMNS, SUMMARY_COLUMNS, by_task, episode_row, summary_rows
+
+    try:
+        shown = prepared.run(path, command=command, message=LiveLine().message)
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise
+        raise cannot_write(path, error) from error
+    print(f"\n{aligned([EPISODE_COLUMNS, *map(episode_row, by_task(shown.episodes))])}")
+    print(f"\n{aligned([SUMMARY_COLUMNS, *summary_rows(shown.episodes)])}\n")
+    if shown.film is not None:
+        print(f"film: {shown.film}")
+    print(f"page: {shown.page}")
+    return 0

@@ -1,0 +1,60 @@
+"""Environments and the policy that acts in them, as training and whoever plays a checkpoint have them."""
+
+from __future__ import annotations
+
+from rlinf.config.embodied import EnvConfig, PolicyConfig
+from rlinf_envs import EnvSpec
+from rlinf_workers import Flow
+from rlinf_workers.embodied.environment import Environment
+from rlinf_workers.embodied.interface import EnvInterface
+from rlinf_workers.embodied.rollout import EmbodiedRollout
+from rlinf_workers.policies.base import PolicySettings
+
+
+def env_spec(env: EnvConfig) -> EnvSpec:
+    """The environments of a group."""
+    return EnvSpec(
+        kind=env.kind,
+        id=env.id,
+        num_envs=env.num_envs // env.num_groups,
+        max_episode_steps=env.max_episode_steps,
+        ignore_terminations=env.ignore_terminations,
+        num_processes=env.num_processes,
+        hang_limit_s=env.hang_limit_s,
+        options=env.options,
+    )
+
+
+def policy_settings(policy: PolicyConfig, interface: EnvInterface, seed: int) -> PolicySettings:
+    """The policy for environments that show and take what `interface` says."""
+    return PolicySettings(
+        name=policy.name, fields=interface.fields, actions=interface.actions, options=policy.arguments, seed=seed
+    )
+
+
+def join_env_and_policy(flow: Flow, num_groups: int, *, on_host: bool) -> None:
+    """The cycle of the worker groups `env` and `policy`.
+
+    Args:
+        on_host: simulators are work for cores: beside GPUs they run on the host, and a CPU slot is a core.
+    """
+    sizes = tuple(size for size in range(1, num_groups + 1) if num_groups % size == 0)
+    flow.stage(
+        "env",
+        Environment.interact,
+        reads="actions",
+        writes="observations",
+        dispatch="key",
+        needs_device=not on_host,
+        granularities=sizes,
+        num_parts=num_groups,
+    )
+    flow.stage(
+        "policy",
+        EmbodiedRollout.act,
+        reads="observations",
+        writes=("actions", "trajectories"),
+        dispatch="key",
+        granularities=sizes,
+        num_parts=num_groups,
+    )

@@ -1,0 +1,200 @@
+"""The warm start of an embodied run: supervised training on demonstrations, before the first step.
+
+Files are opened, and their first episode compared with what the environment shows and the policy reads, before any
+process starts. Experts are recorded by the env workers, in whose Python environment the simulator is. The batches are a
+function of the seed and the demonstrations alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf.config.embodied import DemonstrationsConfig, EmbodiedConfig, EnvConfig
+from rlinf.errors import UserError
+from rlinf_envs import ActionSpec, EnvError, FieldSpec
+from rlinf_envs.demonstrations.base import Demonstration, DemonstrationFiles
+from rlinf_envs.demonstrations.files import open_demonstrations
+from rlinf_workers import Flow
+from rlinf_workers.embodied.actor import EmbodiedActor
+from rlinf_workers.embodied.environment import TRAIN_SEED_BIT
+from rlinf_workers.embodied.interface import EnvInterface
+from rlinf_workers.policies.base import Needs
+from rlinf_workers.records.embodied import DemonstratedBatch, text_tensor
+from rlinf_workers.training.base import OptimizerSettings
+
+if TYPE_CHECKING:
+    from rlinf.loop.session import Session
+
+WARMUP_STEPS = 20
+"""Optimizer steps over which the learning rate rises to its full value."""
+STEPS_AT_ONCE = 50
+"""Optimizer steps between two lines about the loss."""
+MAX_FAILURES = 20
+"""Episodes in a row in which experts may fail."""
+SEED_STREAM = 1 << 40
+"""Draws the experts' first seed; training steps, whose numbers stand in its place, do not come so far."""
+
+
+class WarmStart:
+    """The warm start of one run.
+
+    Raises: UserError where files are missing, hold something else, or do not go with environment and policy.
+    """
+
+    def __init__(
+        self, settings: DemonstrationsConfig, config: EmbodiedConfig, interface: EnvInterface, needs: Needs
+    ) -> None:
+        self._settings, self._interface, self._needs = settings, interface, needs
+        self._num_shards, self._seed = config.actor.num_shards, config.seed
+        self._files: DemonstrationFiles | None = None
+        self._flow: Flow | None = None
+        if settings.path is not None:
+            self._open(f"warm_start.path={settings.path}", settings.path, config.env)
+
+    def _open(self, at: str, path: Path, env: EnvConfig) -> None:
+        settings = self._settings
+        try:
+            self._files = open_demonstrations(settings.source, path, rename=settings.rename)
+            first = self._files[0]
+        except EnvError as error:
+            raise UserError(f"{at}: {error}") from error
+        if len(self._files) < settings.num_episodes:
+            raise UserError(
+                f"{at}: it has {len(self._files)} successful episodes, and warm_start.num_episodes="
+                f"{settings.num_episodes}",
+                hint=f"use --warm_start.num_episodes {len(self._files)}",
+            )
+        recorded = {"id": self._files.env_id} | {f"options.{name}": v for name, v in self._files.options.items()}
+        for name, value in recorded.items():
+            chosen = env.id if name == "id" else env.options.get(name.removeprefix("options."), value)
+            if value is not None and chosen != value:
+                raise UserError(
+                    f"{at}: it was recorded with env.{name}={value}, and the config has {chosen}",
+                    hint=f"use --env.{name} {value}, or other demonstrations",
+                )
+        self._check(at, first)
+
+    @property
+    def optimizer(self) -> OptimizerSettings:
+        return OptimizerSettings(
+            learning_rate=self._settings.learning_rate,
+            warmup_steps=WARMUP_STEPS,
+            lr_decay_steps=self._settings.num_steps,
+        )
+
+    def flow_of(self, train: Flow) -> Flow:
+        """The stage does not say that it trains: nobody takes weights between its runs, and `run` hands them over."""
+        self._flow = Flow("warm-start").workers_of(train, "actor")
+        return self._flow.stage("actor", EmbodiedActor.imitate, reads="demonstrated", dispatch="key", ordered=True)
+
+    def run(self, session: Session) -> None:
+        """Raises: UserError where the experts fail all the time."""
+        assert self._flow is not None, "flow_of comes first"
+        files = self._files
+        shown = self._recorded(session) if files is None else list(files[: self._settings.num_episodes])
+        chunks = Chunks.of(shown, self._needs, self._interface.actions)
+        session.note(
+            f"warm start: {len(shown)} demonstrations of {', '.join(sorted({d.task for d in shown}))}, "
+            f"{len(chunks.actions)} chunks"
+        )
+        for first in range(0, self._settings.num_steps, STEPS_AT_ONCE):
+            steps = range(first, min(first + STEPS_AT_ONCE, self._settings.num_steps))
+            feeds = {"demonstrated": [batch for step in steps for batch in self._batches(chunks, step)]}
+            found = session.run_flow(self._flow, step=0, feeds=feeds)
+            session.message(f"warm start {steps.stop}: loss {found.metrics['warm_start/loss']:.3f}")
+        session.sync_weights()
+
+    def _recorded(self, session: Session) -> list[Demonstration]:
+        """What the experts did right, with seeds that count up: a suite's tasks take turns."""
+        drawn = int(np.random.SeedSequence([self._seed, SEED_STREAM]).generate_state(1)[0])
+        seed = drawn >> 2 | TRAIN_SEED_BIT  # room above it for those that follow
+        found: list[Demonstration] = []
+        failures = 0
+        while len(found) < self._settings.num_episodes:
+            (shown,) = (one for of_rank in session.group("env").call("demonstrate", seed) for one in of_rank)
+            seed += 1
+            failures = 0 if shown.success else failures + 1
+            found += [shown] if shown.success else []
+            if failures == MAX_FAILURES:
+                raise UserError(
+                    f"warm_start.source=experts: the expert of {shown.task} failed {failures} times in a row",
+                    hint="give it more time with --env.max_episode_steps, or shorter actions",
+                )
+        return found
+
+    def _batches(self, chunks: Chunks, step: int) -> list[DemonstratedBatch]:
+        """One batch as one item a shard."""
+        generator = torch.Generator().manual_seed((self._seed << 40) + step)
+        rows = torch.randint(len(chunks.actions), (self._settings.batch_size,), generator=generator)
+        return [
+            DemonstratedBatch(
+                step=step,
+                shard=shard,
+                fields={name: values[rows[shard :: self._num_shards]] for name, values in chunks.fields.items()},
+                actions=chunks.actions[rows[shard :: self._num_shards]],
+            )
+            for shard in range(self._num_shards)
+        ]
+
+    # -- what can be wrong -------------------------------------------------------------------------------------------
+
+    def _check(self, at: str, shown: Demonstration) -> None:
+        for name in self._needs.reads:
+            if name not in shown.observations:
+                raise UserError(
+                    f"{at}: it has no {name!r}, which the policy reads; it has {', '.join(sorted(shown.observations))}",
+                    hint="if it has another name there, say so with warm_start.rename: {NAME_THERE: " + name + "}",
+                )
+            found, wanted = _spec_of(shown, name), self._interface.fields[name]
+            if (list(found.shape), found.dtype) != (list(wanted.shape), wanted.dtype):
+                raise UserError(
+                    f"{at}: {name!r} is {found.dtype} of shape {list(found.shape)}, and the environment shows "
+                    f"{wanted.dtype} of shape {list(wanted.shape)}",
+                    hint="choose options of the environment (env.options) that show what was recorded",
+                )
+        self._check_actions(at, shown.actions, self._interface.actions)
+
+    @staticmethod
+    def _check_actions(at: str, actions: Tensor, wanted: ActionSpec) -> None:
+        kind = "continuous" if actions.is_floating_point() else "discrete"
+        if (kind, list(actions.shape[1:])) != (wanted.kind, list(wanted.shape)):
+            raise UserError(
+                f"{at}: its actions are {kind} of shape {list(actions.shape[1:])}, and the environment takes "
+                f"{wanted.kind} ones of shape {list(wanted.shape)}",
+                hint="the robot and its control mode have to be those that were recorded",
+            )
+
+
+class Chunks:
+    """What was shown, and the K actions that followed, of every moment of every demonstration; N rows. Behind the end
+    of an episode its last action is repeated, as LeRobot's loader does."""
+
+    def __init__(self, fields: dict[str, Tensor], actions: Tensor) -> None:
+        self.fields, self.actions = fields, actions
+
+    @classmethod
+    def of(cls, demonstrations: Sequence[Demonstration], needs: Needs, spec: ActionSpec) -> Chunks:
+        """Discrete actions count from 0 on, as policies do."""
+        fields: dict[str, Tensor] = {}
+        for name in needs.reads:
+            values = [demonstration.observations[name] for demonstration in demonstrations]
+            fields[name] = torch.cat([v if isinstance(v, Tensor) else text_tensor(v) for v in values])
+        actions, least = [], 0 if spec.kind == "continuous" else spec.low.flatten()
+        for demonstration in demonstrations:
+            flat = demonstration.actions.reshape(len(demonstration.actions), -1) - least
+            after = torch.arange(len(flat))[:, None] + torch.arange(needs.chunk_size)
+            actions.append(flat[after.clamp(max=len(flat) - 1)])
+        return cls(fields, torch.cat(actions))
+
+
+def _spec_of(shown: Demonstration, name: str) -> FieldSpec:
+    values = shown.observations[name]
+    if not isinstance(values, Tensor):
+        return FieldSpec(shape=(), dtype="text")
+    return FieldSpec(shape=tuple(values.shape[1:]), dtype="uint8" if values.dtype == torch.uint8 else "float32")

@@ -1,0 +1,247 @@
+"""From an embodied recipe to a planning problem: a published policy and a simulator of which public figures are known,
+or whose time is given.
+
+Simulators are work for the host's cores, a process a core, as `rlinf train` has them beside GPUs; but for those that
+simulate on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlinf.config.embodied import EmbodiedConfig
+from rlinf.errors import UserError
+from rlinf_sched.derive import (
+    LIBERO,
+    MANISKILL_PUT_ON_PLATE,
+    CpuSimulator,
+    Embodied,
+    GpuSimulator,
+    derive_profiles,
+    find_model,
+    gpu_cluster,
+)
+from rlinf_sched.derive.groups import profile_of_groups
+from rlinf_sched.derive.shapes import ModelShape
+from rlinf_sched.errors import SchedError
+from rlinf_sched.flow_graph import FlowGraph, Stage, WeightEdge
+from rlinf_sched.problem import Problem
+from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
+
+NUMBER_BYTES = 12
+"""On a channel, for each number of an action: itself, its log-probability and what comes with it."""
+IMAGE_SIZE = 224
+"""Pixels of a side, where the environment's options do not say."""
+CORES_PER_DEVICE = LIBERO.cores_per_device
+"""Cores of the host for each GPU of a node."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedPolicy:
+    """What a policy's published checkpoint does with an observation; a recipe's `policy.options` come before it."""
+
+    model: str
+    """Its name in `rlinf_sched.derive.MODELS`."""
+    chunk_size: int
+    text_tokens: int
+    parallel_decoding: bool = False
+    predicted_actions: int = 0
+    """Actions that its expert denoises."""
+    denoising_steps: int = 0
+
+
+POLICIES = {
+    "openvla": PublishedPolicy(model="OpenVLA-7B", chunk_size=1, text_tokens=30),
+    "openvla_oft": PublishedPolicy(model="OpenVLA-OFT", chunk_size=8, text_tokens=40, parallel_decoding=True),
+    # 48 tokens of prompt and chunks of 50 actions (openpi's configuration); pi0.5 reads the state as text (200 tokens)
+    "pi0": PublishedPolicy(model="pi0", chunk_size=5, text_tokens=48, predicted_actions=50, denoising_steps=4),
+    "pi05": PublishedPolicy(model="pi0.5", chunk_size=5, text_tokens=200, predicted_actions=50, denoising_steps=4),
+}
+"""`policy.name` -> what is known of it."""
+
+
+def embodied_problem(config: EmbodiedConfig, num_devices: int, *, gpu: str, env_step_s: float | None = None) -> Problem:
+    """The problem that an embodied recipe poses on so many GPUs, which need not be there.
+
+    Args:
+        gpu: a product that the planner has a datasheet of.
+        env_step_s: seconds of one step of one environment on a core, cameras included; None: public figures.
+
+    Raises: UserError for a policy or simulator of which nothing is known, or a model that fits no such GPU.
+    """
+    known, simulator = _policy(config), _simulator(config, env_step_s)
+    job = _job(config, known, simulator)
+    flow = embodied_flow(config, simulates_on_host=isinstance(simulator, CpuSimulator))
+    try:
+        profiles = derive_profiles(flow, model=_shape(config, known), gpu=gpu, job=job)
+        in_groups = {
+            stage.name: _of_workers(config, stage, profiles.stages[stage.name], num_devices) for stage in flow.stages
+        }
+        return Problem(
+            flow=replace(flow, item_bytes=_item_bytes(config, job)),
+            profiles=Profiles(stages=in_groups),
+            cluster=gpu_cluster(gpu, num_devices),
+            num_items=config.env.num_groups,
+        )
+    except SchedError as error:
+        raise UserError(str(error)) from error
+
+
+def _job(config: EmbodiedConfig, known: PublishedPolicy, simulator: CpuSimulator | GpuSimulator) -> Embodied:
+    options = config.policy.options
+    chunk = int(options.get("chunk_size") or known.chunk_size)
+    num_rounds = max(1, config.env.num_steps // chunk)
+    minibatch = config.env.num_envs * num_rounds // (config.algorithm.num_minibatches * config.actor.num_shards)
+    return Embodied(
+        simulator=simulator,
+        num_envs=config.env.num_envs,
+        num_rounds=num_rounds,
+        chunk_steps=chunk,
+        parallel_decoding=known.parallel_decoding,
+        num_cameras=_num_cameras(config),
+        text_tokens=known.text_tokens,
+        num_minibatches=config.algorithm.num_minibatches,
+        num_epochs=config.algorithm.num_epochs,
+        micro_batch=config.actor.micro_batch_size or max(1, minibatch),
+        **_denoising(known, options),
+    )
+
+
+def embodied_flow(config: EmbodiedConfig, *, simulates_on_host: bool) -> FlowGraph:
+    """The training flow of `rlinf.jobs.embodied`, which needs torch to declare it."""
+    num_groups = config.env.num_groups
+    sizes = tuple(size for size in range(1, num_groups + 1) if num_groups % size == 0)
+    return FlowGraph(
+        name=config.algorithm.name.rpartition(":")[2],
+        stages=(
+            Stage(
+                name="env",
+                worker="env",
+                role="env",
+                reads=("actions",),
+                writes=("observations",),
+                dispatch="key",
+                needs_device=not simulates_on_host,
+                granularities=sizes,
+                num_parts=num_groups,
+            ),
+            Stage(
+                name="policy",
+                worker="policy",
+                role="policy",
+                reads=("observations",),
+                writes=("actions", "trajectories"),
+                dispatch="key",
+                granularities=sizes,
+                num_parts=num_groups,
+            ),
+            Stage(
+                name="actor",
+                worker="actor",
+                role="actor",
+                reads=("trajectories",),
+                dispatch="key",
+                trains=True,
+                whole_batch=True,
+                num_parts=config.actor.num_shards,
+            ),
+        ),
+        weight_edges=(WeightEdge(source="actor", target="policy"),),
+    )
+
+
+def _policy(config: EmbodiedConfig) -> PublishedPolicy:
+    name = config.policy.name
+    if name not in POLICIES:
+        raise UserError(
+            f"policy.name={name}: what it takes is not known before it is profiled; public figures are known of "
+            f"{', '.join(POLICIES)}",
+            hint="rlinf profile measures any policy where it runs; its problem file is planned like any other",
+        )
+    if not config.policy.options.get("folder"):
+        model = POLICIES[name].model
+        raise UserError(
+            "policy.options.folder is not set: times are derived from the shape of a published model",
+            hint=f"give --policy.options.folder FOLDER, or {model}",
+        )
+    return POLICIES[name]
+
+
+def _shape(config: EmbodiedConfig, known: PublishedPolicy) -> ModelShape:
+    """The shape in the checkpoint's folder where it is there and says so, else the published one."""
+    folder = Path(str(config.policy.options["folder"]))
+    reads_config = known.denoising_steps == 0 and (folder / "config.json").is_file()
+    return ModelShape.from_folder(folder) if reads_config else find_model(known.model)
+
+
+def _simulator(config: EmbodiedConfig, step_s: float | None) -> CpuSimulator | GpuSimulator:
+    env = config.env
+    if step_s is not None:
+        return CpuSimulator(
+            name=f"{env.id}, {step_s:g} s a step as given",
+            step_s=step_s,
+            cores_per_device=CORES_PER_DEVICE,
+            env_device_bytes=0,
+        )
+    if env.kind == "libero":
+        return LIBERO
+    if env.kind == "maniskill" and env.options.get("sim_backend") == "gpu":
+        return MANISKILL_PUT_ON_PLATE
+    raise UserError(
+        f"env.kind={env.kind}: there are no public figures of this simulator on a host's cores",
+        hint="give the seconds of one step of one environment on a core, cameras included: --env-step-s 0.02",
+    )
+
+
+def _denoising(known: PublishedPolicy, options: Mapping[str, Any]) -> dict[str, Any]:
+    if not known.denoising_steps:
+        return {}
+    num_steps = int(options.get("num_denoising_steps") or known.denoising_steps)
+    return {
+        "denoising_steps": num_steps,
+        "trained_steps": num_steps if options.get("noise") == "flow-noise" else 1,
+        "predicted_actions": known.predicted_actions,
+        "trains_expert_alone": options.get("trains", "expert") == "expert",
+    }
+
+
+def _num_cameras(config: EmbodiedConfig) -> int:
+    """Those that the policy chooses, else all that the environment shows; OpenVLA looks through one."""
+    if config.policy.name == "openvla":
+        return 1
+    chosen: Any = config.policy.options.get("cameras") or config.env.options.get("cameras") or "one"
+    return len(chosen.split(",")) if isinstance(chosen, str) else len(chosen)
+
+
+def _item_bytes(config: EmbodiedConfig, job: Embodied) -> dict[str, int]:
+    """Of a group of environments on each channel."""
+    group_size = config.env.num_envs // config.env.num_groups
+    shown: Any = config.env.options
+    size: int = shown.get("image_size") or IMAGE_SIZE
+    pictures = 3 * size * size * job.num_cameras
+    numbers = job.action_dim * job.chunk_steps
+    return {
+        "observations": group_size * pictures,
+        "actions": group_size * 4 * numbers,
+        "trajectories": group_size * job.num_rounds * (pictures + NUMBER_BYTES * numbers),
+    }
+
+
+def _of_workers(config: EmbodiedConfig, stage: Stage, profile: StageProfile, num_devices: int) -> StageProfile:
+    """The profile as the workers of `rlinf train` have it: of groups, on no more cores than there are, and with a whole
+    copy of the training state on every rank unless it is sharded."""
+    num_groups = config.env.num_groups
+    found = profile_of_groups(profile, config.env.num_envs // num_groups, num_groups)
+    if not stage.needs_device:
+        return replace(found, max_instances=CORES_PER_DEVICE * num_devices)
+    if stage.trains and config.actor.backend != "fsdp2":
+        return replace(found, instances=tuple(map(_whole, found.instances)))
+    return found
+
+
+def _whole(instance: InstanceProfile) -> InstanceProfile:
+    state = instance.state_bytes + instance.sharded_state_bytes
+    return replace(instance, state_bytes=state, sharded_state_bytes=0)

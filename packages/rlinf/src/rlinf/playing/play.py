@@ -1,0 +1,139 @@
+"""What `rlinf play` does: some episodes of a trained policy, written down, filmed and drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf.config.embodied import EVAL_SEED_LIMIT
+from rlinf.config.load import to_yaml
+from rlinf.errors import UserError
+from rlinf.evaluation.folder import EvalFolder
+from rlinf.jobs.films import check_video
+from rlinf.playing import page
+from rlinf.playing.checkpoint import TrainedPolicy
+from rlinf.playing.session import Played, PolicySession
+from rlinf.playing.tables import by_task, summary
+from rlinf.run_folder.rows import append_rows, naming, write_file
+from rlinf_envs.films import write_grid
+from rlinf_envs.protocol import EpisodeEnd
+
+MAX_FILMED = 24
+"""Episodes that are filmed and drawn; of the others the table tells."""
+FILM, PAGE, EPISODES = "episodes.mp4", "play.html", "episodes.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """What a play left behind."""
+
+    episodes: tuple[EpisodeEnd, ...]
+    film: Path | None
+    page: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Play:
+    """Prepared: everything was checked, nothing is written or started."""
+
+    policy: TrainedPolicy
+    session: PolicySession
+    first_seed: int
+    num_episodes: int
+    films: bool
+
+    def run(self, path: Path, *, command: Sequence[str], message: Callable[[str], None]) -> Shown:
+        """Plays, and writes what came of it into a folder.
+
+        Raises: RunFailed where a worker dies or raises.
+        """
+        inputs = {"checkpoint": str(self.policy.checkpoint)}
+        yaml = to_yaml(self.policy.config)
+        with EvalFolder(path, resume=False, config_yaml=yaml, command=command, inputs=inputs, job="play") as folder:
+            notes = [*self.session.interface.notes]
+            message(f"{self.title}: {self.line}")
+            with self.session:
+                played = self.session.play(
+                    self.session.spec,
+                    first_seed=self.first_seed,
+                    num_episodes=self.num_episodes,
+                    num_recorded=min(self.num_episodes, MAX_FILMED),
+                )
+            film = self._film(path, played)
+            notes += self._notes(played, film)
+            folder.note(*notes)
+            for note in notes:
+                message(f"note: {note}")
+            append_rows(path / EPISODES, _rows(played))
+            with naming(path / PAGE):
+                text = page.render(self.title, self.line, played.episodes, played.recorded, film, notes)
+                write_file(path / PAGE, text)
+            folder.write_result({"checkpoint": str(self.policy.checkpoint), **summary(played.episodes)})
+        return Shown(episodes=played.episodes, film=film, page=path / PAGE)
+
+    @property
+    def title(self) -> str:
+        return f"{self.policy.config.name}, {self.policy.checkpoint.name}"
+
+    @property
+    def line(self) -> str:
+        """What was played, in words."""
+        seeds = f"seeds {self.first_seed} to {self.first_seed + self.num_episodes - 1}"
+        return f"{self.num_episodes} episodes in {self.session.spec.id}, {seeds}, without exploration"
+
+    def _film(self, path: Path, played: Played) -> Path | None:
+        if not self.films:
+            return None
+        return path / FILM if write_grid(path / FILM, played.recorded, fps=self.session.fps) else None
+
+    def _notes(self, played: Played, film: Path | None) -> list[str]:
+        notes = []
+        if self.films and film is None:
+            why = "; ".join(played.problems) or "it draws nothing"
+            notes.append(f"there is no film: the policy sees no picture, and {self.session.spec.id} cannot draw: {why}")
+        if self.num_episodes > len(played.recorded):
+            notes.append(f"the first {len(played.recorded)} of {self.num_episodes} episodes are filmed and drawn")
+        return notes
+
+
+def prepare(policy: TrainedPolicy, path: Path, *, first_seed: int | None, num_episodes: int, films: bool) -> Play:
+    """Checks everything that can be wrong.
+
+    Args:
+        path: the folder that will be written.
+        first_seed: None: that of the run's evaluations.
+
+    Raises: UserError.
+    """
+    first = policy.config.env.eval_seed if first_seed is None else first_seed
+    check_seeds(first, num_episodes)
+    if films:
+        check_video("--no-video plays without a film")
+    session = PolicySession(policy, num_episodes=num_episodes, log_folder=path / "logs")
+    return Play(policy=policy, session=session, first_seed=first, num_episodes=num_episodes, films=films)
+
+
+def check_seeds(first_seed: int, num_episodes: int, *, at: str = "--seed ") -> None:
+    """Raises: UserError for seeds that training may have used; `at` begins the message."""
+    if not 0 <= first_seed <= EVAL_SEED_LIMIT - num_episodes:
+        raise UserError(
+            f"{at}{first_seed}: {num_episodes} seeds from there on are not all in 0..2**31 - 1, below those of "
+            "training",
+            hint="use a smaller seed, or leave it out",
+        )
+
+
+def _rows(played: Played) -> list[dict[str, Any]]:
+    """A row for each episode, with its actions and rewards where they were kept."""
+    kept = {episode.end.seed: episode for episode in played.recorded}
+    rows = []
+    for end in by_task(played.episodes):
+        facts = asdict(end)
+        row = {"task": end.task, "seed": end.seed, "return": end.return_}
+        row |= {name: facts[name] for name in ("length", "success_once", "success_at_end")}
+        if (episode := kept.get(end.seed)) is not None:
+            row |= {"rewards": episode.rewards.tolist(), "actions": episode.actions.tolist()}
+        rows.append(row)
+    return rows

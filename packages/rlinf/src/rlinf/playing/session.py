@@ -1,0 +1,184 @@
+"""The processes in which a trained policy acts: env and policy workers on all devices, as in a run's evaluations.
+
+Seeds, batches and their order are those of a run's evaluation, so the same seeds give the same numbers.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlinf.config.devices import device_kind
+from rlinf.config.inputs import is_adapter
+from rlinf.errors import UserError
+from rlinf.jobs.acting import env_spec, join_env_and_policy, policy_settings
+from rlinf.jobs.env_interface import needs_of, probe
+from rlinf.jobs.films import collect, fps
+from rlinf.jobs.lora import policy_digest
+from rlinf.machine import this_machine
+from rlinf.planning.cluster import make_cluster
+from rlinf.playing.checkpoint import TrainedPolicy
+from rlinf.processes.environments import examine_environments
+from rlinf.processes.executor import make_executor, run_failed
+from rlinf.run_folder.adapters import check_same_base
+from rlinf_envs import EnvSpec
+from rlinf_envs.protocol import EpisodeEnd
+from rlinf_envs.recording import RecordedEpisode
+from rlinf_sched.cluster import Cluster
+from rlinf_sched.modes import plan_for_mode
+from rlinf_workers import Flow, RemoteError, StepContext, WorkersError
+from rlinf_workers.embodied.environment import EnvironmentSettings
+from rlinf_workers.embodied.evaluation import EvaluationEnvironment, EvaluationPolicy
+from rlinf_workers.embodied.interface import EnvInterface
+from rlinf_workers.errors import WeightFilesError
+
+WORKER_TIMEOUT_S = 60.0
+"""A worker that gives no sign of life for so long is lost."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Played:
+    """What came of some episodes."""
+
+    episodes: tuple[EpisodeEnd, ...]
+    """All of them, by seed."""
+    recorded: tuple[RecordedEpisode, ...]
+    """The first ones, by seed, as many as were asked for."""
+    problems: tuple[str, ...]
+    """Why some of these have no pictures."""
+
+
+class PolicySession:
+    """Checks what can be checked when it is made; starts its processes when it is entered, and ends them.
+
+    Args:
+        num_episodes: of an evaluation, at most.
+        log_folder: what the workers print, in the folder of what is played.
+
+    Raises: UserError where the environment cannot be made, the policy cannot act in it, or there are no such devices.
+    """
+
+    def __init__(self, policy: TrainedPolicy, *, num_episodes: int, log_folder: Path) -> None:
+        config = policy.config
+        self.policy = policy
+        self._log_folder = log_folder
+        machine = this_machine()
+        self._on_host = device_kind(config.cluster, machine) == "cuda"
+        environments = examine_environments(config.environments)
+        self._pythons = {role: found.path for role, found in environments.items()}
+        self.spec = replace(env_spec(config.env), ignore_terminations=True)
+        self.interface = probe(self.spec, self._pythons.get("env"))
+        self._settings = policy_settings(config.policy, self.interface, config.seed)
+        self._needs = needs_of(self._settings, config.env.id)
+        if is_adapter(policy.model):
+            base = Path(str(self._settings.options.get("folder") or "the policy's first weights"))
+            check_same_base(policy.model, policy_digest(self._settings), base, key="policy.options")
+        self._num_groups = min(config.env.num_groups, num_episodes)
+        self.cluster = _whole_shares(make_cluster(config.cluster, machine), self._num_groups)
+        self._opened = ExitStack()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields that the policy sees."""
+        return self._needs.reads
+
+    @property
+    def fps(self) -> float:
+        """Pictures a second of a film."""
+        return fps(self._needs)
+
+    def check(self, spec: EnvSpec) -> None:
+        """Raises: UserError where another environment cannot be made, or is none that this policy can act in."""
+        found = probe(spec, self._pythons.get("env"))
+        wrong = [name for name in self._needs.reads if found.fields.get(name) != self.interface.fields[name]]
+        if wrong or not _alike(found, self.interface):
+            what = f"shows another {wrong[0]}" if wrong else "takes other actions"
+            raise UserError(f"env.id={spec.id!r} {what} than env.id={self.spec.id!r}, in which the policy acts")
+
+    def __enter__(self) -> PolicySession:
+        with ExitStack() as opened:
+            config = self.policy.config.cluster
+            made = {"log_folder": self._log_folder, "worker_timeout_s": WORKER_TIMEOUT_S, "pythons": self._pythons}
+            self._executor = opened.enter_context(make_executor(config, self.cluster, **made))
+            self._flow = self._make_flow()
+            try:
+                self._executor.start(self._flow, plan_for_mode(self._flow.graph(), self.cluster, "collocated"))
+                self._executor.group("policy").call("load_policy", str(self.policy.model))
+            except RemoteError as error:
+                if error.error_type != WeightFilesError.__name__:
+                    raise run_failed(error, self._log_folder) from error
+                raise UserError(
+                    f"the policy of {self.policy.checkpoint} does not fit env.id={self.spec.id!r}: {error.message}",
+                    hint="let the environment show and take what it did in training",
+                ) from error
+            except WorkersError as error:
+                raise run_failed(error, self._log_folder) from error
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def play(
+        self, spec: EnvSpec, *, first_seed: int, num_episodes: int, num_recorded: int = 0, timeout_s: float = 86400.0
+    ) -> Played:
+        """Episodes with the seeds from `first_seed` on, without exploration, each to its time limit.
+
+        Args:
+            spec: an environment that was given to `check`, or the session's own.
+            num_recorded: episodes that are kept whole, from the first on.
+
+        Raises: RunFailed where a worker dies or raises.
+        """
+        settings = self._environment_settings(spec, first_seed, num_episodes, num_recorded)
+        try:
+            env = self._executor.group("env")
+            env.call("evaluate_in", settings)
+            context = StepContext(step=self.policy.step, phase="evaluate", seed=self.policy.config.seed, num_items=0)
+            self._executor.run(self._flow, context=context, feeds={}, timeout_s=timeout_s)
+            ends = [end for found in env.call("take_episodes") for end in found]
+            recorded, problems = collect(env, self._log_folder.parent)
+        except WorkersError as error:
+            raise run_failed(error, self._log_folder) from error
+        return Played(
+            episodes=tuple(sorted(ends, key=lambda end: end.seed)),
+            recorded=tuple(recorded),
+            problems=tuple(problems),
+        )
+
+    def _make_flow(self) -> Flow:
+        flow = Flow("play")
+        flow.worker("env", EvaluationEnvironment, self._environment_settings(self.spec, 0, self._num_groups, 0))
+        flow.worker("policy", EvaluationPolicy, self._settings)
+        join_env_and_policy(flow, self._num_groups, on_host=self._on_host)
+        return flow
+
+    def _environment_settings(
+        self, spec: EnvSpec, first_seed: int, num_episodes: int, num_recorded: int
+    ) -> EnvironmentSettings:
+        """No more environments than there are episodes for."""
+        widest = self.policy.config.env.num_envs // self.policy.config.env.num_groups
+        width = min(widest, -(-num_episodes // self._num_groups))
+        return EnvironmentSettings(
+            spec=replace(spec, num_envs=width, num_processes=min(width, spec.num_processes)),
+            num_groups=self._num_groups,
+            num_steps=self._needs.chunk_size,
+            reads=self._needs.reads,
+            chunk_size=self._needs.chunk_size,
+            num_eval_episodes=num_episodes,
+            eval_seed=first_seed,
+            num_recorded=num_recorded,
+        )
+
+
+def _whole_shares(cluster: Cluster, num_groups: int) -> Cluster:
+    """As many of the devices as share the groups out evenly."""
+    count = max(n for n in range(1, len(cluster.devices) + 1) if num_groups % n == 0)
+    return replace(cluster, devices=cluster.devices[:count])
+
+
+def _alike(one: EnvInterface, other: EnvInterface) -> bool:
+    """Whether both take the same actions."""
+    a, b = one.actions, other.actions
+    return (a.kind, a.shape) == (b.kind, b.shape) and bool((a.low == b.low).all() and (a.high == b.high).all())

@@ -1,0 +1,51 @@
+"""Episodes as rows and numbers, for the terminal, the page and result.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlinf_envs.films import outcome_of
+from rlinf_envs.protocol import EpisodeEnd
+
+EPISODE_COLUMNS = ("task", "seed", "outcome", "return", "length")
+SUMMARY_COLUMNS = ("task", "episodes", "success at end", "at any time", "return", "length")
+
+
+def by_task(episodes: Sequence[EpisodeEnd]) -> list[EpisodeEnd]:
+    """Sorted by task, then by seed."""
+    return sorted(episodes, key=lambda end: (end.task or "", end.seed))
+
+
+def episode_row(end: EpisodeEnd) -> tuple[str, ...]:
+    """One of `EPISODE_COLUMNS`."""
+    return (end.task or "-", str(end.seed), outcome_of(end), f"{end.return_:.3f}", str(end.length))
+
+
+def summary_rows(episodes: Sequence[EpisodeEnd]) -> list[tuple[str, ...]]:
+    """Rows of `SUMMARY_COLUMNS`: each task, where there are several, and all."""
+    names = sorted({end.task for end in episodes if end.task is not None})
+    rows = [_summary_row(name, [end for end in episodes if end.task == name]) for name in names]
+    return [*rows, _summary_row("all", episodes)] if len(names) != 1 else rows
+
+
+def summary(episodes: Sequence[EpisodeEnd]) -> dict[str, Any]:
+    """Means over the episodes; None where the environment knows no success."""
+    return {
+        "num_episodes": len(episodes),
+        "success_at_end": _mean([end.success_at_end for end in episodes]),
+        "success_once": _mean([end.success_once for end in episodes]),
+        "return": _mean([end.return_ for end in episodes]),
+        "episode_length": _mean([end.length for end in episodes]),
+    }
+
+
+def _summary_row(name: str, episodes: Sequence[EpisodeEnd]) -> tuple[str, ...]:
+    found = summary(episodes)
+    at_end, once = ("-" if found[key] is None else f"{found[key]:.1%}" for key in ("success_at_end", "success_once"))
+    return (name, str(len(episodes)), at_end, once, f"{found['return']:.3f}", f"{found['episode_length']:.1f}")
+
+
+def _mean(values: Sequence[float | bool | None]) -> float | None:
+    numbers = [float(value) for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None

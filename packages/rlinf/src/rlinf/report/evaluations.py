@@ -1,0 +1,56 @@
+"""The report's part on a robot's evaluations: success by task, evaluation by evaluation, and their films."""
+
+from __future__ import annotations
+
+from rlinf.report import html
+from rlinf.report.axes import percent
+from rlinf.report.records import RunRecords
+
+BY_TASK = "success_at_end/"
+MAX_COLUMNS = 10
+"""Evaluations in the table: of more the first, the last, and some between."""
+LEGEND = (
+    "The same episodes at each evaluation, without exploration. Green frames are successes, red ones failures; amber "
+    "is an episode that succeeded and lost it again."
+)
+
+
+def success_by_task(records: RunRecords) -> str:
+    """A row for each task, a column for each evaluation; nothing where there are no tasks."""
+    tasks = sorted(name for name in records.metric_names(evaluation=True) if name.startswith(BY_TASK))
+    evaluations = _some(list({row["step"]: row for row in records.evaluations}.values()))
+    rows = [(name.removeprefix(BY_TASK), *(_cell(row["metrics"].get(name)) for row in evaluations)) for name in tasks]
+    if rows:
+        rows.append(("all", *(_cell(row["metrics"].get("success_at_end")) for row in evaluations)))
+    columns = ("task", *(f"step {row['step']:,}" for row in evaluations))
+    return html.section(
+        "Success by task",
+        html.table(columns, rows, numeric=range(1, len(columns))),
+        note="Evaluation episodes that end in success." if rows else "",
+    )
+
+
+def films(records: RunRecords) -> str:
+    """The last film and the first; the others are named."""
+    found = {
+        step: file for step, file in records.films.items() if any(row["step"] == step for row in records.evaluations)
+    }
+    shown = dict.fromkeys([*list(found)[-1:], *list(found)[:1]])
+    parts = [
+        f'<p class="sub">After {step:,} training steps</p>{html.video(found[step], f"film after {step} steps")}<br>'
+        for step in shown
+    ]
+    others = len(found) - len(shown)
+    more = f" {others} more are in {next(iter(found.values())).parent.name}/." if others else ""
+    return html.section("Films of evaluations", *parts, note=LEGEND + more if parts else "")
+
+
+def _cell(share: float | None) -> str:
+    return "-" if share is None else html.shaded(share, percent(share))
+
+
+def _some(rows: list) -> list:
+    """At most `MAX_COLUMNS`, evenly spread, the first and the last among them."""
+    if len(rows) <= MAX_COLUMNS:
+        return rows
+    return [rows[round(i * (len(rows) - 1) / (MAX_COLUMNS - 1))] for i in range(MAX_COLUMNS)]

@@ -1,0 +1,148 @@
+"""The warm start of an embodied run: what is refused before anything starts, and the batches that are fed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.errors import UserError
+from rlinf.jobs.demonstrations import Chunks, WarmStart
+from rlinf_envs import ActionSpec, FieldSpec
+from rlinf_envs.demonstrations.base import Demonstration
+from rlinf_workers.embodied.interface import EnvInterface
+from rlinf_workers.policies.base import Needs
+from rlinf_workers.records.embodied import texts_of
+
+NEEDS = Needs(reads=("state", "instruction"), chunk_size=3)
+STATE = {"state": FieldSpec(shape=(2,), dtype="float32")}
+ACTIONS = ActionSpec(kind="continuous", shape=(3,), low=-torch.ones(3), high=torch.ones(3))
+
+
+def demonstration(length: int, first: float) -> Demonstration:
+    return Demonstration(
+        task="push",
+        seed=None,
+        observations={"state": torch.full((length, 2), first), "instruction": [f"push {first:g}"] * length},
+        actions=first + torch.arange(length * 3, dtype=torch.float32).view(length, 3),
+        rewards=torch.zeros(length),
+        success=True,
+    )
+
+
+def test_chunks_repeat_the_last_action_of_an_episode():
+    chunks = Chunks.of([demonstration(2, 0.0), demonstration(1, 100.0)], NEEDS, ACTIONS)
+    assert chunks.fields["state"][:, 0].tolist() == [0.0, 0.0, 100.0]
+    assert texts_of(chunks.fields["instruction"]) == ["push 0", "push 0", "push 100"]
+    assert chunks.actions[:, :, 0].tolist() == [[0.0, 3.0, 3.0], [3.0, 3.0, 3.0], [100.0, 100.0, 100.0]]
+
+
+def test_discrete_actions_count_from_0():
+    spec = ActionSpec(kind="discrete", shape=(), low=torch.tensor(2), high=torch.tensor(5))
+    shown = Demonstration(
+        task="push",
+        seed=None,
+        observations={"state": torch.zeros(2, 2)},
+        actions=torch.tensor([2, 5]),
+        rewards=torch.zeros(2),
+        success=True,
+    )
+    assert Chunks.of([shown], Needs(reads=("state",)), spec).actions.tolist() == [[[0]], [[3]]]
+
+
+def config_of(*overrides: str) -> Any:
+    return load_config("pushcube-ppo", parse_overrides(list(overrides)))
+
+
+def warm_start(path: Path, *, interface: EnvInterface | None = None, needs: Needs | None = None, **keys: Any):
+    names = {"source": "maniskill", "path": path, "num_episodes": 2} | keys
+    config = config_of(*(f"--warm_start.{name}={value}" for name, value in names.items()))
+    shown = interface or EnvInterface(fields=STATE, actions=ACTIONS, notes=(), knows_success=True)
+    return WarmStart(config.warm_start, config, shown, needs or Needs(reads=("state",)))
+
+
+@pytest.fixture
+def trajectories(tmp_path: Path) -> Path:
+    h5py = pytest.importorskip("h5py")
+    env = {"env_id": "PushCube-v1", "env_kwargs": {"control_mode": "pd_joint_delta_pos"}}
+    episodes = [{"episode_id": i, "episode_seed": i, "success": True} for i in range(2)]
+    (tmp_path / "traj.json").write_text(json.dumps({"env_info": env, "episodes": episodes}))
+    with h5py.File(tmp_path / "traj.h5", "w") as file:
+        for i in range(2):
+            file[f"traj_{i}/actions"] = np.zeros((4, 3), np.float32)
+            file[f"traj_{i}/obs"] = np.full((5, 2), i, np.float32)
+    return tmp_path / "traj.h5"
+
+
+def test_batches_do_not_depend_on_the_shards(trajectories):
+    found = []
+    for shards in (1, 2, 4):
+        config = config_of(f"--actor.num_shards={shards}", "--warm_start={source: experts}", "--env.kind=metaworld")
+        made = warm_start(trajectories)
+        made._num_shards = shards
+        assert config.warm_start is not None
+        chunks = Chunks.of([demonstration(30, 0.0)], NEEDS, ACTIONS)
+        batches = made._batches(chunks, 3)
+        assert [batch.shard for batch in batches] == list(range(shards))
+        whole = torch.zeros(64, 3, 3)
+        for batch in batches:
+            whole[batch.shard :: shards] = batch.actions
+        found.append(whole)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_episodes": 3}, "it has 2 successful episodes, and warm_start.num_episodes=3"),
+        ({"path": "nowhere.h5"}, r"nowhere\.h5: .*nowhere\.h5 does not exist"),
+        ({"needs": NEEDS}, "it has no 'instruction', which the policy reads; it has state"),
+        (
+            {"interface": EnvInterface(
+                fields={"state": FieldSpec(shape=(5,), dtype="float32")}, actions=ACTIONS, notes=(), knows_success=True
+            )},
+            r"'state' is float32 of shape \[2\], and the environment shows float32 of shape \[5\]",
+        ),
+        (
+            {"interface": EnvInterface(
+                fields=STATE,
+                actions=ActionSpec(kind="continuous", shape=(7,), low=-torch.ones(7), high=torch.ones(7)),
+                notes=(),
+                knows_success=True,
+            )},
+            r"its actions are continuous of shape \[3\], and the environment takes continuous ones of shape \[7\]",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(trajectories, changes, says):
+    with pytest.raises(UserError, match=says):
+        warm_start(changes.pop("path", trajectories), **changes)
+
+
+def test_another_control_mode_is_refused(trajectories):
+    config = config_of(
+        "--env.options={control_mode: pd_ee_delta_pos}", f"--warm_start={{source: maniskill, path: {trajectories}}}"
+    )
+    interface = EnvInterface(fields=STATE, actions=ACTIONS, notes=(), knows_success=True)
+    config = config.model_copy(update={"warm_start": config.warm_start.model_copy(update={"num_episodes": 2})})
+    with pytest.raises(UserError, match=r"recorded with env\.options\.control_mode=pd_joint_delta_pos, and the config"):
+        WarmStart(config.warm_start, config, interface, Needs(reads=("state",)))
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("--warm_start={source: experts}", "goes with env.kind=metaworld, and this one is maniskill; use lerobot or"),
+        ("--warm_start={source: lerobot}", "warm_start.path is not given, and warm_start.source=lerobot reads files"),
+        ("--warm_start={source: maniskill, path: a.h5, batch_size: 63}", "=63 is not a multiple of actor.num_shards=2"),
+    ],
+)
+def test_sections_that_do_not_go_together_are_refused(override, says):
+    with pytest.raises(UserError, match=says):
+        config_of(override)
