@@ -144,3 +144,15 @@ def all_gone(pids):
     while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not any(map(is_running, pids))
+
+
+def refusal(*arguments: str, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Runs a command line that must be refused before it makes its folder; returns the message."""
+    from rlinf.cli.main import main
+
+    code = main([*arguments, "--output", str(out)])
+    said, err = capsys.readouterr()
+    assert (code, said) == (2, ""), err
+    assert not out.exists()
+    assert err.startswith("error: ") and len(err.splitlines()) <= 3
+    return err.removeprefix("error: ")

@@ -20,6 +20,21 @@ PUSH_PLANS = {
     "hybrid-ranks-share-a-device": {"mode": "hybrid", "plan.num_ranks": "{env: 2}"},
     "collocated-one-rank": {"mode": "collocated", "cluster.num_devices": 1, "plan.num_ranks": "{env: 1}"},
 }
+PICTURES = {
+    "env.kind": "metaworld",
+    "env.id": "reach-v3",
+    "env.options": "{cameras: [corner2], image_size: 64, state: robot}",
+    "env.num_steps": 8,
+    "env.max_episode_steps": 6,
+    "policy": "{name: cnn, options: {hidden_size: 32, reads_state: true}}",
+}
+PICTURE_PLANS = {
+    "collocated-2": {"mode": "collocated", "cluster.num_devices": 2},
+    "hybrid-1-env-rank": {"mode": "hybrid", "cluster.num_devices": 2, "plan.num_ranks": "{env: 1}"},
+    "hybrid-2-env-ranks": {"mode": "hybrid", "cluster.num_devices": 2, "plan.num_ranks": "{env: 2}"},
+    "disaggregated": {"mode": "disaggregated", "plan.granularity": "{env: 1, policy: 1}"},
+    "own-processes": {"mode": "hybrid", "cluster.num_devices": 2, "env.num_processes": 1},
+}
 
 
 ALGORITHMS = {
@@ -108,6 +123,18 @@ def test_push_cube(tmp_path, push_reference, plan):
     assert found["metrics"] == push_reference["metrics"]
     assert found["evaluations"] == push_reference["evaluations"]
     assert found["weights"] == push_reference["weights"]
+
+
+@pytest.mark.slow
+def test_pictures(tmp_path):
+    """Meta-World's arm by a small convolutional policy: every mode, 1 and 2 env ranks, simulators of their own."""
+    pytest.importorskip("metaworld")
+    keys = SHORT_PUSH | PICTURES
+    alone = train("pushcube-ppo", tmp_path / "alone", keys | {"mode": "collocated", "cluster.num_devices": 1})
+    reference = numbers(alone)
+    assert any(row["actor/grad_norm"] > 0 for row in reference["metrics"])
+    for name, plan in PICTURE_PLANS.items():
+        assert numbers(train("pushcube-ppo", tmp_path / name, keys | plan)) == reference, name
 
 
 def test_a_warm_start_that_an_earlier_run_made_is_the_same(tmp_path, sort_reference, monkeypatch):

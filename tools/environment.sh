@@ -46,7 +46,7 @@ install_everything() {
   echo "building the native code and installing the packages"
   "${pip[@]}" install -c tools/constraints.txt hatchling editables "scikit-build-core>=1.1" "pybind11>=3.0" ninja cmake
   "${pip[@]}" install -c tools/constraints.txt --no-build-isolation \
-    -e packages/rlinf-comm -e packages/rlinf-sched -e "packages/rlinf-algos[math]" -e "packages/rlinf-envs[maniskill,video]" \
+    -e packages/rlinf-comm -e packages/rlinf-sched -e "packages/rlinf-algos[math]" -e "packages/rlinf-envs[maniskill,metaworld,video]" \
     -e "packages/rlinf-workers[lora]" -e packages/rlinf
   # megatron-core's own requirements are installed by now, and pip must not touch torch for it.
   "${pip[@]}" install -c tools/constraints.txt --no-deps megatron-core packaging

@@ -3,6 +3,11 @@
     python -m benchmarks.learning.run sort-grpo --seeds 0 1 2
     python -m benchmarks.learning.run sort-grpo --seeds 0 1 2 --name sort-control --reward.kind random
     python -m benchmarks.learning.run pushcube-ppo --seeds 0 1 2
+    python -m benchmarks.learning.run reach-openvla-ppo --seeds 0 1 2
+    python -m benchmarks.learning.run reach-pi0-ppo --seeds 0 1 2
+    python -m benchmarks.learning.run reach-pi0-ppo --name reach-pi0-ppo-flow-noise --policy.options.noise flow-noise
+    python -m benchmarks.learning.run reach-openvla-ppo --name reach-openvla-ppo-random-rewards \\
+        --env.options.reward_mode random
 
 Arguments that this script does not know are overrides of the recipe.
 """

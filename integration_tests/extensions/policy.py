@@ -33,7 +33,7 @@ class Pairs(Policy):
         actions = self.head.mode(logits) if noise is None else self.head.sample(logits, noise)
         return Answer(
             actions=actions.unflatten(-1, (CHUNK_SIZE, -1)),
-            logprobs=self.head.log_prob(logits, actions),
+            logprobs=self.head.log_prob(logits, actions).unflatten(-1, (CHUNK_SIZE, -1)),
             values=self.value(hidden)[:, 0],
         )
 
@@ -41,7 +41,7 @@ class Pairs(Policy):
         hidden = self.trunk(fields["state"])
         logits = self.logits(hidden)
         return Evaluation(
-            logprobs=self.head.log_prob(logits, actions.flatten(-2)),
-            entropies=self.head.entropy(logits),
+            logprobs=self.head.log_prob(logits, actions.flatten(-2)).unflatten(-1, (CHUNK_SIZE, -1)),
+            entropies=self.head.entropy(logits).unflatten(-1, (CHUNK_SIZE, -1)),
             values=self.value(hidden)[:, 0],
         )

@@ -13,13 +13,17 @@ REACHED = 0.3
 
 class Spots(gymnasium.Env):
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    observation_space = spaces.Dict(
-        {
-            "place": spaces.Box(-np.inf, np.inf, (2,), np.float32),
-            "above": spaces.Box(0, 255, (SIZE, SIZE, 3), np.uint8),
-            "instruction": spaces.Text(64),
-        }
-    )
+
+    def __init__(self, size: int = SIZE, render_mode: str | None = None):
+        self._size = size
+        self.render_mode = render_mode
+        self.observation_space = spaces.Dict(
+            {
+                "place": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+                "above": spaces.Box(0, 255, (size, size, 3), np.uint8),
+                "instruction": spaces.Text(64),
+            }
+        )
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -35,9 +39,15 @@ class Spots(gymnasium.Env):
         distance = float(np.linalg.norm(self._place - self._spots[self._wanted]))
         return self._seen(), -distance, False, False, {"success": distance < REACHED}
 
+    def render(self):
+        return self._picture()
+
     def _seen(self):
-        picture = np.zeros((SIZE, SIZE, 3), np.uint8)
+        return {"place": self._place, "above": self._picture(), "instruction": f"go to the {self._wanted} spot"}
+
+    def _picture(self):
+        picture = np.zeros((self._size, self._size, 3), np.uint8)
         for name, spot in self._spots.items():
-            row, column = ((spot + 1) / 2 * (SIZE - 1)).astype(int)
+            row, column = ((spot + 1) / 2 * (self._size - 1)).astype(int)
             picture[max(row - 2, 0) : row + 3, max(column - 2, 0) : column + 3, COLOURS[name]] = 255
-        return {"place": self._place, "above": picture, "instruction": f"go to the {self._wanted} spot"}
+        return picture
