@@ -22,8 +22,8 @@ from rlinf_envs.mujoco_meshes import coarse_meshes
 
 _MAX_PREPARED = 12
 """Models that are kept ready for drawing; 2 GB of Meta-World's when drawn in software."""
-_COARSE_CELL_M = 0.01
-"""Cells of coarse meshes in pictures of 64 x 64, half a pixel where a robot is a metre and a half away; smaller in
+_COARSE_CELL_M = 0.015
+"""Cells of coarse meshes in pictures of 64 x 64, less than a pixel where a robot is a metre and a half away; smaller in
 larger pictures."""
 
 
@@ -97,6 +97,8 @@ def _prepared(key: tuple[str, int, bool], model: Any) -> Any:
             visual = model.vis
             visual.global_.offwidth = visual.global_.offheight = size
             visual.quality.offsamples = 0 if is_fast else visual.quality.offsamples
+            if is_fast:  # round shapes of the model itself
+                visual.quality.numslices, visual.quality.numstacks, visual.quality.numquads = 8, 4, 1
             with coarse_meshes(model, _COARSE_CELL_M * 64 / size) if is_fast else nullcontext():
                 _ready[key] = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
     except Exception as error:  # each of MuJoCo's ways to draw raises errors of its own
