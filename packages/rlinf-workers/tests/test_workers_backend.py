@@ -237,7 +237,7 @@ def test_a_served_model_that_is_sent_anew_is_moved_neither_way():
 
 
 def test_learning_rate_schedule():
-    settings = OptimizerSettings(learning_rate=1.0, warmup_steps=4, lr_decay_steps=10, min_lr_ratio=0.25)
+    settings = OptimizerSettings(learning_rate=1.0, lr_warmup_steps=4, lr_decay_steps=10, min_lr_ratio=0.25)
     assert [settings.learning_rate_at(step) for step in (0, 3, 5, 9, 100)] == pytest.approx(
         [0.25, 0.7, 0.5, 0.25, 0.25]
     )

@@ -25,7 +25,7 @@ from rlinf_workers.worker import Worker
 VOCAB, TEMPERATURE, NUM_SHARDS = 14, 0.8, 2
 PLAIN = OptimizerSettings(learning_rate=1e-2, epsilon=1.0, max_grad_norm=1e9)
 """AdamW's first average is the gradient, but for a factor, and nothing is clipped."""
-ADAMW = OptimizerSettings(learning_rate=3e-3, epsilon=1e-4, weight_decay=0.1, max_grad_norm=0.5, warmup_steps=3)
+ADAMW = OptimizerSettings(learning_rate=3e-3, epsilon=1e-4, weight_decay=0.1, max_grad_norm=0.5, lr_warmup_steps=3)
 COMMON = {
     "vocab_size": VOCAB,
     "hidden_size": 32,

@@ -39,7 +39,7 @@ BATCH[:, -1] = torch.arange(NUM_ROWS) % NUM_CHOICES
 READABLE = OptimizerSettings(learning_rate=1.0, epsilon=1.0, max_grad_norm=1e9)
 """Steps follow the size of the gradient."""
 ORDINARY = OptimizerSettings(
-    learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.05, warmup_steps=3, lr_decay_steps=10, min_lr_ratio=0.5
+    learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.05, lr_warmup_steps=3, lr_decay_steps=10, min_lr_ratio=0.5
 )
 
 MakeBackend = Callable[..., TrainingBackend]

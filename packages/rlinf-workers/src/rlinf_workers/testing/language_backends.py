@@ -36,7 +36,7 @@ class LanguageSubject(Subject):
         epsilon=1e-3,  # above what gradients that ought to be 0 come to in float32
         weight_decay=0.1,
         max_grad_norm=0.05,
-        warmup_steps=3,
+        lr_warmup_steps=3,
         lr_decay_steps=10,
         min_lr_ratio=0.5,
     )

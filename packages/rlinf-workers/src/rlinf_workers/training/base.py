@@ -52,8 +52,8 @@ class OptimizerSettings:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    warmup_steps: int = 0
-    """Linear, from 1/warmup_steps."""
+    lr_warmup_steps: int = 0
+    """Linear, from 1/lr_warmup_steps."""
     lr_decay_steps: int | None = None
     """Linear decay to `min_lr_ratio` over that many optimizer steps; None: constant."""
     min_lr_ratio: float = 0.1
@@ -66,8 +66,8 @@ class OptimizerSettings:
         factor = 1.0
         if self.lr_decay_steps:
             factor = max(self.min_lr_ratio, 1 - step / self.lr_decay_steps)
-        if self.warmup_steps:
-            factor *= min(1.0, (step + 1) / self.warmup_steps)
+        if self.lr_warmup_steps:
+            factor *= min(1.0, (step + 1) / self.lr_warmup_steps)
         return factor
 
     def adamw(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.AdamW:

@@ -36,6 +36,9 @@ class OptimizerConfig(Section):
     )
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients with a larger norm are scaled down to it.")
+    lr_warmup_steps: int = Field(
+        default=0, ge=0, description="Optimizer steps over which the learning rate rises linearly to its full value."
+    )
     lr_decay_steps: int | None = Field(
         default=None, ge=1, description="Optimizer steps over which the learning rate falls linearly; null keeps it."
     )

@@ -84,7 +84,7 @@ class WarmStart:
     def optimizer(self) -> OptimizerSettings:
         return OptimizerSettings(
             learning_rate=self._settings.learning_rate,
-            warmup_steps=WARMUP_STEPS,
+            lr_warmup_steps=WARMUP_STEPS,
             lr_decay_steps=self._settings.num_steps,
         )
 

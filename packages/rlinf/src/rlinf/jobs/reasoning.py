@@ -318,7 +318,7 @@ class ReasoningJob(Job):
             algorithm=algorithm,
             optimizer=optimizer_settings(actor),
             warm_start=warm_start
-            and OptimizerSettings(learning_rate=warm_start.learning_rate, warmup_steps=WARMUP_STEPS),
+            and OptimizerSettings(learning_rate=warm_start.learning_rate, lr_warmup_steps=WARMUP_STEPS),
             critic=optimizer_settings(self.config.critic) if algorithm.has_critic else None,
             backend=self._backend,
             lora=with_base(self._lora, Path(model.folder), folder),
