@@ -44,9 +44,11 @@ class Partner:
         return nullcontext()
 
 
-def interact(make_worker, chunk_size, spec=CARTPOLE, phase="train", reads=("state",), num_groups=1, partner=None):
+def interact(
+    make_worker, chunk_size, spec=CARTPOLE, phase="train", reads=("state",), num_groups=1, partner=None, **settings
+):
     """What the groups show from the reset on."""
-    settings = EnvironmentSettings(
+    made = EnvironmentSettings(
         spec=spec,
         num_groups=num_groups,
         num_steps=NUM_STEPS,
@@ -54,8 +56,9 @@ def interact(make_worker, chunk_size, spec=CARTPOLE, phase="train", reads=("stat
         chunk_size=chunk_size,
         num_eval_episodes=2,
         eval_seed=5,
+        **settings,
     )
-    worker, partner = make_worker(Environment, settings, phase=phase), partner or Partner(chunk_size)
+    worker, partner = make_worker(Environment, made, phase=phase), partner or Partner(chunk_size)
     partner.worker = worker
     worker.interact(partner, partner)
     worker.close()
@@ -101,6 +104,20 @@ def test_an_evaluation_ends_with_its_episodes_inside_a_chunk(make_worker):
     assert [item.time for item in shown] == [0, 1, 2, 3]
     assert shown[-1].rewards.sum(1).tolist() == [1.0, 1.0]
     assert worker._host.metrics.drain()["env/episode_length"].terms == [9, 9]
+
+
+def test_an_evaluation_may_end_as_the_task_says(make_worker):
+    """Only the first episode of a row counts, though others follow it until the longest could have ended."""
+    spec = replace(CARTPOLE, max_episode_steps=40)
+    shown, worker = interact(make_worker, 1, spec, phase="evaluate", eval_ignores_terminations=False)
+    expected = []
+    for seed in (5, 6):
+        env = gymnasium.make("CartPole-v1")
+        env.reset(seed=episode_seed(seed, 0))
+        expected.append(next(step for step in range(1, 41) if env.step(1)[2]))
+    assert worker._host.metrics.drain()["env/episode_length"].terms == sorted(expected)
+    assert len(shown) == 41
+    assert sum(int(item.terminated.sum()) for item in shown) > 2
 
 
 TALKER = """

@@ -57,6 +57,8 @@ class EnvironmentSettings:
     that the sums of their rewards can be compared."""
     eval_seed: int
     """Evaluation resets with eval_seed, eval_seed + 1, ...; below 2**31."""
+    eval_ignores_terminations: bool = True
+    """An episode of an evaluation goes on until it is cut off; False: it ends as the task says."""
     num_recorded: int = 0
     """Episodes of an evaluation, from the first on, that are kept whole until `save_recordings`."""
 
@@ -88,8 +90,9 @@ class _Group:
     time: int = 0
     """Chunks of the present segment that were executed."""
     counted: int = 0
-    """Episodes of the present segment that count (an evaluation's last segment may be wider than what is left to
-    do)."""
+    """Rows of the present segment that count (an evaluation's last segment may be wider than what is left to do)."""
+    is_evaluated: bool = False
+    """Only the first episode of a row counts, which is the one that its seed stands for."""
 
 
 class Environment(Worker):
@@ -179,7 +182,7 @@ class Environment(Worker):
         return [self._prepare_evaluation(group) for group in self._groups]
 
     def _prepare_evaluation(self, group: int) -> _Group:
-        """Whole episodes without early end; the episodes are dealt to the groups in turn, padded to whole segments."""
+        """Whole episodes; they are dealt to the groups in turn, padded to whole segments."""
         settings = self._settings
         if group not in self._evaluate:
             self._evaluate[group] = self._make_evaluated(group)
@@ -200,10 +203,11 @@ class Environment(Worker):
             env=env,
             segments=segments,
             num_chunks=-(-settings.spec.max_episode_steps // settings.chunk_size),
+            is_evaluated=True,
         )
 
     def _make_evaluated(self, group: int) -> BatchedEnv:
-        spec = replace(self._settings.spec, ignore_terminations=True)
+        spec = replace(self._settings.spec, ignore_terminations=self._settings.eval_ignores_terminations)
         if not self._settings.num_recorded:
             return make_env(spec, on_replaced=self._teller(group))
         cameras = [name for name in self._settings.reads if name.startswith("image.")]
@@ -240,7 +244,7 @@ class Environment(Worker):
         result: StepResult = group.env.step_chunk(_native(action.actions, group.env.action_spec))
         group.time += 1
         for episode in result.episodes:
-            if episode.env_index < group.counted:
+            if episode.env_index < group.counted and not (group.is_evaluated and episode.episode_index):
                 self._record_episode(episode, cut=bool(result.truncated[episode.env_index]))
         return GroupObservation(
             group=group.index,

@@ -46,8 +46,13 @@ class EnvConfig(Section):
     max_episode_steps: int = Field(default=50, ge=1, description="Actions after which an episode is cut off.")
     ignore_terminations: bool = Field(
         default=False,
-        description="Training episodes go on after success or failure until they are cut off, as those of an "
-        "evaluation always do, so that the policy learns to stay successful.",
+        description="Training episodes go on after success or failure until they are cut off, so that the policy "
+        "learns to stay successful.",
+    )
+    eval_ignore_terminations: bool = Field(
+        default=True,
+        description="The same of evaluations, whose score is success at the end of the episode; false: an episode that "
+        "succeeds at any time ends there, as benchmarks like LIBERO's count.",
     )
     options: dict[str, bool | int | float | str | Annotated[tuple[str | int, ...], Field(strict=False)] | None] = Field(
         default={}, description="Arguments for the environment's constructor; ManiSkill's control_mode, for example."

@@ -30,9 +30,6 @@ from rlinf_workers.embodied.rollout import EmbodiedRollout
 if TYPE_CHECKING:
     from rlinf.loop.session import Session
 
-if TYPE_CHECKING:
-    from rlinf.loop.session import Session
-
 SUCCESS = Score(name="success_at_end", text="success at the end of the episode, held-out reset seeds")
 SUCCESS_ONCE = Score(name="success_once", text="success at any time of the episode")
 CYCLE = ("env", "policy")
@@ -122,6 +119,7 @@ class EmbodiedJob(Job):
             chunk_size=self._needs.chunk_size,
             same_start=not self.config.algorithm.has_critic,
             num_eval_episodes=env.num_eval_episodes,
+            eval_ignores_terminations=env.eval_ignore_terminations,
             eval_seed=env.eval_seed,
             num_recorded=env.num_eval_videos,
         )

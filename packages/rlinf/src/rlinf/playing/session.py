@@ -67,7 +67,7 @@ class PolicySession:
         self._on_host = device_kind(config.cluster, machine) == "cuda"
         environments = examine_environments(config.environments)
         self._pythons = {role: found.path for role, found in environments.items()}
-        self.spec = replace(env_spec(config.env), ignore_terminations=True)
+        self.spec = env_spec(config.env)
         self.interface = probe(self.spec, self._pythons.get("env"))
         self._settings = policy_settings(config.policy, self.interface, config.seed)
         self._needs = needs_of(self._settings, config.env.id)
@@ -123,7 +123,8 @@ class PolicySession:
     def play(
         self, spec: EnvSpec, *, first_seed: int, num_episodes: int, num_recorded: int = 0, timeout_s: float = 86400.0
     ) -> Played:
-        """Episodes with the seeds from `first_seed` on, without exploration, each to its time limit.
+        """Episodes with the seeds from `first_seed` on, without exploration, each to its end as the policy's run has it
+        (`env.eval_ignore_terminations`).
 
         Args:
             spec: an environment that was given to `check`, or the session's own.
@@ -167,6 +168,7 @@ class PolicySession:
             reads=self._needs.reads,
             chunk_size=self._needs.chunk_size,
             num_eval_episodes=num_episodes,
+            eval_ignores_terminations=self.policy.config.env.eval_ignore_terminations,
             eval_seed=first_seed,
             num_recorded=num_recorded,
         )
