@@ -34,7 +34,7 @@ _OPTIONS = (
 _STATES = {"full": 39, "no_goal": 36, "robot": 4}
 """How many of Meta-World's 39 numbers are shown: gripper position and opening (4), objects (14), the same 18 of the
 step before, the goal (3)."""
-_REWARD_MODES = ("normalized_dense", "dense", "sparse", "random")
+_REWARD_MODES = ("normalized_dense", "dense", "sparse", "progress", "random")
 _RANDOM_SHARE = 0.1
 """Of steps that earn a random reward."""
 _QUALITIES = ("fast", "full")
@@ -65,9 +65,11 @@ def make_metaworld(
         state="full"             "no_goal": without the goal, for policies that have to see it; "robot": gripper
                                  position and opening alone
         reward_mode="normalized_dense"   Meta-World's reward / 10, in 0..1; "dense": in 0..10; "sparse": 1.0 on success;
-                                 "random": 1.0 or 0.0 by chance, a control from which nothing can be learned
-        action_repeat=1          Meta-World's steps (1/80 s) that an action lasts; the reward is their mean, and success
-                                 counts after the last
+                                 "progress": what an action adds to Meta-World's reward / 10, and 1.0 on success
+                                 (potential-based shaping, Ng et al., ICML 1999); "random": 1.0 or 0.0 by chance, a
+                                 control from which nothing can be learned
+        action_repeat=1          Meta-World's steps (1/80 s) that an action lasts; the reward is their mean (progress:
+                                 their sum), and success counts after the last
         render=False             whether `render()` works
         table_color=None, floor_color=None, camera_shift=0.0, hand_shift=0.0, start_range=1.0
                                  changes of the scene, see `metaworld_changes.SceneChanges`
@@ -135,6 +137,7 @@ class MetaworldEnv:
         self._scenes: OrderedDict[str, _Scene] = OrderedDict()
         self._task = self._tasks[0]
         self._raw = np.zeros(39)
+        self._potential: float | None = None
         self._chance = np.random.default_rng(0)
         self._require_cameras(self._scene())
         self.action_spec = ActionSpec(kind="continuous", shape=(4,), low=-torch.ones(4), high=torch.ones(4))
@@ -147,6 +150,7 @@ class MetaworldEnv:
         scene.env.seed(seed)
         self._chance = np.random.default_rng(seed)
         self._raw, _ = scene.env.reset()
+        self._potential = None
 
     def step(self, action: np.ndarray) -> SingleStep:
         env, total, success = self._scene().env, 0.0, False
@@ -154,8 +158,9 @@ class MetaworldEnv:
             self._raw, reward, _, _, outcome = env.step(action)
             success = bool(outcome["success"])
             total += self._reward(float(reward), success)
+        is_sum = self._reward_mode == "progress"
         return SingleStep(
-            reward=total / self._action_repeat,
+            reward=total + success if is_sum else total / self._action_repeat,
             terminated=success,
             truncated=False,  # the time limit is the vector's
             success=success,
@@ -220,6 +225,9 @@ class MetaworldEnv:
     def _reward(self, dense: float, success: bool) -> float:
         if self._reward_mode == "sparse":
             return float(success)
+        if self._reward_mode == "progress":
+            before, self._potential = self._potential, dense / 10
+            return 0.0 if before is None else self._potential - before  # the first step shows where it begins
         if self._reward_mode == "random":
             return float(self._chance.random() < _RANDOM_SHARE)
         return dense / 10 if self._reward_mode == "normalized_dense" else dense

@@ -30,6 +30,8 @@ larger pictures."""
 def choose_drawing() -> None:
     """Call before MuJoCo is first imported, which is when it chooses how it draws: by default with a display. EGL
     needs none, and takes a GPU where there is one; without the library MuJoCo could not even be imported."""
+    # Mesa draws small pictures faster alone than with threads that wait for one another.
+    os.environ.setdefault("LP_NUM_THREADS", "0")
     if "MUJOCO_GL" not in os.environ and "DISPLAY" not in os.environ and ctypes.util.find_library("EGL"):
         os.environ["MUJOCO_GL"] = "egl"
 

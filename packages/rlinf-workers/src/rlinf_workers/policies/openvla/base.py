@@ -42,6 +42,8 @@ class SharedOptions(Sizes):
     """Of the tokens of actions, when they are drawn and when they are evaluated."""
     value_hidden_size: int = 256
     """Width of the two hidden layers of the value."""
+    detach_values: bool = False
+    """The value learns from the states of the model without changing what makes them."""
     dtype: str = "float32"
     """Of the weights."""
 
@@ -138,6 +140,7 @@ class PrismaticPolicy(Policy):
         super().__init__()
         self._spec, self._cameras, self._crops = spec, tuple(cameras), crops
         self._temperature = options.temperature
+        self._detach_values = options.detach_values
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             with _default_dtype(DTYPES[options.dtype]):
@@ -200,7 +203,7 @@ class PrismaticPolicy(Policy):
 
     def _values(self, states: Tensor) -> Tensor:
         """[n, H] -> [n], or [n, several], float32 at least."""
-        values = in_own_dtype(self.value_head, states)
+        values = in_own_dtype(self.value_head, states.detach() if self._detach_values else states)
         return values[..., 0] if values.shape[-1] == 1 else values
 
 

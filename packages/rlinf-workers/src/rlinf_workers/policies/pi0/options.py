@@ -55,6 +55,8 @@ class Pi0Options:
     value: str = "expert"
     """Whose features the value is read from."""
     value_width: int = 256
+    detach_values: bool = False
+    """The value learns from these features without changing what makes them."""
     trains: str | None = None
     """`expert` (default with a checkpoint): the vision-language model stays as it is; `all` (default without)."""
     dtype: str = "float32"

@@ -233,6 +233,10 @@ class Pi0(Policy):
     def reads_value_from_expert(self) -> bool:
         return self._options.value == "expert"
 
+    def values_of(self, features: Tensor) -> Tensor:
+        """[n, width] -> [n] float32"""
+        return in_own_dtype(self.value_head, features.detach() if self._options.detach_values else features)[:, 0]
+
 
 class Denoiser:
     """The expert before one batch of observations; keeps what it said at each state that it was asked about."""
@@ -258,14 +262,14 @@ class Denoiser:
     def _features(self, states: Tensor, times: Tensor) -> Tensor:
         features = self._policy.expert_features(self._prefix, self._state, states, times)
         if self._policy.reads_value_from_expert:
-            self._values.append(in_own_dtype(self._policy.value_head, features.mean(1))[:, 0])
+            self._values.append(self._policy.values_of(features.mean(1)))
         return features
 
     def values(self, steps: Tensor | None) -> Tensor:
         """[n]: of the vision-language model's features; or the mean of the expert's over the states that it was asked
         about, with `steps` [n] the value at that step."""
         if not self._policy.reads_value_from_expert:
-            return in_own_dtype(self._policy.value_head, self._prefix.mean_features)[:, 0]
+            return self._policy.values_of(self._prefix.mean_features)
         values = torch.stack(self._values)
         return values.mean(0) if steps is None else values.gather(0, steps[None])[0]
 
