@@ -75,7 +75,7 @@ def test_the_ode_is_transformers_own_sampling():
     shown = random_fields(FIELDS, NUM_ROWS)
     with torch.no_grad():
         found = policy.act(shown, None)
-        start = policy.evaluation_start.expand(NUM_ROWS, -1, -1)
+        start = policy.evaluation_start(shown["state"])
         expected = policy.model.sample_actions(noise=start, num_steps=5, **inputs_of(policy, shown))
     torch.testing.assert_close(policy.normalize_actions(found.actions), expected, rtol=1e-6, atol=1e-6)
     bounded = found.actions[..., :2]  # from -1 ... 1 to -1 ... 1 and -1 ... 3; the third has no upper bound
@@ -223,7 +223,7 @@ def test_a_checkpoint_acts_as_transformers_does(checkpoint):
             attention_mask=torch.ones_like(ids),
             pixel_values=torch.stack([prepare_pictures(shown[f"image.{k}"], size) for k in ("hand", "front")], dim=1),
             pixel_attention_mask=torch.ones(NUM_ROWS, 2, dtype=torch.bool),
-            noise=policy.evaluation_start.expand(NUM_ROWS, -1, -1),
+            noise=policy.evaluation_start(shown["state"]),
             num_steps=4,
         )
     torch.testing.assert_close(found, expected[:, :2, :3] * (0.25 + 1e-6) + 0.5, rtol=1e-6, atol=1e-6)

@@ -180,15 +180,15 @@ def test_a_checkpoint_acts_as_its_tensors_say(folder):
         tensors[name] = tensor
     prompts = [[1, 3, 4, 5, 7, 2, 2]] * 2  # "128" and "255;\nAction:" are unknown words
     pictures = [prepare_pictures(shown["image.front"], 28)]
-    start = policy.evaluation_start.expand(2, -1, -1)
-    assert policy.evaluation_start.shape == (3, 4)
+    start = policy.evaluation_start(shown["state"])
+    assert start.shape == (2, 3, 4)
     expected = start - plain_predict(tensors, pictures, prompts, None, 16)(start, 1.0)[1]
     words = policy._prompts(shown["instruction"], policy.normalize_state(shown["state"]))[0].tolist()
     assert words == prompts
     with torch.no_grad():
         found = policy.act(shown, None).actions
     scaled = expected[:, :2, :2] * 2 + 1  # quantiles -1 and 3
-    torch.testing.assert_close(found, scaled, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, scaled, rtol=1e-5, atol=4e-5)  # of noise of about 3, twice
     assert not any(p.requires_grad for p in policy.model.model.vlm.parameters())
 
 

@@ -109,7 +109,7 @@ def test_the_ode_and_imitation_are_those_of_a_plain_implementation(policy_class)
     with torch.no_grad():
         states = None if policy_class is Pi05 else shown["state"]
         predict = plain_predict(weights_of(policy), pictures_of(shown), prompts_of(policy, shown), states, NUM_HEADS)
-        chunk = policy.evaluation_start.expand(NUM_ROWS, -1, -1)
+        chunk = policy.evaluation_start(shown["state"])
         for time in (1.0, 0.5):
             chunk = chunk - 0.5 * predict(chunk, time)[1]
         torch.testing.assert_close(policy.act(shown, None).actions, chunk, rtol=1e-6, atol=1e-6)

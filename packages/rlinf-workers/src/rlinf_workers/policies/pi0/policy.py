@@ -10,9 +10,11 @@ Legend: as in model.py; K actions that are executed, A their dimensions, S denoi
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -46,8 +48,6 @@ from rlinf_workers.policies.pi0.processor import Prompts, make_prompts, prepare_
 from rlinf_workers.policies.pi0.statistics import normalizers
 from rlinf_workers.training.base import Evaluation
 
-EVALUATION_START_SEED = 0
-"""Draws the noise that every denoising begins with where nothing may be left to chance."""
 NOISE_HEAD_WIDTHS = (128, 64)
 """Of the network that learns Flow-Noise's deviations, as in the authors' code."""
 
@@ -55,7 +55,6 @@ NOISE_HEAD_WIDTHS = (128, 64)
 class Pi0(Policy):
     """transformers' pi0 with a value head, and with a noise head for Flow-Noise."""
 
-    evaluation_start: Tensor
     backbone = ("model.model",)
     options_class = Pi0Options
 
@@ -90,8 +89,6 @@ class Pi0(Policy):
         steps = chosen.num_denoising_steps
         self.noise_size = 2 * size + 1 if chosen.noise == "flow-sde" else (1 + steps) * size
         self.values_cost_less = chosen.value == "vision-language"
-        start = torch.randn(self._predicted, generator=torch.Generator().manual_seed(EVALUATION_START_SEED))
-        self.register_buffer("evaluation_start", start)
 
     def _add_heads(self) -> None:
         options, config = self._options, self.model.config
@@ -145,7 +142,7 @@ class Pi0(Policy):
         denoiser = self._denoiser(fields)
         num_rows, times = len(fields["state"]), self._times(fields)
         if noise is None:
-            start = self.evaluation_start.expand(num_rows, -1, -1)
+            start = self.evaluation_start(fields["state"])
             chain = sample_flow_chain(denoiser.velocities, start, times, noise_level=None)
             logprobs, extras = torch.zeros(num_rows, *self._executed, device=start.device), {}
             values = denoiser.values(None)
@@ -188,6 +185,13 @@ class Pi0(Policy):
     @property
     def _noise_level(self) -> float | None:
         return self._options.noise_level if self._options.noise == "flow-sde" else None
+
+    def evaluation_start(self, state: Tensor) -> Tensor:
+        """[n, H, D]: the noise that an evaluation begins with, drawn for each row [n, size] by the row's numbers, so that
+        the same observation is always answered alike, and others from other noise."""
+        size = self._predicted[0] * self._predicted[1]
+        drawn = [_normal(row, size) for row in state.float().cpu().numpy()]
+        return torch.from_numpy(np.stack(drawn)).to(state).unflatten(-1, self._predicted)
 
     def _times(self, fields: Fields) -> Tensor:
         state = fields["state"]
@@ -236,6 +240,12 @@ class Pi0(Policy):
     def values_of(self, features: Tensor) -> Tensor:
         """[n, width] -> [n] float32"""
         return in_own_dtype(self.value_head, features.detach() if self._options.detach_values else features)[:, 0]
+
+
+def _normal(row: np.ndarray, size: int) -> np.ndarray:
+    """[size] standard normal numbers that depend on the row alone."""
+    key = int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little")
+    return np.random.Generator(np.random.Philox(key=key)).standard_normal(size)
 
 
 class Denoiser:
