@@ -15,6 +15,7 @@ import dataclasses
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import product
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -174,13 +175,15 @@ class SubprocessVector(Described):
 
     def _new_places(self, *parts: str) -> _Places:
         """Room for the pictures of parts of a result. Unless it is there for all of them they go through the blocks."""
+        if self._pictures is None:
+            return {}
         places: _Places = {}
-        for name, spec in self._observation_spec.items() if self._pictures is not None else ():
-            for part in parts if name.startswith(PREFIX) else ():
-                place = self._pictures.empty((self.num_envs, *spec.shape))
-                if place is None:
-                    return {}
-                places[part, name] = place
+        shapes = {name: spec.shape for name, spec in self._observation_spec.items() if name.startswith(PREFIX)}
+        for (name, shape), part in product(shapes.items(), parts):
+            place = self._pictures.empty((self.num_envs, *shape))
+            if place is None:
+                return {}
+            places[part, name] = place
         return places
 
     def _offsets(self, places: _Places, part: SimulatorProcess) -> dict[tuple[str, str], int]:
