@@ -16,6 +16,7 @@ from rlinf_envs.demonstrations.metaworld_experts import record_demonstrations
 from rlinf_envs.metaworld_tasks import INSTRUCTIONS, classes, tasks_of
 from rlinf_envs.mujoco_drawing import Painter
 from rlinf_envs.testing import check_env
+from rlinf_envs.vector import InProcessVector
 
 try:
     classes()
@@ -62,6 +63,35 @@ def test_a_chunk_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(drawn) == 2
     env.step_chunk(torch.zeros(1, 4, 4))  # the end of the episode is shown, and the next one's beginning
     assert len(drawn) == 4
+
+
+@pytest.mark.parametrize("camera", ["corner2", "topview"])
+def test_pictures_are_views_of_what_mujoco_drew(camera: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turned or not: the only copy is the one into the batch, whose memory the caller may say."""
+    env = metaworld(steps=4, cameras=(camera,), image_size=16)
+    assert isinstance(env, InProcessVector)
+    mujoco: Any = importlib.import_module("mujoco")
+    drawn: list[np.ndarray] = []
+    rows: list[Any] = []
+    read, observe = mujoco.mjr_readPixels, env._envs[0].observe
+
+    def watched_read(buffer: np.ndarray, *arguments: Any) -> None:
+        drawn.append(buffer)
+        read(buffer, *arguments)
+
+    def watched_observe() -> Any:
+        rows.append(observe())
+        return rows[-1]
+
+    monkeypatch.setattr(mujoco, "mjr_readPixels", watched_read)
+    monkeypatch.setattr(env._envs[0], "observe", watched_observe)
+    place = torch.zeros(2, 16, 16, 3, dtype=torch.uint8)
+    env.show_in(lambda part, name: place if (part, name) == ("observation", f"image.{camera}") else None)
+    shown = tensor_field(env.reset([3, 4]), f"image.{camera}")
+    assert shown is place
+    assert np.shares_memory(rows[0][f"image.{camera}"], drawn[0])
+    upright = drawn[0][:, ::-1] if camera == "corner2" else drawn[0][::-1]
+    assert np.array_equal(place[0].numpy(), upright)
 
 
 def test_conforms_with_several_tasks() -> None:

@@ -7,22 +7,36 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
+import mmap
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from rlinf_envs import ActionSpec, EnvCrashedError, EnvError, EnvSpec, FieldSpec, Replayable, make_env, tensor_field
+from rlinf_envs import (
+    ActionSpec,
+    EnvCrashedError,
+    EnvError,
+    EnvSpec,
+    FieldSpec,
+    Observation,
+    Replayable,
+    make_env,
+    tensor_field,
+)
 from rlinf_envs.patience import Patience
 from rlinf_envs.shared_block import BlockShape, SharedBlock
+from rlinf_envs.subprocess_child import _Child
 from rlinf_envs.subprocess_env import SubprocessVector
 from rlinf_envs.testing import check_env, sample_actions
 
@@ -33,18 +47,18 @@ import numpy as np
 
 class Quirky(gym.Env):
     """Sees a picture, a text and a number; does what its action says."""
-    observation_space = gym.spaces.Dict({
-        "front": gym.spaces.Box(0, 255, (2, 3, 3), np.uint8),
-        "task": gym.spaces.Text(9),
-        "place": gym.spaces.Box(-9, 9, (2,), np.float32),
-    })
     action_space = gym.spaces.Discrete(6)
     render_mode = "rgb_array"
-    def __init__(self, broken=False):
+    def __init__(self, broken=False, side=3):
         if broken:
             raise OSError("the simulator's licence has expired")
+        self.observation_space = gym.spaces.Dict({
+            "front": gym.spaces.Box(0, 255, (side, side, 3), np.uint8),
+            "task": gym.spaces.Text(9),
+            "place": gym.spaces.Box(-9, 9, (2,), np.float32),
+        })
     def _observation(self):
-        pixels = np.full((2, 3, 3), int(abs(self.place[0] * 100)) % 256, np.uint8)
+        pixels = np.full(self.observation_space["front"].shape, int(abs(self.place[0] * 100)) % 256, np.uint8)
         return {"front": pixels, "task": f"go {self.place[1]:.2f}", "place": self.place.astype(np.float32)}
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -75,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     sys.path.remove(str(path))
 
 
-def quirky(num_processes: int, *, num_envs: int = 5, **options: bool) -> EnvSpec:
+def quirky(num_processes: int, *, num_envs: int = 5, **options: int) -> EnvSpec:
     return EnvSpec(
         kind="import",
         id="rlinf_envs_quirky:Quirky",
@@ -398,3 +412,69 @@ def test_shared_block_is_seen_by_both_sides_and_grows() -> None:
     SharedBlock(fd, shape(50))["actions"][:] = 1.0
     assert os.fstat(fd).st_size > size
     os.close(fd)
+
+
+class LentMemory:
+    """Room for `num_tensors` in a file in memory, none of which is given twice."""
+
+    def __init__(self, num_tensors: int) -> None:
+        self.fd = os.memfd_create("lent")
+        os.ftruncate(self.fd, 1 << 20)
+        self.mapped = torch.from_numpy(np.ndarray((1 << 20,), np.uint8, buffer=mmap.mmap(self.fd, 0)))
+        self.num_left, self.used = num_tensors, 0
+
+    def empty(self, shape: Sequence[int]) -> torch.Tensor | None:
+        if not self.num_left:
+            return None
+        self.num_left -= 1
+        first, self.used = self.used, self.used + math.prod(shape)
+        return self.mapped[first : self.used].view(*shape)
+
+    def offset(self, tensor: torch.Tensor) -> int:
+        return tensor.data_ptr() - self.mapped.data_ptr()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return 0 <= self.offset(tensor) < self.used
+
+
+def test_pictures_lie_in_the_callers_memory_while_there_is_room(folder: Path) -> None:
+    """A lost process writes there again; what was shown stays; without room they are shown as ever."""
+    memory, alone = LentMemory(num_tensors=1 + 2 * 16), make_env(quirky(0))  # a reset's, and those of 16 steps
+    env = SubprocessVector(quirky(2), pictures=memory)
+    lent: list[bool] = []
+    shown: list[tuple[Observation, Observation]] = []
+    got, expected = env.reset(range(5)), alone.reset(range(5))
+    for step, actions in enumerate(good_actions(20)):
+        if step == 7:
+            os.kill(env._parts[1].pid, signal.SIGKILL)
+        shown.append((got, expected))
+        result, reference = env.step(actions), alone.step(actions)
+        shown.append((result.final_observation, reference.final_observation))
+        got, expected = result.observation, reference.observation
+    assert any(shown[i][0] is not shown[i + 1][0] for i in range(1, 31, 2)), "episodes ended in lent memory"
+    for one, other in shown:
+        pictures = tensor_field(one, "image.front")
+        assert torch.equal(pictures, tensor_field(other, "image.front"))
+        lent.append(memory.holds(pictures))
+    assert lent == [True] * 33 + [False] * 7
+    env.close()
+
+
+def test_a_child_copies_pictures_once(folder: Path) -> None:
+    """Counted in bytes that numpy takes: the environment's own picture of each row and nothing beside."""
+    memory, side, num_rows = LentMemory(num_tensors=1), 200, 4
+    child = _Child(os.memfd_create("block"), memory.fd)
+    child.make(quirky(0, num_envs=num_rows, side=side))
+    child.share(1)
+    place = memory.empty((num_rows, side, side, 3))
+    assert place is not None
+    places = {("observation", "image.front"): memory.offset(place)}
+    child.reset({}, [1] * num_rows)  # whatever is imported or made but once
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    child.reset(places, list(range(num_rows)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (peak - before) / (side * side * 3) == pytest.approx(num_rows, abs=0.5)
+    alone = make_env(quirky(0, num_envs=num_rows, side=side)).reset(range(num_rows))
+    assert torch.equal(place, tensor_field(alone, "image.front"))

@@ -7,16 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 from rlinf_envs.errors import EnvError
+from rlinf_envs.picture_memory import PictureMemory
 from rlinf_envs.protocol import BatchedEnv
 from rlinf_envs.spec import EnvSpec
+from rlinf_envs.vector import InProcessVector
 
 KINDS = ("gymnasium", "maniskill", "metaworld", "libero", "import")
 
 
-def make_env(spec: EnvSpec, *, on_replaced: Callable[[str], None] | None = None) -> BatchedEnv:
+def make_env(
+    spec: EnvSpec, *, on_replaced: Callable[[str], None] | None = None, pictures: PictureMemory | None = None
+) -> BatchedEnv:
     """The environment `spec` describes. EnvError says what is wrong with a description and what was allowed.
 
     `on_replaced` is told, in a sentence, of every process of the environment's own that was lost and replaced.
+    `pictures` is where pictures are shown while there is room; not those of a disturbed environment, which are drawn
+    once more, nor of a `BatchedEnv` of one's own in this process, which shows tensors of its own.
     """
     if spec.disturbance is not None:
         from rlinf_envs.disturbed import DisturbedEnv
@@ -35,8 +41,12 @@ def make_env(spec: EnvSpec, *, on_replaced: Callable[[str], None] | None = None)
     if spec.num_processes > 0:
         from rlinf_envs.subprocess_env import SubprocessVector
 
-        return SubprocessVector(spec, on_replaced=on_replaced)
-    return make_in_process(spec)
+        return SubprocessVector(spec, on_replaced=on_replaced, pictures=pictures)
+    env = make_in_process(spec)
+    if pictures is not None and isinstance(env, InProcessVector):
+        fields = env.observation_spec
+        env.show_in(lambda _, name: pictures.empty((spec.num_envs, *fields[name].shape)))
+    return env
 
 
 def make_in_process(spec: EnvSpec) -> BatchedEnv:

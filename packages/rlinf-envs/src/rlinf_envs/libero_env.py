@@ -212,7 +212,7 @@ class LiberoEnv:
     def _picture(self, camera: str) -> np.ndarray:
         # OpenGL counts rows from below, so LIBERO's pictures are upside down; half a turn makes them upright, mirrored.
         upright = self._held.picture(camera, self._options.image_size)
-        return np.ascontiguousarray(upright[:, ::-1] if self._options.rotate else upright[::-1])
+        return upright[:, ::-1] if self._options.rotate else upright[::-1]
 
     def _spec(self) -> Mapping[str, FieldSpec]:
         size = self._options.image_size

@@ -246,11 +246,11 @@ class _Scene:
         self.cameras = tuple(model.camera(index).name for index in range(model.ncam))
 
     def picture(self, camera: str, size: int) -> np.ndarray:
-        """[size, size, 3] uint8"""
+        """[size, size, 3] uint8, a view as `Painter.picture` gives it."""
         if size not in self._painters:
             self._painters[size] = Painter(self._name, self.env.model, size=size, is_fast=self._is_fast)
         picture = self._painters[size].picture(self.env.data, camera)
-        return np.ascontiguousarray(picture[::-1, ::-1]) if camera in _UPSIDE_DOWN else picture
+        return picture[::-1, ::-1] if camera in _UPSIDE_DOWN else picture
 
 
 def _built(task: str) -> Any:

@@ -57,7 +57,8 @@ class Painter:
         self._rectangle = mujoco.MjrRect(0, 0, size, size)
 
     def picture(self, data: Any, camera: str) -> np.ndarray:
-        """[size, size, 3] uint8: what a camera of the model sees. RenderingUnavailableError where nothing can draw."""
+        """[size, size, 3] uint8: what a camera of the model sees; a view of a new buffer, whose rows lie in reverse.
+        RenderingUnavailableError where nothing can draw."""
         mujoco = _mujoco()
         prepared = _prepared(self._key, self._model)
         view = mujoco.MjvCamera()
@@ -71,7 +72,7 @@ class Painter:
         mujoco.mjr_render(self._rectangle, self._scene, prepared)
         rows = np.empty((self._rectangle.height, self._rectangle.width, 3), np.uint8)
         mujoco.mjr_readPixels(rows, None, self._rectangle, prepared)
-        return np.ascontiguousarray(rows[::-1])  # OpenGL counts rows from below
+        return rows[::-1]  # OpenGL counts rows from below
 
 
 def _mujoco() -> Any:

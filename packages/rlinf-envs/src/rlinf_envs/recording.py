@@ -10,6 +10,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from rlinf_envs.errors import EnvError
 from rlinf_envs.factory import make_env
 from rlinf_envs.imported_env import callable_at
+from rlinf_envs.picture_memory import PictureMemory
 from rlinf_envs.protocol import BatchedEnv, EpisodeEnd, Observation, StepResult, tensor_field
 from rlinf_envs.spec import EnvSpec
 from rlinf_envs.vector import InProcessVector, Moment
@@ -177,17 +179,22 @@ class EpisodeRecorder(EnvWrapper):
 
 
 def recorded_env(
-    spec: EnvSpec, cameras: Sequence[str] = (), *, on_replaced: Callable[[str], None] | None = None
+    spec: EnvSpec,
+    cameras: Sequence[str] = (),
+    *,
+    on_replaced: Callable[[str], None] | None = None,
+    pictures: PictureMemory | None = None,
 ) -> EpisodeRecorder:
     """The environment of a description, recorded; made so that it draws where no cameras are given. One that cannot be
-    made so is made as it is, and the recorder's `problem` says why there are no pictures. `on_replaced`: as for
-    `make_env`."""
+    made so is made as it is, and the recorder's `problem` says why there are no pictures. `on_replaced`, `pictures`: as
+    for `make_env`."""
+    make = partial(make_env, on_replaced=on_replaced, pictures=pictures)
     if cameras:
-        return EpisodeRecorder(make_env(spec, on_replaced=on_replaced), cameras)
+        return EpisodeRecorder(make(spec), cameras)
     try:
-        return EpisodeRecorder(make_env(with_drawing(spec), on_replaced=on_replaced))
+        return EpisodeRecorder(make(with_drawing(spec)))
     except EnvError as error:
-        recorder = EpisodeRecorder(make_env(spec, on_replaced=on_replaced))
+        recorder = EpisodeRecorder(make(spec))
         recorder.problem = str(error)
         return recorder
 

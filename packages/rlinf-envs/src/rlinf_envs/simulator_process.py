@@ -36,16 +36,18 @@ class _Child:
 class SimulatorProcess:
     """The rows of one child, and the child that holds them now; `start_again` puts a new one in its place.
 
-    The shared memory outlives a child: what was written for it there is read by the next one.
+    The shared memory outlives a child: what was written for it there is read by the next one. Pictures may go into a
+    file of memory of the caller's, `pictures_fd`.
     """
 
-    def __init__(self, rows: range) -> None:
+    def __init__(self, rows: range, *, pictures_fd: int | None = None) -> None:
         self.rows = rows
         self.block: SharedBlock | None = None
         self.num_losses_here = 0
         """Children that were lost since the last answer."""
         self.memory_fd = os.memfd_create("rlinf_envs", os.MFD_CLOEXEC)
-        self._child = _started(self.memory_fd)
+        self._pictures_fd = pictures_fd
+        self._child = _started(self.memory_fd, pictures_fd)
 
     @property
     def pid(self) -> int:
@@ -91,7 +93,7 @@ class SimulatorProcess:
         self._child.process.kill()
         self._wait()
         self._close_child()
-        self._child = _started(self.memory_fd)
+        self._child = _started(self.memory_fd, self._pictures_fd)
 
     def end(self, *, patience_s: float) -> None:
         """Waits for the child to end by itself, and kills it afterwards."""
@@ -134,19 +136,19 @@ def end_all(processes: list[SimulatorProcess]) -> None:
     processes.clear()
 
 
-def _started(memory_fd: int) -> _Child:
+def _started(memory_fd: int, pictures_fd: int | None) -> _Child:
     """A child that waits for its first command."""
     ours, theirs = socket.socketpair()
     lifeline_read, lifeline_write = os.pipe()
     in_main_thread = threading.current_thread() is threading.main_thread()
     code = (
         "from rlinf_envs.subprocess_child import serve; "
-        f"serve({theirs.fileno()}, {lifeline_read}, {memory_fd}, dies_with_thread={in_main_thread})"
+        f"serve({theirs.fileno()}, {lifeline_read}, {memory_fd}, {pictures_fd}, dies_with_thread={in_main_thread})"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.DEVNULL,
-        pass_fds=(theirs.fileno(), lifeline_read, memory_fd),
+        pass_fds=(theirs.fileno(), lifeline_read, memory_fd, *([] if pictures_fd is None else [pictures_fd])),
         env=os.environ | {"PYTHONPATH": os.pathsep.join(_python_path(sys.path)), "OMP_NUM_THREADS": "1"},
     )
     theirs.close()

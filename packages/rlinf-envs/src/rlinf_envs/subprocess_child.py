@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import fcntl
+import mmap
 import os
 import select
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,18 +23,21 @@ from rlinf_envs.factory import make_in_process
 from rlinf_envs.protocol import BatchedEnv, Observation, Replayable, RowSnapshot, StepResult
 from rlinf_envs.shared_block import BlockShape, SharedBlock
 from rlinf_envs.spec import EnvSpec
+from rlinf_envs.vector import InProcessVector
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
-def serve(commands_fd: int, lifeline_fd: int, memory_fd: int, *, dies_with_thread: bool) -> None:
+def serve(
+    commands_fd: int, lifeline_fd: int, memory_fd: int, pictures_fd: int | None, *, dies_with_thread: bool
+) -> None:
     """The child's whole life. `lifeline_fd` is the reading end of a pipe into which the parent never writes."""
     _die_with_parent(lifeline_fd, dies_with_thread=dies_with_thread)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     faulthandler.enable()
     torch.set_num_threads(1)  # one core is what a child is for; rows are too small to gain from more
     connection = Connection(commands_fd)
-    child = _Child(memory_fd)
+    child = _Child(memory_fd, pictures_fd)
     while True:
         try:
             command, arguments = connection.recv()
@@ -73,10 +78,14 @@ def _answered(child: _Child, command: str, arguments: tuple[Any, ...]) -> tuple[
 
 
 class _Child:
-    """One method for each command. Arguments and results are plain values; tensors go through the shared block."""
+    """One method for each command. Arguments and results are plain values; tensors go through the shared block, or
+    where the parent says: `places` are the offsets of this child's rows in the parent's picture memory, by part of the
+    result and field."""
 
-    def __init__(self, memory_fd: int) -> None:
+    def __init__(self, memory_fd: int, pictures_fd: int | None) -> None:
         self._memory_fd = memory_fd
+        self._pictures = mmap.mmap(pictures_fd, 0) if pictures_fd is not None else None
+        self._places: dict[tuple[str, str], Tensor] = {}
         self._env: BatchedEnv | None = None
         self._block: SharedBlock | None = None
 
@@ -92,6 +101,8 @@ class _Child:
 
     def make(self, spec: EnvSpec) -> dict[str, Any]:
         self._env = make_in_process(spec)
+        if isinstance(self._env, InProcessVector):
+            self._env.show_in(lambda part, name: self._places.get((part, name)))
         bounds = self._env.action_spec
         return {
             "kind": bounds.kind,
@@ -115,16 +126,20 @@ class _Child:
         )
         self._block = SharedBlock(self._memory_fd, shape)
 
-    def reset(self, seeds: list[int]) -> dict[str, list[str]]:
+    def reset(self, places: Mapping[tuple[str, str], int], seeds: list[int]) -> dict[str, list[str]]:
+        self._take_places(places)
         return self._shared(self.env.reset(seeds), "observation")
 
-    def step(self) -> tuple[Any, ...]:
+    def step(self, places: Mapping[tuple[str, str], int]) -> tuple[Any, ...]:
+        self._take_places(places)
         return self._told(self.env.step(torch.from_numpy(self.block["actions"][:, 0].copy())))
 
-    def step_chunk(self, num_actions: int) -> tuple[Any, ...]:
+    def step_chunk(self, places: Mapping[tuple[str, str], int], num_actions: int) -> tuple[Any, ...]:
+        self._take_places(places)
         return self._told(self.env.step_chunk(torch.from_numpy(self.block["actions"][:, :num_actions].copy())))
 
-    def restore(self, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[str]]:
+    def restore(self, places: Mapping[tuple[str, str], int], rows: Sequence[tuple[Any, ...]]) -> dict[str, list[str]]:
+        self._take_places(places)
         snapshots = [
             RowSnapshot(seed=seed, episode_index=index, actions=torch.from_numpy(actions))
             for seed, index, actions in rows
@@ -143,15 +158,28 @@ class _Child:
             raise EnvError(f"a {type(self.env).__name__} offers no snapshots (rlinf_envs.protocol.Replayable)")
         return self.env
 
+    def _take_places(self, places: Mapping[tuple[str, str], int]) -> None:
+        """Those of the command at hand; the parent gives their memory to nobody else before it has the answer."""
+        self._places = {
+            (part, name): torch.from_numpy(
+                np.ndarray(self.block[f"{part}/{name}"].shape, np.uint8, buffer=self._pictures, offset=offset)
+            )
+            for (part, name), offset in places.items()
+        }
+
     def _shared(self, observation: Observation, part: str) -> dict[str, list[str]]:
-        """Write the tensors of an observation into the block; its texts are returned."""
+        """Write the tensors of an observation into the block, and pictures into their places, where they are already if
+        the environment writes there; its texts are returned."""
         texts: dict[str, list[str]] = {}
         arrays = self.block.fields(part)
         for name, value in observation.items():
-            if isinstance(value, Tensor):
-                arrays[name][...] = value.numpy()
-            else:
+            place = self._places.get((part, name))
+            if not isinstance(value, Tensor):
                 texts[name] = value
+            elif place is None:
+                arrays[name][...] = value.numpy()
+            elif value is not place:
+                place.copy_(value)
         return texts
 
     def _told(self, result: StepResult) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ import dataclasses
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import product
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -26,6 +27,7 @@ from rlinf_envs import errors
 from rlinf_envs.described import Described
 from rlinf_envs.errors import EnvCrashedError, EnvError
 from rlinf_envs.patience import Patience
+from rlinf_envs.picture_memory import PREFIX, PictureMemory
 from rlinf_envs.protocol import ActionSpec, FieldSpec, Observation, RowSnapshot, StepResult
 from rlinf_envs.row_history import RowHistories
 from rlinf_envs.seeding import checked_seeds
@@ -37,6 +39,8 @@ _MOST_LOSSES = 3
 """Losses at one place that end the environment: the place is to blame, not chance."""
 
 _Arguments = Callable[[SimulatorProcess], tuple[Any, ...]]
+_Places = dict[tuple[str, str], Tensor]
+"""(part of the result, field) -> [N, H, W, C] uint8 in the caller's picture memory; none of them, or all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,13 +63,20 @@ class SubprocessVector(Described):
     Args:
         timeout_s: bounds every answer, making included; steps have shorter limits (`EnvSpec.hang_limit_s`).
         on_replaced: told, in a sentence, of every child that was replaced.
+        pictures: where the children write their rows of pictures, while there is room.
     """
 
     def __init__(
-        self, spec: EnvSpec, *, timeout_s: float = 300.0, on_replaced: Callable[[str], None] | None = None
+        self,
+        spec: EnvSpec,
+        *,
+        timeout_s: float = 300.0,
+        on_replaced: Callable[[str], None] | None = None,
+        pictures: PictureMemory | None = None,
     ) -> None:
         self._patience = Patience(longest_s=timeout_s, limit_s=spec.hang_limit_s)
         self._on_replaced = on_replaced or (lambda text: None)
+        self._pictures = pictures
         self._parts: list[SimulatorProcess] = []
         self._closed = False
         self._is_reset = False
@@ -77,7 +88,8 @@ class SubprocessVector(Described):
         self._finalizer = weakref.finalize(self, end_all, self._parts)
         try:
             for start, size in zip(starts, sizes, strict=False):
-                self._parts.append(SimulatorProcess(range(start, start + size)))
+                fd = None if pictures is None else pictures.fd
+                self._parts.append(SimulatorProcess(range(start, start + size), pictures_fd=fd))
             self._replaceable = False
             self._take_specs(self._call(_Command(name="make", arguments=self._part_spec, kind="make")))
             self._share(num_actions=1)
@@ -89,21 +101,22 @@ class SubprocessVector(Described):
         self._require_open()
         values = checked_seeds(seeds, self.num_envs)
         self._histories.reset(values)
+        places = self._new_places("observation")
         texts = self._call(
             _Command(
                 name="reset",
-                arguments=lambda part: (values[part.rows.start : part.rows.stop],),
+                arguments=lambda part: (self._offsets(places, part), values[part.rows.start : part.rows.stop]),
                 kind="reset",
                 goes_on=False,
             )
         )
         self._is_reset = True
-        return self._joined("observation", texts)
+        return self._joined("observation", texts, places)
 
     def step(self, actions: Tensor) -> StepResult:
         self._require_reset("step")
         checked = self._action_spec.checked(actions, self.num_envs)[:, None]
-        return self._moved(checked, _Command(name="step", kind="step"), is_chunk=False)
+        return self._moved(checked, is_chunk=False)
 
     def step_chunk(self, actions: Tensor) -> StepResult:
         self._require_reset("step_chunk")
@@ -111,8 +124,7 @@ class SubprocessVector(Described):
         num_actions = checked.shape[1]
         if num_actions > self._blocks()[0][1].shape.num_actions:
             self._share(num_actions)
-        command = _Command(name="step_chunk", arguments=lambda part: (num_actions,), kind="step", amount=num_actions)
-        return self._moved(checked, command, is_chunk=True)
+        return self._moved(checked, is_chunk=True)
 
     def snapshot(self) -> tuple[RowSnapshot, ...]:
         self._require_reset("snapshot")
@@ -126,9 +138,16 @@ class SubprocessVector(Described):
             raise EnvError(f"restore got {len(rows)} rows for {self.num_envs} environments")
         self._is_reset = False
         self._histories.restore(rows)
-        texts = self._call(_Command(name="restore", arguments=self._part_histories, goes_on=False))
+        places = self._new_places("observation")
+        texts = self._call(
+            _Command(
+                name="restore",
+                arguments=lambda part: (self._offsets(places, part), self._part_history(part)),
+                goes_on=False,
+            )
+        )
         self._is_reset = True
-        return self._joined("observation", texts)
+        return self._joined("observation", texts, places)
 
     def render(self) -> Tensor:
         self._require_reset("render")
@@ -139,20 +158,46 @@ class SubprocessVector(Described):
             self._closed = True
             self._finalizer()
 
-    def _moved(self, actions: np.ndarray, command: _Command, *, is_chunk: bool) -> StepResult:
+    def _moved(self, actions: np.ndarray, *, is_chunk: bool) -> StepResult:
         num_actions = actions.shape[1]
         for part, block in self._blocks():
             block["actions"][:, :num_actions] = actions[part.rows.start : part.rows.stop]
-        result = self._result(self._call(command), num_actions=num_actions if is_chunk else None)
+        places = self._new_places("observation", "final_observation")
+        command = _Command(
+            name="step_chunk" if is_chunk else "step",
+            arguments=lambda part: (self._offsets(places, part), *([num_actions] if is_chunk else [])),
+            kind="step",
+            amount=num_actions,
+        )
+        result = self._result(self._call(command), places, num_actions=num_actions if is_chunk else None)
         self._histories.add(actions, result)
         return result
+
+    def _new_places(self, *parts: str) -> _Places:
+        """Room for the pictures of parts of a result. Unless it is there for all of them they go through the blocks."""
+        if self._pictures is None:
+            return {}
+        places: _Places = {}
+        shapes = {name: spec.shape for name, spec in self._observation_spec.items() if name.startswith(PREFIX)}
+        for (name, shape), part in product(shapes.items(), parts):
+            place = self._pictures.empty((self.num_envs, *shape))
+            if place is None:
+                return {}
+            places[part, name] = place
+        return places
+
+    def _offsets(self, places: _Places, part: SimulatorProcess) -> dict[tuple[str, str], int]:
+        """Where a child's rows begin in the file behind `places`."""
+        if self._pictures is None:
+            return {}
+        return {key: self._pictures.offset(place[part.rows.start :]) for key, place in places.items()}
 
     def _part_spec(self, part: SimulatorProcess) -> tuple[Any, ...]:
         return (dataclasses.replace(self._spec, num_envs=len(part.rows), num_processes=0),)
 
-    def _part_histories(self, part: SimulatorProcess) -> tuple[Any, ...]:
+    def _part_history(self, part: SimulatorProcess) -> list[tuple[Any, ...]]:
         rows = self._histories.snapshot()[part.rows.start : part.rows.stop]
-        return ([(row.seed, row.episode_index, row.actions.numpy()) for row in rows],)
+        return [(row.seed, row.episode_index, row.actions.numpy()) for row in rows]
 
     def _take_specs(self, told: list[dict[str, Any]]) -> None:
         first = told[0]
@@ -261,7 +306,7 @@ class SubprocessVector(Described):
         if bring_back and self._is_reset:
             num_chunks, num_actions = self._histories.num_done(part.rows)
             limit_s = patience.limit_of_return_s(num_chunks, num_actions, num_losses=losses)
-            orders.append(("restore", self._part_histories(part), limit_s))
+            orders.append(("restore", ({}, self._part_history(part)), limit_s))
         for name, arguments, limit_s in orders:
             self._checked_answer(part, part.answer(name, arguments, limit_s=limit_s))
 
@@ -274,7 +319,7 @@ class SubprocessVector(Described):
         _, env_index, problem, trace = answer
         raise EnvCrashedError(part.rows.start + env_index, f"{problem}\nin {part.where}:\n{trace.rstrip()}")
 
-    def _result(self, told: list[Any], *, num_actions: int | None) -> StepResult:
+    def _result(self, told: list[Any], places: _Places, *, num_actions: int | None) -> StepResult:
         blocks = [block for _, block in self._blocks()]
         episodes = tuple(
             dataclasses.replace(end, env_index=part.rows.start + end.env_index)
@@ -282,31 +327,39 @@ class SubprocessVector(Described):
             for end in ends
         )
         rewards = np.concatenate([block["rewards"][:, : num_actions or 1] for block in blocks])
-        observation = self._joined("observation", [texts for texts, _, _ in told])
+        observation = self._joined("observation", [texts for texts, _, _ in told], places)
         return StepResult(
             observation=observation,
             rewards=torch.from_numpy(rewards if num_actions else rewards[:, 0].copy()),
             terminated=torch.from_numpy(np.concatenate([block["terminated"] for block in blocks])),
             truncated=torch.from_numpy(np.concatenate([block["truncated"] for block in blocks])),
             num_steps=torch.from_numpy(np.concatenate([block["num_steps"] for block in blocks])),
-            final_observation=self._final(told) if episodes else observation,
+            final_observation=self._final(told, places) if episodes else observation,
             episodes=episodes,
         )
 
-    def _final(self, told: list[Any]) -> Observation:
+    def _final(self, told: list[Any], places: _Places) -> Observation:
         # A child in which nothing ended has not written its final observation: it is its observation.
-        parts = ["final_observation" if ends else "observation" for _, _, ends in told]
-        return self._joined(parts, [texts for _, texts, _ in told])
+        written = ["final_observation" if ends else "observation" for _, _, ends in told]
+        return self._joined("final_observation", [texts for _, texts, _ in told], places, written)
 
-    def _joined(self, part: str | list[str], texts: list[dict[str, list[str]]]) -> Observation:
-        """Copies of the children's rows, one after the other; `part` may differ from child to child."""
-        blocks = [block for _, block in self._blocks()]
-        parts = [part] * len(blocks) if isinstance(part, str) else part
-        fields = [block.fields(name) for block, name in zip(blocks, parts, strict=True)]
+    def _joined(
+        self, part: str, texts: list[dict[str, list[str]]], places: _Places, written: Sequence[str] = ()
+    ) -> Observation:
+        """The children's rows, one after the other: pictures in their places, copies of all else. `written` says which
+        part of the result each child wrote, where that is not `part` for all of them."""
+        written = written or [part] * len(self._parts)
+        fields = [block.fields(own) for (_, block), own in zip(self._blocks(), written, strict=True)]
         observation: Observation = {}
         for name, spec in self._observation_spec.items():
             if spec.dtype == "text":
                 observation[name] = [text for child_texts in texts for text in child_texts[name]]
+            elif (part, name) in places:
+                observation[name] = place = places[part, name]
+                for process, own in zip(self._parts, written, strict=True):
+                    if own != part:
+                        rows = slice(process.rows.start, process.rows.stop)
+                        place[rows] = places[own, name][rows]
             else:
                 observation[name] = torch.from_numpy(np.concatenate([child[name] for child in fields]))
         return observation

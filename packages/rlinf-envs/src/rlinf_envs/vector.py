@@ -17,11 +17,13 @@ from torch import Tensor
 
 from rlinf_envs.described import Described
 from rlinf_envs.errors import EnvCrashedError, EnvError
+from rlinf_envs.picture_memory import PREFIX, Places
 from rlinf_envs.protocol import ActionSpec, EpisodeEnd, FieldSpec, Observation, RowSnapshot, StepResult
 from rlinf_envs.seeding import checked_seeds, episode_seed
 
 SingleObservation = Mapping[str, "np.ndarray | str"]
-"""One row of an observation: arrays of exactly the spec's shape and dtype, text as str."""
+"""One row of an observation: arrays of exactly the spec's shape and dtype, text as str. They are copied into their
+batch once: an array may be a view with any strides, of a buffer that the row's next observation leaves alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +132,7 @@ class InProcessVector(Described):
         self._max_episode_steps = max_episode_steps
         self._ignore_terminations = ignore_terminations
         self._watcher: Callable[[Moment], None] | None = None
+        self._places: Places | None = None
         self._rows: list[_Row] | None = None
         self._envs: list[SingleEnv] = []
         try:
@@ -148,7 +151,7 @@ class InProcessVector(Described):
         values = checked_seeds(seeds, self.num_envs)
         self._rows = None  # a reset that fails half-way leaves nothing to step
         rows = [self._begin(index, seed, 0) for index, seed in enumerate(values)]
-        observation = self._batched(self._observed())
+        observation = self._batched("observation", self._observed())
         self._rows = rows
         return observation
 
@@ -176,7 +179,7 @@ class InProcessVector(Described):
         checked_seeds([snapshot.seed for snapshot in rows], self.num_envs)
         self._rows = None
         replayed = [self._replayed(index, snapshot) for index, snapshot in enumerate(rows)]
-        observation = self._batched(self._observed())
+        observation = self._batched("observation", self._observed())
         self._rows = replayed
         return observation
 
@@ -188,6 +191,10 @@ class InProcessVector(Described):
         """Have `watcher` called after every reset and every action of a row, within `step_chunk` too, while
         `render_row` still shows that moment: the last one of an episode included. None ends it."""
         self._watcher = watcher
+
+    def show_in(self, places: Places | None) -> None:
+        """Have pictures written where `places` says, from the next call on. None: in memory of its own."""
+        self._places = places
 
     def render_row(self, env_index: int) -> np.ndarray:
         """[H, W, 3] uint8, a picture of one row."""
@@ -306,7 +313,7 @@ class InProcessVector(Described):
 
     def _result(self, outcomes: list[_Outcome], *, chunk: bool) -> StepResult:
         shown = self._observed()
-        observation = self._batched(shown)
+        observation = self._batched("observation", shown)
         ends = tuple(outcome.end for outcome in outcomes if outcome.end is not None)
         final = [outcome.final_observation or row for outcome, row in zip(outcomes, shown, strict=True)]
         rewards = np.stack([outcome.rewards for outcome in outcomes])
@@ -315,12 +322,13 @@ class InProcessVector(Described):
             rewards=torch.from_numpy(rewards if chunk else rewards[:, 0].copy()),
             terminated=torch.tensor([outcome.terminated for outcome in outcomes]),
             truncated=torch.tensor([outcome.truncated for outcome in outcomes]),
-            final_observation=self._batched(final) if ends else observation,
+            final_observation=self._batched("final_observation", final) if ends else observation,
             num_steps=torch.tensor([outcome.num_steps for outcome in outcomes]),
             episodes=ends,
         )
 
-    def _batched(self, rows: Sequence[SingleObservation]) -> Observation:
+    def _batched(self, part: str, rows: Sequence[SingleObservation]) -> Observation:
+        """The rows as one, each picture written into its place."""
         batch: Observation = {}
         for name, spec in self._observation_spec.items():
             if spec.dtype == "text":
@@ -332,6 +340,11 @@ class InProcessVector(Described):
                     self._rows = None
                     shapes = f"{list(array.shape)}; its observation_space says {list(spec.shape)}"
                     raise EnvCrashedError(index, f"its observation {name!r} has the shape {shapes}")
+            place = self._places(part, name) if self._places is not None and name.startswith(PREFIX) else None
+            if place is not None:
+                np.stack(arrays, out=place.numpy())
+                batch[name] = place
+                continue
             array = np.stack(arrays)
             if spec.dtype == "float32" and not np.isfinite(array).all():
                 self._rows = None

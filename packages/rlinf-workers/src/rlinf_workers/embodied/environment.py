@@ -25,8 +25,10 @@ from rlinf_envs import BatchedEnv, EnvSpec, Observation, make_env
 from rlinf_envs.demonstrations.base import Demonstration
 from rlinf_envs.demonstrations.experts import record_expert
 from rlinf_envs.disturbance import Disturbance
+from rlinf_envs.picture_memory import PREFIX
 from rlinf_envs.protocol import ActionSpec, EpisodeEnd, StepResult
 from rlinf_envs.recording import EpisodeRecorder, recorded_env
+from rlinf_workers.embodied.picture_pool import PicturePool
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.records.embodied import Action, GroupObservation, text_tensor
 from rlinf_workers.spans import now_ns
@@ -103,8 +105,16 @@ class Environment(Worker):
         self._groups = self._own_groups(settings.num_groups)
         spec = replace(settings.spec, ignore_terminations=True) if settings.same_start else settings.spec
         self._threads = ThreadPoolExecutor(max(1, len(self._groups))) if spec.num_processes else None
-        self._train = {group: make_env(spec, on_replaced=self._teller(group)) for group in self._groups}
+        self._pictures = self._picture_pool()
+        self._train = {
+            group: make_env(spec, on_replaced=self._teller(group), pictures=self._pictures) for group in self._groups
+        }
         self._evaluate: dict[int, BatchedEnv] = {}
+
+    def _picture_pool(self) -> PicturePool | None:
+        """One for all groups, where pictures are handed on."""
+        shows = any(name.startswith(PREFIX) for name in self._settings.reads)
+        return PicturePool(lambda text: self.note(f"{self.name}: {text}")) if shows else None
 
     def _own_groups(self, num_groups: int) -> list[int]:
         return [g for g in range(num_groups) if g % self.identity.num_replicas == self.identity.replica]
@@ -209,9 +219,9 @@ class Environment(Worker):
     def _make_evaluated(self, group: int) -> BatchedEnv:
         spec = replace(self._settings.spec, ignore_terminations=self._settings.eval_ignores_terminations)
         if not self._settings.num_recorded:
-            return make_env(spec, on_replaced=self._teller(group))
-        cameras = [name for name in self._settings.reads if name.startswith("image.")]
-        return recorded_env(spec, cameras, on_replaced=self._teller(group))
+            return make_env(spec, on_replaced=self._teller(group), pictures=self._pictures)
+        cameras = [name for name in self._settings.reads if name.startswith(PREFIX)]
+        return recorded_env(spec, cameras, on_replaced=self._teller(group), pictures=self._pictures)
 
     def save_recordings(self, folder: str) -> list[str]:
         """Writes the episodes of the last evaluation that were kept (`RecordedEpisode.save`). Returns: why there are

@@ -26,6 +26,7 @@ class EvaluationEnvironment(Environment):
         self._settings = settings
         self._groups = self._own_groups(settings.num_groups)
         self._threads = ThreadPoolExecutor(max(1, len(self._groups))) if settings.spec.num_processes else None
+        self._pictures = self._picture_pool()
         self._train = {}
         self._evaluate = {}
         self._ends: list[EpisodeEnd] = []
