@@ -19,6 +19,7 @@ from rlinf_envs.errors import EnvError
 from rlinf_envs.lockstep import RowsStep
 from rlinf_envs.maniskill_resets import ExactReset, KeptTargets, begin_each_row_by_its_seed
 from rlinf_envs.maniskill_simulation import ManiSkillSimulation
+from rlinf_envs.maniskill_tasks import registered_tasks
 from rlinf_envs.protocol import Observation
 
 NOT_TO_THE_BIT = (
@@ -44,18 +45,21 @@ class ManiSkillRows:
         self, task: str, num_envs: int, *, rows_end_together: bool = False, on_gpu: bool = True, **options: Any
     ) -> None:
         require_envs(num_envs)
+        builds_by_seed = on_gpu and _builds_by_seed(registered_tasks()[task].cls)
+        if builds_by_seed:
+            options = {"reconfiguration_freq": 0} | options  # one row is what many are
         self._simulation = ManiSkillSimulation(task, num_envs=num_envs, on_gpu=on_gpu, **options)
         self._env = self._simulation.env
         self.num_envs = num_envs
         self._settles = hasattr(self._env, "_settle")  # ManiSkill's name for it
-        if num_envs > 1:
+        if on_gpu:
             self._require_rows_apart(task, rows_end_together)
         if not self._settles:
             begin_each_row_by_its_seed(self._env)
         with torch.inference_mode():
             self._exact = None if on_gpu else ExactReset(self._env)
         self.notes = self._simulation.notes + ((NOT_TO_THE_BIT,) if on_gpu else ())
-        if num_envs > 1 and _builds_by_seed(self._env):
+        if builds_by_seed:
             self.notes += (OWN_OBJECTS,)
         self.action_spec = self._simulation.action_spec
         self.reset(range(num_envs), [0] * num_envs)
@@ -113,12 +117,12 @@ class ManiSkillRows:
             )
 
 
-def _builds_by_seed(env: Any) -> bool:
+def _builds_by_seed(task_class: Any) -> bool:
     """Whether ManiSkill builds the task's objects anew for a seed, where there is one row alone; such tasks say how
     often."""
     from mani_skill.envs.sapien_env import BaseEnv
 
-    make: Any = type(env).__init__
+    make = task_class.__init__
     return make is not BaseEnv.__init__ and "reconfiguration_freq" in inspect.signature(make).parameters
 
 
