@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -25,18 +25,18 @@ class Moment:
     """Actions of the episode so far; 0: it has just begun."""
 
 
-@runtime_checkable
-class Watchable(Protocol):
-    """A vector in this process that can be looked at while a chunk is executed."""
+class Watchable(ABC):
+    """A vector in this process that can be looked at while a chunk is executed. A base class: what stands in front of
+    one and hands every name on is none."""
 
+    @abstractmethod
     def watch(self, watcher: Callable[[Moment], None] | None) -> None:
         """Have `watcher` called after every reset and every action of a row, within `step_chunk` too, while
         `render_row` still shows that moment: the last one of an episode included. None ends it."""
-        ...
 
+    @abstractmethod
     def render_row(self, env_index: int) -> np.ndarray:
         """[H, W, 3] uint8, a picture of one row."""
-        ...
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rlinf_envs.described import Described
-from rlinf_envs.episodes import EndRule, Moment, RunningEpisode
+from rlinf_envs.episodes import EndRule, Moment, RunningEpisode, Watchable
 from rlinf_envs.errors import EnvCrashedError, EnvError
 from rlinf_envs.protocol import ActionSpec, EpisodeEnd, FieldSpec, Observation, StepResult
 from rlinf_envs.seeding import checked_seeds
@@ -93,7 +93,7 @@ class _Chunk:
     ends: list[EpisodeEnd]
 
 
-class LockstepVector(Described):
+class LockstepVector(Described, Watchable):
     """The rows of `simulator`, which it owns. `max_episode_steps` and `ignore_terminations` are those of `EndRule`."""
 
     def __init__(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlinf_envs.described import Described
-from rlinf_envs.episodes import EndRule, Moment, RunningEpisode, require_envs
+from rlinf_envs.episodes import EndRule, Moment, RunningEpisode, Watchable, require_envs
 from rlinf_envs.errors import EnvCrashedError, EnvError
 from rlinf_envs.protocol import ActionSpec, EpisodeEnd, FieldSpec, Observation, RowSnapshot, StepResult
 from rlinf_envs.seeding import checked_seeds, episode_seed
@@ -86,7 +86,7 @@ class _Outcome:
     end: EpisodeEnd | None
 
 
-class InProcessVector(Described):
+class InProcessVector(Described, Watchable):
     """`num_envs` environments of one maker, stepped one after the other in this process.
 
     `max_episode_steps` and `ignore_terminations` are those of `EndRule`.
