@@ -387,6 +387,6 @@ def test_without_a_gpu_it_is_said_where_to_simulate() -> None:
         ("pick_and_place", {"sim_backend": "gpu"}, r"one GPU simulation has one task, and these are 4 \(PickCube-v1, "),
     ],
 )
-def test_wrong_backends_are_named(task: str, options: dict[str, str], text: str) -> None:
+def test_wrong_backends_are_named(task: str, options: dict[str, Any], text: str) -> None:
     with pytest.raises(EnvError, match=text):
         make_env(spec(task, state="robot", **options))
