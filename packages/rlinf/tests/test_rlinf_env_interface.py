@@ -1,18 +1,24 @@
 """Environments whose packages are only where their role runs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs import prepare
 from rlinf.jobs.embodied import EmbodiedJob
 from rlinf.jobs.env_interface import probe
+from rlinf.machine import Gpu, Machine
 from rlinf_envs import EnvSpec
+from rlinf_workers.embodied.interface import EnvInterface
 from rlinf_workers.testing.environments import second_environment
 
+GPUS = (Gpu(name="fake", memory_bytes=80 << 30),) * 2
 ROBOTS = """
 import gymnasium as gym
 import numpy as np
@@ -26,6 +32,30 @@ class Arm(gym.Env):
 class NoLicence(Arm):
     def __init__(self): raise RuntimeError("no licence for the simulator")
 """
+
+
+@pytest.mark.maniskill
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_gpu_simulation_without_a_gpu_is_refused_before_anything_starts():
+    overrides = parse_overrides(["--env.options.sim_backend", "gpu"])
+    with pytest.raises(UserError, match=r"^env.id='PushCube-v1': options.sim_backend=gpu: no CUDA device was found"):
+        prepare(load_config("pushcube-ppo", overrides))
+
+
+@pytest.mark.maniskill
+@pytest.mark.parametrize(("backend", "takes_gpus"), [("cpu", False), ("gpu", True), ("auto", True)])
+def test_simulators_take_gpus_where_they_simulate_on_them(
+    backend: str, takes_gpus: bool, monkeypatch: pytest.MonkeyPatch
+):
+    def probe_on_cpu(spec: EnvSpec, python: str | None) -> EnvInterface:
+        return probe(replace(spec, options={**spec.options, "sim_backend": "cpu"}), python)
+
+    monkeypatch.setattr("rlinf.jobs.embodied.probe", probe_on_cpu)
+    config = load_config("pushcube-ppo", parse_overrides(["--env.options.sim_backend", backend]))
+    assert isinstance(config, EmbodiedConfig)
+    job = EmbodiedJob(config, Machine(num_cpus=8, memory_bytes=64 << 30, gpus=GPUS))
+    flows = job.build(Path("unused"))
+    assert [flow.graph().stage("env").needs_device for flow in (flows.train, flows.evaluate)] == [takes_gpus] * 2
 
 
 def test_an_environment_is_looked_at_where_its_role_runs(tmp_path: Path):

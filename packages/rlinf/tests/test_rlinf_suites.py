@@ -2,14 +2,19 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rlinf.config.catalog import read_suite, shipped_suites
 from rlinf.config.suites import AXES, SuiteConfig
 from rlinf.playing.suite_page import render
+from rlinf.playing.suite_run import _variant
 from rlinf.playing.suite_scores import COLUMNS, axis_means, rows, score, to_json, wilson
+from rlinf_envs import EnvSpec
 from rlinf_envs.protocol import EpisodeEnd
 
 
@@ -79,3 +84,15 @@ def test_a_suite_that_is_not_there(name: str, tmp_path: Path, monkeypatch: pytes
         Exception, match=r"(did you mean metaworld-ood\?|No such file)[\s\S]*shipped suites: libero-ood"
     ):
         read_suite(name)
+
+
+def test_what_is_disturbed_alone_is_not_made_again() -> None:
+    """Its sentences are others than the run's, where an environment does not know all that it says."""
+    suite = SuiteConfig.model_validate_json(json.dumps(read_suite("maniskill-ood").values))
+    config: Any = SimpleNamespace(suite=suite, env=SimpleNamespace(eval_seed=50_000))
+    made: list[EnvSpec] = []
+    spec = EnvSpec(kind="maniskill", id="PickCube-v1", num_envs=2, max_episode_steps=4)
+    session: Any = SimpleNamespace(spec=spec, reads=("instruction", "image.base_camera"), check=made.append)
+    variants = [_variant(name, variant, config, session) for name, variant in suite.variants.items()]
+    assert made == [replace(spec, options={"robot_init_qpos_noise": 0.15})]
+    assert sum(variant.spec.disturbance is not None for variant in variants) == len(suite.variants) - 1

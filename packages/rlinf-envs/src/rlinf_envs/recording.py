@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from rlinf_envs.episodes import Moment, Watchable
 from rlinf_envs.errors import EnvError
 from rlinf_envs.factory import make_env
 from rlinf_envs.imported_env import callable_at
 from rlinf_envs.picture_memory import PictureMemory
 from rlinf_envs.protocol import BatchedEnv, EpisodeEnd, Observation, StepResult, tensor_field
 from rlinf_envs.spec import EnvSpec
-from rlinf_envs.vector import InProcessVector, Moment
 from rlinf_envs.wrapper import EnvWrapper
 
 MAX_HEIGHT = 256
@@ -93,7 +93,7 @@ class EpisodeRecorder(EnvWrapper):
         self.problem: str | None = None
         """Why there are no pictures; None where there are, or nobody has looked yet."""
         drawn = getattr(env, "undisturbed", env)
-        self._watched = drawn if isinstance(drawn, InProcessVector) and not self._cameras else None
+        self._watched = drawn if isinstance(drawn, Watchable) and not self._cameras else None
         if self._watched is not None:
             self._watched.watch(self._see)
 

@@ -8,7 +8,7 @@ step*, with the true last observation kept, and with seeds that are a function o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlinf_envs.described import Described
+from rlinf_envs.episodes import EndRule, Moment, RunningEpisode, Watchable, require_envs
 from rlinf_envs.errors import EnvCrashedError, EnvError
 from rlinf_envs.picture_memory import PREFIX, Places
 from rlinf_envs.protocol import ActionSpec, EpisodeEnd, FieldSpec, Observation, RowSnapshot, StepResult
@@ -66,29 +67,11 @@ class SingleEnv(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
-    """One row right after its reset or after an action; what a watcher is told."""
-
-    env_index: int
-    episode_index: int
-    seed: int
-    """The episode's own seed."""
-    num_actions: int
-    """Actions of the episode so far; 0: it has just begun."""
-
-
 @dataclass(slots=True)
-class _Row:
-    """The bookkeeping of one environment between its reset and now."""
+class _Row(RunningEpisode):
+    """With the actions that lead to where it is."""
 
-    seed: int
-    episode_index: int
-    actions: list[np.ndarray]
-    return_: float = 0.0
-    success_once: bool | None = None
-    success: bool | None = None
-    task: str | None = None
+    actions: list[np.ndarray] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -105,11 +88,10 @@ class _Outcome:
     end: EpisodeEnd | None
 
 
-class InProcessVector(Described):
+class InProcessVector(Described, Watchable):
     """`num_envs` environments of one maker, stepped one after the other in this process.
 
-    `max_episode_steps` truncates an episode after that many actions (None: the environment's own limit alone);
-    `ignore_terminations` goes on after the task has ended until the limit, as evaluations of `success_at_end` want it.
+    `max_episode_steps` and `ignore_terminations` are those of `EndRule`.
     """
 
     def __init__(
@@ -120,17 +102,9 @@ class InProcessVector(Described):
         max_episode_steps: int | None = None,
         ignore_terminations: bool = False,
     ) -> None:
-        if num_envs < 1:
-            raise EnvError(f"num_envs={num_envs}; at least one environment is needed")
-        if max_episode_steps is not None and max_episode_steps < 1:
-            raise EnvError(f"max_episode_steps={max_episode_steps}; it must be at least 1, or None for no limit")
-        if ignore_terminations and max_episode_steps is None:
-            raise EnvError(
-                "ignore_terminations=True needs a time limit, or episodes never end; set max_episode_steps "
-                "(this environment has none of its own)"
-            )
+        require_envs(num_envs)
+        self._ends = EndRule(max_episode_steps=max_episode_steps, ignore_terminations=ignore_terminations)
         self._max_episode_steps = max_episode_steps
-        self._ignore_terminations = ignore_terminations
         self._watcher: Callable[[Moment], None] | None = None
         self._places: Places | None = None
         self._rows: list[_Row] | None = None
@@ -168,7 +142,7 @@ class InProcessVector(Described):
 
     def snapshot(self) -> tuple[RowSnapshot, ...]:
         return tuple(
-            RowSnapshot(seed=row.seed, episode_index=row.episode_index, actions=self._actions_tensor(row.actions))
+            RowSnapshot(seed=row.row_seed, episode_index=row.episode_index, actions=self._actions_tensor(row.actions))
             for row in self._require_rows("snapshot")
         )
 
@@ -188,8 +162,6 @@ class InProcessVector(Described):
         return torch.from_numpy(np.stack([env.render() for env in self._envs]))
 
     def watch(self, watcher: Callable[[Moment], None] | None) -> None:
-        """Have `watcher` called after every reset and every action of a row, within `step_chunk` too, while
-        `render_row` still shows that moment: the last one of an episode included. None ends it."""
         self._watcher = watcher
 
     def show_in(self, places: Places | None) -> None:
@@ -197,7 +169,6 @@ class InProcessVector(Described):
         self._places = places
 
     def render_row(self, env_index: int) -> np.ndarray:
-        """[H, W, 3] uint8, a picture of one row."""
         self._require_open()
         return self._envs[env_index].render()
 
@@ -213,7 +184,7 @@ class InProcessVector(Described):
             self._envs[index].reset(actual_seed)
         except Exception as error:
             raise self._crash(index, f"reset(seed={actual_seed})", error) from error
-        row = _Row(seed=seed, episode_index=episode_index, actions=[])
+        row = _Row(row_seed=seed, episode_index=episode_index)
         self._tell_watcher(index, row)
         return row
 
@@ -222,20 +193,14 @@ class InProcessVector(Described):
         try:
             step = self._envs[index].step(action)
         except Exception as error:
-            raise self._crash(index, f"step {len(row.actions)} of its episode", error) from error
+            raise self._crash(index, f"step {row.num_actions} of its episode", error) from error
         if not np.isfinite(step.reward):
             error = EnvError(f"the reward is {step.reward}; a reward must be a finite number")
-            raise self._crash(index, f"step {len(row.actions)} of its episode", error) from error
+            raise self._crash(index, f"step {row.num_actions} of its episode", error) from error
         row.actions.append(action)
-        row.return_ += float(step.reward)
-        row.success = step.success
-        row.task = step.task
-        if step.success is not None:
-            row.success_once = bool(row.success_once) or step.success
+        row.add(float(step.reward), step.success, step.task)
         self._tell_watcher(index, row)
-        terminated = step.terminated and not self._ignore_terminations
-        at_limit = self._max_episode_steps is not None and len(row.actions) >= self._max_episode_steps
-        return float(step.reward), terminated, (step.truncated or at_limit) and not terminated
+        return float(step.reward), *self._ends.of(row, terminated=step.terminated, truncated=step.truncated)
 
     def _advance(self, index: int, row: _Row, actions: np.ndarray) -> _Outcome:
         """Execute up to C actions [C, *shape] of one row; begin the next episode where this one ends."""
@@ -254,9 +219,9 @@ class InProcessVector(Described):
         )
         if terminated or truncated:
             outcome.final_observation = self._observe(index)
-            outcome.end = self._end_of(index, row)
+            outcome.end = row.end(index)
             assert self._rows is not None, "a row moved before the reset"
-            self._rows[index] = self._begin(index, row.seed, row.episode_index + 1)
+            self._rows[index] = self._begin(index, row.row_seed, row.episode_index + 1)
         return outcome
 
     def _observe(self, index: int) -> SingleObservation:
@@ -270,22 +235,7 @@ class InProcessVector(Described):
 
     def _tell_watcher(self, index: int, row: _Row) -> None:
         if self._watcher is not None:
-            seed = episode_seed(row.seed, row.episode_index)
-            self._watcher(
-                Moment(env_index=index, episode_index=row.episode_index, seed=seed, num_actions=len(row.actions))
-            )
-
-    def _end_of(self, index: int, row: _Row) -> EpisodeEnd:
-        return EpisodeEnd(
-            env_index=index,
-            episode_index=row.episode_index,
-            seed=episode_seed(row.seed, row.episode_index),
-            return_=row.return_,
-            length=len(row.actions),
-            success_once=row.success_once,
-            success_at_end=row.success,
-            task=row.task,
-        )
+            self._watcher(row.moment(index))
 
     def _replayed(self, index: int, snapshot: RowSnapshot) -> _Row:
         row = self._begin(index, snapshot.seed, snapshot.episode_index)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from rlinf_envs.episodes import Moment, Watchable
 from rlinf_envs.errors import EnvError
 from rlinf_envs.protocol import BatchedEnv, EpisodeEnd, Observation, StepResult
 from rlinf_envs.seeding import episode_seed
-from rlinf_envs.vector import InProcessVector, Moment
 from rlinf_envs.wrapper import EnvWrapper
 
 
@@ -79,8 +79,8 @@ class VideoRecorder(EnvWrapper):
         self._open: dict[int, _Clip] = {}
         self._complete: list[_Clip] = []
         self._paths: list[Path] = []
-        self._watches = isinstance(env, InProcessVector)
-        if isinstance(env, InProcessVector):
+        self._watches = isinstance(env, Watchable)
+        if isinstance(env, Watchable):
             env.watch(self._see)
 
     @property
@@ -108,13 +108,13 @@ class VideoRecorder(EnvWrapper):
 
     def close(self) -> None:
         self._end_unfinished()
-        if isinstance(self._env, InProcessVector):
+        if isinstance(self._env, Watchable):
             self._env.watch(None)
         super().close()
 
     def _see(self, moment: Moment) -> None:
         """What an environment in this process tells while it steps."""
-        assert isinstance(self._env, InProcessVector), "only such an environment calls this"
+        assert isinstance(self._env, Watchable), "only such an environment calls this"
         if moment.env_index in self._record_rows:
             wanted = moment.num_actions > 0 or self._has_room
             self._take(moment, self._env.render_row(moment.env_index) if wanted else None)

@@ -68,6 +68,11 @@ class EnvConfig(Section):
         "folder (needs rlinf[video]). Films change no number, and take the time of drawing and 10 MB an episode.",
     )
 
+    @property
+    def simulates_on_gpu(self) -> bool:
+        """Whether the simulator takes a GPU where there is one; others are work for the host's cores."""
+        return self.kind == "maniskill" and self.options.get("sim_backend") in ("gpu", "auto")
+
 
 ACTOR_CRITIC: dict[str, Any] = {
     "hidden_sizes": (128, 128, 128),

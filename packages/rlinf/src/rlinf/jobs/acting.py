@@ -36,7 +36,8 @@ def join_env_and_policy(flow: Flow, num_groups: int, *, on_host: bool) -> None:
     """The cycle of the worker groups `env` and `policy`.
 
     Args:
-        on_host: simulators are work for cores: beside GPUs they run on the host, and a CPU slot is a core.
+        on_host: simulators are work for cores: beside GPUs they run on the host, but for those that simulate on a GPU,
+            and a CPU slot is a core.
     """
     sizes = tuple(size for size in range(1, num_groups + 1) if num_groups % size == 0)
     flow.stage(

@@ -46,7 +46,7 @@ class EmbodiedJob(Job):
         self.config = config
         self.machine = machine
         self.num_items = config.env.num_groups
-        self._simulates_on_host = device_kind(config.cluster, machine) == "cuda"
+        self._simulates_on_host = device_kind(config.cluster, machine) == "cuda" and not config.env.simulates_on_gpu
         self._backend = backend_settings(config.actor, config.actor.num_shards)
         self._spec = env_spec(config.env)
         self._interface = probe(self._spec, env_python)

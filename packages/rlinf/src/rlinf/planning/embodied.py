@@ -188,7 +188,7 @@ def _simulator(config: EmbodiedConfig, step_s: float | None) -> CpuSimulator | G
         )
     if env.kind == "libero":
         return LIBERO
-    if env.kind == "maniskill" and env.options.get("sim_backend") == "gpu":
+    if env.simulates_on_gpu:
         return MANISKILL_PUT_ON_PLATE
     raise UserError(
         f"env.kind={env.kind}: there are no public figures of this simulator on a host's cores",

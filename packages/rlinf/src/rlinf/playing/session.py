@@ -64,7 +64,7 @@ class PolicySession:
         self.policy = policy
         self._log_folder = log_folder
         machine = this_machine()
-        self._on_host = device_kind(config.cluster, machine) == "cuda"
+        self._on_host = device_kind(config.cluster, machine) == "cuda" and not config.env.simulates_on_gpu
         environments = examine_environments(config.environments)
         self._pythons = {role: found.path for role, found in environments.items()}
         self.spec = env_spec(config.env)
