@@ -187,8 +187,8 @@ class Pi0(Policy):
         return self._options.noise_level if self._options.noise == "flow-sde" else None
 
     def evaluation_start(self, state: Tensor) -> Tensor:
-        """[n, H, D]: the noise that an evaluation begins with, drawn for each row [n, size] by the row's numbers, so that
-        the same observation is always answered alike, and others from other noise."""
+        """[n, H, D]: the noise that an evaluation begins with, drawn for each row [n, size] by the row's numbers, so
+        that the same observation is always answered alike, and others from other noise."""
         size = self._predicted[0] * self._predicted[1]
         drawn = [_normal(row, size) for row in state.float().cpu().numpy()]
         return torch.from_numpy(np.stack(drawn)).to(state).unflatten(-1, self._predicted)
