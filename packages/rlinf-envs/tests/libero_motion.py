@@ -60,16 +60,21 @@ class Motion:
         yield from self._stay(CLOSED)
         yield from self._stay(CLOSED, _turned(DOWN, 1.2), count=60)
 
-    def _on(self, name: str, other: str) -> Iterator[np.ndarray]:
+    def _on(self, name: str, other: str, *, aside: np.ndarray | None = None) -> Iterator[np.ndarray]:
         for _ in range(_MAX_TRIALS):
             yield from self._take(name)
+            if aside is not None:  # out from under a drawer
+                yield from self._go(self._hand + aside, CLOSED, near=0.01)
+            yield from self._go(self._hand + _by(0, 0, 0.1), CLOSED, near=0.02)
             yield from self._put(name, other)
 
     def _in(self, name: str, region: str) -> Iterator[np.ndarray]:
-        if "cabinet" in region:
-            yield from self._open(region)
-            yield from self._go(self._hand + _by(0, 0, 0.1), OPEN, near=0.02)
-        yield from self._on(name, region)
+        if "cabinet" not in region:
+            yield from self._on(name, region)
+            return
+        yield from self._open(region)
+        yield from self._go(self._hand + _by(0, 0, 0.1), OPEN, near=0.02)
+        yield from self._on(name, region, aside=_by(-0.08, 0, 0.02))
 
     def _take(self, name: str) -> Iterator[np.ndarray]:
         low, high = self._box(name)
@@ -80,7 +85,6 @@ class Motion:
         yield from self._go(np.array([*place[:2], max(self._hand[2], high[2] + 0.1)]), OPEN, near=0.01)
         yield from self._go(place, OPEN)
         yield from self._stay(CLOSED)
-        yield from self._go(place + _by(0, 0, 0.1), CLOSED, near=0.02)
 
     def _put(self, name: str, other: str) -> Iterator[np.ndarray]:
         """The object's origin goes over that of another object, or over the middle of a region."""
