@@ -45,10 +45,17 @@ def _coarsen(model: Any, mesh: int, cell: float) -> None:
     corners = cell_of.reshape(-1)[model.mesh_face[start : start + count]]
     a, b, c = corners.T
     has_area = (a != b) & (b != c) & (a != c)
-    _, distinct = np.unique(np.sort(corners[has_area], axis=1), axis=0, return_index=True)
+    _, distinct = np.unique(_from_lowest(corners[has_area]), axis=0, return_index=True)
     staying = np.flatnonzero(has_area)[np.sort(distinct)]
     stop = start + len(staying)
     for name in _FACE_FIELDS[1:]:
         getattr(model, name)[start:stop] = getattr(model, name)[start + staying]
     model.mesh_face[start:stop] = first[corners[staying]]
     model.mesh_facenum[mesh] = len(staying)
+
+
+def _from_lowest(corners: np.ndarray) -> np.ndarray:
+    """[F, 3]: each triangle from its lowest corner on, the way round that it had: only its front is drawn, and the two
+    faces of a thin wall may have the same corners."""
+    turns = (corners.argmin(axis=1)[:, None] + np.arange(3)) % 3
+    return np.take_along_axis(corners, turns, axis=1)

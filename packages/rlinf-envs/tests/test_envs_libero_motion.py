@@ -1,0 +1,57 @@
+"""LIBERO's goals are reached by actions alone: a scripted motion picks, places, pulls and pushes.
+
+Needs hf-libero and its scenes, as `test_envs_libero_scenes.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from libero_motion import Motion
+
+from rlinf_envs import EnvError, EnvSpec, make_env
+from rlinf_envs.libero_assets import VARIABLE, assets_folder
+from rlinf_envs.libero_env import LiberoEnv
+from rlinf_envs.libero_tasks import package
+from rlinf_envs.protocol import EpisodeEnd
+from rlinf_envs.vector import InProcessVector
+
+BESIDE = Path(__file__).parents[4] / "shared" / "libero_assets"
+if BESIDE.is_dir():
+    os.environ.setdefault(VARIABLE, str(BESIDE))
+try:
+    package()
+    assets_folder()
+except EnvError as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+TASKS = [(suite, number) for suite in ("libero_spatial", "libero_object", "libero_goal") for number in range(10)]
+TASKS.remove(("libero_spatial", 4))  # no room for the hand between its drawer and what stands on the cabinet
+
+
+def moved(suite: str, number: int) -> EpisodeEnd | None:
+    """The end of the episode in which the motion acts, within the published time limit; None where it has no more
+    actions before the end."""
+    env = make_env(EnvSpec(kind="libero", id=suite, num_envs=1, options={"tasks": number}))
+    assert isinstance(env, InProcessVector)
+    try:
+        env.reset([0])
+        row = env._envs[0]
+        assert isinstance(row, LiberoEnv)
+        for action in Motion(row.scene).actions():
+            if ends := env.step(torch.from_numpy(action).float()[None]).episodes:
+                return ends[0]
+        return None
+    finally:
+        env.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("suite", "number"), TASKS)
+def test_a_scripted_motion_reaches_the_goal(suite: str, number: int) -> None:
+    end = moved(suite, number)
+    assert end is not None and end.success_at_end and end.return_ == 1.0
+    assert end.length > 20, "not as it began"
