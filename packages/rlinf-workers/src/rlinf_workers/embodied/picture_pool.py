@@ -1,7 +1,7 @@
 """Where an env worker's pictures lie: in a pool that the policy reads by reference, whichever process it is.
 
 Without one the channel copies what it is given, and a simulator's process has its pictures copied into its parent's
-first. What a picture costs on its way with a pool and without stands in docs/architecture.md.
+first. What a picture costs on its way with a pool and without stands in docs/environments.md.
 """
 
 from __future__ import annotations
