@@ -223,6 +223,19 @@ def test_random_rewards_follow_from_the_seed_alone() -> None:
     assert set(found[0].unique().tolist()) <= {0.0, 0.5, 1.0} and 0.02 < found[0].mean() < 0.3
 
 
+def test_progress_is_what_an_action_adds_to_the_reward() -> None:
+    dense, progress = (metaworld(num_envs=1, steps=40, reward_mode=mode) for mode in ("dense", "progress"))
+    dense.reset([5])
+    progress.reset([5])
+    actions = torch.rand(12, 1, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    rewards = torch.cat([dense.step(action).rewards for action in actions]).double()
+    found = torch.cat([progress.step(action).rewards for action in actions]).double()
+    assert found[0] == 0.0, "nothing is known before the first step"
+    torch.testing.assert_close(found[1:], rewards.diff() / 10, rtol=0, atol=1e-6)
+    progress.reset([5])
+    assert progress.step(actions[0]).rewards[0] == 0.0, "a new episode begins anew"
+
+
 def test_sparse_reward_is_success() -> None:
     (shown,) = record_demonstrations("reach-v3", 1, reward_mode="sparse", max_episode_steps=150)
     assert shown.success
