@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from rlinf_envs.errors import EnvError
+from rlinf_envs.protocol import PICTURE
 
 CELLS = 8
 """Patches of colour on a side of a texture."""
-PICTURE = "image."
 INSTRUCTION = "instruction"
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_envs.disturbance import INSTRUCTION, PICTURE, Disturbance
+from rlinf_envs.disturbance import INSTRUCTION, Disturbance
 from rlinf_envs.errors import EnvError
-from rlinf_envs.protocol import BatchedEnv, Observation, RowSnapshot, StepResult
+from rlinf_envs.protocol import PICTURE, BatchedEnv, Observation, RowSnapshot, StepResult
 from rlinf_envs.seeding import episode_seed
 from rlinf_envs.wrapper import EnvWrapper
 

@@ -29,10 +29,16 @@ class Watchable(ABC):
     """A vector in this process that can be looked at while a chunk is executed. A base class: what stands in front of
     one and hands every name on is none."""
 
-    @abstractmethod
+    _watcher: Callable[[Moment], None] | None = None
+
     def watch(self, watcher: Callable[[Moment], None] | None) -> None:
         """Have `watcher` called after every reset and every action of a row, within `step_chunk` too, while
         `render_row` still shows that moment: the last one of an episode included. None ends it."""
+        self._watcher = watcher
+
+    def _tell_watcher(self, index: int, row: RunningEpisode) -> None:
+        if self._watcher is not None:
+            self._watcher(row.moment(index))
 
     @abstractmethod
     def render_row(self, env_index: int) -> np.ndarray:

@@ -11,7 +11,7 @@ A simulator on a GPU takes as long for one row as for all of them, so this diffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rlinf_envs.described import Described
-from rlinf_envs.episodes import EndRule, Moment, RunningEpisode, Watchable
+from rlinf_envs.episodes import EndRule, RunningEpisode, Watchable
 from rlinf_envs.errors import EnvCrashedError, EnvError
 from rlinf_envs.protocol import ActionSpec, EpisodeEnd, FieldSpec, Observation, StepResult
 from rlinf_envs.seeding import checked_seeds
@@ -102,7 +102,6 @@ class LockstepVector(Described, Watchable):
         self._ends = EndRule(max_episode_steps=max_episode_steps, ignore_terminations=ignore_terminations)
         self._max_episode_steps = max_episode_steps
         self._simulator: RowsSimulator | None = simulator
-        self._watcher: Callable[[Moment], None] | None = None
         self._rows: list[RunningEpisode] | None = None
         self._pictures: np.ndarray | None = None
         self._num_envs = simulator.num_envs
@@ -131,9 +130,6 @@ class LockstepVector(Described, Watchable):
     def render(self) -> Tensor:
         self._require_rows("render")
         return torch.from_numpy(self._require_open().render())
-
-    def watch(self, watcher: Callable[[Moment], None] | None) -> None:
-        self._watcher = watcher
 
     def render_row(self, env_index: int) -> np.ndarray:
         if self._pictures is None:  # all rows are drawn at once, and asked for one after the other
@@ -241,10 +237,6 @@ class LockstepVector(Described, Watchable):
         if spec.dtype == "float32" and not bool(value.isfinite().all()):
             row = which[int((~value.isfinite()).nonzero()[0, 0])]
             raise self._crash(row, "observe()", EnvError(f"its observation {name!r} holds a number that is not finite"))
-
-    def _tell_watcher(self, index: int, row: RunningEpisode) -> None:
-        if self._watcher is not None:
-            self._watcher(row.moment(index))
 
     def _crash(self, index: int, doing: str, error: Exception) -> EnvCrashedError:
         self._rows = None  # only a reset leads on

@@ -99,9 +99,10 @@ def _prepared(key: tuple[str, int, bool], model: Any) -> Any:
         if key not in _ready:
             visual = model.vis
             visual.global_.offwidth = visual.global_.offheight = size
-            visual.quality.offsamples = 0 if is_fast else visual.quality.offsamples
-            if is_fast:  # round shapes of the model itself
-                visual.quality.numslices, visual.quality.numstacks, visual.quality.numquads = 8, 4, 1
+            if is_fast:
+                quality = visual.quality
+                quality.offsamples = 0
+                quality.numslices, quality.numstacks, quality.numquads = 8, 4, 1  # of round shapes and planes
             with coarse_meshes(model, _COARSE_CELL_M * 64 / size) if is_fast else nullcontext():
                 _ready[key] = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
     except Exception as error:  # each of MuJoCo's ways to draw raises errors of its own

@@ -12,9 +12,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-PREFIX = "image."
-"""Begins the names of fields that are pictures."""
-
 Places = Callable[[str, str], "Tensor | None"]
 """("observation" or "final_observation", name of a field of pictures) -> [N, H, W, C] uint8, contiguous, where the next
 such pictures are to be written; None: in memory of the environment's own."""

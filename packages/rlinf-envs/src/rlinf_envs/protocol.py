@@ -23,6 +23,10 @@ Observation = dict[str, Tensor | list[str]]
 "state" [N, D] float32; "image.<camera>" [N, H, W, C] uint8; "instruction" a list of N strings. Treat as read-only."""
 
 
+PICTURE = "image."
+"""Begins the names of fields that are pictures, before that of their camera."""
+
+
 def tensor_field(observation: Observation, name: str) -> Tensor:
     """Field `name` of an observation as the tensor it is; KeyError naming what there is, TypeError for a text."""
     if name not in observation:

@@ -27,8 +27,8 @@ from rlinf_envs import errors
 from rlinf_envs.described import Described
 from rlinf_envs.errors import EnvCrashedError, EnvError
 from rlinf_envs.patience import Patience
-from rlinf_envs.picture_memory import PREFIX, PictureMemory
-from rlinf_envs.protocol import ActionSpec, FieldSpec, Observation, RowSnapshot, StepResult
+from rlinf_envs.picture_memory import PictureMemory
+from rlinf_envs.protocol import PICTURE, ActionSpec, FieldSpec, Observation, RowSnapshot, StepResult
 from rlinf_envs.row_history import RowHistories
 from rlinf_envs.seeding import checked_seeds
 from rlinf_envs.shared_block import BlockShape, SharedBlock
@@ -178,7 +178,7 @@ class SubprocessVector(Described):
         if self._pictures is None:
             return {}
         places: _Places = {}
-        shapes = {name: spec.shape for name, spec in self._observation_spec.items() if name.startswith(PREFIX)}
+        shapes = {name: spec.shape for name, spec in self._observation_spec.items() if name.startswith(PICTURE)}
         for (name, shape), part in product(shapes.items(), parts):
             place = self._pictures.empty((self.num_envs, *shape))
             if place is None:

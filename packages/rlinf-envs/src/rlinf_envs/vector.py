@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from rlinf_envs.described import Described
-from rlinf_envs.episodes import EndRule, Moment, RunningEpisode, Watchable, require_envs
+from rlinf_envs.episodes import EndRule, RunningEpisode, Watchable, require_envs
 from rlinf_envs.errors import EnvCrashedError, EnvError
-from rlinf_envs.picture_memory import PREFIX, Places
-from rlinf_envs.protocol import ActionSpec, EpisodeEnd, FieldSpec, Observation, RowSnapshot, StepResult
+from rlinf_envs.picture_memory import Places
+from rlinf_envs.protocol import PICTURE, ActionSpec, EpisodeEnd, FieldSpec, Observation, RowSnapshot, StepResult
 from rlinf_envs.seeding import checked_seeds, episode_seed
 
 SingleObservation = Mapping[str, "np.ndarray | str"]
@@ -105,7 +105,6 @@ class InProcessVector(Described, Watchable):
         require_envs(num_envs)
         self._ends = EndRule(max_episode_steps=max_episode_steps, ignore_terminations=ignore_terminations)
         self._max_episode_steps = max_episode_steps
-        self._watcher: Callable[[Moment], None] | None = None
         self._places: Places | None = None
         self._rows: list[_Row] | None = None
         self._envs: list[SingleEnv] = []
@@ -160,9 +159,6 @@ class InProcessVector(Described, Watchable):
     def render(self) -> Tensor:
         self._require_rows("render")
         return torch.from_numpy(np.stack([env.render() for env in self._envs]))
-
-    def watch(self, watcher: Callable[[Moment], None] | None) -> None:
-        self._watcher = watcher
 
     def show_in(self, places: Places | None) -> None:
         """Have pictures written where `places` says, from the next call on. None: in memory of its own."""
@@ -233,10 +229,6 @@ class InProcessVector(Described, Watchable):
     def _observed(self) -> list[SingleObservation]:
         return [self._observe(index) for index in range(self.num_envs)]
 
-    def _tell_watcher(self, index: int, row: _Row) -> None:
-        if self._watcher is not None:
-            self._watcher(row.moment(index))
-
     def _replayed(self, index: int, snapshot: RowSnapshot) -> _Row:
         row = self._begin(index, snapshot.seed, snapshot.episode_index)
         for position, action in enumerate(self._checked_history(index, snapshot.actions)):
@@ -290,7 +282,7 @@ class InProcessVector(Described, Watchable):
                     self._rows = None
                     shapes = f"{list(array.shape)}; its observation_space says {list(spec.shape)}"
                     raise EnvCrashedError(index, f"its observation {name!r} has the shape {shapes}")
-            place = self._places(part, name) if self._places is not None and name.startswith(PREFIX) else None
+            place = self._places(part, name) if self._places is not None and name.startswith(PICTURE) else None
             if place is not None:
                 np.stack(arrays, out=place.numpy())
                 batch[name] = place

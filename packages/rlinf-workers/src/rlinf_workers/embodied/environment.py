@@ -25,8 +25,7 @@ from rlinf_envs import BatchedEnv, EnvSpec, Observation, make_env
 from rlinf_envs.demonstrations.base import Demonstration
 from rlinf_envs.demonstrations.experts import record_expert
 from rlinf_envs.disturbance import Disturbance
-from rlinf_envs.picture_memory import PREFIX
-from rlinf_envs.protocol import ActionSpec, EpisodeEnd, StepResult
+from rlinf_envs.protocol import PICTURE, ActionSpec, EpisodeEnd, StepResult
 from rlinf_envs.recording import EpisodeRecorder, recorded_env
 from rlinf_workers.embodied.picture_pool import PicturePool
 from rlinf_workers.execution.ports import Reader, Writer
@@ -113,7 +112,7 @@ class Environment(Worker):
 
     def _picture_pool(self) -> PicturePool | None:
         """One for all groups, where pictures are handed on."""
-        shows = any(name.startswith(PREFIX) for name in self._settings.reads)
+        shows = any(name.startswith(PICTURE) for name in self._settings.reads)
         return PicturePool(lambda text: self.note(f"{self.name}: {text}")) if shows else None
 
     def _own_groups(self, num_groups: int) -> list[int]:
@@ -220,7 +219,7 @@ class Environment(Worker):
         spec = replace(self._settings.spec, ignore_terminations=self._settings.eval_ignores_terminations)
         if not self._settings.num_recorded:
             return make_env(spec, on_replaced=self._teller(group), pictures=self._pictures)
-        cameras = [name for name in self._settings.reads if name.startswith(PREFIX)]
+        cameras = [name for name in self._settings.reads if name.startswith(PICTURE)]
         return recorded_env(spec, cameras, on_replaced=self._teller(group), pictures=self._pictures)
 
     def save_recordings(self, folder: str) -> list[str]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rlinf_envs.protocol import FieldSpec
+from rlinf_envs.protocol import PICTURE, FieldSpec
 from rlinf_workers.policies.base import PolicyError
-
-PREFIX = "image."
 
 
 def chosen_cameras(fields: Mapping[str, FieldSpec], cameras: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -20,10 +18,10 @@ def chosen_cameras(fields: Mapping[str, FieldSpec], cameras: str | Sequence[str]
     """
     if isinstance(cameras, str):
         cameras = [name.strip() for name in cameras.split(",")]
-    there = sorted(name for name in fields if name.startswith(PREFIX))
-    chosen = there if cameras is None else [PREFIX + camera for camera in cameras]
-    if unknown := [name.removeprefix(PREFIX) for name in chosen if name not in there]:
-        has = ", ".join(name.removeprefix(PREFIX) for name in there) or "none"
+    there = sorted(name for name in fields if name.startswith(PICTURE))
+    chosen = there if cameras is None else [PICTURE + camera for camera in cameras]
+    if unknown := [name.removeprefix(PICTURE) for name in chosen if name not in there]:
+        has = ", ".join(name.removeprefix(PICTURE) for name in there) or "none"
         raise PolicyError(f"there is no camera {', '.join(unknown)}; the environment has {has}")
     if not chosen:
         raise PolicyError(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from rlinf.config.common import ClusterConfig
+from rlinf.config.devices import device_kind
 from rlinf.config.embodied import EnvConfig, PolicyConfig
+from rlinf.machine import Machine
 from rlinf_envs import EnvSpec
 from rlinf_workers import Flow
 from rlinf_workers.embodied.environment import Environment
@@ -23,6 +26,11 @@ def env_spec(env: EnvConfig) -> EnvSpec:
         hang_limit_s=env.hang_limit_s,
         options=env.options,
     )
+
+
+def simulates_on_host(env: EnvConfig, cluster: ClusterConfig, machine: Machine) -> bool:
+    """Whether simulators take cores of a host beside GPUs; else they take devices, as all else does."""
+    return device_kind(cluster, machine) == "cuda" and not env.simulates_on_gpu
 
 
 def policy_settings(policy: PolicyConfig, interface: EnvInterface, seed: int) -> PolicySettings:

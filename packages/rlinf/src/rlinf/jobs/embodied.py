@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlinf.config.devices import device_kind
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
-from rlinf.jobs.acting import env_spec, join_env_and_policy, policy_settings
+from rlinf.jobs.acting import env_spec, join_env_and_policy, policy_settings, simulates_on_host
 from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.demonstrations import WarmStart
 from rlinf.jobs.env_interface import needs_of, probe
@@ -46,7 +45,7 @@ class EmbodiedJob(Job):
         self.config = config
         self.machine = machine
         self.num_items = config.env.num_groups
-        self._simulates_on_host = device_kind(config.cluster, machine) == "cuda" and not config.env.simulates_on_gpu
+        self._simulates_on_host = simulates_on_host(config.env, config.cluster, machine)
         self._backend = backend_settings(config.actor, config.actor.num_shards)
         self._spec = env_spec(config.env)
         self._interface = probe(self._spec, env_python)

@@ -9,10 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlinf.config.devices import device_kind
 from rlinf.config.inputs import is_adapter
 from rlinf.errors import UserError
-from rlinf.jobs.acting import env_spec, join_env_and_policy, policy_settings
+from rlinf.jobs.acting import env_spec, join_env_and_policy, policy_settings, simulates_on_host
 from rlinf.jobs.env_interface import needs_of, probe
 from rlinf.jobs.films import collect, fps
 from rlinf.jobs.lora import policy_digest
@@ -64,7 +63,7 @@ class PolicySession:
         self.policy = policy
         self._log_folder = log_folder
         machine = this_machine()
-        self._on_host = device_kind(config.cluster, machine) == "cuda" and not config.env.simulates_on_gpu
+        self._on_host = simulates_on_host(config.env, config.cluster, machine)
         environments = examine_environments(config.environments)
         self._pythons = {role: found.path for role, found in environments.items()}
         self.spec = env_spec(config.env)

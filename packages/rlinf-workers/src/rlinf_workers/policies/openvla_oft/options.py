@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlinf_envs.protocol import FieldSpec
+from rlinf_envs.protocol import PICTURE, FieldSpec
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.openvla.base import SharedOptions
 from rlinf_workers.policies.openvla_oft.files import part_file
 from rlinf_workers.policies.options import check_choice, options_of
-from rlinf_workers.policies.pictures import PREFIX, chosen_cameras
+from rlinf_workers.policies.pictures import chosen_cameras
 from rlinf_workers.policies.state_statistics import check_state
 
 HEADS = ("tokens", "l1")
@@ -92,7 +92,7 @@ class OftOptions(SharedOptions):
         """
         chosen = chosen_cameras(shown, self.cameras)
         if len(chosen) > MAX_CAMERAS:
-            names = ", ".join(name.removeprefix(PREFIX) for name in chosen)
+            names = ", ".join(name.removeprefix(PICTURE) for name in chosen)
             raise PolicyError(
                 f"it looks through 1 to {MAX_CAMERAS} cameras, and there are {len(chosen)} ({names}); set cameras"
             )

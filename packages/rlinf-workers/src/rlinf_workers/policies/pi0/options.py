@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 from typing_extensions import Self
 
-from rlinf_envs.protocol import ActionSpec, FieldSpec
+from rlinf_envs.protocol import PICTURE, ActionSpec, FieldSpec
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.options import options_of
-from rlinf_workers.policies.pictures import PREFIX, chosen_cameras
+from rlinf_workers.policies.pictures import chosen_cameras
 
 CHOICES = {
     "noise": ("flow-sde", "flow-noise"),
@@ -109,7 +109,7 @@ class Pi0Options:
         """
         chosen = chosen_cameras(shown, self.cameras)
         if len(chosen) > MAX_CAMERAS:
-            keys = ", ".join(name.removeprefix(PREFIX) for name in chosen)
+            keys = ", ".join(name.removeprefix(PICTURE) for name in chosen)
             raise PolicyError(f"it takes 1 to {MAX_CAMERAS} pictures, and here are {len(chosen)} ({keys}); set cameras")
         for name in chosen:
             if shown[name].shape[-1] != 3:
