@@ -95,6 +95,7 @@ Outcome Channel::reserve(uint64_t num_bytes, WaitState& wait, BlockRef* block, c
                    header_->num_keys == 1 ? "" : join_text(" shared by num_keys=", header_->num_keys),
                    "; create the channel with more, or put smaller items");
   int64_t start_ns = 0;  // of the wait; the clock is not read before there is one
+  bool is_reclaimed = false;
   Lock lock(*this);
   note_use(UserRole::kProducer);
   if (is_time_to_reclaim(wait)) {
@@ -136,8 +137,13 @@ Outcome Channel::reserve(uint64_t num_bytes, WaitState& wait, BlockRef* block, c
     }
     header_->put_blocked_at_ns = now_ns;
     const bool is_timed_out = now_ns >= wait.deadline_ns;
-    if (is_time_to_look(now_ns) && has_lost_user()) {
-      return finish(Outcome::kPeerLost);
+    if ((is_reclaimed || is_time_to_look(now_ns)) && has_lost_user()) {
+      if (is_reclaimed) {
+        return finish(Outcome::kPeerLost);
+      }
+      reclaim_from_dead();  // what the dead held may be room enough
+      is_reclaimed = true;
+      continue;
     }
     const int64_t slice_end_ns = slice_end(wait, start_ns);
     if (now_ns >= slice_end_ns) {

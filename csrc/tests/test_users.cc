@@ -91,6 +91,27 @@ void check_close() {
   RLINF_CHECK_INTERNAL(channel->lost_users().empty(), "a producer that closed is not missed");
 }
 
+// A put that finds no room asks whether the dead hold it before it says that somebody died.
+void check_room_of_the_dead() {
+  auto channel = Channel::create("room", 1, 4096, 1);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    WaitState wait;
+    BlockRef block;
+    RLINF_CHECK_NOTHROW(channel->reserve(64, wait, &block) == Outcome::kDone, "reserve");
+    ::kill(::getpid(), SIGKILL);
+  }
+  ::waitpid(pid, nullptr, 0);
+  WaitState wait;
+  BlockRef block;
+  RLINF_CHECK_INTERNAL(channel->reserve(64, wait, &block) == Outcome::kDone, "the room of the dead");
+  Outcome second = Outcome::kPending;
+  while (second == Outcome::kPending) {
+    second = channel->reserve(64, wait, &block);
+  }
+  RLINF_CHECK_INTERNAL(second == Outcome::kPeerLost, "a put that waits for the living, beside the dead");
+}
+
 uint64_t num_descriptors() {
   DIR* const folder = ::opendir("/proc/self/fd");
   uint64_t count = 0;
@@ -136,6 +157,7 @@ void check_looks() {
 int main() {
   check_looks();
   check_close();
+  check_room_of_the_dead();
   check_full_table();
   std::cout << "users: ok\n";
   return EXIT_SUCCESS;

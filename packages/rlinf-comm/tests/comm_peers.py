@@ -80,7 +80,8 @@ def hold_mutex(address: ChannelAddress) -> None:
 
 
 def hold_reservation(address: ChannelAddress, num_bytes: int) -> None:
-    Channel.open(address)._native._reserve_and_leave(num_bytes)
+    channel = Channel.open(address)  # kept: who drops it leaves the channel, and is not missed
+    channel._native._reserve_and_leave(num_bytes)
     ready()
     signal.pause()
 

@@ -110,8 +110,10 @@ def test_a_process_killed_with_the_mutex_hangs_nobody(start_peer):
     assert (items[2].value == 2).all()
 
 
-def test_memory_of_a_producer_killed_inside_put_comes_back(start_peer):
-    channel = Channel.create("reserved", capacity_bytes=100_000, lost_peers="tolerate")
+@pytest.mark.parametrize("lost_peers", ["raise", "tolerate"])
+def test_memory_of_a_producer_killed_inside_put_comes_back(start_peer, lost_peers):
+    """Also before the put that needs it says that somebody died."""
+    channel = Channel.create("reserved", capacity_bytes=100_000, lost_peers=lost_peers)
     with start_peer("hold_reservation", channel.address, 90_000):
         assert channel.stats().num_held_items == 1
         with pytest.raises(ChannelTimeout):
