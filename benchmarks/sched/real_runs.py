@@ -57,6 +57,7 @@ WORKLOADS: Mapping[str, tuple[str, Sequence[str]]] = {
         "pushcube-ppo",
         ["--algorithm.target_kl", "null", "--algorithm.num_epochs", "32"],
     ),
+    "faucets, pictures": ("reach-openvla-ppo", ["--warm_start", "null", "--algorithm.target_kl", "null"]),
 }
 
 
