@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,7 +204,7 @@ def test_what_it_cannot_use_is_refused(fields, actions, options, says):
 @pytest.mark.parametrize("gripper", ["open_is_minus_one", "open_is_one"])
 def test_a_gripper_moves_as_the_environment_has_it(folder, gripper):
     """By the formulas of RLinf's research code; learning sees the tokens that were drawn."""
-    options = {"folder": str(folder), "unnorm_key": "bridge_orig"}
+    options: dict[str, Any] = {"folder": str(folder), "unnorm_key": "bridge_orig"}
     plain, policy = (OpenVLA(FIELDS, HAND, gripper=name, **options) for name in ("as_is", gripper))
     shown = _fields(TEXTS * 4)
     noise = torch.randn(12, policy.noise_size, generator=torch.Generator().manual_seed(0))
