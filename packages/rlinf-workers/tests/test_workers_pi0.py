@@ -248,7 +248,7 @@ OF_OPENPI: dict[str, Any] = {"dataset": "lab", "cameras": "hand,front", "chunk_s
 
 def test_a_checkpoint_of_openpi_acts_as_its_tensors_say(published):
     """Statistics of mean 0 and deviation 1; the tokenizer knows two of the words."""
-    options = OF_OPENPI | {"folder": str(published)}
+    options: dict[str, Any] = OF_OPENPI | {"folder": str(published)}
     assert Pi0.needs(FIELDS, ACTIONS, **options).chunk_size == 2
     policy, shown = Pi0(FIELDS, ACTIONS, **options), random_fields(FIELDS, 2)
     shown["instruction"] = text_tensor(["Task: push, it", "push,"])
