@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,8 @@ FIELDS = {
     "instruction": FieldSpec(shape=(), dtype="text"),
 }
 ACTIONS = ActionSpec(kind="continuous", shape=(3,), low=-torch.ones(3), high=torch.tensor([1.0, 2.0, 3.0]))
+HAND = ActionSpec(kind="continuous", shape=(3,), low=-torch.ones(3), high=torch.ones(3))
+"""Ends with a gripper, as simulators have it."""
 SIZES = {"image_size": 28, "vision_width": 16, "width": 32}
 TEXTS = ["push the cube", "reach", "Push THE cube"]
 BLOCKS = (2, 1)
@@ -196,6 +199,51 @@ def test_every_action_says_its_bins():
 def test_what_it_cannot_use_is_refused(fields, actions, options, says):
     with pytest.raises(PolicyError, match=says):
         OpenVLA.needs(fields, actions, **options)
+
+
+@pytest.mark.parametrize("gripper", ["open_is_minus_one", "open_is_one"])
+def test_a_gripper_moves_as_the_environment_has_it(folder, gripper):
+    """By the formulas of RLinf's research code; learning sees the tokens that were drawn."""
+    options: dict[str, Any] = {"folder": str(folder), "unnorm_key": "bridge_orig"}
+    plain, policy = (OpenVLA(FIELDS, HAND, gripper=name, **options) for name in ("as_is", gripper))
+    shown = _fields(TEXTS * 4)
+    noise = torch.randn(12, policy.noise_size, generator=torch.Generator().manual_seed(0))
+    said, acted = plain.act(shown, noise), policy.act(shown, noise)
+    number = said.actions[..., -1]
+    expected = -torch.sign(2 * number - 1) if gripper == "open_is_minus_one" else 2.0 * (number > 0.5) - 1
+    assert set(expected.flatten().tolist()) == {-1.0, 1.0}
+    assert torch.equal(acted.actions[..., -1], expected)
+    assert torch.equal(acted.actions[..., :-1], said.actions[..., :-1])
+    assert not said.extras
+    with torch.no_grad():
+        found = policy.evaluate(shown, acted.actions, acted.extras).logprobs
+        assert torch.equal(found, plain.evaluate(shown, said.actions, {}).logprobs)
+        torch.testing.assert_close(found, said.logprobs, rtol=1e-5, atol=1e-5)
+        is_open = torch.arange(12)[:, None] % 3 == 0
+        opened = -1.0 if gripper == "open_is_minus_one" else 1.0
+        demonstrated, published = said.actions.clone(), said.actions.clone()
+        demonstrated[..., -1], published[..., -1] = torch.where(is_open, opened, -opened), is_open.float()
+        assert torch.equal(policy.imitate(shown, demonstrated, noise), plain.imitate(shown, published, noise))
+
+
+def test_a_small_model_learns_the_gripper_of_checkpoints():
+    check_policy(OpenVLA, FIELDS, HAND, gripper="open_is_one", **SIZES)
+    policy = OpenVLA(FIELDS, HAND, gripper="open_is_one", **SIZES)
+    assert policy.table[:, [0, 254]].flatten().tolist() == pytest.approx(
+        [-254 / 255, 254 / 255] * 2 + [1 / 510, 509 / 510]
+    )
+
+
+def test_grippers_that_would_move_wrongly_are_refused(folder):
+    options = {"folder": str(folder), "unnorm_key": "bridge_orig"}
+    with pytest.raises(PolicyError, match=r"is from 0.25 to 0.25, as of a gripper .* set options.gripper to open_is"):
+        OpenVLA.needs(FIELDS, HAND, **options)
+    with pytest.raises(PolicyError, match=r"the environment takes -1.0 to 3.0 there; use as_is"):
+        OpenVLA.needs(FIELDS, ACTIONS, gripper="open_is_one", **options)
+    with pytest.raises(PolicyError, match=r"gripper is 'closed'; there are as_is, open_is_minus_one, open_is_one"):
+        OpenVLA.needs(FIELDS, HAND, gripper="closed", **options)
+    OpenVLA.needs(FIELDS, HAND, gripper="as_is", **options)
+    OpenVLA.needs(FIELDS, HAND)
 
 
 def _copy(folder: Path, to: Path, **changes) -> str:

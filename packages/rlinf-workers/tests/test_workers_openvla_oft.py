@@ -42,6 +42,8 @@ FIELDS = {
     "state": FieldSpec(shape=(STATE_SIZE,), dtype="float32"),
 }
 ACTIONS = ActionSpec(kind="continuous", shape=(NUM_DIMS,), low=-torch.ones(3), high=torch.tensor([1.0, 2.0, 3.0]))
+HAND = ActionSpec(kind="continuous", shape=(NUM_DIMS,), low=-torch.ones(3), high=torch.ones(3))
+"""Ends with a gripper, as simulators have it."""
 SIZES = {"image_size": 28, "vision_width": 16, "width": 32, "chunk_size": 2}
 TEXTS = ["push the cube", "reach", "Push THE cube"]
 NUM_ACTIONS, NUM_NUMBERS = 2, 2 * NUM_DIMS
@@ -189,6 +191,27 @@ def test_the_loss_of_tokens_is_their_cross_entropy(checkpoint):
     torch.testing.assert_close(policy.imitate(fields, actions, torch.zeros(0)).double(), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("head", ["tokens", "l1"])
+def test_a_gripper_moves_as_the_environment_has_it(checkpoint, head):
+    options = {"folder": str(checkpoint[0]), "chunk_size": NUM_ACTIONS, "head": head, "spread": 0.5} | LITTLE
+    plain, policy = (OpenVLAOFT(FIELDS, HAND, gripper=name, **options) for name in ("as_is", "open_is_minus_one"))
+    fields = shown()
+    noise = torch.randn(len(TEXTS), policy.noise_size, generator=torch.Generator().manual_seed(1))
+    said, acted = plain.act(fields, noise), policy.act(fields, noise)
+    number = said.actions[..., -1]
+    expected = -torch.sign(2 * number - 1)
+    assert set(expected.flatten().tolist()) == {-1.0, 1.0}
+    assert torch.equal(acted.actions[..., -1], expected)
+    assert torch.equal(acted.actions[..., :-1], said.actions[..., :-1])
+    with torch.no_grad():
+        evaluated = policy.evaluate(fields, acted.actions, acted.extras).logprobs
+        assert torch.equal(evaluated, plain.evaluate(fields, said.actions, said.extras).logprobs)
+        demonstrated, published = said.actions.clone(), said.actions.clone()
+        demonstrated[..., -1] = torch.tensor([[-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
+        published[..., -1] = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        assert torch.equal(policy.imitate(fields, demonstrated, noise), plain.imitate(fields, published, noise))
+
+
 def test_normalization_by_bounds(checkpoint):
     policy = loaded(checkpoint, normalization="bounds", proprio=False)
     assert policy.table[:, 0].tolist() == pytest.approx([-1 + 2 / 510, -1 + 4 / 510, -1 + 1 / 255])
@@ -332,10 +355,10 @@ def sampled(rollout: EmbodiedRollout, group: int, num_chunks=2) -> Trajectory:
     return trajectories[0]
 
 
-@pytest.mark.parametrize("head", ["tokens", "l1"])
-def test_before_the_first_update_all_ratios_are_1(make_worker, reader, head):
-    options = SIZES | {"head": head, "values": "action", "proprio": True}
-    policy = PolicySettings(name="openvla_oft", fields=FIELDS, actions=ACTIONS, options=options)
+@pytest.mark.parametrize(("head", "gripper"), [("tokens", None), ("l1", None), ("tokens", "open_is_minus_one")])
+def test_before_the_first_update_all_ratios_are_1(make_worker, reader, head, gripper):
+    options = SIZES | {"head": head, "values": "action", "proprio": True, "gripper": gripper}
+    policy = PolicySettings(name="openvla_oft", fields=FIELDS, actions=HAND, options=options)
     levels = {"reward_level": "action", "ratio_level": "token"}
     settings = EmbodiedActorSettings(
         policy=policy,

@@ -1,11 +1,16 @@
 """pi0 on small models of random weights: against transformers' own sampling and forward, and through two PPO steps."""
 
+import copy
 import json
+import shutil
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from workers_openpi_files import NUM_TOKENS, plain_tensors, published_tensors, write_checkpoint, write_layout
+from workers_plain_pi import plain_predict
 
 from rlinf_algos import preset
 from rlinf_envs import ActionSpec, FieldSpec
@@ -231,6 +236,70 @@ def test_a_checkpoint_acts_as_transformers_does(checkpoint):
     check_policy(Pi0, FIELDS, ACTIONS, **options)
 
 
+@pytest.fixture(scope="module", params=["openpi", "lerobot"])
+def published(tmp_path_factory, request):
+    folder = tmp_path_factory.mktemp(request.param)
+    write_layout(folder, request.param, "pi0")
+    return folder
+
+
+OF_OPENPI: dict[str, Any] = {"dataset": "lab", "cameras": "hand,front", "chunk_size": 2, "num_denoising_steps": 1}
+
+
+def test_a_checkpoint_of_openpi_acts_as_its_tensors_say(published):
+    """Statistics of mean 0 and deviation 1; the tokenizer knows two of the words."""
+    options: dict[str, Any] = OF_OPENPI | {"folder": str(published)}
+    assert Pi0.needs(FIELDS, ACTIONS, **options).chunk_size == 2
+    policy, shown = Pi0(FIELDS, ACTIONS, **options), random_fields(FIELDS, 2)
+    shown["instruction"] = text_tensor(["Task: push, it", "push,"])
+    pictures = [prepare_pictures(shown[f"image.{name}"], 28) for name in ("hand", "front")]
+    states = torch.cat([shown["state"], torch.zeros(2, 2)], dim=1)
+    start = policy.evaluation_start(shown["state"])
+    assert start.shape == (2, 3, 4)
+    predict = plain_predict(plain_tensors("pi0"), pictures, [[1, 3, 4, 2], [1, 2]], states, 16)
+    expected = (start - predict(start, 1.0)[1])[:, :2, :3]
+    with torch.no_grad():
+        found = policy.act(shown, None).actions
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=4e-5)
+    check_policy(Pi0, FIELDS, ACTIONS, **options)
+
+
+def test_transformers_reads_a_checkpoint_of_openpi_alike(published, tmp_path):
+    """By a table of its own, for `lerobot/pi0_base`, from the same file beside a config.json of its own."""
+    from transformers import PI0ForConditionalGeneration
+
+    model = Pi0(FIELDS, ACTIONS, folder=str(published), **OF_OPENPI).model
+    config = copy.deepcopy(model.config)
+    config.dit_config.vocab_size = NUM_TOKENS
+    config.save_pretrained(tmp_path)
+    shutil.copy(published / "model.safetensors", tmp_path)
+    read: Any = PI0ForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32)
+    expected, found = read.state_dict(), model.state_dict()
+    assert set(expected) - set(found) == {"model.dit.embed_tokens.weight"}
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "says"),
+    [
+        (
+            {"state_proj.weight": None, "time_mlp_in.weight": torch.zeros(2)},
+            {},
+            "it has pi0.5's time_mlp_in, so .* pi05",
+        ),
+        ({"action_time_mlp_in.bias": None}, {}, "lacks embed_action_time.action_time_mlp_in.bias"),
+        ({"proprio.weight": torch.zeros(2)}, {}, "has other tensors than pi0: proprio.weight"),
+        ({"state_proj.weight": torch.zeros(48, 3)}, {}, "has max_state_dim=3; here are 4 numbers in 'state'"),
+        ({}, {"chunk_size": 4}, "has chunk_size=3; here are 4 actions"),
+    ],
+)
+def test_files_of_openpi_that_do_not_fit_are_refused(tmp_path, change, options, says):
+    tensors = {name: tensor for name, tensor in (published_tensors("pi0") | change).items() if tensor is not None}
+    write_checkpoint(tmp_path, tensors, {"action_horizon": 3})
+    with pytest.raises(PolicyError, match=says):
+        Pi0.needs(FIELDS, ACTIONS, **(OF_OPENPI | {"folder": str(tmp_path)} | options))
+
+
 def test_quantiles(checkpoint):
     options = Pi0Options.of({"folder": str(checkpoint), "dataset": "two", "normalization": "quantiles"})
     of_states, of_actions = normalizers(options, 4, ACTIONS)
@@ -269,6 +338,42 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
     with pytest.raises(PolicyError, match="is of model_type 'openvla'; this policy loads 'pi0'"):
         Pi0.needs(FIELDS, ACTIONS, folder=str(tmp_path), dataset="two")
+
+
+LIBERO = {
+    "state": FieldSpec(shape=(8,), dtype="float32"),
+    "image.front": FIELDS["image.front"],
+    "instruction": FIELDS["instruction"],
+}
+SEVEN = ActionSpec(kind="continuous", shape=(7,), low=-torch.ones(7), high=torch.ones(7))
+
+
+def test_actions_relative_to_the_state_are_openpis():
+    """`AbsoluteActions` of openpi adds the state of the observation to the first six numbers of every action of the
+    chunk, `DeltaActions` takes it away before they are normalised; the mask is that of its LIBERO configurations."""
+    plain, policy = (
+        Pi0(LIBERO, SEVEN, seed=3, relative_to_state=is_relative, **SMALL) for is_relative in (False, True)
+    )
+    fields, noise = random_fields(LIBERO, NUM_ROWS), drawn(policy)
+    mask = np.array([True] * 6 + [False])
+    added = np.where(mask, fields["state"].numpy()[:, :7], 0)[:, None]
+    with torch.no_grad():
+        for given in (noise, None):
+            said, acted = plain.act(fields, given), policy.act(fields, given)
+            np.testing.assert_array_equal(acted.actions.numpy(), said.actions.numpy() + added)
+            assert torch.equal(acted.logprobs, said.logprobs) and torch.equal(acted.values, said.values)
+        answered = policy.act(fields, noise)
+        found = policy.evaluate(fields, answered.actions, answered.extras).logprobs
+        torch.testing.assert_close(found, answered.logprobs, rtol=1e-5, atol=1e-5)
+        demonstrated = torch.rand(NUM_ROWS, 2, 7, generator=torch.Generator().manual_seed(5))
+        expected = plain.imitate(fields, torch.from_numpy(demonstrated.numpy() - added), noise)
+        assert torch.equal(policy.imitate(fields, demonstrated, noise), expected)
+
+
+def test_actions_relative_to_a_state_that_is_too_short_are_refused():
+    short = LIBERO | {"state": FieldSpec(shape=(5,), dtype="float32")}
+    with pytest.raises(PolicyError, match=r"all numbers of an action but the last, 6, and .* state has 5"):
+        Pi0.needs(short, SEVEN, relative_to_state=True, **SMALL)
 
 
 # -- observations --------------------------------------------------------------------------------------------------

@@ -1,13 +1,11 @@
 """pi0.5's prompts, options and checkpoints in openpi's format; what it computes is tested in test_workers_pi_plain."""
 
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from workers_openpi_files import plain_tensors, published_tensors, write_checkpoint, write_layout
 from workers_plain_pi import plain_predict
 
 from rlinf_envs import ActionSpec, FieldSpec
@@ -70,94 +68,11 @@ def test_a_prompt_says_the_state_and_is_never_cut():
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-PALIGEMMA, EXPERT = "paligemma_with_expert.paligemma.", "paligemma_with_expert.gemma_expert."
-VISION = PALIGEMMA + "model.vision_tower.vision_model."
-TEXT = PALIGEMMA + "model.language_model."
-LAYERS, HEAD, NUM_TOKENS = 2, 16, 30
-STATISTICS = {"q01": [-1.0] * 4, "q99": [3.0] * 4, "mean": [0.0] * 4, "std": [1.0] * 4}
-WORDS = ["<pad>", "<bos>", "<unk>", "Task:", "push,", "State:", ";\nAction:", *map(str, range(10))]
-
-
-def published_shapes() -> dict[str, tuple[int, ...]]:
-    """Names as openpi's conversion to PyTorch writes them; PaliGemma 32 wide, SigLIP 64 with 16 heads, the expert
-    48."""
-    shapes: dict[str, tuple[int, ...]] = {
-        VISION + "embeddings.patch_embedding.weight": (64, 3, 14, 14),
-        VISION + "embeddings.patch_embedding.bias": (64,),
-        VISION + "embeddings.position_embedding.weight": (4, 64),
-        VISION + "post_layernorm.weight": (64,),
-        VISION + "post_layernorm.bias": (64,),
-        PALIGEMMA + "model.multi_modal_projector.linear.weight": (32, 64),
-        PALIGEMMA + "model.multi_modal_projector.linear.bias": (32,),
-        PALIGEMMA + "lm_head.weight": (NUM_TOKENS, 32),
-        TEXT + "norm.weight": (32,),
-        EXPERT + "lm_head.weight": (NUM_TOKENS, 48),
-        EXPERT + "model.norm.dense.weight": (144, 48),
-        EXPERT + "model.norm.dense.bias": (144,),
-        "action_in_proj.weight": (48, 4),
-        "action_in_proj.bias": (48,),
-        "action_out_proj.weight": (4, 48),
-        "action_out_proj.bias": (4,),
-    }
-    for name in ("time_mlp_in", "time_mlp_out"):
-        shapes |= {f"{name}.weight": (48, 48), f"{name}.bias": (48,)}
-    for i in range(LAYERS):
-        b = f"{VISION}encoder.layers.{i}."
-        shapes |= {f"{b}{n}.{part}": (64,) for n in ("layer_norm1", "layer_norm2") for part in ("weight", "bias")}
-        for layer in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            shapes |= {f"{b}self_attn.{layer}.weight": (64, 64), f"{b}self_attn.{layer}.bias": (64,)}
-        shapes |= {f"{b}mlp.fc1.weight": (96, 64), f"{b}mlp.fc1.bias": (96,)}
-        shapes |= {f"{b}mlp.fc2.weight": (64, 96), f"{b}mlp.fc2.bias": (64,)}
-        for prefix, width, hidden in ((TEXT, 32, 40), (EXPERT + "model.", 48, 56)):
-            b = f"{prefix}layers.{i}."
-            shapes |= {
-                f"{b}self_attn.q_proj.weight": (2 * HEAD, width),
-                f"{b}self_attn.o_proj.weight": (width, 2 * HEAD),
-            }
-            shapes |= {f"{b}self_attn.{n}_proj.weight": (HEAD, width) for n in "kv"}
-            shapes |= {f"{b}mlp.{n}_proj.weight": (hidden, width) for n in ("gate", "up")}
-            shapes |= {f"{b}mlp.down_proj.weight": (width, hidden)}
-            for norm in ("input_layernorm", "post_attention_layernorm"):
-                if prefix == TEXT:
-                    shapes |= {f"{b}{norm}.weight": (width,)}
-                else:
-                    shapes |= {f"{b}{norm}.dense.weight": (144, 48), f"{b}{norm}.dense.bias": (144,)}
-    return shapes
-
-
-def published_tensors() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    made = {}
-    for name, shape in published_shapes().items():
-        drawn = torch.randn(shape, generator=generator)
-        made[name] = 0.1 * drawn if len(shape) == 1 else drawn / torch.tensor(shape[1:]).prod() ** 0.5
-        if "norm" in name and name.startswith(VISION) and name.endswith("weight"):
-            made[name] += 1
-    return made
-
-
-def write_checkpoint(folder, tensors: dict[str, Tensor], config: dict) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split(" ", "removed")  # type: ignore[reportAttributeAccessIssue]
-    PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<bos>", pad_token="<pad>").save_pretrained(folder)
-    (folder / "assets" / "lab").mkdir(parents=True)
-    statistics = {"norm_stats": {"state": STATISTICS, "actions": STATISTICS}}
-    (folder / "assets" / "lab" / "norm_stats.json").write_text(json.dumps(statistics))
-
 
 @pytest.fixture(scope="module", params=["openpi", "lerobot"])
 def folder(tmp_path_factory, request):
-    made, tensors = tmp_path_factory.mktemp(request.param), published_tensors()
-    config = {"action_dim": 4, "action_horizon": 3, "paligemma_variant": "gemma_2b", "precision": "bfloat16"}
-    if request.param == "lerobot":  # as its policy saves itself
-        tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
-        config = {"type": "pi05", "chunk_size": 3, "max_action_dim": 4, "max_state_dim": 32}
-    write_checkpoint(made, tensors, config)
+    made = tmp_path_factory.mktemp(request.param)
+    write_layout(made, request.param, "pi05")
     return made
 
 
@@ -167,22 +82,11 @@ def test_a_checkpoint_acts_as_its_tensors_say(folder):
     policy, shown = Pi05(FIELDS, ACTIONS, **options), random_fields(FIELDS, 2)
     shown["instruction"] = text_tensor(["push", "push"])
     shown["state"] = torch.tensor([[-1.0, 1.0, 3.0], [-1.0, 0.0, 2.0]])  # -1, 0, 1 and -1, -0.5, 0.5
-    renamed = {
-        PALIGEMMA + "lm_head": "model.vlm.language_model.embed_tokens",
-        VISION: "model.vlm.vision_tower.",
-        PALIGEMMA + "model.": "model.vlm.",
-        EXPERT + "model.": "model.dit.",
-    }
-    tensors = {}
-    for name, tensor in published_tensors().items():
-        for old, new in renamed.items():
-            name = name.replace(old, new)
-        tensors[name] = tensor
     prompts = [[1, 3, 4, 5, 7, 2, 2]] * 2  # "128" and "255;\nAction:" are unknown words
     pictures = [prepare_pictures(shown["image.front"], 28)]
     start = policy.evaluation_start(shown["state"])
     assert start.shape == (2, 3, 4)
-    expected = start - plain_predict(tensors, pictures, prompts, None, 16)(start, 1.0)[1]
+    expected = start - plain_predict(plain_tensors("pi05"), pictures, prompts, None, 16)(start, 1.0)[1]
     words = policy._prompts(shown["instruction"], policy.normalize_state(shown["state"]))[0].tolist()
     assert words == prompts
     with torch.no_grad():
@@ -207,7 +111,7 @@ def test_a_checkpoint_conforms(folder):
     ],
 )
 def test_files_of_another_model_are_refused(tmp_path, change, says):
-    tensors = {name: tensor for name, tensor in (published_tensors() | change).items() if tensor is not None}
+    tensors = {name: tensor for name, tensor in (published_tensors("pi05") | change).items() if tensor is not None}
     write_checkpoint(tmp_path, tensors, {"action_horizon": 3})
     with pytest.raises(PolicyError, match=says):
         Pi05.needs(FIELDS, ACTIONS, folder=str(tmp_path), dataset="lab", chunk_size=2)
@@ -224,7 +128,7 @@ def test_files_of_another_model_are_refused(tmp_path, change, says):
     ],
 )
 def test_refusals_before_any_process_starts(tmp_path, config, options, says):
-    write_checkpoint(tmp_path, published_tensors(), config)
+    write_checkpoint(tmp_path, published_tensors("pi05"), config)
     given = {"folder": str(tmp_path), "dataset": "lab", "chunk_size": 2} | options
     with pytest.raises(PolicyError, match=says):
         Pi05.needs(FIELDS, ACTIONS, **given)

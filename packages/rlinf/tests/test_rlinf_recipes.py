@@ -92,6 +92,21 @@ def test_add_differs_from_sort_in_name_and_task_alone():
     assert {key for key in sort if sort[key] != add[key]} == {"name", "task"}
 
 
+@pytest.mark.parametrize(
+    ("name", "convention"),
+    [
+        ("libero-oft-grpo", {"gripper": "open_is_minus_one", "center_crop": True}),
+        ("maniskill-openvla-ppo", {"gripper": "open_is_one"}),
+        ("libero-pi0-ppo", {"relative_to_state": True}),
+        ("libero-pi05-ppo", {"state_in_prompt": False}),
+    ],
+)
+def test_published_checkpoints_act_as_they_were_trained(name: str, convention: dict[str, object]):
+    """The simulator's gripper; openpi's `pi0_libero` and `pi05_libero`; RLinf's configuration of OpenVLA-OFT."""
+    options = load(name).model_dump()["policy"]["options"]
+    assert {key: options.get(key) for key in convention} == convention
+
+
 # -- the schema ----------------------------------------------------------------------------------------------------
 
 

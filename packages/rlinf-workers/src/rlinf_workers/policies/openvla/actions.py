@@ -4,16 +4,24 @@ A number between the 1st and the 99th percentile of its dimension in the dataset
 edges; what lies between two edges stands for their middle. There are 255 middles and 256 tokens: the last two mean the
 same number. Here the last one means the float32 after it, so that an action says which tokens it was made of; the same
 holds in a dimension whose range is so small that numbers would fall together.
+
+The last number is a gripper's in the published checkpoints, 1 open and 0 closed, as the data pipeline of OpenVLA aligns
+all of its datasets; simulators have conventions of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from rlinf_envs.protocol import ActionSpec
+
+GRIPPERS = {"as_is": None, "open_is_minus_one": -1.0, "open_is_one": 1.0}
+"""The last number that opens the environment's gripper, whose negative closes it; None: what the model says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,3 +59,29 @@ def bins_of(table: Tensor, actions: Tensor) -> Tensor:
     """[n, A] -> [n, A] int64: the bins that stand for the nearest numbers; the inverse of `actions_of`."""
     borders = (table[:, :-1].double() + table[:, 1:].double()) / 2
     return torch.searchsorted(borders, actions.T.double().contiguous()).T
+
+
+def act_with_gripper(numbers: Tensor, opens: float | None) -> Tensor:
+    """[..., A] as a checkpoint has them -> as the environment takes them: open above one half, else closed.
+
+    Args:
+        opens: a value of `GRIPPERS`.
+    """
+    if opens is None:
+        return numbers
+    gripper = numbers.new_full((), opens)
+    return torch.cat([numbers[..., :-1], torch.where(numbers[..., -1:] > 0.5, gripper, -gripper)], dim=-1)
+
+
+def learn_with_gripper(actions: Tensor, opens: float | None) -> Tensor:
+    """[..., A] as the environment takes them -> as a checkpoint has them: 1 on the side that opens, else 0."""
+    if opens is None:
+        return actions
+    return torch.cat([actions[..., :-1], (actions[..., -1:] * opens > 0).to(actions.dtype)], dim=-1)
+
+
+def with_published_gripper(actions: ActionSpec) -> ActionSpec:
+    """The same actions, the last number from 0 to 1, for the bins of a model that learns the published convention."""
+    low, high = actions.low.flatten().clone(), actions.high.flatten().clone()
+    low[-1], high[-1] = 0.0, 1.0
+    return replace(actions, low=low.view_as(actions.low), high=high.view_as(actions.high))

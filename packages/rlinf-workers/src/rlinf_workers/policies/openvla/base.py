@@ -16,7 +16,15 @@ from rlinf_envs.protocol import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Fields, Policy, PolicyError
 from rlinf_workers.policies.instructions import check_instructions
 from rlinf_workers.policies.layers import VALUE_GAIN, in_own_dtype, tanh_tower
-from rlinf_workers.policies.openvla.actions import action_table
+from rlinf_workers.policies.openvla.actions import (
+    GRIPPERS,
+    act_with_gripper,
+    action_table,
+    actions_of,
+    bins_of,
+    learn_with_gripper,
+    with_published_gripper,
+)
 from rlinf_workers.policies.openvla.model import check_files, load_parts, make_parts
 from rlinf_workers.policies.openvla.pixels import center_cropped, normalized, resized
 from rlinf_workers.policies.openvla.prompts import Prompts, file_ids, word_ids
@@ -38,6 +46,10 @@ class SharedOptions(Sizes):
     """The dataset of the checkpoint whose statistics actions have; None: the only one."""
     normalization: str = "quantiles"
     """With a checkpoint: which numbers of the dataset are scaled to -1 and 1, `quantiles` or `bounds`."""
+    gripper: str | None = None
+    """How the environment reads the last number where a checkpoint has 1 for an open gripper and 0 for a closed one:
+    `open_is_minus_one` (LIBERO), `open_is_one` (ManiSkill's WidowX), or `as_is`. None: as it is, and a checkpoint of
+    which that cannot be meant is refused."""
     temperature: float = 1.0
     """Of the tokens of actions, when they are drawn and when they are evaluated."""
     value_hidden_size: int = 256
@@ -64,9 +76,29 @@ def checked_spec(fields: Mapping[str, FieldSpec], actions: ActionSpec, options: 
     spec = spec_of(actions, options)
     if (found := len(spec.statistics.low)) != actions.low.numel():
         raise PolicyError(f"its actions have {found} numbers, and the environment takes {actions.low.numel()}")
+    _check_gripper(spec, actions, options)
     if options.folder is not None:
         check_files(spec, options.folder)
     return spec
+
+
+def _check_gripper(spec: ModelSpec, actions: ActionSpec, options: SharedOptions) -> None:
+    """Raises: PolicyError for a gripper that would move the wrong way, or that the environment has not."""
+    low, high = actions.low.flatten()[-1].item(), actions.high.flatten()[-1].item()
+    first, last = spec.statistics.low[-1], spec.statistics.high[-1]
+    if options.gripper is not None:
+        check_choice("gripper", options.gripper, tuple(GRIPPERS))
+        if options.gripper != "as_is" and (low, high) != (-1, 1):
+            raise PolicyError(
+                f"options.gripper={options.gripper} acts with -1 and 1 as the last number, and the environment takes "
+                f"{low} to {high} there; use as_is"
+            )
+    elif options.folder is not None and (low, high) == (-1, 1) and 0 <= first <= last <= 1:
+        raise PolicyError(
+            f"the last number of its actions is from {first} to {last}, as of a gripper that is 1 open and 0 closed, "
+            "and the environment takes -1 to 1; set options.gripper to open_is_minus_one (LIBERO), open_is_one "
+            "(ManiSkill's WidowX) or as_is"
+        )
 
 
 def check_prompts(fields: Mapping[str, FieldSpec], spec: ModelSpec, num_others: int) -> None:
@@ -101,7 +133,8 @@ def spec_of(actions: ActionSpec, options: SharedOptions) -> ModelSpec:
     if options.folder is None:
         if options.unnorm_key is not None:
             raise PolicyError("options.unnorm_key chooses statistics of a checkpoint; give options.folder, or neither")
-        return spec_of_sizes(options, actions)
+        is_published = GRIPPERS.get(options.gripper or "as_is") is not None
+        return spec_of_sizes(options, with_published_gripper(actions) if is_published else actions)
     if changed:
         raise PolicyError(f"options {', '.join(changed)}: a model from options.folder has the sizes of its files")
     return spec_of_folder(options.folder, options.unnorm_key, options.normalization)
@@ -140,6 +173,7 @@ class PrismaticPolicy(Policy):
         super().__init__()
         self._spec, self._cameras, self._crops = spec, tuple(cameras), crops
         self._temperature = options.temperature
+        self._opens = GRIPPERS[options.gripper or "as_is"]
         self._detach_values = options.detach_values
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -174,6 +208,18 @@ class PrismaticPolicy(Policy):
     def _embed_bins(self, bins: Tensor) -> Tensor:
         """[n, t] -> [n, t, H]. The last token of the vocabulary is the lowest bin."""
         return self._embed(self._spec.num_tokens - 1 - bins)
+
+    def _acted(self, bins: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """[n, K, A] -> the actions that they stand for, as the environment takes them, and the extras of the answer:
+        the bins, where the actions do not say them."""
+        numbers = actions_of(self.table, bins.flatten(0, 1)).view(bins.shape)
+        return act_with_gripper(numbers, self._opens), {} if self._opens is None else {"bins": bins}
+
+    def _bins(self, actions: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
+        """[n, K, A]: those of an answer, the inverse of `_acted`; without its extras, those of demonstrated actions."""
+        if "bins" in extras:
+            return extras["bins"]
+        return bins_of(self.table, learn_with_gripper(actions, self._opens).flatten(0, 1)).view(actions.shape)
 
     def _see(self, fields: Fields, language: Tensor | None = None) -> Tensor:
         """[n, patches of all pictures, H].

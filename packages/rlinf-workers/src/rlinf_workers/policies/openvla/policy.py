@@ -19,7 +19,6 @@ from torch import Tensor
 from rlinf_envs.protocol import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Answer, Fields, Needs, PolicyError
 from rlinf_workers.policies.heads.categories import CategoriesHead
-from rlinf_workers.policies.openvla.actions import actions_of, bins_of
 from rlinf_workers.policies.openvla.base import (
     PrismaticPolicy,
     SharedOptions,
@@ -89,14 +88,16 @@ class OpenVLA(PrismaticPolicy):
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
             positions = positions[:, -1:] + 1
         all_bins = torch.stack(chosen, dim=1)
+        actions, extras = self._acted(all_bins[:, None])
         return Answer(
-            actions=actions_of(self.table, all_bins)[:, None],
+            actions=actions,
             logprobs=self._tokens.log_prob(torch.cat(logits, dim=-1), all_bins)[:, None],
             values=values,
+            extras=extras,
         )
 
     def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
-        bins = bins_of(self.table, actions[:, 0])
+        bins = self._bins(actions, extras)[:, 0]
         states = self._states(fields, bins)
         logits = self._logits(states).flatten(1)
         return Evaluation(
@@ -108,7 +109,7 @@ class OpenVLA(PrismaticPolicy):
     def imitate(self, fields: Fields, actions: Tensor, noise: Tensor) -> Tensor:
         """The cross entropy of the next token, at temperature 1 as demonstrations train language models, so that a
         lower temperature acts more surely than it learned."""
-        bins = bins_of(self.table, actions[:, 0])
+        bins = self._bins(actions, {})[:, 0]
         logits = self._temperature * self._logits(self._states(fields, bins)).flatten(1)
         return -self._tokens.log_prob(logits, bins).sum(1)
 

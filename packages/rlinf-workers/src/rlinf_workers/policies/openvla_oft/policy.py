@@ -25,7 +25,7 @@ from rlinf_envs.protocol import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Answer, Fields, Needs, PolicyError
 from rlinf_workers.policies.heads.categories import CategoriesHead
 from rlinf_workers.policies.layers import in_own_dtype
-from rlinf_workers.policies.openvla.actions import actions_of, bins_of
+from rlinf_workers.policies.openvla.actions import act_with_gripper, learn_with_gripper
 from rlinf_workers.policies.openvla.base import (
     PrismaticPolicy,
     check_colours,
@@ -117,17 +117,19 @@ class OpenVLAOFT(PrismaticPolicy):
             if noise is not None:
                 scaled = laplace_draw(centre, noise.view_as(centre), self._options.spread)
             return Answer(
-                actions=self.scale_actions.inverse(scaled),
+                actions=act_with_gripper(self.scale_actions.inverse(scaled), self._opens),
                 logprobs=laplace_log_prob(scaled, centre, self._options.spread),
                 values=values,
                 extras={"scaled_actions": scaled},
             )
         logits = self._logits(states)
         bins = self._token.mode(logits) if noise is None else self._token.sample(logits, noise.view_as(logits))
+        actions, extras = self._acted(self._in_chunks(bins))
         return Answer(
-            actions=self._in_chunks(actions_of(self.table, bins.view(-1, self._num_dims))),
+            actions=actions,
             logprobs=self._in_chunks(self._token.log_prob(logits, bins)),
             values=values,
+            extras=extras,
         )
 
     def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
@@ -137,7 +139,7 @@ class OpenVLAOFT(PrismaticPolicy):
             centre = self._predicted(states)
             logprobs = laplace_log_prob(extras["scaled_actions"], centre, self._options.spread)
             return Evaluation(logprobs=logprobs, entropies=laplace_entropy(centre, self._options.spread), values=values)
-        logits, bins = self._logits(states), bins_of(self.table, actions.flatten(0, 1)).reshape(len(actions), -1, 1)
+        logits, bins = self._logits(states), self._bins(actions, extras).reshape(len(actions), -1, 1)
         return Evaluation(
             logprobs=self._in_chunks(self._token.log_prob(logits, bins)),
             entropies=self._in_chunks(self._token.entropy(logits)),
@@ -149,7 +151,8 @@ class OpenVLAOFT(PrismaticPolicy):
         to -1..1."""
         if self.action_head is None:
             return super().imitate(fields, actions, noise)
-        return (self._predicted(self._states(fields)) - self.scale_actions(actions)).abs().mean((1, 2))
+        wanted = self.scale_actions(learn_with_gripper(actions, self._opens))
+        return (self._predicted(self._states(fields)) - wanted).abs().mean((1, 2))
 
     # -- the model -------------------------------------------------------------------------------------------------
 

@@ -10,12 +10,14 @@ expert.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rlinf_workers.policies.pi0.openpi_files import is_openpi, loaded
 from rlinf_workers.policies.pi0.options import PATCH_SIZE, Pi0Options
 from rlinf_workers.policies.pi0.processor import IMAGE
 
@@ -27,11 +29,24 @@ def make_model(options: Pi0Options, state_size: int, action_size: int) -> nn.Mod
     """transformers' `PI0ForConditionalGeneration`: the checkpoint's, or a small one of random weights."""
     from transformers import PI0Config, PI0ForConditionalGeneration
 
+    if options.folder is not None and is_openpi(options.folder):
+        return loaded(options.folder, "pi0", made_of_openpi)
     if options.folder is not None:
         if torch.get_default_device().type == "meta":
             return PI0ForConditionalGeneration(PI0Config.from_pretrained(options.folder))
         return PI0ForConditionalGeneration.from_pretrained(options.folder, dtype=getattr(torch, options.dtype))
     return PI0ForConditionalGeneration(PI0Config(**small_config(options, state_size, action_size))).float()
+
+
+def made_of_openpi(config: Mapping[str, Any]) -> nn.Module:
+    """The class of transformers with the sizes of openpi's files and random weights. Its expert reads embeddings of
+    actions alone, so that it has no table of words, as in openpi."""
+    from transformers import PI0Config, PI0ForConditionalGeneration
+
+    expert = config["dit_config"] | {"vocab_size": 1}
+    model = PI0ForConditionalGeneration(PI0Config(**{**config, "dit_config": expert}))
+    model.model.dit.embed_tokens = None
+    return model
 
 
 def small_config(options: Pi0Options, state_size: int, action_size: int) -> dict[str, Any]:

@@ -32,13 +32,17 @@ class Pi0Options:
     """Options of the policy; docs/policies/pi0.md says where the defaults come from."""
 
     folder: str | None = None
-    """A folder that `PI0ForConditionalGeneration.save_pretrained` wrote, with its tokenizer's files and
-    `assets/<dataset>/norm_stats.json`. None: a small model of random weights, in the sizes below."""
+    """A folder that `PI0ForConditionalGeneration.save_pretrained` wrote, or one with openpi's or LeRobot's tensors (see
+    openpi_files.py), with its tokenizer's files and `assets/<dataset>/norm_stats.json`. None: a small model of random
+    weights, in the sizes below."""
     dataset: str | None = None
     """Key of the normalisation statistics, with a checkpoint."""
     normalization: str | None = None
     """`mean_std` (default with a checkpoint), `quantiles`, or `bounds`: -1 and 1 are the bounds of the environment's
     actions, and states stay as they are (default without)."""
+    relative_to_state: bool = False
+    """The model predicts all numbers but the last, the gripper's, as differences to the state's first ones, as openpi's
+    `extra_delta_transform` trains for LIBERO; the statistics are of the differences."""
     cameras: str | Sequence[str] | None = None
     """Names of cameras in the checkpoint's order, several in one text with commas. None: all that the environment
     shows."""
@@ -135,24 +139,37 @@ def check_spaces(options: Pi0Options, shown: Mapping[str, FieldSpec], actions: A
         raise PolicyError("it denoises continuous actions, and these are discrete")
     if "state" not in shown or len(shown["state"].shape) != 1:
         raise PolicyError("it reads 'state', a row of numbers, and the environment shows none")
+    size, wanted = shown["state"].shape[0], actions.low.numel() - 1
+    if options.relative_to_state and size < wanted:
+        raise PolicyError(
+            f"options.relative_to_state adds the state to all numbers of an action but the last, {wanted}, and the "
+            f"environment's state has {size}"
+        )
 
 
 def check_checkpoint(options: Pi0Options, shown: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
     """Whether the folder holds pi0, of the sizes that are needed. Raises: PolicyError."""
-    config = checkpoint_config(Path(str(options.folder)))
+    check_sizes(options, DEFAULT_SIZES | checkpoint_config(Path(str(options.folder))), shown, actions)
+
+
+def check_sizes(
+    options: Pi0Options, there: Mapping[str, Any], shown: Mapping[str, FieldSpec], actions: ActionSpec
+) -> None:
+    """Whether a checkpoint has as much of everything as is needed.
+
+    Args:
+        there: arguments of PI0Config; a model whose prompt says the state has no `max_state_dim`.
+
+    Raises: PolicyError.
+    """
     sizes = {
         "max_state_dim": (shown["state"].shape[0], "numbers in 'state'"),
         "max_action_dim": (actions.low.numel(), "dimensions of an action"),
         "chunk_size": (options.chunk_size, "actions of policy.options.chunk_size"),
     }
     for key, (wanted, what) in sizes.items():
-        check_size(str(options.folder), key, config.get(key, DEFAULT_SIZES[key]), wanted, what)
-
-
-def check_size(folder: str, key: str, there: int, wanted: int, what: str) -> None:
-    """Raises: PolicyError where a checkpoint has less of something than is needed."""
-    if wanted > there:
-        raise PolicyError(f"{folder} has {key}={there}; here are {wanted} {what}")
+        if wanted > there.get(key, wanted):
+            raise PolicyError(f"{options.folder} has {key}={there[key]}; here are {wanted} {what}")
 
 
 FIRST_TRANSFORMERS = (5, 17)
@@ -168,7 +185,8 @@ def checkpoint_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise PolicyError(f"folder={str(folder)!r} has no config.json; give a folder that save_pretrained wrote")
+        wanted = "a folder that save_pretrained wrote, or a checkpoint of openpi's or LeRobot's pi0"
+        raise PolicyError(f"folder={str(folder)!r} has no config.json; give {wanted}")
     config = json.loads(path.read_text())
     if config.get("model_type") != "pi0":
         raise PolicyError(f"{path} is of model_type {config.get('model_type')!r}; this policy loads 'pi0'")

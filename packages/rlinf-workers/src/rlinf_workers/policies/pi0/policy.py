@@ -40,10 +40,12 @@ from rlinf_workers.policies.pi0.model import (
     Prefix,
     expert_features,
     freeze_untrained,
+    made_of_openpi,
     make_model,
     read_prefix,
 )
-from rlinf_workers.policies.pi0.options import Pi0Options, check_checkpoint, check_spaces
+from rlinf_workers.policies.pi0.openpi_files import checked_config, is_openpi
+from rlinf_workers.policies.pi0.options import Pi0Options, check_checkpoint, check_sizes, check_spaces
 from rlinf_workers.policies.pi0.processor import Prompts, make_prompts, prepare_pictures
 from rlinf_workers.policies.pi0.statistics import normalizers
 from rlinf_workers.training.base import Evaluation
@@ -114,7 +116,9 @@ class Pi0(Policy):
     def check(cls, options: Any, fields: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
         """What can be said without reading weights. Raises: PolicyError."""
         check_spaces(options, fields, actions)
-        if options.folder is not None:
+        if options.folder is not None and is_openpi(options.folder):
+            check_sizes(options, checked_config(options.folder, "pi0", made_of_openpi), fields, actions)
+        elif options.folder is not None:
             check_checkpoint(options, fields, actions)
 
     @classmethod
@@ -154,7 +158,8 @@ class Pi0(Policy):
             logprobs, values = self._of_executed(chain.logprobs), denoiser.values(steps)
             extras = {"chain": chain.states.transpose(0, 1)} | ({} if steps is None else {"noisy_step": steps})
         chosen = chain.actions[:, : self._executed[0], : self._executed[1]]
-        return Answer(actions=self.normalize_actions.inverse(chosen), logprobs=logprobs, values=values, extras=extras)
+        actions = self.normalize_actions.inverse(chosen) + self._origin(fields)
+        return Answer(actions=actions, logprobs=logprobs, values=values, extras=extras)
 
     def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> Evaluation:
         denoiser, times, steps = self._denoiser(fields), self._times(fields), extras.get("noisy_step")
@@ -178,9 +183,18 @@ class Pi0(Policy):
         times = training_times(torch.special.ndtr(noise[:, -1]))
         states, target = start.clone(), torch.zeros_like(start)
         chosen = (slice(None), slice(num_actions), slice(size))
-        states[chosen], target[chosen] = flow_interpolation(self.normalize_actions(actions), start[chosen], times)
+        normal = self.normalize_actions(actions - self._origin(fields))
+        states[chosen], target[chosen] = flow_interpolation(normal, start[chosen], times)
         velocities = self._denoiser(fields).velocities(states, times).velocities
         return flow_matching_loss(velocities[chosen], target[chosen]).mean((1, 2))
+
+    def _origin(self, fields: Fields) -> Tensor:
+        """[n, 1, A]: what the predicted actions are differences to; zeros for those that are none."""
+        state, size = fields["state"], self._executed[1]
+        origin = torch.zeros(len(state), 1, size, device=state.device, dtype=state.dtype)
+        if self._options.relative_to_state:
+            origin[:, 0, : size - 1] = state[:, : size - 1]
+        return origin
 
     @property
     def _noise_level(self) -> float | None:

@@ -11,7 +11,7 @@ from rlinf_workers.policies.pi0.options import Pi0Options
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pi05Options(Pi0Options):
     """Options of the policy; docs/policies/pi05.md says where the defaults come from. `folder` is one with openpi's or
-    LeRobot's tensors, see checkpoint.py."""
+    LeRobot's tensors, see pi0/openpi_files.py."""
 
     max_prompt_tokens: int = 200
     value: str = "vision-language"

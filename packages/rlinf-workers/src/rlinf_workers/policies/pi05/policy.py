@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from rlinf_envs.protocol import ActionSpec, FieldSpec
 from rlinf_workers.policies.pi0.model import Prefix, small_config
-from rlinf_workers.policies.pi0.options import check_size, check_spaces
+from rlinf_workers.policies.pi0.openpi_files import checked_config, loaded
+from rlinf_workers.policies.pi0.options import check_sizes, check_spaces
 from rlinf_workers.policies.pi0.policy import Pi0
 from rlinf_workers.policies.pi0.processor import Prompts, byte_ids, make_prompts, tokenizer_ids
-from rlinf_workers.policies.pi05.checkpoint import check_files, load, model_config
 from rlinf_workers.policies.pi05.options import Pi05Options
 from rlinf_workers.policies.pi05.prompts import StatePrompts
 
@@ -30,12 +29,7 @@ class Pi05(Pi0):
     def check(cls, options: Pi05Options, fields: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
         check_spaces(options, fields, actions)
         if options.folder is not None:
-            config = model_config(options.folder)
-            with torch.device("meta"):
-                check_files(options.folder, _made(config).state_dict())
-            dims, chunk = "dimensions of an action", "actions of policy.options.chunk_size"
-            check_size(options.folder, "max_action_dim", config["max_action_dim"], actions.low.numel(), dims)
-            check_size(options.folder, "chunk_size", config["chunk_size"], options.chunk_size, chunk)
+            check_sizes(options, checked_config(options.folder, "pi05", _made), fields, actions)
 
     @classmethod
     def make_prompts(cls, options: Pi05Options, state_size: int) -> Prompts:
@@ -47,10 +41,7 @@ class Pi05(Pi0):
     def make_model(self, options: Pi05Options, state_size: int, action_size: int) -> nn.Module:
         if options.folder is None:
             return _made(small_config(options, state_size, action_size)).float()
-        model = _made(model_config(options.folder))
-        if torch.get_default_device().type != "meta":
-            load(model, options.folder)
-        return model
+        return loaded(options.folder, "pi05", _made)
 
     def expert_features(self, prefix: Prefix, state: Tensor, chunk: Tensor, times: Tensor) -> Tensor:
         return self.model.expert_features(prefix, chunk, times)

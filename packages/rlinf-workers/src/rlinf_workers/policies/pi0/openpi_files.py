@@ -1,20 +1,22 @@
-"""Checkpoints of pi0.5: openpi's PyTorch files, and those of LeRobot, which has the same names.
+"""Checkpoints of pi0 and pi0.5 in openpi's PyTorch files, and in those of LeRobot, which has the same names.
 
-Names are those that openpi's conversion writes (`examples/convert_jax_model_to_pytorch.py`). Of two tied tensors the
-files have one: `lm_head` of PaliGemma is its table of embeddings; that of the expert is not used. Sizes are those of
-the tensors, numbers of heads follow from them where keys are shared, as in both of openpi's sizes, and SigLIP So400m
-has 16. How many actions are predicted stands in config.json alone.
+`kind` is `pi0` or `pi05`, as config.json and `policy.name` say it. Names are those that openpi's conversion writes
+(`examples/convert_jax_model_to_pytorch.py`). Of two tied tensors the files have one: `lm_head` of PaliGemma is its
+table of embeddings; that of the expert is not used. Sizes are those of the tensors, numbers of heads follow from them
+where keys are shared, as in both of openpi's sizes, and SigLIP So400m has 16. How many actions are predicted stands in
+config.json alone.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from rlinf_comm.weights import TensorSpec
 from rlinf_workers.models.weight_files import WeightFiles
@@ -27,21 +29,34 @@ HORIZON_KEYS = ("chunk_size", "action_horizon")
 VLM, EXPERT = "paligemma_with_expert.paligemma.model.", "paligemma_with_expert.gemma_expert.model."
 EMBEDDINGS = "paligemma_with_expert.paligemma.lm_head.weight"
 IGNORED = "paligemma_with_expert.gemma_expert.lm_head.weight"
+NAMES = {"pi0": "pi0", "pi05": "pi0.5"}
+MARKS = {"pi0": "state_proj", "pi05": "time_mlp_in"}
+"""A layer that the model has and the other has not."""
+ACTION_TIME = ("state_proj", "action_in_proj", "action_time_mlp_in", "action_time_mlp_out")
+"""Layers of pi0 that transformers' class keeps in a part of its own, `embed_action_time`."""
+
+Make = Callable[[Mapping[str, Any]], nn.Module]
+"""Arguments of PI0Config -> the model, with random weights."""
 
 
-def model_config(folder: str) -> dict[str, Any]:
+def is_openpi(folder: str) -> bool:
+    """Whether a folder is not one that transformers' `save_pretrained` wrote, whose config.json says a `model_type`."""
+    path = Path(folder, "config.json")
+    return path.is_file() and "model_type" not in json.loads(path.read_text())
+
+
+def model_config(folder: str, kind: str) -> dict[str, Any]:
     """Arguments of PI0Config for a checkpoint; config.json and the headers of its files are read.
 
     Raises:
         PolicyError: it is another model's, or a file is missing.
         WeightFilesError: its files are not whole.
     """
-    config = _read_config(Path(folder))
+    config = _read_config(Path(folder), kind)
     check_tokenizer(Path(folder))
-    shapes = {name: spec.shape for name, spec in _named(WeightFiles(folder)).items()}
-    if "time_mlp_in.weight" not in shapes:
-        other = "; it has pi0's state_proj, so use policy.name: pi0" if "state_proj.weight" in shapes else ""
-        raise PolicyError(f"{folder} has no time_mlp_in, which pi0.5 has{other}")
+    files = WeightFiles(folder)
+    _check_mark(folder, files, kind)
+    shapes = {name: spec.shape for name, spec in _named(files, kind).items()}
     vision, text, expert = "model.vlm.vision_tower.", "model.vlm.language_model.", "model.dit."
     width, _, patch_size, _ = _shape(shapes, vision + "embeddings.patch_embedding.weight")
     num_patches, _ = _shape(shapes, vision + "embeddings.position_embedding.weight")
@@ -65,16 +80,34 @@ def model_config(folder: str) -> dict[str, Any]:
         },
         "dit_config": _gemma(shapes, expert),
         "chunk_size": next(config[key] for key in HORIZON_KEYS if key in config),
-        "max_action_dim": _shape(shapes, "action_in_proj.weight")[1],
-    }
+        "max_action_dim": _shape(shapes, "action_out_proj.weight")[0],
+    } | ({"max_state_dim": _shape(shapes, "embed_action_time.state_proj.weight")[1]} if kind == "pi0" else {})
 
 
-def check_files(folder: str, wanted: Mapping[str, torch.Tensor]) -> None:
-    """Whether the files have the tensors of the model, and no other. Raises: PolicyError naming them."""
-    found = {name: spec.shape for name, spec in _named(WeightFiles(folder)).items()}
+def checked_config(folder: str, kind: str, make: Make) -> dict[str, Any]:
+    """`model_config` of files that fit the model that is made of it.
+
+    Raises: as `model_config`, and PolicyError naming tensors that do not fit.
+    """
+    config = model_config(folder, kind)
+    with torch.device("meta"):
+        _check_files(folder, kind, make(config).state_dict())
+    return config
+
+
+def loaded(folder: str, kind: str, make: Make) -> nn.Module:
+    """The model of a folder that `checked_config` accepts; its weights are left out where torch makes outlines."""
+    model = make(model_config(folder, kind))
+    if torch.get_default_device().type != "meta":
+        _load(model, folder, kind)
+    return model
+
+
+def _check_files(folder: str, kind: str, wanted: Mapping[str, torch.Tensor]) -> None:
+    found = {name: spec.shape for name, spec in _named(WeightFiles(folder), kind).items()}
     for what, names in {
         "lacks": [name for name in wanted if name not in found],
-        "has other tensors than pi0.5:": [name for name in found if name not in wanted],
+        f"has other tensors than {NAMES[kind]}:": [name for name in found if name not in wanted],
         "has in another shape": [n for n in wanted if n in found and found[n] != tuple(wanted[n].shape)],
     }.items():
         if names:
@@ -83,46 +116,56 @@ def check_files(folder: str, wanted: Mapping[str, torch.Tensor]) -> None:
 
 
 @torch.no_grad()
-def load(model: torch.nn.Module, folder: str) -> None:
-    """Fills the model from a folder that `check_files` accepts."""
+def _load(model: nn.Module, folder: str, kind: str) -> None:
     files, tensors = WeightFiles(folder), model.state_dict()
     for name in files.specs:
-        if (mine := own_name(name)) is not None:
+        if (mine := own_name(name, kind)) is not None:
             tensors[mine].copy_(files.read(name))
 
 
-def own_name(name: str) -> str | None:
+def own_name(name: str, kind: str) -> str | None:
     """What the model here calls a tensor of the files; None for one that is not used."""
     name = name.removeprefix("model.")
     if name == IGNORED:
         return None
     if name == EMBEDDINGS:
         return "model.vlm.language_model.embed_tokens.weight"
+    if kind == "pi0" and name.startswith(tuple(f"{layer}." for layer in ACTION_TIME)):
+        return f"embed_action_time.{name}"
     name = name.replace(VLM, "model.vlm.").replace(EXPERT, "model.dit.")
     return name.replace("model.vlm.vision_tower.vision_model.", "model.vlm.vision_tower.")
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _check_mark(folder: str, files: WeightFiles, kind: str) -> None:
+    there = {name.removeprefix("model.") for name in files.specs}
+    if f"{MARKS[kind]}.weight" not in there:
+        (other,) = (name for name in MARKS if name != kind)
+        has_other = f"{MARKS[other]}.weight" in there
+        also = f"; it has {NAMES[other]}'s {MARKS[other]}, so use policy.name: {other}" if has_other else ""
+        raise PolicyError(f"{folder} has no {MARKS[kind]}, which {NAMES[kind]} has{also}")
+
+
+def _read_config(folder: Path, kind: str) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise PolicyError(
-            f"folder={str(folder)!r} has no config.json; give a checkpoint of openpi's or LeRobot's pi0.5"
+            f"folder={str(folder)!r} has no config.json; give a checkpoint of openpi's or LeRobot's {NAMES[kind]}"
         )
     config = json.loads(path.read_text())
-    if (kind := config.get("type", config.get("model_type", "pi05"))) != "pi05":
-        raise PolicyError(f"{path} is of type {kind!r}; this policy loads 'pi05'")
+    if (found := config.get("type", config.get("model_type", kind))) != kind:
+        raise PolicyError(f"{path} is of type {found!r}; this policy loads {kind!r}")
     if not any(key in config for key in HORIZON_KEYS):
         raise PolicyError(f"{path} says neither {' nor '.join(HORIZON_KEYS)}, the number of actions it predicts")
     return config
 
 
-def _named(files: WeightFiles) -> dict[str, TensorSpec]:
-    return {mine: spec for name, spec in files.specs.items() if (mine := own_name(name)) is not None}
+def _named(files: WeightFiles, kind: str) -> dict[str, TensorSpec]:
+    return {mine: spec for name, spec in files.specs.items() if (mine := own_name(name, kind)) is not None}
 
 
 def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
     if name not in shapes:
-        raise PolicyError(f"its files have no {name} (after openpi's prefixes were renamed); is it pi0.5?")
+        raise PolicyError(f"its files have no {name} (after openpi's prefixes were renamed)")
     return shapes[name]
 
 
