@@ -249,8 +249,8 @@ def test_no_inference_tensor_leaves() -> None:
 def test_the_robots_own_numbers_come_first_in_a_state() -> None:
     """What the reader of trajectories takes for granted; here with a controller that adds its target."""
     shown = []
-    for options in ({}, {"state": "robot"}):
-        env = push_cube(1, control_mode="pd_joint_target_delta_pos", **options)
+    for state in ("full", "robot"):
+        env = push_cube(1, control_mode="pd_joint_target_delta_pos", state=state)
         env.reset([3])
         shown.append(state_of(env.step(torch.full((1, 8), 0.3))))
     whole, robot = shown

@@ -219,6 +219,7 @@ def test_what_a_recipe_leaves_out_is_planned_as_the_policies_have_it():
 def test_pictures_are_planned_as_the_simulator_draws_them():
     """640 x 480 of the bridge scenes; 256 environments, 80 steps."""
     config = load_config("maniskill-openvla-ppo", parse_overrides([*ROBOT[1:3], *DEVICES]))
+    assert isinstance(config, EmbodiedConfig)
     trajectories = problem_of_recipe(config).flow.item_bytes["trajectories"] * config.env.num_groups
     pictures = 256 * 80 * 640 * 480 * 3
     assert pictures < trajectories < 1.001 * pictures

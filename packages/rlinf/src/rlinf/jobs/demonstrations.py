@@ -62,16 +62,15 @@ class WarmStart:
         settings = self._settings
         try:
             environment = RunEnvironment(fields=self._interface.fields, options=env.options)
-            self._files = open_demonstrations(settings.source, path, rename=settings.rename, environment=environment)
+            files = open_demonstrations(settings.source, path, rename=settings.rename, environment=environment)
         except EnvError as error:
             raise UserError(f"{at}: {error}") from error
-        if len(self._files) < settings.num_episodes:
+        if len(files) < settings.num_episodes:
             raise UserError(
-                f"{at}: it has {len(self._files)} successful episodes, and warm_start.num_episodes="
-                f"{settings.num_episodes}",
-                hint=f"use --warm_start.num_episodes {len(self._files)}",
+                f"{at}: it has {len(files)} successful episodes, and warm_start.num_episodes={settings.num_episodes}",
+                hint=f"use --warm_start.num_episodes {len(files)}",
             )
-        recorded = {"id": self._files.env_id} | {f"options.{name}": v for name, v in self._files.options.items()}
+        recorded = {"id": files.env_id} | {f"options.{name}": v for name, v in files.options.items()}
         for name, value in recorded.items():
             chosen = env.id if name == "id" else env.options.get(name.removeprefix("options."), value)
             if value is not None and chosen != value:
@@ -81,9 +80,10 @@ class WarmStart:
                 )
         for number in range(settings.num_episodes):
             try:
-                self._check(f"{at}, episode {number}", self._files[number])
+                self._check(f"{at}, episode {number}", files[number])
             except EnvError as error:
                 raise UserError(f"{at}, episode {number}: {error}") from error
+        self._files = files
 
     @property
     def optimizer(self) -> OptimizerSettings:
